@@ -1,0 +1,45 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+BENCHMARKS := $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py))
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-all check format bench clean
+
+help: ## list these targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(READY) ## install everything into .venv; again only when the requirements change
+
+$(READY): pyproject.toml constraints.txt
+	@echo "Installing Luminosity and its tools into $(VENV): once, about a minute"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+demo: setup ## run a model over a table
+	@$(BIN)/lum run examples/bulk_inference.py
+
+test: setup ## run the tests and doctests, without the slow ones
+	$(BIN)/python -m pytest -m "not slow"
+
+test-all: setup ## run all tests and doctests
+	$(BIN)/python -m pytest
+
+check: setup ## check format, lint, types and import contracts
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright --warnings
+	$(BIN)/lint-imports
+
+format: setup ## format the code and fix what can be fixed
+	$(BIN)/ruff check --fix-only
+	$(BIN)/ruff format
+
+bench: setup ## run the benchmarks
+	@set -e; for script in $(BENCHMARKS); do echo "== $$script"; $(BIN)/python $$script; done
+
+clean: ## remove .venv and everything generated
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find src tests examples benchmarks -type d -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,60 @@
+"""The nouns that all parts share."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+
+__all__ = ["WorkerShare"]
+
+_ENVIRONMENT_KEY = "LUMINOSITY_WORKER_SHARE"
+
+
+@dataclass(frozen=True)
+class WorkerShare:
+    """What this process may use of the machine.
+
+    The engine sets it for each of its workers; anywhere else it is the whole machine.
+
+    >>> share = WorkerShare("cpu", cores=1.0, ram_bytes=2**30, devices=(), workers=2)
+    >>> WorkerShare.from_environment(share.to_environment()) == share
+    True
+    """
+
+    pool: str
+    cores: float
+    ram_bytes: int
+    devices: tuple[str, ...]
+    workers: int
+
+    @classmethod
+    def current(cls) -> WorkerShare:
+        """This process's share."""
+        return cls.from_environment(os.environ)
+
+    @classmethod
+    def from_environment(cls, environment: os._Environ[str] | dict[str, str]) -> WorkerShare:
+        encoded = environment.get(_ENVIRONMENT_KEY)
+        if encoded is None:
+            return cls("", float(os.cpu_count() or 1), machine_ram_bytes(), (), 1)
+        fields = json.loads(encoded)
+        return cls(**{**fields, "devices": tuple(fields["devices"])})
+
+    def to_environment(self) -> dict[str, str]:
+        """The environment variables by which a worker learns its share."""
+        return {_ENVIRONMENT_KEY: json.dumps(asdict(self))}
+
+
+def machine_ram_bytes() -> int:
+    """The memory this process can use: the machine's, or its control group's limit where that is less."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            with open(path) as file:
+                limit = file.read().strip()
+        except OSError:
+            continue
+        if limit.isdigit():
+            total = min(total, int(limit))
+    return total

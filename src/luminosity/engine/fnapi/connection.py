@@ -1,0 +1,63 @@
+"""One worker's streams, as the runner's threads and the loop see them."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Iterator
+
+from apache_beam.portability.api import beam_fn_api_pb2
+
+
+class Outbox:
+    """Messages on their way to a worker; iterating it ends when it is closed."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[object] = queue.SimpleQueue()
+
+    def put(self, message: object) -> None:
+        self._queue.put(message)
+
+    def close(self) -> None:
+        self._queue.put(None)
+
+    def __iter__(self) -> Iterator[object]:
+        while (message := self._queue.get()) is not None:
+            yield message
+
+
+class Connection:
+    """Carries instructions and elements to one worker, and hands what comes back to callbacks.
+
+    The callbacks run on the server's threads: they must only pass the message on.
+    """
+
+    def __init__(
+        self,
+        on_connected: Callable[[], None],
+        on_response: Callable[[beam_fn_api_pb2.InstructionResponse], None],
+        on_elements: Callable[[beam_fn_api_pb2.Elements], None],
+    ) -> None:
+        self.on_connected = on_connected
+        self.on_response = on_response
+        self.on_elements = on_elements
+        self.control = Outbox()
+        self._streams: dict[str, Outbox] = {}
+
+    def instruct(self, request: beam_fn_api_pb2.InstructionRequest) -> None:
+        self.control.put(request)
+
+    def send(self, stream_id: str, elements: beam_fn_api_pb2.Elements) -> None:
+        self.stream(stream_id).put(elements)
+
+    def stream(self, stream_id: str) -> Outbox:
+        return self._streams.setdefault(stream_id, Outbox())
+
+    def finish(self) -> None:
+        """No more work: the worker ends its bundles, tears down, and exits."""
+        self.control.close()
+
+    def close(self) -> None:
+        """End all streams, so that no thread waits for this worker."""
+        self.control.close()
+        for stream in list(self._streams.values()):
+            stream.close()

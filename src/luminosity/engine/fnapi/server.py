@@ -1,0 +1,128 @@
+"""The gRPC server of a run: every worker's control, data, state and logging, on one unix socket."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+from apache_beam.portability.api import beam_fn_api_pb2, beam_fn_api_pb2_grpc
+from apache_beam.utils.thread_pool_executor import UnboundedThreadPoolExecutor
+
+from luminosity.engine.fnapi.connection import Connection
+from luminosity.engine.fnapi.state import StateStore
+
+_STOP_TIMEOUT_S = 2.0
+_OPTIONS = [
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    # Workers on long bundles send nothing for a while, which is no reason to drop them.
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.max_ping_strikes", 0),
+]
+_LEVELS = {
+    beam_fn_api_pb2.LogEntry.Severity.TRACE: logging.DEBUG,
+    beam_fn_api_pb2.LogEntry.Severity.DEBUG: logging.DEBUG,
+    beam_fn_api_pb2.LogEntry.Severity.INFO: logging.INFO,
+    beam_fn_api_pb2.LogEntry.Severity.NOTICE: logging.INFO,
+    beam_fn_api_pb2.LogEntry.Severity.WARN: logging.WARNING,
+    beam_fn_api_pb2.LogEntry.Severity.ERROR: logging.ERROR,
+    beam_fn_api_pb2.LogEntry.Severity.CRITICAL: logging.CRITICAL,
+}
+_WORKER_LOGGER = logging.getLogger("luminosity.worker")
+
+
+class FnApiServer:
+    """Serves at ``url`` from construction until :meth:`stop`."""
+
+    def __init__(self, url: str, state: StateStore) -> None:
+        self.url = url
+        self.descriptors: dict[str, beam_fn_api_pb2.ProcessBundleDescriptor] = {}
+        self.connections: dict[str, Connection] = {}
+        # Every open stream holds a thread, so the number of threads follows the number of workers.
+        self._server = grpc.server(UnboundedThreadPoolExecutor(), options=_OPTIONS)
+        beam_fn_api_pb2_grpc.add_BeamFnControlServicer_to_server(_Control(self), self._server)
+        beam_fn_api_pb2_grpc.add_BeamFnDataServicer_to_server(_Data(self), self._server)
+        beam_fn_api_pb2_grpc.add_BeamFnStateServicer_to_server(_State(state), self._server)
+        beam_fn_api_pb2_grpc.add_BeamFnLoggingServicer_to_server(_Logging(), self._server)
+        self._server.add_insecure_port(url)
+        self._server.start()
+
+    def connection(self, context: grpc.ServicerContext) -> Connection:
+        worker_id = dict(context.invocation_metadata()).get("worker_id", "")
+        connection = self.connections.get(worker_id)
+        if connection is None:
+            context.abort(grpc.StatusCode.NOT_FOUND, f"no such worker: {worker_id!r}")
+        return connection
+
+    def stop(self) -> None:
+        for connection in self.connections.values():
+            connection.close()
+        self._server.stop(0).wait(_STOP_TIMEOUT_S)
+
+
+def _in_background(name: str, iterator: Iterator[Any], handle: Any) -> None:
+    """Hand every message of ``iterator`` to ``handle`` until its stream ends."""
+
+    def consume() -> None:
+        try:
+            for message in iterator:
+                handle(message)
+        except grpc.RpcError:
+            # The worker is gone. Its process is watched, and that is how the loop hears of it.
+            return
+
+    threading.Thread(target=consume, name=name, daemon=True).start()
+
+
+class _Control(beam_fn_api_pb2_grpc.BeamFnControlServicer):
+    def __init__(self, server: FnApiServer) -> None:
+        self._server = server
+
+    def Control(self, request_iterator: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
+        connection = self._server.connection(context)
+        _in_background("luminosity-control", request_iterator, connection.on_response)
+        connection.on_connected()
+        yield from connection.control
+
+    def GetProcessBundleDescriptor(
+        self,
+        request: beam_fn_api_pb2.GetProcessBundleDescriptorRequest,
+        context: grpc.ServicerContext | None = None,
+    ) -> beam_fn_api_pb2.ProcessBundleDescriptor:
+        return self._server.descriptors[request.process_bundle_descriptor_id]
+
+
+class _Data(beam_fn_api_pb2_grpc.BeamFnDataServicer):
+    def __init__(self, server: FnApiServer) -> None:
+        self._server = server
+
+    def Data(self, request_iterator: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
+        connection = self._server.connection(context)
+        stream_id = dict(context.invocation_metadata()).get("data_stream_id", "")
+        _in_background("luminosity-data", request_iterator, connection.on_elements)
+        yield from connection.stream(stream_id)
+
+
+class _State(beam_fn_api_pb2_grpc.BeamFnStateServicer):
+    def __init__(self, state: StateStore) -> None:
+        self._state = state
+
+    def State(self, request_iterator: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
+        for request in request_iterator:
+            yield self._state.handle(request)
+
+
+class _Logging(beam_fn_api_pb2_grpc.BeamFnLoggingServicer):
+    """What workers log is logged here, under the logger that it was said to."""
+
+    def Logging(self, request_iterator: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
+        for entries in request_iterator:
+            for entry in entries.log_entries:
+                level = _LEVELS.get(entry.severity, logging.INFO)
+                if _WORKER_LOGGER.isEnabledFor(level):
+                    _WORKER_LOGGER.log(level, "%s", entry.message)
+        return
+        yield  # makes it the generator that a stream needs

@@ -1,0 +1,181 @@
+"""User state and side inputs, served to workers.
+
+A bundle's writes are seen by that bundle alone until it commits; a bundle that fails leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from bisect import bisect_left
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from apache_beam import coders
+from apache_beam.coders import coder_impl
+from apache_beam.portability.api import beam_fn_api_pb2
+
+# A side input: window and (for a multimap) key, encoded → its chunks. See loop/sideinputs.py.
+SideInputReader = Callable[[beam_fn_api_pb2.StateKey], list[bytes]]
+
+_RESPONSE_BYTES = 4 << 20
+_COMPACT_CHUNKS = 64
+_ORDERED_ENTRY: Any = coders.TupleCoder(
+    [coders.VarIntCoder(), coders.coders.LengthPrefixCoder(coders.BytesCoder())]
+).get_impl()
+_SIDE_INPUT_TYPES = frozenset(
+    [
+        "iterable_side_input",
+        "multimap_side_input",
+        "multimap_keys_side_input",
+        "multimap_keys_values_side_input",
+    ]
+)
+
+# A cell is a list of chunks (bag) or of (sort key, encoded entry) pairs (ordered list).
+_Cell = list[Any]
+
+
+class _Overlay:
+    """What one bundle has changed and what it is in the middle of reading."""
+
+    def __init__(self) -> None:
+        self.cells: dict[bytes, _Cell] = {}
+        self.readings: dict[bytes, list[bytes]] = {}
+        self.error = ""
+
+
+class StateStore:
+    """All state of a run. Keys are exclusive to one bundle at a time, which the loop sees to."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._cells: dict[bytes, _Cell] = {}
+        self._overlays: dict[str, _Overlay] = {}
+        self._side_inputs: dict[tuple[str, str], SideInputReader] = {}
+        self._tokens = itertools.count()
+
+    def add_side_input(self, transform_id: str, tag: str, reader: SideInputReader) -> None:
+        self._side_inputs[transform_id, tag] = reader
+
+    def begin(self, instruction_id: str) -> None:
+        self._overlays[instruction_id] = _Overlay()
+
+    def error(self, instruction_id: str) -> str:
+        """What went wrong in serving this bundle; a worker does not look at the answers to its writes."""
+        return self._overlays[instruction_id].error
+
+    def commit(self, instruction_id: str) -> None:
+        with self._lock:
+            for key, cell in self._overlays.pop(instruction_id).cells.items():
+                if not cell:
+                    self._cells.pop(key, None)
+                    continue
+                if len(cell) > _COMPACT_CHUNKS and isinstance(cell[0], bytes):
+                    cell[:] = [b"".join(cell)]
+                self._cells[key] = cell
+
+    def discard(self, instruction_id: str) -> None:
+        self._overlays.pop(instruction_id, None)
+
+    def handle(self, request: beam_fn_api_pb2.StateRequest) -> beam_fn_api_pb2.StateResponse:
+        overlay = self._overlays.get(request.instruction_id)
+        if overlay is None:
+            error = f"bundle {request.instruction_id} is not running"
+            return beam_fn_api_pb2.StateResponse(id=request.id, error=error)
+        try:
+            return self._answer(overlay, request)
+        except Exception as error:
+            overlay.error = f"{type(error).__name__}: {error}"
+            return beam_fn_api_pb2.StateResponse(id=request.id, error=overlay.error)
+
+    def _answer(
+        self, overlay: _Overlay, request: beam_fn_api_pb2.StateRequest
+    ) -> beam_fn_api_pb2.StateResponse:
+        kind = request.WhichOneof("request")
+        response = beam_fn_api_pb2.StateResponse(id=request.id)
+        if kind == "get":
+            token = request.get.continuation_token
+            chunks = overlay.readings.pop(token) if token else self._read(overlay, request.state_key)
+            data, rest = _take(chunks, _RESPONSE_BYTES)
+            response.get.data = data
+            if rest:
+                response.get.continuation_token = b"%d" % next(self._tokens)
+                overlay.readings[response.get.continuation_token] = rest
+        elif kind == "append":
+            self._append(overlay, request.state_key, request.append.data)
+            response.append.SetInParent()
+        elif kind == "clear":
+            self._clear(overlay, request.state_key)
+            response.clear.SetInParent()
+        else:
+            raise NotImplementedError(f"state request {kind!r}")
+        return response
+
+    def _read(self, overlay: _Overlay, key: beam_fn_api_pb2.StateKey) -> list[bytes]:
+        kind = key.WhichOneof("type")
+        if kind in _SIDE_INPUT_TYPES:
+            side_input = getattr(key, kind)
+            return self._side_inputs[side_input.transform_id, side_input.side_input_id](key)
+        if kind == "ordered_list_user_state":
+            cell, first, last = self._range(overlay, key)
+            return [entry for _, entry in cell[first:last]]
+        _require_bag(kind)
+        cell_key = key.SerializeToString()
+        if cell_key in overlay.cells:
+            return list(overlay.cells[cell_key])
+        with self._lock:
+            return list(self._cells.get(cell_key, ()))
+
+    def _append(self, overlay: _Overlay, key: beam_fn_api_pb2.StateKey, data: bytes) -> None:
+        if key.WhichOneof("type") == "ordered_list_user_state":
+            cell, _, _ = self._range(overlay, key)
+            stream = coder_impl.create_InputStream(data)
+            while stream.size() > 0:
+                start = len(data) - stream.size()
+                sort_key, _ = _ORDERED_ENTRY.decode_from_stream(stream, True)
+                cell.append((sort_key, data[start : len(data) - stream.size()]))
+            cell.sort(key=lambda entry: entry[0])  # stable: equal keys stay in the order they came
+            return
+        _require_bag(key.WhichOneof("type"))
+        self._writable(overlay, key.SerializeToString()).append(data)
+
+    def _clear(self, overlay: _Overlay, key: beam_fn_api_pb2.StateKey) -> None:
+        if key.WhichOneof("type") == "ordered_list_user_state":
+            cell, first, last = self._range(overlay, key)
+            del cell[first:last]
+            return
+        _require_bag(key.WhichOneof("type"))
+        overlay.cells[key.SerializeToString()] = []
+
+    def _writable(self, overlay: _Overlay, cell_key: bytes) -> _Cell:
+        if cell_key not in overlay.cells:
+            with self._lock:
+                overlay.cells[cell_key] = list(self._cells.get(cell_key, ()))
+        return overlay.cells[cell_key]
+
+    def _range(self, overlay: _Overlay, key: beam_fn_api_pb2.StateKey) -> tuple[_Cell, int, int]:
+        """An ordered list's cell, and the part of it that the key's range names."""
+        whole = beam_fn_api_pb2.StateKey()
+        whole.CopyFrom(key)
+        whole.ordered_list_user_state.ClearField("range")
+        cell = self._writable(overlay, whole.SerializeToString())
+        asked = key.ordered_list_user_state.range
+        first = bisect_left(cell, asked.start, key=lambda entry: entry[0])
+        return cell, first, bisect_left(cell, asked.end, key=lambda entry: entry[0])
+
+
+def _require_bag(kind: str | None) -> None:
+    if kind != "bag_user_state":
+        raise NotImplementedError(f"state of type {kind!r}")
+
+
+def _take(chunks: Iterable[bytes], limit: int) -> tuple[bytes, list[bytes]]:
+    """The first chunks, up to about ``limit`` bytes joined, and the rest."""
+    chunks = list(chunks)
+    size = 0
+    for index, chunk in enumerate(chunks):
+        size += len(chunk)
+        if size >= limit:
+            return b"".join(chunks[: index + 1]), chunks[index + 1 :]
+    return b"".join(chunks), []

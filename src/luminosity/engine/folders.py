@@ -1,0 +1,69 @@
+"""The private folders of a run: gone when it ends, and cleaned by the next run if it could not end."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+
+_PREFIX = "luminosity-"
+_LOCK = "lock"
+_SHARED_MEMORY = "/dev/shm"
+_LONGEST_SOCKET_PATH = 90  # the kernel takes 107 bytes
+
+
+class RunFolders:
+    """``memory`` for blocks, ``disk`` for spilled ones, and the socket's address."""
+
+    def __init__(self) -> None:
+        disk_root = tempfile.gettempdir()
+        memory_root = _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK) else disk_root
+        for root in {disk_root, memory_root}:
+            remove_abandoned(root)
+        self._locks: list[int] = []
+        self._folders: list[str] = []
+        self.disk = self._make(disk_root)
+        self.memory = self._make(memory_root) if memory_root != disk_root else self.disk
+        socket_folder = self.disk if len(self.disk) < _LONGEST_SOCKET_PATH else self._make("/tmp")
+        self.url = f"unix:{socket_folder}/socket"
+
+    def _make(self, root: str) -> str:
+        folder = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=root)  # readable by this user alone
+        lock = os.open(os.path.join(folder, _LOCK), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        self._locks.append(lock)
+        self._folders.append(folder)
+        return folder
+
+    def remove_blocks_of(self, worker_id: str, keep: set[str]) -> None:
+        """Remove the files that a worker wrote and nobody has heard of, because it died first."""
+        for folder in {self.memory, self.disk}:
+            for name in os.listdir(folder):
+                path = os.path.join(folder, name)
+                if name.startswith(f"{worker_id}.") and path not in keep:
+                    os.unlink(path)
+
+    def remove(self) -> None:
+        for folder in self._folders:
+            shutil.rmtree(folder, ignore_errors=True)
+        for lock in self._locks:
+            os.close(lock)
+        self._locks.clear()
+
+
+def remove_abandoned(root: str) -> None:
+    """Remove what runs left behind whose process was killed: their lock is free."""
+    for name in os.listdir(root):
+        folder = os.path.join(root, name)
+        if not name.startswith(_PREFIX) or os.path.islink(folder):
+            continue
+        # A folder of another user, or one that its owner is just making or removing, is not ours to judge.
+        with contextlib.suppress(OSError):
+            lock = os.open(os.path.join(folder, _LOCK), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(lock)

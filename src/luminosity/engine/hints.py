@@ -1,0 +1,51 @@
+"""Resource hints, read from an environment's proto."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from apache_beam.portability import common_urns
+from apache_beam.portability.api import beam_runner_api_pb2
+
+from luminosity.errors import UnsupportedPipeline
+
+_HINTS = common_urns.StandardResourceHints.Enum
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What one worker needs to run a step."""
+
+    min_ram_bytes: int = 0
+    cpu_count: int = 0  # 0: not said
+    accelerator_count: int = 0
+    accelerator_type: str = ""
+    max_active_bundles: int = 0  # 0: not said
+
+    @classmethod
+    def of(cls, environment: beam_runner_api_pb2.Environment) -> Needs:
+        hints = environment.resource_hints
+        count, kind = _accelerator(hints.get(_HINTS.ACCELERATOR.urn, b"").decode())
+        return cls(
+            min_ram_bytes=int(hints.get(_HINTS.MIN_RAM_BYTES.urn, b"0")),
+            cpu_count=int(hints.get(_HINTS.CPU_COUNT.urn, b"0")),
+            accelerator_count=count,
+            accelerator_type=kind,
+            max_active_bundles=int(hints.get(_HINTS.MAX_ACTIVE_BUNDLES_PER_WORKER.urn, b"0")),
+        )
+
+
+def _accelerator(hint: str) -> tuple[int, str]:
+    """
+    >>> _accelerator("type:nvidia-l4;count:2;install-nvidia-driver")
+    (2, 'nvidia-l4')
+    """
+    if not hint:
+        return 0, ""
+    fields = dict(part.split(":", 1) for part in hint.split(";") if ":" in part)
+    count = fields.get("count", "1")
+    if not count.isdigit() or int(count) < 1:
+        raise UnsupportedPipeline(
+            f"resource hint accelerator={hint!r}: count is {count!r}, expected a whole number from 1"
+        )
+    return int(count), fields.get("type", "")

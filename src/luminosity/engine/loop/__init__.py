@@ -1,0 +1,1 @@
+"""The scheduler: which bundle runs next, where, and what its commit changes."""

@@ -1,0 +1,135 @@
+"""A bundle: what it takes, what one attempt at it has given so far, and how it is cut."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from apache_beam.portability.api import beam_fn_api_pb2
+
+from luminosity.engine.blocks import Block
+from luminosity.engine.loop.timers import FamilyKey
+from luminosity.engine.loop.watermarks import MAX
+from luminosity.engine.plan.codecs import ElementCodec, TimerRecord
+
+if TYPE_CHECKING:
+    from luminosity.engine.loop.lane import Lane
+    from luminosity.engine.loop.stage import StageRun
+    from luminosity.engine.loop.workers import Worker
+
+_numbers = itertools.count(1)
+
+
+def new_instruction_id(prefix: str) -> str:
+    return f"{prefix}{next(_numbers)}"
+
+
+@dataclass
+class Attempt:
+    """One try at a bundle, on one worker."""
+
+    instruction_id: str
+    worker: Worker
+    stream_id: str
+    started_at: float
+    output_hold: int  # nothing it outputs is earlier
+    is_warm: bool  # the worker has run this stage before
+    open_outputs: set[str | FamilyKey]
+    outputs: list[tuple[str, Block]] = field(default_factory=list[tuple[str, Block]])
+    timers: list[tuple[FamilyKey, bytes]] = field(default_factory=list[tuple[FamilyKey, bytes]])
+    response: beam_fn_api_pb2.InstructionResponse | None = None
+    # Splits: those that were asked for and not answered, and what the answers took away.
+    split_at: float = float("inf")
+    splits_asked: int = 0
+    pending_splits: set[str] = field(default_factory=set[str])
+    ends: dict[str, int] = field(default_factory=dict[str, int])  # read → elements of it that are left
+    residual_ranges: list[tuple[str, int, int]] = field(default_factory=list[tuple[str, int, int]])
+    residual_roots: list[beam_fn_api_pb2.DelayedBundleApplication] = field(
+        default_factory=list[beam_fn_api_pb2.DelayedBundleApplication]
+    )
+
+    def is_complete(self) -> bool:
+        """Everything is here. A split's answer may come after the bundle's, and belongs to it."""
+        if self.response is None or self.pending_splits:
+            return False
+        return bool(self.response.error) or not self.open_outputs
+
+    def drop_outputs(self) -> None:
+        for _, block in self.outputs:
+            block.release()
+        self.outputs.clear()
+
+
+@dataclass(eq=False)
+class Bundle:
+    """Input that is taken together, until it is committed or the run ends."""
+
+    stage: StageRun
+    lane: Lane
+    inputs: dict[str, list[Block]]
+    timers: dict[FamilyKey, list[TimerRecord]] = field(default_factory=dict[FamilyKey, list[TimerRecord]])
+    failures: int = 0  # user exceptions
+    deaths: int = 0  # workers lost with this bundle alone and nothing left to halve
+    attempt: Attempt | None = None
+
+    @property
+    def count(self) -> int:
+        return sum(block.count for blocks in self.inputs.values() for block in blocks)
+
+    @property
+    def hold(self) -> int:
+        holds = [block.hold for blocks in self.inputs.values() for block in blocks]
+        return min(holds, default=self.timer_hold)
+
+    @property
+    def timer_hold(self) -> int:
+        return min((t.hold_micros for timers in self.timers.values() for t in timers), default=MAX)
+
+    def release(self) -> None:
+        for blocks in self.inputs.values():
+            for block in blocks:
+                block.release()
+
+    def halves(self) -> list[Bundle]:
+        """Two bundles in place of this one, or just this one where it has a single element."""
+        if self.count < 2:
+            return [self]
+        half = self.count // 2
+        first: dict[str, list[Block]] = {}
+        second: dict[str, list[Block]] = {}
+        for read_id, blocks in self.inputs.items():
+            codec = self.stage.codec(read_id)
+            total = sum(b.count for b in blocks)
+            taken = min(half, total)
+            half -= taken
+            if head := slice_blocks(blocks, codec, 0, taken):
+                first[read_id] = head
+            if tail := slice_blocks(blocks, codec, taken, total):
+                second[read_id] = tail
+        self.release()
+        return [
+            Bundle(self.stage, self.lane, first, self.timers, self.failures),
+            Bundle(self.stage, self.lane, second, {}, self.failures),
+        ]
+
+
+def slice_blocks(blocks: Iterable[Block], codec: ElementCodec, start: int, stop: int) -> list[Block]:
+    """New references to the elements ``start`` up to ``stop`` of ``blocks`` laid end to end."""
+    taken: list[Block] = []
+    position = 0
+    for block in blocks:
+        first, last = max(start - position, 0), min(stop - position, block.count)
+        position += block.count
+        if first >= last:
+            continue
+        part = block.share()
+        if first:
+            before, part = part.cut(codec, first)
+            before.release()
+        if last - first < part.count:
+            part, after = part.cut(codec, last - first)
+            after.release()
+        taken.append(part)
+    return taken

@@ -1,0 +1,436 @@
+"""The loop: start bundles, take in what comes back, commit, move time on. One thread does all of it."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from apache_beam.portability.api import beam_fn_api_pb2
+
+from luminosity.engine.blocks import Block
+from luminosity.engine.fnapi.connection import Connection
+from luminosity.engine.fnapi.server import FnApiServer
+from luminosity.engine.fnapi.state import StateStore
+from luminosity.engine.folders import RunFolders
+from luminosity.engine.loop import failures, splits, workers
+from luminosity.engine.loop.buffers import BufferRun
+from luminosity.engine.loop.bundle import Attempt, Bundle, new_instruction_id
+from luminosity.engine.loop.metrics import RunMetrics
+from luminosity.engine.loop.stage import StageRun
+from luminosity.engine.loop.watermarks import MAX
+from luminosity.engine.loop.workers import PoolRun, Worker
+from luminosity.engine.options import EngineConfig
+from luminosity.engine.plan.codecs import Codecs
+from luminosity.engine.workers.failure import Failure
+from luminosity.engine.workers.launcher import Launcher
+from luminosity.errors import RunCancelled, WorkerStartFailed
+
+_MAX_FAILED_STARTS = 3
+# A CPU worker more is started when its pool has had more to do than it could take for this long.
+_SATURATED_S = 0.03
+_FINISH_TIMEOUT_S = 10.0
+_KILL_TIMEOUT_S = 2.0
+_IDLE_WAKE_S = 0.5
+
+
+@dataclass(frozen=True)
+class _Connected:
+    worker: Worker
+
+
+@dataclass(frozen=True)
+class _Responded:
+    worker: Worker
+    response: beam_fn_api_pb2.InstructionResponse
+
+
+@dataclass(frozen=True)
+class _Sent:
+    worker: Worker
+    elements: beam_fn_api_pb2.Elements
+
+
+@dataclass(frozen=True)
+class _Exited:
+    worker: Worker
+    code: int
+
+
+class _CancelAsked:
+    pass
+
+
+_Event = _Connected | _Responded | _Sent | _Exited | _CancelAsked
+
+
+@dataclass(frozen=True)
+class RunParts:
+    """What the loop works on, set up by :mod:`luminosity.engine.run`."""
+
+    stages: list[StageRun]  # in topological order
+    buffers: dict[bytes, BufferRun]
+    pools: list[PoolRun]
+    codecs: Codecs
+    state: StateStore
+    server: FnApiServer
+    folders: RunFolders
+    launcher: Launcher
+    config: EngineConfig
+    metrics: RunMetrics
+
+
+class Scheduler:
+    def __init__(self, parts: RunParts, on_tick: Callable[[], None]) -> None:
+        self._parts = parts
+        self._on_tick = on_tick
+        self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
+        self._finalizing: dict[str, Worker] = {}
+        self._workers: set[Worker] = set()  # all whose process has not ended
+        self._saturated_since: dict[int, float] = {}
+        self._failure: BaseException | None = None
+
+    def cancel(self) -> None:
+        """End the run soon. May be called from any thread."""
+        self._events.put(_CancelAsked())
+
+    def run(self) -> None:
+        """Return when the pipeline is done; raise when it can't be. No worker is left either way."""
+        is_done = False
+        try:
+            self._advance()
+            while not self._is_done():
+                self._dispatch()
+                self._handle_next(self._wait_seconds())
+                self._on_tick()
+            is_done = True
+        finally:
+            self._end_workers(gracefully=is_done)
+            for stage in self._parts.stages:
+                stage.release()
+            for buffer in self._parts.buffers.values():
+                buffer.release()
+
+    # Starting bundles
+
+    def _dispatch(self) -> None:
+        now = time.monotonic()
+        wall_micros = time.time_ns() // 1000
+        saturated: set[int] = set()
+        # Last stages first: what is nearest to the end frees most.
+        for stage in reversed(self._parts.stages):
+            stage.wake_delayed(now)
+            if not stage.is_ready or not stage.has_work(wall_micros):
+                continue
+            if any(self._parts.buffers[w.buffer_id].holds_back() for w in stage.stage.writes):
+                continue
+            while stage.has_work(wall_micros):
+                worker = self._free_worker(stage)
+                if worker is None:
+                    saturated.add(id(stage.pool))
+                    self._want_worker(stage, now)
+                    break
+                bundle = stage.next_bundle(now, wall_micros)
+                if bundle is None:
+                    break
+                self._start(bundle, worker, now)
+        for pool_id in set(self._saturated_since) - saturated:
+            del self._saturated_since[pool_id]
+
+    def _free_worker(self, stage: StageRun) -> Worker | None:
+        free = [
+            worker
+            for worker in stage.pool.workers.values()
+            if worker.free_slots() and worker.running(stage.id) < stage.max_active_bundles
+        ]
+        return max(free, key=Worker.free_slots, default=None)
+
+    def _want_worker(self, stage: StageRun, now: float) -> None:
+        pool = stage.pool
+        waiting_since = self._saturated_since.setdefault(id(pool), now)
+        is_needed = not pool.workers or pool.pool.device_groups or now - waiting_since > _SATURATED_S
+        index = pool.unused_index()
+        if index is None or not is_needed or pool.starting() >= max(1, stage.queued):
+            return
+        self._saturated_since[id(pool)] = now
+        worker = Worker(pool, index)
+        worker.connection = self._parts.server.connections[worker.id] = Connection(
+            on_connected=lambda: self._events.put(_Connected(worker)),
+            on_response=lambda response: self._events.put(_Responded(worker, response)),
+            on_elements=lambda elements: self._events.put(_Sent(worker, elements)),
+        )
+        pool.workers[index] = worker
+        self._workers.add(worker)
+        workers.start(
+            worker,
+            self._parts.launcher,
+            self._parts.folders,
+            self._parts.config,
+            lambda worker, code: self._events.put(_Exited(worker, code)),
+        )
+
+    def _start(self, bundle: Bundle, worker: Worker, now: float) -> None:
+        stage = bundle.stage
+        instruction_id = new_instruction_id("bundle")
+        stream_id = worker.occupy(bundle, instruction_id)
+        attempt = bundle.attempt = Attempt(
+            instruction_id,
+            worker,
+            stream_id,
+            now,
+            output_hold=stage.output_watermark,
+            is_warm=stage.id in worker.warm_stages,
+            open_outputs={w.transform_id for w in stage.stage.writes} | {f.key for f in stage.stage.timers},
+        )
+        if splits.can_split(bundle):
+            attempt.split_at = now + stage.size.deadline_seconds(now)
+        self._parts.state.begin(instruction_id)
+        request = beam_fn_api_pb2.InstructionRequest(instruction_id=instruction_id)
+        request.process_bundle.process_bundle_descriptor_id = stage.id
+        request.process_bundle.data_stream_id = stream_id
+        for side_input in stage.stage.side_inputs:
+            # The content never changes once the stage runs, so workers may keep it from bundle to bundle.
+            token = request.process_bundle.cache_tokens.add(token=b"complete")
+            token.side_input.transform_id = side_input.transform_id
+            token.side_input.side_input_id = side_input.tag
+        worker.instruct(request)
+        assert worker.connection is not None
+        worker.connection.send(stream_id, _input_elements(bundle, instruction_id))
+
+    # What comes back
+
+    def _wait_seconds(self) -> float:
+        now = time.monotonic()
+        wake = now + _IDLE_WAKE_S
+        for worker in self._workers:
+            for bundle in worker.bundles.values():
+                if bundle.attempt is not None:
+                    wake = min(wake, bundle.attempt.split_at)
+        for stage in self._parts.stages:
+            wake = min(wake, stage.next_delayed())
+            if (fire := stage.next_processing_timer()) is not None:
+                wake = min(wake, now + fire / 1e6 - time.time())
+        for since in self._saturated_since.values():
+            if since + _SATURATED_S > now:
+                wake = min(wake, since + _SATURATED_S)
+        return max(0.0, wake - now)
+
+    def _handle_next(self, timeout: float) -> None:
+        """Handle what has come, waiting up to ``timeout`` for the first of it."""
+        try:
+            event = self._events.get(timeout=max(timeout, 0.001))
+            while True:
+                self._handle(event)
+                event = self._events.get_nowait()
+        except queue.Empty:
+            self._ask_for_splits()
+
+    def _ask_for_splits(self) -> None:
+        now = time.monotonic()
+        for worker in self._workers:
+            for bundle in worker.bundles.values():
+                attempt = bundle.attempt
+                if attempt is not None and attempt.split_at <= now and attempt.response is None:
+                    splits.ask(bundle, attempt)
+
+    def _handle(self, event: _Event) -> None:
+        if isinstance(event, _Sent):
+            self._take_elements(event)
+        elif isinstance(event, _Responded):
+            self._take_response(event)
+        elif isinstance(event, _Connected):
+            event.worker.is_connected = True
+            event.worker.pool.failed_starts = 0
+        elif isinstance(event, _Exited):
+            self._lost(event.worker, event.code)
+        else:
+            raise RunCancelled("the run was cancelled")
+
+    def _take_elements(self, event: _Sent) -> None:
+        touched: dict[str, Bundle] = {}
+        for data in event.elements.data:
+            bundle = event.worker.bundles.get(data.instruction_id)
+            attempt = bundle.attempt if bundle is not None else None
+            if bundle is None or attempt is None:
+                if data.data:
+                    Block.received(data.data, MAX).release()  # of an attempt that was given up
+                continue
+            if data.data:
+                attempt.outputs.append((data.transform_id, Block.received(data.data, attempt.output_hold)))
+            if data.is_last:
+                attempt.open_outputs.discard(data.transform_id)
+                touched[data.instruction_id] = bundle
+        for timers in event.elements.timers:
+            bundle = event.worker.bundles.get(timers.instruction_id)
+            if bundle is None or bundle.attempt is None:
+                continue
+            family = timers.transform_id, timers.timer_family_id
+            if timers.timers:
+                bundle.attempt.timers.append((family, timers.timers))
+            if timers.is_last:
+                bundle.attempt.open_outputs.discard(family)
+                touched[timers.instruction_id] = bundle
+        for bundle in touched.values():
+            self._finish_if_complete(bundle)
+
+    def _take_response(self, event: _Responded) -> None:
+        instruction_id = event.response.instruction_id
+        if instruction_id in self._finalizing:
+            del self._finalizing[instruction_id]
+            return
+        if (bundle := event.worker.bundles.get(instruction_id)) is not None:
+            assert bundle.attempt is not None
+            bundle.attempt.response = event.response
+            self._finish_if_complete(bundle)
+            return
+        for bundle in list(event.worker.bundles.values()):
+            if bundle.attempt is not None and instruction_id in bundle.attempt.pending_splits:
+                splits.answered(bundle, bundle.attempt, event.response, time.monotonic())
+                self._finish_if_complete(bundle)
+                return
+
+    def _finish_if_complete(self, bundle: Bundle) -> None:
+        attempt = bundle.attempt
+        if attempt is None or not attempt.is_complete():
+            return
+        assert attempt.response is not None
+        attempt.worker.vacate(attempt)
+        attempt.worker.warm_stages.add(bundle.stage.id)
+        failure = None
+        if attempt.response.error:
+            failure = Failure.from_json(attempt.response.error)
+        elif error := self._parts.state.error(attempt.instruction_id):
+            failure = Failure(f"state could not be served: {error}", error)
+        if failure is None:
+            self._commit(bundle, attempt, attempt.response.process_bundle)
+        else:
+            self._give_up(bundle, attempt)
+            bundle.stage.retry(bundle, failures.after_exception(bundle, failure))
+        self._advance()
+
+    def _lost(self, worker: Worker, code: int) -> None:
+        """A worker's process has ended: what it was doing is done again."""
+        self._workers.discard(worker)
+        worker.pool.workers.pop(worker.index, None)
+        self._parts.server.connections.pop(worker.id).close()
+        if worker.is_stopping:
+            return
+        for instruction_id in [i for i, w in self._finalizing.items() if w is worker]:
+            del self._finalizing[instruction_id]
+        if not worker.is_connected:
+            worker.pool.failed_starts += 1
+            if worker.pool.failed_starts >= _MAX_FAILED_STARTS:
+                raise WorkerStartFailed(
+                    f"a worker of pool {worker.pool.pool.name!r} {failures.describe_exit(code)} before it was "
+                    f"ready, {_MAX_FAILED_STARTS} times in a row; what it printed is above"
+                )
+        for bundle in list(worker.bundles.values()):
+            assert bundle.attempt is not None
+            self._give_up(bundle, bundle.attempt)
+            bundle.stage.retry(bundle, failures.after_death(bundle, code, self._parts.codecs))
+        self._advance()
+
+    def _give_up(self, bundle: Bundle, attempt: Attempt) -> None:
+        attempt.drop_outputs()
+        self._parts.state.discard(attempt.instruction_id)
+        bundle.attempt = None
+
+    # Commit
+
+    def _commit(
+        self, bundle: Bundle, attempt: Attempt, response: beam_fn_api_pb2.ProcessBundleResponse
+    ) -> None:
+        """Inputs taken, outputs, state, timers, residuals and metrics: all at once."""
+        stage, lane, now = bundle.stage, bundle.lane, time.monotonic()
+        left_over = splits.residual_blocks(bundle, attempt)
+        processed = bundle.count - sum(block.count for _, blocks in left_over for block in blocks)
+        stage.finished(bundle)
+        for read_id, blocks in reversed(left_over):
+            lane.prepend(read_id, blocks)
+        for residual in (*attempt.residual_roots, *response.residual_roots):
+            read_id, block, delay = splits.residual_root(bundle, residual)
+            if delay > 0:
+                stage.add_delayed(read_id, block, now + delay)
+            else:
+                lane.append(read_id, block)
+        writes = {write.transform_id: write.buffer_id for write in stage.stage.writes}
+        for transform_id, block in attempt.outputs:
+            self._parts.buffers[writes[transform_id]].deliver(block)
+        for family, encoded in attempt.timers:
+            lane.timers.apply(family, stage.timer_codecs[family].records(encoded))
+        self._parts.state.commit(attempt.instruction_id)
+        self._parts.metrics.add(stage.id, response.monitoring_infos)
+        if response.requires_finalization:
+            self._finalize(attempt)
+        bundle.release()
+        stage.elements_done += processed
+        stage.bundles_done += 1
+        if attempt.is_warm:
+            stage.size.learn(processed, now - attempt.started_at)
+
+    def _finalize(self, attempt: Attempt) -> None:
+        request = beam_fn_api_pb2.InstructionRequest(instruction_id=new_instruction_id("finalize"))
+        request.finalize_bundle.instruction_id = attempt.instruction_id
+        self._finalizing[request.instruction_id] = attempt.worker
+        attempt.worker.instruct(request)
+
+    def _advance(self) -> None:
+        """Move watermarks on, and with them groupings out and side inputs in."""
+        buffers = self._parts.buffers
+        for stage in self._parts.stages:
+            if not stage.is_ready:
+                stage.is_ready = all(
+                    buffers[s.buffer_id].watermark() >= MAX for s in stage.stage.side_inputs
+                )
+            stage.advance(min((buffers[r.buffer_id].watermark() for r in stage.stage.reads), default=MAX))
+
+    def _is_done(self) -> bool:
+        return not self._finalizing and all(stage.is_done() for stage in self._parts.stages)
+
+    # The end
+
+    def _end_workers(self, *, gracefully: bool) -> None:
+        """Let workers tear down, or kill them; either way wait, with a limit, until they are gone."""
+        for worker in self._workers:
+            worker.is_stopping = True
+            if gracefully and worker.connection is not None and worker.is_connected:
+                worker.connection.finish()
+            else:
+                worker.kill()
+        if gracefully:
+            self._wait_for_exits(_FINISH_TIMEOUT_S)
+            for worker in self._workers:
+                worker.kill()
+        self._wait_for_exits(_KILL_TIMEOUT_S)
+
+    def _wait_for_exits(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while self._workers and (left := deadline - time.monotonic()) > 0:
+            try:
+                event = self._events.get(timeout=left)
+            except queue.Empty:
+                return
+            if isinstance(event, _Exited):
+                self._lost(event.worker, event.code)
+
+
+def _input_elements(bundle: Bundle, instruction_id: str) -> beam_fn_api_pb2.Elements:
+    """Everything a bundle gets, with an end for each of its reads and timer families."""
+    elements = beam_fn_api_pb2.Elements()
+    for read in bundle.stage.stage.reads:
+        for block in bundle.inputs.get(read.transform_id, ()):
+            elements.data.add(
+                instruction_id=instruction_id, transform_id=read.transform_id, data=block.message()
+            )
+        elements.data.add(instruction_id=instruction_id, transform_id=read.transform_id, is_last=True)
+    for family in bundle.stage.stage.timers:
+        address = {
+            "instruction_id": instruction_id,
+            "transform_id": family.transform_id,
+            "timer_family_id": family.family_id,
+        }
+        if due := bundle.timers.get(family.key):
+            elements.timers.add(timers=b"".join(timer.encoded for timer in due), **address)
+        elements.timers.add(is_last=True, **address)
+    return elements

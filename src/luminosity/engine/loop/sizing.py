@@ -1,0 +1,56 @@
+"""How many elements the next bundle of a stage gets, and how long it may run."""
+
+from __future__ import annotations
+
+import math
+
+_SHORTEST_S = 0.02
+_LONGEST_S = 1.0
+# A bundle's results are seen when it is done. Kept to this part of the time that the stage has run, bundles delay
+# the end of a run by no more than that, and their number grows only with the logarithm of its length.
+_PART_OF_ELAPSED = 0.05
+_GROWTH = 8
+_SHORTEST_DEADLINE_S = 0.1
+
+
+class BundleSize:
+    """Starts at one element and grows to at most a second of work."""
+
+    def __init__(self) -> None:
+        self._started_at: float | None = None
+        self._seconds_per_element: float | None = None
+        self._last = 0
+
+    def target_seconds(self, now: float) -> float:
+        if self._started_at is None:
+            return _SHORTEST_S
+        return min(_LONGEST_S, max(_SHORTEST_S, _PART_OF_ELAPSED * (now - self._started_at)))
+
+    def next(self, now: float, queued: int, free_slots: int) -> int:
+        """Elements for a bundle, of ``queued``, while ``free_slots`` workers could take one."""
+        if self._started_at is None:
+            self._started_at = now
+        if self._seconds_per_element is None:
+            return 1
+        target = self.target_seconds(now)
+        fitting = max(1, int(target / self._seconds_per_element))
+        # The rest is shared out, unless it is too little to be worth sharing.
+        fair = max(math.ceil(queued / max(1, free_slots)), int(_SHORTEST_S / self._seconds_per_element))
+        return max(1, min(fitting, fair, self._last * _GROWTH))
+
+    def deadline_seconds(self, now: float) -> float:
+        """When a bundle that started ``now`` should be asked to stop early."""
+        return max(_SHORTEST_DEADLINE_S, self.target_seconds(now))
+
+    def learn(self, elements: int, seconds: float) -> None:
+        """A bundle of ``elements`` took ``seconds`` in a worker that had run the stage before."""
+        if not elements:
+            return
+        measured = max(seconds / elements, 1e-7)
+        known = self._seconds_per_element
+        self._seconds_per_element = measured if known is None else 0.5 * (known + measured)
+        self._last = max(elements, self._last // 2)
+
+    def shrink(self) -> None:
+        """A worker was lost: try less at once."""
+        self._last = max(1, self._last // 2)

@@ -1,0 +1,183 @@
+"""A stage while a run lasts: its lanes, watermarks and bundle size."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import zlib
+from typing import TYPE_CHECKING
+
+from luminosity.engine.blocks import Block
+from luminosity.engine.loop.bundle import Bundle
+from luminosity.engine.loop.lane import Lane
+from luminosity.engine.loop.sizing import BundleSize
+from luminosity.engine.loop.timers import FamilyKey
+from luminosity.engine.loop.watermarks import MAX, MIN, Holds
+from luminosity.engine.plan.codecs import Codecs, ElementCodec, TimerCodec
+from luminosity.engine.plan.graph import Stage
+
+if TYPE_CHECKING:
+    from luminosity.engine.loop.workers import PoolRun
+
+_LANES_PER_WORKER = 4
+_BUNDLE_BYTES = 64 << 20
+
+
+class StageRun:
+    def __init__(self, stage: Stage, pool: PoolRun, max_active_bundles: int, codecs: Codecs) -> None:
+        self.id = stage.id
+        self.stage = stage
+        self.pool = pool
+        self.max_active_bundles = max_active_bundles
+        self.size = BundleSize()
+        self._codecs = {read.transform_id: codecs.elements(read.coder_id) for read in stage.reads}
+        self.timer_codecs: dict[FamilyKey, TimerCodec] = {f.key: codecs.timers(f) for f in stage.timers}
+        reads = [read.transform_id for read in stage.reads]
+        if stage.is_stateful:
+            # Keys are spread over lanes, so that a key's elements are never in two bundles at once.
+            total_slots = pool.pool.workers * pool.pool.slots
+            lanes = 1 if total_slots == 1 else _LANES_PER_WORKER * total_slots
+            self.lanes = [Lane(reads, is_exclusive=True) for _ in range(lanes)]
+        else:
+            self.lanes = [Lane(reads, is_exclusive=False)]
+        self._delayed: list[tuple[float, int, str, Block]] = []
+        self._order = itertools.count()
+        self._running_holds = Holds()  # of input in bundles, running or waiting to be tried again
+        self._running_timer_holds = Holds()
+        self._delayed_holds = Holds()
+        self.is_ready = not stage.side_inputs
+        self.input_watermark = MIN
+        self.output_watermark = MIN
+        self.elements_done = 0
+        self.bundles_done = 0
+
+    # Input
+
+    def codec(self, read_id: str) -> ElementCodec:
+        return self._codecs[read_id]
+
+    @property
+    def queued_bytes(self) -> int:
+        return sum(lane.bytes for lane in self.lanes)
+
+    @property
+    def queued(self) -> int:
+        return sum(lane.count for lane in self.lanes)
+
+    def add(self, read_id: str, block: Block) -> None:
+        """Queue ``block``; with several lanes, each element in the lane of its key."""
+        if len(self.lanes) == 1:
+            self.lanes[0].append(read_id, block)
+            return
+        parts: dict[int, list[bytes]] = {}
+        for element in self.codec(read_id).keyed_elements(block.data(), with_header=False):
+            parts.setdefault(zlib.crc32(element.key) % len(self.lanes), []).append(element.encoded)
+        for index, elements in parts.items():
+            data = b"".join(elements)
+            self.lanes[index].append(read_id, Block.of_bytes(data, len(elements), block.hold))
+        block.release()
+
+    def add_delayed(self, read_id: str, block: Block, due_at: float) -> None:
+        """Queue a residual that asked to wait until ``due_at``."""
+        heapq.heappush(self._delayed, (due_at, next(self._order), read_id, block))
+        self._delayed_holds.add(block.hold)
+
+    def next_delayed(self) -> float:
+        return self._delayed[0][0] if self._delayed else float("inf")
+
+    def wake_delayed(self, now: float) -> None:
+        while self._delayed and self._delayed[0][0] <= now:
+            _, _, read_id, block = heapq.heappop(self._delayed)
+            self._delayed_holds.remove(block.hold)
+            self.add(read_id, block)
+
+    # Bundles
+
+    def next_bundle(self, now: float, wall_micros: int) -> Bundle | None:
+        """Take the input of a bundle that can run now."""
+        for lane in self.lanes:
+            if not lane.is_free():
+                continue
+            if lane.retries:
+                bundle = lane.retries.popleft()
+                lane.running += 1
+                return bundle
+            bundle = None
+            if lane.count:
+                elements = self.size.next(now, lane.count, max(1, self.pool.free_slots()))
+                bundle = Bundle(self, lane, lane.take(self._codecs, elements, _BUNDLE_BYTES))
+            elif lane.timers and (due := lane.timers.take_due(self._clock(wall_micros))):
+                bundle = Bundle(self, lane, {}, due)
+            if bundle is not None:
+                lane.running += 1
+                self._hold(bundle)
+                return bundle
+        return None
+
+    def has_work(self, wall_micros: int) -> bool:
+        clock = None
+        for lane in self.lanes:
+            if not lane.is_free():
+                continue
+            if lane.count or lane.retries:
+                return True
+            if lane.timers:
+                clock = clock or self._clock(wall_micros)
+                if any(
+                    (fire := lane.timers.next_fire([family])) is not None and fire <= now
+                    for family, now in clock.items()
+                ):
+                    return True
+        return False
+
+    def next_processing_timer(self) -> int | None:
+        families = [f.key for f in self.stage.timers if f.is_processing_time]
+        if not families:
+            return None
+        fires = [f for lane in self.lanes if (f := lane.timers.next_fire(families)) is not None]
+        return min(fires, default=None)
+
+    def finished(self, bundle: Bundle) -> None:
+        """``bundle`` is committed, or others take its place."""
+        bundle.lane.running -= 1
+        self._let_go(bundle)
+
+    def retry(self, old: Bundle, bundles: list[Bundle]) -> None:
+        """Try ``bundles`` in place of ``old``, before anything else of its lane."""
+        self.finished(old)
+        for bundle in reversed(bundles):
+            self._hold(bundle)
+            bundle.lane.retries.appendleft(bundle)
+
+    def _hold(self, bundle: Bundle) -> None:
+        (self._running_holds if bundle.inputs else self._running_timer_holds).add(bundle.hold)
+
+    def _let_go(self, bundle: Bundle) -> None:
+        (self._running_holds if bundle.inputs else self._running_timer_holds).remove(bundle.hold)
+
+    def _clock(self, wall_micros: int) -> dict[FamilyKey, int]:
+        return {
+            f.key: wall_micros if f.is_processing_time else self.input_watermark for f in self.stage.timers
+        }
+
+    # Time
+
+    def advance(self, upstream: int) -> None:
+        """Compute the watermarks, given that of everything that still comes from upstream."""
+        queued = min(lane.holds.minimum for lane in self.lanes)
+        self.input_watermark = min(
+            upstream, queued, self._running_holds.minimum, self._delayed_holds.minimum
+        )
+        timers = min(lane.timers.holds.minimum for lane in self.lanes)
+        self.output_watermark = min(self.input_watermark, timers, self._running_timer_holds.minimum)
+
+    def is_done(self) -> bool:
+        return (
+            self.output_watermark >= MAX and not self._delayed and all(lane.is_idle() for lane in self.lanes)
+        )
+
+    def release(self) -> None:
+        for lane in self.lanes:
+            lane.release()
+        for _, _, _, block in self._delayed:
+            block.release()

@@ -1,0 +1,39 @@
+"""Event time, in microseconds, and the holds that keep a watermark back."""
+
+from __future__ import annotations
+
+from apache_beam.utils import timestamp
+
+MIN: int = timestamp.MIN_TIMESTAMP.micros
+MAX: int = timestamp.MAX_TIMESTAMP.micros
+
+
+class Holds:
+    """A multiset of timestamps that knows its minimum.
+
+    >>> holds = Holds()
+    >>> holds.add(5); holds.add(3); holds.remove(3)
+    >>> holds.minimum
+    5
+    """
+
+    def __init__(self) -> None:
+        self._counts: dict[int, int] = {}
+
+    def add(self, hold: int) -> None:
+        self._counts[hold] = self._counts.get(hold, 0) + 1
+
+    def remove(self, hold: int) -> None:
+        count = self._counts[hold] - 1
+        if count:
+            self._counts[hold] = count
+        else:
+            del self._counts[hold]
+
+    @property
+    def minimum(self) -> int:
+        """``MAX`` when nothing holds."""
+        return min(self._counts, default=MAX)
+
+    def __bool__(self) -> bool:
+        return bool(self._counts)

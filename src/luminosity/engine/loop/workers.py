@@ -1,0 +1,113 @@
+"""Worker processes and pools, as the loop sees them."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from collections.abc import Callable
+
+from apache_beam.portability.api import beam_fn_api_pb2
+
+from luminosity.engine.fnapi.connection import Connection
+from luminosity.engine.folders import RunFolders
+from luminosity.engine.loop.bundle import Attempt, Bundle
+from luminosity.engine.machine import Machine, visibility
+from luminosity.engine.options import EngineConfig
+from luminosity.engine.pools import Pool
+from luminosity.engine.workers.harness import WorkerRequest
+from luminosity.engine.workers.launcher import Launcher, Process
+
+_numbers = itertools.count(1)
+_THREAD_COUNTS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+
+
+class Worker:
+    """One process: a number of slots, each of which runs one bundle at a time."""
+
+    def __init__(self, pool: PoolRun, index: int) -> None:
+        self.id = f"w{next(_numbers)}"
+        self.pool = pool
+        self.index = index
+        self.is_connected = False
+        self.is_stopping = False
+        self.process: Process | None = None
+        self.connection: Connection | None = None
+        self.bundles: dict[str, Bundle] = {}
+        self.warm_stages: set[str] = set()
+        self._free_streams = [f"{slot}" for slot in range(pool.pool.slots)]
+
+    def free_slots(self) -> int:
+        return len(self._free_streams) if self.is_connected and not self.is_stopping else 0
+
+    def running(self, stage_id: str) -> int:
+        return sum(bundle.stage.id == stage_id for bundle in self.bundles.values())
+
+    def occupy(self, bundle: Bundle, instruction_id: str) -> str:
+        self.bundles[instruction_id] = bundle
+        return self._free_streams.pop()
+
+    def vacate(self, attempt: Attempt) -> None:
+        del self.bundles[attempt.instruction_id]
+        self._free_streams.append(attempt.stream_id)
+
+    def instruct(self, request: beam_fn_api_pb2.InstructionRequest) -> None:
+        assert self.connection is not None
+        self.connection.instruct(request)
+
+    def kill(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+
+
+class PoolRun:
+    """A pool's workers while a run lasts; started as there is work for them."""
+
+    def __init__(self, pool: Pool, machine: Machine) -> None:
+        self.pool = pool
+        self._machine = machine
+        self.workers: dict[int, Worker] = {}  # by index: a lost one is replaced in its place
+        self.failed_starts = 0
+
+    def free_slots(self) -> int:
+        return sum(worker.free_slots() for worker in self.workers.values())
+
+    def starting(self) -> int:
+        return sum(not worker.is_connected for worker in self.workers.values())
+
+    def unused_index(self) -> int | None:
+        return next((i for i in range(self.pool.workers) if i not in self.workers), None)
+
+    def environment(self, index: int) -> dict[str, str]:
+        """What the worker at ``index`` finds in ``os.environ``: this process's, its devices, its share."""
+        share = self.pool.share(index, self._machine)
+        threads = str(max(1, int(share.cores)))
+        return {
+            **dict.fromkeys(_THREAD_COUNTS, threads),
+            **os.environ,
+            # A CPU worker sees no device at all, so that no step takes one by accident.
+            **(visibility(share.devices) if share.devices else self._no_devices()),
+            **share.to_environment(),
+        }
+
+    def _no_devices(self) -> dict[str, str]:
+        return {"CUDA_VISIBLE_DEVICES": "", "TPU_VISIBLE_CHIPS": ""} if self._machine.devices else {}
+
+
+def start(
+    worker: Worker,
+    launcher: Launcher,
+    folders: RunFolders,
+    config: EngineConfig,
+    on_exit: Callable[[Worker, int], None],
+) -> None:
+    request = WorkerRequest(
+        worker_id=worker.id,
+        url=folders.url,
+        environment=worker.pool.environment(worker.index),
+        working_directory=os.getcwd(),
+        import_path=list(sys.path),
+        block_directories=list(dict.fromkeys([folders.memory, folders.disk])),
+        pipeline_options=config.worker_options,
+    )
+    worker.process = launcher.start(request, lambda code: on_exit(worker, code))

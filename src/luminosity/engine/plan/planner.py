@@ -1,0 +1,186 @@
+"""Turn a pipeline's proto into a :class:`~luminosity.engine.plan.graph.Graph`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from apache_beam.portability import common_urns
+from apache_beam.portability.api import beam_runner_api_pb2
+from apache_beam.runners.portability.fn_api_runner import translations
+from apache_beam.runners.worker import bundle_processor
+
+from luminosity.engine.plan.graph import (
+    Buffer,
+    BufferKind,
+    Graph,
+    Read,
+    SideInput,
+    Stage,
+    TimerFamily,
+    Write,
+)
+from luminosity.engine.plan.translate import optimize, resolve_alias
+
+_SDF_PROCESS_URN = common_urns.sdf_components.PROCESS_SIZED_ELEMENTS_AND_RESTRICTIONS.urn
+_IO_URNS = (bundle_processor.DATA_INPUT_URN, bundle_processor.DATA_OUTPUT_URN)
+
+
+def plan(pipeline: beam_runner_api_pb2.Pipeline) -> Graph:
+    context, fused = optimize(pipeline)
+    components = context.components
+    buffers = _buffers(fused, context)
+    default_environment = next(iter(components.environments))
+    stages = tuple(
+        _stage(index, stage, context, default_environment) for index, stage in enumerate(fused)
+    )
+    return Graph(_in_order(stages), buffers, components, dict(context.safe_coders))
+
+
+def _in_order(stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
+    """Writers before readers, side inputs' readers too."""
+    writers: dict[bytes, list[Stage]] = {}
+    for stage in stages:
+        for write in stage.writes:
+            writers.setdefault(write.buffer_id, []).append(stage)
+    ordered: dict[str, Stage] = {}
+
+    def visit(stage: Stage) -> None:
+        if stage.id not in ordered:
+            for source in (*stage.reads, *stage.side_inputs):
+                for writer in writers.get(source.buffer_id, ()):
+                    visit(writer)
+            ordered[stage.id] = stage
+
+    for stage in stages:
+        visit(stage)
+    return tuple(ordered.values())
+
+
+def _transforms(
+    stages: Iterable[translations.Stage], urn: str
+) -> Iterator[beam_runner_api_pb2.PTransform]:
+    for stage in stages:
+        for transform in stage.transforms:
+            if transform.spec.urn == urn:
+                yield transform
+
+
+def _buffers(
+    stages: list[translations.Stage], context: translations.TransformContext
+) -> dict[bytes, Buffer]:
+    coders: dict[str, str] = context.data_channel_coders
+    buffers: dict[bytes, Buffer] = {}
+    written = {
+        t.spec.payload: next(iter(t.inputs.values()))
+        for t in _transforms(stages, bundle_processor.DATA_OUTPUT_URN)
+    }
+    read = {
+        t.spec.payload: next(iter(t.outputs.values()))
+        for t in _transforms(stages, bundle_processor.DATA_INPUT_URN)
+    }
+    for buffer_id in {**read, **written}:
+        if buffer_id == translations.IMPULSE_BUFFER:
+            buffers[buffer_id] = Buffer(buffer_id, BufferKind.IMPULSE, "", "")
+            continue
+        kind, name = translations.split_buffer_id(buffer_id)
+        if kind == "group":
+            gbk = context.components.transforms[name]
+            pcollection = next(iter(gbk.inputs.values()))
+            output = next(iter(gbk.outputs.values()))
+            context.add_data_channel_coder(output)
+            buffers[buffer_id] = Buffer(
+                buffer_id, BufferKind.GROUP, coders[pcollection], pcollection, coders[output]
+            )
+        else:
+            pcollection = written.get(buffer_id) or read[buffer_id]
+            buffers[buffer_id] = Buffer(buffer_id, BufferKind.QUEUE, coders[pcollection], pcollection)
+    return buffers
+
+
+def _stage(
+    index: int,
+    stage: translations.Stage,
+    context: translations.TransformContext,
+    default_environment: str,
+) -> Stage:
+    coders: dict[str, str] = context.data_channel_coders
+    reads: list[Read] = []
+    writes: list[Write] = []
+    side_inputs: list[SideInput] = []
+    timers: list[TimerFamily] = []
+    is_stateful = is_splittable = False
+    for transform in stage.transforms:
+        urn = transform.spec.urn
+        if urn == bundle_processor.DATA_INPUT_URN:
+            coder_id = coders[next(iter(transform.outputs.values()))]
+            reads.append(Read(transform.unique_name, transform.spec.payload, coder_id))
+        elif urn == bundle_processor.DATA_OUTPUT_URN:
+            writes.append(Write(transform.unique_name, transform.spec.payload))
+        elif urn in translations.PAR_DO_URNS:
+            payload = beam_runner_api_pb2.ParDoPayload.FromString(transform.spec.payload)
+            is_stateful = is_stateful or bool(payload.state_specs or payload.timer_family_specs)
+            is_splittable = is_splittable or urn == _SDF_PROCESS_URN
+            side_inputs.extend(_side_inputs(transform, payload, context.buffer_aliases))
+            timers.extend(_timers(transform, payload))
+    steps = tuple(t.unique_name for t in stage.transforms if t.spec.urn not in _IO_URNS)
+    return Stage(
+        id=f"s{index}",
+        label=_label(steps) or _label(t.unique_name for t in stage.transforms),
+        steps=steps,
+        environment_id=stage.environment or default_environment,
+        reads=tuple(reads),
+        writes=tuple(writes),
+        side_inputs=tuple(side_inputs),
+        timers=tuple(timers),
+        is_stateful=is_stateful,
+        is_splittable=is_splittable,
+        transforms=tuple(stage.transforms),
+        residual_reads=_residual_reads(stage.transforms),
+    )
+
+
+def _side_inputs(
+    transform: beam_runner_api_pb2.PTransform,
+    payload: beam_runner_api_pb2.ParDoPayload,
+    aliases: dict[bytes, bytes],
+) -> Iterator[SideInput]:
+    for tag, side_input in payload.side_inputs.items():
+        buffer_id = translations.create_buffer_id(transform.inputs[tag])
+        yield SideInput(
+            transform.unique_name,
+            tag,
+            resolve_alias(aliases, buffer_id),
+            side_input.access_pattern.urn == common_urns.side_inputs.MULTIMAP.urn,
+        )
+
+
+def _timers(
+    transform: beam_runner_api_pb2.PTransform, payload: beam_runner_api_pb2.ParDoPayload
+) -> Iterator[TimerFamily]:
+    for family_id, spec in payload.timer_family_specs.items():
+        yield TimerFamily(
+            transform.unique_name,
+            family_id,
+            spec.time_domain == beam_runner_api_pb2.TimeDomain.PROCESSING_TIME,
+            spec.timer_family_coder_id,
+        )
+
+
+def _residual_reads(transforms: Iterable[beam_runner_api_pb2.PTransform]) -> dict[tuple[str, str], str]:
+    reads = {
+        pcollection: t.unique_name
+        for t in transforms
+        if t.spec.urn == bundle_processor.DATA_INPUT_URN
+        for pcollection in t.outputs.values()
+    }
+    return {
+        (t.unique_name, tag): reads[pcollection]
+        for t in transforms
+        for tag, pcollection in t.inputs.items()
+        if pcollection in reads
+    }
+
+
+def _label(steps: Iterable[str]) -> str:
+    """The user's own names for the steps, shortest first level, in order: ``Create + Map(f)``."""
+    return " + ".join(dict.fromkeys(step.split("/", 1)[0] for step in steps))

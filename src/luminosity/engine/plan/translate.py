@@ -1,0 +1,186 @@
+"""Beam's own translations, in the order the engine needs, with Reshuffle kept as a native move."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator
+
+from apache_beam.portability import common_urns
+from apache_beam.portability.api import beam_runner_api_pb2
+from apache_beam.runners.pipeline_utils import merge_common_environments
+from apache_beam.runners.portability.fn_api_runner import translations
+from apache_beam.runners.worker import bundle_processor
+
+MOVE_URNS = frozenset(
+    [
+        common_urns.composites.RESHUFFLE.urn,
+        common_urns.composites.REDISTRIBUTE_BY_KEY.urn,
+        common_urns.composites.REDISTRIBUTE_ARBITRARILY.urn,
+    ]
+)
+_FLATTEN_URN = common_urns.primitives.FLATTEN.urn
+_RUNNER_URNS = MOVE_URNS | {_FLATTEN_URN, common_urns.primitives.GROUP_BY_KEY.urn}
+
+
+def optimize(
+    pipeline: beam_runner_api_pb2.Pipeline,
+) -> tuple[translations.TransformContext, list[translations.Stage]]:
+    """Fuse ``pipeline`` into stages in topological order; the proto given is left as it is."""
+    return translations.create_and_optimize_stages(
+        copy.deepcopy(merge_common_environments(pipeline)),
+        phases=[
+            translations.annotate_downstream_side_inputs,
+            # A stateful step begins a stage, so that its input can be routed by key.
+            translations.annotate_stateful_dofns_as_roots,
+            translations.fix_side_input_pcoll_coders,
+            translations.pack_combiners,
+            translations.lift_combiners,
+            translations.expand_sdf,
+            _expand_moves,
+            translations.expand_gbk,
+            _free_flattens,
+            translations.sink_flattens,
+            translations.greedily_fuse,
+            translations.read_to_impulse,
+            translations.impulse_to_input,
+            _read_shared_buffers_directly,
+            translations.sort_stages,
+            translations.add_impulse_to_dangling_transforms,
+            translations.setup_timer_mapping,
+            translations.populate_data_channel_coders,
+        ],
+        known_runner_urns=_RUNNER_URNS,
+    )
+
+
+def _expand_moves(
+    stages: Iterable[translations.Stage], context: translations.TransformContext
+) -> Iterator[translations.Stage]:
+    """A Reshuffle becomes a write to and a read from one buffer, in whichever environment its neighbours are."""
+    for stage in stages:
+        transform = translations.only_transform(stage.transforms)
+        if transform.spec.urn in MOVE_URNS:
+            yield from _expand_move(stage, transform, context)
+        else:
+            yield stage
+
+
+def _expand_move(
+    stage: translations.Stage,
+    transform: beam_runner_api_pb2.PTransform,
+    context: translations.TransformContext,
+) -> Iterator[translations.Stage]:
+    pcollections = context.components.pcollections
+    output = translations.only_element(transform.outputs.values())
+    # expand_sdf gives the Reshuffle before an SDF that SDF's side inputs as well; only the main input moves.
+    main = [p for p in transform.inputs.values() if pcollections[p].coder_id == pcollections[output].coder_id]
+    source = main[0] if main else next(iter(transform.inputs.values()))
+    name = transform.unique_name
+    if not main:
+        transcoded = translations.unique_name(pcollections, source + "_transcoded")
+        pcollections[transcoded].CopyFrom(pcollections[source])
+        pcollections[transcoded].coder_id = pcollections[output].coder_id
+        identity = beam_runner_api_pb2.PTransform(
+            unique_name=f"{name}/Transcode",
+            inputs={"in": source},
+            outputs={"out": transcoded},
+            spec=beam_runner_api_pb2.FunctionSpec(urn=_FLATTEN_URN),
+        )
+        yield translations.Stage(
+            f"{name}/Transcode",
+            [identity],
+            downstream_side_inputs=stage.downstream_side_inputs,
+            must_follow=stage.must_follow,
+        )
+        source = transcoded
+    context.length_prefix_pcoll_coders(source)
+    context.length_prefix_pcoll_coders(output)
+    buffer_id = translations.create_buffer_id(output)
+    write = translations.Stage(
+        f"{name}/Write",
+        [
+            beam_runner_api_pb2.PTransform(
+                unique_name=f"{name}/Write",
+                inputs={"in": source},
+                spec=beam_runner_api_pb2.FunctionSpec(
+                    urn=bundle_processor.DATA_OUTPUT_URN, payload=buffer_id
+                ),
+            )
+        ],
+        downstream_side_inputs=frozenset(),
+        must_follow=stage.must_follow,
+    )
+    yield write
+    yield translations.Stage(
+        f"{name}/Read",
+        [
+            beam_runner_api_pb2.PTransform(
+                unique_name=f"{name}/Read",
+                outputs={"out": output},
+                spec=beam_runner_api_pb2.FunctionSpec(urn=bundle_processor.DATA_INPUT_URN, payload=buffer_id),
+            )
+        ],
+        downstream_side_inputs=stage.downstream_side_inputs,
+        must_follow=translations.union(frozenset([write]), stage.must_follow),
+    )
+
+
+def _free_flattens(
+    stages: Iterable[translations.Stage], context: translations.TransformContext
+) -> Iterator[translations.Stage]:
+    """A Flatten writes from each producer's own environment; one of its own would only copy."""
+    for stage in stages:
+        transform = translations.only_transform(stage.transforms)
+        if transform.spec.urn == _FLATTEN_URN and len(transform.inputs) > 1:
+            transform.environment_id = ""
+            stage.environment = None
+        yield stage
+
+
+def _read_shared_buffers_directly(
+    stages: Iterable[translations.Stage], context: translations.TransformContext
+) -> list[translations.Stage]:
+    """Let every consumer of a buffer read it, instead of having the first one copy it for the rest.
+
+    Fusion gives a buffer's read to one consumer, and has that stage write what it read for the others. Where the
+    written PCollection is the one that was read, the write goes and its readers read the first buffer.
+    """
+    stages = list(stages)
+    writers: dict[bytes, int] = {}
+    for stage in stages:
+        for transform in stage.transforms:
+            if transform.spec.urn == bundle_processor.DATA_OUTPUT_URN:
+                writers[transform.spec.payload] = writers.get(transform.spec.payload, 0) + 1
+    aliases: dict[bytes, bytes] = {}
+    for stage in stages:
+        read_from = {
+            translations.only_element(t.outputs.values()): t.spec.payload
+            for t in stage.transforms
+            if t.spec.urn == bundle_processor.DATA_INPUT_URN and t.spec.payload != translations.IMPULSE_BUFFER
+        }
+        kept: list[beam_runner_api_pb2.PTransform] = []
+        for transform in stage.transforms:
+            written = transform.spec.payload
+            if (
+                transform.spec.urn == bundle_processor.DATA_OUTPUT_URN
+                and (pcollection := next(iter(transform.inputs.values()))) in read_from
+                and writers[written] == 1
+            ):
+                aliases[written] = read_from[pcollection]
+            else:
+                kept.append(transform)
+        stage.transforms[:] = kept
+    context.buffer_aliases = aliases
+    for stage in stages:
+        for transform in stage.transforms:
+            if transform.spec.urn == bundle_processor.DATA_INPUT_URN:
+                transform.spec.payload = resolve_alias(aliases, transform.spec.payload)
+    return [
+        s for s in stages if any(t.spec.urn != bundle_processor.DATA_INPUT_URN for t in s.transforms)
+    ]
+
+
+def resolve_alias(aliases: dict[bytes, bytes], buffer_id: bytes) -> bytes:
+    while buffer_id in aliases:
+        buffer_id = aliases[buffer_id]
+    return buffer_id

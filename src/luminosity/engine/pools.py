@@ -1,0 +1,210 @@
+"""Which workers there are, what each may use, and which stage runs on which.
+
+A pool is logical. Device groups come first: for each ``count:N`` that steps ask for, one process per group of N
+devices serves every such step, whatever its other hints. CPU steps form a pool per kind of need. Cores and RAM,
+summed over all pools, stay within the machine.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from luminosity.core import WorkerShare
+from luminosity.engine.hints import Needs
+from luminosity.engine.machine import Machine
+from luminosity.engine.options import EngineConfig
+from luminosity.engine.plan.graph import Stage
+from luminosity.errors import ResourcesExceeded
+
+_LOGGER = logging.getLogger("luminosity")
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Worker processes of one kind."""
+
+    name: str
+    cores_per_worker: float
+    ram_per_worker: int  # 0: not asked for
+    slots: int  # bundles that one worker runs at once
+    device_groups: tuple[tuple[str, ...], ...]  # one per worker; () for a CPU pool
+    workers: int
+    labels: tuple[str, ...]
+
+    def share(self, index: int, machine: Machine) -> WorkerShare:
+        """The share of the pool's ``index``-th worker."""
+        return WorkerShare(
+            pool=self.name,
+            cores=self.cores_per_worker,
+            ram_bytes=self.ram_per_worker or machine.ram_bytes,
+            devices=self.device_groups[index] if self.device_groups else (),
+            workers=self.workers,
+        )
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """Where a stage runs, and how many of its bundles one worker takes at once."""
+
+    pool: Pool
+    max_active_bundles: int
+
+
+@dataclass
+class _Draft:
+    """A pool while it is being sized."""
+
+    name: str
+    labels: list[str]
+    cores: float
+    ram: int
+    slots: int
+    groups: list[tuple[str, ...]]
+    workers: int = 1
+    cores_are_asked_for: bool = False
+
+
+def assign(
+    stages: Iterable[tuple[Stage, Needs]], machine: Machine, config: EngineConfig
+) -> dict[str, Assignment]:
+    """The pool of every stage, by the stage's id."""
+    drafts: dict[tuple[object, ...], _Draft] = {}
+    chosen: dict[str, tuple[tuple[object, ...], int]] = {}
+    missing: list[str] = []
+    for stage, needs in stages:
+        if needs.accelerator_count > len(machine.devices):
+            missing.append(_missing_accelerator(stage, needs, machine, config))
+            needs = replace(needs, accelerator_count=0, accelerator_type="")
+        _check_fits(stage, needs, machine)
+        key, draft = _draft_for(needs, machine, config)
+        known = drafts.setdefault(key, draft)
+        known.labels.append(stage.label)
+        known.ram = max(known.ram, draft.ram)
+        known.cores = max(known.cores, draft.cores)
+        known.slots = max(known.slots, draft.slots)
+        known.cores_are_asked_for |= draft.cores_are_asked_for
+        chosen[stage.id] = key, draft.slots
+    if missing:
+        _LOGGER.warning("%s", "\n".join(missing))
+    pools = dict(zip(drafts, _size(list(drafts.values()), machine, config), strict=True))
+    return {stage_id: Assignment(pools[key], slots) for stage_id, (key, slots) in chosen.items()}
+
+
+def _missing_accelerator(stage: Stage, needs: Needs, machine: Machine, config: EngineConfig) -> str:
+    wish = f"{needs.accelerator_count} × {needs.accelerator_type or 'accelerator'}"
+    message = f"step {stage.label!r} asks for {wish}; this machine has {len(machine.devices)}"
+    if config.missing_accelerator == "fail":
+        raise ResourcesExceeded(
+            f"{message}. Without --missing_accelerator=fail it would run on the CPU; "
+            f"--accelerators={needs.accelerator_count} declares them, to try the pools out."
+        )
+    return f"{message}: it runs on the CPU"
+
+
+def _check_fits(stage: Stage, needs: Needs, machine: Machine) -> None:
+    if needs.min_ram_bytes > machine.ram_bytes:
+        raise ResourcesExceeded(
+            f"step {stage.label!r} asks for min_ram={_gib(needs.min_ram_bytes)}; "
+            f"this machine has {_gib(machine.ram_bytes)}"
+        )
+    if needs.cpu_count > machine.cores:
+        raise ResourcesExceeded(
+            f"step {stage.label!r} asks for cpu_count={needs.cpu_count}; this machine has {machine.cores} cores"
+        )
+
+
+def _draft_for(needs: Needs, machine: Machine, config: EngineConfig) -> tuple[tuple[object, ...], _Draft]:
+    cores = float(needs.cpu_count or 1)
+    if count := needs.accelerator_count:
+        # One bundle at a time, so that a DoFn that loads its model in setup() holds it once.
+        slots = needs.max_active_bundles or 1
+        whole = len(machine.devices) // count * count
+        groups = [machine.devices[i : i + count] for i in range(0, whole, count)]
+        name = "device" if count == 1 else f"device×{count}"
+        draft = _Draft(name, [], cores, needs.min_ram_bytes, slots, groups, len(groups), needs.cpu_count > 0)
+        return ("device", count), draft
+    slots = needs.max_active_bundles or config.threads_per_worker
+    name = "cpu"
+    if needs.min_ram_bytes:
+        name += f" ram={_gib(needs.min_ram_bytes)}"
+    if needs.cpu_count:
+        name += f" cores={needs.cpu_count}"
+    if needs.max_active_bundles:
+        name += f" bundles={slots}"
+    draft = _Draft(name, [], cores, needs.min_ram_bytes, slots, [], 1, needs.cpu_count > 0)
+    return ("cpu", needs.min_ram_bytes, needs.cpu_count, slots), draft
+
+
+def _size(drafts: list[_Draft], machine: Machine, config: EngineConfig) -> list[Pool]:
+    """Every pool gets one worker; then device groups, then CPU pools in turn, get more while there is room."""
+    devices = [d for d in drafts if d.groups]
+    cpus = [d for d in drafts if not d.groups]
+    wanted = {id(d): len(d.groups) for d in devices}
+    for draft in drafts:
+        draft.workers = 1
+    ram_left = machine.ram_bytes - sum(d.ram for d in drafts)
+    if ram_left < 0:
+        wishes = ", ".join(f"{d.labels[0]!r} {_gib(d.ram)}" for d in drafts if d.ram)
+        raise ResourcesExceeded(
+            f"one worker for each kind of step needs more RAM than this machine's {_gib(machine.ram_bytes)}: {wishes}"
+        )
+    for draft in devices:
+        while draft.workers < wanted[id(draft)] and draft.ram <= ram_left:
+            draft.workers += 1
+            ram_left -= draft.ram
+    cores_left = machine.cores - sum(d.workers * d.cores for d in drafts)
+    cpu_workers_left = (config.cpu_workers or machine.cores) - len(cpus)
+    growing = list(cpus)
+    while growing and cpu_workers_left > 0:
+        for draft in list(growing):
+            fits_cores = config.cpu_workers is not None or draft.cores <= cores_left
+            if cpu_workers_left <= 0 or draft.ram > ram_left or not fits_cores:
+                growing.remove(draft)
+                continue
+            draft.workers += 1
+            ram_left -= draft.ram
+            cores_left -= draft.cores
+            cpu_workers_left -= 1
+    return _shared_out(drafts, machine)
+
+
+def _shared_out(drafts: list[_Draft], machine: Machine) -> list[Pool]:
+    """Scale the cores down where even one worker per pool is more than the machine has.
+
+    What steps asked for is kept as long as it fits; the others share what is left.
+    """
+    asked = sum(d.workers * d.cores for d in drafts if d.cores_are_asked_for)
+    unasked = sum(d.workers * d.cores for d in drafts if not d.cores_are_asked_for)
+    least = 0.1 * sum(d.workers for d in drafts if not d.cores_are_asked_for)
+    asked_scale = min(1.0, (machine.cores - least) / asked) if asked else 1.0
+    unasked_scale = min(1.0, (machine.cores - asked * asked_scale) / unasked) if unasked else 1.0
+    if asked_scale < 1.0:
+        names = ", ".join(repr(d.labels[0]) for d in drafts if d.cores_are_asked_for)
+        _LOGGER.warning(
+            "%s ask for %g cores together; this machine has %d, so each gets less", names, asked, machine.cores
+        )
+    return [
+        Pool(
+            name=d.name,
+            cores_per_worker=d.cores * (asked_scale if d.cores_are_asked_for else unasked_scale),
+            ram_per_worker=d.ram,
+            slots=d.slots,
+            device_groups=tuple(d.groups[: d.workers]),
+            workers=d.workers,
+            labels=tuple(d.labels),
+        )
+        for d in drafts
+    ]
+
+
+def _gib(size: int) -> str:
+    """
+    >>> _gib(3 * 2**30)
+    '3GiB'
+    """
+    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if size >= unit:
+            return f"{size / unit:.4g}{name}"
+    return f"{size}B"

@@ -1,0 +1,60 @@
+"""What ``pipeline.run()`` returns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from apache_beam.portability.api import metrics_pb2
+from apache_beam.runners.portability.fn_api_runner.fn_runner import FnApiMetrics
+from apache_beam.runners.runner import PipelineResult, PipelineState
+
+from luminosity.engine.run import Run
+
+_CANCEL_TIMEOUT_S = 5.0
+
+
+class LuminosityResult(PipelineResult):
+    """A run of a pipeline, which may still go on."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(PipelineState.RUNNING)
+        self._run = run
+
+    @property
+    def state(self) -> str:
+        return self._run.state
+
+    def wait_until_finish(self, duration: float | None = None) -> str | None:
+        """Wait for the end, or for ``duration`` milliseconds.
+
+        Returns the final state, or None when the time was up first. Raises what ended the run if it failed. Ctrl-C
+        while waiting ends the run and is raised once nothing of it is left.
+        """
+        try:
+            has_ended = self._run.wait(None if duration is None else duration / 1000)
+        except KeyboardInterrupt:
+            self.cancel()
+            raise
+        if not has_ended:
+            return None
+        if self._run.failure is not None and self._run.state == PipelineState.FAILED:
+            raise self._run.failure
+        return self._run.state
+
+    def cancel(self) -> str:
+        """End the run and wait until nothing of it is left."""
+        self._run.cancel()
+        self._run.wait(_CANCEL_TIMEOUT_S)
+        return self._run.state
+
+    def metrics(self) -> FnApiMetrics:
+        """The user's metrics."""
+        return FnApiMetrics(self._run.metrics.by_stage(), user_metrics_only=True)
+
+    def monitoring_metrics(self) -> FnApiMetrics:
+        """All metrics, Beam's own included."""
+        return FnApiMetrics(self._run.metrics.by_stage(), user_metrics_only=False)
+
+    def monitoring_infos(self) -> Iterator[metrics_pb2.MonitoringInfo]:
+        for infos in self._run.metrics.by_stage().values():
+            yield from infos

@@ -1,0 +1,138 @@
+"""One run of a pipeline: set up, loop, clean up, on a thread of its own."""
+
+from __future__ import annotations
+
+import threading
+
+from apache_beam.runners.common import ENCODED_IMPULSE_VALUE
+from apache_beam.runners.runner import PipelineState
+
+from luminosity.engine.blocks import Block
+from luminosity.engine.fnapi.server import FnApiServer
+from luminosity.engine.fnapi.state import StateStore
+from luminosity.engine.folders import RunFolders
+from luminosity.engine.loop.buffers import BufferRun
+from luminosity.engine.loop.grouping import Grouping
+from luminosity.engine.loop.metrics import RunMetrics
+from luminosity.engine.loop.scheduler import RunParts, Scheduler
+from luminosity.engine.loop.sideinputs import SideInputData
+from luminosity.engine.loop.stage import StageRun
+from luminosity.engine.loop.watermarks import MIN
+from luminosity.engine.loop.workers import PoolRun
+from luminosity.engine.machine import Machine
+from luminosity.engine.options import EngineConfig
+from luminosity.engine.plan.codecs import Codecs
+from luminosity.engine.plan.graph import BufferKind, Graph
+from luminosity.engine.pools import Assignment
+from luminosity.engine.progress import Progress
+from luminosity.engine.workers.launcher import launcher
+from luminosity.errors import RunCancelled
+
+
+class Run:
+    """Starts on construction. ``state``, ``metrics`` and ``wait`` may be used from any thread."""
+
+    def __init__(
+        self, graph: Graph, assignments: dict[str, Assignment], machine: Machine, config: EngineConfig
+    ) -> None:
+        self.metrics = RunMetrics()
+        self.state: str = PipelineState.RUNNING
+        self.failure: BaseException | None = None
+        self._done = threading.Event()
+        self._folders = RunFolders()
+        try:
+            parts = _set_up(graph, assignments, machine, config, self._folders, self.metrics)
+        except BaseException:
+            self._folders.remove()
+            raise
+        self._server = parts.server
+        self._progress = Progress(config.progress, parts.stages, parts.pools)
+        self._scheduler = Scheduler(parts, self._progress.tick)
+        # Not a daemon: a script that ends without waiting for its pipeline still gets its results.
+        self._thread = threading.Thread(target=self._run, name="luminosity-run")
+        self._thread.start()
+
+    def wait(self, seconds: float | None) -> bool:
+        """Whether the run has ended within ``seconds``."""
+        return self._done.wait(seconds)
+
+    def cancel(self) -> None:
+        self._scheduler.cancel()
+
+    def _run(self) -> None:
+        try:
+            self._scheduler.run()
+            self.state = PipelineState.DONE
+        except RunCancelled as error:
+            self.state, self.failure = PipelineState.CANCELLED, error
+        except BaseException as error:
+            # Whatever it is, whoever waits for the run must hear of it.
+            self.state, self.failure = PipelineState.FAILED, error
+        finally:
+            self._server.stop()
+            self._folders.remove()
+            self._progress.finish(self.state)
+            self._done.set()
+
+
+def _set_up(
+    graph: Graph,
+    assignments: dict[str, Assignment],
+    machine: Machine,
+    config: EngineConfig,
+    folders: RunFolders,
+    metrics: RunMetrics,
+) -> RunParts:
+    codecs = Codecs(graph)
+    pools: dict[int, PoolRun] = {}
+    stages: list[StageRun] = []
+    for stage in graph.stages:
+        assignment = assignments[stage.id]
+        pool = pools.setdefault(id(assignment.pool), PoolRun(assignment.pool, machine))
+        stages.append(StageRun(stage, pool, assignment.max_active_bundles, codecs))
+    state = StateStore()
+    buffers = _buffers(graph, codecs, folders, stages, state)
+    server = FnApiServer(folders.url, state)
+    for stage in graph.stages:
+        server.descriptors[stage.id] = graph.descriptor(stage, folders.url)
+    return RunParts(
+        stages=stages,
+        buffers=buffers,
+        pools=list(pools.values()),
+        codecs=codecs,
+        state=state,
+        server=server,
+        folders=folders,
+        launcher=launcher(config.worker_start),
+        config=config,
+        metrics=metrics,
+    )
+
+
+def _buffers(
+    graph: Graph, codecs: Codecs, folders: RunFolders, stages: list[StageRun], state: StateStore
+) -> dict[bytes, BufferRun]:
+    buffers: dict[bytes, BufferRun] = {}
+    for buffer in graph.buffers.values():
+        grouping = None
+        if buffer.kind is BufferKind.GROUP:
+            grouping = Grouping(
+                codecs.elements(buffer.coder_id),
+                codecs.elements(buffer.output_coder_id),
+                codecs.windowing(buffer.pcollection_id),
+            )
+        buffers[buffer.id] = BufferRun(folders, grouping)
+    for run in stages:
+        for write in run.stage.writes:
+            buffers[write.buffer_id].writers.append(run)
+        for read in run.stage.reads:
+            buffers[read.buffer_id].readers.append((run, read.transform_id))
+            if graph.buffers[read.buffer_id].kind is BufferKind.IMPULSE:
+                run.add(read.transform_id, Block.of_bytes(ENCODED_IMPULSE_VALUE, 1, MIN))
+        for side_input in run.stage.side_inputs:
+            buffer = buffers[side_input.buffer_id]
+            if buffer.side_input is None:
+                plan = graph.buffers[side_input.buffer_id]
+                buffer.side_input = SideInputData(codecs.elements(plan.output_coder_id or plan.coder_id))
+            state.add_side_input(side_input.transform_id, side_input.tag, buffer.side_input.read)
+    return buffers

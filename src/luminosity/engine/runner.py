@@ -1,0 +1,53 @@
+"""``LuminosityRunner``, the entry point."""
+
+from __future__ import annotations
+
+import threading
+
+from apache_beam.options.pipeline_options import PipelineOptions, PortableOptions
+from apache_beam.portability.api import beam_runner_api_pb2
+from apache_beam.runners.runner import PipelineRunner
+from apache_beam.transforms import environments
+from apache_beam.transforms.resources import resource_hints_from_options
+
+from luminosity.engine import support
+from luminosity.engine.hints import Needs
+from luminosity.engine.machine import Machine
+from luminosity.engine.options import EngineConfig
+from luminosity.engine.plan.planner import plan
+from luminosity.engine.pools import assign
+from luminosity.engine.result import LuminosityResult
+from luminosity.engine.run import Run
+from luminosity.engine.workers.launcher import launcher
+
+
+class LuminosityRunner(PipelineRunner):
+    """Runs a Beam pipeline on this machine, with workers fitted to each step's resource hints.
+
+    >>> import apache_beam as beam
+    >>> with beam.Pipeline(runner=LuminosityRunner()) as pipeline:
+    ...     numbers = pipeline | beam.Create([1, 2, 3]) | beam.Map(lambda n: n * n)
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        # Importing Beam in the process that forks workers takes a second: let it do so while the pipeline is built.
+        threading.Thread(target=launcher, args=("auto",), name="luminosity-warm-up", daemon=True).start()
+
+    def default_environment(self, options: PipelineOptions) -> environments.Environment:
+        return environments.EmbeddedPythonEnvironment(
+            capabilities=environments.python_sdk_capabilities(),
+            artifacts=(),
+            resource_hints=resource_hints_from_options(options.view_as(PortableOptions)),
+        )
+
+    def run_portable_pipeline(
+        self, pipeline: beam_runner_api_pb2.Pipeline, options: PipelineOptions
+    ) -> LuminosityResult:
+        config = EngineConfig.of(options)
+        support.check(pipeline)
+        machine = Machine.detect(config.accelerators)
+        graph = plan(pipeline)
+        needs = {key: Needs.of(e) for key, e in graph.components.environments.items()}
+        assignments = assign([(s, needs[s.environment_id]) for s in graph.stages], machine, config)
+        return LuminosityResult(Run(graph, assignments, machine, config))

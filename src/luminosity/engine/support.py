@@ -1,0 +1,71 @@
+"""Refuse, before anything runs, what the engine would get wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from apache_beam.portability import common_urns, python_urns
+from apache_beam.portability.api import beam_runner_api_pb2
+from apache_beam.runners.portability.fn_api_runner import translations
+
+from luminosity.errors import UnsupportedPipeline
+
+_REQUIREMENTS = common_urns.requirements
+_SUPPORTED_REQUIREMENTS = frozenset(
+    [
+        _REQUIREMENTS.REQUIRES_STATEFUL_PROCESSING.urn,
+        _REQUIREMENTS.REQUIRES_BUNDLE_FINALIZATION.urn,
+        _REQUIREMENTS.REQUIRES_SPLITTABLE_DOFN.urn,
+    ]
+)
+_PYTHON_ENVIRONMENTS = frozenset([python_urns.EMBEDDED_PYTHON, python_urns.EMBEDDED_PYTHON_GRPC])
+
+
+def check(pipeline: beam_runner_api_pb2.Pipeline) -> None:
+    """Raise :class:`UnsupportedPipeline` that names each feature and its step."""
+    problems = list(dict.fromkeys(_problems(pipeline)))
+    if problems:
+        raise UnsupportedPipeline("this pipeline can't run here:\n" + "\n".join(f"  {p}" for p in problems))
+
+
+def _problems(pipeline: beam_runner_api_pb2.Pipeline) -> Iterator[str]:
+    components = pipeline.components
+    steps = [t for t in components.transforms.values() if not t.subtransforms]
+    for step in steps:
+        name = repr(step.unique_name)
+        if step.spec.urn == common_urns.primitives.TEST_STREAM.urn:
+            yield f"step {name}: TestStream is not supported yet"
+        environment = components.environments.get(step.environment_id)
+        if environment is not None and not _is_python(environment):
+            yield f"step {name}: its environment is {environment.urn}; only Python steps run here"
+        if step.spec.urn in translations.PAR_DO_URNS:
+            yield from _pardo_problems(name, step.spec.payload)
+    found = {p for p in pipeline.requirements if p not in _SUPPORTED_REQUIREMENTS}
+    named = {
+        _REQUIREMENTS.REQUIRES_STABLE_INPUT.urn,
+        _REQUIREMENTS.REQUIRES_TIME_SORTED_INPUT.urn,
+        _REQUIREMENTS.REQUIRES_ON_WINDOW_EXPIRATION.urn,
+    }
+    for requirement in sorted(found - named):
+        yield f"the pipeline requires {requirement}"
+
+
+def _pardo_problems(name: str, payload: bytes) -> Iterator[str]:
+    pardo = beam_runner_api_pb2.ParDoPayload.FromString(payload)
+    if pardo.requires_stable_input:
+        yield f"step {name}: stable input is not supported"
+    if pardo.requires_time_sorted_input:
+        yield f"step {name}: time-sorted input is not supported"
+    if pardo.on_window_expiration_timer_family_spec:
+        yield f"step {name}: on_window_expiration is not supported"
+    domains = (
+        beam_runner_api_pb2.TimeDomain.EVENT_TIME,
+        beam_runner_api_pb2.TimeDomain.PROCESSING_TIME,
+    )
+    for family, spec in pardo.timer_family_specs.items():
+        if spec.time_domain not in domains:
+            yield f"step {name}: timer {family!r} is in time domain {spec.time_domain}"
+
+
+def _is_python(environment: beam_runner_api_pb2.Environment) -> bool:
+    return environment.urn in _PYTHON_ENVIRONMENTS

@@ -1,0 +1,108 @@
+"""A failure in a worker, described so that a person can act on it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sysconfig
+import traceback
+from dataclasses import asdict, dataclass
+from types import FrameType, TracebackType
+from typing import Any
+
+import apache_beam
+from apache_beam.utils.windowed_value import WindowedValue
+
+ELEMENT_CHARACTERS = 200
+
+_BEAM_DIRECTORY = os.path.dirname(apache_beam.__file__) + os.sep
+_OUR_DIRECTORY = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
+_LIBRARY_DIRECTORIES = tuple(
+    path + os.sep for path in {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+)
+_STEP = re.compile(r"\[while running '(.*?)'\]")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What went wrong in a worker, as text: it crosses a process."""
+
+    exception: str  # type and message
+    traceback: str  # whole
+    step: str = ""
+    location: str = ""  # the user's own file and line
+    element: str = ""  # at most ELEMENT_CHARACTERS of its repr
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Failure:
+        """Also takes a plain traceback, which is what Beam's own code reports."""
+        try:
+            return cls(**json.loads(text))
+        except (ValueError, TypeError):
+            lines = text.strip().splitlines()
+            return cls(exception=lines[-1] if lines else "unknown error", traceback=text)
+
+    @classmethod
+    def of(cls, error: BaseException) -> Failure:
+        step = _STEP.search(str(error))
+        frames = _frames(error.__traceback__)
+        message = _STEP.sub("", str(error)).strip()
+        name = type(error).__name__
+        return cls(
+            exception=f"{name}: {message}" if message else name,
+            traceback="".join(traceback.format_exception(type(error), error, error.__traceback__)),
+            step=step.group(1) if step else "",
+            location=_location(frames),
+            element=_element(frames),
+        )
+
+
+def shorten(value: Any) -> str:
+    """The beginning of ``repr(value)``."""
+    try:
+        text = repr(value)
+    except Exception as error:
+        text = f"<{type(value).__name__} whose repr raises {type(error).__name__}>"
+    return text if len(text) <= ELEMENT_CHARACTERS else text[: ELEMENT_CHARACTERS - 1] + "…"
+
+
+def _frames(trace: TracebackType | None) -> list[tuple[FrameType, int]]:
+    return [(frame, line) for frame, line in traceback.walk_tb(trace)]
+
+
+def _is_users(frame: FrameType) -> bool:
+    path = frame.f_code.co_filename
+    return not path.startswith((_BEAM_DIRECTORY, _OUR_DIRECTORY, *_LIBRARY_DIRECTORIES, "<frozen", "apache_beam/"))
+
+
+def _location(frames: list[tuple[FrameType, int]]) -> str:
+    """The innermost line of the user's own code."""
+    for frame, line in reversed(frames):
+        if _is_users(frame):
+            return f"{frame.f_code.co_filename}:{line}"
+    return ""
+
+
+def _element(frames: list[tuple[FrameType, int]]) -> str:
+    """What the step was given: the first argument of the outermost call into the user's code.
+
+    Where no user code runs (a coder fails), it is the element that Beam's own input or output step holds.
+    """
+    for frame, _ in frames:
+        if _is_users(frame):
+            code = frame.f_code
+            names = [n for n in code.co_varnames[: code.co_argcount] if n not in ("self", "cls")]
+            if code.co_name == "add_input" and len(names) > 1:
+                names = names[1:]  # a CombineFn's first argument is its accumulator
+            if names and names[0] in frame.f_locals:
+                return shorten(frame.f_locals[names[0]])
+    for frame, _ in reversed(frames):
+        for name in ("windowed_value", "decoded_value"):
+            value = frame.f_locals.get(name)
+            if isinstance(value, WindowedValue):
+                return shorten(value.value)
+    return ""

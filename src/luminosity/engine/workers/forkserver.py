@@ -1,0 +1,132 @@
+"""A process that has imported Beam and pyarrow, and forks a worker for each line it reads.
+
+It is single-threaded and opens no channel, so that forking it is safe; it never imports an accelerator library.
+Lines are JSON. In: ``{"start": request}`` and ``{"kill": pid}``. Out: ``{"ready": true}``, ``{"started": pid}`` in the
+order of the requests, and ``{"ended": pid, "code": code}``. When its input closes it kills its workers and ends.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import os
+import selectors
+import signal
+import socket
+import sys
+from typing import Any
+
+
+def main() -> None:
+    control = socket.socket(fileno=int(sys.argv[1]))
+    lifeline = int(sys.argv[2])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _preload()
+    _Server(control, lifeline).serve()
+
+
+def _preload() -> None:
+    logging.disable(logging.WARNING)  # what Beam says about optional packages was said in the runner already
+    import apache_beam
+    import apache_beam.runners.worker.bundle_processor
+    import apache_beam.runners.worker.sdk_worker_main
+    import pyarrow
+
+    import luminosity.engine.workers.harness
+
+    del apache_beam, pyarrow, luminosity
+    logging.disable(logging.NOTSET)
+    gc.collect()
+    gc.freeze()  # keeps the collector of a worker from writing to, and so copying, the pages it shares
+
+
+class _Server:
+    def __init__(self, control: socket.socket, lifeline: int) -> None:
+        self._control = control
+        self._lifeline = lifeline
+        self._workers: set[int] = set()
+        self._wakeup, write_end = socket.socketpair()
+        for end in (self._wakeup, write_end):
+            end.setblocking(False)
+        self._write_end = write_end
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(write_end.fileno(), warn_on_full_buffer=False)
+
+    def serve(self) -> None:
+        selector = selectors.DefaultSelector()
+        selector.register(self._control, selectors.EVENT_READ)
+        selector.register(self._wakeup, selectors.EVENT_READ)
+        self._say({"ready": True})
+        received = b""
+        while True:
+            for key, _ in selector.select():
+                if key.fileobj is self._wakeup:
+                    self._wakeup.recv(4096)
+                    self._reap()
+                    continue
+                chunk = self._control.recv(1 << 16)
+                if not chunk:
+                    self._end()
+                *lines, received = (received + chunk).split(b"\n")
+                for line in lines:
+                    self._handle(json.loads(line))
+
+    def _handle(self, message: dict[str, Any]) -> None:
+        if "kill" in message:
+            if message["kill"] in self._workers:
+                os.kill(message["kill"], signal.SIGKILL)
+            return
+        pid = os.fork()
+        if pid == 0:
+            self._become_worker(message["start"])
+        self._workers.add(pid)
+        self._say({"started": pid})
+
+    def _become_worker(self, request: dict[str, Any]) -> None:
+        code = 1
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            self._control.close()
+            self._wakeup.close()
+            self._write_end.close()
+            from luminosity.engine.workers import harness
+
+            harness.end_with(self._lifeline)
+            harness.run(harness.WorkerRequest(**request))
+            code = 0
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+    def _reap(self) -> None:
+        while self._workers:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            self._workers.discard(pid)
+            self._say({"ended": pid, "code": os.waitstatus_to_exitcode(status)})
+
+    def _end(self) -> None:
+        for pid in self._workers:
+            os.kill(pid, signal.SIGKILL)
+        os._exit(0)
+
+    def _say(self, message: dict[str, Any]) -> None:
+        try:
+            self._control.sendall(json.dumps(message).encode() + b"\n")
+        except BrokenPipeError:
+            self._end()
+
+
+if __name__ == "__main__":
+    main()

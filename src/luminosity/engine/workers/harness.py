@@ -1,0 +1,118 @@
+"""What runs inside a worker process: Beam's stock SDK harness, with our data channel and our failure reports."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import random
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from apache_beam.portability import common_urns
+from apache_beam.portability.api import beam_fn_api_pb2
+from apache_beam.runners.worker import (
+    data_plane,
+    sdk_worker,
+    sdk_worker_main,
+    statesampler,
+    worker_id_interceptor,
+)
+
+from luminosity.engine.workers.channel import BlockChannel, BlockWriter
+from luminosity.engine.workers.failure import Failure
+
+_RUNNER_CAPABILITIES = common_urns.runner_protocols.MULTIMAP_KEYS_VALUES_SIDE_INPUT.urn
+
+
+@dataclass(frozen=True)
+class WorkerRequest:
+    """All that a worker process is told when it starts."""
+
+    worker_id: str
+    url: str  # of the Fn API server
+    environment: dict[str, str]
+    working_directory: str
+    import_path: list[str]
+    block_directories: list[str]
+    pipeline_options: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> WorkerRequest:
+        return cls(**json.loads(text))
+
+
+class ReportingHarness(sdk_worker.SdkHarness):
+    """Beam's harness, whose errors carry the step, the user's line and the element besides the traceback."""
+
+    def _execute(
+        self,
+        task: Callable[[], beam_fn_api_pb2.InstructionResponse],
+        request: beam_fn_api_pb2.InstructionRequest,
+    ) -> None:
+        with statesampler.instruction_id(request.instruction_id):
+            try:
+                response = task()
+            except BaseException as error:
+                # Whatever it is, it belongs to the instruction, and its future must not wait for ever.
+                response = beam_fn_api_pb2.InstructionResponse(
+                    instruction_id=request.instruction_id, error=Failure.of(error).to_json()
+                )
+            self._responses.put(response)
+
+
+def end_with(lifeline: int) -> None:
+    """End this process when the other end of the pipe ``lifeline`` closes, that is, when the runner is gone."""
+
+    def watch() -> None:
+        while os.read(lifeline, 4096):
+            pass
+        os._exit(1)
+
+    threading.Thread(target=watch, name="lifeline", daemon=True).start()
+
+
+def run(request: WorkerRequest) -> None:
+    """Serve the runner at ``request.url`` until it says that there is no more work."""
+    # Ctrl-C reaches the whole process group; the runner decides what it means for workers.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.environ.clear()
+    os.environ.update(request.environment)
+    sys.path[:] = request.import_path
+    os.chdir(request.working_directory)
+    _reseed()
+    worker_id_interceptor.WorkerIdInterceptor._worker_id = request.worker_id
+    BlockChannel.writer = BlockWriter(request.block_directories, request.worker_id)
+    data_plane.GrpcClientDataChannel = BlockChannel
+    sdk_worker_main.SdkHarness = ReportingHarness
+    descriptor = f'url: "{request.url}"'
+    log_handler, harness, _ = sdk_worker_main.create_harness(
+        {
+            "WORKER_ID": request.worker_id,
+            "CONTROL_API_SERVICE_DESCRIPTOR": descriptor,
+            "LOGGING_API_SERVICE_DESCRIPTOR": descriptor,
+            "PIPELINE_OPTIONS": json.dumps(request.pipeline_options),
+            "RUNNER_CAPABILITIES": _RUNNER_CAPABILITIES,
+        }
+    )
+    try:
+        harness.run()
+    finally:
+        if log_handler:
+            logging.getLogger().removeHandler(log_handler)
+            log_handler.close()
+
+
+def _reseed() -> None:
+    """Forked workers would otherwise all draw the same numbers."""
+    random.seed()
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed()

@@ -1,0 +1,20 @@
+"""The entry point of a worker that is spawned rather than forked: its request comes as a file descriptor's content."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from luminosity.engine.workers import harness
+
+
+def main() -> None:
+    request, lifeline = int(sys.argv[1]), int(sys.argv[2])
+    with os.fdopen(request) as file:
+        parsed = harness.WorkerRequest.from_json(file.read())
+    harness.end_with(lifeline)
+    harness.run(parsed)
+
+
+if __name__ == "__main__":
+    main()

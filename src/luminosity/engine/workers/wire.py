@@ -1,0 +1,51 @@
+"""How a block is written into a data message: its element count, and its bytes or where they are."""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+_HEADER = struct.Struct("<?I")  # is the payload a file reference?, number of elements
+_SPAN = struct.Struct("<QQ")  # start, size
+
+
+class FileSpan(NamedTuple):
+    """A part of a file that holds encoded elements."""
+
+    path: str
+    start: int
+    size: int
+
+
+def pack_bytes(count: int, data: bytes) -> bytes:
+    return _HEADER.pack(False, count) + data
+
+
+def pack_span(count: int, span: FileSpan) -> bytes:
+    return _HEADER.pack(True, count) + _SPAN.pack(span.start, span.size) + span.path.encode()
+
+
+def unpack(message: bytes) -> tuple[int, bytes | FileSpan]:
+    """
+    >>> unpack(pack_bytes(2, b"ab"))
+    (2, b'ab')
+    >>> unpack(pack_span(7, FileSpan("/dev/shm/b", 5, 10)))
+    (7, FileSpan(path='/dev/shm/b', start=5, size=10))
+    """
+    is_span, count = _HEADER.unpack_from(message)
+    if not is_span:
+        return count, message[_HEADER.size :]
+    start, size = _SPAN.unpack_from(message, _HEADER.size)
+    return count, FileSpan(message[_HEADER.size + _SPAN.size :].decode(), start, size)
+
+
+def read_span(span: FileSpan) -> bytes:
+    with open(span.path, "rb", buffering=0) as file:
+        file.seek(span.start)
+        data = file.read(span.size)
+        while len(data) < span.size:  # a single read returns at most 2 GiB
+            more = file.read(span.size - len(data))
+            if not more:
+                raise EOFError(f"{span.path} ends {span.size - len(data)} bytes before byte {span.start + span.size}")
+            data += more
+    return data

@@ -1,0 +1,64 @@
+"""Every exception that Luminosity raises on purpose.
+
+::
+
+    LuminosityError
+    ├── OptionError (ValueError)              a flag has a value that is not allowed
+    ├── UnsupportedPipeline (ValueError)      the pipeline uses a feature the engine does not have
+    ├── ResourcesExceeded (ValueError)        a step asks for more than the machine has
+    └── RunFailed (RuntimeError)              the run ended before the pipeline was done
+        ├── StepFailed                        user code raised on every try
+        ├── ElementKillsWorker                one element ended its worker on every try
+        ├── WorkerStartFailed                 worker processes can't be started
+        └── RunCancelled                      cancel() or Ctrl-C
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ElementKillsWorker",
+    "LuminosityError",
+    "OptionError",
+    "ResourcesExceeded",
+    "RunCancelled",
+    "RunFailed",
+    "StepFailed",
+    "UnsupportedPipeline",
+    "WorkerStartFailed",
+]
+
+
+class LuminosityError(Exception):
+    """The root of the tree above."""
+
+
+class OptionError(LuminosityError, ValueError):
+    """A flag has a value that is not allowed."""
+
+
+class UnsupportedPipeline(LuminosityError, ValueError):
+    """The pipeline uses a feature the engine does not have."""
+
+
+class ResourcesExceeded(LuminosityError, ValueError):
+    """A step asks for more than the machine has."""
+
+
+class RunFailed(LuminosityError, RuntimeError):
+    """The run ended before the pipeline was done."""
+
+
+class StepFailed(RunFailed):
+    """User code raised on every try."""
+
+
+class ElementKillsWorker(RunFailed):
+    """One element ended its worker on every try."""
+
+
+class WorkerStartFailed(RunFailed):
+    """Worker processes can't be started."""
+
+
+class RunCancelled(RunFailed):
+    """The run was cancelled by ``cancel()`` or Ctrl-C."""

@@ -1,0 +1,63 @@
+"""Take over test classes from Beam's wheel."""
+
+from __future__ import annotations
+
+import contextlib
+import unittest
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import apache_beam
+import pytest
+from apache_beam.testing import test_pipeline
+
+
+def beam_modules_containing(text: str) -> list[str]:
+    """The names of the test modules in Beam's wheel whose source contains `text`."""
+    root = Path(apache_beam.__file__).parent
+    files = (file for file in sorted(root.rglob("*_test.py")) if text in file.read_text(encoding="utf-8"))
+    return [".".join(("apache_beam", *file.relative_to(root).with_suffix("").parts)) for file in files]
+
+
+def taken_over(
+    module: ModuleType,
+    wanted: Callable[[type[unittest.TestCase], str], bool],
+    left_out: Mapping[str, str],
+    overrides: Mapping[str, Any] | None = None,
+) -> dict[str, type[unittest.TestCase]]:
+    """Subclasses of the test classes of `module` that hold the wanted tests alone, by name.
+
+    Tests in `left_out` (``Class.test`` or ``Class`` to the reason) are skipped. `overrides` replaces
+    attributes that a class has.
+    """
+    classes: dict[str, type[unittest.TestCase]] = {}
+    for base in _test_classes(module):
+        tests = unittest.defaultTestLoader.getTestCaseNames(base)
+        kept = [test for test in tests if wanted(base, test)]
+        if not kept:
+            continue
+        # pytest takes no test from an attribute that can't be called.
+        members: dict[str, Any] = {test: None for test in tests if test not in kept}
+        members |= {name: value for name, value in (overrides or {}).items() if hasattr(base, name)}
+        for test in kept:
+            reason = left_out.get(f"{base.__name__}.{test}") or left_out.get(base.__name__)
+            if reason:
+                members[test] = unittest.skip(reason)(getattr(base, test))
+        name = f"{module.__name__.rpartition('.')[2]}_{base.__name__}"
+        classes[name] = type(name, (base,), members)
+    return classes
+
+
+@contextlib.contextmanager
+def beam_test_pipelines_with(options: str) -> Iterator[None]:
+    """Within the context, Beam's `TestPipeline` takes these options unless told otherwise."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(test_pipeline.TestPipeline, "pytest_test_pipeline_options", options)
+        yield
+
+
+def _test_classes(module: ModuleType) -> list[type[unittest.TestCase]]:
+    own = [value for value in vars(module).values() if getattr(value, "__module__", "") == module.__name__]
+    return [value for value in own if isinstance(value, type) and issubclass(value, unittest.TestCase)]

@@ -1,0 +1,72 @@
+"""Any small pipeline gives what Beam's own runner gives, also while its workers are killed."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import apache_beam as beam
+import pytest
+from apache_beam.runners.portability.fn_api_runner import FnApiRunner
+from hypothesis import HealthCheck, Phase, given, note, settings
+from hypothesis import strategies as st
+
+from tests.processes import kill_workers_of
+from tests.recipes import OPERATIONS, Recipe
+from tests.runners import IS_REFERENCE, collect, new_pipeline
+
+pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("leaves_nothing")]
+
+_SETTINGS = settings(
+    deadline=None,
+    derandomize=True,
+    print_blob=True,
+    database=None,
+    # An example is two pipelines, slow by nature; and its files have its own names.
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+# What fails while workers are killed need not fail again: shrinking would go astray.
+_WITHOUT_SHRINKING = settings(_SETTINGS, phases=[Phase.explicit, Phase.generate])
+
+_OPERATIONS = st.tuples(st.sampled_from(sorted(OPERATIONS)), st.integers(2, 4))
+
+
+def recipes(min_data: int = 0, min_operations: int = 1) -> st.SearchStrategy[Recipe]:
+    return st.builds(
+        Recipe,
+        data=st.lists(st.integers(0, 50), min_size=min_data, max_size=12).map(tuple),
+        window_s=st.none() | st.integers(5, 30),
+        operations=st.lists(_OPERATIONS, min_size=min_operations, max_size=5).map(tuple),
+    )
+
+
+def check(recipe: Recipe, expected: Recipe, folder: Path) -> None:
+    wanted = collect(expected.build, folder, beam.Pipeline(runner=FnApiRunner()))
+    found = collect(recipe.build, folder, new_pipeline("--cpu_workers=2"))
+    assert Counter(found) == Counter(wanted)
+
+
+@settings(_SETTINGS, max_examples=15)
+@given(recipe=recipes())
+def test_as_beams_own_runner(tmp_path: Path, recipe: Recipe) -> None:
+    check(recipe, recipe, tmp_path)
+
+
+@pytest.mark.skipif(IS_REFERENCE, reason="there are no workers to kill")
+def test_as_beams_own_runner_while_workers_are_killed(tmp_path: Path) -> None:
+    total = 0
+
+    @settings(_WITHOUT_SHRINKING, max_examples=5)
+    @given(recipe=recipes(min_data=8, min_operations=3), seed=st.integers(0, 1000))
+    def check_while_killing(recipe: Recipe, seed: int) -> None:
+        nonlocal total
+        slow = replace(recipe, seconds_each=0.02)
+        with kill_workers_of(os.getpid(), every_s=0.25, seed=seed) as kills:
+            check(slow, recipe, tmp_path)
+        note(f"{kills.count} workers were killed")
+        total += kills.count
+
+    check_while_killing()
+    assert total > 0

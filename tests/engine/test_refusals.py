@@ -1,0 +1,64 @@
+"""What can't be run is refused before anything starts, and the message says what to change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import apache_beam as beam
+import pytest
+from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.testing import test_stream
+
+from luminosity.errors import OptionError, UnsupportedPipeline
+from tests.marks import note
+from tests.runners import IS_REFERENCE, finished, new_runner, run
+
+pytestmark = [
+    pytest.mark.timeout(60),
+    pytest.mark.skipif(IS_REFERENCE, reason="tests what only the engine does"),
+    pytest.mark.usefixtures("leaves_nothing"),
+]
+
+
+def test_an_unsupported_feature_is_refused(tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+
+    def build(pipeline: beam.Pipeline) -> None:
+        pipeline | "Scripted" >> test_stream.TestStream().add_elements([1]).advance_watermark_to_infinity()
+        pipeline | beam.Create([1]) | beam.Map(lambda _: note(ran))
+
+    with pytest.raises(UnsupportedPipeline) as caught:
+        run(build, "--cpu_workers=1")
+    assert "TestStream" in str(caught.value)
+    assert "Scripted" in str(caught.value)
+    assert not ran.exists()
+
+
+@pytest.mark.parametrize(
+    ("flag", "allowed"),
+    [
+        ("--cpu_workers=0", ["1"]),
+        ("--cpu_workers=many", ["1"]),
+        ("--accelerators=-1", ["0"]),
+        ("--missing_accelerator=maybe", ["cpu", "fail"]),
+        ("--progress=loud", ["auto", "plain", "off"]),
+    ],
+)
+def test_a_value_that_is_not_allowed_is_refused(flag: str, allowed: list[str], tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    name, _, found = flag.removeprefix("--").partition("=")
+
+    def run_with_flag() -> None:
+        # Without the flags that all other tests set: they could hide this one.
+        pipeline = beam.Pipeline(runner=new_runner(), options=PipelineOptions([flag]))
+        pipeline | beam.Create([1]) | beam.Map(lambda _: note(ran))
+        finished(pipeline.run())
+
+    with pytest.raises(OptionError) as caught:
+        run_with_flag()
+    message = str(caught.value)
+    assert name in message
+    assert found in message
+    for value in allowed:
+        assert value in message.replace(found, "")
+    assert not ran.exists()

@@ -1,0 +1,113 @@
+"""What the engine leaves to see from outside: its processes and its files; and how to kill the former."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import psutil
+
+_FORK_SERVER = "luminosity.engine.workers.forkserver"
+_FILE_PREFIX = "luminosity-"
+_POLL_S = 0.02
+
+T = TypeVar("T")
+
+
+def fork_servers_of(pid: int) -> list[psutil.Process]:
+    """The fork servers that process `pid` started."""
+    return [child for child in _children(pid) if _is_fork_server(child)]
+
+
+def workers_of(pid: int) -> list[psutil.Process]:
+    """The worker processes that live on behalf of process `pid`: the children of its fork servers."""
+    return [worker for server in fork_servers_of(pid) for worker in _children(server.pid)]
+
+
+def files_of_luminosity(*folders: str | Path) -> set[str]:
+    """Everything in the folders (by default shared memory and the temporary folder) that bears our prefix."""
+    places = [Path(folder) for folder in folders] or [Path("/dev/shm"), Path(tempfile.gettempdir())]
+    return {str(path) for place in places if place.is_dir() for path in place.glob(f"{_FILE_PREFIX}*")}
+
+
+def wait_for(condition: Callable[[], T], timeout_s: float) -> T:
+    """Ask until the answer is true or the time is over; the last answer."""
+    deadline = time.monotonic() + timeout_s
+    while not (answer := condition()) and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+    return answer
+
+
+@dataclass
+class Kills:
+    """How many workers were killed so far."""
+
+    count: int = 0
+
+
+@contextlib.contextmanager
+def kill_workers_of(pid: int, every_s: float, seed: int = 0) -> Iterator[Kills]:
+    """Within the context, kill -9 one random worker of process `pid` every so often."""
+    kills = Kills()
+    stop = threading.Event()
+    chooser = random.Random(seed)
+
+    def kill() -> None:
+        while not stop.wait(every_s):
+            workers = sorted(workers_of(pid), key=lambda worker: worker.pid)
+            if not workers:
+                continue
+            victim = chooser.choice(workers)
+            with contextlib.suppress(psutil.NoSuchProcess):
+                victim.kill()  # psutil compares the start time: never a stranger that took over the number
+                kills.count += 1
+
+    thread = threading.Thread(target=kill, name="kill-workers", daemon=True)
+    thread.start()
+    try:
+        yield kills
+    finally:
+        stop.set()
+        thread.join(timeout=10)
+
+
+@contextlib.contextmanager
+def nothing_left_behind(timeout_s: float = 10) -> Iterator[None]:
+    """Fail if files or workers of this process appear within the context and outlive it."""
+    files = files_of_luminosity()
+    yield
+    wait_for(lambda: not workers_of(os.getpid()), timeout_s)
+    assert workers_of(os.getpid()) == [], "worker processes outlive the run"
+    wait_for(lambda: files_of_luminosity() <= files, timeout_s)
+    assert files_of_luminosity() - files == set(), "files outlive the run"
+
+
+def _children(pid: int) -> list[psutil.Process]:
+    try:
+        children = psutil.Process(pid).children()
+    except psutil.NoSuchProcess:
+        return []
+    return [child for child in children if _is_alive(child)]
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    """A zombie is dead: only its exit status waits to be read."""
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _is_fork_server(process: psutil.Process) -> bool:
+    try:
+        return any(_FORK_SERVER in argument for argument in process.cmdline())
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return False
