@@ -22,6 +22,7 @@ _LOGGER = logging.getLogger("luminosity")
 
 _MISSING_ACCELERATOR = ("cpu", "fail")
 _PROGRESS = ("auto", "plain", "off")
+_CACHE_MB = 100
 _WORKER_START = ("auto", "fork", "spawn")
 
 
@@ -127,7 +128,12 @@ def _worker_options(options: PipelineOptions) -> dict[str, Any]:
     """The pipeline's options as the workers' own code sees them."""
     given = options.get_all_options(drop_default=True, retain_unknown_options=True)
     plain = (str, int, float, bool, list, dict, type(None))
-    return {name: value for name, value in given.items() if isinstance(value, plain)}
+    return {
+        # Workers log what would be seen here, and keep side inputs from bundle to bundle.
+        "default_sdk_harness_log_level": logging.getLevelName(logging.getLogger().getEffectiveLevel()),
+        "max_cache_memory_usage_mb": _CACHE_MB,
+        **{name: value for name, value in given.items() if isinstance(value, plain)},
+    }
 
 
 def _warn_of_ignored(options: PipelineOptions) -> None:

@@ -29,8 +29,10 @@ class LuminosityRunner(PipelineRunner):
     ...     numbers = pipeline | beam.Create([1, 2, 3]) | beam.Map(lambda n: n * n)
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_drain: bool = False) -> None:
+        """``is_drain`` cuts restrictions short that could go on for ever, as when a streaming pipeline is drained."""
         super().__init__()
+        self._is_drain = is_drain
         # Importing Beam in the process that forks workers takes a second: let it do so while the pipeline is built.
         threading.Thread(target=launcher, args=("auto",), name="luminosity-warm-up", daemon=True).start()
 
@@ -47,7 +49,7 @@ class LuminosityRunner(PipelineRunner):
         config = EngineConfig.of(options)
         support.check(pipeline)
         machine = Machine.detect(config.accelerators)
-        graph = plan(pipeline)
+        graph = plan(pipeline, is_drain=self._is_drain)
         needs = {key: Needs.of(e) for key, e in graph.components.environments.items()}
         assignments = assign([(s, needs[s.environment_id]) for s in graph.stages], machine, config)
         return LuminosityResult(Run(graph, assignments, machine, config))

@@ -23,7 +23,6 @@ def after_exception(bundle: Bundle, failure: Failure) -> list[Bundle]:
         lines.append(f"  at {failure.location}")
     if failure.element:
         lines.append(f"  element: {failure.element}")
-    lines.append(f"  in stage: {', '.join(bundle.stage.stage.steps)}")
     raise StepFailed("\n".join(lines) + f"\n\nThe worker's traceback:\n{failure.traceback}")
 
 

@@ -3,12 +3,41 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
+from apache_beam import coders
 from apache_beam.metrics import monitoring_infos
 from apache_beam.portability.api import metrics_pb2
 
-_MERGE_EVERY = 256
+_Info = metrics_pb2.MonitoringInfo
+_STRINGS: Any = coders.IterableCoder(coders.StrUtf8Coder())
+
+
+def _strings(old: _Info, new: _Info) -> bytes:
+    both = monitoring_infos.extract_string_set_value(old) | monitoring_infos.extract_string_set_value(new)
+    return _STRINGS.encode(list(both))
+
+
+def _tries(old: _Info, new: _Info) -> bytes:
+    both = monitoring_infos.extract_bounded_trie_value(old).combine(monitoring_infos.extract_bounded_trie_value(new))
+    return both.to_proto().SerializeToString()
+
+
+def _latest(old: _Info, new: _Info) -> bytes:
+    return max(old, new, key=lambda info: monitoring_infos.extract_gauge_value(info)[0]).payload
+
+
+# Beam's own merging knows the first two; the rest it would leave side by side, of which one is then shown.
+_COMBINERS: dict[str, Callable[[_Info, _Info], bytes]] = {
+    monitoring_infos.SUM_INT64_TYPE: lambda a, b: monitoring_infos.sum_payload_combiner(a.payload, b.payload),
+    monitoring_infos.DISTRIBUTION_INT64_TYPE: lambda a, b: monitoring_infos.distribution_payload_combiner(
+        a.payload, b.payload
+    ),
+    monitoring_infos.STRING_SET_TYPE: _strings,
+    monitoring_infos.BOUNDED_TRIE_TYPE: _tries,
+    monitoring_infos.LATEST_INT64_TYPE: _latest,
+}
 
 
 class RunMetrics:
@@ -16,21 +45,18 @@ class RunMetrics:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._by_stage: dict[str, list[metrics_pb2.MonitoringInfo]] = {}
+        self._by_stage: dict[str, dict[Any, _Info]] = {}
 
-    def add(self, stage: str, infos: Iterable[metrics_pb2.MonitoringInfo]) -> None:
+    def add(self, stage: str, infos: Iterable[_Info]) -> None:
         with self._lock:
-            known = self._by_stage.setdefault(stage, [])
-            known.extend(infos)
-            if len(known) > _MERGE_EVERY:
-                known[:] = _merged(known)
+            known = self._by_stage.setdefault(stage, {})
+            for info in infos:
+                key = monitoring_infos.to_key(info)
+                if (before := known.get(key)) is None or info.type not in _COMBINERS:
+                    known[key] = info
+                else:
+                    before.payload = _COMBINERS[info.type](before, info)
 
-    def by_stage(self) -> dict[str, list[metrics_pb2.MonitoringInfo]]:
+    def by_stage(self) -> dict[str, list[_Info]]:
         with self._lock:
-            return {stage: _merged(known) for stage, known in self._by_stage.items()}
-
-
-def _merged(infos: list[metrics_pb2.MonitoringInfo]) -> list[metrics_pb2.MonitoringInfo]:
-    # Beam leaves types that it can't combine side by side; of those the latest counts.
-    merged = {monitoring_infos.to_key(info): info for info in monitoring_infos.consolidate(infos)}
-    return list(merged.values())
+            return {stage: list(known.values()) for stage, known in self._by_stage.items()}

@@ -36,6 +36,7 @@ class Read:
 class Write:
     transform_id: str
     buffer_id: bytes
+    coder_id: str
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ class Graph:
     def descriptor(self, stage: Stage, url: str) -> beam_fn_api_pb2.ProcessBundleDescriptor:
         """What a worker needs to know to run ``stage`` against the services at ``url``."""
         ports = {read.transform_id: read.coder_id for read in stage.reads}
-        ports |= {write.transform_id: self.buffers[write.buffer_id].coder_id for write in stage.writes}
+        ports |= {write.transform_id: write.coder_id for write in stage.writes}
         descriptor = beam_fn_api_pb2.ProcessBundleDescriptor(
             id=stage.id,
             coders=dict(self.components.coders.items()),

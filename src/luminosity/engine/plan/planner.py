@@ -22,11 +22,13 @@ from luminosity.engine.plan.graph import (
 from luminosity.engine.plan.translate import optimize, resolve_alias
 
 _SDF_PROCESS_URN = common_urns.sdf_components.PROCESS_SIZED_ELEMENTS_AND_RESTRICTIONS.urn
+_SDF_TRUNCATE_URN = common_urns.sdf_components.TRUNCATE_SIZED_RESTRICTION.urn
 _IO_URNS = (bundle_processor.DATA_INPUT_URN, bundle_processor.DATA_OUTPUT_URN)
 
 
-def plan(pipeline: beam_runner_api_pb2.Pipeline) -> Graph:
-    context, fused = optimize(pipeline)
+def plan(pipeline: beam_runner_api_pb2.Pipeline, *, is_drain: bool = False) -> Graph:
+    context, fused = optimize(pipeline, is_drain=is_drain)
+    fused.sort(key=lambda stage: stage.name)  # fusion leaves them in an order that changes from run to run
     components = context.components
     buffers = _buffers(fused, context)
     default_environment = next(iter(components.environments))
@@ -87,6 +89,7 @@ def _buffers(
             gbk = context.components.transforms[name]
             pcollection = next(iter(gbk.inputs.values()))
             output = next(iter(gbk.outputs.values()))
+            context.add_data_channel_coder(pcollection)
             context.add_data_channel_coder(output)
             buffers[buffer_id] = Buffer(
                 buffer_id, BufferKind.GROUP, coders[pcollection], pcollection, coders[output]
@@ -115,7 +118,8 @@ def _stage(
             coder_id = coders[next(iter(transform.outputs.values()))]
             reads.append(Read(transform.unique_name, transform.spec.payload, coder_id))
         elif urn == bundle_processor.DATA_OUTPUT_URN:
-            writes.append(Write(transform.unique_name, transform.spec.payload))
+            coder_id = coders[next(iter(transform.inputs.values()))]
+            writes.append(Write(transform.unique_name, transform.spec.payload, coder_id))
         elif urn in translations.PAR_DO_URNS:
             payload = beam_runner_api_pb2.ParDoPayload.FromString(transform.spec.payload)
             is_stateful = is_stateful or bool(payload.state_specs or payload.timer_family_specs)
@@ -173,6 +177,11 @@ def _residual_reads(transforms: Iterable[beam_runner_api_pb2.PTransform]) -> dic
         if t.spec.urn == bundle_processor.DATA_INPUT_URN
         for pcollection in t.outputs.values()
     }
+    for t in transforms:
+        # A drained SDF's restriction is truncated between its read and its processing.
+        if t.spec.urn == _SDF_TRUNCATE_URN:
+            read_id = next(reads[p] for p in t.inputs.values() if p in reads)
+            reads |= dict.fromkeys(t.outputs.values(), read_id)
     return {
         (t.unique_name, tag): reads[pcollection]
         for t in transforms

@@ -23,9 +23,9 @@ _RUNNER_URNS = MOVE_URNS | {_FLATTEN_URN, common_urns.primitives.GROUP_BY_KEY.ur
 
 
 def optimize(
-    pipeline: beam_runner_api_pb2.Pipeline,
+    pipeline: beam_runner_api_pb2.Pipeline, *, is_drain: bool = False
 ) -> tuple[translations.TransformContext, list[translations.Stage]]:
-    """Fuse ``pipeline`` into stages in topological order; the proto given is left as it is."""
+    """Fuse ``pipeline`` into stages, in no particular order; the proto given is left as it is."""
     return translations.create_and_optimize_stages(
         copy.deepcopy(merge_common_environments(pipeline)),
         phases=[
@@ -44,12 +44,13 @@ def optimize(
             translations.read_to_impulse,
             translations.impulse_to_input,
             _read_shared_buffers_directly,
-            translations.sort_stages,
+            _write_past_relays,
             translations.add_impulse_to_dangling_transforms,
             translations.setup_timer_mapping,
             translations.populate_data_channel_coders,
         ],
         known_runner_urns=_RUNNER_URNS,
+        is_drain=is_drain,
     )
 
 
@@ -163,6 +164,7 @@ def _read_shared_buffers_directly(
             written = transform.spec.payload
             if (
                 transform.spec.urn == bundle_processor.DATA_OUTPUT_URN
+                and not written.startswith(b"group:")
                 and (pcollection := next(iter(transform.inputs.values()))) in read_from
                 and writers[written] == 1
             ):
@@ -178,6 +180,43 @@ def _read_shared_buffers_directly(
     return [
         s for s in stages if any(t.spec.urn != bundle_processor.DATA_INPUT_URN for t in s.transforms)
     ]
+
+
+def _write_past_relays(
+    stages: Iterable[translations.Stage], context: translations.TransformContext
+) -> list[translations.Stage]:
+    """Where a stage only copies one buffer into another, as a Flatten does into a GroupByKey, leave it out."""
+    stages = list(stages)
+    side_inputs = {
+        resolve_alias(context.buffer_aliases, translations.create_buffer_id(p)) for s in stages for p in s.side_inputs()
+    }
+    for relay in list(stages):
+        source = _only_copies(relay)
+        if source is None or source in side_inputs:
+            continue
+        uses = [(s, t) for s in stages for t in s.transforms if t.spec.payload == source]
+        if sum(t.spec.urn == bundle_processor.DATA_INPUT_URN for _, t in uses) == 1:
+            target = next(t.spec.payload for t in relay.transforms if t.spec.urn == bundle_processor.DATA_OUTPUT_URN)
+            stages.remove(relay)
+            for stage, transform in uses:
+                if stage is not relay:
+                    transform.spec.payload = target
+    return stages
+
+
+def _only_copies(stage: translations.Stage) -> bytes | None:
+    """The buffer that ``stage`` reads, if writing what it reads is all it does."""
+    if len(stage.transforms) != 2:
+        return None
+    read, write = sorted(stage.transforms, key=lambda t: t.spec.urn != bundle_processor.DATA_INPUT_URN)
+    if (
+        read.spec.urn != bundle_processor.DATA_INPUT_URN
+        or write.spec.urn != bundle_processor.DATA_OUTPUT_URN
+        or not read.spec.payload.startswith(b"materialize:")
+        or list(read.outputs.values()) != list(write.inputs.values())
+    ):
+        return None
+    return read.spec.payload
 
 
 def resolve_alias(aliases: dict[bytes, bytes], buffer_id: bytes) -> bytes:

@@ -27,6 +27,7 @@ def main() -> None:
 
 
 def _preload() -> None:
+    gc.disable()  # imports make no garbage worth the time; workers collect again
     logging.disable(logging.WARNING)  # what Beam says about optional packages was said in the runner already
     import apache_beam
     import apache_beam.runners.worker.bundle_processor
@@ -37,7 +38,7 @@ def _preload() -> None:
 
     del apache_beam, pyarrow, luminosity
     logging.disable(logging.NOTSET)
-    gc.collect()
+    logging.getLogger().handlers.clear()  # workers log through the runner
     gc.freeze()  # keeps the collector of a worker from writing to, and so copying, the pages it shares
 
 
@@ -91,6 +92,7 @@ class _Server:
             self._control.close()
             self._wakeup.close()
             self._write_end.close()
+            gc.enable()
             from luminosity.engine.workers import harness
 
             harness.end_with(self._lifeline)

@@ -92,6 +92,10 @@ def run(request: WorkerRequest) -> None:
     BlockChannel.writer = BlockWriter(request.block_directories, request.worker_id)
     data_plane.GrpcClientDataChannel = BlockChannel
     sdk_worker_main.SdkHarness = ReportingHarness
+    # It warns that there is no staging folder; nothing is staged here.
+    logging.getLogger(sdk_worker_main.__name__).setLevel(logging.ERROR)
+    # It logs every exception of user code; they come back to the runner, which tells the last.
+    logging.getLogger("apache_beam.runners.common").setLevel(logging.CRITICAL)
     descriptor = f'url: "{request.url}"'
     log_handler, harness, _ = sdk_worker_main.create_harness(
         {
