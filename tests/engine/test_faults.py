@@ -90,7 +90,7 @@ def test_an_element_that_ends_its_worker_is_named(tmp_path: Path) -> None:
         os._exit(3)
 
     with pytest.raises(ElementKillsWorker) as caught:
-        run(lambda p: p | beam.Create(["the one"]) | "Deadly" >> beam.Map(end), "--cpu_workers=2")
+        run(lambda p: p | beam.Create(["the one"]) | beam.Reshuffle() | "Deadly" >> beam.Map(end), "--cpu_workers=2")
     assert "Deadly" in str(caught.value)
     assert "the one" in str(caught.value)
     assert len(notes(deaths)) == _TRIES

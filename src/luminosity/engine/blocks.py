@@ -4,25 +4,32 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 
 from luminosity.engine.plan.codecs import ElementCodec
 from luminosity.engine.workers import wire
 
 
-class _File:
-    """A file of elements that ends with its last reference."""
+class _Shared:
+    """What several blocks refer to; ``free`` is called with the last reference."""
 
-    __slots__ = ("path", "references", "size")
+    __slots__ = ("data", "free", "path", "references")
 
-    def __init__(self, path: str, size: int) -> None:
-        self.path = path
-        self.size = size
+    def __init__(self, data: bytes, path: str, free: Callable[[], None]) -> None:
+        self.data = data
+        self.path = path  # where the data is, unless it is here
+        self.free = free
         self.references = 1
 
     def release(self) -> None:
         self.references -= 1
         if self.references == 0:
-            os.unlink(self.path)
+            self.free()
+
+
+def _in_file(path: str) -> _Shared:
+    shared = _Shared(b"", path, lambda: os.unlink(shared.path))
+    return shared
 
 
 class Block:
@@ -34,7 +41,7 @@ class Block:
 
     __slots__ = ("_content", "_start", "count", "hold", "size")
 
-    def __init__(self, content: bytes | _File, start: int, size: int, count: int, hold: int) -> None:
+    def __init__(self, content: bytes | _Shared, start: int, size: int, count: int, hold: int) -> None:
         self._content = content
         self._start = start
         self.size = size
@@ -46,27 +53,34 @@ class Block:
         return cls(data, 0, len(data), count, hold)
 
     @classmethod
+    def of_shared_bytes(cls, data: bytes, count: int, hold: int, free: Callable[[], None]) -> Block:
+        """Bytes that refer to something elsewhere, which ``free`` frees once no block needs it."""
+        return cls(_Shared(data, "", free), 0, len(data), count, hold)
+
+    @classmethod
     def received(cls, message: bytes, hold: int) -> Block:
         """The block that a worker sent; a file it wrote is ours from here on."""
         count, content = wire.unpack(message)
         if isinstance(content, bytes):
             return cls.of_bytes(content, count, hold)
-        return cls(_File(content.path, content.size), content.start, content.size, count, hold)
+        return cls(_in_file(content.path), content.start, content.size, count, hold)
 
     def message(self) -> bytes:
         """The message by which a worker gets it."""
-        if isinstance(self._content, bytes):
+        if isinstance(self._content, bytes) or not self._content.path:
             return wire.pack_bytes(self.count, self.data())
         return wire.pack_span(self.count, wire.FileSpan(self._content.path, self._start, self.size))
 
     def data(self) -> bytes:
-        if isinstance(self._content, bytes):
-            return self._content[self._start : self._start + self.size]
+        data = self._content if isinstance(self._content, bytes) else self._content.data
+        if data:
+            return data[self._start : self._start + self.size]
+        assert isinstance(self._content, _Shared)
         return wire.read_span(wire.FileSpan(self._content.path, self._start, self.size))
 
     def share(self) -> Block:
         """Another reference to the same elements."""
-        if isinstance(self._content, _File):
+        if isinstance(self._content, _Shared):
             self._content.references += 1
         return Block(self._content, self._start, self.size, self.count, self.hold)
 
@@ -81,14 +95,14 @@ class Block:
         return head, rest
 
     def release(self) -> None:
-        if isinstance(self._content, _File):
+        if isinstance(self._content, _Shared):
             self._content.release()
         self._content = b""
 
     def spill(self, memory: str, disk: str) -> None:
         """Move its file from the folder ``memory`` to the folder ``disk``, if it lies there."""
-        file = self._content
-        if isinstance(file, _File) and os.path.dirname(file.path) == memory:
-            target = os.path.join(disk, os.path.basename(file.path))
-            shutil.move(file.path, target)
-            file.path = target
+        shared = self._content
+        if isinstance(shared, _Shared) and os.path.dirname(shared.path) == memory:
+            target = os.path.join(disk, os.path.basename(shared.path))
+            shutil.move(shared.path, target)
+            shared.path = target

@@ -23,7 +23,7 @@ class RunFolders:
         for root in {disk_root, memory_root}:
             remove_abandoned(root)
         self._locks: list[int] = []
-        self._folders: list[str] = []
+        self.all: list[str] = []
         self.disk = self._make(disk_root)
         self.memory = self._make(memory_root) if memory_root != disk_root else self.disk
         socket_folder = self.disk if len(self.disk) < _LONGEST_SOCKET_PATH else self._make("/tmp")
@@ -34,7 +34,7 @@ class RunFolders:
         lock = os.open(os.path.join(folder, _LOCK), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         fcntl.flock(lock, fcntl.LOCK_EX)
         self._locks.append(lock)
-        self._folders.append(folder)
+        self.all.append(folder)
         return folder
 
     def remove_blocks_of(self, worker_id: str, keep: set[str]) -> None:
@@ -46,7 +46,7 @@ class RunFolders:
                     os.unlink(path)
 
     def remove(self) -> None:
-        for folder in self._folders:
+        for folder in self.all:
             shutil.rmtree(folder, ignore_errors=True)
         for lock in self._locks:
             os.close(lock)

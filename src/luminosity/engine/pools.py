@@ -27,18 +27,18 @@ class Pool:
 
     name: str
     cores_per_worker: float
-    ram_per_worker: int  # 0: not asked for
+    ram_per_worker: int
     slots: int  # bundles that one worker runs at once
     device_groups: tuple[tuple[str, ...], ...]  # one per worker; () for a CPU pool
     workers: int
     labels: tuple[str, ...]
 
-    def share(self, index: int, machine: Machine) -> WorkerShare:
+    def share(self, index: int) -> WorkerShare:
         """The share of the pool's ``index``-th worker."""
         return WorkerShare(
             pool=self.name,
             cores=self.cores_per_worker,
-            ram_bytes=self.ram_per_worker or machine.ram_bytes,
+            ram_bytes=self.ram_per_worker,
             devices=self.device_groups[index] if self.device_groups else (),
             workers=self.workers,
         )
@@ -93,8 +93,11 @@ def assign(
 
 
 def _missing_accelerator(stage: Stage, needs: Needs, machine: Machine, config: EngineConfig) -> str:
-    wish = f"{needs.accelerator_count} × {needs.accelerator_type or 'accelerator'}"
-    message = f"step {stage.label!r} asks for {wish}; this machine has {len(machine.devices)}"
+    kind = f" of type {needs.accelerator_type}" if needs.accelerator_type else ""
+    message = (
+        f"step {stage.label!r} asks for {needs.accelerator_count} accelerator(s){kind}; "
+        f"this machine has {len(machine.devices)}"
+    )
     if config.missing_accelerator == "fail":
         raise ResourcesExceeded(
             f"{message}. Without --missing_accelerator=fail it would run on the CPU; "
@@ -171,10 +174,7 @@ def _size(drafts: list[_Draft], machine: Machine, config: EngineConfig) -> list[
 
 
 def _shared_out(drafts: list[_Draft], machine: Machine) -> list[Pool]:
-    """Scale the cores down where even one worker per pool is more than the machine has.
-
-    What steps asked for is kept as long as it fits; the others share what is left.
-    """
+    """Each worker's share. What steps asked for is kept as long as it fits; the others get what is left."""
     asked = sum(d.workers * d.cores for d in drafts if d.cores_are_asked_for)
     unasked = sum(d.workers * d.cores for d in drafts if not d.cores_are_asked_for)
     least = 0.1 * sum(d.workers for d in drafts if not d.cores_are_asked_for)
@@ -185,11 +185,14 @@ def _shared_out(drafts: list[_Draft], machine: Machine) -> list[Pool]:
         _LOGGER.warning(
             "%s ask for %g cores together; this machine has %d, so each gets less", names, asked, machine.cores
         )
+    # Who asked for RAM has it; the others share what is left.
+    asked_ram = sum(d.workers * d.ram for d in drafts)
+    spare_ram = (machine.ram_bytes - asked_ram) // max(1, sum(d.workers for d in drafts if not d.ram))
     return [
         Pool(
             name=d.name,
             cores_per_worker=d.cores * (asked_scale if d.cores_are_asked_for else unasked_scale),
-            ram_per_worker=d.ram,
+            ram_per_worker=d.ram or spare_ram,
             slots=d.slots,
             device_groups=tuple(d.groups[: d.workers]),
             workers=d.workers,

@@ -15,7 +15,6 @@ from luminosity.engine.loop.buffers import BufferRun
 from luminosity.engine.loop.grouping import Grouping
 from luminosity.engine.loop.metrics import RunMetrics
 from luminosity.engine.loop.scheduler import RunParts, Scheduler
-from luminosity.engine.loop.sideinputs import SideInputData
 from luminosity.engine.loop.stage import StageRun
 from luminosity.engine.loop.watermarks import MIN
 from luminosity.engine.loop.workers import PoolRun
@@ -120,6 +119,7 @@ def _buffers(
                 codecs.elements(buffer.coder_id),
                 codecs.elements(buffer.output_coder_id),
                 codecs.windowing(buffer.pcollection_id),
+                state,
             )
         buffers[buffer.id] = BufferRun(folders, grouping)
     for run in stages:
@@ -130,9 +130,8 @@ def _buffers(
             if graph.buffers[read.buffer_id].kind is BufferKind.IMPULSE:
                 run.add(read.transform_id, Block.of_bytes(ENCODED_IMPULSE_VALUE, 1, MIN))
         for side_input in run.stage.side_inputs:
-            buffer = buffers[side_input.buffer_id]
-            if buffer.side_input is None:
-                plan = graph.buffers[side_input.buffer_id]
-                buffer.side_input = SideInputData(codecs.elements(plan.output_coder_id or plan.coder_id))
-            state.add_side_input(side_input.transform_id, side_input.tag, buffer.side_input.read)
+            plan = graph.buffers[side_input.buffer_id]
+            codec = codecs.elements(plan.output_coder_id or plan.coder_id)
+            data = buffers[side_input.buffer_id].as_side_input(codec)
+            state.add_side_input(side_input.transform_id, side_input.tag, data.read)
     return buffers

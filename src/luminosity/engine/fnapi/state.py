@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import threading
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from apache_beam import coders
@@ -41,7 +41,7 @@ class _Overlay:
 
     def __init__(self) -> None:
         self.cells: dict[bytes, _Cell] = {}
-        self.readings: dict[bytes, list[bytes]] = {}
+        self.readings: dict[bytes, tuple[list[bytes], int]] = {}  # chunks, and the first that was not sent
         self.error = ""
 
 
@@ -53,10 +53,20 @@ class StateStore:
         self._cells: dict[bytes, _Cell] = {}
         self._overlays: dict[str, _Overlay] = {}
         self._side_inputs: dict[tuple[str, str], SideInputReader] = {}
+        self._groups: dict[bytes, list[bytes]] = {}
         self._tokens = itertools.count()
 
     def add_side_input(self, transform_id: str, tag: str, reader: SideInputReader) -> None:
         self._side_inputs[transform_id, tag] = reader
+
+    def add_group(self, chunks: list[bytes]) -> bytes:
+        """Keep a group's values for workers to read piece by piece, under the token that is returned."""
+        token = b"%d" % next(self._tokens)
+        self._groups[token] = chunks
+        return token
+
+    def remove_group(self, token: bytes) -> None:
+        del self._groups[token]
 
     def begin(self, instruction_id: str) -> None:
         self._overlays[instruction_id] = _Overlay()
@@ -96,12 +106,12 @@ class StateStore:
         response = beam_fn_api_pb2.StateResponse(id=request.id)
         if kind == "get":
             token = request.get.continuation_token
-            chunks = overlay.readings.pop(token) if token else self._read(overlay, request.state_key)
-            data, rest = _take(chunks, _RESPONSE_BYTES)
-            response.get.data = data
-            if rest:
+            chunks, first = overlay.readings[token] if token else (self._read(overlay, request.state_key), 0)
+            end = _page_end(chunks, first)
+            response.get.data = b"".join(chunks[first:end])
+            if end < len(chunks):
                 response.get.continuation_token = b"%d" % next(self._tokens)
-                overlay.readings[response.get.continuation_token] = rest
+                overlay.readings[response.get.continuation_token] = chunks, end
         elif kind == "append":
             self._append(overlay, request.state_key, request.append.data)
             response.append.SetInParent()
@@ -117,6 +127,8 @@ class StateStore:
         if kind in _SIDE_INPUT_TYPES:
             side_input = getattr(key, kind)
             return self._side_inputs[side_input.transform_id, side_input.side_input_id](key)
+        if kind == "runner":
+            return self._groups[key.runner.key]
         if kind == "ordered_list_user_state":
             cell, first, last = self._range(overlay, key)
             return [entry for _, entry in cell[first:last]]
@@ -170,12 +182,11 @@ def _require_bag(kind: str | None) -> None:
         raise NotImplementedError(f"state of type {kind!r}")
 
 
-def _take(chunks: Iterable[bytes], limit: int) -> tuple[bytes, list[bytes]]:
-    """The first chunks, up to about ``limit`` bytes joined, and the rest."""
-    chunks = list(chunks)
+def _page_end(chunks: list[bytes], first: int) -> int:
+    """Where the page that begins at chunk ``first`` ends."""
     size = 0
-    for index, chunk in enumerate(chunks):
-        size += len(chunk)
-        if size >= limit:
-            return b"".join(chunks[: index + 1]), chunks[index + 1 :]
-    return b"".join(chunks), []
+    for index in range(first, len(chunks)):
+        size += len(chunks[index])
+        if size >= _RESPONSE_BYTES:
+            return index + 1
+    return len(chunks)

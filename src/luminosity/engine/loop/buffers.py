@@ -8,6 +8,7 @@ from luminosity.engine.loop.grouping import Grouping
 from luminosity.engine.loop.sideinputs import SideInputData
 from luminosity.engine.loop.stage import StageRun
 from luminosity.engine.loop.watermarks import MAX
+from luminosity.engine.plan.codecs import ElementCodec
 
 QUEUE_BYTES = 64 << 20
 
@@ -18,8 +19,17 @@ class BufferRun:
         self._grouping = grouping
         self.writers: list[StageRun] = []
         self.readers: list[tuple[StageRun, str]] = []
-        self.side_input: SideInputData | None = None
+        self._side_input: SideInputData | None = None
         self._side_input_bytes = 0
+
+    def as_side_input(self, codec: ElementCodec) -> SideInputData:
+        """Keep all that comes through, to be looked up."""
+        if self._side_input is None:
+            self._side_input = SideInputData(codec)
+            if self._grouping is not None:
+                # A side input's coder can't follow references into state.
+                self._grouping.may_refer_to_state = False
+        return self._side_input
 
     def deliver(self, block: Block) -> None:
         """Take over a committed block."""
@@ -48,19 +58,19 @@ class BufferRun:
         return any(stage.is_ready and stage.queued_bytes > QUEUE_BYTES for stage, _ in self.readers)
 
     def release(self) -> None:
-        if self.side_input is not None:
-            self.side_input.release()
+        if self._side_input is not None:
+            self._side_input.release()
 
     def _fan_out(self, block: Block) -> None:
         for stage, read_id in self.readers:
             if not stage.is_ready and stage.queued_bytes > QUEUE_BYTES:
                 self._spill(block)
             stage.add(read_id, block.share())
-        if self.side_input is not None:
+        if self._side_input is not None:
             self._side_input_bytes += block.size
             if self._side_input_bytes > QUEUE_BYTES:
                 self._spill(block)
-            self.side_input.add(block.share())
+            self._side_input.add(block.share())
         block.release()
 
     def _spill(self, block: Block) -> None:

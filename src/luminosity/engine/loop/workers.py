@@ -80,7 +80,7 @@ class PoolRun:
 
     def environment(self, index: int) -> dict[str, str]:
         """What the worker at ``index`` finds in ``os.environ``: this process's, its devices, its share."""
-        share = self.pool.share(index, self._machine)
+        share = self.pool.share(index)
         threads = str(max(1, int(share.cores)))
         return {
             **dict.fromkeys(_THREAD_COUNTS, threads),
@@ -108,6 +108,7 @@ def start(
         working_directory=os.getcwd(),
         import_path=list(sys.path),
         block_directories=list(dict.fromkeys([folders.memory, folders.disk])),
+        private_folders=folders.all,
         pipeline_options=config.worker_options,
     )
     worker.process = launcher.start(request, lambda code: on_exit(worker, code))

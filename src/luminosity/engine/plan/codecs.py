@@ -155,7 +155,11 @@ class Codecs:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self._context = pipeline_context.PipelineContext(graph.components)
+        self._context = pipeline_context.PipelineContext(
+            graph.components,
+            # To cut blocks it is enough to know where a large group's reference ends.
+            iterable_state_read=lambda token, coder: (),
+        )
         self._elements: dict[str, ElementCodec] = {}
 
     def elements(self, coder_id: str) -> ElementCodec:

@@ -90,7 +90,7 @@ def _buffers(
             pcollection = next(iter(gbk.inputs.values()))
             output = next(iter(gbk.outputs.values()))
             context.add_data_channel_coder(pcollection)
-            context.add_data_channel_coder(output)
+            context.add_data_channel_coder(output, is_input=True)
             buffers[buffer_id] = Buffer(
                 buffer_id, BufferKind.GROUP, coders[pcollection], pcollection, coders[output]
             )

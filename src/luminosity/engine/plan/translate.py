@@ -50,6 +50,8 @@ def optimize(
             translations.populate_data_channel_coders,
         ],
         known_runner_urns=_RUNNER_URNS,
+        # Workers can read a large group's values piece by piece.
+        use_state_iterables=True,
         is_drain=is_drain,
     )
 
@@ -96,7 +98,8 @@ def _expand_move(
         source = transcoded
     context.length_prefix_pcoll_coders(source)
     context.length_prefix_pcoll_coders(output)
-    buffer_id = translations.create_buffer_id(output)
+    # Not named for its PCollection: that is the name of the buffer that fusion would make for it.
+    buffer_id = translations.create_buffer_id(name)
     write = translations.Stage(
         f"{name}/Write",
         [

@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import selectors
+import shutil
 import signal
 import socket
 import sys
@@ -47,6 +48,7 @@ class _Server:
         self._control = control
         self._lifeline = lifeline
         self._workers: set[int] = set()
+        self._folders: set[str] = set()
         self._wakeup, write_end = socket.socketpair()
         for end in (self._wakeup, write_end):
             end.setblocking(False)
@@ -78,6 +80,7 @@ class _Server:
             if message["kill"] in self._workers:
                 os.kill(message["kill"], signal.SIGKILL)
             return
+        self._folders.update(message["start"]["private_folders"])
         pid = os.fork()
         if pid == 0:
             self._become_worker(message["start"])
@@ -121,6 +124,8 @@ class _Server:
     def _end(self) -> None:
         for pid in self._workers:
             os.kill(pid, signal.SIGKILL)
+        for folder in self._folders:  # there still, if the runner was killed
+            shutil.rmtree(folder, ignore_errors=True)
         os._exit(0)
 
     def _say(self, message: dict[str, Any]) -> None:

@@ -38,7 +38,8 @@ class WorkerRequest:
     environment: dict[str, str]
     working_directory: str
     import_path: list[str]
-    block_directories: list[str]
+    block_directories: list[str]  # where it writes blocks: the first that has room
+    private_folders: list[str]  # of the run, to be removed if the runner can't
     pipeline_options: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def to_json(self) -> str:
