@@ -1,8 +1,32 @@
 """Luminosity makes Apache Beam pipelines deliver what the machine can do."""
 
-from luminosity.core import WorkerShare
-from luminosity.engine.options import LuminosityOptions
-from luminosity.engine.runner import LuminosityRunner
-from luminosity.errors import LuminosityError
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from luminosity.core import WorkerShare
+    from luminosity.engine.options import LuminosityOptions
+    from luminosity.engine.runner import LuminosityRunner
+    from luminosity.errors import LuminosityError
 
 __all__ = ["LuminosityError", "LuminosityOptions", "LuminosityRunner", "WorkerShare"]
+
+_HOMES = {
+    "LuminosityError": "luminosity.errors",
+    "LuminosityOptions": "luminosity.engine.options",
+    "LuminosityRunner": "luminosity.engine.runner",
+    "WorkerShare": "luminosity.core",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used: workers need few of them, and should start quickly."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -18,6 +18,10 @@ import socket
 import sys
 from typing import Any
 
+# What is frozen no longer counts as long-lived, so with Python's own thresholds a worker would search its whole heap
+# after every few thousand allocations (a tenth of the time of a stage that makes many small objects).
+_COLLECT_AFTER = (10_000, 20, 50)
+
 
 def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
@@ -96,6 +100,7 @@ class _Server:
             self._wakeup.close()
             self._write_end.close()
             gc.enable()
+            gc.set_threshold(*_COLLECT_AFTER)
             from luminosity.engine.workers import harness
 
             harness.end_with(self._lifeline)
