@@ -61,9 +61,7 @@ def print_table(results: Results) -> None:
         print(f"{name:{width}}", *(f"{values[c]:14.2f}" if c in values else " " * 14 for c in columns))
 
 
-def print_figure(
-    what: str, value: float, at_most: float | None = None, at_least: float | None = None
-) -> None:
+def print_figure(what: str, value: float, at_most: float | None = None, at_least: float | None = None) -> None:
     """A figure beside its target. A miss is told, not raised: other machines have other figures."""
     target = f"at most {at_most}" if at_most is not None else f"at least {at_least}"
     is_met = value <= at_most if at_most is not None else value >= (at_least or 0)

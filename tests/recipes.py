@@ -65,9 +65,7 @@ def _wait(x: int, seconds: float) -> int:
     return x
 
 
-def _with_window_and_time(
-    x: int, in_window: Any = beam.DoFn.WindowParam, at: Any = beam.DoFn.TimestampParam
-) -> Any:
+def _with_window_and_time(x: int, in_window: Any = beam.DoFn.WindowParam, at: Any = beam.DoFn.TimestampParam) -> Any:
     return x, str(in_window), at.micros
 
 

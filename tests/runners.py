@@ -69,9 +69,7 @@ def finished(result: PipelineResult) -> PipelineResult:
     return result
 
 
-def collect(
-    build: Callable[[beam.Pipeline], beam.PCollection], folder: Path, pipeline: beam.Pipeline
-) -> list[Any]:
+def collect(build: Callable[[beam.Pipeline], beam.PCollection], folder: Path, pipeline: beam.Pipeline) -> list[Any]:
     """The elements of what `build` makes of `pipeline`, in no particular order."""
     return collect_all(lambda p: {"elements": build(p)}, folder, pipeline)[0]["elements"]
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from typing import Any
 
 __all__ = ["WorkerShare"]
 
@@ -34,12 +36,13 @@ class WorkerShare:
         return cls.from_environment(os.environ)
 
     @classmethod
-    def from_environment(cls, environment: os._Environ[str] | dict[str, str]) -> WorkerShare:
+    def from_environment(cls, environment: Mapping[str, str]) -> WorkerShare:
         encoded = environment.get(_ENVIRONMENT_KEY)
         if encoded is None:
             return cls("", float(os.cpu_count() or 1), machine_ram_bytes(), (), 1)
-        fields = json.loads(encoded)
-        return cls(**{**fields, "devices": tuple(fields["devices"])})
+        fields: dict[str, Any] = json.loads(encoded)
+        fields["devices"] = tuple(fields["devices"])
+        return cls(**fields)
 
     def to_environment(self) -> dict[str, str]:
         """The environment variables by which a worker learns its share."""

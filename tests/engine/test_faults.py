@@ -212,9 +212,7 @@ def test_state_of_a_bundle_that_fails_is_forgotten(tmp_path: Path) -> None:
     assert sorted(found) == [(0, n) for n in range(1, 21)]
 
 
-@pytest.mark.parametrize(
-    ("make", "name"), [(threading.Lock, "lock"), (lambda: memoryview(b""), "memoryview")]
-)
+@pytest.mark.parametrize(("make", "name"), [(threading.Lock, "lock"), (lambda: memoryview(b""), "memoryview")])
 def test_an_element_that_cannot_be_sent_is_a_clear_error(make: Callable[[], Any], name: str) -> None:
     def build(pipeline: beam.Pipeline) -> None:
         pipeline | beam.Create([1]) | "Unsendable" >> beam.Map(lambda _: make()) | beam.Reshuffle()

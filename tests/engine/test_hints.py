@@ -116,9 +116,7 @@ def test_a_missing_accelerator_is_a_warning(tmp_path: Path, caplog: pytest.LogCa
 
 
 @pytest.mark.parametrize(("hints", "accelerators"), [(_ONE_DEVICE, 0), (_TWO_DEVICES, 1)])
-def test_a_missing_accelerator_is_refused_where_asked(
-    hints: dict[str, str], accelerators: int, tmp_path: Path
-) -> None:
+def test_a_missing_accelerator_is_refused_where_asked(hints: dict[str, str], accelerators: int, tmp_path: Path) -> None:
     ran = tmp_path / "ran"
 
     def build(pipeline: beam.Pipeline) -> None:
@@ -190,8 +188,6 @@ def test_a_device_runs_one_bundle_at_a_time_across_steps(tmp_path: Path) -> None
 
 def test_a_step_may_ask_for_more_bundles_at_once(tmp_path: Path) -> None:
     hints = {**_ONE_DEVICE, "max_active_bundles_per_worker": "3"}
-    found = sightings(
-        {"device": hints}, tmp_path, "--cpu_workers=1", "--accelerators=1", elements=40, seconds=0.1
-    )
+    found = sightings({"device": hints}, tmp_path, "--cpu_workers=1", "--accelerators=1", elements=40, seconds=0.1)
     assert len(pids_of(found, "device")) == 1
     assert most_at_once(found) == 3

@@ -66,9 +66,7 @@ class _Draft:
     cores_are_asked_for: bool = False
 
 
-def assign(
-    stages: Iterable[tuple[Stage, Needs]], machine: Machine, config: EngineConfig
-) -> dict[str, Assignment]:
+def assign(stages: Iterable[tuple[Stage, Needs]], machine: Machine, config: EngineConfig) -> dict[str, Assignment]:
     """The pool of every stage, by the stage's id."""
     drafts: dict[tuple[object, ...], _Draft] = {}
     chosen: dict[str, tuple[tuple[object, ...], int]] = {}
@@ -125,7 +123,7 @@ def _draft_for(needs: Needs, machine: Machine, config: EngineConfig) -> tuple[tu
         slots = needs.max_active_bundles or 1
         whole = len(machine.devices) // count * count
         groups = [machine.devices[i : i + count] for i in range(0, whole, count)]
-        name = "device" if count == 1 else f"device×{count}"
+        name = "device" if count == 1 else f"device x{count}"
         draft = _Draft(name, [], cores, needs.min_ram_bytes, slots, groups, len(groups), needs.cpu_count > 0)
         return ("device", count), draft
     slots = needs.max_active_bundles or config.threads_per_worker

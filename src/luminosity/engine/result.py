@@ -24,7 +24,9 @@ class LuminosityResult(PipelineResult):
     def state(self) -> str:
         return self._run.state
 
-    def wait_until_finish(self, duration: float | None = None) -> str | None:
+    def wait_until_finish(  # pyright: ignore[reportIncompatibleMethodOverride]  # Beam's base says None, its docs this
+        self, duration: float | None = None
+    ) -> str | None:
         """Wait for the end, or for ``duration`` milliseconds.
 
         Returns the final state, or None when the time was up first. Raises what ended the run if it failed. Ctrl-C

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from typing import Any
 
 from apache_beam.options.pipeline_options import PipelineOptions, PortableOptions
 from apache_beam.portability.api import beam_runner_api_pb2
@@ -18,7 +18,7 @@ from luminosity.engine.plan.planner import plan
 from luminosity.engine.pools import assign
 from luminosity.engine.result import LuminosityResult
 from luminosity.engine.run import Run
-from luminosity.engine.workers.launcher import launcher
+from luminosity.engine.workers.launcher import warm_up
 
 
 class LuminosityRunner(PipelineRunner):
@@ -34,10 +34,11 @@ class LuminosityRunner(PipelineRunner):
         super().__init__()
         self._is_drain = is_drain
         # Importing Beam in the process that forks workers takes a second: let it do so while the pipeline is built.
-        threading.Thread(target=launcher, args=("auto",), name="luminosity-warm-up", daemon=True).start()
+        warm_up("auto")
 
     def default_environment(self, options: PipelineOptions) -> environments.Environment:
-        return environments.EmbeddedPythonEnvironment(
+        environment: Any = environments.EmbeddedPythonEnvironment  # its decorator hides its type
+        return environment(
             capabilities=environments.python_sdk_capabilities(),
             artifacts=(),
             resource_hints=resource_hints_from_options(options.view_as(PortableOptions)),

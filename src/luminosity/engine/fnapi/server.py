@@ -42,7 +42,8 @@ class FnApiServer:
         self.descriptors: dict[str, beam_fn_api_pb2.ProcessBundleDescriptor] = {}
         self.connections: dict[str, Connection] = {}
         # Every open stream holds a thread, so the number of threads follows the number of workers.
-        self._server = grpc.server(UnboundedThreadPoolExecutor(), options=_OPTIONS)
+        threads: Any = UnboundedThreadPoolExecutor()  # gRPC's stubs ask for a narrower type than gRPC does
+        self._server = grpc.server(threads, options=_OPTIONS)
         beam_fn_api_pb2_grpc.add_BeamFnControlServicer_to_server(_Control(self), self._server)
         beam_fn_api_pb2_grpc.add_BeamFnDataServicer_to_server(_Data(self), self._server)
         beam_fn_api_pb2_grpc.add_BeamFnStateServicer_to_server(_State(state), self._server)
@@ -51,7 +52,7 @@ class FnApiServer:
         self._server.start()
 
     def connection(self, context: grpc.ServicerContext) -> Connection:
-        worker_id = dict(context.invocation_metadata()).get("worker_id", "")
+        worker_id = _metadata(context, "worker_id")
         connection = self.connections.get(worker_id)
         if connection is None:
             context.abort(grpc.StatusCode.NOT_FOUND, f"no such worker: {worker_id!r}")
@@ -61,6 +62,10 @@ class FnApiServer:
         for connection in self.connections.values():
             connection.close()
         self._server.stop(0).wait(_STOP_TIMEOUT_S)
+
+
+def _metadata(context: grpc.ServicerContext, name: str) -> str:
+    return str(dict(context.invocation_metadata()).get(name, ""))
 
 
 def _in_background(name: str, iterator: Iterator[Any], handle: Any) -> None:
@@ -101,7 +106,7 @@ class _Data(beam_fn_api_pb2_grpc.BeamFnDataServicer):
 
     def Data(self, request_iterator: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
         connection = self._server.connection(context)
-        stream_id = dict(context.invocation_metadata()).get("data_stream_id", "")
+        stream_id = _metadata(context, "data_stream_id")
         _in_background("luminosity-data", request_iterator, connection.on_elements)
         yield from connection.stream(stream_id)
 

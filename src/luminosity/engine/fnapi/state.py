@@ -11,8 +11,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 from typing import Any
 
-from apache_beam import coders
-from apache_beam.coders import coder_impl
+from apache_beam.coders import coder_impl, coders
 from apache_beam.portability.api import beam_fn_api_pb2
 
 # A side input: window and (for a multimap) key, encoded → its chunks. See loop/sideinputs.py.
@@ -21,7 +20,7 @@ SideInputReader = Callable[[beam_fn_api_pb2.StateKey], list[bytes]]
 _RESPONSE_BYTES = 4 << 20
 _COMPACT_CHUNKS = 64
 _ORDERED_ENTRY: Any = coders.TupleCoder(
-    [coders.VarIntCoder(), coders.coders.LengthPrefixCoder(coders.BytesCoder())]
+    [coders.VarIntCoder(), coders.LengthPrefixCoder(coders.BytesCoder())]
 ).get_impl()
 _SIDE_INPUT_TYPES = frozenset(
     [
@@ -99,9 +98,7 @@ class StateStore:
             overlay.error = f"{type(error).__name__}: {error}"
             return beam_fn_api_pb2.StateResponse(id=request.id, error=overlay.error)
 
-    def _answer(
-        self, overlay: _Overlay, request: beam_fn_api_pb2.StateRequest
-    ) -> beam_fn_api_pb2.StateResponse:
+    def _answer(self, overlay: _Overlay, request: beam_fn_api_pb2.StateRequest) -> beam_fn_api_pb2.StateResponse:
         kind = request.WhichOneof("request")
         response = beam_fn_api_pb2.StateResponse(id=request.id)
         if kind == "get":

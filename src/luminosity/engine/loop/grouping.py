@@ -16,9 +16,7 @@ from luminosity.engine.loop.watermarks import MAX
 from luminosity.engine.plan.codecs import ElementCodec
 from luminosity.engine.workers.channel import BLOCK_BYTES
 
-_ONLY_PANE = PaneInfo(
-    is_first=True, is_last=True, timing=PaneInfoTiming.ON_TIME, index=0, nonspeculative_index=0
-)
+_ONLY_PANE = PaneInfo(is_first=True, is_last=True, timing=PaneInfoTiming.ON_TIME, index=0, nonspeculative_index=0)
 _LENGTH = struct.Struct(">i")  # how Beam's iterable coder begins: the length, or -1 for pieces
 _REST_IN_STATE = b"\xff" * 9 + b"\x01"  # -1 as a variable-length integer, in place of a piece's length
 _LARGE_GROUP_BYTES = 64 << 10
@@ -85,9 +83,7 @@ class Grouping:
 
     def _global_groups(self) -> Iterator[tuple[bytes, list[bytes], int]]:
         timestamp = GlobalWindow().max_timestamp()
-        header = self._read.encode_header(
-            GlobalWindows.windowed_value(None, timestamp=timestamp, pane_info=_ONLY_PANE)
-        )
+        header = self._read.encode_header(GlobalWindows.windowed_value(None, timestamp=timestamp, pane_info=_ONLY_PANE))
         while self._values:
             key, values = self._values.popitem()
             yield header + key, values, timestamp.micros

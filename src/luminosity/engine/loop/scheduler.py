@@ -338,9 +338,7 @@ class Scheduler:
 
     # Commit
 
-    def _commit(
-        self, bundle: Bundle, attempt: Attempt, response: beam_fn_api_pb2.ProcessBundleResponse
-    ) -> None:
+    def _commit(self, bundle: Bundle, attempt: Attempt, response: beam_fn_api_pb2.ProcessBundleResponse) -> None:
         """Inputs taken, outputs, state, timers, residuals and metrics: all at once."""
         stage, lane, now = bundle.stage, bundle.lane, time.monotonic()
         left_over = splits.residual_blocks(bundle, attempt)
@@ -380,9 +378,7 @@ class Scheduler:
         buffers = self._parts.buffers
         for stage in self._parts.stages:
             if not stage.is_ready:
-                stage.is_ready = all(
-                    buffers[s.buffer_id].watermark() >= MAX for s in stage.stage.side_inputs
-                )
+                stage.is_ready = all(buffers[s.buffer_id].watermark() >= MAX for s in stage.stage.side_inputs)
             stage.advance(min((buffers[r.buffer_id].watermark() for r in stage.stage.reads), default=MAX))
 
     def _is_done(self) -> bool:
@@ -420,9 +416,7 @@ def _input_elements(bundle: Bundle, instruction_id: str) -> beam_fn_api_pb2.Elem
     elements = beam_fn_api_pb2.Elements()
     for read in bundle.stage.stage.reads:
         for block in bundle.inputs.get(read.transform_id, ()):
-            elements.data.add(
-                instruction_id=instruction_id, transform_id=read.transform_id, data=block.message()
-            )
+            elements.data.add(instruction_id=instruction_id, transform_id=read.transform_id, data=block.message())
         elements.data.add(instruction_id=instruction_id, transform_id=read.transform_id, is_last=True)
     for family in bundle.stage.stage.timers:
         address = {

@@ -45,9 +45,7 @@ class SideInputData:
             return entries.get(asked.key, [])
         if kind == "multimap_keys_side_input":
             return list(entries)
-        return [
-            b"".join((key, _LENGTH.pack(len(values)), *values)) for key, values in entries.items()
-        ]
+        return [b"".join((key, _LENGTH.pack(len(values)), *values)) for key, values in entries.items()]
 
     def _by_window(self) -> dict[bytes, list[bytes]]:
         with self._lock:

@@ -32,9 +32,7 @@ def ask(bundle: Bundle, attempt: Attempt) -> None:
     attempt.worker.instruct(request)
 
 
-def answered(
-    bundle: Bundle, attempt: Attempt, response: beam_fn_api_pb2.InstructionResponse, now: float
-) -> None:
+def answered(bundle: Bundle, attempt: Attempt, response: beam_fn_api_pb2.InstructionResponse, now: float) -> None:
     attempt.pending_splits.discard(response.instruction_id)
     split = response.process_bundle_split
     for channel in split.channel_splits:
@@ -44,9 +42,7 @@ def answered(
             attempt.residual_ranges.append((read_id, channel.first_residual_element, end))
             attempt.ends[read_id] = channel.first_residual_element
     attempt.residual_roots.extend(split.residual_roots)
-    is_through = bool(split.residual_roots) or (
-        bool(split.channel_splits) and not bundle.stage.stage.is_splittable
-    )
+    is_through = bool(split.residual_roots) or (bool(split.channel_splits) and not bundle.stage.stage.is_splittable)
     if not is_through and attempt.response is None:
         # Too early, or at an element that could not be cut.
         is_last_fraction = attempt.splits_asked % len(_FRACTIONS) == 0
@@ -62,9 +58,7 @@ def residual_blocks(bundle: Bundle, attempt: Attempt) -> list[tuple[str, list[Bl
     ]
 
 
-def residual_root(
-    bundle: Bundle, residual: beam_fn_api_pb2.DelayedBundleApplication
-) -> tuple[str, Block, float]:
+def residual_root(bundle: Bundle, residual: beam_fn_api_pb2.DelayedBundleApplication) -> tuple[str, Block, float]:
     """A continuation of an element: its read, the block that holds it, and the seconds it asks to wait."""
     application = residual.application
     read_id = bundle.stage.stage.residual_reads[application.transform_id, application.input_id]

@@ -156,25 +156,19 @@ class StageRun:
         (self._running_holds if bundle.inputs else self._running_timer_holds).remove(bundle.hold)
 
     def _clock(self, wall_micros: int) -> dict[FamilyKey, int]:
-        return {
-            f.key: wall_micros if f.is_processing_time else self.input_watermark for f in self.stage.timers
-        }
+        return {f.key: wall_micros if f.is_processing_time else self.input_watermark for f in self.stage.timers}
 
     # Time
 
     def advance(self, upstream: int) -> None:
         """Compute the watermarks, given that of everything that still comes from upstream."""
         queued = min(lane.holds.minimum for lane in self.lanes)
-        self.input_watermark = min(
-            upstream, queued, self._running_holds.minimum, self._delayed_holds.minimum
-        )
+        self.input_watermark = min(upstream, queued, self._running_holds.minimum, self._delayed_holds.minimum)
         timers = min(lane.timers.holds.minimum for lane in self.lanes)
         self.output_watermark = min(self.input_watermark, timers, self._running_timer_holds.minimum)
 
     def is_done(self) -> bool:
-        return (
-            self.output_watermark >= MAX and not self._delayed and all(lane.is_idle() for lane in self.lanes)
-        )
+        return self.output_watermark >= MAX and not self._delayed and all(lane.is_idle() for lane in self.lanes)
 
     def release(self) -> None:
         for lane in self.lanes:

@@ -15,8 +15,8 @@ from luminosity.engine.loop.bundle import Attempt, Bundle
 from luminosity.engine.machine import Machine, visibility
 from luminosity.engine.options import EngineConfig
 from luminosity.engine.pools import Pool
-from luminosity.engine.workers.harness import WorkerRequest
 from luminosity.engine.workers.launcher import Launcher, Process
+from luminosity.engine.workers.request import WorkerRequest
 
 _numbers = itertools.count(1)
 _THREAD_COUNTS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")

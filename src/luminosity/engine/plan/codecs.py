@@ -25,10 +25,10 @@ _GLOBAL_HEADER_BYTES = 13
 class _NothingCoderImpl(coder_impl.StreamCoderImpl):
     """Stands where a value's coder would: reads and writes nothing, so that only the header is decoded."""
 
-    def encode_to_stream(self, value: Any, out: Any, nested: bool) -> None:
+    def encode_to_stream(self, value: Any, stream: Any, nested: bool) -> None:
         pass
 
-    def decode_from_stream(self, in_stream: Any, nested: bool) -> None:
+    def decode_from_stream(self, stream: Any, nested: bool) -> None:
         return None
 
 

@@ -27,14 +27,12 @@ _IO_URNS = (bundle_processor.DATA_INPUT_URN, bundle_processor.DATA_OUTPUT_URN)
 
 
 def plan(pipeline: beam_runner_api_pb2.Pipeline, *, is_drain: bool = False) -> Graph:
-    context, fused = optimize(pipeline, is_drain=is_drain)
+    context, fused, aliases = optimize(pipeline, is_drain=is_drain)
     fused.sort(key=lambda stage: stage.name)  # fusion leaves them in an order that changes from run to run
     components = context.components
     buffers = _buffers(fused, context)
     default_environment = next(iter(components.environments))
-    stages = tuple(
-        _stage(index, stage, context, default_environment) for index, stage in enumerate(fused)
-    )
+    stages = tuple(_stage(index, stage, context, aliases, default_environment) for index, stage in enumerate(fused))
     return Graph(_in_order(stages), buffers, components, dict(context.safe_coders))
 
 
@@ -58,27 +56,21 @@ def _in_order(stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
     return tuple(ordered.values())
 
 
-def _transforms(
-    stages: Iterable[translations.Stage], urn: str
-) -> Iterator[beam_runner_api_pb2.PTransform]:
+def _transforms(stages: Iterable[translations.Stage], urn: str) -> Iterator[beam_runner_api_pb2.PTransform]:
     for stage in stages:
         for transform in stage.transforms:
             if transform.spec.urn == urn:
                 yield transform
 
 
-def _buffers(
-    stages: list[translations.Stage], context: translations.TransformContext
-) -> dict[bytes, Buffer]:
+def _buffers(stages: list[translations.Stage], context: translations.TransformContext) -> dict[bytes, Buffer]:
     coders: dict[str, str] = context.data_channel_coders
     buffers: dict[bytes, Buffer] = {}
     written = {
-        t.spec.payload: next(iter(t.inputs.values()))
-        for t in _transforms(stages, bundle_processor.DATA_OUTPUT_URN)
+        t.spec.payload: next(iter(t.inputs.values())) for t in _transforms(stages, bundle_processor.DATA_OUTPUT_URN)
     }
     read = {
-        t.spec.payload: next(iter(t.outputs.values()))
-        for t in _transforms(stages, bundle_processor.DATA_INPUT_URN)
+        t.spec.payload: next(iter(t.outputs.values())) for t in _transforms(stages, bundle_processor.DATA_INPUT_URN)
     }
     for buffer_id in {**read, **written}:
         if buffer_id == translations.IMPULSE_BUFFER:
@@ -91,9 +83,7 @@ def _buffers(
             output = next(iter(gbk.outputs.values()))
             context.add_data_channel_coder(pcollection)
             context.add_data_channel_coder(output, is_input=True)
-            buffers[buffer_id] = Buffer(
-                buffer_id, BufferKind.GROUP, coders[pcollection], pcollection, coders[output]
-            )
+            buffers[buffer_id] = Buffer(buffer_id, BufferKind.GROUP, coders[pcollection], pcollection, coders[output])
         else:
             pcollection = written.get(buffer_id) or read[buffer_id]
             buffers[buffer_id] = Buffer(buffer_id, BufferKind.QUEUE, coders[pcollection], pcollection)
@@ -104,6 +94,7 @@ def _stage(
     index: int,
     stage: translations.Stage,
     context: translations.TransformContext,
+    aliases: dict[bytes, bytes],
     default_environment: str,
 ) -> Stage:
     coders: dict[str, str] = context.data_channel_coders
@@ -124,7 +115,7 @@ def _stage(
             payload = beam_runner_api_pb2.ParDoPayload.FromString(transform.spec.payload)
             is_stateful = is_stateful or bool(payload.state_specs or payload.timer_family_specs)
             is_splittable = is_splittable or urn == _SDF_PROCESS_URN
-            side_inputs.extend(_side_inputs(transform, payload, context.buffer_aliases))
+            side_inputs.extend(_side_inputs(transform, payload, aliases))
             timers.extend(_timers(transform, payload))
     steps = tuple(t.unique_name for t in stage.transforms if t.spec.urn not in _IO_URNS)
     return Stage(

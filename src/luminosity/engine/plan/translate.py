@@ -24,9 +24,13 @@ _RUNNER_URNS = MOVE_URNS | {_FLATTEN_URN, common_urns.primitives.GROUP_BY_KEY.ur
 
 def optimize(
     pipeline: beam_runner_api_pb2.Pipeline, *, is_drain: bool = False
-) -> tuple[translations.TransformContext, list[translations.Stage]]:
-    """Fuse ``pipeline`` into stages, in no particular order; the proto given is left as it is."""
-    return translations.create_and_optimize_stages(
+) -> tuple[translations.TransformContext, list[translations.Stage], dict[bytes, bytes]]:
+    """Fuse ``pipeline`` into stages, in no particular order; the proto given is left as it is.
+
+    The last part of the answer says, of buffers that were done away with, which are read in their place.
+    """
+    aliases: dict[bytes, bytes] = {}
+    context, stages = translations.create_and_optimize_stages(
         copy.deepcopy(merge_common_environments(pipeline)),
         phases=[
             translations.annotate_downstream_side_inputs,
@@ -43,8 +47,8 @@ def optimize(
             translations.greedily_fuse,
             translations.read_to_impulse,
             translations.impulse_to_input,
-            _read_shared_buffers_directly,
-            _write_past_relays,
+            lambda stages, _: _read_shared_buffers_directly(stages, aliases),
+            lambda stages, _: _write_past_relays(stages, aliases),
             translations.add_impulse_to_dangling_transforms,
             translations.setup_timer_mapping,
             translations.populate_data_channel_coders,
@@ -54,6 +58,7 @@ def optimize(
         use_state_iterables=True,
         is_drain=is_drain,
     )
+    return context, stages, aliases
 
 
 def _expand_moves(
@@ -106,9 +111,7 @@ def _expand_move(
             beam_runner_api_pb2.PTransform(
                 unique_name=f"{name}/Write",
                 inputs={"in": source},
-                spec=beam_runner_api_pb2.FunctionSpec(
-                    urn=bundle_processor.DATA_OUTPUT_URN, payload=buffer_id
-                ),
+                spec=beam_runner_api_pb2.FunctionSpec(urn=bundle_processor.DATA_OUTPUT_URN, payload=buffer_id),
             )
         ],
         downstream_side_inputs=frozenset(),
@@ -142,7 +145,7 @@ def _free_flattens(
 
 
 def _read_shared_buffers_directly(
-    stages: Iterable[translations.Stage], context: translations.TransformContext
+    stages: Iterable[translations.Stage], aliases: dict[bytes, bytes]
 ) -> list[translations.Stage]:
     """Let every consumer of a buffer read it, instead of having the first one copy it for the rest.
 
@@ -155,7 +158,6 @@ def _read_shared_buffers_directly(
         for transform in stage.transforms:
             if transform.spec.urn == bundle_processor.DATA_OUTPUT_URN:
                 writers[transform.spec.payload] = writers.get(transform.spec.payload, 0) + 1
-    aliases: dict[bytes, bytes] = {}
     for stage in stages:
         read_from = {
             translations.only_element(t.outputs.values()): t.spec.payload
@@ -175,24 +177,17 @@ def _read_shared_buffers_directly(
             else:
                 kept.append(transform)
         stage.transforms[:] = kept
-    context.buffer_aliases = aliases
     for stage in stages:
         for transform in stage.transforms:
             if transform.spec.urn == bundle_processor.DATA_INPUT_URN:
                 transform.spec.payload = resolve_alias(aliases, transform.spec.payload)
-    return [
-        s for s in stages if any(t.spec.urn != bundle_processor.DATA_INPUT_URN for t in s.transforms)
-    ]
+    return [s for s in stages if any(t.spec.urn != bundle_processor.DATA_INPUT_URN for t in s.transforms)]
 
 
-def _write_past_relays(
-    stages: Iterable[translations.Stage], context: translations.TransformContext
-) -> list[translations.Stage]:
+def _write_past_relays(stages: Iterable[translations.Stage], aliases: dict[bytes, bytes]) -> list[translations.Stage]:
     """Where a stage only copies one buffer into another, as a Flatten does into a GroupByKey, leave it out."""
     stages = list(stages)
-    side_inputs = {
-        resolve_alias(context.buffer_aliases, translations.create_buffer_id(p)) for s in stages for p in s.side_inputs()
-    }
+    side_inputs = {resolve_alias(aliases, translations.create_buffer_id(p)) for s in stages for p in s.side_inputs()}
     for relay in list(stages):
         source = _only_copies(relay)
         if source is None or source in side_inputs:

@@ -111,9 +111,7 @@ class BlockChannel(data_plane.GrpcClientDataChannel):
 
         def close() -> None:
             self._enqueue_to_send(
-                beam_fn_api_pb2.Elements.Data(
-                    instruction_id=instruction_id, transform_id=transform_id, is_last=True
-                )
+                beam_fn_api_pb2.Elements.Data(instruction_id=instruction_id, transform_id=transform_id, is_last=True)
             )
 
         return BlockStream(send, close)

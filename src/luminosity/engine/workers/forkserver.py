@@ -8,6 +8,7 @@ order of the requests, and ``{"ended": pid, "code": code}``. When its input clos
 from __future__ import annotations
 
 import gc
+import importlib
 import json
 import logging
 import os
@@ -22,6 +23,14 @@ from typing import Any
 # after every few thousand allocations (a tenth of the time of a stage that makes many small objects).
 _COLLECT_AFTER = (10_000, 20, 50)
 
+_PRELOADED = (
+    "apache_beam",
+    "apache_beam.runners.worker.bundle_processor",
+    "apache_beam.runners.worker.sdk_worker_main",
+    "luminosity.engine.workers.harness",
+    "pyarrow",
+)
+
 
 def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
@@ -34,14 +43,8 @@ def main() -> None:
 def _preload() -> None:
     gc.disable()  # imports make no garbage worth the time; workers collect again
     logging.disable(logging.WARNING)  # what Beam says about optional packages was said in the runner already
-    import apache_beam
-    import apache_beam.runners.worker.bundle_processor
-    import apache_beam.runners.worker.sdk_worker_main
-    import pyarrow
-
-    import luminosity.engine.workers.harness
-
-    del apache_beam, pyarrow, luminosity
+    for module in _PRELOADED:
+        importlib.import_module(module)
     logging.disable(logging.NOTSET)
     logging.getLogger().handlers.clear()  # workers log through the runner
     gc.freeze()  # keeps the collector of a worker from writing to, and so copying, the pages it shares
@@ -102,9 +105,10 @@ class _Server:
             gc.enable()
             gc.set_threshold(*_COLLECT_AFTER)
             from luminosity.engine.workers import harness
+            from luminosity.engine.workers.request import WorkerRequest
 
             harness.end_with(self._lifeline)
-            harness.run(harness.WorkerRequest(**request))
+            harness.run(WorkerRequest(**request))
             code = 0
         except BaseException:
             import traceback

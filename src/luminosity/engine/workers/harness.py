@@ -10,9 +10,9 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from apache_beam.options import pipeline_options
 from apache_beam.portability import common_urns
 from apache_beam.portability.api import beam_fn_api_pb2
 from apache_beam.runners.worker import (
@@ -26,30 +26,11 @@ from apache_beam.utils.counters import CounterFactory
 
 from luminosity.engine.workers.channel import BlockChannel, BlockWriter
 from luminosity.engine.workers.failure import Failure
+from luminosity.engine.workers.request import WorkerRequest
+from luminosity.noise import quiet
 
 _SAMPLING_PERIOD_MS = 5
 _RUNNER_CAPABILITIES = common_urns.runner_protocols.MULTIMAP_KEYS_VALUES_SIDE_INPUT.urn
-
-
-@dataclass(frozen=True)
-class WorkerRequest:
-    """All that a worker process is told when it starts."""
-
-    worker_id: str
-    url: str  # of the Fn API server
-    environment: dict[str, str]
-    working_directory: str
-    import_path: list[str]
-    block_directories: list[str]  # where it writes blocks: the first that has room
-    private_folders: list[str]  # of the run, to be removed if the runner can't
-    pipeline_options: dict[str, Any] = field(default_factory=dict[str, Any])
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> WorkerRequest:
-        return cls(**json.loads(text))
 
 
 class ReportingHarness(sdk_worker.SdkHarness):
@@ -98,17 +79,21 @@ def run(request: WorkerRequest) -> None:
     sys.path[:] = request.import_path
     os.chdir(request.working_directory)
     _reseed()
-    worker_id_interceptor.WorkerIdInterceptor._worker_id = request.worker_id
+    quiet()
+    # Set at its import, before this worker had its name.
+    setattr(worker_id_interceptor.WorkerIdInterceptor, "_worker_id", request.worker_id)  # noqa: B010
     BlockChannel.writer = BlockWriter(request.block_directories, request.worker_id)
     data_plane.GrpcClientDataChannel = BlockChannel
     sdk_worker_main.SdkHarness = ReportingHarness
     statesampler.StateSampler = PromptStateSampler
-    # It warns that there is no staging folder; nothing is staged here.
-    logging.getLogger(sdk_worker_main.__name__).setLevel(logging.ERROR)
+    # They warn that there is no staging folder (nothing is staged here), and of options whose class the user's code,
+    # which is not loaded yet, defines.
+    for name in (sdk_worker_main.__name__, pipeline_options.__name__):
+        logging.getLogger(name).setLevel(logging.ERROR)
     # It logs every exception of user code; they come back to the runner, which tells the last.
     logging.getLogger("apache_beam.runners.common").setLevel(logging.CRITICAL)
     descriptor = f'url: "{request.url}"'
-    log_handler, harness, _ = sdk_worker_main.create_harness(
+    created: Any = sdk_worker_main.create_harness(
         {
             "WORKER_ID": request.worker_id,
             "CONTROL_API_SERVICE_DESCRIPTOR": descriptor,
@@ -117,6 +102,7 @@ def run(request: WorkerRequest) -> None:
             "RUNNER_CAPABILITIES": _RUNNER_CAPABILITIES,
         }
     )
+    log_handler, harness, _ = created
     try:
         harness.run()
     finally:

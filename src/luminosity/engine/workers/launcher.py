@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Protocol
 
-from luminosity.engine.workers.harness import WorkerRequest
+from luminosity.engine.workers.request import WorkerRequest
 from luminosity.errors import WorkerStartFailed
 
 _START_TIMEOUT_S = 60.0
@@ -40,6 +40,11 @@ def launcher(method: str) -> Launcher:
     if method == "auto":
         method = "spawn" if sys.platform == "darwin" else "fork"
     return ForkServer.shared() if method == "fork" else SpawnLauncher()
+
+
+def warm_up(method: str) -> None:
+    """Begin, in the background, what makes starting the first worker slow: a process that imports Beam."""
+    threading.Thread(target=launcher, args=(method,), name="luminosity-warm-up", daemon=True).start()
 
 
 class _ForkedProcess:
@@ -74,7 +79,7 @@ class ForkServer:
         read_end, self._lifeline = os.pipe()
         self._owner = os.getpid()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", __package__ + ".forkserver", str(theirs.fileno()), str(read_end)],
+            [sys.executable, "-m", "luminosity.engine.workers.forkserver", str(theirs.fileno()), str(read_end)],
             pass_fds=[theirs.fileno(), read_end],
             stdin=subprocess.DEVNULL,
             # BLAS threads would make it unsafe to fork; a worker's share of cores is set when it starts.
@@ -155,7 +160,7 @@ class SpawnLauncher:
         request_end, our_end = os.pipe()
         lifeline_end, lifeline = os.pipe()
         process = subprocess.Popen(
-            [sys.executable, "-m", __package__ + ".spawned", str(request_end), str(lifeline_end)],
+            [sys.executable, "-m", "luminosity.engine.workers.spawned", str(request_end), str(lifeline_end)],
             pass_fds=[request_end, lifeline_end],
             stdin=subprocess.DEVNULL,
             env={**request.environment, "PYTHONPATH": os.pathsep.join(filter(None, request.import_path))},

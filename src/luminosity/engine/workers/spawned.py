@@ -6,12 +6,13 @@ import os
 import sys
 
 from luminosity.engine.workers import harness
+from luminosity.engine.workers.request import WorkerRequest
 
 
 def main() -> None:
     request, lifeline = int(sys.argv[1]), int(sys.argv[2])
     with os.fdopen(request) as file:
-        parsed = harness.WorkerRequest.from_json(file.read())
+        parsed = WorkerRequest.from_json(file.read())
     harness.end_with(lifeline)
     harness.run(parsed)
 

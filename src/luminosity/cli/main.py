@@ -1,0 +1,36 @@
+"""``lum``: run Beam pipelines pleasantly."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+
+from luminosity.cli import run
+
+_EXAMPLES = """\
+examples:
+  lum run pipeline.py                              run a pipeline on this machine
+  lum run pipeline.py --input=in.csv               the pipeline's own options follow its name
+  lum run pipeline.py --cpu_workers=4              at most four CPU worker processes
+  lum run pipeline.py --accelerators=2             try the pools of a machine with two accelerators
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="lum",
+        description="Run Apache Beam pipelines on this machine, with workers fitted to each step.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"luminosity {version('luminosity')}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    run.add_to(commands)
+    parsed = parser.parse_args(arguments)
+    return parsed.command(parsed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

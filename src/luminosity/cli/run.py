@@ -1,0 +1,68 @@
+"""``lum run PIPELINE.py [options]``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import runpy
+import sys
+from typing import Any
+
+from luminosity.engine.workers.launcher import warm_up
+from luminosity.errors import LuminosityError
+from luminosity.noise import quiet
+
+_RUNNER = "luminosity.LuminosityRunner"
+_INTERRUPTED = 130  # as a shell reports a command that Ctrl-C ended
+
+_DESCRIPTION = """\
+Run a script that builds and runs a Beam pipeline, as `python PIPELINE.py --runner=luminosity.LuminosityRunner` does.
+The script sees all options in sys.argv, where Beam's PipelineOptions finds them.
+"""
+_OPTIONS = """\
+options of the runner:
+  --cpu_workers=N              CPU worker processes (default: cores)
+  --accelerators=N             accelerators to use (default: those detected)
+  --missing_accelerator=cpu|fail
+                               where a step asks for one that is not there (default: cpu)
+  --progress=auto|plain|off    how progress is shown (default: auto)
+
+example:
+  lum run examples/bulk_inference.py --cpu_workers=2
+"""
+
+
+def add_to(commands: Any) -> None:
+    parser = commands.add_parser(
+        "run",
+        help="run a pipeline script",
+        description=_DESCRIPTION,
+        epilog=_OPTIONS,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("script", metavar="PIPELINE.py", help="the script to run")
+    parser.add_argument("options", nargs=argparse.REMAINDER, help="options of the script and of the runner")
+    parser.set_defaults(command=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    script: str = arguments.script
+    if not os.path.isfile(script):
+        print(f"lum run: {script}: no such file; expected a Python script that runs a pipeline", file=sys.stderr)
+        return 2
+    options: list[str] = arguments.options
+    if not any(option == "--runner" or option.startswith("--runner=") for option in options):
+        options = [f"--runner={_RUNNER}", *options]
+    quiet()
+    sys.argv = [script, *options]
+    sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
+    warm_up("auto")  # the worker's imports run beside the script's own
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except LuminosityError as error:
+        print(f"lum run: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("lum run: interrupted", file=sys.stderr)
+        return _INTERRUPTED
+    return 0
