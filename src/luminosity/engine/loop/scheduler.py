@@ -100,6 +100,7 @@ class Scheduler:
         is_done = False
         try:
             self._advance()
+            self._start_device_workers()
             while not self._is_done():
                 self._dispatch()
                 self._handle_next(self._wait_seconds())
@@ -147,13 +148,22 @@ class Scheduler:
         return max(free, key=Worker.free_slots, default=None)
 
     def _want_worker(self, stage: StageRun, now: float) -> None:
+        """Start one more, if its pool may have it and has gone without for long enough."""
         pool = stage.pool
         waiting_since = self._saturated_since.setdefault(id(pool), now)
         is_needed = not pool.workers or pool.pool.device_groups or now - waiting_since > _SATURATED_S
         index = pool.unused_index()
-        if index is None or not is_needed or pool.starting() >= max(1, stage.queued):
-            return
-        self._saturated_since[id(pool)] = now
+        if index is not None and is_needed and pool.starting() < max(1, stage.queued):
+            self._saturated_since[id(pool)] = now
+            self._start_worker(pool, index)
+
+    def _start_device_workers(self) -> None:
+        """They will be needed, and what they load is large: they need not wait for the first element."""
+        for pool in self._parts.pools:
+            for index in range(len(pool.pool.device_groups)):
+                self._start_worker(pool, index)
+
+    def _start_worker(self, pool: PoolRun, index: int) -> None:
         worker = Worker(pool, index)
         worker.connection = self._parts.server.connections[worker.id] = Connection(
             on_connected=lambda: self._events.put(_Connected(worker)),
