@@ -50,13 +50,10 @@ def run(arguments: argparse.Namespace) -> int:
     if not os.path.isfile(script):
         print(f"lum run: {script}: no such file; expected a Python script that runs a pipeline", file=sys.stderr)
         return 2
-    options: list[str] = arguments.options
-    if not any(option == "--runner" or option.startswith("--runner=") for option in options):
-        options = [f"--runner={_RUNNER}", *options]
-    quiet()
-    sys.argv = [script, *options]
-    sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
     warm_up("auto")  # the worker's imports run beside the script's own
+    quiet()
+    sys.argv = [script, *_apply(arguments.options)]
+    sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
     try:
         runpy.run_path(script, run_name="__main__")
     except LuminosityError as error:
@@ -66,3 +63,20 @@ def run(arguments: argparse.Namespace) -> int:
         print("lum run: interrupted", file=sys.stderr)
         return _INTERRUPTED
     return 0
+
+
+def _apply(options: list[str]) -> list[str]:
+    """The options for the script; those of the runner also hold where the script hands none to its pipeline."""
+    from apache_beam.options.pipeline_options import StandardOptions
+
+    from luminosity.engine.options import LuminosityOptions
+
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--runner", default=_RUNNER)
+    for name in LuminosityOptions.defaults:
+        parser.add_argument(f"--{name}")
+    known = vars(parser.parse_known_args(options)[0])
+    StandardOptions.DEFAULT_RUNNER = runner = known.pop("runner")
+    LuminosityOptions.defaults.update({name: value for name, value in known.items() if value is not None})
+    is_named = any(option.split("=", 1)[0] == "--runner" for option in options)
+    return options if is_named else [f"--runner={runner}", *options]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from apache_beam.options.pipeline_options import (
     DebugOptions,
@@ -34,32 +34,43 @@ class LuminosityOptions(PipelineOptions):
     '4'
     """
 
+    # What holds where a pipeline's own options say nothing; the command line of `lum` changes it.
+    defaults: ClassVar[dict[str, str | None]] = {
+        "cpu_workers": None,
+        "accelerators": None,
+        "missing_accelerator": "cpu",
+        "progress": "auto",
+        "worker_start": "auto",
+    }
+
     @classmethod
     def _add_argparse_args(cls, parser: argparse.ArgumentParser) -> None:
         # Values are checked by EngineConfig, whose messages say more than argparse's.
         parser.add_argument(
-            "--cpu_workers", default=None, help="CPU worker processes, summed over all pools (default: cores)."
+            "--cpu_workers",
+            default=cls.defaults["cpu_workers"],
+            help="CPU worker processes, summed over all pools (default: cores).",
         )
         parser.add_argument(
             "--accelerators",
-            default=None,
+            default=cls.defaults["accelerators"],
             help="Accelerators to use (default: those detected). More than there are declares them, "
             "so that pools can be tried without any.",
         )
         parser.add_argument(
             "--missing_accelerator",
-            default="cpu",
+            default=cls.defaults["missing_accelerator"],
             help="What to do when a step asks for an accelerator that is not there: run it on the CPU with a "
             "warning (cpu, the default) or refuse the pipeline (fail).",
         )
         parser.add_argument(
             "--progress",
-            default="auto",
+            default=cls.defaults["progress"],
             help="auto (the default): a live line on a terminal, a line now and then elsewhere; plain: lines; off.",
         )
         parser.add_argument(
             "--worker_start",
-            default="auto",
+            default=cls.defaults["worker_start"],
             help="How worker processes start: fork (quick), spawn (where forking is unsafe), or auto (the default).",
         )
 

@@ -1,0 +1,113 @@
+"""Where fusion breaks, and what is read and written there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import apache_beam as beam
+from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.transforms.userstate import BagStateSpec
+
+from luminosity import LuminosityRunner
+from luminosity.engine.plan.graph import BufferKind, Graph, Stage
+from luminosity.engine.plan.planner import plan
+
+_STATE = beam.DoFn.StateParam(BagStateSpec("s", beam.coders.VarIntCoder()))
+
+
+class Stateful(beam.DoFn):
+    def process(self, element: Any, state: Any = _STATE) -> Any:
+        yield element
+
+
+def planned(build: Callable[[beam.Pipeline], Any]) -> Graph:
+    pipeline = beam.Pipeline()
+    build(pipeline)
+    environment = LuminosityRunner().default_environment(PipelineOptions([]))
+    return plan(pipeline.to_runner_api(default_environment=environment))
+
+
+def stage_with(graph: Graph, step: str) -> Stage:
+    (stage,) = [s for s in graph.stages if any(step in name for name in s.steps)]
+    return stage
+
+
+def test_steps_without_a_reason_to_part_are_one_stage() -> None:
+    graph = planned(lambda p: p | beam.Impulse() | "A" >> beam.Map(id) | "B" >> beam.Map(id))
+    assert stage_with(graph, "A") is stage_with(graph, "B")
+
+
+def test_a_reshuffle_is_a_queue() -> None:
+    graph = planned(lambda p: p | beam.Impulse() | "A" >> beam.Map(id) | beam.Reshuffle() | "B" >> beam.Map(id))
+    (write,) = stage_with(graph, "A").writes
+    (read,) = stage_with(graph, "B").reads
+    assert write.buffer_id == read.buffer_id
+    assert graph.buffers[read.buffer_id].kind is BufferKind.QUEUE
+    assert not [b for b in graph.buffers.values() if b.kind is BufferKind.GROUP]
+
+
+def test_a_hint_parts_stages() -> None:
+    graph = planned(
+        lambda p: (
+            p
+            | beam.Impulse()
+            | "A" >> beam.Map(id)
+            | "B" >> beam.Map(id).with_resource_hints(min_ram="1GB")
+            | "C" >> beam.Map(id)
+        )
+    )
+    environments = [stage_with(graph, name).environment_id for name in "ABC"]
+    assert environments[0] == environments[2] != environments[1]
+
+
+def test_a_stateful_step_begins_a_stage() -> None:
+    graph = planned(lambda p: p | beam.Create([(1, 1)]) | "A" >> beam.Map(lambda x: x) | "S" >> beam.ParDo(Stateful()))
+    assert stage_with(graph, "S") is not stage_with(graph, "A")
+    assert stage_with(graph, "S").is_stateful
+    assert not stage_with(graph, "A").is_stateful
+
+
+def test_two_pools_read_one_buffer_and_neither_copies_for_the_other() -> None:
+    def build(p: beam.Pipeline) -> None:
+        moved = p | beam.Impulse() | "A" >> beam.Map(id) | beam.Reshuffle()
+        _ = moved | "B" >> beam.Map(id)
+        _ = moved | "C" >> beam.Map(id).with_resource_hints(min_ram="1GB")
+
+    graph = planned(build)
+    reads = {stage_with(graph, name).reads[0].buffer_id for name in "BC"}
+    assert len(reads) == 1
+    assert not stage_with(graph, "B").writes
+    assert not stage_with(graph, "C").writes
+
+
+def test_a_flatten_before_a_group_writes_into_the_group() -> None:
+    def build(p: beam.Pipeline) -> None:
+        keyed = [p | f"Create{n}" >> beam.Create([(n, n)]) | f"M{n}" >> beam.Map(lambda kv: kv) for n in (1, 2)]
+        _ = keyed | beam.Flatten() | beam.GroupByKey() | "Out" >> beam.Map(id)
+
+    graph = planned(build)
+    (read,) = stage_with(graph, "Out").reads
+    assert graph.buffers[read.buffer_id].kind is BufferKind.GROUP
+    for name in ("M1", "M2"):
+        assert [w.buffer_id for w in stage_with(graph, name).writes] == [read.buffer_id]
+
+
+def test_writers_come_before_readers() -> None:
+    def build(p: beam.Pipeline) -> None:
+        side = p | "Side" >> beam.Create([1]) | "ToSide" >> beam.Map(id)
+        main = p | "Main" >> beam.Create([(1, 2)]) | "First" >> beam.GroupByKey()
+        _ = (
+            main
+            | "Use" >> beam.Map(lambda x, s: x, beam.pvalue.AsList(side))
+            | beam.GroupByKey()
+            | "End" >> beam.Map(id)
+        )
+
+    graph = planned(build)
+    written: set[bytes] = set()
+    total = {w.buffer_id for s in graph.stages for w in s.writes}
+    for stage in graph.stages:
+        for source in (*stage.reads, *stage.side_inputs):
+            assert source.buffer_id in written or source.buffer_id not in total
+        written |= {w.buffer_id for w in stage.writes}
