@@ -49,6 +49,7 @@ class LuminosityRunner(PipelineRunner):
     ) -> LuminosityResult:
         config = EngineConfig.of(options)
         support.check(pipeline)
+        support.warn(pipeline)
         machine = Machine.detect(config.accelerators)
         graph = plan(pipeline, is_drain=self._is_drain)
         needs = {key: Needs.of(e) for key, e in graph.components.environments.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 
 from apache_beam.portability import common_urns, python_urns
@@ -10,6 +11,7 @@ from apache_beam.runners.portability.fn_api_runner import translations
 
 from luminosity.errors import UnsupportedPipeline
 
+_LOGGER = logging.getLogger("luminosity")
 _REQUIREMENTS = common_urns.requirements
 _SUPPORTED_REQUIREMENTS = frozenset(
     [
@@ -26,6 +28,26 @@ def check(pipeline: beam_runner_api_pb2.Pipeline) -> None:
     problems = list(dict.fromkeys(_problems(pipeline)))
     if problems:
         raise UnsupportedPipeline("this pipeline can't run here:\n" + "\n".join(f"  {p}" for p in problems))
+
+
+def warn(pipeline: beam_runner_api_pb2.Pipeline) -> None:
+    """Say what will run, and be right, but not be what its author may expect."""
+    components = pipeline.components
+    names = [
+        repr(t.unique_name)
+        for t in components.transforms.values()
+        if t.spec.urn == common_urns.primitives.GROUP_BY_KEY.urn
+        and any(_is_unbounded(components.pcollections[p]) for p in t.inputs.values())
+    ]
+    if names:
+        _LOGGER.warning(
+            "%s: the input is unbounded; groups come out once it has ended, whatever their windows and triggers say",
+            ", ".join(names),
+        )
+
+
+def _is_unbounded(pcollection: beam_runner_api_pb2.PCollection) -> bool:
+    return pcollection.is_bounded == beam_runner_api_pb2.IsBounded.UNBOUNDED
 
 
 def _problems(pipeline: beam_runner_api_pb2.Pipeline) -> Iterator[str]:
