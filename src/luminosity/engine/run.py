@@ -91,18 +91,17 @@ def _set_up(
         stages.append(StageRun(stage, pool, assignment.max_active_bundles, codecs))
     state = StateStore()
     buffers = _buffers(graph, codecs, folders, stages, state)
-    server = FnApiServer(folders.url, state)
-    for stage in graph.stages:
-        server.descriptors[stage.id] = graph.descriptor(stage, folders.url)
+    process_launcher = launcher(config.worker_start)
+    descriptors = {stage.id: graph.descriptor(stage, folders.url) for stage in graph.stages}
     return RunParts(
         stages=stages,
         buffers=buffers,
         pools=list(pools.values()),
         codecs=codecs,
         state=state,
-        server=server,
+        server=FnApiServer(folders.url, state, descriptors),  # the last thing that can fail, since it must be stopped
         folders=folders,
-        launcher=launcher(config.worker_start),
+        launcher=process_launcher,
         config=config,
         metrics=metrics,
     )

@@ -37,9 +37,10 @@ _WORKER_LOGGER = logging.getLogger("luminosity.worker")
 class FnApiServer:
     """Serves at ``url`` from construction until :meth:`stop`."""
 
-    def __init__(self, url: str, state: StateStore) -> None:
-        self.url = url
-        self.descriptors: dict[str, beam_fn_api_pb2.ProcessBundleDescriptor] = {}
+    def __init__(
+        self, url: str, state: StateStore, descriptors: dict[str, beam_fn_api_pb2.ProcessBundleDescriptor]
+    ) -> None:
+        self.descriptors = descriptors
         self.connections: dict[str, Connection] = {}
         # Every open stream holds a thread, so the number of threads follows the number of workers.
         threads: Any = UnboundedThreadPoolExecutor()  # gRPC's stubs ask for a narrower type than gRPC does

@@ -124,18 +124,15 @@ class StageRun:
             if lane.timers:
                 clock = clock or self._clock(wall_micros)
                 if any(
-                    (fire := lane.timers.next_fire([family])) is not None and fire <= now
-                    for family, now in clock.items()
+                    (fire := lane.timers.next_fire(family)) is not None and fire <= now for family, now in clock.items()
                 ):
                     return True
         return False
 
     def next_processing_timer(self) -> int | None:
         families = [f.key for f in self.stage.timers if f.is_processing_time]
-        if not families:
-            return None
-        fires = [f for lane in self.lanes if (f := lane.timers.next_fire(families)) is not None]
-        return min(fires, default=None)
+        fires = [lane.timers.next_fire(family) for family in families for lane in self.lanes if lane.timers]
+        return min((fire for fire in fires if fire is not None), default=None)
 
     def finished(self, bundle: Bundle) -> None:
         """``bundle`` is committed, or others take its place."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable
 
 from luminosity.engine.loop.watermarks import Holds
@@ -15,6 +16,8 @@ class TimerStore:
 
     def __init__(self) -> None:
         self._timers: dict[tuple[FamilyKey, bytes], TimerRecord] = {}
+        # By family: times and identities. An entry counts only while the timer is still set for that time.
+        self._schedule: dict[FamilyKey, list[tuple[int, bytes]]] = {}
         self.holds = Holds()
 
     def __len__(self) -> int:
@@ -29,23 +32,37 @@ class TimerStore:
             if not record.is_clear:
                 self._timers[family, record.identity] = record
                 self.holds.add(record.hold_micros)
+                heapq.heappush(self._schedule.setdefault(family, []), (record.fire_micros, record.identity))
 
-    def next_fire(self, families: Iterable[FamilyKey]) -> int | None:
-        wanted = set(families)
-        return min((t.fire_micros for (f, _), t in self._timers.items() if f in wanted), default=None)
+    def next_fire(self, family: FamilyKey) -> int | None:
+        schedule = self._schedule.get(family, [])
+        while schedule and not self._is_set(family, *schedule[0]):
+            heapq.heappop(schedule)
+        return schedule[0][0] if schedule else None
+
+    def _is_set(self, family: FamilyKey, fire_micros: int, identity: bytes) -> bool:
+        timer = self._timers.get((family, identity))
+        return timer is not None and timer.fire_micros == fire_micros
 
     def take_due(self, now_by_family: dict[FamilyKey, int]) -> dict[FamilyKey, list[TimerRecord]]:
         """Remove and return what is due; of each key only its earliest, since that may change its later ones."""
         earliest: dict[bytes, int] = {}
         due: list[tuple[FamilyKey, TimerRecord]] = []
-        for (family, _), timer in self._timers.items():
-            if timer.fire_micros <= now_by_family[family]:
-                due.append((family, timer))
-                earliest[timer.key] = min(timer.fire_micros, earliest.get(timer.key, timer.fire_micros))
+        for family, now in now_by_family.items():
+            seen: set[bytes] = set()  # set, cleared and set for the same time again: two entries, one timer
+            while (fire := self.next_fire(family)) is not None and fire <= now:
+                _, identity = heapq.heappop(self._schedule[family])
+                timer = self._timers[family, identity]
+                if identity not in seen:
+                    seen.add(identity)
+                    due.append((family, timer))
+                    earliest[timer.key] = min(fire, earliest.get(timer.key, fire))
         taken: dict[FamilyKey, list[TimerRecord]] = {}
         for family, timer in sorted(due, key=lambda item: item[1].fire_micros):
             if timer.fire_micros == earliest[timer.key]:
                 del self._timers[family, timer.identity]
                 self.holds.remove(timer.hold_micros)
                 taken.setdefault(family, []).append(timer)
+            else:
+                heapq.heappush(self._schedule[family], (timer.fire_micros, timer.identity))
         return taken
