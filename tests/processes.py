@@ -33,9 +33,23 @@ def workers_of(pid: int) -> list[psutil.Process]:
 
 
 def files_of_luminosity(*folders: str | Path) -> set[str]:
-    """Everything in the folders (by default shared memory and the temporary folder) that bears our prefix."""
+    """Everything in the folders (by default shared memory and the temporary folder) that bears our prefix.
+
+    What belongs to a run of somebody else, who uses this machine at the same time, is left out.
+    """
     places = [Path(folder) for folder in folders] or [Path("/dev/shm"), Path(tempfile.gettempdir())]
-    return {str(path) for place in places if place.is_dir() for path in place.glob(f"{_FILE_PREFIX}*")}
+    found = [path for place in places if place.is_dir() for path in place.glob(f"{_FILE_PREFIX}*")]
+    return {str(path) for path in found if not _is_of_a_stranger(path)}
+
+
+def _is_of_a_stranger(path: Path) -> bool:
+    """Whether the process that the folder is named for lives, and is neither this one nor one of its descendants."""
+    pid = int(path.name.removeprefix(_FILE_PREFIX).split("-")[0])
+    try:
+        process = psutil.Process(pid)
+        return os.getpid() not in [process.pid, *(parent.pid for parent in process.parents())]
+    except psutil.NoSuchProcess:
+        return False
 
 
 def wait_for(condition: Callable[[], T], timeout_s: float) -> T:

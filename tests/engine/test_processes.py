@@ -1,0 +1,102 @@
+"""How runs and workers come and go: spawned workers, runs side by side, runs that nobody waits for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections import Counter
+from pathlib import Path
+
+import apache_beam as beam
+import pytest
+
+from tests.processes import files_of_luminosity
+from tests.runners import IS_REFERENCE, collect, new_pipeline, run
+
+pytestmark = [
+    pytest.mark.skipif(IS_REFERENCE, reason="tests what only the engine does"),
+    pytest.mark.usefixtures("leaves_nothing"),
+]
+
+
+def sums(pipeline: beam.Pipeline) -> beam.PCollection:
+    return pipeline | beam.Create(range(100)) | beam.Map(lambda n: (n % 3, n)) | beam.CombinePerKey(sum)
+
+
+_SUMS = Counter([(0, 1683), (1, 1617), (2, 1650)])
+
+
+def test_spawned_workers_give_the_same(tmp_path: Path) -> None:
+    assert Counter(collect(sums, tmp_path, new_pipeline("--worker_start=spawn", "--cpu_workers=2"))) == _SUMS
+
+
+def test_runs_side_by_side_in_one_process(tmp_path: Path) -> None:
+    found: dict[int, Counter[object]] = {}
+
+    def run_in(number: int) -> None:
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        found[number] = Counter(collect(sums, folder, new_pipeline("--cpu_workers=1")))
+
+    threads = [threading.Thread(target=run_in, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert found == dict.fromkeys(range(3), _SUMS)
+
+
+_UNAWAITED = """
+import apache_beam as beam
+from luminosity import LuminosityRunner
+
+pipeline = beam.Pipeline(runner=LuminosityRunner())
+pipeline | beam.Create(range(50)) | beam.Map(str) | beam.io.WriteToText({output!r}, shard_name_template="")
+pipeline.run()
+"""
+
+
+def test_a_script_that_does_not_wait_gets_its_results(tmp_path: Path) -> None:
+    output = tmp_path / "out.txt"
+    script = tmp_path / "script.py"
+    script.write_text(_UNAWAITED.format(output=str(output)))
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert sorted(map(int, output.read_text().split())) == list(range(50))
+
+
+def test_setup_and_teardown_are_called_in_pairs(tmp_path: Path) -> None:
+    marks = tmp_path / "marks"
+
+    class Paired(beam.DoFn):
+        def setup(self) -> None:
+            with open(marks, "a") as file:
+                file.write("up ")
+
+        def teardown(self) -> None:
+            with open(marks, "a") as file:
+                file.write("down ")
+
+        def process(self, element: int) -> None:
+            pass
+
+    run(lambda p: p | beam.Create(range(20)) | beam.ParDo(Paired()), "--cpu_workers=2")
+    counts = Counter(marks.read_text().split())
+    assert counts["up"] == counts["down"] >= 1
+
+
+def test_what_a_killed_run_left_is_removed_by_the_next(tmp_path: Path) -> None:
+    """Also when the fork server, which would clean up after the runner, was killed with it."""
+    code = (
+        "import os, signal\n"
+        "from luminosity.engine.folders import RunFolders\n"
+        "folders = RunFolders()\n"
+        "print(folders.disk, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    killed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)
+    left = killed.stdout.strip()
+    assert left in files_of_luminosity()
+    run(lambda p: p | beam.Create([1]), "--cpu_workers=1")
+    assert left not in files_of_luminosity()
