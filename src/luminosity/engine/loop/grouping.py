@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple, Protocol
 
 from apache_beam.transforms import trigger
 from apache_beam.transforms.core import Windowing
-from apache_beam.transforms.window import GlobalWindow, GlobalWindows
+from apache_beam.transforms.timeutil import TimestampCombinerImpl
+from apache_beam.transforms.window import (
+    BoundedWindow,
+    GlobalWindow,
+    GlobalWindows,
+    NonMergingWindowFn,
+    TimestampCombiner,
+)
+from apache_beam.utils.timestamp import Timestamp
 from apache_beam.utils.windowed_value import PaneInfo, PaneInfoTiming, WindowedValue
 
 from luminosity.engine.blocks import Block
@@ -16,10 +25,21 @@ from luminosity.engine.loop.watermarks import MAX
 from luminosity.engine.plan.codecs import ElementCodec
 from luminosity.engine.workers.channel import BLOCK_BYTES
 
-_ONLY_PANE = PaneInfo(is_first=True, is_last=True, timing=PaneInfoTiming.ON_TIME, index=0, nonspeculative_index=0)
 _LENGTH = struct.Struct(">i")  # how Beam's iterable coder begins: the length, or -1 for pieces
 _REST_IN_STATE = b"\xff" * 9 + b"\x01"  # -1 as a variable-length integer, in place of a piece's length
 _LARGE_GROUP_BYTES = 64 << 10
+
+
+class Group(NamedTuple):
+    start: bytes  # header and key, encoded
+    values: list[bytes]
+    timestamp_micros: int
+
+
+class _Table(Protocol):
+    def add(self, data: bytes) -> None: ...
+
+    def take_groups(self) -> Iterator[Group]: ...
 
 
 class Grouping:
@@ -29,82 +49,146 @@ class Grouping:
     """
 
     def __init__(self, written: ElementCodec, read: ElementCodec, windowing: Windowing, state: StateStore) -> None:
-        self._written = written
-        self._read = read
-        self._windowing = windowing
+        self._table = _table(written, read, windowing)
         self._state = state
         self.may_refer_to_state = True
-        self._is_global = windowing.is_default()
-        self._values: dict[bytes, list[bytes]] = {}
-        self._windowed: dict[bytes, list[WindowedValue]] = {}
         self.is_released = False
 
     def add(self, block: Block) -> None:
-        data = block.data()
+        self._table.add(block.data())
         block.release()
-        if self._is_global:
-            values = self._values
-            for element in self._written.keyed_elements(data, with_header=False):
-                if (known := values.get(element.key)) is None:
-                    values[element.key] = [element.value]
-                else:
-                    known.append(element.value)
-        else:
-            for element in self._written.keyed_elements(data):
-                assert element.header is not None
-                self._windowed.setdefault(element.key, []).append(element.header.with_value(element.value))
 
     def release(self) -> Iterator[Block]:
         """All groups, as blocks of about 1 MB. The watermark has passed every window."""
         self.is_released = True
-        groups = self._global_groups() if self._is_global else self._window_groups()
         parts: list[bytes] = []
         size = count = 0
         hold = MAX
-        for start, values, timestamp in groups:
-            value_bytes = sum(map(len, values))
+        for group in self._table.take_groups():
+            value_bytes = sum(map(len, group.values))
             if value_bytes > _LARGE_GROUP_BYTES and self.may_refer_to_state:
-                yield self._large_group(start, values, timestamp)
+                yield self._large_group(group)
                 continue
-            parts += (start, _LENGTH.pack(len(values)), *values)
-            size += len(start) + value_bytes
+            parts += (group.start, _LENGTH.pack(len(group.values)), *group.values)
+            size += len(group.start) + value_bytes
             count += 1
-            hold = min(hold, timestamp)
+            hold = min(hold, group.timestamp_micros)
             if size >= BLOCK_BYTES:
                 yield Block.of_bytes(b"".join(parts), count, hold)
                 parts, size, count, hold = [], 0, 0, MAX
         if count:
             yield Block.of_bytes(b"".join(parts), count, hold)
 
-    def _large_group(self, start: bytes, values: list[bytes], hold: int) -> Block:
-        token = self._state.add_group(_chunks(values))
-        data = b"".join((start, _LENGTH.pack(-1), _REST_IN_STATE, bytes([len(token)]), token))
-        return Block.of_shared_bytes(data, 1, hold, lambda: self._state.remove_group(token))
+    def _large_group(self, group: Group) -> Block:
+        token = self._state.add_group(_chunks(group.values))
+        data = b"".join((group.start, _LENGTH.pack(-1), _REST_IN_STATE, bytes([len(token)]), token))
+        return Block.of_shared_bytes(data, 1, group.timestamp_micros, lambda: self._state.remove_group(token))
 
-    def _global_groups(self) -> Iterator[tuple[bytes, list[bytes], int]]:
+
+def _table(written: ElementCodec, read: ElementCodec, windowing: Windowing) -> _Table:
+    if windowing.is_default():
+        return _GlobalTable(written, read)
+    if isinstance(windowing.windowfn, NonMergingWindowFn) and windowing.triggerfn == trigger.DefaultTrigger():
+        return _WindowTable(written, read, windowing)
+    return _TriggerTable(written, read, windowing)
+
+
+class _GlobalTable:
+    """One window, one firing: timestamps and panes are of no interest."""
+
+    _PANE = PaneInfo(is_first=True, is_last=True, timing=PaneInfoTiming.ON_TIME, index=0, nonspeculative_index=0)
+
+    def __init__(self, written: ElementCodec, read: ElementCodec) -> None:
+        self._written = written
+        self._read = read
+        self._values: dict[bytes, list[bytes]] = {}
+
+    def add(self, data: bytes) -> None:
+        values = self._values
+        for element in self._written.keyed_elements(data, with_header=False):
+            if (known := values.get(element.key)) is None:
+                values[element.key] = [element.value]
+            else:
+                known.append(element.value)
+
+    def take_groups(self) -> Iterator[Group]:
         timestamp = GlobalWindow().max_timestamp()
-        header = self._read.encode_header(GlobalWindows.windowed_value(None, timestamp=timestamp, pane_info=_ONLY_PANE))
+        header = self._read.encode_header(GlobalWindows.windowed_value(None, timestamp=timestamp, pane_info=self._PANE))
         while self._values:
             key, values = self._values.popitem()
-            yield header + key, values, timestamp.micros
+            yield Group(header + key, values, timestamp.micros)
 
-    def _window_groups(self) -> Iterator[tuple[bytes, list[bytes], int]]:
+
+class _WindowTable:
+    """Windows that do not merge, each firing once, when it ends."""
+
+    _PANE = PaneInfo(is_first=True, is_last=False, timing=PaneInfoTiming.ON_TIME, index=0, nonspeculative_index=0)
+
+    def __init__(self, written: ElementCodec, read: ElementCodec, windowing: Windowing) -> None:
+        self._written = written
+        self._read = read
+        combiner: Any = windowing.timestamp_combiner
+        self._combiner: TimestampCombinerImpl = TimestampCombiner.get_impl(combiner, windowing.windowfn)
+        self._keeps_times = windowing.timestamp_combiner != TimestampCombiner.OUTPUT_AT_EOW
+        self._values: dict[bytes, dict[BoundedWindow, list[bytes]]] = {}
+        self._times: dict[tuple[bytes, BoundedWindow], Timestamp] = {}
+
+    def add(self, data: bytes) -> None:
+        for element in self._written.keyed_elements(data):
+            header: Any = element.header
+            windows = self._values.setdefault(element.key, {})
+            for window in header.windows:
+                windows.setdefault(window, []).append(element.value)
+                if self._keeps_times:
+                    self._add_time(element.key, window, header.timestamp)
+
+    def _add_time(self, key: bytes, window: BoundedWindow, timestamp: Timestamp) -> None:
+        time = self._combiner.assign_output_time(window, timestamp)
+        known = self._times.get((key, window))
+        self._times[key, window] = time if known is None else self._combiner.combine(known, time)
+
+    def take_groups(self) -> Iterator[Group]:
+        while self._values:
+            key, windows = self._values.popitem()
+            for window, values in windows.items():
+                time = self._times.pop((key, window), None) or window.max_timestamp()
+                header = self._read.encode_header(WindowedValue(None, time, (window,), self._PANE))
+                yield Group(header + key, values, time.micros)
+
+
+class _TriggerTable:
+    """Everything else: Beam's own trigger machine, key by key."""
+
+    def __init__(self, written: ElementCodec, read: ElementCodec, windowing: Windowing) -> None:
+        self._written = written
+        self._read = read
+        self._windowing = windowing
+        self._values: dict[bytes, list[WindowedValue]] = {}
+
+    def add(self, data: bytes) -> None:
+        for element in self._written.keyed_elements(data):
+            header: Any = element.header
+            self._values.setdefault(element.key, []).append(header.with_value(element.value))
+
+    def take_groups(self) -> Iterator[Group]:
         driver = trigger.create_trigger_driver(self._windowing, is_batch=True)
-        while self._windowed:
-            key, windowed = self._windowed.popitem()
+        while self._values:
+            key, windowed = self._values.popitem()
             for pane in driver.process_entire_key(key, windowed):
-                yield self._read.encode_header(pane) + key, list(pane.value[1]), pane.timestamp.micros
+                yield Group(self._read.encode_header(pane) + key, list(pane.value[1]), pane.timestamp.micros)
 
 
-def _chunks(values: list[bytes]) -> list[bytes]:
+def _chunks(values: Iterable[bytes]) -> list[bytes]:
     """Values joined to pieces of a size that is worth a request."""
     chunks: list[bytes] = []
-    start = size = 0
-    for index, value in enumerate(values):
+    piece: list[bytes] = []
+    size = 0
+    for value in values:
+        piece.append(value)
         size += len(value)
         if size >= BLOCK_BYTES:
-            chunks.append(b"".join(values[start : index + 1]))
-            start, size = index + 1, 0
-    if start < len(values):
-        chunks.append(b"".join(values[start:]))
+            chunks.append(b"".join(piece))
+            piece, size = [], 0
+    if piece:
+        chunks.append(b"".join(piece))
     return chunks
