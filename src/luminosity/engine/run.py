@@ -24,6 +24,7 @@ from luminosity.engine.plan.codecs import Codecs
 from luminosity.engine.plan.graph import BufferKind, Graph
 from luminosity.engine.pools import Assignment
 from luminosity.engine.progress import Progress
+from luminosity.engine.workers import mainclasses
 from luminosity.engine.workers.launcher import launcher
 from luminosity.errors import RunCancelled
 
@@ -91,6 +92,7 @@ def _set_up(
         stages.append(StageRun(stage, pool, assignment.max_active_bundles, codecs))
     state = StateStore()
     buffers = _buffers(graph, codecs, folders, stages, state)
+    mainclasses.save(folders.main_classes)
     process_launcher = launcher(config.worker_start)
     descriptors = {stage.id: graph.descriptor(stage, folders.url) for stage in graph.stages}
     return RunParts(

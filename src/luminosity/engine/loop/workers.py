@@ -108,6 +108,7 @@ def start(
         working_directory=os.getcwd(),
         import_path=list(sys.path),
         block_directories=list(dict.fromkeys([folders.memory, folders.disk])),
+        main_classes=folders.main_classes,
         private_folders=folders.all,
         pipeline_options=config.worker_options,
     )

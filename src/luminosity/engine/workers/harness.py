@@ -24,6 +24,7 @@ from apache_beam.runners.worker import (
 )
 from apache_beam.utils.counters import CounterFactory
 
+from luminosity.engine.workers import mainclasses
 from luminosity.engine.workers.channel import BlockChannel, BlockWriter
 from luminosity.engine.workers.failure import Failure
 from luminosity.engine.workers.request import WorkerRequest
@@ -82,6 +83,7 @@ def run(request: WorkerRequest) -> None:
     quiet()
     # Set at its import, before this worker had its name.
     setattr(worker_id_interceptor.WorkerIdInterceptor, "_worker_id", request.worker_id)  # noqa: B010
+    mainclasses.load(request.main_classes)
     BlockChannel.writer = BlockWriter(request.block_directories, request.worker_id)
     data_plane.GrpcClientDataChannel = BlockChannel
     sdk_worker_main.SdkHarness = ReportingHarness

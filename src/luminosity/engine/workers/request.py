@@ -17,6 +17,7 @@ class WorkerRequest:
     working_directory: str
     import_path: list[str]
     block_directories: list[str]  # where it writes blocks: the first that has room
+    main_classes: str  # a file: see mainclasses.py
     private_folders: list[str]  # of the run, to be removed if the runner can't
     pipeline_options: dict[str, Any] = field(default_factory=dict[str, Any])
 
