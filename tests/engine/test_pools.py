@@ -39,6 +39,7 @@ def stage(name: str) -> Stage:
         timers=(),
         is_stateful=False,
         is_splittable=False,
+        is_sink=False,
         transforms=(),
         residual_reads={},
     )

@@ -63,7 +63,7 @@ def test_as_beams_own_runner_while_workers_are_killed(tmp_path: Path) -> None:
     def check_while_killing(recipe: Recipe, seed: int) -> None:
         nonlocal total
         slow = replace(recipe, seconds_each=0.02)
-        with kill_workers_of(os.getpid(), every_s=0.25, seed=seed) as kills:
+        with kill_workers_of(os.getpid(), every_s=0.5, seed=seed) as kills:
             check(slow, recipe, tmp_path)
         note(f"{kills.count} workers were killed")
         total += kills.count

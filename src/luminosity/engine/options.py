@@ -142,8 +142,19 @@ def _worker_options(options: PipelineOptions) -> dict[str, Any]:
     return {
         # Workers log what would be seen here, and keep side inputs from bundle to bundle.
         "default_sdk_harness_log_level": logging.getLevelName(logging.getLogger().getEffectiveLevel()),
+        "sdk_harness_log_level_overrides": _logger_levels(),
         "max_cache_memory_usage_mb": _CACHE_MB,
         **{name: value for name, value in given.items() if isinstance(value, plain)},
+    }
+
+
+def _logger_levels() -> dict[str, str]:
+    """The levels that the user set for single loggers."""
+    loggers = logging.root.manager.loggerDict.items()
+    return {
+        name: logging.getLevelName(logger.level)
+        for name, logger in loggers
+        if isinstance(logger, logging.Logger) and logger.level and not name.startswith("apache_beam.runners.worker")
     }
 
 

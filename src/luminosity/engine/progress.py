@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 
@@ -14,7 +15,7 @@ _LIVE_EVERY_S = 0.2
 _PLAIN_EVERY_S = 5.0
 # A short run says nothing: its results are there before anyone wonders.
 _LIVE_AFTER_S = 1.0
-_LINE_CHARACTERS = 100
+_CLEAR_LINE = "\r\x1b[K"
 
 
 class Progress:
@@ -40,8 +41,10 @@ class Progress:
     def finish(self, state: str) -> None:
         if self._is_off or not self._has_line:
             return
+        seconds = time.monotonic() - self._started_at
+        elements = sum(stage.elements_done for stage in self._stages)
         ending = "done" if state == PipelineState.DONE else state.lower()
-        self._write(f"{self._line(time.monotonic())}  {ending}")
+        self._write(f"{seconds:6.0f} s  {ending}: {len(self._stages)} stages, {elements:,} elements through them")
         if self._is_live:
             sys.stderr.write("\n")
             sys.stderr.flush()
@@ -52,10 +55,11 @@ class Progress:
         parts = [f"{now - self._started_at:6.0f} s", f"{done}/{len(self._stages)} stages done"]
         parts += [f"{s.stage.label[:40]}: {s.elements_done:,} done, {s.queued:,} waiting" for s in active[-2:]]
         busy = sum(len(w.bundles) for p in self._pools for w in p.workers.values())
-        parts.append(f"{busy} bundles on {sum(len(p.workers) for p in self._pools)} workers")
+        parts.append(f"{busy} busy of {sum(len(p.workers) for p in self._pools)} workers")
         return "  ".join(parts)
 
     def _write(self, line: str) -> None:
         self._has_line = True
-        sys.stderr.write(f"\r{line[:_LINE_CHARACTERS]:<{_LINE_CHARACTERS}}" if self._is_live else f"{line}\n")
+        width = shutil.get_terminal_size().columns - 1
+        sys.stderr.write(f"{_CLEAR_LINE}{line[:width]}" if self._is_live else f"{line}\n")
         sys.stderr.flush()

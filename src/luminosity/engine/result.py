@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
+import os
+import sys
 from collections.abc import Iterator
 
 from apache_beam.portability.api import metrics_pb2
@@ -19,6 +22,8 @@ class LuminosityResult(PipelineResult):
     def __init__(self, run: Run) -> None:
         super().__init__(PipelineState.RUNNING)
         self._run = run
+        run.on_failure = self._tell_at_exit
+        self._is_told = False
 
     @property
     def state(self) -> str:
@@ -39,6 +44,7 @@ class LuminosityResult(PipelineResult):
             raise
         if not has_ended:
             return None
+        self._is_told = True
         if self._run.failure is not None and self._run.state == PipelineState.FAILED:
             raise self._run.failure
         return self._run.state
@@ -48,6 +54,19 @@ class LuminosityResult(PipelineResult):
         self._run.cancel()
         self._run.wait(_CANCEL_TIMEOUT_S)
         return self._run.state
+
+    def _tell_at_exit(self) -> None:
+        """A script that ends without waiting must not end as if its pipeline had succeeded."""
+        atexit.register(self._tell)
+
+    def _tell(self) -> None:
+        if self._is_told:
+            return
+        print(f"The pipeline failed: {self._run.failure}", file=sys.stderr, flush=True)
+        atexit.unregister(self._tell)
+        atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]  # the exit code can be set in no other way
+        sys.stdout.flush()
+        os._exit(1)
 
     def metrics(self) -> FnApiMetrics:
         """The user's metrics."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 from apache_beam.runners.common import ENCODED_IMPULSE_VALUE
 from apache_beam.runners.runner import PipelineState
@@ -38,6 +39,7 @@ class Run:
         self.metrics = RunMetrics()
         self.state: str = PipelineState.RUNNING
         self.failure: BaseException | None = None
+        self.on_failure: Callable[[], None] | None = None
         self._done = threading.Event()
         self._folders = RunFolders()
         try:
@@ -72,6 +74,8 @@ class Run:
             self._server.stop()
             self._folders.remove()
             self._progress.finish(self.state)
+            if self.state == PipelineState.FAILED and self.on_failure is not None:
+                self.on_failure()
             self._done.set()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -12,6 +11,7 @@ from apache_beam.portability.api import beam_fn_api_pb2, beam_fn_api_pb2_grpc
 from apache_beam.utils.thread_pool_executor import UnboundedThreadPoolExecutor
 
 from luminosity.engine.fnapi.connection import Connection
+from luminosity.engine.fnapi.logs import LoggingServicer
 from luminosity.engine.fnapi.state import StateStore
 
 _STOP_TIMEOUT_S = 2.0
@@ -22,16 +22,6 @@ _OPTIONS = [
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.max_ping_strikes", 0),
 ]
-_LEVELS = {
-    beam_fn_api_pb2.LogEntry.Severity.TRACE: logging.DEBUG,
-    beam_fn_api_pb2.LogEntry.Severity.DEBUG: logging.DEBUG,
-    beam_fn_api_pb2.LogEntry.Severity.INFO: logging.INFO,
-    beam_fn_api_pb2.LogEntry.Severity.NOTICE: logging.INFO,
-    beam_fn_api_pb2.LogEntry.Severity.WARN: logging.WARNING,
-    beam_fn_api_pb2.LogEntry.Severity.ERROR: logging.ERROR,
-    beam_fn_api_pb2.LogEntry.Severity.CRITICAL: logging.CRITICAL,
-}
-_WORKER_LOGGER = logging.getLogger("luminosity.worker")
 
 
 class FnApiServer:
@@ -48,7 +38,7 @@ class FnApiServer:
         beam_fn_api_pb2_grpc.add_BeamFnControlServicer_to_server(_Control(self), self._server)
         beam_fn_api_pb2_grpc.add_BeamFnDataServicer_to_server(_Data(self), self._server)
         beam_fn_api_pb2_grpc.add_BeamFnStateServicer_to_server(_State(state), self._server)
-        beam_fn_api_pb2_grpc.add_BeamFnLoggingServicer_to_server(_Logging(), self._server)
+        beam_fn_api_pb2_grpc.add_BeamFnLoggingServicer_to_server(LoggingServicer(), self._server)
         self._server.add_insecure_port(url)
         self._server.start()
 
@@ -119,16 +109,3 @@ class _State(beam_fn_api_pb2_grpc.BeamFnStateServicer):
     def State(self, request_iterator: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
         for request in request_iterator:
             yield self._state.handle(request)
-
-
-class _Logging(beam_fn_api_pb2_grpc.BeamFnLoggingServicer):
-    """What workers log is logged here, under the logger that it was said to."""
-
-    def Logging(self, request_iterator: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
-        for entries in request_iterator:
-            for entry in entries.log_entries:
-                level = _LEVELS.get(entry.severity, logging.INFO)
-                if _WORKER_LOGGER.isEnabledFor(level):
-                    _WORKER_LOGGER.log(level, "%s", entry.message)
-        return
-        yield  # makes it the generator that a stream needs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 
 from luminosity.engine.loop.bundle import Bundle
@@ -11,19 +12,23 @@ from luminosity.errors import ElementKillsWorker, StepFailed
 
 MAX_TRIES = 4
 
+_LOGGER = logging.getLogger("luminosity")
+
 
 def after_exception(bundle: Bundle, failure: Failure) -> list[Bundle]:
     """The bundles to try in place of ``bundle``, in which user code raised."""
     bundle.failures += 1
-    if bundle.failures < MAX_TRIES:
-        return [bundle]
     step = failure.step or bundle.stage.stage.label
+    if bundle.failures < MAX_TRIES:
+        _LOGGER.warning("step %r failed, try %d of %d: %s", step, bundle.failures, MAX_TRIES, failure.exception)
+        return [bundle]
     lines = [f"step {step!r} failed {MAX_TRIES} times: {failure.exception}"]
     if failure.location:
         lines.append(f"  at {failure.location}")
     if failure.element:
         lines.append(f"  element: {failure.element}")
-    raise StepFailed("\n".join(lines) + f"\n\nThe worker's traceback:\n{failure.traceback}")
+    # The summary comes last: that is what is left on the screen.
+    raise StepFailed(f"{failure.exception}\n\nThe worker's traceback:\n{failure.traceback}\n" + "\n".join(lines))
 
 
 def after_death(bundle: Bundle, exit_code: int, codecs: Codecs) -> list[Bundle]:

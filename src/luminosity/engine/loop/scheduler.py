@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import time
 from collections.abc import Callable
@@ -26,6 +27,8 @@ from luminosity.engine.plan.codecs import Codecs
 from luminosity.engine.workers.failure import Failure
 from luminosity.engine.workers.launcher import Launcher
 from luminosity.errors import RunCancelled, WorkerStartFailed
+
+_LOGGER = logging.getLogger("luminosity")
 
 _MAX_FAILED_STARTS = 3
 # A CPU worker more is started when its pool has had more to do than it could take for this long.
@@ -335,6 +338,13 @@ class Scheduler:
                     f"a worker of pool {worker.pool.pool.name!r} {failures.describe_exit(code)} before it was "
                     f"ready, {_MAX_FAILED_STARTS} times in a row; what it printed is above"
                 )
+        if worker.bundles:
+            _LOGGER.warning(
+                "a worker of pool %r %s; what it was doing (%d bundle(s)) is done again",
+                worker.pool.pool.name,
+                failures.describe_exit(code),
+                len(worker.bundles),
+            )
         for bundle in list(worker.bundles.values()):
             assert bundle.attempt is not None
             self._give_up(bundle, bundle.attempt)
@@ -374,7 +384,7 @@ class Scheduler:
         bundle.release()
         stage.elements_done += processed
         stage.bundles_done += 1
-        if attempt.is_warm:
+        if attempt.is_warm or stage.stage.is_sink:
             stage.size.learn(processed, now - attempt.started_at)
 
     def _finalize(self, attempt: Attempt) -> None:

@@ -11,17 +11,21 @@ _LONGEST_S = 1.0
 _PART_OF_ELAPSED = 0.05
 _GROWTH = 8
 _SHORTEST_DEADLINE_S = 0.1
+_SINK_ELEMENTS = 1000
 
 
 class BundleSize:
     """Starts at one element and grows to at most a second of work."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_sink: bool = False) -> None:
+        self._is_sink = is_sink
         self._started_at: float | None = None
         self._seconds_per_element: float | None = None
         self._last = 0
 
     def target_seconds(self, now: float) -> float:
+        if self._is_sink:
+            return _LONGEST_S
         if self._started_at is None:
             return _SHORTEST_S
         return min(_LONGEST_S, max(_SHORTEST_S, _PART_OF_ELAPSED * (now - self._started_at)))
@@ -30,6 +34,8 @@ class BundleSize:
         """Elements for a bundle, of ``queued``, while ``free_slots`` workers could take one."""
         if self._started_at is None:
             self._started_at = now
+        if self._is_sink:
+            return self._next_of_sink(queued, free_slots)
         if self._seconds_per_element is None:
             return 1
         target = self.target_seconds(now)
@@ -37,6 +43,15 @@ class BundleSize:
         # The rest is shared out, unless it is too little to be worth sharing.
         fair = max(math.ceil(queued / max(1, free_slots)), int(_SHORTEST_S / self._seconds_per_element))
         return max(1, min(fitting, fair, self._last * _GROWTH))
+
+    def _next_of_sink(self, queued: int, free_slots: int) -> int:
+        """A file is written per bundle: few bundles, and one alone where there is little to write."""
+        if self._seconds_per_element is None:
+            return min(queued, _SINK_ELEMENTS)
+        if queued * self._seconds_per_element < _LONGEST_S / 2:
+            return queued
+        fitting = max(1, int(_LONGEST_S / self._seconds_per_element))
+        return min(fitting, math.ceil(queued / max(1, free_slots)))
 
     def deadline_seconds(self, now: float) -> float:
         """When a bundle that started ``now`` should be asked to stop early."""

@@ -29,7 +29,7 @@ class StageRun:
         self.stage = stage
         self.pool = pool
         self.max_active_bundles = max_active_bundles
-        self.size = BundleSize()
+        self.size = BundleSize(stage.is_sink)
         self._codecs = {read.transform_id: codecs.elements(read.coder_id) for read in stage.reads}
         self.timer_codecs: dict[FamilyKey, TimerCodec] = {f.key: codecs.timers(f) for f in stage.timers}
         reads = [read.transform_id for read in stage.reads]
@@ -153,7 +153,10 @@ class StageRun:
         (self._running_holds if bundle.inputs else self._running_timer_holds).remove(bundle.hold)
 
     def _clock(self, wall_micros: int) -> dict[FamilyKey, int]:
-        return {f.key: wall_micros if f.is_processing_time else self.input_watermark for f in self.stage.timers}
+        """How late it is for each family of timers."""
+        # An element at the watermark itself may still come: a timer at that time waits until it has passed.
+        event_micros = self.input_watermark if self.input_watermark >= MAX else self.input_watermark - 1
+        return {f.key: wall_micros if f.is_processing_time else event_micros for f in self.stage.timers}
 
     # Time
 

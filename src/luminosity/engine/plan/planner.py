@@ -23,6 +23,8 @@ from luminosity.engine.plan.translate import optimize, resolve_alias
 
 _SDF_PROCESS_URN = common_urns.sdf_components.PROCESS_SIZED_ELEMENTS_AND_RESTRICTIONS.urn
 _SDF_TRUNCATE_URN = common_urns.sdf_components.TRUNCATE_SIZED_RESTRICTION.urn
+# Beam's sinks without a number of shards; there is no other sign of them in the pipeline's proto.
+_WRITES_FILE_PER_BUNDLE = "/WriteImpl/WriteBundles"
 _IO_URNS = (bundle_processor.DATA_INPUT_URN, bundle_processor.DATA_OUTPUT_URN)
 
 
@@ -129,6 +131,7 @@ def _stage(
         timers=tuple(timers),
         is_stateful=is_stateful,
         is_splittable=is_splittable,
+        is_sink=any(step.endswith(_WRITES_FILE_PER_BUNDLE) for step in steps),
         transforms=tuple(stage.transforms),
         residual_reads=_residual_reads(stage.transforms),
     )

@@ -48,6 +48,7 @@ class Failure:
 
     @classmethod
     def of(cls, error: BaseException) -> Failure:
+        _drop_repetition(error)
         step = _STEP.search(str(error))
         frames = _frames(error.__traceback__)
         message = _STEP.sub("", str(error)).strip()
@@ -59,6 +60,14 @@ class Failure:
             location=_location(frames),
             element=_element(frames),
         )
+
+
+def _drop_repetition(error: BaseException) -> None:
+    """Beam raises an exception again with the step's name added: the same frames twice, of which once is enough."""
+    first = error.__context__
+    if first is not None and type(first) is type(error) and str(error).startswith(str(first)):
+        error.__context__ = first.__context__
+        error.__cause__ = error.__cause__ if error.__cause__ is not first else first.__cause__
 
 
 def shorten(value: Any) -> str:
@@ -83,6 +92,10 @@ def _location(frames: list[tuple[FrameType, int]]) -> str:
     """The innermost line of the user's own code."""
     for frame, line in reversed(frames):
         if _is_users(frame):
+            return f"{frame.f_code.co_filename}:{line}"
+    for frame, line in reversed(frames):
+        # Installed user code; the innermost may still be a helper of the standard library's.
+        if not frame.f_code.co_filename.startswith((_BEAM_DIRECTORY, _OUR_DIRECTORY, "<frozen", "apache_beam/")):
             return f"{frame.f_code.co_filename}:{line}"
     return ""
 

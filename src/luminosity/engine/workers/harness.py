@@ -24,6 +24,7 @@ from apache_beam.runners.worker import (
 )
 from apache_beam.utils.counters import CounterFactory
 
+from luminosity.engine.fnapi.logs import name_in_location
 from luminosity.engine.workers import mainclasses
 from luminosity.engine.workers.channel import BlockChannel, BlockWriter
 from luminosity.engine.workers.failure import Failure
@@ -88,6 +89,8 @@ def run(request: WorkerRequest) -> None:
     data_plane.GrpcClientDataChannel = BlockChannel
     sdk_worker_main.SdkHarness = ReportingHarness
     statesampler.StateSampler = PromptStateSampler
+    # Beam's worker says at INFO what only its developers want to know.
+    logging.getLogger("apache_beam.runners.worker").setLevel(logging.WARNING)
     # They warn that there is no staging folder (nothing is staged here), and of options whose class the user's code,
     # which is not loaded yet, defines.
     for name in (sdk_worker_main.__name__, pipeline_options.__name__):
@@ -105,6 +108,8 @@ def run(request: WorkerRequest) -> None:
         }
     )
     log_handler, harness, _ = created
+    if log_handler:
+        log_handler.addFilter(name_in_location)
     try:
         harness.run()
     finally:

@@ -1,0 +1,47 @@
+"""What workers log, said again in the runner by the logger that it was said to."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+from apache_beam.portability.api import beam_fn_api_pb2, beam_fn_api_pb2_grpc
+
+_SEPARATOR = "|"  # between the logger's name and the file
+_UNNAMED = "luminosity.worker"
+_LEVELS = {
+    beam_fn_api_pb2.LogEntry.Severity.TRACE: logging.DEBUG,
+    beam_fn_api_pb2.LogEntry.Severity.DEBUG: logging.DEBUG,
+    beam_fn_api_pb2.LogEntry.Severity.INFO: logging.INFO,
+    beam_fn_api_pb2.LogEntry.Severity.NOTICE: logging.INFO,
+    beam_fn_api_pb2.LogEntry.Severity.WARN: logging.WARNING,
+    beam_fn_api_pb2.LogEntry.Severity.ERROR: logging.ERROR,
+    beam_fn_api_pb2.LogEntry.Severity.CRITICAL: logging.CRITICAL,
+}
+
+
+def name_in_location(record: logging.LogRecord) -> bool:
+    """In a worker, a filter of Beam's log handler, whose messages have room for a location but not for a name."""
+    record.pathname = f"{record.name}{_SEPARATOR}{record.pathname}"
+    return True
+
+
+class LoggingServicer(beam_fn_api_pb2_grpc.BeamFnLoggingServicer):
+    def Logging(self, request_iterator: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
+        for entries in request_iterator:
+            for entry in entries.log_entries:
+                _log(entry)
+        return
+        yield  # makes it the generator that a stream needs
+
+
+def _log(entry: beam_fn_api_pb2.LogEntry) -> None:
+    place, _, line = entry.log_location.rpartition(":")
+    name, _, path = place.rpartition(_SEPARATOR)
+    logger = logging.getLogger(name if name != "root" else None) if name else logging.getLogger(_UNNAMED)
+    level = _LEVELS.get(entry.severity, logging.INFO)
+    if logger.isEnabledFor(level):
+        number = int(line) if line.isdigit() else 0
+        logger.handle(logger.makeRecord(logger.name, level, path, number, entry.message, (), None))
