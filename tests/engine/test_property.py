@@ -33,12 +33,22 @@ _WITHOUT_SHRINKING = settings(_SETTINGS, phases=[Phase.explicit, Phase.generate]
 _OPERATIONS = st.tuples(st.sampled_from(sorted(OPERATIONS)), st.integers(2, 4))
 
 
+def _with_one_gather(operations: list[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
+    """Without all "gather" but the first.
+
+    Beam's runner fires timers while elements of their own time are still to come, as they are after another "gather":
+    there its answer is wrong (tests/engine/test_time.py has the right one).
+    """
+    first = next((i for i, (name, _) in enumerate(operations) if name == "gather"), None)
+    return tuple(o for i, o in enumerate(operations) if o[0] != "gather" or i == first)
+
+
 def recipes(min_data: int = 0, min_operations: int = 1) -> st.SearchStrategy[Recipe]:
     return st.builds(
         Recipe,
         data=st.lists(st.integers(0, 50), min_size=min_data, max_size=12).map(tuple),
         window_s=st.none() | st.integers(5, 30),
-        operations=st.lists(_OPERATIONS, min_size=min_operations, max_size=5).map(tuple),
+        operations=st.lists(_OPERATIONS, min_size=min_operations, max_size=5).map(_with_one_gather),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Callable
@@ -27,8 +28,23 @@ class _Shared:
             self.free()
 
 
+_FILES: set[str] = set()
+
+
+def files_in_use() -> set[str]:
+    """The files that some block refers to."""
+    return _FILES
+
+
 def _in_file(path: str) -> _Shared:
-    shared = _Shared(b"", path, lambda: os.unlink(shared.path))
+    def free() -> None:
+        _FILES.discard(shared.path)
+        # Its worker may have died, and its files been removed, before we heard of this one.
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(shared.path)
+
+    shared = _Shared(b"", path, free)
+    _FILES.add(path)
     return shared
 
 
@@ -105,4 +121,6 @@ class Block:
         if isinstance(shared, _Shared) and os.path.dirname(shared.path) == memory:
             target = os.path.join(disk, os.path.basename(shared.path))
             shutil.move(shared.path, target)
+            _FILES.discard(shared.path)
+            _FILES.add(target)
             shared.path = target

@@ -39,7 +39,7 @@ class RunFolders:
         return folder
 
     def remove_blocks_of(self, worker_id: str, keep: set[str]) -> None:
-        """Remove the files that a worker wrote and nobody has heard of, because it died first."""
+        """Remove files that a worker wrote and nobody has heard of, because it died first."""
         for folder in {self.memory, self.disk}:
             for name in os.listdir(folder):
                 path = os.path.join(folder, name)

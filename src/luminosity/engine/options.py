@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -138,21 +139,35 @@ def _borrowed_cpu_workers(options: PipelineOptions) -> int | None:
 def _worker_options(options: PipelineOptions) -> dict[str, Any]:
     """The pipeline's options as the workers' own code sees them."""
     given = options.get_all_options(drop_default=True, retain_unknown_options=True)
-    plain = (str, int, float, bool, list, dict, type(None))
     return {
         # Workers log what would be seen here, and keep side inputs from bundle to bundle.
-        "default_sdk_harness_log_level": logging.getLevelName(logging.getLogger().getEffectiveLevel()),
+        "default_sdk_harness_log_level": _level_name(logging.getLogger().getEffectiveLevel()),
         "sdk_harness_log_level_overrides": _logger_levels(),
         "max_cache_memory_usage_mb": _CACHE_MB,
-        **{name: value for name, value in given.items() if isinstance(value, plain)},
+        # What is not JSON would not be the same thing in a worker, either.
+        **{name: value for name, value in given.items() if _is_json(value)},
     }
+
+
+def _is_json(value: object) -> bool:
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _level_name(level: int) -> str:
+    """Of a level in between, the next lower one that Beam knows."""
+    known = (logging.CRITICAL, logging.ERROR, logging.WARNING, logging.INFO, logging.DEBUG)
+    return logging.getLevelName(next((k for k in known if k <= level), logging.DEBUG))
 
 
 def _logger_levels() -> dict[str, str]:
     """The levels that the user set for single loggers."""
     loggers = logging.root.manager.loggerDict.items()
     return {
-        name: logging.getLevelName(logger.level)
+        name: _level_name(logger.level)
         for name, logger in loggers
         if isinstance(logger, logging.Logger) and logger.level and not name.startswith("apache_beam.runners.worker")
     }

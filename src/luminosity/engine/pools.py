@@ -151,16 +151,24 @@ def _size(drafts: list[_Draft], machine: Machine, config: EngineConfig) -> list[
         raise ResourcesExceeded(
             f"one worker for each kind of step needs more RAM than this machine's {_gib(machine.ram_bytes)}: {wishes}"
         )
+    cores_left = machine.cores - sum(d.workers * d.cores for d in drafts)
     for draft in devices:
-        while draft.workers < wanted[id(draft)] and draft.ram <= ram_left:
+        # One core a device is taken as given; what a step asked for beyond that must be there.
+        while (
+            draft.workers < wanted[id(draft)]
+            and draft.ram <= ram_left
+            and (not draft.cores_are_asked_for or draft.cores <= max(1.0, cores_left))
+        ):
             draft.workers += 1
             ram_left -= draft.ram
-    cores_left = machine.cores - sum(d.workers * d.cores for d in drafts)
+            cores_left -= draft.cores
     cpu_workers_left = (config.cpu_workers or machine.cores) - len(cpus)
     growing = list(cpus)
     while growing and cpu_workers_left > 0:
         for draft in list(growing):
-            fits_cores = config.cpu_workers is not None or draft.cores <= cores_left
+            # Explicitly more workers than cores share them, but what a step asked for is not shared out.
+            is_free = config.cpu_workers is not None and not draft.cores_are_asked_for
+            fits_cores = is_free or draft.cores <= cores_left
             if cpu_workers_left <= 0 or draft.ram > ram_left or not fits_cores:
                 growing.remove(draft)
                 continue
@@ -175,13 +183,17 @@ def _shared_out(drafts: list[_Draft], machine: Machine) -> list[Pool]:
     """Each worker's share. What steps asked for is kept as long as it fits; the others get what is left."""
     asked = sum(d.workers * d.cores for d in drafts if d.cores_are_asked_for)
     unasked = sum(d.workers * d.cores for d in drafts if not d.cores_are_asked_for)
-    least = 0.1 * sum(d.workers for d in drafts if not d.cores_are_asked_for)
+    least = min(0.1 * sum(d.workers for d in drafts if not d.cores_are_asked_for), 0.5 * machine.cores)
     asked_scale = min(1.0, (machine.cores - least) / asked) if asked else 1.0
     unasked_scale = min(1.0, (machine.cores - asked * asked_scale) / unasked) if unasked else 1.0
     if asked_scale < 1.0:
         names = ", ".join(repr(d.labels[0]) for d in drafts if d.cores_are_asked_for)
         _LOGGER.warning(
-            "%s ask for %g cores together; this machine has %d, so each gets less", names, asked, machine.cores
+            "cpu_count of %s comes to %g cores; with what other steps need, that is more than this machine's %d: "
+            "each gets less",
+            names,
+            asked,
+            machine.cores,
         )
     # Who asked for RAM has it; the others share what is left.
     asked_ram = sum(d.workers * d.ram for d in drafts)

@@ -45,9 +45,8 @@ class Progress:
         elements = sum(stage.elements_done for stage in self._stages)
         ending = "done" if state == PipelineState.DONE else state.lower()
         self._write(f"{seconds:6.0f} s  {ending}: {len(self._stages)} stages, {elements:,} elements through them")
-        if self._is_live:
+        if self._is_live and not self._is_off:
             sys.stderr.write("\n")
-            sys.stderr.flush()
 
     def _line(self, now: float) -> str:
         done = sum(stage.is_done() for stage in self._stages)
@@ -60,6 +59,12 @@ class Progress:
 
     def _write(self, line: str) -> None:
         self._has_line = True
+        try:
+            self._write_line(line)
+        except (OSError, ValueError):
+            self._is_off = True  # nobody reads standard error any more; the run goes on
+
+    def _write_line(self, line: str) -> None:
         width = shutil.get_terminal_size().columns - 1
         sys.stderr.write(f"{_CLEAR_LINE}{line[:width]}" if self._is_live else f"{line}\n")
         sys.stderr.flush()

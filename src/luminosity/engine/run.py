@@ -71,12 +71,14 @@ class Run:
             # Whatever it is, whoever waits for the run must hear of it.
             self.state, self.failure = PipelineState.FAILED, error
         finally:
-            self._server.stop()
-            self._folders.remove()
-            self._progress.finish(self.state)
-            if self.state == PipelineState.FAILED and self.on_failure is not None:
-                self.on_failure()
-            self._done.set()
+            try:
+                self._server.stop()
+                self._folders.remove()
+                self._progress.finish(self.state)
+                if self.state == PipelineState.FAILED and self.on_failure is not None:
+                    self.on_failure()
+            finally:
+                self._done.set()  # whoever waits must not wait for ever
 
 
 def _set_up(

@@ -42,6 +42,7 @@ class Connection:
         self.on_elements = on_elements
         self.control = Outbox()
         self._streams: dict[str, Outbox] = {}
+        self._is_closed = False
 
     def instruct(self, request: beam_fn_api_pb2.InstructionRequest) -> None:
         self.control.put(request)
@@ -50,7 +51,10 @@ class Connection:
         self.stream(stream_id).put(elements)
 
     def stream(self, stream_id: str) -> Outbox:
-        return self._streams.setdefault(stream_id, Outbox())
+        stream = self._streams.setdefault(stream_id, Outbox())
+        if self._is_closed:
+            stream.close()
+        return stream
 
     def finish(self) -> None:
         """No more work: the worker ends its bundles, tears down, and exits."""
@@ -58,6 +62,7 @@ class Connection:
 
     def close(self) -> None:
         """End all streams, so that no thread waits for this worker."""
+        self._is_closed = True
         self.control.close()
         for stream in list(self._streams.values()):
             stream.close()

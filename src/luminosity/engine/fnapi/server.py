@@ -33,8 +33,8 @@ class FnApiServer:
         self.descriptors = descriptors
         self.connections: dict[str, Connection] = {}
         # Every open stream holds a thread, so the number of threads follows the number of workers.
-        threads: Any = UnboundedThreadPoolExecutor()  # gRPC's stubs ask for a narrower type than gRPC does
-        self._server = grpc.server(threads, options=_OPTIONS)
+        self._threads: Any = UnboundedThreadPoolExecutor()  # gRPC's stubs ask for a narrower type than gRPC does
+        self._server = grpc.server(self._threads, options=_OPTIONS)
         beam_fn_api_pb2_grpc.add_BeamFnControlServicer_to_server(_Control(self), self._server)
         beam_fn_api_pb2_grpc.add_BeamFnDataServicer_to_server(_Data(self), self._server)
         beam_fn_api_pb2_grpc.add_BeamFnStateServicer_to_server(_State(state), self._server)
@@ -53,6 +53,7 @@ class FnApiServer:
         for connection in self.connections.values():
             connection.close()
         self._server.stop(0).wait(_STOP_TIMEOUT_S)
+        self._threads.shutdown(wait=False)
 
 
 def _metadata(context: grpc.ServicerContext, name: str) -> str:

@@ -102,13 +102,11 @@ class StateStore:
         kind = request.WhichOneof("request")
         response = beam_fn_api_pb2.StateResponse(id=request.id)
         if kind == "get":
-            token = request.get.continuation_token
-            chunks, first = overlay.readings[token] if token else (self._read(overlay, request.state_key), 0)
+            chunks, first = self._page(overlay, request.state_key, request.get.continuation_token)
             end = _page_end(chunks, first)
             response.get.data = b"".join(chunks[first:end])
             if end < len(chunks):
-                response.get.continuation_token = b"%d" % next(self._tokens)
-                overlay.readings[response.get.continuation_token] = chunks, end
+                response.get.continuation_token = self._continue(overlay, request.state_key, chunks, end)
         elif kind == "append":
             self._append(overlay, request.state_key, request.append.data)
             response.append.SetInParent()
@@ -118,6 +116,20 @@ class StateStore:
         else:
             raise NotImplementedError(f"state request {kind!r}")
         return response
+
+    def _page(self, overlay: _Overlay, key: beam_fn_api_pb2.StateKey, token: bytes) -> tuple[list[bytes], int]:
+        """The chunks to send, and the first that was not sent yet."""
+        if token and _is_constant(key):
+            return self._read(overlay, key), int(token)
+        return overlay.readings[token] if token else (self._read(overlay, key), 0)
+
+    def _continue(self, overlay: _Overlay, key: beam_fn_api_pb2.StateKey, chunks: list[bytes], first: int) -> bytes:
+        """A token for the rest. Workers keep those of side inputs from one bundle to the next."""
+        if _is_constant(key):
+            return b"%d" % first
+        token = b"%d" % next(self._tokens)
+        overlay.readings[token] = chunks, first
+        return token
 
     def _read(self, overlay: _Overlay, key: beam_fn_api_pb2.StateKey) -> list[bytes]:
         kind = key.WhichOneof("type")
@@ -172,6 +184,12 @@ class StateStore:
         asked = key.ordered_list_user_state.range
         first = bisect_left(cell, asked.start, key=lambda entry: entry[0])
         return cell, first, bisect_left(cell, asked.end, key=lambda entry: entry[0])
+
+
+def _is_constant(key: beam_fn_api_pb2.StateKey) -> bool:
+    """Whether what is there never changes while it can be read."""
+    kind = key.WhichOneof("type")
+    return kind in _SIDE_INPUT_TYPES or kind == "runner"
 
 
 def _require_bag(kind: str | None) -> None:

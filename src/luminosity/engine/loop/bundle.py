@@ -71,7 +71,8 @@ class Bundle:
     inputs: dict[str, list[Block]]
     timers: dict[FamilyKey, list[TimerRecord]] = field(default_factory=dict[FamilyKey, list[TimerRecord]])
     failures: int = 0  # user exceptions
-    deaths: int = 0  # workers lost with this bundle alone and nothing left to halve
+    deaths: int = 0  # workers lost with this bundle alone in them and nothing left to halve
+    is_suspect: bool = False  # its worker was lost while others ran there, too: it is tried alone
     attempt: Attempt | None = None
 
     @property

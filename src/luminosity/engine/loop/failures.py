@@ -31,9 +31,12 @@ def after_exception(bundle: Bundle, failure: Failure) -> list[Bundle]:
     raise StepFailed(f"{failure.exception}\n\nThe worker's traceback:\n{failure.traceback}\n" + "\n".join(lines))
 
 
-def after_death(bundle: Bundle, exit_code: int, codecs: Codecs) -> list[Bundle]:
+def after_death(bundle: Bundle, exit_code: int, was_alone: bool, codecs: Codecs) -> list[Bundle]:
     """The bundles to try in place of ``bundle``, whose worker ended; not one of the user's tries."""
     bundle.stage.size.shrink()
+    if not was_alone:
+        bundle.is_suspect = True
+        return [bundle]
     if bundle.count > 1:
         return bundle.halves()
     bundle.deaths += 1

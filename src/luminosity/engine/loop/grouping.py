@@ -55,6 +55,8 @@ class Grouping:
         self.is_released = False
 
     def add(self, block: Block) -> None:
+        if self.is_released:
+            raise AssertionError("input came to a grouping whose output was released: a watermark ran ahead")
         self._table.add(block.data())
         block.release()
 
@@ -116,7 +118,7 @@ class _GlobalTable:
         header = self._read.encode_header(GlobalWindows.windowed_value(None, timestamp=timestamp, pane_info=self._PANE))
         while self._values:
             key, values = self._values.popitem()
-            yield Group(header + key, values, timestamp.micros)
+            yield Group(header + key, values, _encoded_micros(timestamp))
 
 
 class _WindowTable:
@@ -153,7 +155,7 @@ class _WindowTable:
             for window, values in windows.items():
                 time = self._times.pop((key, window), None) or window.max_timestamp()
                 header = self._read.encode_header(WindowedValue(None, time, (window,), self._PANE))
-                yield Group(header + key, values, time.micros)
+                yield Group(header + key, values, _encoded_micros(time))
 
 
 class _TriggerTable:
@@ -175,7 +177,12 @@ class _TriggerTable:
         while self._values:
             key, windowed = self._values.popitem()
             for pane in driver.process_entire_key(key, windowed):
-                yield Group(self._read.encode_header(pane) + key, list(pane.value[1]), pane.timestamp.micros)
+                yield Group(self._read.encode_header(pane) + key, list(pane.value[1]), _encoded_micros(pane.timestamp))
+
+
+def _encoded_micros(timestamp: Timestamp) -> int:
+    """What is left of a timestamp when it is encoded: Beam writes milliseconds."""
+    return timestamp.micros // 1000 * 1000
 
 
 def _chunks(values: Iterable[bytes]) -> list[bytes]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from apache_beam.portability.api import beam_fn_api_pb2
 
-from luminosity.engine.blocks import Block
+from luminosity.engine.blocks import Block, files_in_use
 from luminosity.engine.fnapi.connection import Connection
 from luminosity.engine.fnapi.server import FnApiServer
 from luminosity.engine.fnapi.state import StateStore
@@ -130,7 +130,7 @@ class Scheduler:
             if any(self._parts.buffers[w.buffer_id].holds_back() for w in stage.stage.writes):
                 continue
             while stage.has_work(wall_micros):
-                worker = self._free_worker(stage)
+                worker = self._free_worker(stage, is_idle=stage.next_is_suspect())
                 if worker is None:
                     saturated.add(id(stage.pool))
                     self._want_worker(stage, now)
@@ -142,11 +142,13 @@ class Scheduler:
         for pool_id in set(self._saturated_since) - saturated:
             del self._saturated_since[pool_id]
 
-    def _free_worker(self, stage: StageRun) -> Worker | None:
+    def _free_worker(self, stage: StageRun, *, is_idle: bool) -> Worker | None:
         free = [
             worker
             for worker in stage.pool.workers.values()
-            if worker.free_slots() and worker.running(stage.id) < stage.max_active_bundles
+            if worker.free_slots()
+            and worker.running(stage.id) < stage.max_active_bundles
+            and not (is_idle and worker.bundles)
         ]
         return max(free, key=Worker.free_slots, default=None)
 
@@ -292,8 +294,7 @@ class Scheduler:
         if instruction_id in self._finalizing:
             del self._finalizing[instruction_id]
             return
-        if (bundle := event.worker.bundles.get(instruction_id)) is not None:
-            assert bundle.attempt is not None
+        if (bundle := event.worker.bundles.get(instruction_id)) is not None and bundle.attempt is not None:
             bundle.attempt.response = event.response
             self._finish_if_complete(bundle)
             return
@@ -345,10 +346,14 @@ class Scheduler:
                 failures.describe_exit(code),
                 len(worker.bundles),
             )
-        for bundle in list(worker.bundles.values()):
+        lost = list(worker.bundles.values())
+        worker.bundles.clear()  # what it sent may still arrive, and belongs to nobody now
+        for bundle in lost:
             assert bundle.attempt is not None
             self._give_up(bundle, bundle.attempt)
-            bundle.stage.retry(bundle, failures.after_death(bundle, code, self._parts.codecs))
+            was_alone = len(lost) == 1
+            bundle.stage.retry(bundle, failures.after_death(bundle, code, was_alone, self._parts.codecs))
+        self._parts.folders.remove_blocks_of(worker.id, keep=files_in_use())
         self._advance()
 
     def _give_up(self, bundle: Bundle, attempt: Attempt) -> None:
@@ -382,6 +387,8 @@ class Scheduler:
         if response.requires_finalization:
             self._finalize(attempt)
         bundle.release()
+        if attempt.residual_roots:
+            stage.size.was_split(has_output=bool(attempt.outputs))
         stage.elements_done += processed
         stage.bundles_done += 1
         if attempt.is_warm or stage.stage.is_sink:
@@ -429,6 +436,8 @@ class Scheduler:
                 return
             if isinstance(event, _Exited):
                 self._lost(event.worker, event.code)
+            elif isinstance(event, _CancelAsked):
+                return  # whoever is left is killed
 
 
 def _input_elements(bundle: Bundle, instruction_id: str) -> beam_fn_api_pb2.Elements:

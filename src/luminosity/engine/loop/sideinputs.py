@@ -25,6 +25,7 @@ class SideInputData:
         self._lock = threading.Lock()
         self._values: dict[bytes, list[bytes]] | None = None
         self._multimap: dict[bytes, dict[bytes, list[bytes]]] | None = None
+        self._pages: dict[tuple[str, bytes], list[bytes]] = {}
 
     def add(self, block: Block) -> None:
         self._blocks.append(block)
@@ -43,9 +44,13 @@ class SideInputData:
         entries = self._by_window_and_key().get(asked.window, {})
         if kind == "multimap_side_input":
             return entries.get(asked.key, [])
-        if kind == "multimap_keys_side_input":
-            return list(entries)
-        return [b"".join((key, _LENGTH.pack(len(values)), *values)) for key, values in entries.items()]
+        with self._lock:  # made once: a worker asks for it page by page
+            pages = self._pages.setdefault((str(kind), asked.window), [])
+            if not pages and kind == "multimap_keys_side_input":
+                pages.extend(entries)
+            elif not pages:
+                pages.extend(b"".join((key, _LENGTH.pack(len(values)), *values)) for key, values in entries.items())
+            return pages
 
     def _by_window(self) -> dict[bytes, list[bytes]]:
         with self._lock:

@@ -12,6 +12,7 @@ _PART_OF_ELAPSED = 0.05
 _GROWTH = 8
 _SHORTEST_DEADLINE_S = 0.1
 _SINK_ELEMENTS = 1000
+_MOST_PATIENCE = 64
 
 
 class BundleSize:
@@ -22,6 +23,7 @@ class BundleSize:
         self._started_at: float | None = None
         self._seconds_per_element: float | None = None
         self._last = 0
+        self._patience = 1
 
     def target_seconds(self, now: float) -> float:
         if self._is_sink:
@@ -55,7 +57,11 @@ class BundleSize:
 
     def deadline_seconds(self, now: float) -> float:
         """When a bundle that started ``now`` should be asked to stop early."""
-        return max(_SHORTEST_DEADLINE_S, self.target_seconds(now))
+        return self._patience * max(_SHORTEST_DEADLINE_S, self.target_seconds(now))
+
+    def was_split(self, *, has_output: bool) -> None:
+        """A bundle was stopped early. If it had come to nothing yet, the next one gets more time to."""
+        self._patience = max(1, self._patience // 2) if has_output else min(_MOST_PATIENCE, 2 * self._patience)
 
     def learn(self, elements: int, seconds: float) -> None:
         """A bundle of ``elements`` took ``seconds`` in a worker that had run the stage before."""

@@ -62,7 +62,8 @@ def residual_root(bundle: Bundle, residual: beam_fn_api_pb2.DelayedBundleApplica
     """A continuation of an element: its read, the block that holds it, and the seconds it asks to wait."""
     application = residual.application
     read_id = bundle.stage.stage.residual_reads[application.transform_id, application.input_id]
-    reported = [w.ToMicroseconds() for w in application.output_watermarks.values()]
+    # Not ToMicroseconds(): it refuses the ends of Beam's time.
+    reported = [w.seconds * 1_000_000 + w.nanos // 1000 for w in application.output_watermarks.values()]
     hold = max(bundle.hold, min(reported, default=MIN))
     delay = residual.requested_time_delay.ToMicroseconds() / 1e6
     return read_id, Block.of_bytes(application.element, 1, hold), delay

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _LANES_PER_WORKER = 4
 _BUNDLE_BYTES = 64 << 20
+_BUNDLE_TIMERS = 10_000
 
 
 class StageRun:
@@ -40,6 +41,7 @@ class StageRun:
             self.lanes = [Lane(reads, is_exclusive=True) for _ in range(lanes)]
         else:
             self.lanes = [Lane(reads, is_exclusive=False)]
+        self._next_lane = -1
         self._delayed: list[tuple[float, int, str, Block]] = []
         self._order = itertools.count()
         self._running_holds = Holds()  # of input in bundles, running or waiting to be tried again
@@ -73,8 +75,9 @@ class StageRun:
         for element in self.codec(read_id).keyed_elements(block.data(), with_header=False):
             parts.setdefault(zlib.crc32(element.key) % len(self.lanes), []).append(element.encoded)
         for index, elements in parts.items():
-            data = b"".join(elements)
-            self.lanes[index].append(read_id, Block.of_bytes(data, len(elements), block.hold))
+            # Each part keeps the block: a large group's values live as long as it does.
+            part = Block.of_shared_bytes(b"".join(elements), len(elements), block.hold, block.share().release)
+            self.lanes[index].append(read_id, part)
         block.release()
 
     def add_delayed(self, read_id: str, block: Block, due_at: float) -> None:
@@ -93,25 +96,34 @@ class StageRun:
 
     # Bundles
 
+    def next_is_suspect(self) -> bool:
+        """Whether the next bundle must have a worker of its own, to tell if it is what ends workers."""
+        return any(lane.retries[0].is_suspect for lane in self.lanes if lane.retries and lane.is_free())
+
     def next_bundle(self, now: float, wall_micros: int) -> Bundle | None:
         """Take the input of a bundle that can run now."""
-        for lane in self.lanes:
-            if not lane.is_free():
-                continue
-            if lane.retries:
-                bundle = lane.retries.popleft()
-                lane.running += 1
-                return bundle
-            bundle = None
-            if lane.count:
-                elements = self.size.next(now, lane.count, max(1, self.pool.free_slots()))
-                bundle = Bundle(self, lane, lane.take(self._codecs, elements, _BUNDLE_BYTES))
-            elif lane.timers and (due := lane.timers.take_due(self._clock(wall_micros))):
-                bundle = Bundle(self, lane, {}, due)
-            if bundle is not None:
+        retrying = [lane for lane in self.lanes if lane.retries and lane.is_free()]
+        if retrying:
+            bundle = retrying[0].retries.popleft()
+            bundle.lane.running += 1
+            return bundle
+        for _ in range(len(self.lanes)):
+            # In turn, so that none is left out.
+            self._next_lane = (self._next_lane + 1) % len(self.lanes)
+            lane = self.lanes[self._next_lane]
+            if lane.is_free() and (bundle := self._bundle_of(lane, now, wall_micros)) is not None:
                 lane.running += 1
                 self._hold(bundle)
                 return bundle
+        return None
+
+    def _bundle_of(self, lane: Lane, now: float, wall_micros: int) -> Bundle | None:
+        """Due timers come before more input: with steady input they would else never fire."""
+        if lane.timers and (due := lane.timers.take_due(self._clock(wall_micros), _BUNDLE_TIMERS)):
+            return Bundle(self, lane, {}, due)
+        if lane.count:
+            elements = self.size.next(now, lane.count, max(1, self.pool.free_slots()))
+            return Bundle(self, lane, lane.take(self._codecs, elements, _BUNDLE_BYTES))
         return None
 
     def has_work(self, wall_micros: int) -> bool:

@@ -44,21 +44,26 @@ class TimerStore:
         timer = self._timers.get((family, identity))
         return timer is not None and timer.fire_micros == fire_micros
 
-    def take_due(self, now_by_family: dict[FamilyKey, int]) -> dict[FamilyKey, list[TimerRecord]]:
+    def _first_due(self, now_by_family: dict[FamilyKey, int]) -> FamilyKey | None:
+        fires = [
+            (fire, f) for f, now in now_by_family.items() if (fire := self.next_fire(f)) is not None and fire <= now
+        ]
+        return min(fires)[1] if fires else None
+
+    def take_due(self, now_by_family: dict[FamilyKey, int], limit: int) -> dict[FamilyKey, list[TimerRecord]]:
         """Remove and return what is due; of each key only its earliest, since that may change its later ones."""
         earliest: dict[bytes, int] = {}
         due: list[tuple[FamilyKey, TimerRecord]] = []
-        for family, now in now_by_family.items():
-            seen: set[bytes] = set()  # set, cleared and set for the same time again: two entries, one timer
-            while (fire := self.next_fire(family)) is not None and fire <= now:
-                _, identity = heapq.heappop(self._schedule[family])
+        seen: set[tuple[FamilyKey, bytes]] = set()  # set, cleared and set again: two entries, one timer
+        while len(due) < limit and (family := self._first_due(now_by_family)) is not None:
+            fire, identity = heapq.heappop(self._schedule[family])
+            if (family, identity) not in seen:
+                seen.add((family, identity))
                 timer = self._timers[family, identity]
-                if identity not in seen:
-                    seen.add(identity)
-                    due.append((family, timer))
-                    earliest[timer.key] = min(fire, earliest.get(timer.key, fire))
+                due.append((family, timer))
+                earliest.setdefault(timer.key, fire)
         taken: dict[FamilyKey, list[TimerRecord]] = {}
-        for family, timer in sorted(due, key=lambda item: item[1].fire_micros):
+        for family, timer in due:
             if timer.fire_micros == earliest[timer.key]:
                 del self._timers[family, timer.identity]
                 self.holds.remove(timer.hold_micros)

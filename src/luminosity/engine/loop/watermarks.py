@@ -21,9 +21,11 @@ class Holds:
         self._counts: dict[int, int] = {}
 
     def add(self, hold: int) -> None:
+        hold = min(hold, MAX - 1)  # whatever is still to come keeps time from ending
         self._counts[hold] = self._counts.get(hold, 0) + 1
 
     def remove(self, hold: int) -> None:
+        hold = min(hold, MAX - 1)
         count = self._counts[hold] - 1
         if count:
             self._counts[hold] = count

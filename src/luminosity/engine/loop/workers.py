@@ -38,7 +38,9 @@ class Worker:
         self._free_streams = [f"{slot}" for slot in range(pool.pool.slots)]
 
     def free_slots(self) -> int:
-        return len(self._free_streams) if self.is_connected and not self.is_stopping else 0
+        if not self.is_connected or self.is_stopping or any(b.is_suspect for b in self.bundles.values()):
+            return 0
+        return len(self._free_streams)
 
     def running(self, stage_id: str) -> int:
         return sum(bundle.stage.id == stage_id for bundle in self.bundles.values())

@@ -33,7 +33,8 @@ def plan(pipeline: beam_runner_api_pb2.Pipeline, *, is_drain: bool = False) -> G
     fused.sort(key=lambda stage: stage.name)  # fusion leaves them in an order that changes from run to run
     components = context.components
     buffers = _buffers(fused, context)
-    default_environment = next(iter(components.environments))
+    # For stages that only move data: the environment that asks for nothing, if there is one.
+    default_environment = min(components.environments, key=lambda e: len(components.environments[e].resource_hints))
     stages = tuple(_stage(index, stage, context, aliases, default_environment) for index, stage in enumerate(fused))
     return Graph(_in_order(stages), buffers, components, dict(context.safe_coders))
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import itertools
 import os
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -25,7 +27,7 @@ class BlockWriter:
     def __init__(self, directories: list[str], worker_id: str) -> None:
         self._directories = directories
         self._worker_id = worker_id
-        self._written = 0
+        self._numbers = itertools.count(1)  # taken by several threads
 
     def message(self, count: int, data: bytes) -> bytes:
         """The data message for a block of ``count`` elements."""
@@ -34,9 +36,9 @@ class BlockWriter:
         return wire.pack_span(count, wire.FileSpan(self._write(data), 0, len(data)))
 
     def _write(self, data: bytes) -> str:
-        self._written += 1
+        name = f"{self._worker_id}.{next(self._numbers)}"
         for directory in self._directories:
-            path = os.path.join(directory, f"{self._worker_id}.{self._written}")
+            path = os.path.join(directory, name)
             try:
                 with open(path, "xb", buffering=0) as file:
                     view = memoryview(data)
@@ -44,9 +46,10 @@ class BlockWriter:
                         view = view[file.write(view) :]
                 return path
             except OSError as error:
-                if error.errno != errno.ENOSPC:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                     raise
-                os.unlink(path)
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(path)
         raise OSError(errno.ENOSPC, f"no room for a block of {len(data)} bytes in {' or '.join(self._directories)}")
 
 

@@ -1,8 +1,9 @@
 """A process that has imported Beam and pyarrow, and forks a worker for each line it reads.
 
 It is single-threaded and opens no channel, so that forking it is safe; it never imports an accelerator library.
-Lines are JSON. In: ``{"start": request}`` and ``{"kill": pid}``. Out: ``{"ready": true}``, ``{"started": pid}`` in the
-order of the requests, and ``{"ended": pid, "code": code}``. When its input closes it kills its workers and ends.
+Lines are JSON. In: ``{"start": request}`` and ``{"kill": pid}``. Out: ``{"ready": true}``, ``{"started": pid}`` or
+``{"failed": reason}`` with the worker's id, and ``{"ended": pid, "code": code}``. When its input closes it kills its
+workers, removes what their runs left, and ends.
 """
 
 from __future__ import annotations
@@ -75,7 +76,10 @@ class _Server:
                     self._wakeup.recv(4096)
                     self._reap()
                     continue
-                chunk = self._control.recv(1 << 16)
+                try:
+                    chunk = self._control.recv(1 << 16)
+                except ConnectionError:
+                    chunk = b""
                 if not chunk:
                     self._end()
                 *lines, received = (received + chunk).split(b"\n")
@@ -88,11 +92,16 @@ class _Server:
                 os.kill(message["kill"], signal.SIGKILL)
             return
         self._folders.update(message["start"]["private_folders"])
-        pid = os.fork()
+        worker = message["start"]["worker_id"]
+        try:
+            pid = os.fork()
+        except OSError as error:
+            self._say({"failed": str(error), "worker": worker})
+            return
         if pid == 0:
             self._become_worker(message["start"])
         self._workers.add(pid)
-        self._say({"started": pid})
+        self._say({"started": pid, "worker": worker})
 
     def _become_worker(self, request: dict[str, Any]) -> None:
         code = 1
@@ -140,7 +149,7 @@ class _Server:
     def _say(self, message: dict[str, Any]) -> None:
         try:
             self._control.sendall(json.dumps(message).encode() + b"\n")
-        except BrokenPipeError:
+        except ConnectionError:
             self._end()
 
 

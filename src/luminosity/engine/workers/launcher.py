@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import os
 import socket
@@ -11,6 +12,8 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import asdict
 from typing import Any, Protocol
 
 from luminosity.engine.workers.request import WorkerRequest
@@ -53,7 +56,7 @@ class _ForkedProcess:
         self._server = server
 
     def kill(self) -> None:
-        self._server.send({"kill": self.pid})
+        self._server.kill(self.pid)
 
 
 class ForkServer:
@@ -89,7 +92,8 @@ class ForkServer:
         os.close(read_end)
         self._control = control
         self._lock = threading.Lock()
-        self._starting: list[tuple[Future[int], OnExit]] = []
+        self._send_lock = threading.Lock()
+        self._starting: dict[str, tuple[Future[int], OnExit]] = {}  # by worker
         self._on_exit: dict[int, OnExit] = {}
         self._is_closed = False
         threading.Thread(target=self._listen, name="luminosity-forkserver", daemon=True).start()
@@ -98,20 +102,29 @@ class ForkServer:
         return self._owner == os.getpid() and not self._is_closed and self._process.poll() is None
 
     def start(self, request: WorkerRequest, on_exit: OnExit) -> Process:
+        line = json.dumps({"start": asdict(request)})
         started: Future[int] = Future()
         with self._lock:
             if self._is_closed:
                 raise WorkerStartFailed("the process that starts workers has ended; a new run starts another")
-            self._starting.append((started, on_exit))
-            self.send({"start": json.loads(request.to_json())})
-        return _ForkedProcess(started.result(timeout=_START_TIMEOUT_S), self)
-
-    def send(self, message: dict[str, Any]) -> None:
+            self._starting[request.worker_id] = started, on_exit
         try:
-            self._control.sendall(json.dumps(message).encode() + b"\n")
-        except OSError as error:
-            if "start" in message:
-                raise WorkerStartFailed(f"the process that starts workers can't be reached: {error}") from error
+            self._send(line)
+            return _ForkedProcess(started.result(timeout=_START_TIMEOUT_S), self)
+        except (OSError, FutureTimeoutError) as error:
+            raise WorkerStartFailed(f"the process that starts workers does not answer: {error!r}") from error
+        finally:
+            with self._lock:
+                self._starting.pop(request.worker_id, None)
+
+    def kill(self, pid: int) -> None:
+        # Where it can't be reached it has ended, and its workers with it.
+        with contextlib.suppress(OSError):
+            self._send(json.dumps({"kill": pid}))
+
+    def _send(self, line: str) -> None:
+        with self._send_lock:  # a line is longer than what is written at once
+            self._control.sendall(line.encode() + b"\n")
 
     def close(self) -> None:
         """End it and its workers."""
@@ -137,7 +150,7 @@ class ForkServer:
             reason = "its connection closed"
         with self._lock:
             self._is_closed = True
-            for started, _ in self._starting:
+            for started, _ in self._starting.values():
                 started.set_exception(WorkerStartFailed(f"the process that starts workers ended: {reason}"))
             self._starting.clear()
         for on_exit in list(self._on_exit.values()):
@@ -146,11 +159,20 @@ class ForkServer:
     def _hear(self, message: dict[str, Any]) -> None:
         if "started" in message:
             with self._lock:
-                started, on_exit = self._starting.pop(0)
+                waiting = self._starting.pop(message["worker"], None)
+            if waiting is None:
+                self.kill(message["started"])  # nobody waits for it any more
+                return
+            started, on_exit = waiting
             self._on_exit[message["started"]] = on_exit
             started.set_result(message["started"])
-        elif "ended" in message:
-            self._on_exit.pop(message["ended"])(message["code"])
+        elif "failed" in message:
+            with self._lock:
+                waiting = self._starting.pop(message["worker"], None)
+            if waiting is not None:
+                waiting[0].set_exception(WorkerStartFailed(f"no process can be forked: {message['failed']}"))
+        elif "ended" in message and (on_exit := self._on_exit.pop(message["ended"], None)) is not None:
+            on_exit(message["code"])
 
 
 class SpawnLauncher:
