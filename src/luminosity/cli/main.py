@@ -28,7 +28,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"luminosity {version('luminosity')}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     run.add_to(commands)
-    parsed = parser.parse_args(arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words[:1] == ["run"] and words[1:2] not in (["-h"], ["--help"]):
+        return run.run(words[1:])  # what follows belongs to the pipeline: argparse must not look at it
+    parsed = parser.parse_args(words)
     return parsed.command(parsed)
 
 

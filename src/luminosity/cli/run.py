@@ -35,24 +35,24 @@ example:
 def add_to(commands: Any) -> None:
     parser = commands.add_parser(
         "run",
+        usage="lum run PIPELINE.py [options]",
         help="run a pipeline script",
         description=_DESCRIPTION,
         epilog=_OPTIONS,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("script", metavar="PIPELINE.py", help="the script to run")
-    parser.add_argument("options", nargs=argparse.REMAINDER, help="options of the script and of the runner")
-    parser.set_defaults(command=run)
+    parser.add_argument("words", nargs="*", metavar="PIPELINE.py [options]", help="the script, then its options")
+    parser.set_defaults(command=lambda parsed: run(parsed.words))
 
 
-def run(arguments: argparse.Namespace) -> int:
-    script: str = arguments.script
-    if not os.path.isfile(script):
-        print(f"lum run: {script}: no such file; expected a Python script that runs a pipeline", file=sys.stderr)
+def run(words: list[str]) -> int:
+    script, *options = words or [""]
+    if problem := _problem(script):
+        print(f"lum run: {problem}; expected PIPELINE.py, then options", file=sys.stderr)
         return 2
     warm_up("auto")  # the worker's imports run beside the script's own
     quiet()
-    sys.argv = [script, *_apply(arguments.options)]
+    sys.argv = [script, *_apply(options)]
     sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
     try:
         runpy.run_path(script, run_name="__main__")
@@ -63,6 +63,17 @@ def run(arguments: argparse.Namespace) -> int:
         print("lum run: interrupted", file=sys.stderr)
         return _INTERRUPTED
     return 0
+
+
+def _problem(script: str) -> str:
+    """What is wrong with the word in the script's place."""
+    if not script:
+        return "which script?"
+    if script.startswith("-"):
+        return f"{script} stands before the script"
+    if os.path.isdir(script):
+        return f"{script} is a folder"
+    return "" if os.path.exists(script) else f"{script}: no such file"
 
 
 def _apply(options: list[str]) -> list[str]:

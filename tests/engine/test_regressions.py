@@ -1,0 +1,161 @@
+"""What once went wrong, each in the smallest pipeline that showed it."""
+
+from __future__ import annotations
+
+import argparse
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import apache_beam as beam
+import pytest
+from apache_beam.io.restriction_trackers import OffsetRange, OffsetRestrictionTracker
+from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.pvalue import AsIter
+from apache_beam.transforms.core import RestrictionProvider
+from apache_beam.transforms.timeutil import TimeDomain
+from apache_beam.transforms.userstate import ReadModifyWriteStateSpec, TimerSpec, on_timer
+from apache_beam.utils.timestamp import MAX_TIMESTAMP
+
+from luminosity import LuminosityRunner
+from luminosity.errors import ElementKillsWorker
+from tests.marks import note, notes
+from tests.runners import IS_REFERENCE, collect, finished, new_pipeline, run
+
+pytestmark = [
+    pytest.mark.skipif(IS_REFERENCE, reason="tests what only the engine does"),
+    pytest.mark.usefixtures("leaves_nothing"),
+]
+
+_SIZE = beam.DoFn.StateParam(ReadModifyWriteStateSpec("size", beam.coders.VarIntCoder()))
+_LAST = TimerSpec("last", TimeDomain.WATERMARK)
+_LAST_PARAM = beam.DoFn.TimerParam(_LAST)
+
+
+class SizeOfGroup(beam.DoFn):
+    def process(self, group: tuple[int, Iterable[bytes]], size: Any = _SIZE) -> Iterable[tuple[int, int]]:
+        size.write(sum(map(len, group[1])))
+        yield group[0], size.read()
+
+
+def test_a_large_group_lives_until_a_stateful_step_has_read_it(tmp_path: Path) -> None:
+    def build(pipeline: beam.Pipeline) -> beam.PCollection:
+        pairs = pipeline | beam.Create([(key, b"x" * 1000) for key in range(4) for _ in range(200)])
+        return pairs | beam.GroupByKey() | beam.ParDo(SizeOfGroup())
+
+    found = collect(build, tmp_path, new_pipeline("--cpu_workers=2"))
+    assert Counter(found) == Counter((key, 200_000) for key in range(4))
+
+
+def test_a_side_input_of_several_pages_is_read_by_every_bundle(tmp_path: Path) -> None:
+    def use(number: int, parts: Iterable[bytes]) -> tuple[int, int]:
+        time.sleep(0.01)  # several bundles
+        return number, len(list(parts))
+
+    def build(pipeline: beam.Pipeline) -> beam.PCollection:
+        parts = pipeline | "Side" >> beam.Create(range(12)) | beam.Map(lambda n: bytes([n]) * 1_000_000)
+        return pipeline | beam.Create(range(50)) | "Use" >> beam.Map(use, AsIter(parts))
+
+    found = collect(build, tmp_path, new_pipeline("--cpu_workers=1"))
+    assert Counter(found) == Counter((n, 12) for n in range(50))
+
+
+class FiveOffsets(RestrictionProvider):
+    def initial_restriction(self, element: int) -> OffsetRange:
+        return OffsetRange(0, 5)
+
+    def create_tracker(self, restriction: OffsetRange) -> OffsetRestrictionTracker:
+        return OffsetRestrictionTracker(restriction)
+
+    def restriction_size(self, element: int, restriction: OffsetRange) -> int:
+        return restriction.size()
+
+
+_RESTRICTION = beam.DoFn.RestrictionParam(FiveOffsets())
+
+
+class SlowToStart(beam.DoFn):
+    """Takes longer to open its source than a bundle is given at first."""
+
+    def process(self, element: int, tracker: Any = _RESTRICTION) -> Iterable[int]:
+        time.sleep(1.2)
+        position = tracker.current_restriction().start
+        while tracker.try_claim(position):
+            yield position
+            position += 1
+
+
+def test_a_source_that_is_slow_to_open_gets_the_time(tmp_path: Path) -> None:
+    build = lambda p: p | beam.Create([1]) | beam.ParDo(SlowToStart())  # noqa: E731
+    assert sorted(collect(build, tmp_path, new_pipeline("--cpu_workers=1"))) == [0, 1, 2, 3, 4]
+
+
+class AtTheEndOfTime(beam.DoFn):
+    def process(self, element: tuple[int, int], last: Any = _LAST_PARAM) -> Iterable[tuple[str, str]]:
+        last.set(MAX_TIMESTAMP)
+        yield "all", "element"
+
+    @on_timer(_LAST)
+    def at_the_end(self) -> Iterable[tuple[str, str]]:
+        yield "all", "timer"
+
+
+def test_a_grouping_waits_for_a_timer_at_the_end_of_time(tmp_path: Path) -> None:
+    def build(pipeline: beam.Pipeline) -> beam.PCollection:
+        grouped = pipeline | beam.Create([(1, 1)]) | beam.ParDo(AtTheEndOfTime()) | beam.GroupByKey()
+        return grouped | beam.MapTuple(lambda _, parts: sorted(parts))
+
+    assert collect(build, tmp_path, new_pipeline("--cpu_workers=1")) == [["element", "timer"]]
+
+
+class PathOptions(PipelineOptions):
+    @classmethod
+    def _add_argparse_args(cls, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--regression_paths", type=Path, nargs="*", default=[])
+
+
+def test_an_option_that_is_not_json_stays_here() -> None:
+    options = PipelineOptions(["--progress=off", "--regression_paths", "a", "b"])
+    options.view_as(PathOptions)
+    for _ in range(2):
+        pipeline = beam.Pipeline(runner=LuminosityRunner(), options=options)
+        _ = pipeline | beam.Create([1]) | beam.Map(str)
+        assert finished(pipeline.run()).state == "DONE"
+
+
+def test_no_threads_are_left_by_runs() -> None:
+    run(lambda p: p | beam.Create([1]), "--cpu_workers=1")
+    before = threading.active_count()
+    for _ in range(3):
+        run(lambda p: p | beam.Create([1]), "--cpu_workers=1")
+    deadline = time.monotonic() + 20
+    while threading.active_count() > before and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert threading.active_count() <= before
+
+
+def test_a_neighbour_in_the_worker_is_not_blamed_for_its_end(tmp_path: Path) -> None:
+    """Two bundles share a worker; one ends it whenever it runs, the other is only slow."""
+    deaths = tmp_path / "deaths"
+
+    def handle(element: str) -> str:
+        if element == "deadly":
+            note(deaths)
+            time.sleep(0.05)
+            import os
+
+            os._exit(3)
+        time.sleep(0.3)
+        return element
+
+    def build(pipeline: beam.Pipeline) -> None:
+        created = pipeline | beam.Create(["deadly", "innocent", "harmless", "quiet"]) | beam.Reshuffle()
+        _ = created | "Handle" >> beam.Map(handle)
+
+    with pytest.raises(ElementKillsWorker) as caught:
+        run(build, "--cpu_workers=1", "--number_of_worker_harness_threads=2")
+    assert "innocent" not in str(caught.value)
+    assert len(notes(deaths)) >= 4
