@@ -100,3 +100,84 @@ def test_what_a_killed_run_left_is_removed_by_the_next(tmp_path: Path) -> None:
     assert left in files_of_luminosity()
     run(lambda p: p | beam.Create([1]), "--cpu_workers=1")
     assert left not in files_of_luminosity()
+
+
+_UNHEARD = """
+import apache_beam as beam
+from luminosity import LuminosityRunner
+
+pipeline = beam.Pipeline(runner=LuminosityRunner())
+pipeline | beam.Create([0]) | "Divide" >> beam.Map(lambda x: 1 / x)
+pipeline.run()
+print("the script ends")
+"""
+
+
+def test_a_failure_that_nobody_waits_for_is_told_all_the_same(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(_UNHEARD)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "the script ends\n"
+    assert "step 'Divide' failed 4 times: ZeroDivisionError" in done.stderr
+    assert done.returncode == 1
+
+
+_LOGS = """
+import logging
+import apache_beam as beam
+from luminosity import LuminosityRunner
+
+def say(x):
+    logging.getLogger("mine").info("hello %s", x)
+    logging.getLogger("noisy").info("noise")
+    return x
+
+logging.basicConfig(level=30, format="%(levelname)s %(name)s %(filename)s:%(lineno)d %(message)s", force=True)
+logging.getLogger("mine").setLevel(logging.INFO)
+with beam.Pipeline(runner=LuminosityRunner()) as pipeline:
+    pipeline | beam.Create([1]) | beam.Map(say)
+"""
+
+
+def test_what_workers_log_keeps_its_name_level_and_place(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(_LOGS)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False)
+    lines = [line for line in done.stderr.splitlines() if "apitools" not in line]
+    assert lines == ["INFO mine script.py:7 hello 1"]
+
+
+def test_little_output_is_one_file(tmp_path: Path) -> None:
+    def build(pipeline: beam.Pipeline) -> None:
+        words = pipeline | beam.Create(["a", "b", "c"] * 20) | beam.combiners.Count.PerElement()
+        _ = words | beam.Reshuffle() | beam.Map(str) | beam.io.WriteToText(str(tmp_path / "out"))
+
+    run(build, "--cpu_workers=2")
+    assert [path.name for path in tmp_path.iterdir()] == ["out-00000-of-00001"]
+
+
+_MAIN_CLASSES = """
+import dataclasses
+import apache_beam as beam
+from luminosity import LuminosityRunner
+
+@dataclasses.dataclass(frozen=True)
+class Item:
+    number: int
+
+def is_item(x):
+    return isinstance(x, Item)
+
+if __name__ == "__main__":
+    with beam.Pipeline(runner=LuminosityRunner()) as pipeline:
+        made = pipeline | "Numbers" >> beam.Create([1, 2]) | beam.Map(lambda n: Item(n))
+        given = pipeline | "Items" >> beam.Create([Item(3), Item(4)])
+        (made, given) | beam.Flatten() | beam.Reshuffle() | beam.Filter(is_item) | beam.Map(print)
+"""
+
+
+def test_classes_of_the_script_are_known_to_workers(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(_MAIN_CLASSES)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False)
+    assert sorted(done.stdout.split()) == [f"Item(number={n})" for n in (1, 2, 3, 4)], done.stderr

@@ -125,7 +125,7 @@ class Scheduler:
         # Last stages first: what is nearest to the end frees most.
         for stage in reversed(self._parts.stages):
             stage.wake_delayed(now)
-            if not stage.is_ready or not stage.has_work(wall_micros):
+            if not stage.is_ready or not stage.has_work(wall_micros) or stage.is_gathering(now):
                 continue
             if any(self._parts.buffers[w.buffer_id].holds_back() for w in stage.stage.writes):
                 continue

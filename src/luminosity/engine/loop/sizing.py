@@ -11,7 +11,7 @@ _LONGEST_S = 1.0
 _PART_OF_ELAPSED = 0.05
 _GROWTH = 8
 _SHORTEST_DEADLINE_S = 0.1
-_SINK_ELEMENTS = 1000
+SINK_ELEMENTS = 1000
 _MOST_PATIENCE = 64
 
 
@@ -49,7 +49,7 @@ class BundleSize:
     def _next_of_sink(self, queued: int, free_slots: int) -> int:
         """A file is written per bundle: few bundles, and one alone where there is little to write."""
         if self._seconds_per_element is None:
-            return min(queued, _SINK_ELEMENTS)
+            return min(queued, SINK_ELEMENTS)
         if queued * self._seconds_per_element < _LONGEST_S / 2:
             return queued
         fitting = max(1, int(_LONGEST_S / self._seconds_per_element))

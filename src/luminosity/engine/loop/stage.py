@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from luminosity.engine.blocks import Block
 from luminosity.engine.loop.bundle import Bundle
 from luminosity.engine.loop.lane import Lane
-from luminosity.engine.loop.sizing import BundleSize
+from luminosity.engine.loop.sizing import SINK_ELEMENTS, BundleSize
 from luminosity.engine.loop.timers import FamilyKey
 from luminosity.engine.loop.watermarks import MAX, MIN, Holds
 from luminosity.engine.plan.codecs import Codecs, ElementCodec, TimerCodec
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 _LANES_PER_WORKER = 4
 _BUNDLE_BYTES = 64 << 20
 _BUNDLE_TIMERS = 10_000
+_SINK_BYTES = 8 << 20
+_GATHERING_S = 0.5
 
 
 class StageRun:
@@ -48,6 +50,8 @@ class StageRun:
         self._running_timer_holds = Holds()
         self._delayed_holds = Holds()
         self.is_ready = not stage.side_inputs
+        self._gathering_since: float | None = None
+        self._upstream_watermark = MIN
         self.input_watermark = MIN
         self.output_watermark = MIN
         self.elements_done = 0
@@ -96,12 +100,22 @@ class StageRun:
 
     # Bundles
 
+    def is_gathering(self, now: float) -> bool:
+        """Whether to wait for more, because a file is written per bundle and more is on its way."""
+        if not self.stage.is_sink or self._upstream_watermark >= MAX or any(lane.retries for lane in self.lanes):
+            return False
+        if self._gathering_since is None:
+            self._gathering_since = now
+        has_enough = self.queued >= SINK_ELEMENTS or self.queued_bytes >= _SINK_BYTES
+        return not has_enough and now - self._gathering_since < _GATHERING_S
+
     def next_is_suspect(self) -> bool:
         """Whether the next bundle must have a worker of its own, to tell if it is what ends workers."""
         return any(lane.retries[0].is_suspect for lane in self.lanes if lane.retries and lane.is_free())
 
     def next_bundle(self, now: float, wall_micros: int) -> Bundle | None:
         """Take the input of a bundle that can run now."""
+        self._gathering_since = None
         retrying = [lane for lane in self.lanes if lane.retries and lane.is_free()]
         if retrying:
             bundle = retrying[0].retries.popleft()
@@ -174,6 +188,7 @@ class StageRun:
 
     def advance(self, upstream: int) -> None:
         """Compute the watermarks, given that of everything that still comes from upstream."""
+        self._upstream_watermark = upstream
         queued = min(lane.holds.minimum for lane in self.lanes)
         self.input_watermark = min(upstream, queued, self._running_holds.minimum, self._delayed_holds.minimum)
         timers = min(lane.timers.holds.minimum for lane in self.lanes)
