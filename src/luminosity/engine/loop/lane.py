@@ -66,10 +66,6 @@ class Lane:
         for bundle in self.retries:
             bundle.release()
 
-    def blocks(self) -> Iterable[Block]:
-        for queue in self._queues.values():
-            yield from queue
-
     def _account(self, block: Block, sign: int) -> None:
         self.count += sign * block.count
         self.bytes += sign * block.size

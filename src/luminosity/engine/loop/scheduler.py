@@ -92,7 +92,6 @@ class Scheduler:
         self._finalizing: dict[str, Worker] = {}
         self._workers: set[Worker] = set()  # all whose process has not ended
         self._saturated_since: dict[int, float] = {}
-        self._failure: BaseException | None = None
 
     def cancel(self) -> None:
         """End the run soon. May be called from any thread."""

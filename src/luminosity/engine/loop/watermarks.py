@@ -36,6 +36,3 @@ class Holds:
     def minimum(self) -> int:
         """``MAX`` when nothing holds."""
         return min(self._counts, default=MAX)
-
-    def __bool__(self) -> bool:
-        return bool(self._counts)

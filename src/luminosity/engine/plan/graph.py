@@ -46,7 +46,6 @@ class SideInput:
     transform_id: str
     tag: str
     buffer_id: bytes
-    is_multimap: bool
 
 
 @dataclass(frozen=True)

@@ -143,14 +143,9 @@ def _side_inputs(
     payload: beam_runner_api_pb2.ParDoPayload,
     aliases: dict[bytes, bytes],
 ) -> Iterator[SideInput]:
-    for tag, side_input in payload.side_inputs.items():
+    for tag in payload.side_inputs:
         buffer_id = translations.create_buffer_id(transform.inputs[tag])
-        yield SideInput(
-            transform.unique_name,
-            tag,
-            resolve_alias(aliases, buffer_id),
-            side_input.access_pattern.urn == common_urns.side_inputs.MULTIMAP.urn,
-        )
+        yield SideInput(transform.unique_name, tag, resolve_alias(aliases, buffer_id))
 
 
 def _timers(
