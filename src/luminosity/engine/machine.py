@@ -62,8 +62,13 @@ def _tpus() -> tuple[str, ...]:
 
 
 def visibility(devices: tuple[str, ...]) -> dict[str, str]:
-    """The environment by which a process sees these devices and no others."""
+    """The environment by which a process sees these devices and no others.
+
+    >>> visibility(("gpu:1",))["CUDA_VISIBLE_DEVICES"], visibility(())["CUDA_VISIBLE_DEVICES"]
+    ('1', '')
+    """
     ids = ",".join(device.split(":", 1)[1] for device in devices)
     if any(device.startswith("tpu:") for device in devices):
         return {"TPU_VISIBLE_CHIPS": ids, "CUDA_VISIBLE_DEVICES": ""}
-    return {"CUDA_VISIBLE_DEVICES": ids, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    # JAX would else take most of a device's memory for itself, and other models share the process's device.
+    return {"CUDA_VISIBLE_DEVICES": ids, "TPU_VISIBLE_CHIPS": "", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}

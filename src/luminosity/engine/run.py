@@ -19,7 +19,6 @@ from luminosity.engine.loop.scheduler import RunParts, Scheduler
 from luminosity.engine.loop.stage import StageRun
 from luminosity.engine.loop.watermarks import MIN
 from luminosity.engine.loop.workers import PoolRun
-from luminosity.engine.machine import Machine
 from luminosity.engine.options import EngineConfig
 from luminosity.engine.plan.codecs import Codecs
 from luminosity.engine.plan.graph import BufferKind, Graph
@@ -33,9 +32,7 @@ from luminosity.errors import RunCancelled
 class Run:
     """Starts on construction. ``state``, ``metrics`` and ``wait`` may be used from any thread."""
 
-    def __init__(
-        self, graph: Graph, assignments: dict[str, Assignment], machine: Machine, config: EngineConfig
-    ) -> None:
+    def __init__(self, graph: Graph, assignments: dict[str, Assignment], config: EngineConfig) -> None:
         self.metrics = RunMetrics()
         self.state: str = PipelineState.RUNNING
         self.failure: BaseException | None = None
@@ -43,7 +40,7 @@ class Run:
         self._done = threading.Event()
         self._folders = RunFolders()
         try:
-            parts = _set_up(graph, assignments, machine, config, self._folders, self.metrics)
+            parts = _set_up(graph, assignments, config, self._folders, self.metrics)
         except BaseException:
             self._folders.remove()
             raise
@@ -84,7 +81,6 @@ class Run:
 def _set_up(
     graph: Graph,
     assignments: dict[str, Assignment],
-    machine: Machine,
     config: EngineConfig,
     folders: RunFolders,
     metrics: RunMetrics,
@@ -94,7 +90,7 @@ def _set_up(
     stages: list[StageRun] = []
     for stage in graph.stages:
         assignment = assignments[stage.id]
-        pool = pools.setdefault(id(assignment.pool), PoolRun(assignment.pool, machine))
+        pool = pools.setdefault(id(assignment.pool), PoolRun(assignment.pool))
         stages.append(StageRun(stage, pool, assignment.max_active_bundles, codecs))
     state = StateStore()
     buffers = _buffers(graph, codecs, folders, stages, state)

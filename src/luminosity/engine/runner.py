@@ -54,4 +54,4 @@ class LuminosityRunner(PipelineRunner):
         graph = plan(pipeline, is_drain=self._is_drain)
         needs = {key: Needs.of(e) for key, e in graph.components.environments.items()}
         assignments = assign([(s, needs[s.environment_id]) for s in graph.stages], machine, config)
-        return LuminosityResult(Run(graph, assignments, machine, config))
+        return LuminosityResult(Run(graph, assignments, config))

@@ -12,7 +12,7 @@ from apache_beam.portability.api import beam_fn_api_pb2
 from luminosity.engine.fnapi.connection import Connection
 from luminosity.engine.folders import RunFolders
 from luminosity.engine.loop.bundle import Attempt, Bundle
-from luminosity.engine.machine import Machine, visibility
+from luminosity.engine.machine import visibility
 from luminosity.engine.options import EngineConfig
 from luminosity.engine.pools import Pool
 from luminosity.engine.workers.launcher import Launcher, Process
@@ -65,9 +65,8 @@ class Worker:
 class PoolRun:
     """A pool's workers while a run lasts; started as there is work for them."""
 
-    def __init__(self, pool: Pool, machine: Machine) -> None:
+    def __init__(self, pool: Pool) -> None:
         self.pool = pool
-        self._machine = machine
         self.workers: dict[int, Worker] = {}  # by index: a lost one is replaced in its place
         self.failed_starts = 0
 
@@ -88,12 +87,9 @@ class PoolRun:
             **dict.fromkeys(_THREAD_COUNTS, threads),
             **os.environ,
             # A CPU worker sees no device at all, so that no step takes one by accident.
-            **(visibility(share.devices) if share.devices else self._no_devices()),
+            **visibility(share.devices),
             **share.to_environment(),
         }
-
-    def _no_devices(self) -> dict[str, str]:
-        return {"CUDA_VISIBLE_DEVICES": "", "TPU_VISIBLE_CHIPS": ""} if self._machine.devices else {}
 
 
 def start(
