@@ -33,6 +33,7 @@ _LOGGER = logging.getLogger("luminosity")
 _MAX_FAILED_STARTS = 3
 # A CPU worker more is started when its pool has had more to do than it could take for this long.
 _SATURATED_S = 0.03
+_CONNECT_TIMEOUT_S = 60.0
 _FINISH_TIMEOUT_S = 10.0
 _KILL_TIMEOUT_S = 2.0
 _IDLE_WAKE_S = 0.5
@@ -238,11 +239,14 @@ class Scheduler:
                 self._handle(event)
                 event = self._events.get_nowait()
         except queue.Empty:
-            self._ask_for_splits()
+            self._look_at_the_clock()
 
-    def _ask_for_splits(self) -> None:
+    def _look_at_the_clock(self) -> None:
+        """Ask bundles that have run long enough to stop; give up on workers that do not come up."""
         now = time.monotonic()
         for worker in self._workers:
+            if not worker.is_connected and now - worker.created_at > _CONNECT_TIMEOUT_S:
+                worker.kill()  # its exit counts as a failed start
             for bundle in worker.bundles.values():
                 attempt = bundle.attempt
                 if attempt is not None and attempt.split_at <= now and attempt.response is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import sys
+import time
 from collections.abc import Callable
 
 from apache_beam.portability.api import beam_fn_api_pb2
@@ -29,6 +30,7 @@ class Worker:
         self.id = f"w{next(_numbers)}"
         self.pool = pool
         self.index = index
+        self.created_at = time.monotonic()
         self.is_connected = False
         self.is_stopping = False
         self.process: Process | None = None
