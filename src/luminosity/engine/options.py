@@ -131,7 +131,8 @@ def _borrowed_cpu_workers(options: PipelineOptions) -> int | None:
     direct = options.view_as(DirectOptions).direct_num_workers
     if direct and direct > 1:
         return direct
-    parallelism = options.view_as(PortableOptions).sdk_worker_parallelism
+    given = options.view_as(PortableOptions).sdk_worker_parallelism  # a string where it comes from the command line
+    parallelism = _whole_number("sdk_worker_parallelism", given, minimum=0)
     # Its default is 1, which is no wish; 0 lets the runner decide.
     return parallelism if parallelism and parallelism > 1 else None
 
