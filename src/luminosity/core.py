@@ -61,3 +61,15 @@ def machine_ram_bytes() -> int:
         if limit.isdigit():
             total = min(total, int(limit))
     return total
+
+
+def readable_bytes(size: float) -> str:
+    """
+    >>> readable_bytes(999), readable_bytes(512_000_000), readable_bytes(1_500_000_000)
+    ('999 B', '512 MB', '1.5 GB')
+    """
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 999.5:
+            return f"{size:.3g} {unit}" if unit != "B" else f"{size:.0f} B"
+        size /= 1000
+    return f"{size:.3g} TB"

@@ -10,6 +10,7 @@
         ├── StepFailed                        user code raised on every try
         ├── ElementKillsWorker                one element ended its worker on every try
         ├── WorkerStartFailed                 worker processes can't be started
+        ├── SpillFailed                       the disk is full, and memory too
         └── RunCancelled                      cancel() or Ctrl-C
 """
 
@@ -22,6 +23,7 @@ __all__ = [
     "ResourcesExceeded",
     "RunCancelled",
     "RunFailed",
+    "SpillFailed",
     "StepFailed",
     "UnsupportedPipeline",
     "WorkerStartFailed",
@@ -58,6 +60,10 @@ class ElementKillsWorker(RunFailed):
 
 class WorkerStartFailed(RunFailed):
     """Worker processes can't be started."""
+
+
+class SpillFailed(RunFailed):
+    """What is beyond the memory budget finds no room on the disk."""
 
 
 class RunCancelled(RunFailed):

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
 from apache_beam.coders import coders
 from apache_beam.portability.api import beam_fn_api_pb2
 
 from luminosity.engine.fnapi.state import StateStore
+from luminosity.engine.spill.quota import Ledger
 
 _BAG = beam_fn_api_pb2.StateKey(
     bag_user_state=beam_fn_api_pb2.StateKey.BagUserState(transform_id="t", user_state_id="s", key=b"k")
@@ -19,6 +23,15 @@ def ordered(start: int, end: int) -> beam_fn_api_pb2.StateKey:
     key.ordered_list_user_state.range.start = start
     key.ordered_list_user_state.range.end = end
     return key
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def new_store(limit: int = 10**9) -> StateStore:
+    return StateStore(".", Ledger("quota", limit, writers=0))
 
 
 class Client:
@@ -51,7 +64,7 @@ class Client:
 
 
 def test_a_bundle_reads_its_own_writes_and_others_do_not() -> None:
-    store = StateStore()
+    store = new_store()
     first, second = Client(store, "1"), Client(store, "2")
     first.append(_BAG, b"a")
     assert first.read(_BAG) == [b"a"]
@@ -61,7 +74,7 @@ def test_a_bundle_reads_its_own_writes_and_others_do_not() -> None:
 
 
 def test_a_failed_bundle_leaves_nothing() -> None:
-    store = StateStore()
+    store = new_store()
     Client(store, "1").append(_BAG, b"a")
     store.commit("1")
     failing = Client(store, "2")
@@ -73,7 +86,7 @@ def test_a_failed_bundle_leaves_nothing() -> None:
 
 
 def test_large_state_comes_in_pages() -> None:
-    store = StateStore()
+    store = new_store()
     client = Client(store, "1")
     parts = [bytes([n]) * 1_000_000 for n in range(10)]
     for part in parts:
@@ -84,7 +97,7 @@ def test_large_state_comes_in_pages() -> None:
 
 
 def test_an_ordered_list_is_read_and_cleared_by_range() -> None:
-    store = StateStore()
+    store = new_store()
     client = Client(store, "1")
     for number in (30, 10, 20):
         client.append(ordered(0, 0), _ENTRY.encode((number, b"%d" % number)))
@@ -99,7 +112,7 @@ def test_an_ordered_list_is_read_and_cleared_by_range() -> None:
 
 
 def test_an_error_in_serving_is_kept_for_the_commit_to_see() -> None:
-    store = StateStore()
+    store = new_store()
     store.begin("1")
     key = beam_fn_api_pb2.StateKey()
     key.multimap_user_state.transform_id = "t"
@@ -112,4 +125,47 @@ def test_an_error_in_serving_is_kept_for_the_commit_to_see() -> None:
 def test_a_bundle_that_does_not_run_is_not_served() -> None:
     request = beam_fn_api_pb2.StateRequest(id="1", instruction_id="gone", state_key=_BAG)
     request.get.SetInParent()
-    assert "gone" in StateStore().handle(request).error
+    assert "gone" in new_store().handle(request).error
+
+
+def bag(key: bytes) -> beam_fn_api_pb2.StateKey:
+    return beam_fn_api_pb2.StateKey(
+        bag_user_state=beam_fn_api_pb2.StateKey.BagUserState(transform_id="t", user_state_id="s", key=key)
+    )
+
+
+def test_state_on_disk_is_read_replaced_and_cleared_like_any() -> None:
+    ledger = Ledger("quota", 10**6, writers=0)
+    store = StateStore(".", ledger)
+    client = Client(store, "1")
+    for number in range(100):
+        client.append(bag(b"%d" % number), b"value %d" % number)
+    client.append(ordered(0, 0), _ENTRY.encode((7, b"seven")))
+    store.commit("1")
+    assert store.spill(10**6) > 0
+    assert (store.memory_bytes, ledger.used) == (0, 0)
+    client = Client(store, "2")
+    assert client.read(bag(b"42")) == [b"value 42"]
+    client.append(bag(b"42"), b"!")
+    client.clear(bag(b"43"))
+    assert list(_ENTRY.decode_all(b"".join(client.read(ordered(0, 100))))) == [(7, b"seven")]
+    store.commit("2")
+    client = Client(store, "3")
+    assert b"".join(client.read(bag(b"42"))) == b"value 42!"
+    assert client.read(bag(b"43")) == [b""]
+    assert client.read(bag(b"44")) == [b"value 44"]
+    store.release()
+    assert ledger.used == 0
+    assert sorted(path.name for path in Path().iterdir()) == ["quota"]
+
+
+def test_the_longest_unused_state_goes_to_disk_first() -> None:
+    store = new_store()
+    for number in range(10):
+        client = Client(store, f"{number}")
+        client.append(bag(b"%d" % (number % 5)), b"x" * 1000)
+        store.commit(f"{number}")
+    before = store.memory_bytes
+    freed = store.spill(1)
+    assert freed == before // 5  # one cell
+    assert store.memory_bytes == before - freed

@@ -1,126 +1,231 @@
-"""Blocks of encoded elements, passed by reference, and the files that hold them."""
+"""Blocks of encoded elements, passed by reference, and the store that counts and spills them."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
-import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 
 from luminosity.engine.plan.codecs import ElementCodec
+from luminosity.engine.spill import frames
+from luminosity.engine.spill.quota import Ledger
 from luminosity.engine.workers import wire
 
+_PACK_BYTES = 1 << 20
+_numbers = itertools.count(1)
 
-class _Shared:
-    """What several blocks refer to; ``free`` is called with the last reference."""
 
-    __slots__ = ("data", "free", "path", "references")
+class _File:
+    """A file that blocks refer to: as a worker wrote it into memory, or packed on disk."""
 
-    def __init__(self, data: bytes, path: str, free: Callable[[], None]) -> None:
+    __slots__ = ("place", "references", "size")
+
+    def __init__(self, path: str, size: int, is_packed: bool, references: int) -> None:
+        self.place = path, is_packed  # changes at once: a side input's blocks are read by other threads, too
+        self.size = size
+        self.references = references
+
+    @property
+    def is_packed(self) -> bool:
+        return self.place[1]
+
+
+class _Content:
+    """What blocks that were cut or shared have in common."""
+
+    __slots__ = ("base", "data", "file", "on_free", "references")
+
+    def __init__(self, data: bytes, file: _File | None, on_free: Callable[[], None] | None) -> None:
         self.data = data
-        self.path = path  # where the data is, unless it is here
-        self.free = free
+        self.file = file  # where the data is, unless it is here
+        self.base = 0  # where in the file
+        self.on_free = on_free
         self.references = 1
-
-    def release(self) -> None:
-        self.references -= 1
-        if self.references == 0:
-            self.free()
-
-
-_FILES: set[str] = set()
-
-
-def files_in_use() -> set[str]:
-    """The files that some block refers to."""
-    return _FILES
-
-
-def _in_file(path: str) -> _Shared:
-    def free() -> None:
-        _FILES.discard(shared.path)
-        # Its worker may have died, and its files been removed, before we heard of this one.
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(shared.path)
-
-    shared = _Shared(b"", path, free)
-    _FILES.add(path)
-    return shared
 
 
 class Block:
-    """Some encoded elements: bytes, or a part of a file.
+    """Some encoded elements: bytes, or a part of a file. Made by a :class:`BlockStore`.
 
     Whoever holds a block releases it once. ``hold`` (microseconds) is a lower bound of what its elements may still
-    cause: no watermark that depends on them passes it.
+    cause: no watermark that depends on them passes it. ``weight`` is what it brings along: its bytes, and those that
+    its elements refer to.
     """
 
-    __slots__ = ("_content", "_start", "count", "hold", "size")
+    __slots__ = ("_content", "_start", "_store", "count", "hold", "size", "weight")
 
-    def __init__(self, content: bytes | _Shared, start: int, size: int, count: int, hold: int) -> None:
+    def __init__(
+        self, store: BlockStore, content: _Content, start: int, size: int, count: int, hold: int, weight: int
+    ) -> None:
+        self._store = store
         self._content = content
         self._start = start
         self.size = size
         self.count = count
         self.hold = hold
-
-    @classmethod
-    def of_bytes(cls, data: bytes, count: int, hold: int) -> Block:
-        return cls(data, 0, len(data), count, hold)
-
-    @classmethod
-    def of_shared_bytes(cls, data: bytes, count: int, hold: int, free: Callable[[], None]) -> Block:
-        """Bytes that refer to something elsewhere, which ``free`` frees once no block needs it."""
-        return cls(_Shared(data, "", free), 0, len(data), count, hold)
-
-    @classmethod
-    def received(cls, message: bytes, hold: int) -> Block:
-        """The block that a worker sent; a file it wrote is ours from here on."""
-        count, content = wire.unpack(message)
-        if isinstance(content, bytes):
-            return cls.of_bytes(content, count, hold)
-        return cls(_in_file(content.path), content.start, content.size, count, hold)
+        self.weight = weight
 
     def message(self) -> bytes:
         """The message by which a worker gets it."""
-        if isinstance(self._content, bytes) or not self._content.path:
+        file = self._content.file
+        if file is None:
             return wire.pack_bytes(self.count, self.data())
-        return wire.pack_span(self.count, wire.FileSpan(self._content.path, self._start, self.size))
+        return wire.pack_span(self.count, self._span(*file.place))
 
     def data(self) -> bytes:
-        data = self._content if isinstance(self._content, bytes) else self._content.data
-        if data:
+        data, file = self._content.data, self._content.file  # in this order: spilling sets the file first
+        if file is None:
             return data[self._start : self._start + self.size]
-        assert isinstance(self._content, _Shared)
-        return wire.read_span(wire.FileSpan(self._content.path, self._start, self.size))
+        while True:
+            place = file.place
+            try:
+                return wire.read_span(self._span(*place))
+            except FileNotFoundError:
+                if file.place == place:
+                    raise
+
+    def _span(self, path: str, is_packed: bool) -> wire.FileSpan:
+        return wire.FileSpan(path, self._content.base + self._start, self.size, is_packed)
 
     def share(self) -> Block:
         """Another reference to the same elements."""
-        if isinstance(self._content, _Shared):
-            self._content.references += 1
-        return Block(self._content, self._start, self.size, self.count, self.hold)
+        self._content.references += 1
+        return Block(self._store, self._content, self._start, self.size, self.count, self.hold, self.weight)
 
     def cut(self, codec: ElementCodec, count: int) -> tuple[Block, Block]:
         """This block in two, the first with ``count`` elements; takes this block's place."""
         size = codec.offset_after(self.data(), count)
         rest = self.share()
-        head = Block(self._content, self._start, size, count, self.hold)
+        head = Block(self._store, self._content, self._start, size, count, self.hold, size)
         rest._start += size
         rest.size -= size
+        rest.weight = rest.size
         rest.count -= count
         return head, rest
 
     def release(self) -> None:
-        if isinstance(self._content, _Shared):
-            self._content.release()
-        self._content = b""
+        self._store.let_go(self._content)
 
-    def spill(self, memory: str, disk: str) -> None:
-        """Move its file from the folder ``memory`` to the folder ``disk``, if it lies there."""
-        shared = self._content
-        if isinstance(shared, _Shared) and os.path.dirname(shared.path) == memory:
-            target = os.path.join(disk, os.path.basename(shared.path))
-            shutil.move(shared.path, target)
-            _FILES.discard(shared.path)
-            _FILES.add(target)
-            shared.path = target
+    @property
+    def refers(self) -> bool:
+        """Whether its elements refer to data elsewhere."""
+        return self._content.on_free is not None
+
+    @property
+    def can_spill(self) -> bool:
+        """Whether it is in memory. What refers to data elsewhere stays: it is small, and must know when it is freed."""
+        content = self._content
+        return not self.refers and (content.file is None or not content.file.is_packed)
+
+    @property
+    def content(self) -> _Content:
+        return self._content
+
+
+class BlockStore:
+    """Makes a run's blocks, counts those in memory, and moves them to disk. For the loop's thread alone."""
+
+    def __init__(self, spill_folder: str, ledger: Ledger) -> None:
+        self._spill_folder = spill_folder
+        self.ledger = ledger
+        self.files: set[str] = set()  # those that some block refers to
+
+    def of_bytes(
+        self,
+        data: bytes,
+        count: int,
+        hold: int,
+        *,
+        weight: int | None = None,
+        on_free: Callable[[], None] | None = None,
+    ) -> Block:
+        """``on_free`` is called once no block needs what the bytes refer to, which weighs ``weight`` with them."""
+        self.ledger.hold(len(data))
+        content = _Content(data, None, on_free)
+        return Block(self, content, 0, len(data), count, hold, len(data) if weight is None else weight)
+
+    def received(self, message: bytes, hold: int, writer: int) -> Block:
+        """The block that a worker sent; a file it wrote is ours from here on."""
+        count, content = wire.unpack(message)
+        if isinstance(content, bytes):
+            return self.of_bytes(content, count, hold)
+        file = self._file(content.path, content.size, content.is_packed, references=1)
+        if content.is_packed:
+            self.ledger.add_spilled(content.size)
+        else:
+            self.ledger.received(writer, content.size)
+        return Block(self, _Content(b"", file, None), content.start, content.size, count, hold, content.size)
+
+    def let_go(self, content: _Content) -> None:
+        content.references -= 1
+        if content.references:
+            return
+        if content.file is None:
+            self.ledger.free(len(content.data))
+            content.data = b""
+        else:
+            content.file.references -= 1
+            if not content.file.references:
+                self._remove(content.file.place[0])
+                if not content.file.is_packed:
+                    self.ledger.gone(content.file.size)
+        if content.on_free is not None:
+            content.on_free()
+
+    def spill(self, blocks: Iterable[Block], wanted: int) -> int:
+        """Move blocks to disk until ``wanted`` bytes of memory are free; how many were freed."""
+        freed = 0
+        small: dict[int, _Content] = {}
+        small_bytes = 0
+        for block in blocks:
+            if freed + small_bytes >= wanted:
+                break
+            content = block.content
+            if not block.can_spill or id(content) in small:
+                continue
+            if content.file is not None:
+                freed += self._spill_file(content.file)
+                continue
+            small[id(content)] = content
+            small_bytes += len(content.data)
+            if small_bytes >= _PACK_BYTES:
+                freed += self._spill_together(small.values())
+                small, small_bytes = {}, 0
+        return freed + (self._spill_together(small.values()) if small else 0)
+
+    def _spill_file(self, file: _File) -> int:
+        path, _ = file.place
+        packed_path = os.path.join(self._spill_folder, os.path.basename(path) + frames.SUFFIX)
+        frames.write_file(packed_path, wire.read_span(wire.FileSpan(path, 0, file.size)))
+        self.files.add(packed_path)
+        file.place = packed_path, True
+        self._remove(path)
+        self.ledger.gone(file.size)
+        self.ledger.add_spilled(file.size)
+        return file.size
+
+    def _spill_together(self, contents: Collection[_Content]) -> int:
+        """Small pieces share a file."""
+        data = b"".join(content.data for content in contents)
+        path = os.path.join(self._spill_folder, f"blocks.{next(_numbers)}{frames.SUFFIX}")
+        frames.write_file(path, data)
+        file = self._file(path, len(data), True, references=len(contents))
+        base = 0
+        for content in contents:
+            content.base = base
+            base += len(content.data)
+            content.file = file
+            content.data = b""
+        self.ledger.free(len(data))
+        self.ledger.add_spilled(len(data))
+        return len(data)
+
+    def _file(self, path: str, size: int, is_packed: bool, references: int) -> _File:
+        self.files.add(path)
+        return _File(path, size, is_packed, references)
+
+    def _remove(self, path: str) -> None:
+        self.files.discard(path)
+        # Its worker may have died, and its files been removed, before we heard of this one.
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)

@@ -15,19 +15,22 @@ _LONGEST_SOCKET_PATH = 90  # the kernel takes 107 bytes
 
 
 class RunFolders:
-    """``memory`` for blocks, ``disk`` for spilled ones, and the socket's address."""
+    """``memory`` for blocks, ``spill`` for what is beyond the budget, and a few small files of the run."""
 
-    def __init__(self) -> None:
+    def __init__(self, spill_root: str | None = None) -> None:
         disk_root = tempfile.gettempdir()
+        spill_root = spill_root or disk_root
         memory_root = _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK) else disk_root
-        for root in {disk_root, memory_root}:
+        for root in {disk_root, spill_root, memory_root}:
             remove_abandoned(root)
         self._locks: list[int] = []
         self.all: list[str] = []
-        self.disk = self._make(disk_root)
-        self.memory = self._make(memory_root) if memory_root != disk_root else self.disk
-        self.main_classes = os.path.join(self.disk, "main-classes")
-        socket_folder = self.disk if len(self.disk) < _LONGEST_SOCKET_PATH else self._make("/tmp")
+        disk = self._make(disk_root)
+        self.spill = self._make(spill_root) if spill_root != disk_root else disk
+        self.memory = self._make(memory_root) if memory_root != disk_root else disk
+        self.main_classes = os.path.join(disk, "main-classes")
+        self.quota = os.path.join(disk, "quota")
+        socket_folder = disk if len(disk) < _LONGEST_SOCKET_PATH else self._make("/tmp")
         self.url = f"unix:{socket_folder}/socket"
 
     def _make(self, root: str) -> str:
@@ -40,7 +43,7 @@ class RunFolders:
 
     def remove_blocks_of(self, worker_id: str, keep: set[str]) -> None:
         """Remove files that a worker wrote and nobody has heard of, because it died first."""
-        for folder in {self.memory, self.disk}:
+        for folder in {self.memory, self.spill}:
             for name in os.listdir(folder):
                 path = os.path.join(folder, name)
                 if name.startswith(f"{worker_id}.") and path not in keep:

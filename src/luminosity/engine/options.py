@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
+import re
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -17,6 +19,7 @@ from apache_beam.options.pipeline_options import (
     WorkerOptions,
 )
 
+from luminosity.core import machine_ram_bytes
 from luminosity.errors import OptionError
 
 _LOGGER = logging.getLogger("luminosity")
@@ -24,6 +27,10 @@ _LOGGER = logging.getLogger("luminosity")
 _MISSING_ACCELERATOR = ("cpu", "fail")
 _PROGRESS = ("auto", "plain", "off")
 _CACHE_MB = 100
+_BUDGET_PART = 4  # of the machine's memory
+_LEAST_BUDGET = 1_000_000
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kmgt])(i?))?b?", re.IGNORECASE)
+_POWERS = {letter: power for power, letter in enumerate("KMGT", start=1)}
 _WORKER_START = ("auto", "fork", "spawn")
 
 
@@ -42,6 +49,8 @@ class LuminosityOptions(PipelineOptions):
         "missing_accelerator": "cpu",
         "progress": "auto",
         "worker_start": "auto",
+        "memory_budget": None,
+        "spill_dir": None,
     }
 
     @classmethod
@@ -74,6 +83,17 @@ class LuminosityOptions(PipelineOptions):
             default=cls.defaults["worker_start"],
             help="How worker processes start: fork (quick), spawn (where forking is unsafe), or auto (the default).",
         )
+        parser.add_argument(
+            "--memory_budget",
+            default=cls.defaults["memory_budget"],
+            help="Memory for data between steps, groupings, side inputs and state, such as 512MB or 4GB (default: a "
+            "quarter of RAM). What is beyond it goes to disk.",
+        )
+        parser.add_argument(
+            "--spill_dir",
+            default=cls.defaults["spill_dir"],
+            help="The folder for what is beyond the memory budget (default: a private one for temporary files).",
+        )
 
 
 @dataclass(frozen=True)
@@ -86,6 +106,8 @@ class EngineConfig:
     progress: str
     worker_start: str
     threads_per_worker: int
+    memory_budget: int
+    spill_dir: str | None = None
     worker_options: dict[str, Any] = field(default_factory=dict[str, Any], repr=False)
 
     @classmethod
@@ -101,6 +123,8 @@ class EngineConfig:
             missing_accelerator=_choice("missing_accelerator", ours.missing_accelerator, _MISSING_ACCELERATOR),
             progress=_choice("progress", ours.progress, _PROGRESS),
             worker_start=_choice("worker_start", ours.worker_start, _WORKER_START),
+            memory_budget=_memory_budget(ours.memory_budget),
+            spill_dir=_folder("spill_dir", ours.spill_dir),
             threads_per_worker=_whole_number("number_of_worker_harness_threads", threads, minimum=1) or 1,
             worker_options=_worker_options(options),
         )
@@ -124,6 +148,33 @@ def _choice(name: str, value: Any, allowed: tuple[str, ...]) -> str:
     if value not in allowed:
         raise OptionError(f"--{name}={value}: expected one of {', '.join(allowed)}")
     return value
+
+
+def _memory_budget(value: Any) -> int:
+    if value is None:
+        return machine_ram_bytes() // _BUDGET_PART
+    match = _SIZE.fullmatch(str(value).strip())
+    size = 0
+    if match:
+        base = 1024 if match[3] else 1000
+        size = int(float(match[1]) * base ** _POWERS.get((match[2] or "").upper(), 0))
+    if size < _LEAST_BUDGET:
+        raise OptionError(f"--memory_budget={value}: expected a size from 1MB up, such as 512MB, 4GB or 2GiB")
+    return size
+
+
+def _folder(name: str, value: Any) -> str | None:
+    """A folder that is there, made if need be, as an absolute path."""
+    if not value:
+        return None
+    path = os.path.abspath(os.path.expanduser(str(value)))
+    try:
+        os.makedirs(path, exist_ok=True)
+    except OSError as error:
+        raise OptionError(f"--{name}={value}: expected a folder that can be written ({error})") from error
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise OptionError(f"--{name}={value}: expected a folder that can be written")
+    return path
 
 
 def _borrowed_cpu_workers(options: PipelineOptions) -> int | None:

@@ -8,14 +8,16 @@ from collections.abc import Callable
 from apache_beam.runners.common import ENCODED_IMPULSE_VALUE
 from apache_beam.runners.runner import PipelineState
 
-from luminosity.engine.blocks import Block
+from luminosity.engine.blocks import BlockStore
 from luminosity.engine.fnapi.server import FnApiServer
 from luminosity.engine.fnapi.state import StateStore
 from luminosity.engine.folders import RunFolders
-from luminosity.engine.loop.buffers import BufferRun
+from luminosity.engine.loop.buffers import BufferRun, queue_limit
 from luminosity.engine.loop.grouping import Grouping
 from luminosity.engine.loop.metrics import RunMetrics
+from luminosity.engine.loop.relief import Relief
 from luminosity.engine.loop.scheduler import RunParts, Scheduler
+from luminosity.engine.loop.sideinputs import SideInputData
 from luminosity.engine.loop.stage import StageRun
 from luminosity.engine.loop.watermarks import MIN
 from luminosity.engine.loop.workers import PoolRun
@@ -24,6 +26,7 @@ from luminosity.engine.plan.codecs import Codecs
 from luminosity.engine.plan.graph import BufferKind, Graph
 from luminosity.engine.pools import Assignment
 from luminosity.engine.progress import Progress
+from luminosity.engine.spill.quota import Ledger
 from luminosity.engine.workers import mainclasses
 from luminosity.engine.workers.launcher import launcher
 from luminosity.errors import RunCancelled
@@ -38,7 +41,7 @@ class Run:
         self.failure: BaseException | None = None
         self.on_failure: Callable[[], None] | None = None
         self._done = threading.Event()
-        self._folders = RunFolders()
+        self._folders = RunFolders(config.spill_dir)
         try:
             parts = _set_up(graph, assignments, config, self._folders, self.metrics)
         except BaseException:
@@ -87,13 +90,22 @@ def _set_up(
 ) -> RunParts:
     codecs = Codecs(graph)
     pools: dict[int, PoolRun] = {}
-    stages: list[StageRun] = []
-    for stage in graph.stages:
-        assignment = assignments[stage.id]
-        pool = pools.setdefault(id(assignment.pool), PoolRun(assignment.pool))
-        stages.append(StageRun(stage, pool, assignment.max_active_bundles, codecs))
-    state = StateStore()
-    buffers = _buffers(graph, codecs, folders, stages, state)
+    writers = 0
+    for assignment in assignments.values():
+        if id(assignment.pool) not in pools:
+            pools[id(assignment.pool)] = PoolRun(assignment.pool, first_writer=writers)
+            writers += assignment.pool.workers
+    ledger = Ledger(folders.quota, config.memory_budget, writers)
+    blocks = BlockStore(folders.spill, ledger)
+    limit = queue_limit(ledger.limit, len(graph.buffers))
+    stages = [
+        StageRun(stage, pools[id(assignment.pool)], assignment.max_active_bundles, codecs, blocks, limit)
+        for stage in graph.stages
+        for assignment in (assignments[stage.id],)
+    ]
+    state = StateStore(folders.spill, ledger)
+    relief = Relief(blocks, state, stages)
+    buffers = _buffers(graph, codecs, folders.spill, stages, state, blocks, relief, limit)
     mainclasses.save(folders.main_classes)
     process_launcher = launcher(config.worker_start)
     descriptors = {stage.id: graph.descriptor(stage, folders.url) for stage in graph.stages}
@@ -102,6 +114,8 @@ def _set_up(
         buffers=buffers,
         pools=list(pools.values()),
         codecs=codecs,
+        blocks=blocks,
+        relief=relief,
         state=state,
         server=FnApiServer(folders.url, state, descriptors),  # the last thing that can fail, since it must be stopped
         folders=folders,
@@ -112,7 +126,14 @@ def _set_up(
 
 
 def _buffers(
-    graph: Graph, codecs: Codecs, folders: RunFolders, stages: list[StageRun], state: StateStore
+    graph: Graph,
+    codecs: Codecs,
+    spill_folder: str,
+    stages: list[StageRun],
+    state: StateStore,
+    blocks: BlockStore,
+    relief: Relief,
+    limit: int,
 ) -> dict[bytes, BufferRun]:
     buffers: dict[bytes, BufferRun] = {}
     for buffer in graph.buffers.values():
@@ -123,18 +144,27 @@ def _buffers(
                 codecs.elements(buffer.output_coder_id),
                 codecs.windowing(buffer.pcollection_id),
                 state,
+                blocks,
+                spill_folder,
             )
-        buffers[buffer.id] = BufferRun(folders, grouping)
+            relief.groupings.append(grouping)
+        buffers[buffer.id] = BufferRun(grouping, limit, relief)
     for run in stages:
         for write in run.stage.writes:
             buffers[write.buffer_id].writers.append(run)
         for read in run.stage.reads:
             buffers[read.buffer_id].readers.append((run, read.transform_id))
             if graph.buffers[read.buffer_id].kind is BufferKind.IMPULSE:
-                run.add(read.transform_id, Block.of_bytes(ENCODED_IMPULSE_VALUE, 1, MIN))
+                run.add(read.transform_id, blocks.of_bytes(ENCODED_IMPULSE_VALUE, 1, MIN))
         for side_input in run.stage.side_inputs:
-            plan = graph.buffers[side_input.buffer_id]
-            codec = codecs.elements(plan.output_coder_id or plan.coder_id)
-            data = buffers[side_input.buffer_id].as_side_input(codec)
-            state.add_side_input(side_input.transform_id, side_input.tag, data.read)
+            buffer = buffers[side_input.buffer_id]
+            if buffer.side_input is None:
+                plan = graph.buffers[side_input.buffer_id]
+                codec = codecs.elements(plan.output_coder_id or plan.coder_id)
+                buffer.side_input = SideInputData(codec, spill_folder, blocks.ledger)
+                relief.side_inputs.append(buffer.side_input)
+                if buffer.grouping is not None:
+                    # A side input's coder can't follow references into state.
+                    buffer.grouping.may_refer_to_state = False
+            state.add_side_input(side_input.transform_id, side_input.tag, buffer.side_input.read)
     return buffers

@@ -8,14 +8,18 @@ from __future__ import annotations
 import itertools
 import threading
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from apache_beam.coders import coder_impl, coders
 from apache_beam.portability.api import beam_fn_api_pb2
 
+from luminosity.engine.spill.cells import Cell, Cells
+from luminosity.engine.spill.files import Chunk, MemoryChunk, SpillFile, StoredChunk
+from luminosity.engine.spill.quota import Ledger
+
 # A side input: window and (for a multimap) key, encoded → its chunks. See loop/sideinputs.py.
-SideInputReader = Callable[[beam_fn_api_pb2.StateKey], list[bytes]]
+SideInputReader = Callable[[beam_fn_api_pb2.StateKey], Sequence[Chunk]]
 
 _RESPONSE_BYTES = 4 << 20
 _COMPACT_CHUNKS = 64
@@ -31,41 +35,62 @@ _SIDE_INPUT_TYPES = frozenset(
     ]
 )
 
-# A cell is a list of chunks (bag) or of (sort key, encoded entry) pairs (ordered list).
-_Cell = list[Any]
-
 
 class _Overlay:
     """What one bundle has changed and what it is in the middle of reading."""
 
     def __init__(self) -> None:
-        self.cells: dict[bytes, _Cell] = {}
-        self.readings: dict[bytes, tuple[list[bytes], int]] = {}  # chunks, and the first that was not sent
+        self.cells: dict[bytes, Cell] = {}
+        self.readings: dict[bytes, tuple[Sequence[Chunk], int]] = {}  # chunks, and the first that was not sent
         self.error = ""
 
 
 class StateStore:
     """All state of a run. Keys are exclusive to one bundle at a time, which the loop sees to."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: str, ledger: Ledger) -> None:
         self._lock = threading.Lock()
-        self._cells: dict[bytes, _Cell] = {}
+        self._ledger = ledger
+        self._cells = Cells(folder, ledger)
         self._overlays: dict[str, _Overlay] = {}
         self._side_inputs: dict[tuple[str, str], SideInputReader] = {}
-        self._groups: dict[bytes, list[bytes]] = {}
+        self._groups: dict[bytes, list[Chunk]] = {}
         self._tokens = itertools.count()
 
     def add_side_input(self, transform_id: str, tag: str, reader: SideInputReader) -> None:
         self._side_inputs[transform_id, tag] = reader
 
-    def add_group(self, chunks: list[bytes]) -> bytes:
+    def add_group(self, chunks: list[Chunk]) -> bytes:
         """Keep a group's values for workers to read piece by piece, under the token that is returned."""
         token = b"%d" % next(self._tokens)
         self._groups[token] = chunks
+        self._ledger.hold(_in_memory(chunks))
+        for file in _files(chunks):
+            file.share()
         return token
 
     def remove_group(self, token: bytes) -> None:
-        del self._groups[token]
+        chunks = self._groups.pop(token)
+        self._ledger.free(_in_memory(chunks))
+        for file in _files(chunks):
+            file.release()
+
+    @property
+    def memory_bytes(self) -> int:
+        """Of the cells that are in memory and may be spilled."""
+        return self._cells.memory_bytes
+
+    def spill(self, wanted: int) -> int:
+        """Move cells to disk until ``wanted`` bytes are free; how many were freed."""
+        with self._lock:
+            return self._cells.spill(wanted)
+
+    def release(self) -> None:
+        """Everything goes; nobody asks any more."""
+        for token in list(self._groups):
+            self.remove_group(token)
+        with self._lock:
+            self._cells.release()
 
     def begin(self, instruction_id: str) -> None:
         self._overlays[instruction_id] = _Overlay()
@@ -77,12 +102,9 @@ class StateStore:
     def commit(self, instruction_id: str) -> None:
         with self._lock:
             for key, cell in self._overlays.pop(instruction_id).cells.items():
-                if not cell:
-                    self._cells.pop(key, None)
-                    continue
                 if len(cell) > _COMPACT_CHUNKS and isinstance(cell[0], bytes):
                     cell[:] = [b"".join(cell)]
-                self._cells[key] = cell
+                self._cells.put(key, cell)
 
     def discard(self, instruction_id: str) -> None:
         self._overlays.pop(instruction_id, None)
@@ -104,7 +126,7 @@ class StateStore:
         if kind == "get":
             chunks, first = self._page(overlay, request.state_key, request.get.continuation_token)
             end = _page_end(chunks, first)
-            response.get.data = b"".join(chunks[first:end])
+            response.get.data = b"".join(chunk.read() for chunk in chunks[first:end])
             if end < len(chunks):
                 response.get.continuation_token = self._continue(overlay, request.state_key, chunks, end)
         elif kind == "append":
@@ -117,13 +139,13 @@ class StateStore:
             raise NotImplementedError(f"state request {kind!r}")
         return response
 
-    def _page(self, overlay: _Overlay, key: beam_fn_api_pb2.StateKey, token: bytes) -> tuple[list[bytes], int]:
+    def _page(self, overlay: _Overlay, key: beam_fn_api_pb2.StateKey, token: bytes) -> tuple[Sequence[Chunk], int]:
         """The chunks to send, and the first that was not sent yet."""
         if token and _is_constant(key):
             return self._read(overlay, key), int(token)
         return overlay.readings[token] if token else (self._read(overlay, key), 0)
 
-    def _continue(self, overlay: _Overlay, key: beam_fn_api_pb2.StateKey, chunks: list[bytes], first: int) -> bytes:
+    def _continue(self, overlay: _Overlay, key: beam_fn_api_pb2.StateKey, chunks: Sequence[Chunk], first: int) -> bytes:
         """A token for the rest. Workers keep those of side inputs from one bundle to the next."""
         if _is_constant(key):
             return b"%d" % first
@@ -131,7 +153,7 @@ class StateStore:
         overlay.readings[token] = chunks, first
         return token
 
-    def _read(self, overlay: _Overlay, key: beam_fn_api_pb2.StateKey) -> list[bytes]:
+    def _read(self, overlay: _Overlay, key: beam_fn_api_pb2.StateKey) -> Sequence[Chunk]:
         kind = key.WhichOneof("type")
         if kind in _SIDE_INPUT_TYPES:
             side_input = getattr(key, kind)
@@ -140,13 +162,13 @@ class StateStore:
             return self._groups[key.runner.key]
         if kind == "ordered_list_user_state":
             cell, first, last = self._range(overlay, key)
-            return [entry for _, entry in cell[first:last]]
+            return [MemoryChunk(entry) for _, entry in cell[first:last]]
         _require_bag(kind)
         cell_key = key.SerializeToString()
         if cell_key in overlay.cells:
-            return list(overlay.cells[cell_key])
+            return list(map(MemoryChunk, overlay.cells[cell_key]))
         with self._lock:
-            return list(self._cells.get(cell_key, ()))
+            return list(map(MemoryChunk, self._cells.get(cell_key)))
 
     def _append(self, overlay: _Overlay, key: beam_fn_api_pb2.StateKey, data: bytes) -> None:
         if key.WhichOneof("type") == "ordered_list_user_state":
@@ -169,13 +191,13 @@ class StateStore:
         _require_bag(key.WhichOneof("type"))
         overlay.cells[key.SerializeToString()] = []
 
-    def _writable(self, overlay: _Overlay, cell_key: bytes) -> _Cell:
+    def _writable(self, overlay: _Overlay, cell_key: bytes) -> Cell:
         if cell_key not in overlay.cells:
             with self._lock:
-                overlay.cells[cell_key] = list(self._cells.get(cell_key, ()))
+                overlay.cells[cell_key] = self._cells.get(cell_key)
         return overlay.cells[cell_key]
 
-    def _range(self, overlay: _Overlay, key: beam_fn_api_pb2.StateKey) -> tuple[_Cell, int, int]:
+    def _range(self, overlay: _Overlay, key: beam_fn_api_pb2.StateKey) -> tuple[Cell, int, int]:
         """An ordered list's cell, and the part of it that the key's range names."""
         whole = beam_fn_api_pb2.StateKey()
         whole.CopyFrom(key)
@@ -197,11 +219,19 @@ def _require_bag(kind: str | None) -> None:
         raise NotImplementedError(f"state of type {kind!r}")
 
 
-def _page_end(chunks: list[bytes], first: int) -> int:
+def _in_memory(chunks: list[Chunk]) -> int:
+    return sum(chunk.size for chunk in chunks if isinstance(chunk, MemoryChunk))
+
+
+def _files(chunks: list[Chunk]) -> list[SpillFile]:
+    return list({id(chunk.file): chunk.file for chunk in chunks if isinstance(chunk, StoredChunk)}.values())
+
+
+def _page_end(chunks: Sequence[Chunk], first: int) -> int:
     """Where the page that begins at chunk ``first`` ends."""
     size = 0
     for index in range(first, len(chunks)):
-        size += len(chunks[index])
+        size += chunks[index].size
         if size >= _RESPONSE_BYTES:
             return index + 1
     return len(chunks)

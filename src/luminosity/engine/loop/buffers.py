@@ -2,76 +2,104 @@
 
 from __future__ import annotations
 
+import time
+
 from luminosity.engine.blocks import Block
-from luminosity.engine.folders import RunFolders
 from luminosity.engine.loop.grouping import Grouping
+from luminosity.engine.loop.relief import Relief
 from luminosity.engine.loop.sideinputs import SideInputData
 from luminosity.engine.loop.stage import StageRun
 from luminosity.engine.loop.watermarks import MAX
-from luminosity.engine.plan.codecs import ElementCodec
 
-QUEUE_BYTES = 64 << 20
+_MOST_QUEUE_BYTES = 64 << 20
+_LEAST_QUEUE_BYTES = 1 << 20
+_QUEUES_PART = 2  # of the budget, what all queues together may take before they hold back their writers
+
+
+def queue_limit(memory_limit: int, buffers: int) -> int:
+    """What may wait in one queue."""
+    share = memory_limit // (_QUEUES_PART * max(1, buffers))
+    return max(_LEAST_QUEUE_BYTES, min(_MOST_QUEUE_BYTES, share))
 
 
 class BufferRun:
-    def __init__(self, folders: RunFolders, grouping: Grouping | None) -> None:
-        self._folders = folders
-        self._grouping = grouping
+    def __init__(self, grouping: Grouping | None, limit: int, relief: Relief) -> None:
+        self.grouping = grouping
+        self.limit = limit
+        self._relief = relief
         self.writers: list[StageRun] = []
         self.readers: list[tuple[StageRun, str]] = []
-        self._side_input: SideInputData | None = None
-        self._side_input_bytes = 0
-
-    def as_side_input(self, codec: ElementCodec) -> SideInputData:
-        """Keep all that comes through, to be looked up."""
-        if self._side_input is None:
-            self._side_input = SideInputData(codec)
-            if self._grouping is not None:
-                # A side input's coder can't follow references into state.
-                self._grouping.may_refer_to_state = False
-        return self._side_input
+        self.side_input: SideInputData | None = None
+        self.uncommitted_bytes = 0  # of bundles that run
+        self._is_exhausted = grouping is None
 
     def deliver(self, block: Block) -> None:
         """Take over a committed block."""
-        if self._grouping is not None:
-            self._grouping.add(block)
+        if self.grouping is not None:
+            self.grouping.add(block)
         else:
             self._fan_out(block)
 
     def watermark(self) -> int:
         """That of everything which is still to come out; a grouping comes out when all of its input is there."""
         watermark = min((writer.output_watermark for writer in self.writers), default=MAX)
-        if self._grouping is not None and not self._grouping.is_released:
-            if watermark < MAX:
-                return watermark
-            for block in self._grouping.release():
-                self._fan_out(block)
+        if self.grouping is not None and not self._is_exhausted:
+            return min(watermark, self.grouping.earliest, MAX - 1)
         return watermark
 
-    def holds_back(self) -> bool:
-        """Whether its writers should wait: a reader that could run has enough to do.
-
-        A reader that can't run yet never holds back, since it may be waiting for what its writers are doing.
-        """
-        if self._grouping is not None:
+    def pump(self, deadline: float) -> bool:
+        """Move a grouping's input and output on, at most until ``deadline``; whether there was something to move."""
+        if self._is_exhausted or self.grouping is None:
             return False
-        return any(stage.is_ready and stage.queued_bytes > QUEUE_BYTES for stage, _ in self.readers)
+        has_moved = False
+        while time.monotonic() < deadline:
+            if self.grouping.pending:
+                self.grouping.absorb()
+                self._relief.check()
+            elif self._is_complete() and self._wants_more():
+                block = self.grouping.next_block()
+                if block is None:
+                    self._is_exhausted = True
+                    return True
+                self._fan_out(block)
+            else:
+                return has_moved
+            has_moved = True
+        return has_moved
+
+    def _is_complete(self) -> bool:
+        return all(writer.output_watermark >= MAX for writer in self.writers)
+
+    def _wants_more(self) -> bool:
+        """Whether someone is there to take a grouping's next groups; till then they stay where they are."""
+        if self.side_input is not None or not self.readers:
+            return True
+        ready = [stage for stage, _ in self.readers if stage.is_ready]
+        return bool(ready) and all(stage.queued_bytes <= self.limit // 2 for stage in ready)
+
+    def holds_back(self) -> StageRun | None:
+        """The reader for whose sake its writers should wait: it could run, and has enough to do.
+
+        A reader that can't run yet never holds back, since it may be waiting for what its writers are doing. Half of
+        the limit is left for what bundles write that run already.
+        """
+        if self.grouping is not None:
+            return None
+        for stage, _ in self.readers:
+            if stage.is_ready and stage.queued_bytes + self.uncommitted_bytes > self.limit // 2:
+                return stage
+        return None
 
     def release(self) -> None:
-        if self._side_input is not None:
-            self._side_input.release()
+        if self.grouping is not None:
+            self.grouping.release()
+        if self.side_input is not None:
+            self.side_input.release()
 
     def _fan_out(self, block: Block) -> None:
         for stage, read_id in self.readers:
-            if not stage.is_ready and stage.queued_bytes > QUEUE_BYTES:
-                self._spill(block)
             stage.add(read_id, block.share())
-        if self._side_input is not None:
-            self._side_input_bytes += block.size
-            if self._side_input_bytes > QUEUE_BYTES:
-                self._spill(block)
-            self._side_input.add(block.share())
+        if self.side_input is not None:
+            self.side_input.add(block.share())
         block.release()
-
-    def _spill(self, block: Block) -> None:
-        block.spill(self._folders.memory, self._folders.disk)
+        self._relief.check()

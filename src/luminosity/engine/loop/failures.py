@@ -8,7 +8,7 @@ import signal
 from luminosity.engine.loop.bundle import Bundle
 from luminosity.engine.plan.codecs import Codecs
 from luminosity.engine.workers.failure import Failure, shorten
-from luminosity.errors import ElementKillsWorker, StepFailed
+from luminosity.errors import ElementKillsWorker, SpillFailed, StepFailed
 
 MAX_TRIES = 4
 
@@ -17,6 +17,8 @@ _LOGGER = logging.getLogger("luminosity")
 
 def after_exception(bundle: Bundle, failure: Failure) -> list[Bundle]:
     """The bundles to try in place of ``bundle``, in which user code raised."""
+    if failure.exception.startswith(f"{SpillFailed.__name__}: "):
+        raise SpillFailed(failure.exception.partition(": ")[2])  # trying again would find the same disk
     bundle.failures += 1
     step = failure.step or bundle.stage.stage.label
     if bundle.failures < MAX_TRIES:

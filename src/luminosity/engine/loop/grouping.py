@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple, Protocol
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from apache_beam.transforms import trigger
 from apache_beam.transforms.core import Windowing
@@ -19,112 +21,154 @@ from apache_beam.transforms.window import (
 from apache_beam.utils.timestamp import Timestamp
 from apache_beam.utils.windowed_value import PaneInfo, PaneInfoTiming, WindowedValue
 
-from luminosity.engine.blocks import Block
+from luminosity.engine.blocks import Block, BlockStore
 from luminosity.engine.fnapi.state import StateStore
 from luminosity.engine.loop.watermarks import MAX
 from luminosity.engine.plan.codecs import ElementCodec
+from luminosity.engine.spill.files import Chunk, MemoryChunk, pieces
+from luminosity.engine.spill.runs import LARGE_BYTES, Entry
+from luminosity.engine.spill.table import GroupTable
 from luminosity.engine.workers.channel import BLOCK_BYTES
 
 _LENGTH = struct.Struct(">i")  # how Beam's iterable coder begins: the length, or -1 for pieces
 _REST_IN_STATE = b"\xff" * 9 + b"\x01"  # -1 as a variable-length integer, in place of a piece's length
-_LARGE_GROUP_BYTES = 64 << 10
+_MOST_SUFFIXES = 10_000
 
 
-class Group(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Group:
     start: bytes  # header and key, encoded
-    values: list[bytes]
+    count: int
+    chunks: list[Chunk]  # the values, laid end to end
     timestamp_micros: int
 
 
-class _Table(Protocol):
-    def add(self, data: bytes) -> None: ...
-
-    def take_groups(self) -> Iterator[Group]: ...
-
-
 class Grouping:
-    """Collects a GroupByKey's input; gives its output once the input is complete.
+    """Collects a GroupByKey's input; gives its output, block by block, once the input is complete.
 
     The values of a large group stay in ``state``, where workers read them piece by piece.
     """
 
-    def __init__(self, written: ElementCodec, read: ElementCodec, windowing: Windowing, state: StateStore) -> None:
-        self._table = _table(written, read, windowing)
+    def __init__(
+        self,
+        written: ElementCodec,
+        read: ElementCodec,
+        windowing: Windowing,
+        state: StateStore,
+        blocks: BlockStore,
+        folder: str,
+    ) -> None:
+        self._rule = _rule(written, read, windowing)
+        self.table = GroupTable(folder, blocks.ledger, self._rule.combine_times)
         self._state = state
+        self._blocks = blocks
+        self.pending: deque[Block] = deque()  # not looked into yet
         self.may_refer_to_state = True
-        self.is_released = False
+        self._output: Iterator[Block] | None = None
+
+    @property
+    def earliest(self) -> int:
+        """No group is earlier."""
+        return self._rule.earliest
 
     def add(self, block: Block) -> None:
-        if self.is_released:
-            raise AssertionError("input came to a grouping whose output was released: a watermark ran ahead")
-        self._table.add(block.data())
+        if self._output is not None:
+            raise AssertionError("input came to a grouping whose output has begun: a watermark ran ahead")
+        self.pending.append(block)
+
+    def absorb(self) -> None:
+        """Group the elements of one pending block."""
+        block = self.pending.popleft()
+        self._rule.add(self.table, block.data())
         block.release()
 
-    def release(self) -> Iterator[Block]:
-        """All groups, as blocks of about 1 MB. The watermark has passed every window."""
-        self.is_released = True
+    def next_block(self) -> Block | None:
+        """The next groups, about 1 MB of them; None when there are no more. The watermark has passed every window."""
+        if self._output is None:
+            self._output = self._release()
+        return next(self._output, None)
+
+    def release(self) -> None:
+        for block in self.pending:
+            block.release()
+        self.pending.clear()
+        self.table.release()
+
+    def _release(self) -> Iterator[Block]:
         parts: list[bytes] = []
         size = count = 0
         hold = MAX
-        for group in self._table.take_groups():
-            value_bytes = sum(map(len, group.values))
-            if value_bytes > _LARGE_GROUP_BYTES and self.may_refer_to_state:
-                yield self._large_group(group)
-                continue
-            parts += (group.start, _LENGTH.pack(len(group.values)), *group.values)
-            size += len(group.start) + value_bytes
-            count += 1
-            hold = min(hold, group.timestamp_micros)
-            if size >= BLOCK_BYTES:
-                yield Block.of_bytes(b"".join(parts), count, hold)
-                parts, size, count, hold = [], 0, 0, MAX
+        for entry in self.table.take():
+            for group in self._rule.groups(entry):
+                value_bytes = sum(chunk.size for chunk in group.chunks)
+                if value_bytes > LARGE_BYTES and self.may_refer_to_state:
+                    yield self._large_group(group, value_bytes)
+                    continue
+                parts += (group.start, _LENGTH.pack(group.count), *(chunk.read() for chunk in group.chunks))
+                size += len(group.start) + value_bytes
+                count += 1
+                hold = min(hold, group.timestamp_micros)
+                if size >= BLOCK_BYTES:
+                    yield self._blocks.of_bytes(b"".join(parts), count, hold)
+                    parts, size, count, hold = [], 0, 0, MAX
         if count:
-            yield Block.of_bytes(b"".join(parts), count, hold)
+            yield self._blocks.of_bytes(b"".join(parts), count, hold)
 
-    def _large_group(self, group: Group) -> Block:
-        token = self._state.add_group(_chunks(group.values))
+    def _large_group(self, group: Group, value_bytes: int) -> Block:
+        token = self._state.add_group(group.chunks)
         data = b"".join((group.start, _LENGTH.pack(-1), _REST_IN_STATE, bytes([len(token)]), token))
-        return Block.of_shared_bytes(data, 1, group.timestamp_micros, lambda: self._state.remove_group(token))
+        return self._blocks.of_bytes(
+            data,
+            1,
+            group.timestamp_micros,
+            weight=len(data) + value_bytes,
+            on_free=lambda: self._state.remove_group(token),
+        )
 
 
-def _table(written: ElementCodec, read: ElementCodec, windowing: Windowing) -> _Table:
+class _Rule(Protocol):
+    """What the table's ids and values are, and which groups come of them."""
+
+    earliest: int
+    combine_times: Callable[[int, int], int]
+
+    def add(self, table: GroupTable, data: bytes) -> None: ...
+
+    def groups(self, entry: Entry) -> Iterable[Group]: ...
+
+
+def _rule(written: ElementCodec, read: ElementCodec, windowing: Windowing) -> _Rule:
     if windowing.is_default():
-        return _GlobalTable(written, read)
+        return _GlobalRule(written, read)
     if isinstance(windowing.windowfn, NonMergingWindowFn) and windowing.triggerfn == trigger.DefaultTrigger():
-        return _WindowTable(written, read, windowing)
-    return _TriggerTable(written, read, windowing)
+        return _WindowRule(written, read, windowing)
+    return _TriggerRule(written, read, windowing)
 
 
-class _GlobalTable:
-    """One window, one firing: timestamps and panes are of no interest."""
+class _GlobalRule:
+    """One window, one firing: timestamps and panes are of no interest. An id is a key."""
 
     _PANE = PaneInfo(is_first=True, is_last=True, timing=PaneInfoTiming.ON_TIME, index=0, nonspeculative_index=0)
 
     def __init__(self, written: ElementCodec, read: ElementCodec) -> None:
         self._written = written
-        self._read = read
-        self._values: dict[bytes, list[bytes]] = {}
-
-    def add(self, data: bytes) -> None:
-        values = self._values
-        for element in self._written.keyed_elements(data, with_header=False):
-            if (known := values.get(element.key)) is None:
-                values[element.key] = [element.value]
-            else:
-                known.append(element.value)
-
-    def take_groups(self) -> Iterator[Group]:
         timestamp = GlobalWindow().max_timestamp()
-        header = self._read.encode_header(GlobalWindows.windowed_value(None, timestamp=timestamp, pane_info=self._PANE))
-        while self._values:
-            key, values = self._values.popitem()
-            yield Group(header + key, values, _encoded_micros(timestamp))
+        self._header = read.encode_header(GlobalWindows.windowed_value(None, timestamp=timestamp, pane_info=self._PANE))
+        self.earliest = _encoded_micros(timestamp)
+        self.combine_times = max
+
+    def add(self, table: GroupTable, data: bytes) -> None:
+        table.add_all((e.key, e.value) for e in self._written.keyed_elements(data, with_header=False))
+
+    def groups(self, entry: Entry) -> Iterable[Group]:
+        return (Group(self._header + entry.id, entry.count, entry.chunks, self.earliest),)
 
 
-class _WindowTable:
-    """Windows that do not merge, each firing once, when it ends."""
+class _WindowRule:
+    """Windows that do not merge, each firing once, when it ends. An id is a key, a window and the window's length."""
 
     _PANE = PaneInfo(is_first=True, is_last=False, timing=PaneInfoTiming.ON_TIME, index=0, nonspeculative_index=0)
+    _LENGTH = struct.Struct("<I")
 
     def __init__(self, written: ElementCodec, read: ElementCodec, windowing: Windowing) -> None:
         self._written = written
@@ -132,70 +176,78 @@ class _WindowTable:
         combiner: Any = windowing.timestamp_combiner
         self._combiner: TimestampCombinerImpl = TimestampCombiner.get_impl(combiner, windowing.windowfn)
         self._keeps_times = windowing.timestamp_combiner != TimestampCombiner.OUTPUT_AT_EOW
-        self._values: dict[bytes, dict[BoundedWindow, list[bytes]]] = {}
-        self._times: dict[tuple[bytes, BoundedWindow], Timestamp] = {}
+        self._suffixes: dict[BoundedWindow, bytes] = {}
+        self.earliest = MAX
 
-    def add(self, data: bytes) -> None:
+    def combine_times(self, one: int, other: int) -> int:
+        return self._combiner.combine(Timestamp(micros=one), Timestamp(micros=other)).micros
+
+    def add(self, table: GroupTable, data: bytes) -> None:
+        table.add_all(self._pairs(table, data))
+
+    def _pairs(self, table: GroupTable, data: bytes) -> Iterator[tuple[bytes, bytes]]:
+        suffixes = self._suffixes
         for element in self._written.keyed_elements(data):
             header: Any = element.header
-            windows = self._values.setdefault(element.key, {})
             for window in header.windows:
-                windows.setdefault(window, []).append(element.value)
+                group_id = element.key + (suffixes.get(window) or self._suffix(window))
                 if self._keeps_times:
-                    self._add_time(element.key, window, header.timestamp)
+                    time = self._combiner.assign_output_time(window, header.timestamp)
+                    table.add_time(group_id, time.micros)
+                    self.earliest = min(self.earliest, _encoded_micros(time))
+                yield group_id, element.value
 
-    def _add_time(self, key: bytes, window: BoundedWindow, timestamp: Timestamp) -> None:
-        time = self._combiner.assign_output_time(window, timestamp)
-        known = self._times.get((key, window))
-        self._times[key, window] = time if known is None else self._combiner.combine(known, time)
+    def _suffix(self, window: BoundedWindow) -> bytes:
+        if len(self._suffixes) >= _MOST_SUFFIXES:
+            self._suffixes.clear()
+        encoded = self._written.encode_window(window)
+        self._suffixes[window] = suffix = encoded + self._LENGTH.pack(len(encoded))
+        if not self._keeps_times:
+            self.earliest = min(self.earliest, _encoded_micros(window.max_timestamp()))
+        return suffix
 
-    def take_groups(self) -> Iterator[Group]:
-        while self._values:
-            key, windows = self._values.popitem()
-            for window, values in windows.items():
-                time = self._times.pop((key, window), None) or window.max_timestamp()
-                header = self._read.encode_header(WindowedValue(None, time, (window,), self._PANE))
-                yield Group(header + key, values, _encoded_micros(time))
+    def groups(self, entry: Entry) -> Iterable[Group]:
+        end = len(entry.id) - self._LENGTH.size
+        (window_bytes,) = self._LENGTH.unpack_from(entry.id, end)
+        window: BoundedWindow = self._written.decode_window(entry.id[end - window_bytes : end])
+        time = Timestamp(micros=entry.time) if self._keeps_times else window.max_timestamp()
+        header = self._read.encode_header(WindowedValue(None, time, (window,), self._PANE))
+        return (Group(header + entry.id[: end - window_bytes], entry.count, entry.chunks, _encoded_micros(time)),)
 
 
-class _TriggerTable:
-    """Everything else: Beam's own trigger machine, key by key."""
+class _TriggerRule:
+    """Everything else: Beam's own trigger machine, key by key. A value has its header before it.
+
+    The machine wants all values of a key at once, so each key must fit in memory.
+    """
 
     def __init__(self, written: ElementCodec, read: ElementCodec, windowing: Windowing) -> None:
         self._written = written
         self._read = read
-        self._windowing = windowing
-        self._values: dict[bytes, list[WindowedValue]] = {}
+        self._driver = trigger.create_trigger_driver(windowing, is_batch=True)
+        self.earliest = MAX
+        self.combine_times = max
 
-    def add(self, data: bytes) -> None:
+    def add(self, table: GroupTable, data: bytes) -> None:
+        table.add_all(self._pairs(data))
+
+    def _pairs(self, data: bytes) -> Iterator[tuple[bytes, bytes]]:
         for element in self._written.keyed_elements(data):
             header: Any = element.header
-            self._values.setdefault(element.key, []).append(header.with_value(element.value))
+            self.earliest = min(self.earliest, _encoded_micros(header.timestamp))
+            header_bytes = len(element.encoded) - len(element.key) - len(element.value)
+            yield element.key, element.encoded[:header_bytes] + element.value
 
-    def take_groups(self) -> Iterator[Group]:
-        driver = trigger.create_trigger_driver(self._windowing, is_batch=True)
-        while self._values:
-            key, windowed = self._values.popitem()
-            for pane in driver.process_entire_key(key, windowed):
-                yield Group(self._read.encode_header(pane) + key, list(pane.value[1]), _encoded_micros(pane.timestamp))
+    def groups(self, entry: Entry) -> Iterable[Group]:
+        data = b"".join(entry.read())
+        windowed = [header.with_value(value) for header, value in self._written.headed_values(data)]
+        for pane in self._driver.process_entire_key(entry.id, windowed):
+            values: list[bytes] = list(pane.value[1])
+            chunks: list[Chunk] = list(map(MemoryChunk, pieces(values)))
+            start = self._read.encode_header(pane) + entry.id
+            yield Group(start, len(values), chunks, _encoded_micros(pane.timestamp))
 
 
 def _encoded_micros(timestamp: Timestamp) -> int:
     """What is left of a timestamp when it is encoded: Beam writes milliseconds."""
     return timestamp.micros // 1000 * 1000
-
-
-def _chunks(values: Iterable[bytes]) -> list[bytes]:
-    """Values joined to pieces of a size that is worth a request."""
-    chunks: list[bytes] = []
-    piece: list[bytes] = []
-    size = 0
-    for value in values:
-        piece.append(value)
-        size += len(value)
-        if size >= BLOCK_BYTES:
-            chunks.append(b"".join(piece))
-            piece, size = [], 0
-    if piece:
-        chunks.append(b"".join(piece))
-    return chunks

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from luminosity.engine.blocks import Block
 from luminosity.engine.loop.bundle import Bundle
@@ -54,9 +54,14 @@ class Lane:
                     queue.appendleft(rest)
                     self._account(rest, 1)
                 elements -= block.count
-                size += block.size
+                size += block.weight
                 taken.setdefault(read_id, []).append(block)
         return taken
+
+    def waiting_blocks(self) -> Iterator[Block]:
+        """Those that will be taken last, first."""
+        for queue in self._queues.values():
+            yield from reversed(queue)
 
     def release(self) -> None:
         for queue in self._queues.values():
@@ -68,7 +73,7 @@ class Lane:
 
     def _account(self, block: Block, sign: int) -> None:
         self.count += sign * block.count
-        self.bytes += sign * block.size
+        self.bytes += sign * block.weight
         if sign > 0:
             self.holds.add(block.hold)
         else:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import queue
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from apache_beam.portability.api import beam_fn_api_pb2
 
-from luminosity.engine.blocks import Block, files_in_use
+from luminosity.engine.blocks import BlockStore
 from luminosity.engine.fnapi.connection import Connection
 from luminosity.engine.fnapi.server import FnApiServer
 from luminosity.engine.fnapi.state import StateStore
@@ -19,6 +19,7 @@ from luminosity.engine.loop import failures, splits, workers
 from luminosity.engine.loop.buffers import BufferRun
 from luminosity.engine.loop.bundle import Attempt, Bundle, new_instruction_id
 from luminosity.engine.loop.metrics import RunMetrics
+from luminosity.engine.loop.relief import Relief
 from luminosity.engine.loop.stage import StageRun
 from luminosity.engine.loop.watermarks import MAX
 from luminosity.engine.loop.workers import PoolRun, Worker
@@ -37,6 +38,8 @@ _CONNECT_TIMEOUT_S = 60.0
 _FINISH_TIMEOUT_S = 10.0
 _KILL_TIMEOUT_S = 2.0
 _IDLE_WAKE_S = 0.5
+_PUMP_S = 0.02
+_MESSAGE_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,8 @@ class RunParts:
     buffers: dict[bytes, BufferRun]
     pools: list[PoolRun]
     codecs: Codecs
+    blocks: BlockStore
+    relief: Relief
     state: StateStore
     server: FnApiServer
     folders: RunFolders
@@ -93,6 +98,7 @@ class Scheduler:
         self._finalizing: dict[str, Worker] = {}
         self._workers: set[Worker] = set()  # all whose process has not ended
         self._saturated_since: dict[int, float] = {}
+        self._is_pumping = False
 
     def cancel(self) -> None:
         """End the run soon. May be called from any thread."""
@@ -105,6 +111,7 @@ class Scheduler:
             self._advance()
             self._start_device_workers()
             while not self._is_done():
+                self._pump()
                 self._dispatch()
                 self._handle_next(self._wait_seconds())
                 self._on_tick()
@@ -115,8 +122,19 @@ class Scheduler:
                 stage.release()
             for buffer in self._parts.buffers.values():
                 buffer.release()
+            self._parts.state.release()
 
     # Starting bundles
+
+    def _pump(self) -> None:
+        """Move groupings on, a little at a time: the loop has other things to do."""
+        self._is_pumping = False
+        for buffer in self._parts.buffers.values():
+            if buffer.pump(time.monotonic() + _PUMP_S):
+                self._is_pumping = True
+        if self._is_pumping:
+            self._advance()
+        self._parts.relief.check()
 
     def _dispatch(self) -> None:
         now = time.monotonic()
@@ -127,9 +145,7 @@ class Scheduler:
             stage.wake_delayed(now)
             if not stage.is_ready or not stage.has_work(wall_micros) or stage.is_gathering(now):
                 continue
-            if any(self._parts.buffers[w.buffer_id].holds_back() for w in stage.stage.writes):
-                continue
-            while stage.has_work(wall_micros):
+            while stage.has_work(wall_micros) and not self._is_held_back(stage):
                 worker = self._free_worker(stage, is_idle=stage.next_is_suspect())
                 if worker is None:
                     saturated.add(id(stage.pool))
@@ -141,6 +157,9 @@ class Scheduler:
                 self._start(bundle, worker, now)
         for pool_id in set(self._saturated_since) - saturated:
             del self._saturated_since[pool_id]
+
+    def _is_held_back(self, stage: StageRun) -> bool:
+        return any(self._parts.buffers[write.buffer_id].holds_back() for write in stage.stage.writes)
 
     def _free_worker(self, stage: StageRun, *, is_idle: bool) -> Worker | None:
         free = [
@@ -211,11 +230,14 @@ class Scheduler:
             token.side_input.side_input_id = side_input.tag
         worker.instruct(request)
         assert worker.connection is not None
-        worker.connection.send(stream_id, _input_elements(bundle, instruction_id))
+        for elements in _input_elements(bundle, instruction_id):
+            worker.connection.send(stream_id, elements)
 
     # What comes back
 
     def _wait_seconds(self) -> float:
+        if self._is_pumping:
+            return 0.0
         now = time.monotonic()
         wake = now + _IDLE_WAKE_S
         for worker in self._workers:
@@ -266,16 +288,19 @@ class Scheduler:
             raise RunCancelled("the run was cancelled")
 
     def _take_elements(self, event: _Sent) -> None:
+        if event.worker.is_gone:
+            return  # its files are gone, too
         touched: dict[str, Bundle] = {}
         for data in event.elements.data:
             bundle = event.worker.bundles.get(data.instruction_id)
             attempt = bundle.attempt if bundle is not None else None
             if bundle is None or attempt is None:
                 if data.data:
-                    Block.received(data.data, MAX).release()  # of an attempt that was given up
+                    # Of an attempt that was given up.
+                    self._parts.blocks.received(data.data, MAX, event.worker.writer).release()
                 continue
             if data.data:
-                attempt.outputs.append((data.transform_id, Block.received(data.data, attempt.output_hold)))
+                self._take_block(bundle, attempt, data)
             if data.is_last:
                 attempt.open_outputs.discard(data.transform_id)
                 touched[data.instruction_id] = bundle
@@ -291,6 +316,16 @@ class Scheduler:
                 touched[timers.instruction_id] = bundle
         for bundle in touched.values():
             self._finish_if_complete(bundle)
+
+    def _take_block(self, bundle: Bundle, attempt: Attempt, data: beam_fn_api_pb2.Elements.Data) -> None:
+        block = self._parts.blocks.received(data.data, attempt.output_hold, attempt.worker.writer)
+        attempt.outputs.append((data.transform_id, block))
+        buffer_id = bundle.stage.written_buffers[data.transform_id]
+        buffer = self._parts.buffers[buffer_id]
+        attempt.output_bytes[buffer_id] = attempt.output_bytes.get(buffer_id, 0) + block.size
+        buffer.uncommitted_bytes += block.size
+        if buffer.holds_back() and splits.can_split(bundle) and not attempt.splits_asked:
+            attempt.split_at = 0.0  # its readers have enough to do: the rest of its input can wait
 
     def _take_response(self, event: _Responded) -> None:
         instruction_id = event.response.instruction_id
@@ -329,6 +364,7 @@ class Scheduler:
     def _lost(self, worker: Worker, code: int) -> None:
         """A worker's process has ended: what it was doing is done again."""
         self._workers.discard(worker)
+        worker.is_gone = True
         worker.pool.workers.pop(worker.index, None)
         self._parts.server.connections.pop(worker.id).close()
         if worker.is_stopping:
@@ -356,10 +392,17 @@ class Scheduler:
             self._give_up(bundle, bundle.attempt)
             was_alone = len(lost) == 1
             bundle.stage.retry(bundle, failures.after_death(bundle, code, was_alone, self._parts.codecs))
-        self._parts.folders.remove_blocks_of(worker.id, keep=files_in_use())
+        self._parts.folders.remove_blocks_of(worker.id, keep=self._parts.blocks.files)
+        self._parts.blocks.ledger.writer_lost(worker.writer)
         self._advance()
 
+    def _count_outputs(self, attempt: Attempt) -> None:
+        """What it has written is no longer on its way."""
+        for buffer_id, size in attempt.output_bytes.items():
+            self._parts.buffers[buffer_id].uncommitted_bytes -= size
+
     def _give_up(self, bundle: Bundle, attempt: Attempt) -> None:
+        self._count_outputs(attempt)
         attempt.drop_outputs()
         self._parts.state.discard(attempt.instruction_id)
         bundle.attempt = None
@@ -380,9 +423,9 @@ class Scheduler:
                 stage.add_delayed(read_id, block, now + delay)
             else:
                 lane.append(read_id, block)
-        writes = {write.transform_id: write.buffer_id for write in stage.stage.writes}
+        self._count_outputs(attempt)
         for transform_id, block in attempt.outputs:
-            self._parts.buffers[writes[transform_id]].deliver(block)
+            self._parts.buffers[stage.written_buffers[transform_id]].deliver(block)
         for family, encoded in attempt.timers:
             lane.timers.apply(family, stage.timer_codecs[family].records(encoded))
         self._parts.state.commit(attempt.instruction_id)
@@ -443,12 +486,18 @@ class Scheduler:
                 return  # whoever is left is killed
 
 
-def _input_elements(bundle: Bundle, instruction_id: str) -> beam_fn_api_pb2.Elements:
-    """Everything a bundle gets, with an end for each of its reads and timer families."""
+def _input_elements(bundle: Bundle, instruction_id: str) -> Iterator[beam_fn_api_pb2.Elements]:
+    """Everything a bundle gets, with an end for each of its reads and timer families, in messages of a modest size."""
     elements = beam_fn_api_pb2.Elements()
+    size = 0
     for read in bundle.stage.stage.reads:
         for block in bundle.inputs.get(read.transform_id, ()):
-            elements.data.add(instruction_id=instruction_id, transform_id=read.transform_id, data=block.message())
+            message = block.message()
+            elements.data.add(instruction_id=instruction_id, transform_id=read.transform_id, data=message)
+            size += len(message)
+            if size >= _MESSAGE_BYTES:
+                yield elements
+                elements, size = beam_fn_api_pb2.Elements(), 0
         elements.data.add(instruction_id=instruction_id, transform_id=read.transform_id, is_last=True)
     for family in bundle.stage.stage.timers:
         address = {
@@ -459,4 +508,4 @@ def _input_elements(bundle: Bundle, instruction_id: str) -> beam_fn_api_pb2.Elem
         if due := bundle.timers.get(family.key):
             elements.timers.add(timers=b"".join(timer.encoded for timer in due), **address)
         elements.timers.add(is_last=True, **address)
-    return elements
+    yield elements

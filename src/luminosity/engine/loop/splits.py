@@ -66,4 +66,4 @@ def residual_root(bundle: Bundle, residual: beam_fn_api_pb2.DelayedBundleApplica
     reported = [w.seconds * 1_000_000 + w.nanos // 1000 for w in application.output_watermarks.values()]
     hold = max(bundle.hold, min(reported, default=MIN))
     delay = residual.requested_time_delay.ToMicroseconds() / 1e6
-    return read_id, Block.of_bytes(application.element, 1, hold), delay
+    return read_id, bundle.stage.blocks.of_bytes(application.element, 1, hold), delay

@@ -5,9 +5,10 @@ from __future__ import annotations
 import heapq
 import itertools
 import zlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from luminosity.engine.blocks import Block
+from luminosity.engine.blocks import Block, BlockStore
 from luminosity.engine.loop.bundle import Bundle
 from luminosity.engine.loop.lane import Lane
 from luminosity.engine.loop.sizing import SINK_ELEMENTS, BundleSize
@@ -21,19 +22,33 @@ if TYPE_CHECKING:
 
 _LANES_PER_WORKER = 4
 _BUNDLE_BYTES = 64 << 20
+_LEAST_BUNDLE_BYTES = 1 << 20
+_BUNDLE_PART = 16  # of the memory budget
 _BUNDLE_TIMERS = 10_000
 _SINK_BYTES = 8 << 20
 _GATHERING_S = 0.5
 
 
 class StageRun:
-    def __init__(self, stage: Stage, pool: PoolRun, max_active_bundles: int, codecs: Codecs) -> None:
+    def __init__(
+        self,
+        stage: Stage,
+        pool: PoolRun,
+        max_active_bundles: int,
+        codecs: Codecs,
+        blocks: BlockStore,
+        queue_limit: int,
+    ) -> None:
         self.id = stage.id
         self.stage = stage
         self.pool = pool
         self.max_active_bundles = max_active_bundles
+        self.blocks = blocks
+        self._gather_bytes = min(_SINK_BYTES, queue_limit // 4)  # well before its writers are held back
+        self._bundle_bytes = max(_LEAST_BUNDLE_BYTES, min(_BUNDLE_BYTES, blocks.ledger.limit // _BUNDLE_PART))
         self.size = BundleSize(stage.is_sink)
         self._codecs = {read.transform_id: codecs.elements(read.coder_id) for read in stage.reads}
+        self.written_buffers = {write.transform_id: write.buffer_id for write in stage.writes}
         self.timer_codecs: dict[FamilyKey, TimerCodec] = {f.key: codecs.timers(f) for f in stage.timers}
         reads = [read.transform_id for read in stage.reads]
         if stage.is_stateful:
@@ -79,10 +94,19 @@ class StageRun:
         for element in self.codec(read_id).keyed_elements(block.data(), with_header=False):
             parts.setdefault(zlib.crc32(element.key) % len(self.lanes), []).append(element.encoded)
         for index, elements in parts.items():
-            # Each part keeps the block: a large group's values live as long as it does.
-            part = Block.of_shared_bytes(b"".join(elements), len(elements), block.hold, block.share().release)
+            # Each part keeps a block that refers to a large group's values: they live as long as it does.
+            data = b"".join(elements)
+            weight = block.weight if len(parts) == 1 else len(data)
+            part = self.blocks.of_bytes(
+                data, len(elements), block.hold, weight=weight, on_free=block.share().release if block.refers else None
+            )
             self.lanes[index].append(read_id, part)
         block.release()
+
+    def waiting_blocks(self) -> Iterator[Block]:
+        """What is queued, the last first."""
+        for lane in self.lanes:
+            yield from lane.waiting_blocks()
 
     def add_delayed(self, read_id: str, block: Block, due_at: float) -> None:
         """Queue a residual that asked to wait until ``due_at``."""
@@ -106,7 +130,7 @@ class StageRun:
             return False
         if self._gathering_since is None:
             self._gathering_since = now
-        has_enough = self.queued >= SINK_ELEMENTS or self.queued_bytes >= _SINK_BYTES
+        has_enough = self.queued >= SINK_ELEMENTS or self.queued_bytes >= self._gather_bytes
         return not has_enough and now - self._gathering_since < _GATHERING_S
 
     def next_is_suspect(self) -> bool:
@@ -137,7 +161,7 @@ class StageRun:
             return Bundle(self, lane, {}, due)
         if lane.count:
             elements = self.size.next(now, lane.count, max(1, self.pool.free_slots()))
-            return Bundle(self, lane, lane.take(self._codecs, elements, _BUNDLE_BYTES))
+            return Bundle(self, lane, lane.take(self._codecs, elements, self._bundle_bytes))
         return None
 
     def has_work(self, wall_micros: int) -> bool:

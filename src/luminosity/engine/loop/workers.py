@@ -30,9 +30,11 @@ class Worker:
         self.id = f"w{next(_numbers)}"
         self.pool = pool
         self.index = index
+        self.writer = pool.first_writer + index  # its number among all that write blocks: see spill/quota.py
         self.created_at = time.monotonic()
         self.is_connected = False
         self.is_stopping = False
+        self.is_gone = False
         self.process: Process | None = None
         self.connection: Connection | None = None
         self.bundles: dict[str, Bundle] = {}
@@ -67,8 +69,9 @@ class Worker:
 class PoolRun:
     """A pool's workers while a run lasts; started as there is work for them."""
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: Pool, first_writer: int) -> None:
         self.pool = pool
+        self.first_writer = first_writer
         self.workers: dict[int, Worker] = {}  # by index: a lost one is replaced in its place
         self.failed_starts = 0
 
@@ -107,7 +110,10 @@ def start(
         environment=worker.pool.environment(worker.index),
         working_directory=os.getcwd(),
         import_path=list(sys.path),
-        block_directories=list(dict.fromkeys([folders.memory, folders.disk])),
+        memory_folder=folders.memory,
+        spill_folder=folders.spill,
+        quota=folders.quota,
+        writer=worker.writer,
         main_classes=folders.main_classes,
         private_folders=folders.all,
         pipeline_options=config.worker_options,

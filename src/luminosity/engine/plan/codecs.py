@@ -108,6 +108,16 @@ class ElementCodec:
             yield KeyedElement(header, data[key_start:value_start], data[value_start:end], data[start:end])
             start = end
 
+    def headed_values(self, data: bytes) -> Iterator[tuple[WindowedValue, bytes]]:
+        """Headers, each followed by the value of a key-value pair without its key."""
+        total = len(data)
+        stream = coder_impl.create_InputStream(data)
+        while stream.size() > 0:
+            header = self._header.decode_from_stream(stream, True)
+            start = total - stream.size()
+            self._keyed_value.decode_from_stream(stream, True)
+            yield header, data[start : total - stream.size()]
+
     def key_and_value(self, value: bytes) -> tuple[bytes, bytes]:
         """Cut one encoded key-value pair in two."""
         stream = coder_impl.create_InputStream(value)
@@ -120,6 +130,9 @@ class ElementCodec:
 
     def encode_window(self, window: Any) -> bytes:
         return self._window_impl.encode(window)
+
+    def decode_window(self, encoded: bytes) -> Any:
+        return self._window_impl.decode(encoded)
 
 
 class TimerCodec:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import itertools
 import os
 import time
@@ -13,6 +12,8 @@ from typing import Any
 from apache_beam.portability.api import beam_fn_api_pb2
 from apache_beam.runners.worker import data_plane
 
+from luminosity.engine.spill import frames
+from luminosity.engine.spill.quota import WriterQuota
 from luminosity.engine.workers import wire
 
 BLOCK_BYTES = 1 << 20
@@ -22,10 +23,12 @@ _INLINE_BYTES = 32 << 10
 
 
 class BlockWriter:
-    """Writes blocks into the first of ``directories`` that has room: shared memory, then disk."""
+    """Writes blocks into shared memory while the run's budget has room, and packed to disk beyond it."""
 
-    def __init__(self, directories: list[str], worker_id: str) -> None:
-        self._directories = directories
+    def __init__(self, memory_folder: str, spill_folder: str, quota: WriterQuota, worker_id: str) -> None:
+        self._memory_folder = memory_folder
+        self._spill_folder = spill_folder
+        self._quota = quota
         self._worker_id = worker_id
         self._numbers = itertools.count(1)  # taken by several threads
 
@@ -33,24 +36,29 @@ class BlockWriter:
         """The data message for a block of ``count`` elements."""
         if len(data) < _INLINE_BYTES:
             return wire.pack_bytes(count, data)
-        return wire.pack_span(count, wire.FileSpan(self._write(data), 0, len(data)))
-
-    def _write(self, data: bytes) -> str:
         name = f"{self._worker_id}.{next(self._numbers)}"
-        for directory in self._directories:
-            path = os.path.join(directory, name)
-            try:
-                with open(path, "xb", buffering=0) as file:
-                    view = memoryview(data)
-                    while view:
-                        view = view[file.write(view) :]
-                return path
-            except OSError as error:
-                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                    raise
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(path)
-        raise OSError(errno.ENOSPC, f"no room for a block of {len(data)} bytes in {' or '.join(self._directories)}")
+        path = os.path.join(self._memory_folder, name)
+        if self._quota.reserve(len(data)):
+            if _write(path, data):
+                return wire.pack_span(count, wire.FileSpan(path, 0, len(data)))
+            self._quota.give_back(len(data))
+        path = os.path.join(self._spill_folder, name + frames.SUFFIX)
+        frames.write_file(path, data)
+        return wire.pack_span(count, wire.FileSpan(path, 0, len(data), is_packed=True))
+
+
+def _write(path: str, data: bytes) -> bool:
+    """Whether there was room."""
+    try:
+        with open(path, "xb", buffering=0) as file:
+            frames.write_all(file.fileno(), data)
+    except OSError as error:
+        if not frames.is_full_disk(error):
+            raise
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        return False
+    return True
 
 
 class BlockStream(data_plane.ClosableOutputStream):

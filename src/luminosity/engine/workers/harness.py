@@ -25,6 +25,7 @@ from apache_beam.runners.worker import (
 from apache_beam.utils.counters import CounterFactory
 
 from luminosity.engine.fnapi.logs import name_in_location
+from luminosity.engine.spill.quota import WriterQuota
 from luminosity.engine.workers import mainclasses
 from luminosity.engine.workers.channel import BlockChannel, BlockWriter
 from luminosity.engine.workers.failure import Failure
@@ -85,7 +86,8 @@ def run(request: WorkerRequest) -> None:
     # Set at its import, before this worker had its name.
     setattr(worker_id_interceptor.WorkerIdInterceptor, "_worker_id", request.worker_id)  # noqa: B010
     mainclasses.load(request.main_classes)
-    BlockChannel.writer = BlockWriter(request.block_directories, request.worker_id)
+    quota = WriterQuota(request.quota, request.writer)
+    BlockChannel.writer = BlockWriter(request.memory_folder, request.spill_folder, quota, request.worker_id)
     data_plane.GrpcClientDataChannel = BlockChannel
     sdk_worker_main.SdkHarness = ReportingHarness
     statesampler.StateSampler = PromptStateSampler

@@ -16,7 +16,10 @@ class WorkerRequest:
     environment: dict[str, str]
     working_directory: str
     import_path: list[str]
-    block_directories: list[str]  # where it writes blocks: the first that has room
+    memory_folder: str  # where it writes blocks while the budget has room
+    spill_folder: str  # where it writes them else
+    quota: str  # the page that counts them: see spill/quota.py
+    writer: int  # this worker's word in it
     main_classes: str  # a file: see mainclasses.py
     private_folders: list[str]  # of the run, to be removed if the runner can't
     pipeline_options: dict[str, Any] = field(default_factory=dict[str, Any])

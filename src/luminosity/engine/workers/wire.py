@@ -5,24 +5,29 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-_HEADER = struct.Struct("<?I")  # is the payload a file reference?, number of elements
+from luminosity.engine.spill import frames
+
+_HEADER = struct.Struct("<BI")  # kind, number of elements
 _SPAN = struct.Struct("<QQ")  # start, size
+_BYTES, _PLAIN_FILE, _PACKED_FILE = range(3)
 
 
 class FileSpan(NamedTuple):
-    """A part of a file that holds encoded elements."""
+    """A part of what a file holds: encoded elements, as they are or packed."""
 
     path: str
     start: int
     size: int
+    is_packed: bool = False
 
 
 def pack_bytes(count: int, data: bytes) -> bytes:
-    return _HEADER.pack(False, count) + data
+    return _HEADER.pack(_BYTES, count) + data
 
 
 def pack_span(count: int, span: FileSpan) -> bytes:
-    return _HEADER.pack(True, count) + _SPAN.pack(span.start, span.size) + span.path.encode()
+    kind = _PACKED_FILE if span.is_packed else _PLAIN_FILE
+    return _HEADER.pack(kind, count) + _SPAN.pack(span.start, span.size) + span.path.encode()
 
 
 def unpack(message: bytes) -> tuple[int, bytes | FileSpan]:
@@ -30,16 +35,18 @@ def unpack(message: bytes) -> tuple[int, bytes | FileSpan]:
     >>> unpack(pack_bytes(2, b"ab"))
     (2, b'ab')
     >>> unpack(pack_span(7, FileSpan("/dev/shm/b", 5, 10)))
-    (7, FileSpan(path='/dev/shm/b', start=5, size=10))
+    (7, FileSpan(path='/dev/shm/b', start=5, size=10, is_packed=False))
     """
-    is_span, count = _HEADER.unpack_from(message)
-    if not is_span:
+    kind, count = _HEADER.unpack_from(message)
+    if kind == _BYTES:
         return count, message[_HEADER.size :]
     start, size = _SPAN.unpack_from(message, _HEADER.size)
-    return count, FileSpan(message[_HEADER.size + _SPAN.size :].decode(), start, size)
+    return count, FileSpan(message[_HEADER.size + _SPAN.size :].decode(), start, size, kind == _PACKED_FILE)
 
 
 def read_span(span: FileSpan) -> bytes:
+    if span.is_packed:
+        return frames.read_file(span.path)[span.start : span.start + span.size]
     with open(span.path, "rb", buffering=0) as file:
         file.seek(span.start)
         data = file.read(span.size)

@@ -1,0 +1,1 @@
+"""What the engine holds beyond its memory budget: counted, compressed, on disk."""

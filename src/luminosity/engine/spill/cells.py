@@ -1,0 +1,83 @@
+"""Cells of user state: in memory while there is room, the longest unused on disk beyond it."""
+
+from __future__ import annotations
+
+import marshal
+from typing import Any
+
+from luminosity.engine.spill.diskmap import DiskMap
+from luminosity.engine.spill.quota import Ledger
+
+# A list of chunks (bag) or of (sort key, encoded entry) pairs (ordered list).
+Cell = list[Any]
+
+_CELL_OVERHEAD = 300
+_CHUNK_OVERHEAD = 56
+
+
+class Cells:
+    """By key. The caller sees to it that one thread at a time is here."""
+
+    def __init__(self, folder: str, ledger: Ledger) -> None:
+        self._folder = folder
+        self._ledger = ledger
+        self._memory: dict[bytes, Cell] = {}  # in the order of their last use
+        self._disk: DiskMap | None = None
+        self._on_disk = 0
+        self.memory_bytes = 0
+
+    def get(self, key: bytes) -> Cell:
+        """A copy, empty where there is none."""
+        if (cell := self._memory.get(key)) is not None:
+            return list(cell)
+        parts = self._disk.parts(key) if self._disk is not None and self._on_disk else []
+        return marshal.loads(parts[0].read()) if parts else []
+
+    def put(self, key: bytes, cell: Cell) -> None:
+        """Replace what is there; an empty cell is none."""
+        if (old := self._memory.pop(key, None)) is not None:
+            self._count(-_bytes(key, old))
+        elif self._disk is not None and self._on_disk and self._disk.parts(key):
+            self._disk.remove(key)
+            self._on_disk -= 1
+        if cell:
+            self._memory[key] = cell
+            self._count(_bytes(key, cell))
+
+    def spill(self, wanted: int) -> int:
+        """Move the longest unused to disk until ``wanted`` bytes are free; how many were freed."""
+        freed = 0
+        moved: dict[bytes, Cell] = {}
+        for key, cell in self._memory.items():
+            if freed >= wanted:
+                break
+            moved[key] = cell
+            freed += _bytes(key, cell)
+        if not moved:
+            return 0
+        if self._disk is None:
+            self._disk = DiskMap(self._folder, "state")
+        # It is our own data, and never leaves this process's private folder: the quickest format will do.
+        self._disk.put((key, 0, (marshal.dumps(cell),)) for key, cell in moved.items())
+        self._on_disk += len(moved)
+        for key in moved:
+            del self._memory[key]
+        self._count(-freed)
+        self._ledger.add_spilled(freed)
+        return freed
+
+    def release(self) -> None:
+        self._memory.clear()
+        self._count(-self.memory_bytes)
+        if self._disk is not None:
+            self._disk.close()
+            self._disk = None
+
+    def _count(self, size: int) -> None:
+        self.memory_bytes += size
+        self._ledger.hold(size)
+
+
+def _bytes(key: bytes, cell: Cell) -> int:
+    size = len(key) + _CELL_OVERHEAD + _CHUNK_OVERHEAD * len(cell)
+    return size + sum(len(chunk) if isinstance(chunk, bytes) else len(chunk[1]) for chunk in cell)

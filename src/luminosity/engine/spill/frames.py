@@ -1,0 +1,98 @@
+"""Compressed frames: how everything that leaves memory is written."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import os
+import shutil
+import struct
+from collections.abc import Generator
+from typing import Any
+
+from luminosity.core import readable_bytes
+from luminosity.errors import SpillFailed
+
+SUFFIX = ".packed"
+_HEADER = struct.Struct("<?QQ")  # compressed?, bytes of data, bytes that follow
+
+
+@functools.cache
+def _codec() -> Any:
+    import pyarrow  # imported when first needed: it takes 0.2 s, and most runs never spill
+
+    return pyarrow.Codec("lz4_raw")
+
+
+def pack(data: bytes) -> bytes:
+    """
+    >>> unpack(pack(b"ab" * 100)) == b"ab" * 100, len(pack(b"ab" * 100)) < 200
+    (True, True)
+    """
+    body: bytes = _codec().compress(data, asbytes=True) if data else b""
+    is_smaller = len(body) < len(data)
+    body = body if is_smaller else data
+    return _HEADER.pack(is_smaller, len(data), len(body)) + body
+
+
+def unpack(frame: bytes) -> bytes:
+    is_compressed, size, stored = _HEADER.unpack_from(frame)
+    body = memoryview(frame)[_HEADER.size : _HEADER.size + stored]
+    if len(body) < stored:
+        raise EOFError(f"a frame of {stored} bytes ends after {len(body)}")
+    return _codec().decompress(body, size, asbytes=True) if is_compressed else bytes(body)
+
+
+def write_file(path: str, data: bytes) -> None:
+    """A file of one frame; nothing of it is left where the disk is full."""
+    with full_disk_is_clear(os.path.dirname(path)):
+        try:
+            with open(path, "xb", buffering=0, opener=_private) as file:
+                write_all(file.fileno(), pack(data))
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+            raise
+
+
+def read_file(path: str) -> bytes:
+    with open(path, "rb", buffering=0) as file:
+        return unpack(file.readall())
+
+
+def write_all(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def is_full_disk(error: OSError) -> bool:
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+@contextlib.contextmanager
+def full_disk_is_clear(folder: str) -> Generator[None]:
+    """Say what a full disk means and what helps."""
+    try:
+        yield
+    except OSError as error:
+        if not is_full_disk(error):
+            raise
+        raise SpillFailed(disk_full_message(folder)) from error
+
+
+def disk_full_message(folder: str) -> str:
+    try:
+        usage = shutil.disk_usage(folder)
+        room = f"{readable_bytes(usage.free)} of {readable_bytes(usage.total)} free"
+    except OSError as error:
+        room = f"{error.strerror or error}"
+    return (
+        f"the disk is full: no room in {folder} ({room}) for what is beyond the memory budget. "
+        "Free some, name a folder on a larger disk with --spill_dir, or raise --memory_budget"
+    )

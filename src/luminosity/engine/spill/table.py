@@ -1,0 +1,129 @@
+"""Values by group: in memory while there is room, then in sorted runs."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+
+from luminosity.engine.spill.files import Chunk, MemoryChunk, SpillFile, pieces
+from luminosity.engine.spill.quota import Ledger
+from luminosity.engine.spill.runs import LARGE_BYTES, Entry, SortedRun, merge
+
+# What Python needs for an object besides its bytes.
+_VALUE_OVERHEAD = 56
+_GROUP_OVERHEAD = 250
+_MOST_RUNS = 64
+_FREE_STEP = 1 << 20
+
+
+class GroupTable:
+    """Filled, spilled as often as need be, then taken once. For one thread at a time."""
+
+    def __init__(self, folder: str, ledger: Ledger, combine_times: Callable[[int, int], int] = max) -> None:
+        self._folder = folder
+        self._ledger = ledger
+        self._combine_times = combine_times
+        self._values: dict[bytes, list[bytes]] = {}
+        self._times: dict[bytes, int] = {}
+        self._runs: list[SortedRun] = []
+        self._overflow: SpillFile | None = None
+        self.memory_bytes = 0
+
+    def add_all(self, pairs: Iterable[tuple[bytes, bytes]]) -> None:
+        """Add (id, value) pairs."""
+        values = self._values
+        size = 0
+        for group_id, value in pairs:
+            if (known := values.get(group_id)) is None:
+                values[group_id] = [value]
+                size += len(group_id) + _GROUP_OVERHEAD
+            else:
+                known.append(value)
+            size += len(value) + _VALUE_OVERHEAD
+        self.memory_bytes += size
+        self._ledger.hold(size)
+
+    def add_time(self, group_id: bytes, time: int) -> None:
+        """Count ``time`` into the group's own."""
+        known = self._times.get(group_id)
+        self._times[group_id] = time if known is None else self._combine_times(known, time)
+
+    def spill(self, wanted: int) -> int:
+        """Move groups to disk until ``wanted`` bytes are free; how many were freed."""
+        before = self.memory_bytes
+        moved: list[tuple[bytes, list[bytes]]] = []
+        while self._values and before - self.memory_bytes < wanted:
+            moved.append(self._values.popitem())
+            self.memory_bytes -= _bytes(*moved[-1])
+        if moved:
+            moved.sort(reverse=True)  # taken from its end, so that what is written is freed
+            run = SortedRun(self._folder, self._popped(moved))
+            self._runs.append(run)
+            self._ledger.add_spilled(run.size)
+        freed = before - self.memory_bytes
+        self._ledger.free(freed)
+        if len(self._runs) > _MOST_RUNS:
+            self._merge_runs()
+        return freed
+
+    def _popped(self, groups: list[tuple[bytes, list[bytes]]]) -> Iterator[Entry]:
+        while groups:
+            yield self._entry(*groups.pop())
+
+    def _entry(self, group_id: bytes, values: list[bytes]) -> Entry:
+        chunks: list[Chunk] = [MemoryChunk(values[0])] if len(values) == 1 else list(map(MemoryChunk, pieces(values)))
+        return Entry(group_id, self._times.pop(group_id, 0), len(values), chunks)
+
+    def _merge_runs(self) -> None:
+        merged = SortedRun(self._folder, merge(self._runs, self._combine_times))
+        for run in self._runs:
+            run.release()
+        self._runs = [merged]
+
+    def take(self) -> Iterator[Entry]:
+        """All groups. What is large and was spilled is not read: its chunks are on disk."""
+        if self._runs:
+            self.spill(self.memory_bytes)
+        freed = 0
+        for group_id in list(self._values):  # in the order that they came
+            if (values := self._values.pop(group_id, None)) is None:
+                break  # spilled meanwhile
+            size = _bytes(group_id, values)
+            self.memory_bytes -= size
+            freed += size
+            yield self._entry(group_id, values)
+            if freed >= _FREE_STEP:
+                self._ledger.free(freed)
+                freed = 0
+        self._ledger.free(freed)
+        for entry in merge(self._runs, self._combine_times):
+            yield self._on_disk(entry) if entry.size > LARGE_BYTES else entry
+        self.release()
+
+    def _on_disk(self, entry: Entry) -> Entry:
+        """A large group of many small pieces would be held in memory: write them together."""
+        if sum(chunk.size for chunk in entry.chunks if isinstance(chunk, MemoryChunk)) <= LARGE_BYTES:
+            return entry
+        if self._overflow is None:
+            self._overflow = SpillFile(self._folder)
+        chunks: list[Chunk] = []
+        for is_small, same in itertools.groupby(entry.chunks, key=lambda chunk: isinstance(chunk, MemoryChunk)):
+            some = list(same)
+            chunks += map(self._overflow.append, pieces(chunk.read() for chunk in some)) if is_small else some
+        return replace(entry, chunks=chunks)
+
+    def release(self) -> None:
+        for run in self._runs:
+            run.release()
+        self._runs.clear()
+        if self._overflow is not None:
+            self._overflow.release()
+            self._overflow = None
+        self._values.clear()
+        self._ledger.free(self.memory_bytes)
+        self.memory_bytes = 0
+
+
+def _bytes(group_id: bytes, values: list[bytes]) -> int:
+    return len(group_id) + _GROUP_OVERHEAD + sum(map(len, values)) + _VALUE_OVERHEAD * len(values)
