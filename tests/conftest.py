@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import apache_beam as beam
 import pytest
@@ -38,3 +40,17 @@ def leaves_nothing(warm_runner: None) -> Iterator[None]:
     """Fail a test whose run leaves files or worker processes behind."""
     with nothing_left_behind():
         yield
+
+
+@pytest.fixture
+def one_megabyte(tmp_path: Path) -> Iterator[Path]:
+    """A folder that takes 1 MB: a full disk, or shared memory as a container may have it."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip("may not mount a file system here")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -173,20 +172,6 @@ def test_what_a_dead_worker_wrote_and_nobody_heard_of_counts_no_more(store: Bloc
     store.ledger.writer_lost(0)
     assert store.ledger.used == 2_000_000
     heard.release()
-
-
-@pytest.fixture
-def one_megabyte(tmp_path: Path) -> Iterator[Path]:
-    """A folder that takes 1 MB, as shared memory may in a container."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], capture_output=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip("may not mount a file system here")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
 
 
 def test_where_shared_memory_is_full_blocks_go_to_disk(store: BlockStore, one_megabyte: Path, tmp_path: Path) -> None:

@@ -173,7 +173,11 @@ class Remember(beam.DoFn):
 
     _SEEN = BagStateSpec("seen", beam.coders.BytesCoder())
 
-    def process(self, element: tuple[int, bytes], seen: Any = beam.DoFn.StateParam(_SEEN)) -> Iterable[tuple[int, int]]:
+    def process(
+        self,
+        element: tuple[int, bytes],
+        seen: Any = beam.DoFn.StateParam(_SEEN),  # noqa: B008
+    ) -> Iterable[tuple[int, int]]:
         seen.add(element[1])
         yield element[0], sum(1 for _ in seen.read())
 

@@ -158,7 +158,7 @@ class _GlobalRule:
         self.combine_times = max
 
     def add(self, table: GroupTable, data: bytes) -> None:
-        table.add_all((e.key, e.value) for e in self._written.keyed_elements(data, with_header=False))
+        table.add_all(self._written.key_value_pairs(data))
 
     def groups(self, entry: Entry) -> Iterable[Group]:
         return (Group(self._header + entry.id, entry.count, entry.chunks, self.earliest),)

@@ -20,6 +20,9 @@ from luminosity.engine.plan.graph import Graph, TimerFamily
 
 # Timestamp (8 bytes), one window (4 bytes of count; the global window itself takes none), pane without indices (1).
 _GLOBAL_HEADER_BYTES = 13
+_BYTES_AFTER_THEIR_LENGTH = frozenset(
+    ["beam:coder:bytes:v1", "beam:coder:string_utf8:v1", "beam:coder:length_prefix:v1"]
+)
 
 
 class _NothingCoderImpl(coder_impl.StreamCoderImpl):
@@ -64,8 +67,8 @@ class ElementCodec:
         self._key: Any = None
         components = coders[value_id].component_coder_ids
         if coders[value_id].spec.urn == "beam:coder:kv:v1" and len(components) == 2:
-            self._key = codecs.safe_impl(components[0])
-            self._keyed_value = codecs.safe_impl(components[1])
+            self._key = codecs.skipping_impl(components[0])
+            self._keyed_value = codecs.skipping_impl(components[1])
 
     def offset_after(self, data: bytes, count: int) -> int:
         """Where the element after the first ``count`` begins."""
@@ -117,6 +120,26 @@ class ElementCodec:
             start = total - stream.size()
             self._keyed_value.decode_from_stream(stream, True)
             yield header, data[start : total - stream.size()]
+
+    def key_value_pairs(self, data: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Each element's key and value alone, which is quicker; the PCollection is one of key-value pairs."""
+        total = len(data)
+        stream = coder_impl.create_InputStream(data)
+        decode_key, decode_value = self._key.decode_from_stream, self._keyed_value.decode_from_stream
+        size, read, decode_header = stream.size, stream.read, self._header.decode_from_stream
+        start = 0
+        while start < total:
+            # The pane's first byte has no index bytes behind it where its upper half is zero.
+            if self.is_global and data[start + _GLOBAL_HEADER_BYTES - 1] < 16:
+                read(_GLOBAL_HEADER_BYTES)
+            else:
+                decode_header(stream, True)
+            key_start = total - size()
+            decode_key(stream, True)
+            value_start = total - size()
+            decode_value(stream, True)
+            start = total - size()
+            yield data[key_start:value_start], data[value_start:start]
 
     def key_and_value(self, value: bytes) -> tuple[bytes, bytes]:
         """Cut one encoded key-value pair in two."""
@@ -190,6 +213,13 @@ class Codecs:
     def impl(self, coder_id: str) -> Any:
         coder: Coder = self._context.coders[coder_id]
         return coder.get_impl()
+
+    def skipping_impl(self, coder_id: str) -> Any:
+        """A coder that finds where a value ends and may make something else of it: bytes need no decoding."""
+        safe_id = self.graph.safe_coders.get(coder_id, coder_id)
+        if self.graph.components.coders[safe_id].spec.urn in _BYTES_AFTER_THEIR_LENGTH:
+            return coder_impl.BytesCoderImpl()
+        return self.impl(safe_id)
 
     def safe_impl(self, coder_id: str) -> Any:
         """The coder that finds the same boundaries without the user's coders."""

@@ -1,0 +1,119 @@
+"""Workers and runners that die, and disks that are full, while data is on disk."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import apache_beam as beam
+import psutil
+import pytest
+
+from luminosity.errors import SpillFailed
+from tests.processes import files_of_luminosity, kill_workers_of, wait_for
+from tests.runners import IS_REFERENCE, collect_all, new_pipeline, run
+
+pytestmark = [
+    pytest.mark.timeout(180),
+    pytest.mark.skipif(IS_REFERENCE, reason="tests what only the engine does"),
+    pytest.mark.usefixtures("leaves_nothing"),
+]
+
+_SMALL_BUDGET = "--memory_budget=2MB"
+
+
+def noise(number: int) -> Iterable[tuple[int, bytes]]:
+    """400 kB that do not compress, a little at a time."""
+    for index in range(8):
+        time.sleep(0.01)
+        yield index % 3, number.to_bytes(2, "big") + os.urandom(50_000)
+
+
+def numbers_of(key: int, values: Iterable[bytes]) -> tuple[int, list[int]]:
+    return key, sorted(int.from_bytes(value[:2], "big") for value in values)
+
+
+def late(pair: tuple[int, bytes], count: int) -> tuple[int, int, int]:
+    return pair[0], int.from_bytes(pair[1][:2], "big"), count
+
+
+def test_results_are_exact_while_workers_are_killed_and_blocks_are_on_disk(tmp_path: Path) -> None:
+    spill = tmp_path / "spill"
+
+    def build(pipeline: beam.Pipeline) -> dict[str, beam.PCollection]:
+        pairs = pipeline | beam.Create(range(60)) | beam.Reshuffle() | beam.FlatMap(noise)
+        waits_for_all = beam.pvalue.AsSingleton(pairs | beam.combiners.Count.Globally())
+        return {
+            "groups": pairs | beam.GroupByKey() | beam.MapTuple(numbers_of),
+            "elements": pairs | "late" >> beam.Map(late, waits_for_all),
+        }
+
+    with kill_workers_of(os.getpid(), every_s=1.0) as kills:
+        found, _ = collect_all(build, tmp_path, new_pipeline(_SMALL_BUDGET, f"--spill_dir={spill}"))
+    assert kills.count >= 2
+    keys = [index % 3 for index in range(8)]
+    assert sorted(found["groups"]) == [(key, sorted(list(range(60)) * keys.count(key))) for key in range(3)]
+    assert sorted(found["elements"]) == sorted((key, number, 480) for number in range(60) for key in keys)
+    assert list(spill.iterdir()) == []
+
+
+@pytest.mark.parametrize("who", ["runner", "worker"])
+def test_a_full_disk_is_a_clear_error(one_megabyte: Path, who: str) -> None:
+    def build(pipeline: beam.Pipeline) -> None:
+        pairs = pipeline | beam.Create(range(60))
+        if who == "worker":
+            _ = pairs | beam.FlatMap(lambda n: ((n, os.urandom(100_000)) for _ in range(100))) | beam.Reshuffle()
+        else:
+            _ = pairs | beam.FlatMap(lambda n: ((n, os.urandom(1000)) for _ in range(100))) | beam.GroupByKey()
+
+    budget = "--memory_budget=2MB" if who == "worker" else "--memory_budget=1MB"
+    with pytest.raises(SpillFailed, match=r"the disk is full: no room in .*small.* free.*--spill_dir"):
+        run(build, budget, f"--spill_dir={one_megabyte}")
+    assert os.listdir(one_megabyte) == []
+
+
+_SPILLING_RUN = """
+    import os, sys, time
+    import apache_beam as beam
+    from apache_beam.options.pipeline_options import PipelineOptions
+    from luminosity import LuminosityRunner
+
+    def slow(pair):
+        time.sleep(0.05)
+        return pair
+
+    options = PipelineOptions(["--memory_budget=2MB", "--progress=off", "--spill_dir=" + sys.argv[1]])
+    with beam.Pipeline(runner=LuminosityRunner(), options=options) as pipeline:
+        pairs = pipeline | beam.Create(range(10_000)) | beam.FlatMap(lambda n: [(n, os.urandom(100_000))])
+        pairs | beam.Map(slow) | beam.GroupByKey()
+"""
+
+
+def test_a_runner_that_is_killed_leaves_nothing_on_the_disk_for_long(tmp_path: Path) -> None:
+    script, spill, temporary = tmp_path / "script.py", tmp_path / "spill", tmp_path / "tmp"
+    temporary.mkdir()
+    script.write_text(textwrap.dedent(_SPILLING_RUN))
+    shared_memory = files_of_luminosity("/dev/shm")
+    process = subprocess.Popen(
+        [sys.executable, str(script), str(spill)], env={**os.environ, "TMPDIR": str(temporary)}, start_new_session=True
+    )
+    try:
+        assert wait_for(lambda: list(spill.glob("luminosity-*/*spill*")) + list(spill.glob("*/*.packed")), timeout_s=60)
+        descendants = psutil.Process(process.pid).children(recursive=True)
+        for killed in (process.pid, *(d.pid for d in descendants if "forkserver" in " ".join(d.cmdline()))):
+            os.kill(killed, signal.SIGKILL)  # the runner, and whoever would clean up after it
+        process.wait(timeout=5)
+        assert psutil.wait_procs(descendants, timeout=5)[1] == []
+    finally:
+        process.kill()
+        process.wait(timeout=5)
+    assert list(spill.iterdir()) != []
+    run(lambda p: p | beam.Create([1]), f"--spill_dir={spill}")
+    assert list(spill.iterdir()) == []
+    assert files_of_luminosity("/dev/shm") - shared_memory == set()
