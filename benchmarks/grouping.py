@@ -1,104 +1,132 @@
-"""Group 3 GB with a memory budget of 512 MB, one key holding 1 GB; the memory that the whole process tree takes."""
+"""3 GB grouped by key, one key holding 1 GB, with a memory budget of 512 MB: the memory that all processes take."""
 
 from __future__ import annotations
 
-import argparse
+import ast
+import glob
+import os
 import random
+import sys
+import tempfile
 import threading
-import time
 import zlib
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
+import _measure
 import apache_beam as beam
 import psutil
-from apache_beam.options.pipeline_options import PipelineOptions
 
-from luminosity import LuminosityRunner
+sys.path.append(str(Path(__file__).resolve().parent.parent))
+from tests.processes import files_of_luminosity
 
+_GIGABYTES = float(os.environ.get("GIGABYTES", "3"))
 _VALUE_BYTES = 1000
-_PART_VALUES = 10_000
-_HOT_KEY = "hot"
+_VALUES_OF_A_PART = 10_000
+_PARTS = int(_GIGABYTES * 1e9 / _VALUE_BYTES / _VALUES_OF_A_PART)
 
 
 def values_of(part: int) -> Iterator[tuple[str, bytes]]:
-    """The same each time: a third under one key, the rest under a thousand."""
-    noise = random.Random(part).randbytes(_VALUE_BYTES + _PART_VALUES)
-    for index in range(_PART_VALUES):
-        key = _HOT_KEY if index % 3 == 0 else f"key{(part * 7919 + index) % 1000}"
+    """The same each time: a third under one key, the rest under a thousand; they do not compress."""
+    noise = random.Random(part).randbytes(_VALUE_BYTES + _VALUES_OF_A_PART)
+    for index in range(_VALUES_OF_A_PART):
+        key = "hot" if index % 3 == 0 else f"key{(part * 7919 + index) % 1000}"
         yield key, noise[index : index + _VALUE_BYTES]
 
 
-def fingerprint(key: str, values: Iterable[bytes]) -> tuple[str, int, int, int]:
-    """Key, number, bytes, and a checksum that does not depend on the order."""
-    count = size = checksum = 0
+def fingerprint(key: str, values: Iterable[bytes]) -> tuple[str, int, int]:
+    """The number of values, and a checksum that does not depend on their order."""
+    count = checksum = 0
     for value in values:
         count += 1
-        size += len(value)
         checksum += zlib.crc32(value)
-    return key, count, size, checksum
+    return key, count, checksum
 
 
-def expected(parts: int) -> dict[str, tuple[int, int, int]]:
-    found: dict[str, tuple[int, int, int]] = {}
-    for part in range(parts):
+def expected() -> dict[str, tuple[int, int]]:
+    found: dict[str, tuple[int, int]] = {}
+    for part in range(_PARTS):
         for key, value in values_of(part):
-            count, size, checksum = found.get(key, (0, 0, 0))
-            found[key] = count + 1, size + len(value), checksum + zlib.crc32(value)
+            count, checksum = found.get(key, (0, 0))
+            found[key] = count + 1, checksum + zlib.crc32(value)
     return found
 
 
 class PeakMemory(threading.Thread):
-    """The most that this process and all below it took at once (PSS), and what lay in shared memory files."""
+    """The most that this process, all below it and the run's files in shared memory took at once."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
-        self.peak = 0
-        self.is_over = threading.Event()
+        self.bytes = 0
+        self._is_over = threading.Event()
+
+    def __enter__(self) -> PeakMemory:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        self.join()
 
     def run(self) -> None:
-        me = psutil.Process()
-        while not self.is_over.wait(0.2):
-            total = 0
-            for process in (me, *me.children(recursive=True)):
-                try:
-                    total += process.memory_full_info().pss
-                except psutil.Error:
-                    continue  # it has just ended
-            self.peak = max(self.peak, total + shared_memory_bytes())
+        while not self._is_over.wait(0.1):
+            # Files in shared memory are no process's, so that no PSS counts them.
+            self.bytes = max(self.bytes, sum(map(_pss, _process_tree())) + _shared_memory_bytes())
 
 
-def shared_memory_bytes() -> int:
-    """Files in shared memory are no process's, so no PSS counts them."""
-    return psutil.disk_usage("/dev/shm").used
+def _process_tree() -> list[psutil.Process]:
+    me = psutil.Process()
+    return [me, *me.children(recursive=True)]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--gigabytes", type=float, default=3.0)
-    parser.add_argument("--memory_budget", default="512MB")
-    arguments = parser.parse_args()
-    parts = int(arguments.gigabytes * 1e9 / _VALUE_BYTES / _PART_VALUES)
-    memory = PeakMemory()
-    memory.start()
-    found: dict[str, tuple[int, int, int]] = {}
-    started = time.monotonic()
-    options = PipelineOptions([f"--memory_budget={arguments.memory_budget}", "--progress=plain"])
-    with beam.Pipeline(runner=LuminosityRunner(), options=options) as pipeline:
-        _ = (
-            pipeline
-            | beam.Create(range(parts))
-            | beam.Reshuffle()
-            | beam.FlatMap(values_of)
-            | beam.GroupByKey()
-            | beam.MapTuple(fingerprint)
-            | beam.Map(repr)
-            | beam.io.WriteToText("/tmp/grouping-result")
-        )
-    seconds = time.monotonic() - started
-    memory.is_over.set()
-    memory.join()
-    print(f"{seconds:.1f} s, peak {memory.peak / 1e9:.2f} GB")
+def _pss(process: psutil.Process) -> int:
+    try:
+        return process.memory_full_info().pss
+    except psutil.Error:
+        return 0  # it has just ended
+
+
+def _shared_memory_bytes() -> int:
+    files = [path for folder in files_of_luminosity("/dev/shm") for path in glob.glob(f"{folder}/*")]
+    return sum(_file_bytes(path) for path in files)
+
+
+def _file_bytes(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except FileNotFoundError:
+        return 0  # it has just gone
+
+
+def measure(budget: str) -> dict[str, float]:
+    with tempfile.TemporaryDirectory() as folder, PeakMemory() as memory:
+
+        def build(pipeline: beam.Pipeline) -> None:
+            _ = (
+                pipeline
+                | beam.Create(range(_PARTS))
+                | beam.Reshuffle()
+                | beam.FlatMap(values_of)
+                | beam.GroupByKey()
+                | beam.MapTuple(fingerprint)
+                | beam.io.WriteToText(f"{folder}/found")
+            )
+
+        seconds = _measure.run_ours(build, f"--memory_budget={budget}")
+        lines = [line for path in Path(folder).glob("found*") for line in path.read_text().splitlines()]
+    found = {key: (count, checksum) for key, count, checksum in map(ast.literal_eval, lines)}
+    if found != expected() or len(lines) != len(found):
+        raise ValueError("the groups are wrong")
+    return {"seconds": seconds, "peak GB": memory.bytes / 1e9}
+
+
+def report(results: _measure.Results) -> None:
+    _measure.print_table(results)
+    small, large = results["512 MB"], results["16 GB"]
+    ratio = small["seconds"] / large["seconds"]
+    print(f"groups are right on both sides; beyond the budget it took {ratio:.2f} times as long")
+    _measure.print_figure("peak memory of all processes, in GB", small["peak GB"], at_most=1.5)
 
 
 if __name__ == "__main__":
-    main()
+    _measure.main({"512 MB": lambda: measure("512MB"), "16 GB": lambda: measure("16GB")}, report)

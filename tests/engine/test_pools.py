@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
+from apache_beam.options.pipeline_options import PipelineOptions
 
 from luminosity.engine.hints import Needs
 from luminosity.engine.machine import Machine, visibility
@@ -15,16 +19,8 @@ _GIB = 1 << 30
 _MACHINE = Machine(cores=8, ram_bytes=64 * _GIB, devices=("gpu:0", "gpu:1"))
 
 
-def config(**changes: object) -> EngineConfig:
-    defaults: dict[str, object] = {
-        "cpu_workers": None,
-        "accelerators": None,
-        "missing_accelerator": "cpu",
-        "progress": "off",
-        "worker_start": "auto",
-        "threads_per_worker": 1,
-    }
-    return EngineConfig(**{**defaults, **changes})  # type: ignore[arg-type]
+def config(**changes: Any) -> EngineConfig:
+    return replace(EngineConfig.of(PipelineOptions(["--progress=off"])), **changes)
 
 
 def stage(name: str) -> Stage:

@@ -92,7 +92,7 @@ def test_what_a_killed_run_left_is_removed_by_the_next(tmp_path: Path) -> None:
         "import os, signal\n"
         "from luminosity.engine.folders import RunFolders\n"
         "folders = RunFolders()\n"
-        "print(folders.disk, flush=True)\n"
+        "print(folders.spill, flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     killed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)
