@@ -138,6 +138,17 @@ def test_small_blocks_are_spilled_together(store: BlockStore, tmp_path: Path) ->
         block.release()
 
 
+def test_what_a_worker_reads_is_not_moved(store: BlockStore, tmp_path: Path) -> None:
+    block = store.received(writer_of(tmp_path).message(1, bytes(2_000_000)), 0, 0)
+    waiting = block.share()
+    block.pin()
+    assert store.spill([waiting], 10**9) == 0
+    block.unpin()
+    block.release()
+    assert store.spill([waiting], 10**9) == 2_000_000
+    waiting.release()
+
+
 def test_no_more_is_spilled_than_is_wanted(store: BlockStore) -> None:
     blocks = [store.of_bytes(bytes(2_000_000), 1, 0) for _ in range(4)]
     assert store.spill(blocks, 3_000_000) == 4_000_000

@@ -34,13 +34,14 @@ class _File:
 class _Content:
     """What blocks that were cut or shared have in common."""
 
-    __slots__ = ("base", "data", "file", "on_free", "references")
+    __slots__ = ("base", "data", "file", "on_free", "pins", "references")
 
     def __init__(self, data: bytes, file: _File | None, on_free: Callable[[], None] | None) -> None:
         self.data = data
         self.file = file  # where the data is, unless it is here
         self.base = 0  # where in the file
         self.on_free = on_free
+        self.pins = 0  # bundles that run: their workers open the file where it is now
         self.references = 1
 
 
@@ -87,6 +88,13 @@ class Block:
     def _span(self, path: str, is_packed: bool) -> wire.FileSpan:
         return wire.FileSpan(path, self._content.base + self._start, self.size, is_packed)
 
+    def pin(self) -> None:
+        """Keep it where it is, until ``unpin``: a worker is told to look there."""
+        self._content.pins += 1
+
+    def unpin(self) -> None:
+        self._content.pins -= 1
+
     def share(self) -> Block:
         """Another reference to the same elements."""
         self._content.references += 1
@@ -113,9 +121,12 @@ class Block:
 
     @property
     def can_spill(self) -> bool:
-        """Whether it is in memory. What refers to data elsewhere stays: it is small, and must know when it is freed."""
+        """Whether it is in memory and may be moved.
+
+        What refers to data elsewhere stays: it is small, and must know when it is freed.
+        """
         content = self._content
-        return not self.refers and (content.file is None or not content.file.is_packed)
+        return not self.refers and not content.pins and (content.file is None or not content.file.is_packed)
 
     @property
     def content(self) -> _Content:

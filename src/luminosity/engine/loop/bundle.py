@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -78,21 +78,30 @@ class Bundle:
 
     @property
     def count(self) -> int:
-        return sum(block.count for blocks in self.inputs.values() for block in blocks)
+        return sum(block.count for block in self._blocks())
 
     @property
     def hold(self) -> int:
-        holds = [block.hold for blocks in self.inputs.values() for block in blocks]
-        return min(holds, default=self.timer_hold)
+        return min((block.hold for block in self._blocks()), default=self.timer_hold)
 
     @property
     def timer_hold(self) -> int:
         return min((t.hold_micros for timers in self.timers.values() for t in timers), default=MAX)
 
+    def _blocks(self) -> Iterator[Block]:
+        return (block for blocks in self.inputs.values() for block in blocks)
+
+    def pin(self) -> None:
+        for block in self._blocks():
+            block.pin()
+
+    def unpin(self) -> None:
+        for block in self._blocks():
+            block.unpin()
+
     def release(self) -> None:
-        for blocks in self.inputs.values():
-            for block in blocks:
-                block.release()
+        for block in self._blocks():
+            block.release()
 
     def halves(self) -> list[Bundle]:
         """Two bundles in place of this one, or just this one where it has a single element."""

@@ -230,6 +230,7 @@ class Scheduler:
             token.side_input.side_input_id = side_input.tag
         worker.instruct(request)
         assert worker.connection is not None
+        bundle.pin()
         for elements in _input_elements(bundle, instruction_id):
             worker.connection.send(stream_id, elements)
 
@@ -396,13 +397,14 @@ class Scheduler:
         self._parts.blocks.ledger.writer_lost(worker.writer)
         self._advance()
 
-    def _count_outputs(self, attempt: Attempt) -> None:
-        """What it has written is no longer on its way."""
+    def _ended(self, bundle: Bundle, attempt: Attempt) -> None:
+        """No worker reads its input any more, and what it has written is no longer on its way."""
+        bundle.unpin()
         for buffer_id, size in attempt.output_bytes.items():
             self._parts.buffers[buffer_id].uncommitted_bytes -= size
 
     def _give_up(self, bundle: Bundle, attempt: Attempt) -> None:
-        self._count_outputs(attempt)
+        self._ended(bundle, attempt)
         attempt.drop_outputs()
         self._parts.state.discard(attempt.instruction_id)
         bundle.attempt = None
@@ -423,7 +425,7 @@ class Scheduler:
                 stage.add_delayed(read_id, block, now + delay)
             else:
                 lane.append(read_id, block)
-        self._count_outputs(attempt)
+        self._ended(bundle, attempt)
         for transform_id, block in attempt.outputs:
             self._parts.buffers[stage.written_buffers[transform_id]].deliver(block)
         for family, encoded in attempt.timers:

@@ -42,10 +42,6 @@ class Quota:
     def used(self) -> int:
         return self.words[_RUNNER] + sum(self.words[_FIRST_WRITER:]) - self.words[_GONE]
 
-    def close(self) -> None:
-        self.words.release()
-        self._map.close()
-
 
 class WriterQuota:
     """A worker's side."""
@@ -123,6 +119,3 @@ class Ledger:
     def add_spilled(self, size: int) -> None:
         with self._lock:
             self.spilled += size
-
-    def close(self) -> None:
-        self._quota.close()
