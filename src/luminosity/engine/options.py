@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -36,12 +37,14 @@ class LuminosityOptions(PipelineOptions):
     """
 
     # What holds where a pipeline's own options say nothing; the command line of `lum` changes it.
-    defaults: ClassVar[dict[str, str | None]] = {
+    defaults: ClassVar[dict[str, str | bool | None]] = {
         "cpu_workers": None,
         "accelerators": None,
         "missing_accelerator": "cpu",
         "progress": "auto",
         "worker_start": "auto",
+        "debug": False,
+        "save_failed": None,
     }
 
     @classmethod
@@ -74,6 +77,18 @@ class LuminosityOptions(PipelineOptions):
             default=cls.defaults["worker_start"],
             help="How worker processes start: fork (quick), spawn (where forking is unsafe), or auto (the default).",
         )
+        parser.add_argument(
+            "--debug",
+            default=cls.defaults["debug"],
+            action="store_true",
+            help="Run everything in this process, one bundle at a time, so that breakpoint() works; a failing step is "
+            "tried once. Resource hints and the number of workers have no effect then.",
+        )
+        parser.add_argument(
+            "--save_failed",
+            default=cls.defaults["save_failed"],
+            help="Save the element that fails the run in this file, for `lum replay FILE`.",
+        )
 
 
 @dataclass(frozen=True)
@@ -86,6 +101,8 @@ class EngineConfig:
     progress: str
     worker_start: str
     threads_per_worker: int
+    debug: bool = False
+    save_failed: str | None = None
     worker_options: dict[str, Any] = field(default_factory=dict[str, Any], repr=False)
 
     @classmethod
@@ -102,6 +119,8 @@ class EngineConfig:
             progress=_choice("progress", ours.progress, _PROGRESS),
             worker_start=_choice("worker_start", ours.worker_start, _WORKER_START),
             threads_per_worker=_whole_number("number_of_worker_harness_threads", threads, minimum=1) or 1,
+            debug=ours.debug,
+            save_failed=_new_file("save_failed", ours.save_failed),
             worker_options=_worker_options(options),
         )
         _warn_of_ignored(options)
@@ -124,6 +143,18 @@ def _choice(name: str, value: Any, allowed: tuple[str, ...]) -> str:
     if value not in allowed:
         raise OptionError(f"--{name}={value}: expected one of {', '.join(allowed)}")
     return value
+
+
+def _new_file(name: str, value: str | None) -> str | None:
+    """Found out now rather than when there is something to write."""
+    if value is None:
+        return None
+    path = os.path.abspath(value)
+    if os.path.isdir(path):
+        raise OptionError(f"--{name}={value}: expected a file, found a folder")
+    if not os.access(os.path.dirname(path), os.W_OK):
+        raise OptionError(f"--{name}={value}: expected a file in a folder that can be written to")
+    return path
 
 
 def _borrowed_cpu_workers(options: PipelineOptions) -> int | None:

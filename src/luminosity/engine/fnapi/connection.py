@@ -4,8 +4,43 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Callable, Iterator
+from typing import Protocol
 
 from apache_beam.portability.api import beam_fn_api_pb2
+
+
+class WorkerConnection(Protocol):
+    """A worker as the loop talks to it, wherever it runs."""
+
+    def instruct(self, request: beam_fn_api_pb2.InstructionRequest) -> None: ...
+
+    def send(self, stream_id: str, elements: beam_fn_api_pb2.Elements) -> None: ...
+
+    def cause(self, instruction_id: str) -> BaseException | None:
+        """The exception that a response's error tells of, where it was raised in this process. Forgotten when told."""
+        ...
+
+    def finish(self) -> None:
+        """No more work: the worker ends its bundles, tears down, and exits."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class WorkerServer(Protocol):
+    """Where workers connect."""
+
+    def connect(
+        self,
+        worker_id: str,
+        on_connected: Callable[[], None],
+        on_response: Callable[[beam_fn_api_pb2.InstructionResponse], None],
+        on_elements: Callable[[beam_fn_api_pb2.Elements], None],
+    ) -> WorkerConnection: ...
+
+    def disconnect(self, worker_id: str) -> None: ...
+
+    def stop(self) -> None: ...
 
 
 class Outbox:
@@ -56,8 +91,10 @@ class Connection:
             stream.close()
         return stream
 
+    def cause(self, instruction_id: str) -> BaseException | None:
+        return None  # it stayed in the worker's process
+
     def finish(self) -> None:
-        """No more work: the worker ends its bundles, tears down, and exits."""
         self.control.close()
 
     def close(self) -> None:

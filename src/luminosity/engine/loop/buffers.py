@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from luminosity.engine.blocks import Block
 from luminosity.engine.folders import RunFolders
 from luminosity.engine.loop.grouping import Grouping
@@ -30,6 +32,10 @@ class BufferRun:
                 # A side input's coder can't follow references into state.
                 self._grouping.may_refer_to_state = False
         return self._side_input
+
+    def side_input_data(self) -> Iterator[bytes]:
+        """All that came through, encoded, for whoever copies it."""
+        return self._side_input.data() if self._side_input is not None else iter(())
 
     def deliver(self, block: Block) -> None:
         """Take over a committed block."""

@@ -11,19 +11,18 @@ from dataclasses import dataclass
 from apache_beam.portability.api import beam_fn_api_pb2
 
 from luminosity.engine.blocks import Block, files_in_use
-from luminosity.engine.fnapi.connection import Connection
-from luminosity.engine.fnapi.server import FnApiServer
+from luminosity.engine.fnapi.connection import WorkerServer
 from luminosity.engine.fnapi.state import StateStore
 from luminosity.engine.folders import RunFolders
-from luminosity.engine.loop import failures, splits, workers
+from luminosity.engine.loop import splits, workers
 from luminosity.engine.loop.buffers import BufferRun
 from luminosity.engine.loop.bundle import Attempt, Bundle, new_instruction_id
+from luminosity.engine.loop.failures import Failures, describe_exit
 from luminosity.engine.loop.metrics import RunMetrics
 from luminosity.engine.loop.stage import StageRun
 from luminosity.engine.loop.watermarks import MAX
 from luminosity.engine.loop.workers import PoolRun, Worker
 from luminosity.engine.options import EngineConfig
-from luminosity.engine.plan.codecs import Codecs
 from luminosity.engine.workers.failure import Failure
 from luminosity.engine.workers.launcher import Launcher
 from luminosity.errors import RunCancelled, WorkerStartFailed
@@ -76,13 +75,13 @@ class RunParts:
     stages: list[StageRun]  # in topological order
     buffers: dict[bytes, BufferRun]
     pools: list[PoolRun]
-    codecs: Codecs
     state: StateStore
-    server: FnApiServer
+    server: WorkerServer
     folders: RunFolders
     launcher: Launcher
     config: EngineConfig
     metrics: RunMetrics
+    failures: Failures
 
 
 class Scheduler:
@@ -170,7 +169,8 @@ class Scheduler:
 
     def _start_worker(self, pool: PoolRun, index: int) -> None:
         worker = Worker(pool, index)
-        worker.connection = self._parts.server.connections[worker.id] = Connection(
+        worker.connection = self._parts.server.connect(
+            worker.id,
             on_connected=lambda: self._events.put(_Connected(worker)),
             on_response=lambda response: self._events.put(_Responded(worker, response)),
             on_elements=lambda elements: self._events.put(_Sent(worker, elements)),
@@ -323,14 +323,15 @@ class Scheduler:
             self._commit(bundle, attempt, attempt.response.process_bundle)
         else:
             self._give_up(bundle, attempt)
-            bundle.stage.retry(bundle, failures.after_exception(bundle, failure))
+            cause = attempt.worker.cause(attempt.instruction_id)
+            bundle.stage.retry(bundle, self._parts.failures.after_exception(bundle, failure, cause))
         self._advance()
 
     def _lost(self, worker: Worker, code: int) -> None:
         """A worker's process has ended: what it was doing is done again."""
         self._workers.discard(worker)
         worker.pool.workers.pop(worker.index, None)
-        self._parts.server.connections.pop(worker.id).close()
+        self._parts.server.disconnect(worker.id)
         if worker.is_stopping:
             return
         for instruction_id in [i for i, w in self._finalizing.items() if w is worker]:
@@ -339,14 +340,14 @@ class Scheduler:
             worker.pool.failed_starts += 1
             if worker.pool.failed_starts >= _MAX_FAILED_STARTS:
                 raise WorkerStartFailed(
-                    f"a worker of pool {worker.pool.pool.name!r} {failures.describe_exit(code)} before it was "
+                    f"a worker of pool {worker.pool.pool.name!r} {describe_exit(code)} before it was "
                     f"ready, {_MAX_FAILED_STARTS} times in a row; what it printed is above"
                 )
         if worker.bundles:
             _LOGGER.warning(
                 "a worker of pool %r %s; what it was doing (%d bundle(s)) is done again",
                 worker.pool.pool.name,
-                failures.describe_exit(code),
+                describe_exit(code),
                 len(worker.bundles),
             )
         lost = list(worker.bundles.values())
@@ -355,7 +356,7 @@ class Scheduler:
             assert bundle.attempt is not None
             self._give_up(bundle, bundle.attempt)
             was_alone = len(lost) == 1
-            bundle.stage.retry(bundle, failures.after_death(bundle, code, was_alone, self._parts.codecs))
+            bundle.stage.retry(bundle, self._parts.failures.after_death(bundle, code, was_alone))
         self._parts.folders.remove_blocks_of(worker.id, keep=files_in_use())
         self._advance()
 
@@ -396,6 +397,7 @@ class Scheduler:
         stage.bundles_done += 1
         if attempt.is_warm or stage.stage.is_sink:
             stage.size.learn(processed, now - attempt.started_at)
+        self._parts.failures.after_commit(bundle)
 
     def _finalize(self, attempt: Attempt) -> None:
         request = beam_fn_api_pb2.InstructionRequest(instruction_id=new_instruction_id("finalize"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import threading
+from collections.abc import Iterator
 
 from apache_beam.portability.api import beam_fn_api_pb2
 
@@ -29,6 +30,10 @@ class SideInputData:
 
     def add(self, block: Block) -> None:
         self._blocks.append(block)
+
+    def data(self) -> Iterator[bytes]:
+        """All its elements, encoded, a block at a time."""
+        return (block.data() for block in self._blocks)
 
     def release(self) -> None:
         for block in self._blocks:
