@@ -17,3 +17,8 @@ pytestmark = [
 class DebugTest(fn_runner_test.FnApiRunnerTest):
     def create_pipeline(self, is_drain: bool = False) -> beam.Pipeline:
         return new_pipeline("--debug", is_drain=is_drain)
+
+    # Each waits 14 s for a source that ticks; run with the other suites, which take the same way through the loop.
+    test_pardo_et_timer_with_no_firing = None
+    test_pardo_et_timer_with_no_reset = None
+    test_pardo_et_timer_with_no_reset_and_no_clear = None

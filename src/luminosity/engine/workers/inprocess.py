@@ -114,6 +114,16 @@ class DirectState(sdk_worker.StateHandler):
         return sdk_worker._Future().set(response)  # pyright: ignore[reportPrivateUsage]  # what Beam's handlers return
 
 
+class _NoCache(StateCache):
+    """Beam's own would tell the user's log of its size."""
+
+    def __init__(self) -> None:
+        pass
+
+    def is_cache_enabled(self) -> bool:
+        return False
+
+
 class _Processors(sdk_worker.BundleProcessorCache):
     """Beam's cache of what runs a stage, without a thread that tears down what was not used for a minute.
 
@@ -148,9 +158,7 @@ class InProcessWorker:
         self._channel = DirectChannel(pack, on_elements)
         self._processors = _Processors(
             frozenset([RUNNER_CAPABILITIES]),
-            SingletonStateHandlerFactory(
-                sdk_worker.GlobalCachingStateHandler(StateCache(0), DirectState(handle_state))
-            ),
+            SingletonStateHandlerFactory(sdk_worker.GlobalCachingStateHandler(_NoCache(), DirectState(handle_state))),
             data_plane.InMemoryDataChannelFactory(self._channel),
             descriptors,
         )
