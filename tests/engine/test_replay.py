@@ -114,7 +114,7 @@ def test_an_element_that_ends_its_worker_is_saved(saved: Path) -> None:
     done = lum("replay", str(saved))
     assert done.returncode == 3
     assert "number 42" in done.stdout
-    assert "the run failed with the worker exited with code 3" in done.stdout
+    assert "the run failed with: the worker exited with code 3" in done.stdout
 
 
 # ---- what it needs besides
@@ -351,6 +351,25 @@ def test_a_replay_shows_whether_a_change_helps(tmp_path: Path, saved: Path) -> N
     assert (
         f"lum replay: module 'neighbour' is not found here; the run had 'neighbour' from {neighbour}" in missing.stderr
     )
+
+
+def test_the_debugger_opens_in_the_users_frame(tmp_path: Path, saved: Path) -> None:
+    script = tmp_path / "pipeline.py"
+    script.write_text(
+        _PIPELINE.replace("from neighbour import divide", "import json\ndef divide(pair):\n    json.loads('{')")
+    )
+    assert lum("run", str(script), f"--save_failed={saved}", "--debug").returncode == 1
+    looking = lum("replay", str(saved), "--pdb", input="p pair\ndown\nquit\n")
+    assert "json/decoder.py" not in looking.stdout.split("(Pdb) ")[0].partition("JSONDecodeError")[0]
+    assert "(Pdb) Pair(numbers=(1, 2))" in looking.stdout
+    assert "json/__init__.py" in looking.stdout, "where one can go from there"
+
+
+def test_a_step_that_exits_does_not_end_the_replay(saved: Path) -> None:
+    save(saved, lambda p: p | beam.Create([1]) | beam.Map(lambda x: sys.exit("enough")), "--debug")
+    done = lum("replay", str(saved))
+    assert done.returncode == 1
+    assert "SystemExit: enough\nThe same as in the run." in done.stdout
 
 
 def test_code_of_the_script_itself_is_saved_as_it_was(tmp_path: Path, saved: Path) -> None:

@@ -10,7 +10,7 @@ import sys
 import traceback
 from typing import TYPE_CHECKING, Any
 
-from luminosity.errors import LuminosityError
+from luminosity.errors import LuminosityError, ReplayError
 from luminosity.noise import quiet
 
 if TYPE_CHECKING:
@@ -56,16 +56,16 @@ def replay(path: str, *, with_debugger: bool) -> int:
         _introduce(saved.manifest)
         try:
             outputs = saved.run()
-        except LuminosityError:
+        except (LuminosityError, KeyboardInterrupt):
             raise
-        except Exception as error:
+        except BaseException as error:  # user code may call sys.exit
             _tell(error, saved.manifest)
             if with_debugger:
                 _debug(error)
             return 1
     except LuminosityError as error:
         print(f"lum replay: {error}", file=sys.stderr)
-        return 2
+        return 2 if isinstance(error, ReplayError) else 1
     except KeyboardInterrupt:
         print("lum replay: interrupted", file=sys.stderr)
         return _INTERRUPTED
@@ -74,8 +74,12 @@ def replay(path: str, *, with_debugger: bool) -> int:
 
 
 def _introduce(manifest: Manifest) -> None:
-    what = "1 element" if manifest.count == 1 else f"{manifest.count} elements, which fail only together,"
-    print(f"{what} of step {manifest.label!r}: {manifest.element}", f"  the run failed with {manifest.error}", sep="\n")
+    kind = "timer" if manifest.timers else "element"
+    if manifest.count == 1:
+        print(f"1 {kind} of step {manifest.label!r}: {manifest.element}")
+    else:
+        print(f"{manifest.count} {kind}s of step {manifest.label!r}, which fails on all of them but on none alone")
+    print(f"  the run failed with: {manifest.error}")
     if manifest.exit_code is not None:
         print("  it may end this process, too")
         faulthandler.enable()  # a crash then tells where it was
@@ -98,19 +102,17 @@ def _tell(error: BaseException, manifest: Manifest) -> None:
     from luminosity.engine.workers.failure import Failure, is_of_main, user_traceback
 
     trace, below = user_traceback(error)
-    summary = traceback.extract_tb(trace)
-    print("Traceback in your code (most recent call last):")
-    print("".join(traceback.format_list(summary[: len(summary) - below])), end="")
-    print("".join(traceback.format_exception_only(type(error), error)), end="")
+    told = traceback.TracebackException(type(error), error, trace)
+    del told.stack[len(told.stack) - below :]
+    print("".join(told.format()), end="")
     surroundings = manifest.surroundings
     if Failure.of(error).exception == manifest.error:
         print("The same as in the run.")
         if is_of_main(error):
-            home = surroundings.script or "the notebook"
             print(
-                f"This code is part of {home} itself, which is saved as it was then: a change there has no effect here."
+                f"This code is part of {surroundings.script or 'the notebook'} itself, which is saved as it was then:"
             )
-            print("Code of modules that it imports is taken from where they are now.")
+            print("a change there has no effect here, a change to a module that it imports has.")
     elif os.getcwd() != surroundings.working_directory:
         print(f"Not the same as in the run, whose working directory was {surroundings.working_directory}.")
 

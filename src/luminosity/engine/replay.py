@@ -20,7 +20,7 @@ from luminosity.engine.plan.graph import Graph
 from luminosity.engine.workers import mainclasses, wire
 from luminosity.engine.workers.failure import original
 from luminosity.engine.workers.inprocess import InProcessWorker
-from luminosity.errors import ReplayError
+from luminosity.errors import LuminosityError, ReplayError
 
 _RESTORING = "restoring"
 _BUNDLE = "replayed"
@@ -54,15 +54,19 @@ class Replay:
         request = beam_fn_api_pb2.InstructionRequest(instruction_id=_BUNDLE)
         request.process_bundle.process_bundle_descriptor_id = self._descriptor.id
         self._state.begin(_BUNDLE)
+        raised = None
         try:
             worker.run(request, self._input())
-        except Exception as error:
-            first = original(error)
-            if isinstance(first, ModuleNotFoundError):
-                raise ReplayError(self.manifest.surroundings.explain_missing(first)) from first
-            raise first from None
+        except (LuminosityError, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            raised = original(error)
         finally:
             worker.shut_down()
+        if isinstance(raised, ModuleNotFoundError) and str(raised) not in self.manifest.error:
+            raise ReplayError(self.manifest.surroundings.explain_missing(raised)) from raised
+        if raised is not None:
+            raise raised  # out here, so that it keeps the context that it had
         return list(self._outputs())
 
     def _restore_state(self) -> None:

@@ -71,9 +71,9 @@ def original(error: BaseException) -> BaseException:
 
 
 def _drop_repetition(error: BaseException) -> None:
-    """Beam raises an exception again with the step's name added: the same frames twice, of which once is enough."""
-    first = error.__context__
-    if first is not None and type(first) is type(error) and str(error).startswith(str(first)):
+    """What Beam raised again has the same frames twice, of which once is enough."""
+    first = original(error)
+    if first is not error and type(first) is type(error):
         error.__context__ = first.__context__
         error.__cause__ = error.__cause__ if error.__cause__ is not first else first.__cause__
 

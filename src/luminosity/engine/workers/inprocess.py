@@ -20,6 +20,7 @@ from luminosity.engine.workers.harness import RUNNER_CAPABILITIES, PromptStateSa
 from luminosity.errors import RunCancelled
 
 _Elements = beam_fn_api_pb2.Elements
+_STOCK_SAMPLER = statesampler.StateSampler
 
 
 class DirectChannel(data_plane.DataChannel):
@@ -136,12 +137,11 @@ class _Processors(sdk_worker.BundleProcessorCache):
     def get(self, instruction_id: str, bundle_descriptor_id: str) -> bundle_processor.BundleProcessor:
         # Beam looks its sampler up when it makes a processor. It would wait for the stock one for a fifth of the time
         # that was spent at a breakpoint. Put back at once: other runners may be at work in this process.
-        stock = statesampler.StateSampler
         statesampler.StateSampler = PromptStateSampler
         try:
             return super().get(instruction_id, bundle_descriptor_id)
         finally:
-            statesampler.StateSampler = stock
+            statesampler.StateSampler = _STOCK_SAMPLER
 
 
 class InProcessWorker:
@@ -180,7 +180,7 @@ class InProcessWorker:
             if isinstance(first, KeyboardInterrupt):
                 raise first from None
             if isinstance(first, bdb.BdbQuit):
-                raise RunCancelled("the debugger was left, which ended the run") from None
+                raise RunCancelled("the debugger was left") from None
             raise
         finally:
             self._channel.input = _Elements()
