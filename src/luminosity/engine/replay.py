@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from apache_beam.coders import coder_impl
+from apache_beam.options.value_provider import RuntimeValueProvider
 from apache_beam.portability.api import beam_fn_api_pb2, beam_runner_api_pb2
 from apache_beam.runners.worker import bundle_processor
 
@@ -40,6 +41,7 @@ class Replay:
     def __init__(self, path: str) -> None:
         self.manifest, self._entries = savefile.read(path)
         self.manifest.surroundings.restore()
+        RuntimeValueProvider.set_runtime_options({})  # the run's are not saved
         mainclasses.define(self._entries[savefile.MAIN_CLASSES])
         self._descriptor = beam_fn_api_pb2.ProcessBundleDescriptor.FromString(self._entries[savefile.DESCRIPTOR])
         self._codecs = Codecs(_graph(self._descriptor, self.manifest.safe_coders))

@@ -32,6 +32,8 @@ class _Entries:
 
 
 class Saver:
+    """Writes the file of a run; an older one is replaced."""
+
     def __init__(
         self,
         path: str,
