@@ -6,6 +6,7 @@
     ├── OptionError (ValueError)              a flag has a value that is not allowed
     ├── UnsupportedPipeline (ValueError)      the pipeline uses a feature the engine does not have
     ├── ResourcesExceeded (ValueError)        a step asks for more than the machine has
+    ├── ReplayError (ValueError)              a file can't be replayed
     └── RunFailed (RuntimeError)              the run ended before the pipeline was done
         ├── StepFailed                        user code raised on every try
         ├── ElementKillsWorker                one element ended its worker on every try
@@ -20,6 +21,7 @@ __all__ = [
     "ElementKillsWorker",
     "LuminosityError",
     "OptionError",
+    "ReplayError",
     "ResourcesExceeded",
     "RunCancelled",
     "RunFailed",
@@ -44,6 +46,10 @@ class UnsupportedPipeline(LuminosityError, ValueError):
 
 class ResourcesExceeded(LuminosityError, ValueError):
     """A step asks for more than the machine has."""
+
+
+class ReplayError(LuminosityError, ValueError):
+    """A file can't be replayed."""
 
 
 class RunFailed(LuminosityError, RuntimeError):

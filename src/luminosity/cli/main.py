@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from luminosity.cli import run
+from luminosity.cli import replay, run
 
 _EXAMPLES = """\
 examples:
@@ -15,6 +15,9 @@ examples:
   lum run pipeline.py --input=in.csv               the pipeline's own options follow its name
   lum run pipeline.py --cpu_workers=4              at most four CPU worker processes
   lum run pipeline.py --accelerators=2             try the pools of a machine with two accelerators
+  lum run pipeline.py --debug                      all in one process: breakpoint() works
+  lum run pipeline.py --save_failed=failed.lum     save the element that fails the run
+  lum replay failed.lum                            run it alone
 """
 
 
@@ -28,6 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"luminosity {version('luminosity')}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     run.add_to(commands)
+    replay.add_to(commands)
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words[:1] == ["run"] and words[1:2] not in (["-h"], ["--help"]):
         return run.run(words[1:])  # what follows belongs to the pipeline: argparse must not look at it

@@ -26,6 +26,8 @@ options of the runner:
   --missing_accelerator=cpu|fail
                                where a step asks for one that is not there (default: cpu)
   --progress=auto|plain|off    how progress is shown (default: auto)
+  --debug                      run in this process, one bundle at a time: breakpoint() works
+  --save_failed=FILE           save the element that fails the run, for `lum replay FILE`
 
 example:
   lum run examples/bulk_inference.py --cpu_workers=2
@@ -84,8 +86,11 @@ def _apply(options: list[str]) -> list[str]:
 
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--runner", default=_RUNNER)
-    for name in LuminosityOptions.defaults:
-        parser.add_argument(f"--{name}")
+    for name, default in LuminosityOptions.defaults.items():
+        if isinstance(default, bool):
+            parser.add_argument(f"--{name}", action="store_true", default=None)
+        else:
+            parser.add_argument(f"--{name}")
     known = vars(parser.parse_known_args(options)[0])
     StandardOptions.DEFAULT_RUNNER = runner = known.pop("runner")
     LuminosityOptions.defaults.update({name: value for name, value in known.items() if value is not None})

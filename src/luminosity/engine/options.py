@@ -43,7 +43,7 @@ class LuminosityOptions(PipelineOptions):
     """
 
     # What holds where a pipeline's own options say nothing; the command line of `lum` changes it.
-    defaults: ClassVar[dict[str, str | None]] = {
+    defaults: ClassVar[dict[str, str | bool | None]] = {
         "cpu_workers": None,
         "accelerators": None,
         "missing_accelerator": "cpu",
@@ -51,6 +51,8 @@ class LuminosityOptions(PipelineOptions):
         "worker_start": "auto",
         "memory_budget": None,
         "spill_dir": None,
+        "debug": False,
+        "save_failed": None,
     }
 
     @classmethod
@@ -94,6 +96,18 @@ class LuminosityOptions(PipelineOptions):
             default=cls.defaults["spill_dir"],
             help="The folder for what is beyond the memory budget (default: a private one for temporary files).",
         )
+        parser.add_argument(
+            "--debug",
+            default=cls.defaults["debug"],
+            action="store_true",
+            help="Run everything in this process, one bundle at a time, so that breakpoint() works; a failing step is "
+            "tried once. Resource hints and the number of workers have no effect then.",
+        )
+        parser.add_argument(
+            "--save_failed",
+            default=cls.defaults["save_failed"],
+            help="Save the element that fails the run in this file, for `lum replay FILE`.",
+        )
 
 
 @dataclass(frozen=True)
@@ -108,6 +122,8 @@ class EngineConfig:
     threads_per_worker: int
     memory_budget: int
     spill_dir: str | None = None
+    debug: bool = False
+    save_failed: str | None = None
     worker_options: dict[str, Any] = field(default_factory=dict[str, Any], repr=False)
 
     @classmethod
@@ -126,6 +142,8 @@ class EngineConfig:
             memory_budget=_memory_budget(ours.memory_budget),
             spill_dir=_folder("spill_dir", ours.spill_dir),
             threads_per_worker=_whole_number("number_of_worker_harness_threads", threads, minimum=1) or 1,
+            debug=ours.debug,
+            save_failed=_new_file("save_failed", ours.save_failed),
             worker_options=_worker_options(options),
         )
         _warn_of_ignored(options)
@@ -174,6 +192,18 @@ def _folder(name: str, value: Any) -> str | None:
         raise OptionError(f"--{name}={value}: expected a folder that can be written ({error})") from error
     if not os.access(path, os.W_OK | os.X_OK):
         raise OptionError(f"--{name}={value}: expected a folder that can be written")
+    return path
+
+
+def _new_file(name: str, value: str | None) -> str | None:
+    """Found out now rather than when there is something to write."""
+    if value is None:
+        return None
+    path = os.path.abspath(value)
+    if os.path.isdir(path):
+        raise OptionError(f"--{name}={value}: expected a file, found a folder")
+    if not os.access(os.path.dirname(path), os.W_OK):
+        raise OptionError(f"--{name}={value}: expected a file in a folder that can be written to")
     return path
 
 

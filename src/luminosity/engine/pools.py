@@ -90,6 +90,13 @@ def assign(stages: Iterable[tuple[Stage, Needs]], machine: Machine, config: Engi
     return {stage_id: Assignment(pools[key], slots) for stage_id, (key, slots) in chosen.items()}
 
 
+def assign_to_this_process(stages: Iterable[Stage], machine: Machine) -> dict[str, Assignment]:
+    """One pool with one worker, which runs one bundle at a time, whatever steps ask for."""
+    stages = list(stages)
+    pool = Pool("debug", machine.cores, machine.ram_bytes, 1, (), 1, tuple(stage.label for stage in stages))
+    return {stage.id: Assignment(pool, 1) for stage in stages}
+
+
 def _missing_accelerator(stage: Stage, needs: Needs, machine: Machine, config: EngineConfig) -> str:
     kind = f" of type {needs.accelerator_type}" if needs.accelerator_type else ""
     message = (

@@ -1,10 +1,11 @@
-"""One run of a pipeline: set up, loop, clean up, on a thread of its own."""
+"""One run of a pipeline: set up, loop, clean up, on a thread of its own, or the caller's to debug it."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
 
+from apache_beam.options.value_provider import RuntimeValueProvider
 from apache_beam.runners.common import ENCODED_IMPULSE_VALUE
 from apache_beam.runners.runner import PipelineState
 
@@ -13,9 +14,11 @@ from luminosity.engine.fnapi.server import FnApiServer
 from luminosity.engine.fnapi.state import StateStore
 from luminosity.engine.folders import RunFolders
 from luminosity.engine.loop.buffers import BufferRun, queue_limit
+from luminosity.engine.loop.failures import MAX_TRIES, Failures
 from luminosity.engine.loop.grouping import Grouping
 from luminosity.engine.loop.metrics import RunMetrics
 from luminosity.engine.loop.relief import Relief
+from luminosity.engine.loop.saving import Saver
 from luminosity.engine.loop.scheduler import RunParts, Scheduler
 from luminosity.engine.loop.sideinputs import SideInputData
 from luminosity.engine.loop.stage import StageRun
@@ -28,12 +31,13 @@ from luminosity.engine.pools import Assignment
 from luminosity.engine.progress import Progress
 from luminosity.engine.spill.quota import Ledger
 from luminosity.engine.workers import mainclasses
+from luminosity.engine.workers.debug import DebugWorkers
 from luminosity.engine.workers.launcher import launcher
 from luminosity.errors import RunCancelled
 
 
 class Run:
-    """Starts on construction. ``state``, ``metrics`` and ``wait`` may be used from any thread."""
+    """``state``, ``metrics`` and ``wait`` may be used from any thread."""
 
     def __init__(self, graph: Graph, assignments: dict[str, Assignment], config: EngineConfig) -> None:
         self.metrics = RunMetrics()
@@ -48,11 +52,19 @@ class Run:
             self._folders.remove()
             raise
         self._server = parts.server
-        self._progress = Progress(config.progress, parts.stages, parts.pools)
+        self._is_debug = config.debug
+        self._progress = Progress("off" if config.debug else config.progress, parts.stages, parts.pools)
         self._scheduler = Scheduler(parts, self._progress.tick)
-        # Not a daemon: a script that ends without waiting for its pipeline still gets its results.
-        self._thread = threading.Thread(target=self._run, name="luminosity-run")
-        self._thread.start()
+
+    def start(self) -> None:
+        """Begin; with ``--debug`` also end, since user code runs on the thread that calls."""
+        if not self._is_debug:
+            # Not a daemon: a script that ends without waiting for its pipeline still gets its results.
+            threading.Thread(target=self._run, name="luminosity-run").start()
+            return
+        self._run()
+        if self.state == PipelineState.CANCELLED and self.failure is not None:
+            raise self.failure  # Ctrl-C ends the script, too
 
     def wait(self, seconds: float | None) -> bool:
         """Whether the run has ended within ``seconds``."""
@@ -65,7 +77,7 @@ class Run:
         try:
             self._scheduler.run()
             self.state = PipelineState.DONE
-        except RunCancelled as error:
+        except (RunCancelled, KeyboardInterrupt) as error:
             self.state, self.failure = PipelineState.CANCELLED, error
         except BaseException as error:
             # Whatever it is, whoever waits for the run must hear of it.
@@ -107,21 +119,30 @@ def _set_up(
     relief = Relief(blocks, state, stages)
     buffers = _buffers(graph, codecs, folders.spill, stages, state, blocks, relief, limit)
     mainclasses.save(folders.main_classes)
-    process_launcher = launcher(config.worker_start)
+    saver = None
+    if config.save_failed is not None:
+        pickle_library = str(config.worker_options.get("pickle_library", "default"))
+        saver = Saver(config.save_failed, graph, state, buffers, folders.main_classes, pickle_library)
     descriptors = {stage.id: graph.descriptor(stage, folders.url) for stage in graph.stages}
+    if config.debug:
+        RuntimeValueProvider.set_runtime_options(config.worker_options)  # as is done in worker processes
+        server = process_launcher = DebugWorkers(state, descriptors)
+    else:
+        process_launcher = launcher(config.worker_start)
+        server = FnApiServer(folders.url, state, descriptors)  # the last thing that can fail, since it must be stopped
     return RunParts(
         stages=stages,
         buffers=buffers,
         pools=list(pools.values()),
-        codecs=codecs,
         blocks=blocks,
         relief=relief,
         state=state,
-        server=FnApiServer(folders.url, state, descriptors),  # the last thing that can fail, since it must be stopped
+        server=server,
         folders=folders,
         launcher=process_launcher,
         config=config,
         metrics=metrics,
+        failures=Failures(codecs, 1 if config.debug else MAX_TRIES, saver.save if saver is not None else None),
     )
 
 

@@ -15,7 +15,7 @@ from luminosity.engine.hints import Needs
 from luminosity.engine.machine import Machine
 from luminosity.engine.options import EngineConfig
 from luminosity.engine.plan.planner import plan
-from luminosity.engine.pools import assign
+from luminosity.engine.pools import assign, assign_to_this_process
 from luminosity.engine.result import LuminosityResult
 from luminosity.engine.run import Run
 from luminosity.engine.workers.launcher import warm_up
@@ -52,6 +52,12 @@ class LuminosityRunner(PipelineRunner):
         support.warn(pipeline)
         machine = Machine.detect(config.accelerators)
         graph = plan(pipeline, is_drain=self._is_drain)
-        needs = {key: Needs.of(e) for key, e in graph.components.environments.items()}
-        assignments = assign([(s, needs[s.environment_id]) for s in graph.stages], machine, config)
-        return LuminosityResult(Run(graph, assignments, config))
+        if config.debug:
+            assignments = assign_to_this_process(graph.stages, machine)
+        else:
+            needs = {key: Needs.of(e) for key, e in graph.components.environments.items()}
+            assignments = assign([(s, needs[s.environment_id]) for s in graph.stages], machine, config)
+        run = Run(graph, assignments, config)
+        result = LuminosityResult(run)
+        run.start()
+        return result

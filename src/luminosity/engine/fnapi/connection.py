@@ -3,9 +3,46 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol
 
 from apache_beam.portability.api import beam_fn_api_pb2
+
+
+class WorkerConnection(Protocol):
+    """A worker as the loop talks to it, wherever it runs."""
+
+    def instruct(self, request: beam_fn_api_pb2.InstructionRequest) -> None: ...
+
+    def send(self, stream_id: str, messages: Iterable[beam_fn_api_pb2.Elements]) -> None:
+        """All that a bundle gets."""
+        ...
+
+    def cause(self, instruction_id: str) -> BaseException | None:
+        """The exception that a response's error tells of, where it was raised in this process. Forgotten when told."""
+        ...
+
+    def finish(self) -> None:
+        """No more work: the worker ends its bundles, tears down, and exits."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class WorkerServer(Protocol):
+    """Where workers connect."""
+
+    def connect(
+        self,
+        worker_id: str,
+        on_connected: Callable[[], None],
+        on_response: Callable[[beam_fn_api_pb2.InstructionResponse], None],
+        on_elements: Callable[[beam_fn_api_pb2.Elements], None],
+    ) -> WorkerConnection: ...
+
+    def disconnect(self, worker_id: str) -> None: ...
+
+    def stop(self) -> None: ...
 
 
 class Outbox:
@@ -47,8 +84,10 @@ class Connection:
     def instruct(self, request: beam_fn_api_pb2.InstructionRequest) -> None:
         self.control.put(request)
 
-    def send(self, stream_id: str, elements: beam_fn_api_pb2.Elements) -> None:
-        self.stream(stream_id).put(elements)
+    def send(self, stream_id: str, messages: Iterable[beam_fn_api_pb2.Elements]) -> None:
+        stream = self.stream(stream_id)
+        for elements in messages:
+            stream.put(elements)
 
     def stream(self, stream_id: str) -> Outbox:
         stream = self._streams.setdefault(stream_id, Outbox())
@@ -56,8 +95,10 @@ class Connection:
             stream.close()
         return stream
 
+    def cause(self, instruction_id: str) -> BaseException | None:
+        return None  # it stayed in the worker's process
+
     def finish(self) -> None:
-        """No more work: the worker ends its bundles, tears down, and exits."""
         self.control.close()
 
     def close(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import grpc
@@ -41,6 +41,20 @@ class FnApiServer:
         beam_fn_api_pb2_grpc.add_BeamFnLoggingServicer_to_server(LoggingServicer(), self._server)
         self._server.add_insecure_port(url)
         self._server.start()
+
+    def connect(
+        self,
+        worker_id: str,
+        on_connected: Callable[[], None],
+        on_response: Callable[[beam_fn_api_pb2.InstructionResponse], None],
+        on_elements: Callable[[beam_fn_api_pb2.Elements], None],
+    ) -> Connection:
+        """Expect the worker of this name. The callbacks run on the server's threads."""
+        connection = self.connections[worker_id] = Connection(on_connected, on_response, on_elements)
+        return connection
+
+    def disconnect(self, worker_id: str) -> None:
+        self.connections.pop(worker_id).close()
 
     def connection(self, context: grpc.ServicerContext) -> Connection:
         worker_id = _metadata(context, "worker_id")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import threading
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from apache_beam.coders import coder_impl, coders
@@ -91,6 +91,22 @@ class StateStore:
             self.remove_group(token)
         with self._lock:
             self._cells.release()
+
+    def group_data(self, token: bytes) -> Iterator[bytes]:
+        """A group's values, encoded."""
+        return (chunk.read() for chunk in self._groups[token])
+
+    def cells_of(self, transform_ids: Collection[str], keys: Collection[bytes]) -> list[tuple[bytes, bytes]]:
+        """What is committed for these keys: each cell's StateKey and content, both encoded."""
+        found: list[tuple[bytes, bytes]] = []
+        with self._lock:
+            for cell_key, cell in self._cells.items():
+                state_key = beam_fn_api_pb2.StateKey.FromString(cell_key)
+                user_state = getattr(state_key, str(state_key.WhichOneof("type")))
+                if user_state.transform_id in transform_ids and user_state.key in keys:
+                    chunks = [chunk if isinstance(chunk, bytes) else chunk[1] for chunk in cell]
+                    found.append((cell_key, b"".join(chunks)))
+        return found
 
     def begin(self, instruction_id: str) -> None:
         self._overlays[instruction_id] = _Overlay()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 
 from luminosity.engine.blocks import Block
 from luminosity.engine.loop.grouping import Grouping
@@ -32,6 +33,10 @@ class BufferRun:
         self.side_input: SideInputData | None = None
         self.uncommitted_bytes = 0  # of bundles that run
         self._is_exhausted = grouping is None
+
+    def side_input_data(self) -> Iterator[bytes]:
+        """All that came through, encoded, for whoever copies it."""
+        return self.side_input.data() if self.side_input is not None else iter(())
 
     def deliver(self, block: Block) -> None:
         """Take over a committed block."""

@@ -13,6 +13,7 @@ from luminosity.engine.blocks import Block
 from luminosity.engine.loop.timers import FamilyKey
 from luminosity.engine.loop.watermarks import MAX
 from luminosity.engine.plan.codecs import ElementCodec, TimerRecord
+from luminosity.errors import StepFailed
 
 if TYPE_CHECKING:
     from luminosity.engine.loop.lane import Lane
@@ -63,6 +64,14 @@ class Attempt:
         self.outputs.clear()
 
 
+@dataclass
+class Search:
+    """What is tried in place of a bundle that failed, to find what fails alone."""
+
+    error: StepFailed  # ends the run if none of it fails
+    parts: int  # not committed yet
+
+
 @dataclass(eq=False)
 class Bundle:
     """Input that is taken together, until it is committed or the run ends."""
@@ -75,10 +84,16 @@ class Bundle:
     deaths: int = 0  # workers lost with this bundle alone in them and nothing left to halve
     is_suspect: bool = False  # its worker was lost while others ran there, too: it is tried alone
     attempt: Attempt | None = None
+    search: Search | None = None
 
     @property
     def count(self) -> int:
         return sum(block.count for block in self._blocks())
+
+    @property
+    def pieces(self) -> int:
+        """What it can be cut into: elements and timers."""
+        return self.count + sum(len(timers) for timers in self.timers.values())
 
     @property
     def hold(self) -> int:
@@ -104,9 +119,11 @@ class Bundle:
             block.release()
 
     def halves(self) -> list[Bundle]:
-        """Two bundles in place of this one, or just this one where it has a single element."""
-        if self.count < 2:
+        """Two bundles in place of this one, or just this one where it has a single element or timer."""
+        if self.pieces < 2:
             return [self]
+        if not self.inputs:
+            return self._halves_of_timers()
         half = self.count // 2
         first: dict[str, list[Block]] = {}
         second: dict[str, list[Block]] = {}
@@ -124,6 +141,16 @@ class Bundle:
             Bundle(self.stage, self.lane, first, self.timers, self.failures),
             Bundle(self.stage, self.lane, second, {}, self.failures),
         ]
+
+    def _halves_of_timers(self) -> list[Bundle]:
+        due = [(family, timer) for family, timers in self.timers.items() for timer in timers]
+        halves: list[Bundle] = []
+        for part in (due[: len(due) // 2], due[len(due) // 2 :]):
+            timers: dict[FamilyKey, list[TimerRecord]] = {}
+            for family, timer in part:
+                timers.setdefault(family, []).append(timer)
+            halves.append(Bundle(self.stage, self.lane, {}, timers, self.failures))
+        return halves
 
 
 def slice_blocks(blocks: Iterable[Block], codec: ElementCodec, start: int, stop: int) -> list[Block]:

@@ -11,20 +11,19 @@ from dataclasses import dataclass
 from apache_beam.portability.api import beam_fn_api_pb2
 
 from luminosity.engine.blocks import BlockStore
-from luminosity.engine.fnapi.connection import Connection
-from luminosity.engine.fnapi.server import FnApiServer
+from luminosity.engine.fnapi.connection import WorkerServer
 from luminosity.engine.fnapi.state import StateStore
 from luminosity.engine.folders import RunFolders
-from luminosity.engine.loop import failures, splits, workers
+from luminosity.engine.loop import splits, workers
 from luminosity.engine.loop.buffers import BufferRun
 from luminosity.engine.loop.bundle import Attempt, Bundle, new_instruction_id
+from luminosity.engine.loop.failures import Failures, describe_exit
 from luminosity.engine.loop.metrics import RunMetrics
 from luminosity.engine.loop.relief import Relief
 from luminosity.engine.loop.stage import StageRun
 from luminosity.engine.loop.watermarks import MAX
 from luminosity.engine.loop.workers import PoolRun, Worker
 from luminosity.engine.options import EngineConfig
-from luminosity.engine.plan.codecs import Codecs
 from luminosity.engine.workers.failure import Failure
 from luminosity.engine.workers.launcher import Launcher
 from luminosity.errors import RunCancelled, WorkerStartFailed
@@ -79,15 +78,15 @@ class RunParts:
     stages: list[StageRun]  # in topological order
     buffers: dict[bytes, BufferRun]
     pools: list[PoolRun]
-    codecs: Codecs
     blocks: BlockStore
     relief: Relief
     state: StateStore
-    server: FnApiServer
+    server: WorkerServer
     folders: RunFolders
     launcher: Launcher
     config: EngineConfig
     metrics: RunMetrics
+    failures: Failures
 
 
 class Scheduler:
@@ -189,7 +188,8 @@ class Scheduler:
 
     def _start_worker(self, pool: PoolRun, index: int) -> None:
         worker = Worker(pool, index)
-        worker.connection = self._parts.server.connections[worker.id] = Connection(
+        worker.connection = self._parts.server.connect(
+            worker.id,
             on_connected=lambda: self._events.put(_Connected(worker)),
             on_response=lambda response: self._events.put(_Responded(worker, response)),
             on_elements=lambda elements: self._events.put(_Sent(worker, elements)),
@@ -231,8 +231,7 @@ class Scheduler:
         worker.instruct(request)
         assert worker.connection is not None
         bundle.pin()
-        for elements in _input_elements(bundle, instruction_id):
-            worker.connection.send(stream_id, elements)
+        worker.connection.send(stream_id, _input_elements(bundle, instruction_id))
 
     # What comes back
 
@@ -359,7 +358,8 @@ class Scheduler:
             self._commit(bundle, attempt, attempt.response.process_bundle)
         else:
             self._give_up(bundle, attempt)
-            bundle.stage.retry(bundle, failures.after_exception(bundle, failure))
+            cause = attempt.worker.cause(attempt.instruction_id)
+            bundle.stage.retry(bundle, self._parts.failures.after_exception(bundle, failure, cause))
         self._advance()
 
     def _lost(self, worker: Worker, code: int) -> None:
@@ -367,7 +367,7 @@ class Scheduler:
         self._workers.discard(worker)
         worker.is_gone = True
         worker.pool.workers.pop(worker.index, None)
-        self._parts.server.connections.pop(worker.id).close()
+        self._parts.server.disconnect(worker.id)
         if worker.is_stopping:
             return
         for instruction_id in [i for i, w in self._finalizing.items() if w is worker]:
@@ -376,14 +376,14 @@ class Scheduler:
             worker.pool.failed_starts += 1
             if worker.pool.failed_starts >= _MAX_FAILED_STARTS:
                 raise WorkerStartFailed(
-                    f"a worker of pool {worker.pool.pool.name!r} {failures.describe_exit(code)} before it was "
+                    f"a worker of pool {worker.pool.pool.name!r} {describe_exit(code)} before it was "
                     f"ready, {_MAX_FAILED_STARTS} times in a row; what it printed is above"
                 )
         if worker.bundles:
             _LOGGER.warning(
                 "a worker of pool %r %s; what it was doing (%d bundle(s)) is done again",
                 worker.pool.pool.name,
-                failures.describe_exit(code),
+                describe_exit(code),
                 len(worker.bundles),
             )
         lost = list(worker.bundles.values())
@@ -392,7 +392,7 @@ class Scheduler:
             assert bundle.attempt is not None
             self._give_up(bundle, bundle.attempt)
             was_alone = len(lost) == 1
-            bundle.stage.retry(bundle, failures.after_death(bundle, code, was_alone, self._parts.codecs))
+            bundle.stage.retry(bundle, self._parts.failures.after_death(bundle, code, was_alone))
         self._parts.folders.remove_blocks_of(worker.id, keep=self._parts.blocks.files)
         self._parts.blocks.ledger.writer_lost(worker.writer)
         self._advance()
@@ -441,6 +441,7 @@ class Scheduler:
         stage.bundles_done += 1
         if attempt.is_warm or stage.stage.is_sink:
             stage.size.learn(processed, now - attempt.started_at)
+        self._parts.failures.after_commit(bundle)
 
     def _finalize(self, attempt: Attempt) -> None:
         request = beam_fn_api_pb2.InstructionRequest(instruction_id=new_instruction_id("finalize"))

@@ -55,6 +55,10 @@ class SideInputData:
         finally:
             self._lock.release()
 
+    def data(self) -> Iterator[bytes]:
+        """All its elements, encoded, a block at a time."""
+        return (block.data() for block in self.blocks)
+
     def release(self) -> None:
         with self._lock:
             for block in self.blocks:

@@ -14,6 +14,8 @@ _ASK_AGAIN_S = 0.05
 
 
 def can_split(bundle: Bundle) -> bool:
+    if bundle.search is not None:
+        return False  # the part that it would leave is to be tried, too
     return bool(bundle.inputs) and (bundle.stage.stage.is_splittable or bundle.count > 1)
 
 

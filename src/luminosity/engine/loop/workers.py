@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from apache_beam.portability.api import beam_fn_api_pb2
 
-from luminosity.engine.fnapi.connection import Connection
+from luminosity.engine.fnapi.connection import WorkerConnection
 from luminosity.engine.folders import RunFolders
 from luminosity.engine.loop.bundle import Attempt, Bundle
 from luminosity.engine.machine import visibility
@@ -36,7 +36,7 @@ class Worker:
         self.is_stopping = False
         self.is_gone = False
         self.process: Process | None = None
-        self.connection: Connection | None = None
+        self.connection: WorkerConnection | None = None
         self.bundles: dict[str, Bundle] = {}
         self.warm_stages: set[str] = set()
         self._free_streams = [f"{slot}" for slot in range(pool.pool.slots)]
@@ -60,6 +60,10 @@ class Worker:
     def instruct(self, request: beam_fn_api_pb2.InstructionRequest) -> None:
         assert self.connection is not None
         self.connection.instruct(request)
+
+    def cause(self, instruction_id: str) -> BaseException | None:
+        """The exception that failed the instruction, if it was raised in this process."""
+        return self.connection.cause(instruction_id) if self.connection is not None else None
 
     def kill(self) -> None:
         if self.process is not None:

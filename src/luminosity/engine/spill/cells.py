@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import marshal
+from collections.abc import Iterator
 from typing import Any
 
 from luminosity.engine.spill.diskmap import DiskMap
@@ -43,6 +44,12 @@ class Cells:
         if cell:
             self._memory[key] = cell
             self._count(_bytes(key, cell))
+
+    def items(self) -> Iterator[tuple[bytes, Cell]]:
+        yield from self._memory.items()
+        if self._disk is not None:
+            for key, _ in self._disk.with_prefix(b""):
+                yield key, self.get(key)
 
     def spill(self, wanted: int) -> int:
         """Move the longest unused to disk until ``wanted`` bytes are free; how many were freed."""

@@ -48,11 +48,12 @@ class Failure:
 
     @classmethod
     def of(cls, error: BaseException) -> Failure:
+        first = original(error)
         _drop_repetition(error)
         step = _STEP.search(str(error))
         frames = _frames(error.__traceback__)
-        message = _STEP.sub("", str(error)).strip()
-        name = type(error).__name__
+        message = _STEP.sub("", str(first)).strip()
+        name = type(first).__name__
         return cls(
             exception=f"{name}: {message}" if message else name,
             traceback="".join(traceback.format_exception(type(error), error, error.__traceback__)),
@@ -62,10 +63,17 @@ class Failure:
         )
 
 
+def original(error: BaseException) -> BaseException:
+    """What user code raised. Beam raises it again with the step's name, as the same type or as a RuntimeError."""
+    if getattr(error, "_tagged_with_step", False) and error.__context__ is not None:
+        return error.__context__
+    return error
+
+
 def _drop_repetition(error: BaseException) -> None:
-    """Beam raises an exception again with the step's name added: the same frames twice, of which once is enough."""
-    first = error.__context__
-    if first is not None and type(first) is type(error) and str(error).startswith(str(first)):
+    """What Beam raised again has the same frames twice, of which once is enough."""
+    first = original(error)
+    if first is not error and type(first) is type(error):
         error.__context__ = first.__context__
         error.__cause__ = error.__cause__ if error.__cause__ is not first else first.__cause__
 
@@ -81,6 +89,24 @@ def shorten(value: Any) -> str:
 
 def _frames(trace: TracebackType | None) -> list[tuple[FrameType, int]]:
     return [(frame, line) for frame, line in traceback.walk_tb(trace)]
+
+
+def user_traceback(error: BaseException) -> tuple[TracebackType | None, int]:
+    """The traceback from where it comes to the user's code, and how many of its frames are below that code's last."""
+    trace = error.__traceback__
+    frames = _frames(trace)
+    users = [i for i, (frame, _) in enumerate(frames) if _is_users(frame)]
+    if not users:
+        return trace, 0
+    for _ in range(users[0]):
+        trace = trace.tb_next if trace is not None else None
+    return trace, len(frames) - 1 - users[-1]
+
+
+def is_of_main(error: BaseException) -> bool:
+    """Whether the user's code that raised it is of the script itself, which is pickled whole and not by name."""
+    users = [frame for frame, _ in _frames(error.__traceback__) if _is_users(frame)]
+    return bool(users) and users[-1].f_globals.get("__name__") == "__main__"
 
 
 def _is_users(frame: FrameType) -> bool:

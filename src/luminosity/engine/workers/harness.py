@@ -33,7 +33,7 @@ from luminosity.engine.workers.request import WorkerRequest
 from luminosity.noise import quiet
 
 _SAMPLING_PERIOD_MS = 5
-_RUNNER_CAPABILITIES = common_urns.runner_protocols.MULTIMAP_KEYS_VALUES_SIDE_INPUT.urn
+RUNNER_CAPABILITIES = common_urns.runner_protocols.MULTIMAP_KEYS_VALUES_SIDE_INPUT.urn
 
 
 class ReportingHarness(sdk_worker.SdkHarness):
@@ -106,7 +106,7 @@ def run(request: WorkerRequest) -> None:
             "CONTROL_API_SERVICE_DESCRIPTOR": descriptor,
             "LOGGING_API_SERVICE_DESCRIPTOR": descriptor,
             "PIPELINE_OPTIONS": json.dumps(request.pipeline_options),
-            "RUNNER_CAPABILITIES": _RUNNER_CAPABILITIES,
+            "RUNNER_CAPABILITIES": RUNNER_CAPABILITIES,
         }
     )
     log_handler, harness, _ = created

@@ -46,7 +46,13 @@ def launcher(method: str) -> Launcher:
 
 
 def warm_up(method: str) -> None:
-    """Begin, in the background, what makes starting the first worker slow: a process that imports Beam."""
+    """Begin, in the background, what makes starting the first worker slow: a process that imports Beam.
+
+    Called before a pipeline's options are known. Where the command line says ``--debug`` no worker is to be expected;
+    one that is needed all the same starts later.
+    """
+    if "--debug" in sys.argv:
+        return
     threading.Thread(target=launcher, args=(method,), name="luminosity-warm-up", daemon=True).start()
 
 

@@ -33,7 +33,12 @@ def save(path: str) -> None:
 def load(path: str) -> None:
     """Define them in this process's ``__main__``."""
     with open(path, "rb") as file:
-        pickled: dict[str, bytes] = pickle.load(file)
+        define(file.read())
+
+
+def define(saved: bytes) -> None:
+    """The same, of such a file's content."""
+    pickled: dict[str, bytes] = pickle.loads(saved)
     main = sys.modules["__main__"]
     for name, data in pickled.items():
         try:
