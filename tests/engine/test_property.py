@@ -13,6 +13,7 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
 
+from luminosity.engine import options
 from tests.processes import kill_workers_of
 from tests.recipes import OPERATIONS, Recipe
 from tests.runners import IS_REFERENCE, collect, new_pipeline
@@ -52,9 +53,9 @@ def recipes(min_data: int = 0, min_operations: int = 1) -> st.SearchStrategy[Rec
     )
 
 
-def check(recipe: Recipe, expected: Recipe, folder: Path) -> None:
+def check(recipe: Recipe, expected: Recipe, folder: Path, *flags: str) -> None:
     wanted = collect(expected.build, folder, beam.Pipeline(runner=FnApiRunner()))
-    found = collect(recipe.build, folder, new_pipeline("--cpu_workers=2"))
+    found = collect(recipe.build, folder, new_pipeline("--cpu_workers=2", *flags))
     assert Counter(found) == Counter(wanted)
 
 
@@ -62,6 +63,15 @@ def check(recipe: Recipe, expected: Recipe, folder: Path) -> None:
 @given(recipe=recipes())
 def test_as_beams_own_runner(tmp_path: Path, recipe: Recipe) -> None:
     check(recipe, recipe, tmp_path)
+
+
+@pytest.mark.skipif(IS_REFERENCE, reason="it has no budget")
+@settings(_SETTINGS, max_examples=10)
+@given(recipe=recipes(min_operations=2))
+def test_as_beams_own_runner_with_everything_on_disk(tmp_path: Path, recipe: Recipe) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(options, "_LEAST_BUDGET", 1)
+        check(recipe, recipe, tmp_path, "--memory_budget=1B")
 
 
 @pytest.mark.skipif(IS_REFERENCE, reason="there are no workers to kill")
