@@ -6,6 +6,7 @@
     ├── OptionError (ValueError)              a flag has a value that is not allowed
     ├── UnsupportedPipeline (ValueError)      the pipeline uses a feature the engine does not have
     ├── ResourcesExceeded (ValueError)        a step asks for more than the machine has
+    ├── RecordError (ValueError)              a recorded run is not there, or can't be read
     └── RunFailed (RuntimeError)              the run ended before the pipeline was done
         ├── StepFailed                        user code raised on every try
         ├── ElementKillsWorker                one element ended its worker on every try
@@ -19,6 +20,7 @@ __all__ = [
     "ElementKillsWorker",
     "LuminosityError",
     "OptionError",
+    "RecordError",
     "ResourcesExceeded",
     "RunCancelled",
     "RunFailed",
@@ -44,8 +46,16 @@ class ResourcesExceeded(LuminosityError, ValueError):
     """A step asks for more than the machine has."""
 
 
+class RecordError(LuminosityError, ValueError):
+    """A recorded run is not there, or can't be read."""
+
+
 class RunFailed(LuminosityError, RuntimeError):
-    """The run ended before the pipeline was done."""
+    """The run ended before the pipeline was done; ``headline`` says why in one line."""
+
+    def __init__(self, message: str, headline: str = "") -> None:
+        super().__init__(message)
+        self.headline = headline or message.partition("\n")[0]
 
 
 class StepFailed(RunFailed):

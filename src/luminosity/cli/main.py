@@ -7,7 +7,10 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from luminosity.cli import run
+from luminosity.cli import run, runs, show
+from luminosity.errors import LuminosityError
+
+_WRONG_USE = 2
 
 _EXAMPLES = """\
 examples:
@@ -15,6 +18,8 @@ examples:
   lum run pipeline.py --input=in.csv               the pipeline's own options follow its name
   lum run pipeline.py --cpu_workers=4              at most four CPU worker processes
   lum run pipeline.py --accelerators=2             try the pools of a machine with two accelerators
+  lum runs                                         list past runs and those under way
+  lum show last                                    what the newest run did, stage by stage
 """
 
 
@@ -27,12 +32,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"luminosity {version('luminosity')}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    run.add_to(commands)
+    for command in (run, runs, show):
+        command.add_to(commands)
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words[:1] == ["run"] and words[1:2] not in (["-h"], ["--help"]):
         return run.run(words[1:])  # what follows belongs to the pipeline: argparse must not look at it
     parsed = parser.parse_args(words)
-    return parsed.command(parsed)
+    try:
+        return parsed.command(parsed)
+    except LuminosityError as error:
+        print(f"lum {words[0]}: {error}", file=sys.stderr)
+        return _WRONG_USE
 
 
 if __name__ == "__main__":

@@ -25,7 +25,8 @@ options of the runner:
   --accelerators=N             accelerators to use (default: those detected)
   --missing_accelerator=cpu|fail
                                where a step asks for one that is not there (default: cpu)
-  --progress=auto|plain|off    how progress is shown (default: auto)
+  --progress=auto|plain|off    a live view on a terminal and lines elsewhere (auto, the default), lines, nothing
+  --run_dir=DIR|off            where the run is recorded for `lum runs` (default: ~/.luminosity/runs)
 
 example:
   lum run examples/bulk_inference.py --cpu_workers=2

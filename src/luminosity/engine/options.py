@@ -42,6 +42,7 @@ class LuminosityOptions(PipelineOptions):
         "missing_accelerator": "cpu",
         "progress": "auto",
         "worker_start": "auto",
+        "run_dir": None,
     }
 
     @classmethod
@@ -67,12 +68,18 @@ class LuminosityOptions(PipelineOptions):
         parser.add_argument(
             "--progress",
             default=cls.defaults["progress"],
-            help="auto (the default): a live line on a terminal, a line now and then elsewhere; plain: lines; off.",
+            help="auto (the default): a live view on a terminal, a line now and then elsewhere; plain: lines; off.",
         )
         parser.add_argument(
             "--worker_start",
             default=cls.defaults["worker_start"],
             help="How worker processes start: fork (quick), spawn (where forking is unsafe), or auto (the default).",
+        )
+        parser.add_argument(
+            "--run_dir",
+            default=cls.defaults["run_dir"],
+            help="Where this run is recorded for `lum runs` (default: the environment's LUMINOSITY_RUN_DIR, else "
+            "~/.luminosity/runs), or off.",
         )
 
 
@@ -86,6 +93,7 @@ class EngineConfig:
     progress: str
     worker_start: str
     threads_per_worker: int
+    run_dir: str | None = None
     worker_options: dict[str, Any] = field(default_factory=dict[str, Any], repr=False)
 
     @classmethod
@@ -102,6 +110,7 @@ class EngineConfig:
             progress=_choice("progress", ours.progress, _PROGRESS),
             worker_start=_choice("worker_start", ours.worker_start, _WORKER_START),
             threads_per_worker=_whole_number("number_of_worker_harness_threads", threads, minimum=1) or 1,
+            run_dir=ours.run_dir,
             worker_options=_worker_options(options),
         )
         _warn_of_ignored(options)

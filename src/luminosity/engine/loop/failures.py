@@ -28,7 +28,8 @@ def after_exception(bundle: Bundle, failure: Failure) -> list[Bundle]:
     if failure.element:
         lines.append(f"  element: {failure.element}")
     # The summary comes last: that is what is left on the screen.
-    raise StepFailed(f"{failure.exception}\n\nThe worker's traceback:\n{failure.traceback}\n" + "\n".join(lines))
+    message = f"{failure.exception}\n\nThe worker's traceback:\n{failure.traceback}\n" + "\n".join(lines)
+    raise StepFailed(message, headline=lines[0])
 
 
 def after_death(bundle: Bundle, exit_code: int, was_alone: bool, codecs: Codecs) -> list[Bundle]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import queue
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from apache_beam.portability.api import beam_fn_api_pb2
@@ -19,6 +18,7 @@ from luminosity.engine.loop import failures, splits, workers
 from luminosity.engine.loop.buffers import BufferRun
 from luminosity.engine.loop.bundle import Attempt, Bundle, new_instruction_id
 from luminosity.engine.loop.metrics import RunMetrics
+from luminosity.engine.loop.reporter import Reporter
 from luminosity.engine.loop.stage import StageRun
 from luminosity.engine.loop.watermarks import MAX
 from luminosity.engine.loop.workers import PoolRun, Worker
@@ -36,7 +36,7 @@ _SATURATED_S = 0.03
 _CONNECT_TIMEOUT_S = 60.0
 _FINISH_TIMEOUT_S = 10.0
 _KILL_TIMEOUT_S = 2.0
-_IDLE_WAKE_S = 0.5
+_IDLE_WAKE_S = 0.2  # to be seen
 
 
 @dataclass(frozen=True)
@@ -83,12 +83,13 @@ class RunParts:
     launcher: Launcher
     config: EngineConfig
     metrics: RunMetrics
+    prints: dict[str, str]  # where workers print to, by the number of the stream, if not to this process's own
 
 
 class Scheduler:
-    def __init__(self, parts: RunParts, on_tick: Callable[[], None]) -> None:
+    def __init__(self, parts: RunParts, reporter: Reporter) -> None:
         self._parts = parts
-        self._on_tick = on_tick
+        self._reporter = reporter
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._finalizing: dict[str, Worker] = {}
         self._workers: set[Worker] = set()  # all whose process has not ended
@@ -107,7 +108,7 @@ class Scheduler:
             while not self._is_done():
                 self._dispatch()
                 self._handle_next(self._wait_seconds())
-                self._on_tick()
+                self._reporter.tick()
             is_done = True
         finally:
             self._end_workers(gracefully=is_done)
@@ -182,6 +183,7 @@ class Scheduler:
             self._parts.launcher,
             self._parts.folders,
             self._parts.config,
+            self._parts.prints,
             lambda worker, code: self._events.put(_Exited(worker, code)),
         )
 
@@ -260,6 +262,7 @@ class Scheduler:
         elif isinstance(event, _Connected):
             event.worker.is_connected = True
             event.worker.pool.failed_starts = 0
+            self._reporter.worker_started(event.worker)
         elif isinstance(event, _Exited):
             self._lost(event.worker, event.code)
         else:
@@ -324,6 +327,7 @@ class Scheduler:
         else:
             self._give_up(bundle, attempt)
             bundle.stage.retry(bundle, failures.after_exception(bundle, failure))
+            self._reporter.bundle_retried(bundle, failure)
         self._advance()
 
     def _lost(self, worker: Worker, code: int) -> None:
@@ -335,6 +339,7 @@ class Scheduler:
             return
         for instruction_id in [i for i, w in self._finalizing.items() if w is worker]:
             del self._finalizing[instruction_id]
+        self._reporter.worker_lost(worker, failures.describe_exit(code))
         if not worker.is_connected:
             worker.pool.failed_starts += 1
             if worker.pool.failed_starts >= _MAX_FAILED_STARTS:
@@ -349,8 +354,7 @@ class Scheduler:
                 failures.describe_exit(code),
                 len(worker.bundles),
             )
-        lost = list(worker.bundles.values())
-        worker.bundles.clear()  # what it sent may still arrive, and belongs to nobody now
+        lost = worker.lose_bundles()
         for bundle in lost:
             assert bundle.attempt is not None
             self._give_up(bundle, bundle.attempt)
@@ -374,8 +378,11 @@ class Scheduler:
         stage.finished(bundle)
         for read_id, blocks in reversed(left_over):
             lane.prepend(read_id, blocks)
-        for residual in (*attempt.residual_roots, *response.residual_roots):
-            read_id, block, delay = splits.residual_root(bundle, residual)
+        residuals = [splits.residual_root(bundle, r) for r in (*attempt.residual_roots, *response.residual_roots)]
+        if stage.sized_work is not None:
+            left = [*left_over, *((read_id, [block]) for read_id, block, _ in residuals)]
+            stage.sized_work.committed(bundle.inputs, left)
+        for read_id, block, delay in residuals:
             if delay > 0:
                 stage.add_delayed(read_id, block, now + delay)
             else:
