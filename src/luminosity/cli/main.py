@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -39,7 +40,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return run.run(words[1:])  # what follows belongs to the pipeline: argparse must not look at it
     parsed = parser.parse_args(words)
     try:
-        return parsed.command(parsed)
+        code = parsed.command(parsed)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        # Whoever read it has enough, as `head` does; what is still to be written goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except LuminosityError as error:
         print(f"lum {words[0]}: {error}", file=sys.stderr)
         return _WRONG_USE

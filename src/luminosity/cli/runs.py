@@ -17,6 +17,9 @@ from luminosity.engine.records import Damaged, Record, load, path_of, run_ids
 from luminosity.engine.views import words
 
 _LIMIT = 20
+_HEADS = ("run", "started", "script", "state", "took")
+_GAP = 2
+_LEAST_REASON = 12
 _STYLES = {"done": "green", "failed": "red", "cancelled": "yellow", "running": "cyan", "lost": "red"}
 _EXAMPLES = """\
 A run is recorded in ~/.luminosity/runs, or where --run_dir or LUMINOSITY_RUN_DIR say. A lost run's process was killed.
@@ -48,10 +51,11 @@ def runs(folder: Path, limit: int) -> int:
     if not ids:
         print(f"No run is recorded in {folder} yet.", file=sys.stderr)
     elif sys.stdout.isatty():
-        Console(highlight=False).print(_table(records))
+        console = Console(highlight=False)
+        console.print(_table(records, console.width))
     else:
         for record in records:
-            print("\t".join(_fields(record)))
+            print("\t".join(_fields(record).values()))
     if len(ids) > limit and sys.stdout.isatty():
         print(f"and {len(ids) - limit} older; --limit shows more", file=sys.stderr)
     for damaged in loaded:
@@ -66,20 +70,26 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _fields(record: Record) -> tuple[str, ...]:
-    """Id, start, script, state, duration, and why it failed."""
-    started = f"{datetime.fromtimestamp(record.started.started_at):%Y-%m-%d %H:%M:%S}"
+def _fields(record: Record) -> dict[str, str]:
+    started = f"{datetime.fromtimestamp(record.started.started_at):%Y-%m-%d %H:%M}"
     took = words.duration(record.last.seconds) if record.last is not None else ""
     why = record.ended.failure if record.ended is not None and record.state == "failed" else ""
-    return record.started.run, started, record.started.name, record.state, took, why
+    fields = (record.started.run, started, record.started.name, record.state, took)
+    return {**dict(zip(_HEADS, fields, strict=True)), "why": why}
 
 
-def _table(records: list[Record]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for name in ("run", "started", "script", "state", "took"):
-        table.add_column(name, no_wrap=True, justify="right" if name == "took" else "left")
-    table.add_column("", no_wrap=True, overflow="ellipsis", ratio=1)
-    for record in records:
-        run_id, started, name, state, took, why = _fields(record)
-        table.add_row(run_id, started, Text(name), Text(state, style=_STYLES[state]), took, Text(why, style="dim"))
+def _table(records: list[Record], width: int) -> Table:
+    rows = [_fields(record) for record in records]
+    widths = {head: max(len(head), *(len(row[head]) for row in rows)) + _GAP for head in _HEADS}
+    if width < sum(widths.values()):
+        del widths["started"]  # the id says as much
+    room = width - sum(widths.values())
+    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0))
+    for head in widths:
+        table.add_column(head, no_wrap=True, justify="right" if head == "took" else "left")
+    table.add_column(no_wrap=True)
+    for row in rows:
+        reason = words.shortened(row["why"], room) if room >= _LEAST_REASON else ""
+        cells = [Text(row[head], style=_STYLES[row[head]] if head == "state" else "") for head in widths]
+        table.add_row(*cells, Text(reason, style="dim"))
     return table

@@ -41,9 +41,9 @@ _COLUMNS = (
     _Column("rate", 9, 0, lambda s: words.rate(s.rate)),
     _Column("queued", 9, 76, lambda s: words.number(s.queued) if s.queued else ""),
     _Column("bytes", 8, 100, lambda s: words.size(s.queued_bytes) if s.queued_bytes else ""),
-    _Column("workers", 7, 110, lambda s: str(s.workers) if s.workers else ""),
+    _Column("workers", 7, 120, lambda s: str(s.workers) if s.workers else ""),
     _Column("done", 4, 90, lambda s: words.percent(s.fraction) if s.fraction is not None else ""),
-    _Column("about left", 11, 120, lambda s: words.duration(s.seconds_left) if s.seconds_left is not None else ""),
+    _Column("about left", 11, 140, lambda s: words.duration(s.seconds_left) if s.seconds_left is not None else ""),
 )
 
 
@@ -61,7 +61,8 @@ def frame(run: RunStarted, snapshot: Snapshot, width: int, height: int) -> Rende
 
 def memory(snapshot: Snapshot) -> str:
     held, processes = snapshot.memory, snapshot.processes
-    parts = [f"{words.size(held.used)} between stages" + (f" of {words.size(held.limit)}" if held.limit else "")]
+    limit = f" of {words.size(held.limit)}" if held.limit else ""
+    parts = [f"{words.size(held.used)}{limit} between stages"]
     if processes.used:
         parts.append(f"{words.size(processes.used)} in processes")
     if held.spilled:

@@ -8,6 +8,7 @@ import sys
 import threading
 
 from luminosity.engine.events import Event, RunEnded, RunStarted, Snapshot, Subscriber
+from luminosity.engine.tty import is_terminal
 from luminosity.engine.views.frame import frame
 from luminosity.engine.views.plain import PlainView
 from luminosity.engine.views.summary import summary
@@ -21,10 +22,7 @@ _terminal_taken = threading.Lock()
 
 def is_possible() -> bool:
     """Whether standard error is a terminal on which a picture can be drawn again in its place."""
-    try:
-        return sys.stderr.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
-    except (AttributeError, ValueError):
-        return False  # there is none, or it is closed
+    return is_terminal(sys.stderr) and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
 
 
 class LiveView:

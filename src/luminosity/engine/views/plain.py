@@ -5,8 +5,7 @@ from __future__ import annotations
 import io
 import sys
 
-from rich.console import Console
-from rich.table import Table
+from rich.console import Console, RenderableType
 
 from luminosity.engine.events import Event, RunEnded, RunStarted, Snapshot, StageView
 from luminosity.engine.views import words
@@ -66,10 +65,10 @@ def line(run: RunStarted, snapshot: Snapshot) -> str:
     return f"{run.name} {words.duration(snapshot.seconds)}: {'; '.join(parts)}"
 
 
-def _lines(table: Table) -> list[str]:
+def _lines(content: RenderableType) -> list[str]:
     console = Console(file=io.StringIO(), width=_WIDTH, highlight=False)
     with console.capture() as captured:
-        console.print(table)
+        console.print(content)
     return [text.rstrip() for text in captured.get().splitlines()]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
@@ -14,15 +15,15 @@ _SLOWEST = 3
 _LABEL_CHARACTERS = 40
 
 
-def summary(run: RunStarted, ended: RunEnded) -> Table:
+def summary(run: RunStarted, ended: RunEnded) -> Group:
     """State, time, time per pool, memory, the slowest stages, and why it failed."""
     last = ended.last
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    ending = Text(f"{_ENDINGS[ended.state]} {words.duration(ended.seconds)}", style=_STYLES[ended.state])
-    table.add_row(Text(run.name, style="bold"), ending)
-    if ended.failure:
+    title = Text(run.name, style="bold")
+    title.append(f"  {_ENDINGS[ended.state]} {words.duration(ended.seconds)}", style=_STYLES[ended.state])
+    if ended.state == "failed":
         table.add_row("failure", Text(ended.failure))
     for pool in last.pools:
         use = f"{words.percent(pool.busy_fraction)} busy, {words.duration(pool.busy_seconds)} of work"
@@ -35,7 +36,7 @@ def summary(run: RunStarted, ended: RunEnded) -> Table:
     named = [f"{labels[s.id]} {words.duration(s.busy_seconds)}" for s in slowest[:_SLOWEST]]
     if named:
         table.add_row("slowest", Text(", ".join(named)))
-    return table
+    return Group(title, table)
 
 
 def _memory(ended: RunEnded) -> list[str]:

@@ -14,6 +14,10 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from luminosity.engine.tty import is_terminal
+
+_LONGEST_LINE = 1 << 16
+
 
 class _SteadyConsole(Console):
     """Leaves the cursor visible: hidden, it would stay so if this process were killed."""
@@ -40,14 +44,18 @@ class Terminal:
         self._proxies: list[_Above] = []
 
     def take(self) -> None:
-        self._live.start()
         for name in ("stdout", "stderr"):
             stream: TextIO = getattr(sys, name)
-            if stream.isatty():
+            if is_terminal(stream):
+                stream.flush()
                 proxy = _Above(stream, self)
                 self._proxies.append(proxy)
                 setattr(sys, name, proxy)
                 _swap_in_handlers(stream, proxy)
+        with self._lock:
+            # In the middle of a line, this wraps to the next one; at the beginning of a line it leaves no trace.
+            self._stderr.write(" " * (self.console.width - 1) + "\r")
+            self._live.start()
 
     def show(self, picture: RenderableType) -> None:
         with self._lock:
@@ -59,15 +67,17 @@ class Terminal:
 
     def give_back(self) -> None:
         """The picture is gone, and everything writes to where it wrote before."""
+        try:
+            with self._lock:
+                self._live.stop()
+        finally:
+            for proxy in self._proxies:
+                for name in ("stdout", "stderr"):
+                    if getattr(sys, name) is proxy:
+                        setattr(sys, name, proxy.stream)
+                _swap_in_handlers(proxy, proxy.stream)
         for proxy in self._proxies:
-            proxy.close_proxy()
-            for name in ("stdout", "stderr"):
-                if getattr(sys, name) is proxy:
-                    setattr(sys, name, proxy.stream)
-            _swap_in_handlers(proxy, proxy.stream)
-        self._proxies.clear()
-        with self._lock:
-            self._live.stop()
+            proxy.end()
 
 
 class _Above(io.TextIOBase):
@@ -86,6 +96,9 @@ class _Above(io.TextIOBase):
             return self.stream.write(text)
         with self._lock:
             *lines, self._line = (self._line + text).split("\n")
+            if len(self._line) > _LONGEST_LINE:
+                lines.append(self._line)
+                self._line = ""
             for line in lines:
                 terminal.print_above(line)
         return len(text)
@@ -94,11 +107,12 @@ class _Above(io.TextIOBase):
         if self._terminal is None:
             self.stream.flush()
 
-    def close_proxy(self) -> None:
+    def end(self) -> None:
+        """Who still holds it writes to the stream itself."""
         with self._lock:
-            terminal, self._terminal = self._terminal, None
-            if terminal is not None and self._line:
-                terminal.print_above(self._line)
+            self._terminal = None
+            if self._line:
+                self.stream.write(f"{self._line}\n")
 
     def isatty(self) -> bool:
         return self.stream.isatty()

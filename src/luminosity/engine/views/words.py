@@ -65,12 +65,10 @@ def percent(fraction: float) -> str:
 
 
 def shortened(label: str, width: int) -> str:
-    """A label in at most ``width`` characters; its first and last steps tell most.
+    """A label in at most ``width`` characters; its beginning and its end tell most.
 
-    >>> shortened("Read + Parse + Copy", 15), shortened("Read + Parse + Copy", 8)
-    ('Read + … + Copy', 'Read + …')
-    >>> shortened("CombineGlobally (UnKey)", 16)
-    'Combine… (UnKey)'
+    >>> shortened("Read + Parse + Copy", 15), shortened("CombineGlobally (UnKey)", 16), shortened("Embed long texts", 9)
+    ('Read + … + Copy', 'Combine… (UnKey)', 'Embed …ts')
     """
     if len(label) <= width:
         return label
@@ -81,7 +79,8 @@ def shortened(label: str, width: int) -> str:
     around = f"{steps[0]} + … + {steps[-1]}"
     if len(steps) > 2 and len(around) <= width:
         return around
-    return label[: max(0, width - 1)] + "…"
+    tail = (width - 1) // 3
+    return f"{label[: max(0, width - tail - 1)]}…{label[len(label) - tail :]}"
 
 
 def status(stage: StageView, width: int = 80) -> str:
@@ -93,12 +92,12 @@ def status(stage: StageView, width: int = 80) -> str:
     if stage.status == "busy":
         return "busy"
     if stage.status == "needs worker":
-        return _with("needs a worker of", stage.by, width)
+        return _with("needs worker:", stage.by, width)
     if stage.status == "waiting":
         return _with("waits for", stage.by, width) if stage.by else "waits for its time"
     return _with(f"{stage.status} by", stage.by, width) if stage.by else stage.status
 
 
 def _with(beginning: str, names: Sequence[str], width: int) -> str:
-    ending = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    return f"{beginning} {shortened(names[0], max(8, width - len(beginning) - len(ending) - 1))}{ending}"[:width]
+    ending = f" +{len(names) - 1}" if len(names) > 1 else ""
+    return f"{beginning} {shortened(names[0], max(1, width - len(beginning) - len(ending) - 1))}{ending}"

@@ -14,6 +14,8 @@ import sys
 import threading
 from typing import TextIO
 
+from luminosity.engine.tty import is_terminal
+
 _STREAMS = {1: "stdout", 2: "stderr"}
 _READ_BYTES = 1 << 16
 _LONGEST_LINE = 1 << 16
@@ -35,7 +37,7 @@ class WorkerPrints:
         self.pipes: dict[str, str] = {}  # by the number of the standard stream, a string since it crosses as JSON
         self._lines: dict[int, _Lines] = {}
         for number, name in _STREAMS.items():
-            if _is_terminal(getattr(sys, name)):
+            if is_terminal(getattr(sys, name)):
                 path = self.pipes[str(number)] = os.path.join(folder, f"printed-{number}")
                 os.mkfifo(path, 0o600)
                 # Open for writing, too: it does not end when there is no worker.
@@ -94,7 +96,3 @@ class _Lines:
         with contextlib.suppress(OSError, ValueError):  # nobody reads it any more, and workers must not wait for that
             stream.write(line.rstrip("\r").rsplit("\r", 1)[-1] + "\n")
             stream.flush()
-
-
-def _is_terminal(stream: TextIO | None) -> bool:
-    return stream is not None and not stream.closed and stream.isatty()
