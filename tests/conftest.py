@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,6 +30,9 @@ _BEAM_MARKERS = (
 def pytest_configure(config: pytest.Config) -> None:
     for marker in _BEAM_MARKERS:
         config.addinivalue_line("markers", f"{marker}: Beam's own")
+    # Runs of tests, also of processes that tests start, are not recorded among the user's own.
+    folder = os.environ["LUMINOSITY_RUN_DIR"] = tempfile.mkdtemp(prefix="runs-of-tests-")
+    config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
 
 
 @pytest.fixture(scope="session")

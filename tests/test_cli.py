@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from luminosity.engine.events import RunStarted
+from luminosity.engine.recorder import Recorder
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -27,9 +31,10 @@ if __name__ == "__main__":
 """
 
 
-def lum(*arguments: str) -> subprocess.CompletedProcess[str]:
+def lum(*arguments: str, run_dir: Path | str = "") -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "luminosity.cli.main", *arguments],
+        env={**os.environ, **({"LUMINOSITY_RUN_DIR": str(run_dir)} if run_dir else {})},
         capture_output=True,
         text=True,
         timeout=50,
@@ -83,3 +88,48 @@ def test_a_script_that_is_not_there() -> None:
 def test_help_has_examples() -> None:
     assert "examples:" in lum("--help").stdout
     assert "--missing_accelerator" in lum("run", "--help").stdout
+    for command in ("runs", "show"):
+        assert f"lum {command}" in lum(command, "--help").stdout.partition("examples:")[2]
+
+
+def test_runs_are_listed_and_shown(script: Path, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    assert lum("run", str(script), "--cpu_workers=1", "--progress=off", run_dir=runs).returncode == 0
+    script.write_text(_PIPELINE.format(bad=4, output=str(tmp_path / "out.txt")))
+    assert lum("run", str(script), "--cpu_workers=1", f"--run_dir={runs}").returncode == 1
+    listed = lum("runs", run_dir=runs)
+    assert listed.stderr == ""
+    newest, oldest = (line.split("\t") for line in listed.stdout.splitlines())
+    assert newest[2:4] == ["pipeline.py", "failed"]
+    assert newest[5] == "step 'Check' failed 4 times: AssertionError: too much"
+    assert oldest[2:4] == ["pipeline.py", "done"]
+    assert lum("runs", "--limit=1", run_dir=runs).stdout.splitlines() == listed.stdout.splitlines()[:1]
+    shown = lum("show", "last", f"--run_dir={runs}").stdout
+    assert f"run {newest[0]}, started {newest[1]}:" in shown
+    assert shown.count("step 'Check' failed, try ") == 3
+    assert "WriteToText (FinalizeWrite)" in shown
+    assert "done in" in lum("show", oldest[0][:-1], run_dir=runs).stdout
+
+
+def test_whoever_reads_the_list_may_stop_early(tmp_path: Path) -> None:
+    Recorder(tmp_path)(RunStarted("20260101T000000-abcdef", 0.0, "pipeline.py", 1.0, (), (), queue_limit=1))
+    command = f"{sys.executable} -m luminosity.cli.main runs --run_dir={tmp_path} | true"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=50, check=False)
+    assert done.stderr == ""
+
+
+def test_a_run_that_is_not_recorded(tmp_path: Path) -> None:
+    shown = lum("show", "last", run_dir=tmp_path)
+    assert (shown.returncode, shown.stdout) == (2, "")
+    assert shown.stderr == f"lum show: no run is recorded in {tmp_path}\n"
+    assert lum("runs", run_dir=tmp_path).stderr == f"No run is recorded in {tmp_path} yet.\n"
+    assert "runs are not recorded" in lum("runs", run_dir="off").stderr
+
+
+def test_a_damaged_record_is_named(tmp_path: Path) -> None:
+    damaged = tmp_path / "20260101T000000-abcdef.json"
+    damaged.write_text("{")
+    listed = lum("runs", run_dir=tmp_path)
+    assert listed.returncode == 0
+    assert f"{damaged} is damaged" in listed.stderr
+    assert f"{damaged} is damaged" in lum("show", "last", run_dir=tmp_path).stderr

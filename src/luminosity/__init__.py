@@ -7,13 +7,29 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from luminosity.core import WorkerShare
+    from luminosity.engine.events import BundleRetried, RunEnded, RunStarted, Snapshot, WorkerLost, WorkerStarted
     from luminosity.engine.options import LuminosityOptions
     from luminosity.engine.runner import LuminosityRunner
     from luminosity.errors import LuminosityError
 
-__all__ = ["LuminosityError", "LuminosityOptions", "LuminosityRunner", "WorkerShare"]
+__all__ = [
+    "BundleRetried",
+    "LuminosityError",
+    "LuminosityOptions",
+    "LuminosityRunner",
+    "RunEnded",
+    "RunStarted",
+    "Snapshot",
+    "WorkerLost",
+    "WorkerShare",
+    "WorkerStarted",
+]
 
 _HOMES = {
+    **dict.fromkeys(
+        ("BundleRetried", "RunEnded", "RunStarted", "Snapshot", "WorkerLost", "WorkerStarted"),
+        "luminosity.engine.events",
+    ),
     "LuminosityError": "luminosity.errors",
     "LuminosityOptions": "luminosity.engine.options",
     "LuminosityRunner": "luminosity.engine.runner",

@@ -6,6 +6,7 @@
     ├── OptionError (ValueError)              a flag has a value that is not allowed
     ├── UnsupportedPipeline (ValueError)      the pipeline uses a feature the engine does not have
     ├── ResourcesExceeded (ValueError)        a step asks for more than the machine has
+    ├── RecordError (ValueError)              a recorded run is not there, or can't be read
     ├── ReplayError (ValueError)              a file can't be replayed
     └── RunFailed (RuntimeError)              the run ended before the pipeline was done
         ├── StepFailed                        user code raised on every try
@@ -21,6 +22,7 @@ __all__ = [
     "ElementKillsWorker",
     "LuminosityError",
     "OptionError",
+    "RecordError",
     "ReplayError",
     "ResourcesExceeded",
     "RunCancelled",
@@ -48,12 +50,20 @@ class ResourcesExceeded(LuminosityError, ValueError):
     """A step asks for more than the machine has."""
 
 
+class RecordError(LuminosityError, ValueError):
+    """A recorded run is not there, or can't be read."""
+
+
 class ReplayError(LuminosityError, ValueError):
     """A file can't be replayed."""
 
 
 class RunFailed(LuminosityError, RuntimeError):
-    """The run ended before the pipeline was done."""
+    """The run ended before the pipeline was done; ``headline`` says why in one line."""
+
+    def __init__(self, message: str, headline: str = "") -> None:
+        super().__init__(message)
+        self.headline = headline or message.partition("\n")[0]
 
 
 class StepFailed(RunFailed):

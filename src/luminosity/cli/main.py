@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from luminosity.cli import replay, run
+from luminosity.cli import replay, run, runs, show
+from luminosity.errors import LuminosityError
+
+_WRONG_USE = 2
 
 _EXAMPLES = """\
 examples:
@@ -18,6 +22,8 @@ examples:
   lum run pipeline.py --debug                      all in one process: breakpoint() works
   lum run pipeline.py --save_failed=failed.lum     save the element that fails the run
   lum replay failed.lum                            run it alone
+  lum runs                                         list past runs and those under way
+  lum show last                                    what the newest run did, stage by stage
 """
 
 
@@ -30,13 +36,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"luminosity {version('luminosity')}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    run.add_to(commands)
-    replay.add_to(commands)
+    for command in (run, runs, show, replay):
+        command.add_to(commands)
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words[:1] == ["run"] and words[1:2] not in (["-h"], ["--help"]):
         return run.run(words[1:])  # what follows belongs to the pipeline: argparse must not look at it
     parsed = parser.parse_args(words)
-    return parsed.command(parsed)
+    try:
+        code = parsed.command(parsed)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        # Whoever read it has enough, as `head` does; what is still to be written goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except LuminosityError as error:
+        print(f"lum {words[0]}: {error}", file=sys.stderr)
+        return _WRONG_USE
 
 
 if __name__ == "__main__":

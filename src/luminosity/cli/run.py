@@ -25,7 +25,10 @@ options of the runner:
   --accelerators=N             accelerators to use (default: those detected)
   --missing_accelerator=cpu|fail
                                where a step asks for one that is not there (default: cpu)
-  --progress=auto|plain|off    how progress is shown (default: auto)
+  --progress=auto|plain|off    a live view on a terminal and lines elsewhere (auto, the default), lines, nothing
+  --memory_budget=SIZE         memory for data between steps, such as 512MB (default: a quarter of RAM)
+  --spill_dir=DIR              where what is beyond the budget goes (default: the folder for temporary files)
+  --run_dir=DIR|off            where the run is recorded for `lum runs` (default: ~/.luminosity/runs)
   --debug                      run in this process, one bundle at a time: breakpoint() works
   --save_failed=FILE           save the element that fails the run, for `lum replay FILE`
 

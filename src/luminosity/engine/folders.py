@@ -25,7 +25,7 @@ class RunFolders:
             remove_abandoned(root)
         self._locks: list[int] = []
         self.all: list[str] = []
-        disk = self._make(disk_root)
+        self.small = disk = self._make(disk_root)
         self.spill = self._make(spill_root) if spill_root != disk_root else disk
         self.memory = self._make(memory_root) if memory_root != disk_root else disk
         self.main_classes = os.path.join(disk, "main-classes")

@@ -53,6 +53,7 @@ class LuminosityOptions(PipelineOptions):
         "spill_dir": None,
         "debug": False,
         "save_failed": None,
+        "run_dir": None,
     }
 
     @classmethod
@@ -78,7 +79,7 @@ class LuminosityOptions(PipelineOptions):
         parser.add_argument(
             "--progress",
             default=cls.defaults["progress"],
-            help="auto (the default): a live line on a terminal, a line now and then elsewhere; plain: lines; off.",
+            help="auto (the default): a live view on a terminal, a line now and then elsewhere; plain: lines; off.",
         )
         parser.add_argument(
             "--worker_start",
@@ -108,6 +109,12 @@ class LuminosityOptions(PipelineOptions):
             default=cls.defaults["save_failed"],
             help="Save the element that fails the run in this file, for `lum replay FILE`.",
         )
+        parser.add_argument(
+            "--run_dir",
+            default=cls.defaults["run_dir"],
+            help="Where this run is recorded for `lum runs` (default: the environment's LUMINOSITY_RUN_DIR, else "
+            "~/.luminosity/runs), or off.",
+        )
 
 
 @dataclass(frozen=True)
@@ -124,6 +131,7 @@ class EngineConfig:
     spill_dir: str | None = None
     debug: bool = False
     save_failed: str | None = None
+    run_dir: str | None = None
     worker_options: dict[str, Any] = field(default_factory=dict[str, Any], repr=False)
 
     @classmethod
@@ -144,6 +152,7 @@ class EngineConfig:
             threads_per_worker=_whole_number("number_of_worker_harness_threads", threads, minimum=1) or 1,
             debug=ours.debug,
             save_failed=_new_file("save_failed", ours.save_failed),
+            run_dir=ours.run_dir,
             worker_options=_worker_options(options),
         )
         _warn_of_ignored(options)

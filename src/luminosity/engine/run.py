@@ -4,57 +4,73 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Literal
 
-from apache_beam.options.value_provider import RuntimeValueProvider
-from apache_beam.runners.common import ENCODED_IMPULSE_VALUE
 from apache_beam.runners.runner import PipelineState
 
-from luminosity.engine.blocks import BlockStore
-from luminosity.engine.fnapi.server import FnApiServer
-from luminosity.engine.fnapi.state import StateStore
+from luminosity.engine.events import MemoryUse, Subscriber
 from luminosity.engine.folders import RunFolders
-from luminosity.engine.loop.buffers import BufferRun, queue_limit
-from luminosity.engine.loop.failures import MAX_TRIES, Failures
-from luminosity.engine.loop.grouping import Grouping
 from luminosity.engine.loop.metrics import RunMetrics
-from luminosity.engine.loop.relief import Relief
-from luminosity.engine.loop.saving import Saver
-from luminosity.engine.loop.scheduler import RunParts, Scheduler
-from luminosity.engine.loop.sideinputs import SideInputData
-from luminosity.engine.loop.stage import StageRun
-from luminosity.engine.loop.watermarks import MIN
-from luminosity.engine.loop.workers import PoolRun
+from luminosity.engine.loop.reporter import Reporter
+from luminosity.engine.loop.scheduler import Scheduler
+from luminosity.engine.loop.snapshots import Snapshots
 from luminosity.engine.options import EngineConfig
-from luminosity.engine.plan.codecs import Codecs
-from luminosity.engine.plan.graph import BufferKind, Graph
+from luminosity.engine.plan.graph import Graph
 from luminosity.engine.pools import Assignment
-from luminosity.engine.progress import Progress
-from luminosity.engine.spill.quota import Ledger
-from luminosity.engine.workers import mainclasses
-from luminosity.engine.workers.debug import DebugWorkers
-from luminosity.engine.workers.launcher import launcher
-from luminosity.errors import RunCancelled
+from luminosity.engine.recorder import recorder
+from luminosity.engine.sampling import Sampler
+from luminosity.engine.setup import set_up
+from luminosity.engine.subscribers import EventStream
+from luminosity.engine.views import choose
+from luminosity.engine.workers.printed import WorkerPrints
+from luminosity.errors import RunCancelled, RunFailed
+
+_ENDINGS: dict[str, Literal["done", "failed", "cancelled"]] = {
+    PipelineState.DONE: "done",
+    PipelineState.FAILED: "failed",
+    PipelineState.CANCELLED: "cancelled",
+}
 
 
 class Run:
     """``state``, ``metrics`` and ``wait`` may be used from any thread."""
 
-    def __init__(self, graph: Graph, assignments: dict[str, Assignment], config: EngineConfig) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        assignments: dict[str, Assignment],
+        config: EngineConfig,
+        on_event: Subscriber | None = None,
+    ) -> None:
         self.metrics = RunMetrics()
         self.state: str = PipelineState.RUNNING
         self.failure: BaseException | None = None
         self.on_failure: Callable[[], None] | None = None
         self._done = threading.Event()
+        self._is_debug = config.debug
         self._folders = RunFolders(config.spill_dir)
+        progress = "off" if config.debug else config.progress
+        # A live view needs the terminal for itself: what workers print goes through this process.
+        self._prints = WorkerPrints(self._folders.small) if choose.is_live(progress) else None
         try:
-            parts = _set_up(graph, assignments, config, self._folders, self.metrics)
+            prints = self._prints.pipes if self._prints is not None else {}
+            parts = set_up(graph, assignments, config, self._folders, self.metrics, prints)
         except BaseException:
-            self._folders.remove()
+            self._remove_folders()
             raise
         self._server = parts.server
-        self._is_debug = config.debug
-        self._progress = Progress("off" if config.debug else config.progress, parts.stages, parts.pools)
-        self._scheduler = Scheduler(parts, self._progress.tick)
+        listeners = (choose.view(progress), recorder(config.run_dir), on_event)
+        stream = EventStream([listener for listener in listeners if listener is not None])
+        self._sampler = Sampler([d for pool in parts.pools for group in pool.pool.device_groups for d in group])
+        if stream.is_heard:
+            self._sampler.start()
+        ledger = parts.blocks.ledger
+
+        def memory() -> MemoryUse:
+            return MemoryUse(ledger.used, ledger.peak, ledger.limit, ledger.spilled)
+
+        self._reporter = Reporter(Snapshots(parts, memory, self._sampler), stream, parts.queue_limit, ledger.limit)
+        self._scheduler = Scheduler(parts, self._reporter)
 
     def start(self) -> None:
         """Begin; with ``--debug`` also end, since user code runs on the thread that calls."""
@@ -85,107 +101,21 @@ class Run:
         finally:
             try:
                 self._server.stop()
-                self._folders.remove()
-                self._progress.finish(self.state)
+                self._remove_folders()
+                self._sampler.stop()
+                self._reporter.ended(_ENDINGS[self.state], _headline(self.failure))
                 if self.state == PipelineState.FAILED and self.on_failure is not None:
                     self.on_failure()
             finally:
                 self._done.set()  # whoever waits must not wait for ever
 
-
-def _set_up(
-    graph: Graph,
-    assignments: dict[str, Assignment],
-    config: EngineConfig,
-    folders: RunFolders,
-    metrics: RunMetrics,
-) -> RunParts:
-    codecs = Codecs(graph)
-    pools: dict[int, PoolRun] = {}
-    writers = 0
-    for assignment in assignments.values():
-        if id(assignment.pool) not in pools:
-            pools[id(assignment.pool)] = PoolRun(assignment.pool, first_writer=writers)
-            writers += assignment.pool.workers
-    ledger = Ledger(folders.quota, config.memory_budget, writers)
-    blocks = BlockStore(folders.spill, ledger)
-    limit = queue_limit(ledger.limit, len(graph.buffers))
-    stages = [
-        StageRun(stage, pools[id(assignment.pool)], assignment.max_active_bundles, codecs, blocks, limit)
-        for stage in graph.stages
-        for assignment in (assignments[stage.id],)
-    ]
-    state = StateStore(folders.spill, ledger)
-    relief = Relief(blocks, state, stages)
-    buffers = _buffers(graph, codecs, folders.spill, stages, state, blocks, relief, limit)
-    mainclasses.save(folders.main_classes)
-    saver = None
-    if config.save_failed is not None:
-        pickle_library = str(config.worker_options.get("pickle_library", "default"))
-        saver = Saver(config.save_failed, graph, state, buffers, folders.main_classes, pickle_library)
-    descriptors = {stage.id: graph.descriptor(stage, folders.url) for stage in graph.stages}
-    if config.debug:
-        RuntimeValueProvider.set_runtime_options(config.worker_options)  # as is done in worker processes
-        server = process_launcher = DebugWorkers(state, descriptors)
-    else:
-        process_launcher = launcher(config.worker_start)
-        server = FnApiServer(folders.url, state, descriptors)  # the last thing that can fail, since it must be stopped
-    return RunParts(
-        stages=stages,
-        buffers=buffers,
-        pools=list(pools.values()),
-        blocks=blocks,
-        relief=relief,
-        state=state,
-        server=server,
-        folders=folders,
-        launcher=process_launcher,
-        config=config,
-        metrics=metrics,
-        failures=Failures(codecs, 1 if config.debug else MAX_TRIES, saver.save if saver is not None else None),
-    )
+    def _remove_folders(self) -> None:
+        if self._prints is not None:
+            self._prints.stop()
+        self._folders.remove()
 
 
-def _buffers(
-    graph: Graph,
-    codecs: Codecs,
-    spill_folder: str,
-    stages: list[StageRun],
-    state: StateStore,
-    blocks: BlockStore,
-    relief: Relief,
-    limit: int,
-) -> dict[bytes, BufferRun]:
-    buffers: dict[bytes, BufferRun] = {}
-    for buffer in graph.buffers.values():
-        grouping = None
-        if buffer.kind is BufferKind.GROUP:
-            grouping = Grouping(
-                codecs.elements(buffer.coder_id),
-                codecs.elements(buffer.output_coder_id),
-                codecs.windowing(buffer.pcollection_id),
-                state,
-                blocks,
-                spill_folder,
-            )
-            relief.groupings.append(grouping)
-        buffers[buffer.id] = BufferRun(grouping, limit, relief)
-    for run in stages:
-        for write in run.stage.writes:
-            buffers[write.buffer_id].writers.append(run)
-        for read in run.stage.reads:
-            buffers[read.buffer_id].readers.append((run, read.transform_id))
-            if graph.buffers[read.buffer_id].kind is BufferKind.IMPULSE:
-                run.add(read.transform_id, blocks.of_bytes(ENCODED_IMPULSE_VALUE, 1, MIN))
-        for side_input in run.stage.side_inputs:
-            buffer = buffers[side_input.buffer_id]
-            if buffer.side_input is None:
-                plan = graph.buffers[side_input.buffer_id]
-                codec = codecs.elements(plan.output_coder_id or plan.coder_id)
-                buffer.side_input = SideInputData(codec, spill_folder, blocks.ledger)
-                relief.side_inputs.append(buffer.side_input)
-                if buffer.grouping is not None:
-                    # A side input's coder can't follow references into state.
-                    buffer.grouping.may_refer_to_state = False
-            state.add_side_input(side_input.transform_id, side_input.tag, buffer.side_input.read)
-    return buffers
+def _headline(failure: BaseException | None) -> str:
+    if failure is None:
+        return ""
+    return failure.headline if isinstance(failure, RunFailed) else f"{type(failure).__name__}: {failure}"

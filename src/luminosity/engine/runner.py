@@ -11,6 +11,7 @@ from apache_beam.transforms import environments
 from apache_beam.transforms.resources import resource_hints_from_options
 
 from luminosity.engine import support
+from luminosity.engine.events import Subscriber
 from luminosity.engine.hints import Needs
 from luminosity.engine.machine import Machine
 from luminosity.engine.options import EngineConfig
@@ -29,10 +30,26 @@ class LuminosityRunner(PipelineRunner):
     ...     numbers = pipeline | beam.Create([1, 2, 3]) | beam.Map(lambda n: n * n)
     """
 
-    def __init__(self, *, is_drain: bool = False) -> None:
-        """``is_drain`` cuts restrictions short that could go on for ever, as when a streaming pipeline is drained."""
+    def __init__(self, *, is_drain: bool = False, on_event: Subscriber | None = None) -> None:
+        """
+        ``is_drain`` cuts restrictions short that could go on for ever, as when a streaming pipeline is drained.
+
+        ``on_event`` gets every event of every run, on a thread of the run's own and in their order, before
+        ``wait_until_finish`` returns. While it is slow it misses snapshots; if it raises it gets no more events. The
+        run goes on either way.
+
+        >>> import apache_beam as beam
+        >>> from luminosity import RunEnded
+        >>> def tell(event):
+        ...     if isinstance(event, RunEnded):
+        ...         print(event.state, max(stage.elements for stage in event.last.stages))
+        >>> with beam.Pipeline(runner=LuminosityRunner(on_event=tell)) as pipeline:
+        ...     numbers = pipeline | beam.Create([1, 2, 3]) | beam.Map(lambda n: n * n)
+        done 3
+        """
         super().__init__()
         self._is_drain = is_drain
+        self._on_event = on_event
         # Importing Beam in the process that forks workers takes a second: let it do so while the pipeline is built.
         warm_up("auto")
 
@@ -57,7 +74,7 @@ class LuminosityRunner(PipelineRunner):
         else:
             needs = {key: Needs.of(e) for key, e in graph.components.environments.items()}
             assignments = assign([(s, needs[s.environment_id]) for s in graph.stages], machine, config)
-        run = Run(graph, assignments, config)
+        run = Run(graph, assignments, config, self._on_event)
         result = LuminosityResult(run)
         run.start()
         return result

@@ -47,7 +47,8 @@ class Failures:
         if self._save is not None:
             lines.append(self._save(bundle, failure, None))
         # The summary comes last: that is what is left on the screen.
-        error = StepFailed(f"{failure.exception}\n\nThe worker's traceback:\n{failure.traceback}\n" + "\n".join(lines))
+        message = f"{failure.exception}\n\nThe worker's traceback:\n{failure.traceback}\n" + "\n".join(lines)
+        error = StepFailed(message, headline=lines[0])
         error.__cause__ = cause
         if self._save is None or bundle.pieces < 2:
             raise error

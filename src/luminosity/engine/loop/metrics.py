@@ -57,6 +57,15 @@ class RunMetrics:
                 else:
                     before.payload = _COMBINERS[info.type](before, info)
 
+    def elements(self, stage: str) -> int:
+        """Of the largest of the collections in a stage."""
+        with self._lock:
+            infos = self._by_stage.get(stage, {}).values()
+            counts = [
+                monitoring_infos.extract_counter_value(i) for i in infos if i.urn == monitoring_infos.ELEMENT_COUNT_URN
+            ]
+        return max(counts, default=0)
+
     def by_stage(self) -> dict[str, list[_Info]]:
         with self._lock:
             return {stage: list(known.values()) for stage, known in self._by_stage.items()}

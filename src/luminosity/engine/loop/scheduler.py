@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import queue
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from apache_beam.portability.api import beam_fn_api_pb2
@@ -20,6 +20,7 @@ from luminosity.engine.loop.bundle import Attempt, Bundle, new_instruction_id
 from luminosity.engine.loop.failures import Failures, describe_exit
 from luminosity.engine.loop.metrics import RunMetrics
 from luminosity.engine.loop.relief import Relief
+from luminosity.engine.loop.reporter import Reporter
 from luminosity.engine.loop.stage import StageRun
 from luminosity.engine.loop.watermarks import MAX
 from luminosity.engine.loop.workers import PoolRun, Worker
@@ -36,7 +37,7 @@ _SATURATED_S = 0.03
 _CONNECT_TIMEOUT_S = 60.0
 _FINISH_TIMEOUT_S = 10.0
 _KILL_TIMEOUT_S = 2.0
-_IDLE_WAKE_S = 0.5
+_IDLE_WAKE_S = 0.2  # to be seen
 _PUMP_S = 0.02
 _MESSAGE_BYTES = 4 << 20
 
@@ -87,12 +88,14 @@ class RunParts:
     config: EngineConfig
     metrics: RunMetrics
     failures: Failures
+    queue_limit: int
+    prints: dict[str, str]  # where workers print to, by the number of the stream, if not to this process's own
 
 
 class Scheduler:
-    def __init__(self, parts: RunParts, on_tick: Callable[[], None]) -> None:
+    def __init__(self, parts: RunParts, reporter: Reporter) -> None:
         self._parts = parts
-        self._on_tick = on_tick
+        self._reporter = reporter
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._finalizing: dict[str, Worker] = {}
         self._workers: set[Worker] = set()  # all whose process has not ended
@@ -113,7 +116,7 @@ class Scheduler:
                 self._pump()
                 self._dispatch()
                 self._handle_next(self._wait_seconds())
-                self._on_tick()
+                self._reporter.tick()
             is_done = True
         finally:
             self._end_workers(gracefully=is_done)
@@ -201,6 +204,7 @@ class Scheduler:
             self._parts.launcher,
             self._parts.folders,
             self._parts.config,
+            self._parts.prints,
             lambda worker, code: self._events.put(_Exited(worker, code)),
         )
 
@@ -282,6 +286,7 @@ class Scheduler:
         elif isinstance(event, _Connected):
             event.worker.is_connected = True
             event.worker.pool.failed_starts = 0
+            self._reporter.worker_started(event.worker)
         elif isinstance(event, _Exited):
             self._lost(event.worker, event.code)
         else:
@@ -360,6 +365,7 @@ class Scheduler:
             self._give_up(bundle, attempt)
             cause = attempt.worker.cause(attempt.instruction_id)
             bundle.stage.retry(bundle, self._parts.failures.after_exception(bundle, failure, cause))
+            self._reporter.bundle_retried(bundle, failure)
         self._advance()
 
     def _lost(self, worker: Worker, code: int) -> None:
@@ -372,6 +378,7 @@ class Scheduler:
             return
         for instruction_id in [i for i, w in self._finalizing.items() if w is worker]:
             del self._finalizing[instruction_id]
+        self._reporter.worker_lost(worker, describe_exit(code))
         if not worker.is_connected:
             worker.pool.failed_starts += 1
             if worker.pool.failed_starts >= _MAX_FAILED_STARTS:
@@ -386,8 +393,7 @@ class Scheduler:
                 describe_exit(code),
                 len(worker.bundles),
             )
-        lost = list(worker.bundles.values())
-        worker.bundles.clear()  # what it sent may still arrive, and belongs to nobody now
+        lost = worker.lose_bundles()
         for bundle in lost:
             assert bundle.attempt is not None
             self._give_up(bundle, bundle.attempt)
@@ -419,8 +425,11 @@ class Scheduler:
         stage.finished(bundle)
         for read_id, blocks in reversed(left_over):
             lane.prepend(read_id, blocks)
-        for residual in (*attempt.residual_roots, *response.residual_roots):
-            read_id, block, delay = splits.residual_root(bundle, residual)
+        residuals = [splits.residual_root(bundle, r) for r in (*attempt.residual_roots, *response.residual_roots)]
+        if stage.sized_work is not None:
+            left = [*left_over, *((read_id, [block]) for read_id, block, _ in residuals)]
+            stage.sized_work.committed(bundle.inputs, left)
+        for read_id, block, delay in residuals:
             if delay > 0:
                 stage.add_delayed(read_id, block, now + delay)
             else:

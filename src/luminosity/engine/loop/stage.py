@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 
 from luminosity.engine.blocks import Block, BlockStore
 from luminosity.engine.loop.bundle import Bundle
+from luminosity.engine.loop.busy import BusyTime
 from luminosity.engine.loop.lane import Lane
+from luminosity.engine.loop.sizedwork import SizedWork
 from luminosity.engine.loop.sizing import SINK_ELEMENTS, BundleSize
 from luminosity.engine.loop.timers import FamilyKey
 from luminosity.engine.loop.watermarks import MAX, MIN, Holds
@@ -69,6 +71,8 @@ class StageRun:
         self._upstream_watermark = MIN
         self.input_watermark = MIN
         self.output_watermark = MIN
+        self.busy = BusyTime()
+        self.sized_work = SizedWork(self.codec) if stage.is_splittable else None
         self.elements_done = 0
         self.bundles_done = 0
 
@@ -86,7 +90,13 @@ class StageRun:
         return sum(lane.count for lane in self.lanes)
 
     def add(self, read_id: str, block: Block) -> None:
-        """Queue ``block``; with several lanes, each element in the lane of its key."""
+        """Queue ``block``, which came from upstream."""
+        if self.sized_work is not None:
+            self.sized_work.came(read_id, block)
+        self._queue(read_id, block)
+
+    def _queue(self, read_id: str, block: Block) -> None:
+        """With several lanes, each element in the lane of its key."""
         if len(self.lanes) == 1:
             self.lanes[0].append(read_id, block)
             return
@@ -120,7 +130,7 @@ class StageRun:
         while self._delayed and self._delayed[0][0] <= now:
             _, _, read_id, block = heapq.heappop(self._delayed)
             self._delayed_holds.remove(block.hold)
-            self.add(read_id, block)
+            self._queue(read_id, block)
 
     # Bundles
 

@@ -13,6 +13,7 @@ from apache_beam.portability.api import beam_fn_api_pb2
 from luminosity.engine.fnapi.connection import WorkerConnection
 from luminosity.engine.folders import RunFolders
 from luminosity.engine.loop.bundle import Attempt, Bundle
+from luminosity.engine.loop.busy import BusyTime
 from luminosity.engine.machine import visibility
 from luminosity.engine.options import EngineConfig
 from luminosity.engine.pools import Pool
@@ -51,11 +52,26 @@ class Worker:
 
     def occupy(self, bundle: Bundle, instruction_id: str) -> str:
         self.bundles[instruction_id] = bundle
+        for busy in self._busy_times(bundle):
+            busy.begin()
         return self._free_streams.pop()
 
     def vacate(self, attempt: Attempt) -> None:
-        del self.bundles[attempt.instruction_id]
+        for busy in self._busy_times(self.bundles.pop(attempt.instruction_id)):
+            busy.end()
         self._free_streams.append(attempt.stream_id)
+
+    def lose_bundles(self) -> list[Bundle]:
+        """What it was doing. What it sent of that may still arrive, and belongs to nobody now."""
+        lost = list(self.bundles.values())
+        self.bundles.clear()
+        for bundle in lost:
+            for busy in self._busy_times(bundle):
+                busy.end()
+        return lost
+
+    def _busy_times(self, bundle: Bundle) -> tuple[BusyTime, ...]:
+        return bundle.stage.busy, self.pool.busy, self.pool.worker_busy[self.index]
 
     def instruct(self, request: beam_fn_api_pb2.InstructionRequest) -> None:
         assert self.connection is not None
@@ -78,6 +94,8 @@ class PoolRun:
         self.first_writer = first_writer
         self.workers: dict[int, Worker] = {}  # by index: a lost one is replaced in its place
         self.failed_starts = 0
+        self.busy = BusyTime()
+        self.worker_busy = [BusyTime() for _ in range(pool.workers)]
 
     def free_slots(self) -> int:
         return sum(worker.free_slots() for worker in self.workers.values())
@@ -106,6 +124,7 @@ def start(
     launcher: Launcher,
     folders: RunFolders,
     config: EngineConfig,
+    prints: dict[str, str],
     on_exit: Callable[[Worker, int], None],
 ) -> None:
     request = WorkerRequest(
@@ -120,6 +139,7 @@ def start(
         writer=worker.writer,
         main_classes=folders.main_classes,
         private_folders=folders.all,
+        prints=prints,
         pipeline_options=config.worker_options,
     )
     worker.process = launcher.start(request, lambda code: on_exit(worker, code))

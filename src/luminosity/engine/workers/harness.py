@@ -26,7 +26,7 @@ from apache_beam.utils.counters import CounterFactory
 
 from luminosity.engine.fnapi.logs import name_in_location
 from luminosity.engine.spill.quota import WriterQuota
-from luminosity.engine.workers import mainclasses
+from luminosity.engine.workers import mainclasses, printed
 from luminosity.engine.workers.channel import BlockChannel, BlockWriter
 from luminosity.engine.workers.failure import Failure
 from luminosity.engine.workers.request import WorkerRequest
@@ -77,6 +77,7 @@ def run(request: WorkerRequest) -> None:
     """Serve the runner at ``request.url`` until it says that there is no more work."""
     # Ctrl-C reaches the whole process group; the runner decides what it means for workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    printed.print_to(request.prints)
     os.environ.clear()
     os.environ.update(request.environment)
     sys.path[:] = request.import_path

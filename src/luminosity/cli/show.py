@@ -1,0 +1,105 @@
+"""``lum show RUN``: what a recorded run did."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+from datetime import datetime
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from luminosity.cli import recorded
+from luminosity.engine.events import BundleRetried, Event, WorkerLost
+from luminosity.engine.records import Record, find
+from luminosity.engine.views import words
+from luminosity.engine.views.summary import summary
+
+_MOST_HAPPENINGS = 20
+_PIPED_WIDTH = 120
+_EXAMPLES = """\
+examples:
+  lum show last                       the newest run
+  lum show 20260301T101500-4f2a9c     the run with this id, as `lum runs` lists it
+  lum show 4f2a9c                     the same: a beginning or an end of an id that only one run has
+"""
+
+
+def add_to(commands: Any) -> None:
+    parser = commands.add_parser(
+        "show",
+        help="show what a recorded run did",
+        description="Show a recorded run: its summary, its stages, its retries and lost workers.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("run", metavar="RUN", help="a run's id, a part of it that no other has, or last")
+    recorded.add_folder(parser)
+    parser.set_defaults(command=lambda parsed: show(find(recorded.folder(parsed), parsed.run)))
+
+
+def show(record: Record) -> int:
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else _PIPED_WIDTH)
+    started = f"{datetime.fromtimestamp(record.started.started_at):%Y-%m-%d %H:%M:%S}"
+    console.print(Text(f"run {record.started.run}, started {started}"))
+    if record.ended is not None:
+        console.print(summary(record.started, record.ended))
+    else:
+        console.print(Text(f"{record.started.name}  {_unfinished(record)}", style="bold"))
+    console.print()
+    console.print(_stages(record))
+    happened = [text for event in record.happenings if (text := _happening(event))]
+    if happened:
+        console.print()
+    for text in happened[:_MOST_HAPPENINGS]:
+        console.print(Text(text))
+    more = len(happened) - _MOST_HAPPENINGS + record.left_out
+    if more > 0:
+        console.print(f"and {more} more")
+    return 0
+
+
+def _unfinished(record: Record) -> str:
+    seen = f", last seen after {words.duration(record.last.seconds)}" if record.last is not None else ""
+    if record.state == "running":
+        return f"running{seen}"
+    return f"lost{seen}: its process ended before the run did"
+
+
+def _stages(record: Record) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("stage", ratio=3, overflow="ellipsis", no_wrap=True)
+    table.add_column("pool", no_wrap=True)
+    for name in ("elements", "work"):
+        table.add_column(name, no_wrap=True, justify="right")
+    table.add_column("in its time", ratio=3, overflow="fold")
+    last = {view.id: view for view in record.last.stages} if record.last is not None else {}
+    for stage in record.started.stages:
+        view = last.get(stage.id)
+        table.add_row(
+            Text(stage.label),
+            Text(stage.pool),
+            words.number(view.elements) if view is not None else "",
+            words.duration(view.busy_seconds) if view is not None else "",
+            _shares(record, stage.id),
+        )
+    return table
+
+
+def _shares(record: Record, stage_id: str) -> str:
+    """What a stage did before it was done, by how often it was seen doing so."""
+    views = [view for snapshot in record.snapshots for view in snapshot.stages if view.id == stage_id]
+    counts = Counter(words.status(view) for view in views if view.status != "done")
+    return ", ".join(f"{status} {words.percent(n / counts.total())}" for status, n in counts.most_common(3))
+
+
+def _happening(event: Event) -> str:
+    after = words.duration(event.seconds)
+    if isinstance(event, BundleRetried):
+        return f"after {after}, step {event.step!r} failed, try {event.tries}: {event.exception}"
+    if isinstance(event, WorkerLost):
+        return f"after {after}, a worker of pool {event.pool!r} {event.reason}; {event.bundles} bundle(s) ran again"
+    return ""

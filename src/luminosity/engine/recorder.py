@@ -1,0 +1,122 @@
+"""Records a run while it goes on: a subscriber that keeps one small private file up to date."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from luminosity.engine import records
+from luminosity.engine.events import Event, RunEnded, RunStarted, Snapshot, Subscriber, to_json
+
+_LOGGER = logging.getLogger("luminosity")
+
+_MOST_RUNS = 200
+_MOST_SNAPSHOTS = 200
+_MOST_HAPPENINGS = 200
+_UNFINISHED = ".unfinished"
+_UNFINISHED_FOR_S = 3600.0
+
+
+def recorder(run_dir: str | None) -> Subscriber | None:
+    """One that writes to where ``--run_dir`` says."""
+    try:
+        folder = records.folder(run_dir)
+    except RuntimeError as error:
+        _warn(error)  # this user has no home
+        return None
+    return None if folder is None else Recorder(folder)
+
+
+class Recorder:
+    """No options of the pipeline are written down: they may be secrets."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._path = folder
+        self._content: dict[str, Any] = {}
+        self._snapshots = Thinned(_MOST_SNAPSHOTS)
+        self._write_at = 0.0
+        self._is_broken = False
+
+    def __call__(self, event: Event) -> None:
+        if self._is_broken:
+            return
+        try:
+            self._take(event)
+        except OSError as error:
+            self._is_broken = True
+            _warn(error)
+
+    def _take(self, event: Event) -> None:
+        if isinstance(event, RunStarted):
+            self._begin(event)
+        elif isinstance(event, Snapshot):
+            self._snapshots.add(event)
+        elif isinstance(event, RunEnded):
+            self._content["ended"] = to_json(event)
+        elif len(self._content["happenings"]) < _MOST_HAPPENINGS:
+            self._content["happenings"].append(to_json(event))
+        else:
+            self._content["left_out"] += 1
+        if event.seconds >= self._write_at or isinstance(event, RunEnded):
+            self._write_at = event.seconds + records.WRITE_EVERY_S
+            self._write()
+
+    def _begin(self, event: RunStarted) -> None:
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _prune(self._folder)
+        self._path = records.path_of(self._folder, event.run)
+        self._content = {
+            "format": records.FORMAT,
+            "process": records.this_process(),
+            "started": to_json(event),
+            "ended": None,
+            "happenings": [],
+            "left_out": 0,
+        }
+
+    def _write(self) -> None:
+        """Whole or not at all: who reads it meanwhile finds the last one."""
+        unfinished = f"{self._path}{_UNFINISHED}"
+        descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        with open(descriptor, "w") as file:
+            file.write(json.dumps({**self._content, "snapshots": self._snapshots.kept}, separators=(",", ":")))
+        os.replace(unfinished, self._path)
+
+
+class Thinned:
+    """Snapshots of a run of any length, evenly spread over it, as JSON; never more than ``most``."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._apart_s = 0.0
+        self.kept: list[dict[str, Any]] = []
+
+    def add(self, snapshot: Snapshot) -> None:
+        if self.kept and snapshot.seconds < self.kept[-1]["seconds"] + self._apart_s:
+            return
+        if len(self.kept) == self._most:
+            del self.kept[1::2]
+            spread = self.kept[-1]["seconds"] - self.kept[0]["seconds"]
+            self._apart_s = 0.9 * spread / (len(self.kept) - 1)  # they come when they come, a bit early perhaps
+        self.kept.append(to_json(snapshot))
+
+
+def _prune(folder: Path) -> None:
+    """Make room for one more; remove what a killed run did not finish writing."""
+    for run_id in records.run_ids(folder)[_MOST_RUNS - 1 :]:
+        with contextlib.suppress(FileNotFoundError):  # another run removes them, too
+            records.path_of(folder, run_id).unlink()
+    for path in folder.glob(f"*.json{_UNFINISHED}"):
+        with contextlib.suppress(FileNotFoundError):
+            if time.time() - path.stat().st_mtime > _UNFINISHED_FOR_S:
+                path.unlink()
+
+
+def _warn(error: Exception) -> None:
+    _LOGGER.warning("this run is not recorded: %s. --run_dir=DIR records it elsewhere, --run_dir=off nowhere.", error)

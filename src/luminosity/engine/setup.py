@@ -1,0 +1,131 @@
+"""Make the parts of a run from its plan."""
+
+from __future__ import annotations
+
+from apache_beam.options.value_provider import RuntimeValueProvider
+from apache_beam.runners.common import ENCODED_IMPULSE_VALUE
+
+from luminosity.engine.blocks import BlockStore
+from luminosity.engine.fnapi.server import FnApiServer
+from luminosity.engine.fnapi.state import StateStore
+from luminosity.engine.folders import RunFolders
+from luminosity.engine.loop.buffers import BufferRun, queue_limit
+from luminosity.engine.loop.failures import MAX_TRIES, Failures
+from luminosity.engine.loop.grouping import Grouping
+from luminosity.engine.loop.metrics import RunMetrics
+from luminosity.engine.loop.relief import Relief
+from luminosity.engine.loop.saving import Saver
+from luminosity.engine.loop.scheduler import RunParts
+from luminosity.engine.loop.sideinputs import SideInputData
+from luminosity.engine.loop.stage import StageRun
+from luminosity.engine.loop.watermarks import MIN
+from luminosity.engine.loop.workers import PoolRun
+from luminosity.engine.options import EngineConfig
+from luminosity.engine.plan.codecs import Codecs
+from luminosity.engine.plan.graph import BufferKind, Graph
+from luminosity.engine.pools import Assignment
+from luminosity.engine.spill.quota import Ledger
+from luminosity.engine.workers import mainclasses
+from luminosity.engine.workers.debug import DebugWorkers
+from luminosity.engine.workers.launcher import launcher
+
+
+def set_up(
+    graph: Graph,
+    assignments: dict[str, Assignment],
+    config: EngineConfig,
+    folders: RunFolders,
+    metrics: RunMetrics,
+    prints: dict[str, str],
+) -> RunParts:
+    codecs = Codecs(graph)
+    pools: dict[int, PoolRun] = {}
+    writers = 0
+    for assignment in assignments.values():
+        if id(assignment.pool) not in pools:
+            pools[id(assignment.pool)] = PoolRun(assignment.pool, first_writer=writers)
+            writers += assignment.pool.workers
+    ledger = Ledger(folders.quota, config.memory_budget, writers)
+    blocks = BlockStore(folders.spill, ledger)
+    limit = queue_limit(ledger.limit, len(graph.buffers))
+    stages = [
+        StageRun(stage, pools[id(assignment.pool)], assignment.max_active_bundles, codecs, blocks, limit)
+        for stage in graph.stages
+        for assignment in (assignments[stage.id],)
+    ]
+    state = StateStore(folders.spill, ledger)
+    relief = Relief(blocks, state, stages)
+    buffers = _buffers(graph, codecs, folders.spill, stages, state, blocks, relief, limit)
+    mainclasses.save(folders.main_classes)
+    saver = None
+    if config.save_failed is not None:
+        pickle_library = str(config.worker_options.get("pickle_library", "default"))
+        saver = Saver(config.save_failed, graph, state, buffers, folders.main_classes, pickle_library)
+    descriptors = {stage.id: graph.descriptor(stage, folders.url) for stage in graph.stages}
+    if config.debug:
+        RuntimeValueProvider.set_runtime_options(config.worker_options)  # as is done in worker processes
+        server = process_launcher = DebugWorkers(state, descriptors)
+    else:
+        process_launcher = launcher(config.worker_start)
+        server = FnApiServer(folders.url, state, descriptors)  # the last thing that can fail, since it must be stopped
+    return RunParts(
+        stages=stages,
+        buffers=buffers,
+        pools=list(pools.values()),
+        blocks=blocks,
+        relief=relief,
+        state=state,
+        server=server,
+        folders=folders,
+        launcher=process_launcher,
+        config=config,
+        metrics=metrics,
+        failures=Failures(codecs, 1 if config.debug else MAX_TRIES, saver.save if saver is not None else None),
+        prints=prints,
+        queue_limit=limit,
+    )
+
+
+def _buffers(
+    graph: Graph,
+    codecs: Codecs,
+    spill_folder: str,
+    stages: list[StageRun],
+    state: StateStore,
+    blocks: BlockStore,
+    relief: Relief,
+    limit: int,
+) -> dict[bytes, BufferRun]:
+    buffers: dict[bytes, BufferRun] = {}
+    for buffer in graph.buffers.values():
+        grouping = None
+        if buffer.kind is BufferKind.GROUP:
+            grouping = Grouping(
+                codecs.elements(buffer.coder_id),
+                codecs.elements(buffer.output_coder_id),
+                codecs.windowing(buffer.pcollection_id),
+                state,
+                blocks,
+                spill_folder,
+            )
+            relief.groupings.append(grouping)
+        buffers[buffer.id] = BufferRun(grouping, limit, relief)
+    for run in stages:
+        for write in run.stage.writes:
+            buffers[write.buffer_id].writers.append(run)
+        for read in run.stage.reads:
+            buffers[read.buffer_id].readers.append((run, read.transform_id))
+            if graph.buffers[read.buffer_id].kind is BufferKind.IMPULSE:
+                run.add(read.transform_id, blocks.of_bytes(ENCODED_IMPULSE_VALUE, 1, MIN))
+        for side_input in run.stage.side_inputs:
+            buffer = buffers[side_input.buffer_id]
+            if buffer.side_input is None:
+                plan = graph.buffers[side_input.buffer_id]
+                codec = codecs.elements(plan.output_coder_id or plan.coder_id)
+                buffer.side_input = SideInputData(codec, spill_folder, blocks.ledger)
+                relief.side_inputs.append(buffer.side_input)
+                if buffer.grouping is not None:
+                    # A side input's coder can't follow references into state.
+                    buffer.grouping.may_refer_to_state = False
+            state.add_side_input(side_input.transform_id, side_input.tag, buffer.side_input.read)
+    return buffers

@@ -1,0 +1,135 @@
+"""One picture of a running pipeline, for a terminal of any size."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from luminosity.engine.events import DeviceView, PoolView, RunStarted, Snapshot, StageInfo, StageView, Status
+from luminosity.engine.views import words
+
+_STYLES: dict[Status, str] = {
+    "busy": "green",
+    "held back": "magenta",
+    "needs worker": "cyan",
+    "starved": "yellow",
+    "waiting": "blue",
+    "done": "dim",
+}
+# Where there is no room for all stages, these are left out last.
+_IMPORTANCE: tuple[Status, ...] = ("busy", "held back", "needs worker", "starved", "waiting", "done")
+_GAP = 2
+_LEAST_STATUS = 20
+_MOST_RESOURCES = 6
+
+
+@dataclass(frozen=True)
+class _Column:
+    name: str
+    width: int
+    least_screen: int  # shown on screens of at least so many columns
+    text: Callable[[StageView], str]
+
+
+_COLUMNS = (
+    _Column("elements", 9, 0, lambda s: words.number(s.elements)),
+    _Column("rate", 9, 0, lambda s: words.rate(s.rate)),
+    _Column("queued", 9, 76, lambda s: words.number(s.queued) if s.queued else ""),
+    _Column("bytes", 8, 100, lambda s: words.size(s.queued_bytes) if s.queued_bytes else ""),
+    _Column("workers", 7, 120, lambda s: str(s.workers) if s.workers else ""),
+    _Column("done", 4, 90, lambda s: words.percent(s.fraction) if s.fraction is not None else ""),
+    _Column("about left", 11, 140, lambda s: words.duration(s.seconds_left) if s.seconds_left is not None else ""),
+)
+
+
+def frame(run: RunStarted, snapshot: Snapshot, width: int, height: int) -> RenderableType:
+    """Fits into ``width`` columns and ``height`` lines, of which the last stays empty for the cursor."""
+    resources = _resources(snapshot, width)
+    room = max(1, height - len(resources) - 5)  # title, column heads, a line for those left out, memory, the cursor
+    shown, hidden = _choose(snapshot.stages, room)
+    lines: list[RenderableType] = [_title(run, snapshot, width), _table(run, shown, width)]
+    if hidden:
+        lines.append(Text(_counts(hidden), style="dim", no_wrap=True, overflow="ellipsis"))
+    lines += [Text(line, no_wrap=True, overflow="ellipsis") for line in (*resources, memory(snapshot))]
+    return Group(*lines, Text())
+
+
+def memory(snapshot: Snapshot) -> str:
+    held, processes = snapshot.memory, snapshot.processes
+    limit = f" of {words.size(held.limit)}" if held.limit else ""
+    parts = [f"{words.size(held.used)}{limit} between stages"]
+    if processes.used:
+        parts.append(f"{words.size(processes.used)} in processes")
+    if held.spilled:
+        parts.append(f"{words.size(held.spilled)} spilled")
+    return f"memory: {', '.join(parts)}"
+
+
+def _title(run: RunStarted, snapshot: Snapshot, width: int) -> Text:
+    left = snapshot.seconds_left
+    ending = f"  {words.duration(snapshot.seconds)}" + (f", about {words.duration(left)} left" if left else "")
+    title = Text(words.shortened(run.name, max(8, width - len(ending))), style="bold", no_wrap=True)
+    return title.append(ending, style="not bold")
+
+
+def _choose(stages: Sequence[StageView], room: int) -> tuple[list[StageView], list[StageView]]:
+    """Those to show, in the pipeline's order, and the rest."""
+    if len(stages) <= room:
+        return list(stages), []
+    by_importance = sorted(stages, key=lambda stage: _IMPORTANCE.index(stage.status))
+    chosen = {stage.id for stage in by_importance[:room]}
+    return [s for s in stages if s.id in chosen], [s for s in stages if s.id not in chosen]
+
+
+def _counts(stages: Sequence[StageView]) -> str:
+    counts = Counter(stage.status for stage in stages)
+    return "and " + ", ".join(f"{counts[status]} {status}" for status in reversed(_IMPORTANCE) if counts[status])
+
+
+def _table(run: RunStarted, stages: Sequence[StageView], width: int) -> Table:
+    info: dict[str, StageInfo] = {stage.id: stage for stage in run.stages}
+    columns = [column for column in _COLUMNS if width >= column.least_screen]
+    room = width - sum(column.width + _GAP for column in columns) - _GAP
+    longest = max(len(stage.label) for stage in run.stages)
+    label_width = max(min(longest, room - _LEAST_STATUS, room // 2), 8)
+    status_width = max(room - label_width, 8)
+    table = Table.grid(padding=(0, _GAP, 0, 0))
+    table.add_column(width=label_width, no_wrap=True)
+    for column in columns:
+        table.add_column(width=column.width, no_wrap=True, justify="right")
+    table.add_column(width=status_width, no_wrap=True)
+    table.add_row(*(Text(name, style="dim") for name in ("stage", *(c.name for c in columns), "status")))
+    for stage in stages:
+        table.add_row(
+            Text(words.shortened(info[stage.id].label, label_width)),
+            *(column.text(stage) for column in columns),
+            Text(words.status(stage, status_width), style=_STYLES[stage.status]),
+            style="dim" if stage.status == "done" else "",
+        )
+    return table
+
+
+def _resources(snapshot: Snapshot, width: int) -> list[str]:
+    """A line for each pool and each device; where they are many, the rest in one."""
+    lines = [_pool(pool) for pool in snapshot.pools] + [_device(device, width) for device in snapshot.devices]
+    if len(lines) > _MOST_RESOURCES:
+        lines = [*lines[: _MOST_RESOURCES - 1], f"and {len(lines) - _MOST_RESOURCES + 1} more pools and devices"]
+    return lines
+
+
+def _pool(pool: PoolView) -> str:
+    return f"pool {pool.name}: {pool.busy} of {pool.slots} busy, {words.percent(pool.busy_fraction)} so far"
+
+
+def _device(device: DeviceView, width: int) -> str:
+    parts = [f"device {device.id}: busy {words.percent(device.busy_fraction)} so far"]
+    if device.utilization is not None and width >= 76:
+        parts.append(f"computes {words.percent(device.utilization)} now")
+    if device.memory_used is not None and device.memory_total is not None:
+        parts.append(f"{words.size(device.memory_used)} of {words.size(device.memory_total)}")
+    return ", ".join(parts)

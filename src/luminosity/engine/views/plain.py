@@ -1,0 +1,83 @@
+"""Progress in lines of text, for logs and pipes."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+from rich.console import Console, RenderableType
+
+from luminosity.engine.events import Event, RunEnded, RunStarted, Snapshot, StageView
+from luminosity.engine.views import words
+from luminosity.engine.views.summary import summary
+
+_EVERY_S = 5.0
+_MOST_STAGES = 3
+_LABEL_CHARACTERS = 40
+_WIDTH = 100
+
+
+class PlainView:
+    """A line every few seconds, and a summary if there was one. A run that is over before says nothing."""
+
+    def __init__(self) -> None:
+        self._run: RunStarted | None = None
+        self._next_at = _EVERY_S
+        self._has_line = False
+        self._is_broken = False
+
+    def __call__(self, event: Event) -> None:
+        try:
+            self._take(event)
+        except (OSError, ValueError):
+            self._is_broken = True  # nobody reads standard error any more; the run goes on
+
+    def _take(self, event: Event) -> None:
+        if isinstance(event, RunStarted):
+            self._run = event
+        if self._run is None or self._is_broken:
+            return
+        if isinstance(event, Snapshot) and event.seconds >= self._next_at:
+            self._next_at = event.seconds + _EVERY_S
+            self._has_line = True
+            sys.stderr.write(line(self._run, event) + "\n")
+            sys.stderr.flush()
+        elif isinstance(event, RunEnded) and self._has_line:
+            for text in _lines(summary(self._run, event)):
+                sys.stderr.write(text + "\n")
+            sys.stderr.flush()
+
+
+def line(run: RunStarted, snapshot: Snapshot) -> str:
+    """How far a run is, in one line."""
+    stages = snapshot.stages
+    labels = {stage.id: words.shortened(stage.label, _LABEL_CHARACTERS) for stage in run.stages}
+    # Nearest to the end first: that is where results come from.
+    active = [s for s in reversed(stages) if s.status != "done" and s.elements]
+    busy, slots = sum(pool.busy for pool in snapshot.pools), sum(pool.slots for pool in snapshot.pools)
+    parts = [
+        f"{sum(stage.status == 'done' for stage in stages)} of {len(stages)} stages done",
+        *(_stage(labels[stage.id], stage) for stage in active[:_MOST_STAGES]),
+        f"{busy} of {slots} slots busy",
+    ]
+    if snapshot.seconds_left:
+        parts.append(f"about {words.duration(snapshot.seconds_left)} left")
+    return f"{run.name} {words.duration(snapshot.seconds)}: {'; '.join(parts)}"
+
+
+def _lines(content: RenderableType) -> list[str]:
+    console = Console(file=io.StringIO(), width=_WIDTH, highlight=False)
+    with console.capture() as captured:
+        console.print(content)
+    return [text.rstrip() for text in captured.get().splitlines()]
+
+
+def _stage(label: str, stage: StageView) -> str:
+    parts = [f"{label}: {words.number(stage.elements)} done"]
+    if stage.rate:
+        parts.append(words.rate(stage.rate))
+    if stage.fraction is not None:
+        parts.append(words.percent(stage.fraction))
+    if stage.status != "busy":
+        parts.append(words.status(stage, _LABEL_CHARACTERS))
+    return ", ".join(parts)

@@ -1,0 +1,103 @@
+"""Numbers and labels as people read them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from luminosity.engine.events import StageView
+
+_SEPARATOR = " + "
+
+
+def duration(seconds: float) -> str:
+    """
+    >>> duration(0.84), duration(42.3), duration(605), duration(7500)
+    ('0.8 s', '42 s', '10 min 5 s', '2 h 5 min')
+    """
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def size(count: float) -> str:
+    """
+    >>> size(0), size(64 << 20), size(3.25 * 2**30)
+    ('0 B', '64 MiB', '3.2 GiB')
+    """
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" or count >= 10 or count == int(count) else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def number(count: int) -> str:
+    """
+    >>> number(12_345), number(123_456_789)
+    ('12,345', '123.5M')
+    """
+    if count < 10_000_000:
+        return f"{count:,}"
+    return f"{count / 1e6:,.1f}M" if count < 10**9 else f"{count / 1e9:,.2f}G"
+
+
+def rate(per_second: float) -> str:
+    """
+    >>> rate(0), rate(0.04), rate(6120.4)
+    ('', '0.04/s', '6,120/s')
+    """
+    if per_second <= 0:
+        return ""
+    return f"{number(round(per_second))}/s" if per_second >= 10 else f"{per_second:.2g}/s"
+
+
+def percent(fraction: float) -> str:
+    """
+    >>> percent(0.996), percent(1.0)
+    ('99%', '100%')
+    """
+    return f"{int(100 * fraction)}%"  # what is not done is not 100%
+
+
+def shortened(label: str, width: int) -> str:
+    """A label in at most ``width`` characters; its beginning and its end tell most.
+
+    >>> shortened("Read + Parse + Copy", 15), shortened("CombineGlobally (UnKey)", 16), shortened("Embed long texts", 9)
+    ('Read + … + Copy', 'Combine… (UnKey)', 'Embed …ts')
+    """
+    if len(label) <= width:
+        return label
+    whole, mark, inner = label.partition(" (")
+    if mark and len(inner) + 5 <= width:  # what tells it from others with its name is in the brackets
+        return f"{whole[: width - len(inner) - 3]}… ({inner}"
+    steps = label.split(_SEPARATOR)
+    around = f"{steps[0]} + … + {steps[-1]}"
+    if len(steps) > 2 and len(around) <= width:
+        return around
+    tail = (width - 1) // 3
+    return f"{label[: max(0, width - tail - 1)]}…{label[len(label) - tail :]}"
+
+
+def status(stage: StageView, width: int = 80) -> str:
+    """What a stage does or waits for.
+
+    >>> status(StageView("s1", "held back", ("Embed",)))
+    'held back by Embed'
+    """
+    if stage.status == "busy":
+        return "busy"
+    if stage.status == "needs worker":
+        return _with("needs worker:", stage.by, width)
+    if stage.status == "waiting":
+        return _with("waits for", stage.by, width) if stage.by else "waits for its time"
+    return _with(f"{stage.status} by", stage.by, width) if stage.by else stage.status
+
+
+def _with(beginning: str, names: Sequence[str], width: int) -> str:
+    ending = f" +{len(names) - 1}" if len(names) > 1 else ""
+    return f"{beginning} {shortened(names[0], max(1, width - len(beginning) - len(ending) - 1))}{ending}"

@@ -1,0 +1,302 @@
+"""The events of real runs: what stages wait for, and because of whom; what went wrong on the way."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import apache_beam as beam
+import pytest
+from apache_beam.options.pipeline_options import PipelineOptions
+
+from luminosity import LuminosityRunner
+from luminosity.engine.events import (
+    BundleRetried,
+    Event,
+    RunEnded,
+    RunStarted,
+    Snapshot,
+    StageView,
+    Subscriber,
+    WorkerLost,
+    WorkerStarted,
+    from_json,
+    to_json,
+)
+from luminosity.engine.loop.busy import BusyTime
+from luminosity.engine.loop.pace import Pace
+from luminosity.errors import StepFailed
+from tests.dofns import Numbers
+from tests.marks import first_time, wait_for_file
+from tests.processes import wait_for
+from tests.runners import IS_REFERENCE, finished, flags
+
+pytestmark = [
+    pytest.mark.timeout(120),
+    pytest.mark.skipif(IS_REFERENCE, reason="tests what only the engine does"),
+    pytest.mark.usefixtures("leaves_nothing"),
+]
+
+_E = TypeVar("_E", bound=Event)
+_MB = 1 << 20
+
+
+def start(build: Callable[[beam.Pipeline], Any], on_event: Subscriber, *extra: str) -> Any:
+    options = PipelineOptions(flags(*(extra or ("--cpu_workers=2",))))
+    pipeline = beam.Pipeline(runner=LuminosityRunner(on_event=on_event), options=options)
+    build(pipeline)
+    return pipeline.run()
+
+
+def events_of(build: Callable[[beam.Pipeline], Any], *extra: str) -> list[Event]:
+    """All events of a run."""
+    events: list[Event] = []
+    finished(start(build, events.append, *extra))
+    return events
+
+
+def only(kind: type[_E], events: list[Event]) -> list[_E]:
+    return [event for event in events if isinstance(event, kind)]
+
+
+def views(events: list[Event], label: str) -> Iterator[StageView]:
+    """How the stage with this label stood, from snapshot to snapshot."""
+    (run,) = only(RunStarted, events)
+    (stage_id,) = (stage.id for stage in run.stages if stage.label == label)
+    for snapshot in only(Snapshot, events):
+        yield from (stage for stage in snapshot.stages if stage.id == stage_id)
+
+
+def was_seen(events: list[Event], label: str, status: str, by: tuple[str, ...]) -> bool:
+    return any((view.status, view.by) == (status, by) for view in views(events, label))
+
+
+def test_a_run_tells_its_plan_its_workers_and_its_end() -> None:
+    def build(pipeline: beam.Pipeline) -> None:
+        numbers = pipeline | "Read" >> beam.Create(range(300)) | "Double" >> beam.Map(lambda n: 2 * n)
+        device = numbers | "Embed" >> beam.Map(str).with_resource_hints(accelerator="type:any;count:1")
+        _ = device | "Spread" >> beam.Reshuffle() | "Last" >> beam.Map(len)
+
+    events = events_of(build, "--cpu_workers=1", "--accelerators=1")
+    run, end = events[0], events[-1]
+    assert isinstance(run, RunStarted)
+    assert isinstance(end, RunEnded)
+    assert {event.run for event in events} == {run.run}
+    stages = {stage.label: stage for stage in run.stages}
+    assert list(stages) == ["Read", "Read + Double", "Embed", "Last"]
+    assert stages["Embed"].reads_from == (stages["Read + Double"].id,)
+    assert {pool.name: pool.devices for pool in run.pools} == {"cpu": (), "device": ("declared:0",)}
+    assert stages["Embed"].pool == "device"
+    assert {worker.pool for worker in only(WorkerStarted, events)} == {"cpu", "device"}
+    assert (end.state, end.failure) == ("done", "")
+    assert {stage.elements for stage in end.last.stages} == {300}
+    assert {stage.status for stage in end.last.stages} == {"done"}
+    assert [device.id for device in end.last.devices] == ["declared:0"]
+    assert all(pool.busy_seconds > 0 for pool in end.last.pools)
+    assert end.last.processes.peak > 10 * _MB
+
+
+def test_a_slow_step_holds_back_what_feeds_it_and_starves_what_follows() -> None:
+    def slow(block: bytes) -> int:
+        time.sleep(0.02)
+        return len(block)
+
+    def build(pipeline: beam.Pipeline) -> None:
+        numbers = pipeline | "Count" >> beam.Create(range(120)) | "Spread" >> beam.Reshuffle()
+        large = numbers | "Source" >> beam.Map(lambda n: bytes(_MB))
+        # Another pool, so that the source is not kept from its worker.
+        sizes = large | "Slow" >> beam.Map(slow).with_resource_hints(accelerator="type:any;count:1")
+        _ = sizes | "Spread again" >> beam.Reshuffle() | "Behind" >> beam.Map(str)
+
+    events = events_of(build, "--cpu_workers=1", "--accelerators=1")
+    assert was_seen(events, "Source", "held back", by=("Slow",))
+    assert was_seen(events, "Slow", "busy", by=())
+    assert was_seen(events, "Behind", "starved", by=("Slow",))
+    (run,) = only(RunStarted, events)
+    assert run.queue_limit / 3 < max(view.queued_bytes for view in views(events, "Slow")) <= run.queue_limit
+
+
+@pytest.fixture
+def held(tmp_path: Path) -> Iterator[tuple[Callable[[int], int], Callable[[], None]]]:
+    """A function for a step that waits, and one that lets it go on."""
+    release = tmp_path / "release"
+
+    def hold(n: int) -> int:
+        wait_for_file(release)
+        return n
+
+    yield hold, release.touch
+    release.touch()
+
+
+def test_who_waits_for_a_side_input(
+    held: tuple[Callable[[int], int], Callable[[], None]],
+) -> None:
+    hold, release = held
+
+    def build(pipeline: beam.Pipeline) -> None:
+        late = pipeline | "Late" >> beam.Create([1]) | "Hold" >> beam.Map(hold)
+        main = pipeline | "Main" >> beam.Create([1, 2, 3], reshuffle=False)
+        _ = main | "Spread" >> beam.Reshuffle() | "Use" >> beam.Map(max, beam.pvalue.AsSingleton(late))
+
+    events: list[Event] = []
+    result = start(build, events.append, "--cpu_workers=1")
+
+    def one_is_busy_and_one_waits_for_it() -> bool:
+        holder = "Late + Hold"
+        return was_seen(events, holder, "busy", by=()) and was_seen(events, "Use", "waiting", by=(holder,))
+
+    assert wait_for(lambda: len(events) > 1 and one_is_busy_and_one_waits_for_it(), timeout_s=60)
+    release()
+    finished(result)
+
+
+def test_who_waits_for_a_worker(held: tuple[Callable[[int], int], Callable[[], None]]) -> None:
+    hold, release = held
+
+    def build(pipeline: beam.Pipeline) -> None:
+        for name in ("A", "B"):
+            _ = pipeline | name >> beam.Create([1], reshuffle=False) | f"Hold {name}" >> beam.Map(hold)
+
+    events: list[Event] = []
+    result = start(build, events.append, "--cpu_workers=1")
+
+    def one_runs_and_one_waits(first: str, second: str) -> bool:
+        return was_seen(events, f"{first} + Hold {first}", "busy", by=()) and was_seen(
+            events, f"{second} + Hold {second}", "needs worker", by=("cpu",)
+        )
+
+    assert wait_for(
+        lambda: len(events) > 1 and (one_runs_and_one_waits("A", "B") or one_runs_and_one_waits("B", "A")),
+        timeout_s=60,
+    )
+    release()
+    finished(result)
+
+
+def test_a_failed_try_and_a_lost_worker_are_told(tmp_path: Path) -> None:
+    failed, died = tmp_path / "failed", tmp_path / "died"
+
+    def check(n: int) -> int:
+        if n == 7 and first_time(failed):
+            raise ValueError("once\nwith more lines")
+        if n == 11 and first_time(died):
+            os._exit(3)
+        return n
+
+    def build(pipeline: beam.Pipeline) -> None:
+        _ = pipeline | beam.Create(range(20)) | beam.Reshuffle() | "Check" >> beam.Map(check)
+
+    events = events_of(build)
+    (retried,) = only(BundleRetried, events)
+    assert (retried.step, retried.exception, retried.tries) == ("Check", "ValueError: once", 1)
+    (lost,) = only(WorkerLost, events)
+    assert (lost.pool, lost.reason, lost.bundles) == ("cpu", "exited with code 3", 1)
+
+
+def test_a_failed_run_ends_with_the_reason_in_one_line() -> None:
+    events: list[Event] = []
+    with pytest.raises(StepFailed):
+        finished(start(lambda p: p | beam.Create([0]) | "Divide" >> beam.Map(lambda n: 1 // n), events.append))
+    end = events[-1]
+    assert isinstance(end, RunEnded)
+    assert end.state == "failed"
+    assert end.failure.startswith("step 'Divide' failed 4 times: ZeroDivisionError")
+    assert "\n" not in end.failure
+    assert len(only(BundleRetried, events)) == 3
+
+
+def test_a_splittable_source_knows_how_far_it_is() -> None:
+    def build(pipeline: beam.Pipeline) -> None:
+        _ = pipeline | beam.Create([(0, 400)]) | "Numbers" >> beam.ParDo(Numbers(0.005)) | "Use" >> beam.Map(str)
+
+    events = events_of(build)
+    fractions = [view.fraction for view in views(events, "Numbers + Use") if view.fraction is not None]
+    assert fractions == sorted(fractions)
+    assert any(0.0 < fraction < 1.0 for fraction in fractions)
+    end = events[-1]
+    assert isinstance(end, RunEnded)
+    assert end.last.stages[-1].elements == 400
+    assert end.last.stages[-1].fraction == 1.0
+
+
+def test_events_survive_json() -> None:
+    def build(pipeline: beam.Pipeline) -> None:
+        _ = pipeline | beam.Create(range(10)) | beam.Map(lambda n: time.sleep(0.05))
+
+    for event in events_of(build):
+        assert from_json(json.loads(json.dumps(to_json(event)))) == event
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        None,
+        {},
+        {"event": "Nothing"},
+        {"event": "WorkerLost", "run": "r"},
+        {"event": "WorkerLost", "run": "r", "seconds": "long", "worker": "w", "pool": "p", "reason": "r", "bundles": 1},
+        {"event": "Snapshot", "run": "r", "seconds": 1.0, "stages": [{"id": "s", "status": "asleep"}], "pools": []},
+    ],
+)
+def test_what_is_no_event_is_refused(data: Any) -> None:
+    with pytest.raises(ValueError, match=r"expected|not an event"):
+        from_json(data)
+
+
+def test_a_subscriber_that_raises_is_dropped_and_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    calls: list[Event] = []
+
+    def broken_subscriber(event: Event) -> None:
+        calls.append(event)
+        raise RuntimeError("not today")
+
+    with caplog.at_level(logging.WARNING, logger="luminosity"):
+        result = finished(start(lambda p: p | beam.Create(range(5)), broken_subscriber))
+    assert result.state == "DONE"
+    assert len(calls) == 1
+    (warning,) = [record.getMessage() for record in caplog.records if record.name == "luminosity"]
+    assert "broken_subscriber" in warning
+
+
+def test_a_subscriber_may_be_slow() -> None:
+    """It misses snapshots, and nothing else."""
+    events: list[Event] = []
+
+    def slow_subscriber(event: Event) -> None:
+        time.sleep(0.3)
+        events.append(event)
+
+    finished(start(lambda p: p | beam.Create(range(30)) | beam.Map(lambda n: time.sleep(0.05)), slow_subscriber))
+    assert isinstance(events[0], RunStarted)
+    assert isinstance(events[-1], RunEnded)
+    assert only(WorkerStarted, events)
+
+
+def test_a_pace_is_that_of_lately() -> None:
+    pace = Pace(began_at=0.0)
+    for second in range(1, 61):
+        pace.reached(second, 100 * min(second, 20) + 10 * max(0, second - 20))
+    assert pace.per_second(60) == pytest.approx(10)
+
+
+def test_slow_steps_have_a_pace_too() -> None:
+    pace = Pace(began_at=0.0)
+    for step in range(1, 6):
+        pace.reached(30 * step, step)
+    assert pace.per_second(179) == pytest.approx(1 / 30)
+    assert pace.per_second(600) < 1 / 60
+
+
+def test_busy_time_sums_up_what_overlaps(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([1.0, 2.0, 4.0, 5.0, 9.0, 9.0])
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    busy = BusyTime()
+    for change in (busy.begin, busy.begin, busy.end, busy.end):
+        change()
+    assert (busy.seconds, busy.spanned_seconds) == (6.0, 4.0)

@@ -1,0 +1,269 @@
+"""Recorded runs: what is in them, what is not, how many are kept, and what a killed run leaves."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import os
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import apache_beam as beam
+import pytest
+
+from luminosity.engine import recorder as recorder_module
+from luminosity.engine.events import RunEnded, RunStarted, Snapshot, WorkerLost
+from luminosity.engine.recorder import Recorder, Thinned, recorder
+from luminosity.engine.records import Damaged, Record, find, folder, load, path_of, run_ids
+from luminosity.errors import RecordError, StepFailed
+from tests.marks import note, wait_for_file
+from tests.processes import wait_for
+from tests.runners import IS_REFERENCE, run, start
+
+pytestmark = [
+    pytest.mark.timeout(120),
+    pytest.mark.skipif(IS_REFERENCE, reason="tests what only the engine does"),
+]
+
+
+def a_run(run_id: str) -> RunStarted:
+    return RunStarted(run_id, 0.0, "pipeline.py", 1.0, (), (), queue_limit=1)
+
+
+def at(seconds: float, run_id: str = "r") -> Snapshot:
+    return Snapshot(run_id, seconds, (), ())
+
+
+def run_id(number: int) -> str:
+    return f"20260101T{number:06}-abcdef"
+
+
+def record_of(path: Path) -> Record:
+    record = load(path)
+    assert isinstance(record, Record), record
+    return record
+
+
+def only_record(runs: Path) -> Record:
+    (only,) = run_ids(runs)
+    return record_of(path_of(runs, only))
+
+
+def test_a_run_is_recorded_privately_and_without_its_options(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    flags = (f"--run_dir={runs}", "--cpu_workers=1", "--password=hunter2")
+    run(lambda p: p | beam.Create(range(30)) | "Check" >> beam.Map(str), *flags)
+    record = only_record(runs)
+    assert record.state == "done"
+    assert [stage.label for stage in record.started.stages] == ["Create", "Create + Check"]
+    assert record.last is not None
+    assert record.last.stages[-1].elements == 30
+    (file,) = runs.iterdir()
+    assert "hunter2" not in file.read_text()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert stat.S_IMODE(runs.stat().st_mode) == 0o700
+
+
+def test_a_failed_run_is_recorded_with_its_reason(tmp_path: Path) -> None:
+    with pytest.raises(StepFailed):
+        run(lambda p: p | beam.Create([0]) | "Divide" >> beam.Map(lambda n: 1 // n), f"--run_dir={tmp_path}")
+    record = only_record(tmp_path)
+    assert record.ended is not None
+    assert record.state == "failed"
+    assert record.ended.failure.startswith("step 'Divide' failed 4 times: ZeroDivisionError")
+    assert len(record.happenings) >= 3
+
+
+@pytest.mark.parametrize("off", [("--run_dir=off",), ()])
+def test_recording_can_be_turned_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, off: tuple[str, ...]) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("LUMINOSITY_RUN_DIR", str(tmp_path / "runs") if off else "off")
+    run(lambda p: p | beam.Create([1]), "--cpu_workers=1", *off)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_where_runs_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("LUMINOSITY_RUN_DIR")
+    assert folder(None) == tmp_path / ".luminosity" / "runs"
+    monkeypatch.setenv("LUMINOSITY_RUN_DIR", "/elsewhere")
+    assert folder(None) == Path("/elsewhere")
+    assert folder("~/mine") == tmp_path / "mine"
+    assert folder("off") is None
+
+
+def test_a_folder_that_cannot_be_written_is_named_once_and_the_run_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    with caplog.at_level(logging.WARNING, logger="luminosity"):
+        result = run(lambda p: p | beam.Create(range(5)), f"--run_dir={tmp_path}/file/runs")
+    assert result.state == "DONE"
+    (warning,) = [record.getMessage() for record in caplog.records if record.name == "luminosity"]
+    assert f"{tmp_path}/file/runs" in warning
+    assert "--run_dir=off" in warning
+
+
+def test_a_user_without_a_home_runs_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("LUMINOSITY_RUN_DIR")
+    monkeypatch.setattr(Path, "home", no_home)
+    assert recorder(None) is None
+    assert "not recorded" in caplog.text
+
+
+def test_a_run_under_way_is_seen_as_running(tmp_path: Path) -> None:
+    started, release = tmp_path / "started", tmp_path / "release"
+
+    def hold(n: int) -> None:
+        note(started)
+        wait_for_file(release)
+
+    result = start(lambda p: p | beam.Create([1]) | beam.Map(hold), f"--run_dir={tmp_path}/runs")
+    try:
+        assert wait_for(lambda: started.exists() and run_ids(tmp_path / "runs"), timeout_s=60)
+        assert only_record(tmp_path / "runs").state == "running"
+    finally:
+        release.touch()
+        result.wait_until_finish()
+
+
+_KILLED = """
+import os, signal
+import apache_beam as beam
+from luminosity import LuminosityRunner, Snapshot
+
+def end(event):
+    if isinstance(event, Snapshot) and any(n.endswith(".json") for n in os.listdir(os.environ["LUMINOSITY_RUN_DIR"])):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+with beam.Pipeline(runner=LuminosityRunner(on_event=end)) as pipeline:
+    pipeline | beam.Create(range(10)) | beam.Map(lambda n: __import__("time").sleep(1))
+"""
+
+
+def test_a_killed_run_is_seen_as_lost(tmp_path: Path) -> None:
+    killed = subprocess.run(
+        [sys.executable, "-c", _KILLED],
+        env={**os.environ, "LUMINOSITY_RUN_DIR": str(tmp_path)},
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert killed.returncode == -signal.SIGKILL
+    record = only_record(tmp_path)
+    assert record.state == "lost"
+    assert record.ended is None
+
+
+def test_a_process_that_took_over_the_number_is_not_the_run(tmp_path: Path) -> None:
+    Recorder(tmp_path)(a_run(run_id(1)))
+    path = path_of(tmp_path, run_id(1))
+    assert record_of(path).state == "running"
+    content = json.loads(path.read_text())
+    content["process"]["began"] = "1"
+    path.write_text(json.dumps(content))
+    assert record_of(path).state == "lost"
+
+
+@pytest.mark.parametrize("count", [1, 200, 201, 5000])
+def test_snapshots_are_thinned_out_evenly(count: int) -> None:
+    thinned = Thinned(most=200)
+    for number in range(count):
+        thinned.add(at(0.2 * number))
+    seconds = [kept["seconds"] for kept in thinned.kept]
+    assert min(count, 100) <= len(seconds) <= 200
+    assert seconds[0] == 0.0
+    assert seconds[-1] > 0.9 * 0.2 * (count - 1) or count == 1
+    gaps = [after - before for before, after in itertools.pairwise(seconds)]
+    assert max(gaps, default=1.0) <= 2.1 * min(gaps, default=1.0)
+
+
+def test_a_long_and_troubled_run_makes_a_small_file(tmp_path: Path) -> None:
+    record = Recorder(tmp_path)
+    record(a_run(run_id(1)))
+    for number in range(3000):
+        record(at(0.2 * number))
+        record(WorkerLost("r", 0.2 * number, "w1", "cpu", "was killed by SIGKILL", 1))
+    record(RunEnded("r", 600.0, "done", at(600.0)))
+    loaded = only_record(tmp_path)
+    assert 100 <= len(loaded.snapshots) <= 200
+    assert len(loaded.happenings) + loaded.left_out == 3000
+    assert len(loaded.happenings) <= 200
+    assert path_of(tmp_path, run_id(1)).stat().st_size < 100_000
+
+
+def test_the_newest_runs_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder_module, "_MOST_RUNS", 5)
+    (tmp_path / "notes.txt").write_text("the user's own")
+    for number in range(12):
+        Recorder(tmp_path)(a_run(run_id(number)))
+    assert run_ids(tmp_path) == [run_id(number) for number in range(11, 6, -1)]
+    assert (tmp_path / "notes.txt").exists()
+
+
+def test_what_was_never_finished_is_removed_after_a_while(tmp_path: Path) -> None:
+    old, new = (tmp_path / f"{run_id(number)}.json.unfinished" for number in range(2))
+    for path in (old, new):
+        path.touch()
+    os.utime(old, (0, 0))
+    Recorder(tmp_path)(a_run(run_id(2)))
+    assert not old.exists()
+    assert new.exists()
+
+
+@pytest.fixture
+def three_runs(tmp_path: Path) -> Path:
+    for name in ("20260101T000000-aaaaaa", "20260101T000001-aabbbb", "20260202T000000-cccccc"):
+        Recorder(tmp_path)(a_run(name))
+    return tmp_path
+
+
+@pytest.mark.parametrize("wanted", ["last", "20260202T000000-cccccc", "202602", "cccccc"])
+def test_a_run_is_found_by_a_part_of_its_id(three_runs: Path, wanted: str) -> None:
+    assert find(three_runs, wanted).started.run == "20260202T000000-cccccc"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        ("202601", r"'202601' fits 2 runs \(20260101T000001-aabbbb, 20260101T000000-aaaaaa\)"),
+        ("nothing", "no run 'nothing' in .*; `lum runs` lists"),
+    ],
+)
+def test_a_run_that_is_not_found(three_runs: Path, wanted: str, message: str) -> None:
+    with pytest.raises(RecordError, match=message):
+        find(three_runs, wanted)
+
+
+def test_no_run_at_all(tmp_path: Path) -> None:
+    with pytest.raises(RecordError, match="no run is recorded in"):
+        find(tmp_path / "nowhere", "last")
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("", "Expecting value"),
+        ("[]", "TypeError"),
+        ("{}", "format"),
+        ('{"format": 99}', "another version"),
+        ('{"format": 1, "started": {"event": "Snapshot"}}', "not an event"),
+    ],
+)
+def test_a_damaged_file_is_named(three_runs: Path, content: str, reason: str) -> None:
+    path = path_of(three_runs, "20260202T000000-cccccc")
+    path.write_text(content)
+    damaged = load(path)
+    assert isinstance(damaged, Damaged)
+    assert reason in damaged.reason
+    with pytest.raises(RecordError, match=r"20260202T000000-cccccc\.json is damaged"):
+        find(three_runs, "last")

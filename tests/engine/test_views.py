@@ -1,0 +1,296 @@
+"""What a person sees of a run: pictures of every size, plain lines, and a terminal that others print on, too."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rich.console import Console, RenderableType
+
+from luminosity.engine.events import (
+    DeviceView,
+    MemoryUse,
+    PoolInfo,
+    PoolView,
+    ProcessMemory,
+    RunEnded,
+    RunStarted,
+    Snapshot,
+    StageInfo,
+    StageView,
+    Status,
+)
+from luminosity.engine.views import choose
+from luminosity.engine.views.frame import frame
+from luminosity.engine.views.live import LiveView
+from luminosity.engine.views.plain import PlainView, line
+from luminosity.engine.views.summary import summary
+from tests.runners import IS_REFERENCE
+
+pytestmark = pytest.mark.skipif(IS_REFERENCE, reason="tests what only the engine does")
+
+_STATUSES: dict[str, tuple[Status, tuple[str, ...]]] = {
+    "Read": ("done", ()),
+    "Decode": ("held back", ("Embed",)),
+    "Embed": ("busy", ()),
+    "Compare + Format + Pair + Write": ("starved", ("Embed",)),
+    "Lookup": ("needs worker", ("cpu",)),
+    "Join": ("waiting", ("Lookup",)),
+}
+
+
+def a_run(labels: list[str]) -> RunStarted:
+    stages = tuple(StageInfo(f"s{n}", label, "cpu") for n, label in enumerate(labels))
+    return RunStarted("r", 0.0, "pipeline.py", 0.0, stages, (PoolInfo("cpu", 4, 1),), queue_limit=64 << 20)
+
+
+def a_snapshot(seconds: float, stages: tuple[StageView, ...], devices: int = 1) -> Snapshot:
+    return Snapshot(
+        "r",
+        seconds,
+        stages,
+        pools=(PoolView("cpu", 4, 3, 4, 220.0, 0.66),),
+        devices=tuple(DeviceView(f"gpu:{n}", 0.97, 0.81, 61 << 30, 141 << 30) for n in range(devices)),
+        memory=MemoryUse(85 << 20, 110 << 20, 2 << 30, 3 << 30),
+        processes=ProcessMemory(12 << 30, 14 << 30),
+        seconds_left=107.0,
+    )
+
+
+RUN = a_run(list(_STATUSES))
+SNAPSHOT = a_snapshot(
+    83.0,
+    tuple(
+        StageView(f"s{n}", status, by, 1_234_567, 10_234.0, 200_000, 70 << 20, 2, 2, 60.0, 0.5, 44.0)
+        for n, (status, by) in enumerate(_STATUSES.values())
+    ),
+)
+ENDED = RunEnded("r", 190.0, "done", SNAPSHOT)
+
+
+def drawn(picture: RenderableType, width: int) -> list[str]:
+    console = Console(file=io.StringIO(), width=width, record=True)
+    console.print(picture)
+    return console.export_text().splitlines()
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 120, 160, 250])
+def test_a_picture_fits_and_says_who_waits_for_whom(width: int) -> None:
+    lines = drawn(frame(RUN, SNAPSHOT, width, 24), width)
+    assert all(len(text) <= width for text in lines)
+    assert len(lines) == 2 + len(_STATUSES) + 4  # none is wrapped
+    text = "\n".join(lines)
+    for words in (
+        "held back by Embed",
+        "starved by Embed",
+        "needs worker: cpu",
+        "waits for Lookup",
+        "busy",
+        "1,234,567",
+    ):
+        assert words in text
+    assert lines[0] == "pipeline.py  1 min 23 s, about 1 min 47 s left"
+    assert "device gpu:0: busy 97% so far" in text
+    assert "61 GiB of 141 GiB" in text
+    assert "85 MiB of 2 GiB between stages" in text
+
+
+def test_a_wide_picture_says_more_than_a_narrow_one() -> None:
+    heads = [drawn(frame(RUN, SNAPSHOT, width, 24), width)[1].split() for width in (60, 80, 160)]
+    assert heads[0] == ["stage", "elements", "rate", "status"]
+    assert set(heads[0]) < set(heads[1]) < set(heads[2])
+
+
+@pytest.mark.parametrize("devices", [1, 16])
+def test_many_stages_on_a_small_terminal(devices: int) -> None:
+    statuses: list[Status] = ["done"] * 12 + ["busy"] * 3 + ["starved"] * 10 + ["waiting"] * 5
+    stages = tuple(StageView(f"s{n}", status) for n, status in enumerate(statuses))
+    run = a_run([f"A step with a name that is long, number {n}" for n in range(30)])
+    lines = drawn(frame(run, a_snapshot(83.0, stages, devices), 80, 24), 80)
+    assert len(lines) <= 24
+    text = "\n".join(lines)
+    assert text.count("busy") >= 3
+    assert all(f"number {n}" in text or f"{n} " in text for n in (12, 13, 14))
+    assert "and 12 done" in text
+
+
+def test_a_summary_fits_and_says_what_took_long() -> None:
+    lines = drawn(summary(RUN, ENDED), 60)
+    assert all(len(text) <= 60 for text in lines)
+    assert lines[0].strip() == "pipeline.py  done in 3 min 10 s"
+    text = " ".join(" ".join(lines).split())
+    assert "cpu: 66% busy, 3 min 40 s of work" in text
+    assert "at most 14 GiB in all processes, at most 110 MiB between stages, 3 GiB spilled to disk" in text
+    assert "slowest Read 1 min 0 s" in text
+
+
+def test_a_plain_line_says_how_far_it_is() -> None:
+    text = line(RUN, SNAPSHOT)
+    assert text.startswith("pipeline.py 1 min 23 s: 1 of 6 stages done; ")
+    assert "Lookup: 1,234,567 done, 10,234/s, 50%, needs worker: cpu" in text
+    assert text.endswith("3 of 4 slots busy; about 1 min 47 s left")
+
+
+class _FakeTerminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def a_terminal(monkeypatch: pytest.MonkeyPatch) -> _FakeTerminal:
+    """In place of standard error. No fixture: pytest puts its own in place between those and the test."""
+    fake = _FakeTerminal()
+    monkeypatch.setattr(sys, "stderr", fake)
+    monkeypatch.setenv("TERM", "xterm")
+    return fake
+
+
+def at(seconds: float) -> Snapshot:
+    return a_snapshot(seconds, SNAPSHOT.stages)
+
+
+@pytest.mark.parametrize(("mode", "expected"), [("auto", LiveView), ("plain", PlainView), ("off", type(None))])
+def test_a_terminal_gets_the_view_that_was_asked_for(
+    monkeypatch: pytest.MonkeyPatch, mode: str, expected: type[object]
+) -> None:
+    a_terminal(monkeypatch)
+    assert type(choose.view(mode)) is expected
+
+
+def test_without_a_terminal_lines_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    assert type(choose.view("auto")) is PlainView
+
+
+def test_a_dumb_terminal_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    a_terminal(monkeypatch)
+    monkeypatch.setenv("TERM", "dumb")
+    assert type(choose.view("auto")) is PlainView
+
+
+@pytest.mark.parametrize("view", [LiveView, PlainView])
+def test_a_short_run_says_nothing(monkeypatch: pytest.MonkeyPatch, view: Callable[[], LiveView | PlainView]) -> None:
+    terminal = a_terminal(monkeypatch)
+    shown = view()
+    for event in (RUN, at(0.2), at(0.9), RunEnded("r", 0.95, "done", at(0.95))):
+        shown(event)
+    assert terminal.getvalue() == ""
+
+
+def test_plain_lines_come_every_few_seconds_with_a_summary(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = a_terminal(monkeypatch)
+    view = PlainView()
+    for event in (RUN, *(at(tenth / 10) for tenth in range(160)), ENDED):
+        view(event)
+    lines = terminal.getvalue().splitlines()
+    assert [text.split(":")[0] for text in lines[:3]] == ["pipeline.py 5.0 s", "pipeline.py 10 s", "pipeline.py 15 s"]
+    assert lines[3] == "pipeline.py  done in 3 min 10 s"
+
+
+def test_while_one_run_has_the_terminal_another_writes_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = a_terminal(monkeypatch)
+    first, second = LiveView(), LiveView()
+    first(RUN)
+    second(RUN)
+    first(at(1.5))
+    assert sys.stderr is not terminal  # what is written to it comes out above the picture
+    for seconds in (1.5, 6.0):
+        second(at(seconds))
+    assert terminal.getvalue().count("pipeline.py 6.0 s: 1 of 6 stages done") == 1
+    first(ENDED)
+    assert sys.stderr is terminal
+    second(ENDED)
+    assert terminal.getvalue().count("done in 3 min 10 s") == 2
+    third = LiveView()
+    third(RUN)
+    third(at(1.5))
+    assert sys.stderr is not terminal  # the terminal was given back
+    third(ENDED)
+
+
+def test_log_handlers_and_prints_come_out_above_the_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = a_terminal(monkeypatch)
+    handler = logging.StreamHandler(terminal)
+    logger = logging.getLogger("test_views")
+    logger.addHandler(handler)
+    view = LiveView()
+    try:
+        view(RUN)
+        view(at(1.5))
+        logger.warning("from a logger")
+        sys.stderr.write("half a line, ")
+        sys.stderr.write("and its end\nand a half that never ends")
+        view(ENDED)
+        assert handler.stream is terminal
+    finally:
+        logger.removeHandler(handler)
+    plain = terminal.getvalue()
+    for text in ("from a logger\n", "half a line, and its end\n", "and a half that never ends\n"):
+        assert plain.count(text) == 1
+
+
+@pytest.mark.parametrize("view", [LiveView, PlainView])
+def test_a_terminal_that_is_gone_ends_the_view_alone(
+    monkeypatch: pytest.MonkeyPatch, view: Callable[[], LiveView | PlainView]
+) -> None:
+    terminal = a_terminal(monkeypatch)
+    shown = view()
+    shown(RUN)
+    shown(at(1.5))
+    terminal.close()
+    for event in (at(6.0), at(12.0), ENDED):
+        shown(event)
+    assert sys.stderr is terminal
+
+
+_SCRIPT = """
+import sys, time
+import apache_beam as beam
+from luminosity import LuminosityRunner
+
+def slow(n):
+    time.sleep(0.05)
+    print("worker says", n, flush=True)
+    return n
+
+print("no end of this line, ", end="", flush=True)
+with beam.Pipeline(runner=LuminosityRunner()) as pipeline:
+    pipeline | beam.Create(range(60)) | beam.Reshuffle() | "Slow" >> beam.Map(slow)
+print("the end", sys.stdout.isatty())
+"""
+
+
+@pytest.mark.timeout(120)
+def test_a_real_run_on_a_real_terminal(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(_SCRIPT)
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "24"}
+    process = subprocess.Popen(
+        [sys.executable, str(script), "--cpu_workers=1"], stdin=theirs, stdout=theirs, stderr=theirs, env=environment
+    )
+    os.close(theirs)
+    output = _read_all(ours)
+    assert process.wait(timeout=60) == 0
+    assert "\x1b[?25l" not in output  # the cursor is never hidden, so nothing can leave it hidden
+    assert "elements" in output
+    assert "starved" in output or "busy" in output
+    assert [output.count(f"worker says {n}\r\n") for n in range(60)] == [1] * 60
+    assert "script.py  done in" in output.replace("\x1b[0m", "").replace("\x1b[1m", "").replace("\x1b[1;32m", "")
+    assert output.endswith("the end True\r\n")
+
+
+def _read_all(descriptor: int) -> str:
+    parts: list[bytes] = []
+    with contextlib.suppress(OSError):  # that is how a terminal ends
+        while part := os.read(descriptor, 65536):
+            parts.append(part)
+    os.close(descriptor)
+    return b"".join(parts).decode()
