@@ -121,6 +121,31 @@ def test_a_slow_step_holds_back_what_feeds_it_and_starves_what_follows() -> None
     assert run.queue_limit / 3 < max(view.queued_bytes for view in views(events, "Slow")) <= run.queue_limit
 
 
+def test_queues_stay_within_their_limit_while_the_source_runs() -> None:
+    """Bundles of the source would give far more at once: they are stopped, not spilled."""
+
+    def slow(block: bytes) -> int:
+        time.sleep(0.002)
+        return len(block)
+
+    def build(pipeline: beam.Pipeline) -> None:
+        numbers = pipeline | "Count" >> beam.Create(range(2000)) | "Spread" >> beam.Reshuffle()
+        large = numbers | "Source" >> beam.Map(lambda n: bytes(100_000))
+        _ = large | "Slow" >> beam.Map(slow).with_resource_hints(accelerator="type:any;count:1")
+
+    events = events_of(build, "--cpu_workers=1", "--accelerators=1", "--memory_budget=64MB")
+    (run,) = only(RunStarted, events)
+    assert run.queue_limit < 20_000_000
+    snapshots = only(Snapshot, events)
+    under_way = [view for view in views(events, "Source") if view.status != "done"]
+    assert len(under_way) > 5
+    assert max(stage.queued_bytes for snapshot in snapshots for stage in snapshot.stages) <= run.queue_limit
+    assert max(snapshot.memory.used for snapshot in snapshots) > run.queue_limit // 4
+    (end,) = only(RunEnded, events)
+    assert end.last.memory.peak <= 64_000_000
+    assert end.last.memory.spilled == 0
+
+
 @pytest.fixture
 def held(tmp_path: Path) -> Iterator[tuple[Callable[[int], int], Callable[[], None]]]:
     """A function for a step that waits, and one that lets it go on."""

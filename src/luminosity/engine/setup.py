@@ -13,6 +13,7 @@ from luminosity.engine.loop.buffers import BufferRun, queue_limit
 from luminosity.engine.loop.failures import MAX_TRIES, Failures
 from luminosity.engine.loop.grouping import Grouping
 from luminosity.engine.loop.metrics import RunMetrics
+from luminosity.engine.loop.outflow import Outflow
 from luminosity.engine.loop.relief import Relief
 from luminosity.engine.loop.saving import Saver
 from luminosity.engine.loop.scheduler import RunParts
@@ -71,6 +72,10 @@ def set_up(
     return RunParts(
         stages=stages,
         buffers=buffers,
+        outflows={
+            stage.id: Outflow((write.buffer_id, buffers[write.buffer_id]) for write in stage.writes)
+            for stage in graph.stages
+        },
         pools=list(pools.values()),
         blocks=blocks,
         relief=relief,

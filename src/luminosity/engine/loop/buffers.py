@@ -31,7 +31,7 @@ class BufferRun:
         self.writers: list[StageRun] = []
         self.readers: list[tuple[StageRun, str]] = []
         self.side_input: SideInputData | None = None
-        self.uncommitted_bytes = 0  # of bundles that run
+        self.uncommitted_bytes = 0  # of bundles that run: there, or to be expected
         self._is_exhausted = grouping is None
 
     def side_input_data(self) -> Iterator[bytes]:
@@ -94,6 +94,11 @@ class BufferRun:
             if stage.is_ready and stage.queued_bytes + self.uncommitted_bytes > self.limit // 2:
                 return stage
         return None
+
+    def room(self) -> int:
+        """What may still come without going beyond the limit."""
+        queued = max((stage.queued_bytes for stage, _ in self.readers if stage.is_ready), default=0)
+        return max(0, self.limit - queued - self.uncommitted_bytes)
 
     def release(self) -> None:
         if self.grouping is not None:

@@ -17,6 +17,7 @@ from luminosity.errors import StepFailed
 
 if TYPE_CHECKING:
     from luminosity.engine.loop.lane import Lane
+    from luminosity.engine.loop.outflow import Given
     from luminosity.engine.loop.stage import StageRun
     from luminosity.engine.loop.workers import Worker
 
@@ -38,7 +39,7 @@ class Attempt:
     output_hold: int  # nothing it outputs is earlier
     is_warm: bool  # the worker has run this stage before
     open_outputs: set[str | FamilyKey]
-    output_bytes: dict[bytes, int] = field(default_factory=dict[bytes, int])  # by buffer
+    given: Given
     outputs: list[tuple[str, Block]] = field(default_factory=list[tuple[str, Block]])
     timers: list[tuple[FamilyKey, bytes]] = field(default_factory=list[tuple[FamilyKey, bytes]])
     response: beam_fn_api_pb2.InstructionResponse | None = None

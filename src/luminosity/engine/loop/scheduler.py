@@ -19,6 +19,7 @@ from luminosity.engine.loop.buffers import BufferRun
 from luminosity.engine.loop.bundle import Attempt, Bundle, new_instruction_id
 from luminosity.engine.loop.failures import Failures, describe_exit
 from luminosity.engine.loop.metrics import RunMetrics
+from luminosity.engine.loop.outflow import Outflow
 from luminosity.engine.loop.relief import Relief
 from luminosity.engine.loop.reporter import Reporter
 from luminosity.engine.loop.stage import StageRun
@@ -78,6 +79,7 @@ class RunParts:
 
     stages: list[StageRun]  # in topological order
     buffers: dict[bytes, BufferRun]
+    outflows: dict[str, Outflow]  # by stage
     pools: list[PoolRun]
     blocks: BlockStore
     relief: Relief
@@ -147,21 +149,20 @@ class Scheduler:
             stage.wake_delayed(now)
             if not stage.is_ready or not stage.has_work(wall_micros) or stage.is_gathering(now):
                 continue
-            while stage.has_work(wall_micros) and not self._is_held_back(stage):
+            outflow = self._parts.outflows[stage.id]
+            while stage.has_work(wall_micros) and not outflow.is_held_back():
                 worker = self._free_worker(stage, is_idle=stage.next_is_suspect())
                 if worker is None:
                     saturated.add(id(stage.pool))
                     self._want_worker(stage, now)
                     break
-                bundle = stage.next_bundle(now, wall_micros)
+                most_elements = outflow.most_elements(max(1, stage.pool.free_slots()))
+                bundle = stage.next_bundle(now, wall_micros, most_elements)
                 if bundle is None:
                     break
                 self._start(bundle, worker, now)
         for pool_id in set(self._saturated_since) - saturated:
             del self._saturated_since[pool_id]
-
-    def _is_held_back(self, stage: StageRun) -> bool:
-        return any(self._parts.buffers[write.buffer_id].holds_back() for write in stage.stage.writes)
 
     def _free_worker(self, stage: StageRun, *, is_idle: bool) -> Worker | None:
         free = [
@@ -220,6 +221,7 @@ class Scheduler:
             output_hold=stage.output_watermark,
             is_warm=stage.id in worker.warm_stages,
             open_outputs={w.transform_id for w in stage.stage.writes} | {f.key for f in stage.stage.timers},
+            given=self._parts.outflows[stage.id].begin(bundle.count),
         )
         if splits.can_split(bundle):
             attempt.split_at = now + stage.size.deadline_seconds(now)
@@ -325,12 +327,9 @@ class Scheduler:
     def _take_block(self, bundle: Bundle, attempt: Attempt, data: beam_fn_api_pb2.Elements.Data) -> None:
         block = self._parts.blocks.received(data.data, attempt.output_hold, attempt.worker.writer)
         attempt.outputs.append((data.transform_id, block))
-        buffer_id = bundle.stage.written_buffers[data.transform_id]
-        buffer = self._parts.buffers[buffer_id]
-        attempt.output_bytes[buffer_id] = attempt.output_bytes.get(buffer_id, 0) + block.size
-        buffer.uncommitted_bytes += block.size
-        if buffer.holds_back() and splits.can_split(bundle) and not attempt.splits_asked:
-            attempt.split_at = 0.0  # its readers have enough to do: the rest of its input can wait
+        is_enough = attempt.given.add(bundle.stage.written_buffers[data.transform_id], block.size)
+        if is_enough and splits.can_split(bundle) and not attempt.splits_asked:
+            attempt.split_at = 0.0  # the rest of its input can wait
 
     def _take_response(self, event: _Responded) -> None:
         instruction_id = event.response.instruction_id
@@ -406,8 +405,7 @@ class Scheduler:
     def _ended(self, bundle: Bundle, attempt: Attempt) -> None:
         """No worker reads its input any more, and what it has written is no longer on its way."""
         bundle.unpin()
-        for buffer_id, size in attempt.output_bytes.items():
-            self._parts.buffers[buffer_id].uncommitted_bytes -= size
+        attempt.given.end()
 
     def _give_up(self, bundle: Bundle, attempt: Attempt) -> None:
         self._ended(bundle, attempt)
@@ -448,6 +446,7 @@ class Scheduler:
             stage.size.was_split(has_output=bool(attempt.outputs))
         stage.elements_done += processed
         stage.bundles_done += 1
+        self._parts.outflows[stage.id].learn(attempt.given, processed)
         if attempt.is_warm or stage.stage.is_sink:
             stage.size.learn(processed, now - attempt.started_at)
         self._parts.failures.after_commit(bundle)

@@ -147,8 +147,8 @@ class StageRun:
         """Whether the next bundle must have a worker of its own, to tell if it is what ends workers."""
         return any(lane.retries[0].is_suspect for lane in self.lanes if lane.retries and lane.is_free())
 
-    def next_bundle(self, now: float, wall_micros: int) -> Bundle | None:
-        """Take the input of a bundle that can run now."""
+    def next_bundle(self, now: float, wall_micros: int, most_elements: int | None) -> Bundle | None:
+        """Take the input of a bundle that can run now, of ``most_elements`` at most."""
         self._gathering_since = None
         retrying = [lane for lane in self.lanes if lane.retries and lane.is_free()]
         if retrying:
@@ -159,18 +159,20 @@ class StageRun:
             # In turn, so that none is left out.
             self._next_lane = (self._next_lane + 1) % len(self.lanes)
             lane = self.lanes[self._next_lane]
-            if lane.is_free() and (bundle := self._bundle_of(lane, now, wall_micros)) is not None:
+            if lane.is_free() and (bundle := self._bundle_of(lane, now, wall_micros, most_elements)):
                 lane.running += 1
                 self._hold(bundle)
                 return bundle
         return None
 
-    def _bundle_of(self, lane: Lane, now: float, wall_micros: int) -> Bundle | None:
+    def _bundle_of(self, lane: Lane, now: float, wall_micros: int, most_elements: int | None) -> Bundle | None:
         """Due timers come before more input: with steady input they would else never fire."""
         if lane.timers and (due := lane.timers.take_due(self._clock(wall_micros), _BUNDLE_TIMERS)):
             return Bundle(self, lane, {}, due)
         if lane.count:
             elements = self.size.next(now, lane.count, max(1, self.pool.free_slots()))
+            if most_elements is not None:
+                elements = min(elements, most_elements)
             return Bundle(self, lane, lane.take(self._codecs, elements, self._bundle_bytes))
         return None
 
