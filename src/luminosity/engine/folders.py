@@ -28,6 +28,7 @@ class RunFolders:
         self.memory = self._make(memory_root) if memory_root != disk_root else self.disk
         self.main_classes = os.path.join(self.disk, "main-classes")
         socket_folder = self.disk if len(self.disk) < _LONGEST_SOCKET_PATH else self._make("/tmp")
+        self.sockets = socket_folder
         self.url = f"unix:{socket_folder}/socket"
 
     def _make(self, root: str) -> str:

@@ -60,9 +60,9 @@ class Run:
         self._done = threading.Event()
         self._folders = RunFolders()
         # A live view needs the terminal for itself: what workers print goes through this process.
-        self._prints = WorkerPrints(self._folders.disk) if choose.is_live(config.progress) else None
+        self._prints = WorkerPrints(self._folders.sockets) if choose.is_live(config.progress) else None
         try:
-            prints = self._prints.pipes if self._prints is not None else {}
+            prints = self._prints.sockets if self._prints is not None else {}
             parts = _set_up(graph, assignments, config, self._folders, self.metrics, prints)
         except BaseException:
             self._remove_folders()
