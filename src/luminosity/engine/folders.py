@@ -25,12 +25,12 @@ class RunFolders:
             remove_abandoned(root)
         self._locks: list[int] = []
         self.all: list[str] = []
-        self.small = disk = self._make(disk_root)
+        disk = self._make(disk_root)
         self.spill = self._make(spill_root) if spill_root != disk_root else disk
         self.memory = self._make(memory_root) if memory_root != disk_root else disk
         self.main_classes = os.path.join(disk, "main-classes")
         self.quota = os.path.join(disk, "quota")
-        socket_folder = disk if len(disk) < _LONGEST_SOCKET_PATH else self._make("/tmp")
+        self.sockets = socket_folder = disk if len(disk) < _LONGEST_SOCKET_PATH else self._make("/tmp")
         self.url = f"unix:{socket_folder}/socket"
 
     def _make(self, root: str) -> str:

@@ -51,9 +51,9 @@ class Run:
         self._folders = RunFolders(config.spill_dir)
         progress = "off" if config.debug else config.progress
         # A live view needs the terminal for itself: what workers print goes through this process.
-        self._prints = WorkerPrints(self._folders.small) if choose.is_live(progress) else None
+        self._prints = WorkerPrints(self._folders.sockets) if choose.is_live(progress) else None
         try:
-            prints = self._prints.pipes if self._prints is not None else {}
+            prints = self._prints.sockets if self._prints is not None else {}
             parts = set_up(graph, assignments, config, self._folders, self.metrics, prints)
         except BaseException:
             self._remove_folders()

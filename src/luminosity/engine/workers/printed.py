@@ -1,7 +1,7 @@
 """What workers print, handed to the runner while a live view has the terminal.
 
-Their standard output and error are then named pipes, and the runner prints what comes through: line by line above the
-view, where otherwise it would be written across it.
+Their standard output and error are then connections to the runner, which prints what comes through: line by line above
+the view, where otherwise it would be written across it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import codecs
 import contextlib
 import os
 import selectors
+import socket
 import sys
 import threading
 from typing import TextIO
@@ -22,56 +23,71 @@ _LONGEST_LINE = 1 << 16
 _STOP_TIMEOUT_S = 5.0
 
 
-def print_to(pipes: dict[str, str]) -> None:
-    """In a worker: let its standard streams write to ``pipes``."""
-    for number, path in pipes.items():
-        pipe = os.open(path, os.O_WRONLY)
-        os.dup2(pipe, int(number))
-        os.close(pipe)
+def print_to(sockets: dict[str, str]) -> None:
+    """In a worker: let its standard streams write to ``sockets``."""
+    for number, path in sockets.items():
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(path)  # where that fails they write to the terminal, as ever
+            os.dup2(connection.fileno(), int(number))
 
 
 class WorkerPrints:
-    """In the runner: reads the pipes, and prints what comes through them."""
+    """In the runner: takes the workers' connections, and prints what comes through them."""
 
     def __init__(self, folder: str) -> None:
-        self.pipes: dict[str, str] = {}  # by the number of the standard stream, a string since it crosses as JSON
-        self._lines: dict[int, _Lines] = {}
+        self.sockets: dict[str, str] = {}  # by the number of the standard stream, a string since it crosses as JSON
+        self._selector = selectors.DefaultSelector()
         for number, name in _STREAMS.items():
             if is_terminal(getattr(sys, name)):
-                path = self.pipes[str(number)] = os.path.join(folder, f"printed-{number}")
-                os.mkfifo(path, 0o600)
-                # Open for writing, too: it does not end when there is no worker.
-                self._lines[os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)] = _Lines(name)
-        self._wakeup, self._wake = os.pipe()
+                path = self.sockets[str(number)] = os.path.join(folder, f"prints-{number}")
+                self._selector.register(_listener(path), selectors.EVENT_READ, name)
+        wakeup, self._wake = socket.socketpair()
+        self._selector.register(wakeup, selectors.EVENT_READ)
         self._thread = threading.Thread(target=self._serve, name="luminosity-prints", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
         """Print what is left; the workers have ended."""
-        os.write(self._wake, b".")
+        self._wake.close()
         self._thread.join(_STOP_TIMEOUT_S)
 
     def _serve(self) -> None:
-        selector = selectors.DefaultSelector()
-        for pipe in (self._wakeup, *self._lines):
-            selector.register(pipe, selectors.EVENT_READ)
         is_over = False
         while not is_over:
-            ready = {key.fd for key, _ in selector.select()}
-            is_over = self._wakeup in ready
-            for pipe in ready - {self._wakeup}:
-                self._lines[pipe].take(os.read(pipe, _READ_BYTES))
-        for pipe, lines in self._lines.items():
-            with contextlib.suppress(BlockingIOError):  # it is empty
-                while True:
-                    lines.take(os.read(pipe, _READ_BYTES))
-            lines.end()
-        selector.close()
-        for pipe in (self._wakeup, self._wake, *self._lines):
-            os.close(pipe)
+            ready = self._selector.select()
+            is_over = any(key.data is None for key, _ in ready)
+            for key, _ in ready:
+                self._take(key)
+        while ready := [key for key, _ in self._selector.select(timeout=0) if key.data is not None]:
+            for key in ready:
+                self._take(key)
+        for key in list(self._selector.get_map().values()):
+            self._close(key)
+        self._selector.close()
+
+    def _take(self, key: selectors.SelectorKey) -> None:
+        assert isinstance(key.fileobj, socket.socket)
+        if isinstance(key.data, _Lines):
+            with contextlib.suppress(ConnectionError):  # its worker was killed
+                if data := key.fileobj.recv(_READ_BYTES):
+                    key.data.take(data)
+                    return
+            self._close(key)
+        elif key.data is not None:
+            connection, _ = key.fileobj.accept()
+            self._selector.register(connection, selectors.EVENT_READ, _Lines(key.data))
+
+    def _close(self, key: selectors.SelectorKey) -> None:
+        assert isinstance(key.fileobj, socket.socket)
+        self._selector.unregister(key.fileobj)
+        key.fileobj.close()
+        if isinstance(key.data, _Lines):
+            key.data.end()
 
 
 class _Lines:
+    """What one worker writes to one of its streams."""
+
     def __init__(self, stream: str) -> None:
         self._stream = stream
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -96,3 +112,10 @@ class _Lines:
         with contextlib.suppress(OSError, ValueError):  # nobody reads it any more, and workers must not wait for that
             stream.write(line.rstrip("\r").rsplit("\r", 1)[-1] + "\n")
             stream.flush()
+
+
+def _listener(path: str) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    listener.listen()
+    return listener

@@ -22,7 +22,7 @@ class WorkerRequest:
     writer: int  # this worker's word in it
     main_classes: str  # a file: see mainclasses.py
     private_folders: list[str]  # of the run, to be removed if the runner can't
-    prints: dict[str, str] = field(default_factory=dict[str, str])  # standard stream → a pipe to the runner
+    prints: dict[str, str] = field(default_factory=dict[str, str])  # standard stream → the socket it writes to
     pipeline_options: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def to_json(self) -> str:
