@@ -61,3 +61,14 @@ def machine_ram_bytes() -> int:
         if limit.isdigit():
             total = min(total, int(limit))
     return total
+
+
+def size_in_words(size: int) -> str:
+    """
+    >>> size_in_words(3 * 2**30)
+    '3GiB'
+    """
+    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if size >= unit:
+            return f"{size / unit:.4g}{name}"
+    return f"{size}B"
