@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.options.pipeline_options import PipelineOptions, PortableOptions
 from apache_beam.portability.api import beam_runner_api_pb2
+from apache_beam.transforms import environments
+from apache_beam.transforms.resources import resource_hints_from_options
 
 from luminosity.engine import support
 from luminosity.engine.hints import Needs
@@ -24,6 +27,16 @@ class Prepared:
     assignments: dict[str, Assignment]
     config: EngineConfig
     machine: Machine
+
+
+def worker_environment(options: PipelineOptions) -> environments.Environment:
+    """Where steps without hints of their own run: in this Python, with the hints that hold for all."""
+    environment: Any = environments.EmbeddedPythonEnvironment  # its decorator hides its type
+    return environment(
+        capabilities=environments.python_sdk_capabilities(),
+        artifacts=(),
+        resource_hints=resource_hints_from_options(options.view_as(PortableOptions)),
+    )
 
 
 def prepare(pipeline: beam_runner_api_pb2.Pipeline, options: PipelineOptions, *, is_drain: bool = False) -> Prepared:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from apache_beam.options.pipeline_options import PipelineOptions, PortableOptions
+from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.portability.api import beam_runner_api_pb2
 from apache_beam.runners.runner import PipelineRunner
 from apache_beam.transforms import environments
-from apache_beam.transforms.resources import resource_hints_from_options
 
-from luminosity.engine.prepare import prepare
+from luminosity.engine.prepare import prepare, worker_environment
 from luminosity.engine.result import LuminosityResult
 from luminosity.engine.run import Run
 from luminosity.engine.workers.launcher import warm_up
@@ -36,12 +35,7 @@ class LuminosityRunner(PipelineRunner):
             warm_up("auto")
 
     def default_environment(self, options: PipelineOptions) -> environments.Environment:
-        environment: Any = environments.EmbeddedPythonEnvironment  # its decorator hides its type
-        return environment(
-            capabilities=environments.python_sdk_capabilities(),
-            artifacts=(),
-            resource_hints=resource_hints_from_options(options.view_as(PortableOptions)),
-        )
+        return worker_environment(options)
 
     def run_portable_pipeline(
         self, pipeline: beam_runner_api_pb2.Pipeline, options: PipelineOptions

@@ -19,6 +19,7 @@ from luminosity.engine.plan.graph import Buffer, BufferKind, Graph, Stage
 from luminosity.engine.plan.outline import Outline
 from luminosity.engine.plan.reasons import Reasons
 from luminosity.engine.pools import Assignment
+from luminosity.engine.prepare import Prepared
 
 # Which part of a step a transform is, where the planner takes the step apart.
 _PARTS = {
@@ -27,25 +28,21 @@ _PARTS = {
     common_urns.combine_components.COMBINE_PER_KEY_PRECOMBINE.urn: "per bundle",
     common_urns.combine_components.COMBINE_PER_KEY_MERGE_ACCUMULATORS.urn: "over all bundles",
 }
+_PORTS = (bundle_processor.DATA_INPUT_URN, bundle_processor.DATA_OUTPUT_URN)
 _MOST_INNER_NAMES = 3
 # Where a step of Beam's has these between its own inner stages, its user can't do anything about them.
 _INNER_MATTERS = frozenset([ReasonKind.SIDE_INPUT, ReasonKind.WAIT])
 
 
-def explain(
-    graph: Graph,
-    assignments: Mapping[str, Assignment],
-    pipeline: beam_runner_api_pb2.Pipeline,
-    *,
-    is_full: bool = False,
-) -> Explanation:
-    """``pipeline`` is the one that ``graph`` was planned from; ``is_full`` names all that Beam made of each step."""
+def explain(prepared: Prepared, pipeline: beam_runner_api_pb2.Pipeline, *, is_full: bool = False) -> Explanation:
+    """``pipeline`` is the one that was prepared; ``is_full`` names all that Beam made of each step."""
     outline = Outline(pipeline, is_full=is_full)
-    graph = replace(graph, stages=_in_authors_order(graph.stages, outline))
-    pools = {id(assignment.pool): assignment.pool for assignment in assignments.values()}
+    graph = replace(prepared.graph, stages=_in_authors_order(prepared.graph.stages, outline))
+    pools = {id(assignment.pool): assignment.pool for assignment in prepared.assignments.values()}
     return Explanation(
+        machine=prepared.machine,
         pools=tuple(pools.values()),
-        stages=tuple(_stages(graph, assignments, outline)),
+        stages=tuple(_stages(graph, prepared.assignments, outline)),
         breaks=tuple(sorted(_breaks(graph, outline), key=lambda b: (b.reader or inf, b.is_side_input, b.writers))),
         absorbed=tuple(_absorbed(graph, Outline(pipeline))),
     )
@@ -97,14 +94,17 @@ def _stages(graph: Graph, assignments: Mapping[str, Assignment], outline: Outlin
 
 def _contents(stage: Stage, outline: Outline) -> dict[str, list[beam_runner_api_pb2.PTransform]]:
     """The stage's transforms by the author's steps, both in the author's order."""
-    ports = (bundle_processor.DATA_INPUT_URN, bundle_processor.DATA_OUTPUT_URN)
-    transforms = [
-        t for t in stage.transforms if t.spec.urn not in ports or t.spec.payload == translations.IMPULSE_BUFFER
-    ]
+    transforms = [t for t in stage.transforms if outline.is_full or not _is_recoding(t, outline)]
+    transforms = [t for t in transforms if t.spec.urn not in _PORTS or t.spec.payload == translations.IMPULSE_BUFFER]
     content: dict[str, list[beam_runner_api_pb2.PTransform]] = {}
     for transform in sorted(transforms, key=lambda t: outline.position(t.unique_name)):
         content.setdefault(outline.step(transform.unique_name), []).append(transform)
     return content
+
+
+def _is_recoding(transform: beam_runner_api_pb2.PTransform, outline: Outline) -> bool:
+    """Whether the planner put it there, to give the inputs of a Flatten or a Reshuffle one encoding."""
+    return transform.spec.urn == common_urns.primitives.FLATTEN.urn and not outline.urn(transform.unique_name)
 
 
 def _part(transforms: list[beam_runner_api_pb2.PTransform]) -> str:
@@ -113,7 +113,6 @@ def _part(transforms: list[beam_runner_api_pb2.PTransform]) -> str:
         if transform.spec.urn in _PARTS:
             return _PARTS[transform.spec.urn]
     names = [t.unique_name.rpartition("/")[2] for t in transforms if t.spec.urn != bundle_processor.DATA_INPUT_URN]
-    names = [name for name in names if not name.isdigit()]  # a Flatten's input, recoded
     telling = [name for name in names if "(" not in name] or [name.split("(")[0] for name in names]
     telling = list(dict.fromkeys(telling))
     more = ", …" if len(telling) > _MOST_INNER_NAMES else ""

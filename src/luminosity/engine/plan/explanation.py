@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
+from luminosity.engine.machine import Machine
 from luminosity.engine.pools import Pool
 
 
@@ -72,22 +72,19 @@ class ExplainedStage:
 class Explanation:
     """Everything about a plan that a reader may want to know."""
 
+    machine: Machine
     pools: tuple[Pool, ...]
     stages: tuple[ExplainedStage, ...]
     breaks: tuple[Break, ...]
     absorbed: tuple[str, ...]  # steps that need neither a stage nor a break: a Reshuffle after a GroupByKey
 
-    def reads(self, stage: ExplainedStage) -> tuple[int, ...]:
-        """The stages whose output it reads."""
-        return _sorted(w for b in self.breaks if b.reader == stage.number for w in b.writers)
+    def sources(self, stage: ExplainedStage) -> tuple[list[int], list[int]]:
+        """The stages whose output it reads: as its main input, and as side inputs."""
+        breaks = [b for b in self.breaks if b.reader == stage.number]
+        main = {writer for b in breaks if not b.is_side_input for writer in b.writers}
+        side = {writer for b in breaks if b.is_side_input for writer in b.writers}
+        return sorted(main), sorted(side)
 
-    def writes(self, stage: ExplainedStage) -> tuple[int, ...]:
+    def readers(self, stage: ExplainedStage) -> list[int]:
         """The stages that read its output."""
-        return _sorted(b.reader for b in self.breaks if stage.number in b.writers and b.reader is not None)
-
-    def pool_stages(self, pool: Pool) -> tuple[int, ...]:
-        return tuple(stage.number for stage in self.stages if stage.pool is pool)
-
-
-def _sorted(numbers: Iterable[int]) -> tuple[int, ...]:
-    return tuple(sorted(set(numbers)))
+        return sorted({b.reader for b in self.breaks if stage.number in b.writers and b.reader is not None})

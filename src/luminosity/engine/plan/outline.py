@@ -21,7 +21,7 @@ class Outline:
     """
 
     def __init__(self, pipeline: beam_runner_api_pb2.Pipeline, *, is_full: bool = False) -> None:
-        self._is_full = is_full
+        self.is_full = is_full
         self._transforms = pipeline.components.transforms
         self._steps: dict[str, str] = {}  # unique name of a transform: unique name of the author's step
         self._positions: dict[str, int] = {}
@@ -32,7 +32,7 @@ class Outline:
 
     def step(self, name: str) -> str:
         """The author's step that transform ``name`` belongs to; its first part where that is unknown."""
-        if self._is_full:
+        if self.is_full:
             return name
         return self._steps.get(self._known(name), name.split("/", 1)[0])
 

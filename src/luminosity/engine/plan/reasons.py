@@ -112,7 +112,7 @@ class Reasons:
         if combine:
             name = combine[0].rpartition("/")[0]
             title = _title("Combine", name, self._outline.step(name))
-            text = f"{title}: each bundle combines what it has of a key; then all of that key must be there"
+            text = f"{title}: combined within each bundle, then all of a key must be there"
             return Reason(ReasonKind.COMBINE, title, text)
         title = _title("GroupByKey", name, self._outline.step(name))
         return Reason(ReasonKind.GROUP, title, f"{title}: all values of a key must be there first")
