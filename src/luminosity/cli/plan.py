@@ -75,6 +75,8 @@ def plan(words: list[str]) -> int:
     if recorded:
         try:
             _show(recorded, os.path.basename(script), own)
+        except BrokenPipeError:  # whoever reads it, as in `lum plan … | head`, has seen enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         except OSError as error:
             return _say(f"can't write {error.filename or 'to standard output'}: {error.strerror}", 1)
     return _status(ending, script, has_plan=bool(recorded))
@@ -105,13 +107,15 @@ def _show(recorded: list[Recorded], name: str, own: argparse.Namespace) -> None:
             _say(f"{title} is meant for {one.other_runner}; this is how LuminosityRunner would run it")
     if "-" not in (own.dot, own.svg):
         console = Console(highlight=False)
-        for title, explanation in plans.items():
+        for index, (title, explanation) in enumerate(plans.items()):
+            console.print("\n" if index else "", end="")
             print_plan(console, explanation, title)
     for file, draw in ((own.dot, dot), (own.svg, svg)):
         if file == "-":
             sys.stdout.write(draw(plans))
         elif file:
             Path(file).write_text(draw(plans), encoding="utf-8")
+    sys.stdout.flush()
 
 
 def _status(ending: BaseException | None, script: str, *, has_plan: bool) -> int:

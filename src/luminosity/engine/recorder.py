@@ -10,6 +10,7 @@ from typing import Any
 
 from apache_beam import Pipeline
 from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions
+from apache_beam.pipeline import AppliedPTransform, PipelineVisitor
 from apache_beam.portability.api import beam_runner_api_pb2
 from apache_beam.runners.portability.fn_api_runner.fn_runner import FnApiMetrics
 from apache_beam.runners.runner import PipelineResult, PipelineRunner, PipelineState
@@ -49,6 +50,19 @@ class RecordedResult(PipelineResult):
         return FnApiMetrics({}, user_metrics_only=False)
 
 
+class _WrappedFunctions(PipelineVisitor):
+    """Finds the functions that ``@beam.ptransform_fn`` wraps: by them, a step is Beam's or the user's."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, str] = {}
+
+    def enter_composite_transform(self, transform_node: AppliedPTransform) -> None:
+        function = getattr(transform_node.transform, "_fn", None)
+        if type(transform_node.transform).__name__ == "_PTransformFnPTransform" and function is not None:
+            name = getattr(function, "__qualname__", type(function).__qualname__)
+            self.found[transform_node.full_label] = f"{function.__module__}.{name}"
+
+
 class Recorder(PipelineRunner):
     """Stands in one pipeline's runner's place."""
 
@@ -57,12 +71,22 @@ class Recorder(PipelineRunner):
         self._recorded = recorded
         self._is_drain = isinstance(meant_for, LuminosityRunner) and meant_for.is_drain
         name = meant_for if isinstance(meant_for, str) else type(meant_for).__name__
+        self._functions: dict[str, str] = {}
         self._other_runner = "" if name.rpartition(".")[2] == LuminosityRunner.__name__ else name
 
     def default_environment(self, options: PipelineOptions) -> environments.Environment:
         return worker_environment(options)
 
+    def run_pipeline(self, pipeline: Pipeline, options: PipelineOptions) -> PipelineResult:
+        functions = _WrappedFunctions()
+        pipeline.visit(functions)
+        self._functions = functions.found
+        return super().run_pipeline(pipeline, options)
+
     def run_portable_pipeline(self, pipeline: beam_runner_api_pb2.Pipeline, options: PipelineOptions) -> RecordedResult:
+        for transform in pipeline.components.transforms.values():
+            if function := self._functions.get(transform.unique_name):
+                transform.annotations["python_type"] = function.encode()
         prepared = prepare(pipeline, options, is_drain=self._is_drain)
         self._recorded.append(Recorded(pipeline, prepared, self._other_runner))
         return RecordedResult()

@@ -35,7 +35,7 @@ def wrapped(text: str, size: float, limit: float) -> list[str]:
     lines: list[str] = []
     line, width, cut = "", 0.0, 0  # cut: how much of the line may end it
     for letter in text:
-        if line and width + text_width(letter, size) > limit:
+        while line and width + text_width(letter, size) > limit:
             cut = cut or len(line)
             lines.append(line[:cut].rstrip())
             line = line[cut:].lstrip()

@@ -10,6 +10,7 @@ from luminosity.engine.drawing.words import counted, devices_in_words, machine_i
 from luminosity.engine.plan.explanation import Break, ExplainedStage, Explanation
 from luminosity.engine.pools import Pool
 
+_BOUNDLESS = 10_000
 _POOL_STYLES = ("cyan", "yellow", "green", "magenta", "blue", "red")
 
 
@@ -23,14 +24,17 @@ def print_plan(console: Console, plan: Explanation, title: str) -> None:
 def _print(console: Console, plan: Explanation, title: str) -> None:
     summary = f"{counted(len(plan.stages), 'stage')} in {counted(len(plan.pools), 'pool')}"
     console.print(Text.assemble((title, "bold"), f": {summary}, on {machine_in_words(plan.machine)}. Nothing was run."))
-    for heading, table in (("Pools", _pools(plan)), ("Stages", _stages(plan)), ("Breaks", _breaks(plan))):
+    stages = _stages(plan)
+    if console.measure(stages, options=console.options.update_width(_BOUNDLESS)).maximum > console.width:
+        stages = _stacked_stages(plan)
+    for heading, table in (("Pools", _pools(plan)), ("Stages", stages), ("Breaks", _breaks(plan))):
         if table.row_count:
             console.print()
             console.print(Text(heading, "bold"))
             console.print(table)
     if plan.absorbed:
         names = ", ".join(f"'{name}'" for name in plan.absorbed)
-        console.print(Text(f"\n{names}: no break of its own; it stands beside one that does the same.", "dim"))
+        console.print(Text(f"\nWithout a break of their own, since one beside them does the same: {names}", "dim"))
 
 
 def _pools(plan: Explanation) -> Table:
@@ -55,6 +59,20 @@ def _stages(plan: Explanation) -> Table:
             _sources(plan, stage),
             ranges(plan.readers(stage)),
         )
+    return table
+
+
+def _stacked_stages(plan: Explanation) -> Table:
+    """For where there is no room for columns."""
+    table = _table("", "")
+    table.show_header = False
+    table.columns[0].justify = "right"
+    for stage in plan.stages:
+        reads = f"{'' if stage.is_source else 'reads '}{_sources(plan, stage)}"
+        read_by = f"; read by {ranges(plan.readers(stage))}" if plan.readers(stage) else ""
+        heading = Text.assemble(_pool(plan, stage.pool), (f": {reads}{read_by}", "dim"))
+        table.add_row(Text(str(stage.number), "bold"), heading)
+        table.add_row("", _steps(stage))
     return table
 
 

@@ -94,17 +94,12 @@ def _stages(graph: Graph, assignments: Mapping[str, Assignment], outline: Outlin
 
 def _contents(stage: Stage, outline: Outline) -> dict[str, list[beam_runner_api_pb2.PTransform]]:
     """The stage's transforms by the author's steps, both in the author's order."""
-    transforms = [t for t in stage.transforms if outline.is_full or not _is_recoding(t, outline)]
+    transforms = [t for t in stage.transforms if outline.is_full or not outline.is_recoding(t)]
     transforms = [t for t in transforms if t.spec.urn not in _PORTS or t.spec.payload == translations.IMPULSE_BUFFER]
     content: dict[str, list[beam_runner_api_pb2.PTransform]] = {}
     for transform in sorted(transforms, key=lambda t: outline.position(t.unique_name)):
         content.setdefault(outline.step(transform.unique_name), []).append(transform)
     return content
-
-
-def _is_recoding(transform: beam_runner_api_pb2.PTransform, outline: Outline) -> bool:
-    """Whether the planner put it there, to give the inputs of a Flatten or a Reshuffle one encoding."""
-    return transform.spec.urn == common_urns.primitives.FLATTEN.urn and not outline.urn(transform.unique_name)
 
 
 def _part(transforms: list[beam_runner_api_pb2.PTransform]) -> str:

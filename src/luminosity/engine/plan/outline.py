@@ -7,7 +7,8 @@ from apache_beam.portability.api import beam_runner_api_pb2
 
 from luminosity.engine.plan.translate import MOVE_URNS
 
-_MOVES = MOVE_URNS | {common_urns.primitives.FLATTEN.urn}
+_FLATTEN_URN = common_urns.primitives.FLATTEN.urn
+_MOVES = MOVE_URNS | {_FLATTEN_URN}
 _BEAMS_OWN = b"apache_beam."
 # What @beam.ptransform_fn makes; the function that it wraps is nearly always the user's.
 _WRAPPED_FUNCTION = b"apache_beam.transforms.ptransform._PTransformFnPTransform"
@@ -51,6 +52,10 @@ class Outline:
     def producer(self, pcollection_id: str) -> str:
         """The transform that makes a PCollection of the author's program; empty if it isn't there."""
         return self._producers.get(pcollection_id, "")
+
+    def is_recoding(self, transform: beam_runner_api_pb2.PTransform) -> bool:
+        """Whether the planner put it there, to give the inputs of a Flatten or a Reshuffle one encoding."""
+        return transform.spec.urn == _FLATTEN_URN and transform.unique_name not in self._urns
 
     def _add(self, transform_id: str, step: str) -> None:
         transform = self._transforms[transform_id]

@@ -49,8 +49,7 @@ class Reasons:
         for stage in stages or self.writers(buffer):
             for write in _ports(stage, bundle_processor.DATA_OUTPUT_URN, buffer.id):
                 (pcollection,) = write.inputs.values()
-                name = _producer(stage, pcollection) or self._outline.producer(pcollection)
-                names.append(self._outline.step(name))
+                names.append(self._outline.step(self._producer(stage, pcollection)))
         return tuple(dict.fromkeys(names))
 
     def to_steps(self, buffer: Buffer, reader: Stage) -> tuple[str, ...]:
@@ -81,6 +80,16 @@ class Reasons:
         step = self._outline.step(side_input.transform_id)
         text = f"{_quoted(step)} needs {_quoted(*self._source(buffer))} complete as a side input"
         return (*self._of_maker(buffer), Reason(ReasonKind.SIDE_INPUT, "side input", text))
+
+    def _producer(self, stage: Stage, pcollection_id: str) -> str:
+        """The transform, in ``stage`` or else before it, that makes a PCollection."""
+        for transform in stage.transforms:
+            if pcollection_id in transform.outputs.values():
+                if self._outline.is_recoding(transform):
+                    return self._producer(stage, next(iter(transform.inputs.values())))
+                if transform.spec.urn != bundle_processor.DATA_INPUT_URN:
+                    return transform.unique_name
+        return self._outline.producer(pcollection_id)
 
     def _source(self, buffer: Buffer) -> tuple[str, ...]:
         """The author's steps whose output the buffer holds."""
@@ -151,9 +160,7 @@ class Reasons:
                 needed.setdefault(self._outline.step(side_input.transform_id), []).extend(self._source(source))
         for step, sources in needed.items():
             names = _quoted(*dict.fromkeys(sources))
-            text = (
-                f"{_quoted(step)} waits for its side input {names} to be complete, which needs the same stage's output"
-            )
+            text = f"{_quoted(step)} waits until {names} is complete as a side input, and the same stage feeds both"
             yield Reason(ReasonKind.WAIT, f"waits for {names}", text)
 
     def _wish(self, stage: Stage) -> str:
@@ -176,14 +183,6 @@ def _ports(stage: Stage, urn: str, buffer_id: bytes) -> Iterator[beam_runner_api
     for transform in stage.transforms:
         if transform.spec.urn == urn and transform.spec.payload == buffer_id:
             yield transform
-
-
-def _producer(stage: Stage, pcollection_id: str) -> str:
-    """The transform of ``stage`` that makes a PCollection; empty where the stage only reads it."""
-    for transform in stage.transforms:
-        if pcollection_id in transform.outputs.values() and transform.spec.urn != bundle_processor.DATA_INPUT_URN:
-            return transform.unique_name
-    return ""
 
 
 def _consumers(stage: Stage, buffer_id: bytes) -> Iterator[beam_runner_api_pb2.PTransform]:
