@@ -10,9 +10,9 @@ import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.transforms.userstate import BagStateSpec
 
+from luminosity.engine.dryrun import dry_runs
 from luminosity.engine.plan.explain import explain
 from luminosity.engine.plan.explanation import Break, ExplainedStage, Explanation
-from luminosity.engine.recorder import Recorded, recording
 
 _STATE = beam.DoFn.StateParam(BagStateSpec("s", beam.coders.VarIntCoder()))
 
@@ -22,18 +22,13 @@ class Stateful(beam.DoFn):
         yield element
 
 
-def recorded(build: Callable[[beam.Pipeline], Any], *flags: str) -> Recorded:
-    with recording() as pipelines:
+def explained(build: Callable[[beam.Pipeline], Any], *flags: str, is_full: bool = False) -> Explanation:
+    with dry_runs() as runs:
         pipeline = beam.Pipeline(options=PipelineOptions(list(flags)))
         build(pipeline)
         pipeline.run()
-    (only,) = pipelines
-    return only
-
-
-def explained(build: Callable[[beam.Pipeline], Any], *flags: str, is_full: bool = False) -> Explanation:
-    one = recorded(build, *flags)
-    return explain(one.prepared, one.pipeline, is_full=is_full)
+    (run,) = runs
+    return explain(run.prepared, run.pipeline, is_full=is_full)
 
 
 def stage_with(plan: Explanation, step: str) -> ExplainedStage:

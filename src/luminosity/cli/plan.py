@@ -15,8 +15,8 @@ from luminosity.errors import LuminosityError
 from luminosity.noise import quiet
 
 if TYPE_CHECKING:
+    from luminosity.engine.dryrun import DryRun
     from luminosity.engine.plan.explanation import Explanation
-    from luminosity.engine.recorder import Recorded
 
 _INTERRUPTED = 130  # as a shell reports a command that Ctrl-C ended
 
@@ -68,18 +68,18 @@ def plan(words: list[str]) -> int:
     if own.dot == own.svg == "-":
         return _say("--dot and --svg can't both write to standard output; give one of them a file", 2)
     quiet()
-    from luminosity.engine.recorder import recording
+    from luminosity.engine.dryrun import dry_runs
 
-    with recording() as recorded, contextlib.redirect_stdout(sys.stderr):  # standard output is the plan's
+    with dry_runs() as runs, contextlib.redirect_stdout(sys.stderr):  # standard output is the plan's
         ending = _run(script, options)
-    if recorded:
+    if runs:
         try:
-            _show(recorded, os.path.basename(script), own)
+            _show(runs, os.path.basename(script), own)
         except BrokenPipeError:  # whoever reads it, as in `lum plan … | head`, has seen enough
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         except OSError as error:
             return _say(f"can't write {error.filename or 'to standard output'}: {error.strerror}", 1)
-    return _status(ending, script, has_plan=bool(recorded))
+    return _status(ending, script, has_plan=bool(runs))
 
 
 def _run(script: str, options: list[str]) -> BaseException | None:
@@ -91,7 +91,7 @@ def _run(script: str, options: list[str]) -> BaseException | None:
     return None
 
 
-def _show(recorded: list[Recorded], name: str, own: argparse.Namespace) -> None:
+def _show(runs: list[DryRun], name: str, own: argparse.Namespace) -> None:
     from rich.console import Console
 
     from luminosity.engine.drawing.dot import dot
@@ -100,8 +100,8 @@ def _show(recorded: list[Recorded], name: str, own: argparse.Namespace) -> None:
     from luminosity.engine.plan.explain import explain
 
     plans: dict[str, Explanation] = {}
-    for number, one in enumerate(recorded, start=1):
-        title = name if len(recorded) == 1 else f"{name}, pipeline {number} of {len(recorded)}"
+    for number, one in enumerate(runs, start=1):
+        title = name if len(runs) == 1 else f"{name}, pipeline {number} of {len(runs)}"
         plans[title] = explain(one.prepared, one.pipeline, is_full=own.all)
         if one.other_runner:
             _say(f"{title} is meant for {one.other_runner}; this is how LuminosityRunner would run it")

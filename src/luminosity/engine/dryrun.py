@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from apache_beam import Pipeline
 from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions
 from apache_beam.pipeline import AppliedPTransform, PipelineVisitor
-from apache_beam.portability.api import beam_runner_api_pb2
+from apache_beam.portability.api import beam_runner_api_pb2, metrics_pb2
 from apache_beam.runners.portability.fn_api_runner.fn_runner import FnApiMetrics
 from apache_beam.runners.runner import PipelineResult, PipelineRunner, PipelineState
 from apache_beam.transforms import environments
@@ -21,7 +21,7 @@ from luminosity.engine.runner import LuminosityRunner
 
 
 @dataclass(frozen=True)
-class Recorded:
+class DryRun:
     """A pipeline that would have run."""
 
     pipeline: beam_runner_api_pb2.Pipeline
@@ -29,7 +29,7 @@ class Recorded:
     other_runner: str  # the runner that it was meant for, if that is not ours
 
 
-class RecordedResult(PipelineResult):
+class DryResult(PipelineResult):
     """That of a run which was over at once and counted nothing."""
 
     def __init__(self) -> None:
@@ -49,6 +49,9 @@ class RecordedResult(PipelineResult):
     def monitoring_metrics(self) -> FnApiMetrics:
         return FnApiMetrics({}, user_metrics_only=False)
 
+    def monitoring_infos(self) -> Iterator[metrics_pb2.MonitoringInfo]:
+        return iter(())
+
 
 class _WrappedFunctions(PipelineVisitor):
     """Finds the functions that ``@beam.ptransform_fn`` wraps: by them, a step is Beam's or the user's."""
@@ -63,12 +66,12 @@ class _WrappedFunctions(PipelineVisitor):
             self.found[transform_node.full_label] = f"{function.__module__}.{name}"
 
 
-class Recorder(PipelineRunner):
+class DryRunner(PipelineRunner):
     """Stands in one pipeline's runner's place."""
 
-    def __init__(self, recorded: list[Recorded], meant_for: str | PipelineRunner) -> None:
+    def __init__(self, runs: list[DryRun], meant_for: str | PipelineRunner) -> None:
         super().__init__()
-        self._recorded = recorded
+        self._runs = runs
         self._is_drain = isinstance(meant_for, LuminosityRunner) and meant_for.is_drain
         name = meant_for if isinstance(meant_for, str) else type(meant_for).__name__
         self._functions: dict[str, str] = {}
@@ -83,34 +86,34 @@ class Recorder(PipelineRunner):
         self._functions = functions.found
         return super().run_pipeline(pipeline, options)
 
-    def run_portable_pipeline(self, pipeline: beam_runner_api_pb2.Pipeline, options: PipelineOptions) -> RecordedResult:
+    def run_portable_pipeline(self, pipeline: beam_runner_api_pb2.Pipeline, options: PipelineOptions) -> DryResult:
         for transform in pipeline.components.transforms.values():
             if function := self._functions.get(transform.unique_name):
                 transform.annotations["python_type"] = function.encode()
         prepared = prepare(pipeline, options, is_drain=self._is_drain)
-        self._recorded.append(Recorded(pipeline, prepared, self._other_runner))
-        return RecordedResult()
+        self._runs.append(DryRun(pipeline, prepared, self._other_runner))
+        return DryResult()
 
 
 @contextlib.contextmanager
-def recording() -> Generator[list[Recorded]]:
-    """Within the context every pipeline made is recorded when it is run, whichever runner it is made for."""
-    recorded: list[Recorded] = []
+def dry_runs() -> Generator[list[DryRun]]:
+    """Within the context a pipeline that is made, for whichever runner, is only planned when it is run."""
+    runs: list[DryRun] = []
     initialize = Pipeline.__init__
 
     @functools.wraps(initialize)
-    def initialize_recorded(
+    def initialize_dry(
         self: Pipeline, runner: Any = None, options: Any = None, argv: Any = None, *rest: Any, **named: Any
     ) -> None:
-        # A pipeline is made again from its proto before it runs; then its runner is a recorder already.
-        if runner is None or (isinstance(runner, (str, PipelineRunner)) and not isinstance(runner, Recorder)):
-            runner = Recorder(recorded, runner or _named_runner(options, argv))
+        # A pipeline is made again from its proto before it runs; then its runner is a dry one already.
+        if runner is None or (isinstance(runner, (str, PipelineRunner)) and not isinstance(runner, DryRunner)):
+            runner = DryRunner(runs, runner or _named_runner(options, argv))
         initialize(self, runner, options, argv, *rest, **named)
 
-    Pipeline.__init__ = initialize_recorded
+    Pipeline.__init__ = initialize_dry
     LuminosityRunner.warms_up = False  # a script may make one, by name or in code
     try:
-        yield recorded
+        yield runs
     finally:
         Pipeline.__init__ = initialize
         LuminosityRunner.warms_up = True

@@ -15,8 +15,8 @@ from apache_beam.runners.runner import PipelineState
 from apache_beam.testing import test_pipeline, test_stream
 
 from luminosity import LuminosityRunner
+from luminosity.engine.dryrun import DryRunner, dry_runs
 from luminosity.engine.plan.explain import explain
-from luminosity.engine.recorder import Recorder, recording
 from luminosity.errors import OptionError, UnsupportedPipeline
 from tests.dofns import Numbers
 from tests.marks import note
@@ -40,16 +40,16 @@ pytestmark = pytest.mark.skipif(IS_REFERENCE, reason="what runs nothing runs on 
 def test_nothing_runs_on_whichever_runner(tmp_path: Path, runner: Any, other: str) -> None:
     processes, files = psutil.Process().children(recursive=True), files_of_luminosity()
     options = PipelineOptions(["--runner=luminosity.LuminosityRunner"])
-    with recording() as recorded, beam.Pipeline(runner=runner(), options=options) as pipeline:
+    with dry_runs() as runs, beam.Pipeline(runner=runner(), options=options) as pipeline:
         _ = pipeline | beam.Create([1]) | beam.Map(lambda x: note(tmp_path / "ran", x))
-    assert [one.other_runner for one in recorded] == [other]
+    assert [one.other_runner for one in runs] == [other]
     assert os.listdir(tmp_path) == []
     assert psutil.Process().children(recursive=True) == processes
     assert files_of_luminosity() == files
 
 
 def test_a_runner_may_be_named_in_many_ways() -> None:
-    with recording() as recorded:
+    with dry_runs() as runs:
         for pipeline in (
             beam.Pipeline(argv=["--runner=FlinkRunner"]),
             beam.Pipeline(options=PipelineOptions(runner="SparkRunner")),
@@ -59,21 +59,22 @@ def test_a_runner_may_be_named_in_many_ways() -> None:
             _ = pipeline | beam.Create([1])
             pipeline.run()
         LuminosityRunner().run(beam.Create([1]))
-    assert [one.other_runner for one in recorded] == ["FlinkRunner", "SparkRunner", "PrismRunner", "DirectRunner", ""]
+    assert [one.other_runner for one in runs] == ["FlinkRunner", "SparkRunner", "PrismRunner", "DirectRunner", ""]
 
 
 def test_the_result_is_that_of_a_run_which_is_over() -> None:
-    with recording():
+    with dry_runs():
         pipeline = beam.Pipeline()
         _ = pipeline | beam.Create([1])
         result: Any = pipeline.run()
     assert result.state == result.wait_until_finish() == result.wait_until_finish(duration=1) == PipelineState.DONE
     assert result.cancel() == PipelineState.DONE
+    assert list(result.monitoring_infos()) == []
     assert result.metrics().query()["counters"] == result.monitoring_metrics().query()["counters"] == []
 
 
 def test_what_a_run_would_refuse_is_refused() -> None:
-    with recording() as recorded:
+    with dry_runs() as runs:
         pipeline = beam.Pipeline(options=PipelineOptions(["--cpu_workers=many"]))
         with pytest.raises(OptionError, match="--cpu_workers=many"):
             pipeline.run()
@@ -81,18 +82,18 @@ def test_what_a_run_would_refuse_is_refused() -> None:
         _ = pipeline | test_stream.TestStream()
         with pytest.raises(UnsupportedPipeline, match="TestStream"):
             pipeline.run()
-    assert recorded == []
+    assert runs == []
 
 
 def test_the_options_hold_and_a_drain_is_planned_as_one() -> None:
-    with recording() as recorded:
+    with dry_runs() as runs:
         pipeline = beam.Pipeline(
             LuminosityRunner(is_drain=True), PipelineOptions(["--accelerators=2", "--cpu_workers=3"])
         )
         ranges = pipeline | beam.Create([(0, 9)]) | beam.ParDo(Numbers(0.0))
         _ = ranges | beam.Map(str).with_resource_hints(accelerator="count:1")
         pipeline.run()
-    (one,) = recorded
+    (one,) = runs
     plan = explain(one.prepared, one.pipeline, is_full=True)
     assert {pool.name: pool.workers for pool in plan.pools} == {"cpu": 3, "device": 2}
     steps = [step.name for stage in plan.stages for step in stage.steps]
@@ -100,7 +101,7 @@ def test_the_options_hold_and_a_drain_is_planned_as_one() -> None:
 
 
 def test_afterwards_pipelines_are_made_for_their_own_runner() -> None:
-    with recording():
-        assert isinstance(beam.Pipeline().runner, Recorder)
-    assert not isinstance(beam.Pipeline(runner="DirectRunner").runner, Recorder)
+    with dry_runs():
+        assert isinstance(beam.Pipeline().runner, DryRunner)
+    assert not isinstance(beam.Pipeline(runner="DirectRunner").runner, DryRunner)
     assert LuminosityRunner.warms_up
