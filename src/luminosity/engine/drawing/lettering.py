@@ -29,7 +29,7 @@ def _letter_width(letter: str) -> float:
 def wrapped(text: str, size: float, limit: float) -> list[str]:
     """Lines no wider than ``limit``, cut where a reader would cut if that is possible.
 
-    >>> wrapped("ReadFromText/Read", 10, 70)
+    >>> wrapped("ReadFromText/Read", 10, 80)
     ['ReadFromText/', 'Read']
     """
     lines: list[str] = []
