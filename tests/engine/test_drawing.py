@@ -133,7 +133,7 @@ def test_a_picture_has_everything(tmp_path: Path, is_full: bool) -> None:
 
 def test_odd_names_survive(tmp_path: Path) -> None:
     plan = explained(odd)
-    root = ElementTree.fromstring(svg({'<title> & "more"': plan}))
+    root = ElementTree.fromstring(svg({'<title> & "more" \x07': plan}))
     tooltips = " ".join(title.text or "" for title in root.iter(f"{_SVG}title"))
     text = text_of(plan, 200)
     for name in _ODD_NAMES:

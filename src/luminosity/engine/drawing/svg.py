@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
 from html import escape
 
@@ -36,7 +37,7 @@ def svg(plans: Mapping[str, Explanation]) -> str:
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" '
         f'viewBox="0 0 {width:.0f} {height:.0f}" role="img" font-family="{FONT}">\n'
-        f"<title>{escape(', '.join(plans))}</title>\n<style>\n{stylesheet()}</style>\n{_ARROW}"
+        f"<title>{_escaped(', '.join(plans))}</title>\n<style>\n{stylesheet()}</style>\n{_ARROW}"
         '<rect class="background" width="100%" height="100%"/>\n'
     )
     return head + "".join(parts) + "</svg>\n"
@@ -45,7 +46,7 @@ def svg(plans: Mapping[str, Explanation]) -> str:
 def _legend(title: str, plan: Explanation, drawn: Picture) -> Iterator[tuple[str, float]]:
     """Lines, each with the room that it takes."""
     y = iter(range(0, 10_000, LINE_PX))
-    yield f'<text class="title" y="{next(y) + 13}">{escape(title)}</text>\n', text_width(title, TITLE_PX)
+    yield f'<text class="title" y="{next(y) + 13}">{_escaped(title)}</text>\n', text_width(title, TITLE_PX)
     summary = f"{counted(len(plan.stages), 'stage')} on {machine_in_words(plan.machine)}"
     yield _small(0, next(y) + 13, summary), text_width(summary, SMALL_PX)
     for pool, style in zip(plan.pools, pool_classes(plan.pools), strict=True):
@@ -83,10 +84,10 @@ def _stage(box: StageBox, at: Rectangle, style: str) -> Iterator[str]:
     left, base = at.left + PADDING_PX, at.top + HEAD_PX - 6
     yield f'<text class="number" x="{left:.1f}" y="{base:.1f}">{stage.number}</text>\n'
     yield f'<text class="small" x="{at.right - PADDING_PX:.1f}" y="{base:.1f}" text-anchor="end">'
-    yield f"{escape(stage.pool.name)}</text>\n"
+    yield f"{_escaped(stage.pool.name)}</text>\n"
     for line in box.lines:
         base += LINE_PX
-        pieces = (f'<tspan class="small">{escape(t)}</tspan>' if small else escape(t) for t, small in line)
+        pieces = (f'<tspan class="small">{_escaped(t)}</tspan>' if small else _escaped(t) for t, small in line)
         yield f'<text x="{left:.1f}" y="{base:.1f}" xml:space="preserve">{"".join(pieces)}</text>\n'
     yield "</g>\n"
 
@@ -99,7 +100,7 @@ def _reason(box: ReasonBox, at: Rectangle) -> Iterator[str]:
     middle = at.left + at.width / 2
     for index, line in enumerate(box.lines):
         base = at.top + 14.5 + index * (LINE_PX - 3)
-        yield f'<text class="small" x="{middle:.1f}" y="{base:.1f}" text-anchor="middle">{escape(line)}</text>\n'
+        yield f'<text class="small" x="{middle:.1f}" y="{base:.1f}" text-anchor="middle">{_escaped(line)}</text>\n'
     yield "</g>\n"
 
 
@@ -123,9 +124,14 @@ def _path(route: list[Point]) -> Iterator[str]:
         x, y = next_x, next_y
 
 
+def _escaped(text: str) -> str:
+    """What XML can't hold even then, control characters, is replaced."""
+    return escape("".join(c if c == "\n" or unicodedata.category(c) not in ("Cc", "Cs") else "\ufffd" for c in text))
+
+
 def _tooltip(lines: Iterable[str]) -> str:
-    return f"<title>{escape(chr(10).join(lines))}</title>\n"
+    return f"<title>{_escaped(chr(10).join(lines))}</title>\n"
 
 
 def _small(x: float, y: float, text: str) -> str:
-    return f'<text class="small" x="{x}" y="{y}">{escape(text)}</text>\n'
+    return f'<text class="small" x="{x}" y="{y}">{_escaped(text)}</text>\n'
