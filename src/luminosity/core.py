@@ -73,3 +73,14 @@ def readable_bytes(size: float) -> str:
             return f"{size:.3g} {unit}" if unit != "B" else f"{size:.0f} B"
         size /= 1000
     return f"{size:.3g} TB"
+
+
+def size_in_words(size: int) -> str:
+    """
+    >>> size_in_words(3 * 2**30)
+    '3GiB'
+    """
+    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if size >= unit:
+            return f"{size / unit:.4g}{name}"
+    return f"{size}B"

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from luminosity.cli import replay, run, runs, show
+from luminosity.cli import plan, replay, run, runs, show
 from luminosity.errors import LuminosityError
 
 _WRONG_USE = 2
@@ -19,6 +19,8 @@ examples:
   lum run pipeline.py --input=in.csv               the pipeline's own options follow its name
   lum run pipeline.py --cpu_workers=4              at most four CPU worker processes
   lum run pipeline.py --accelerators=2             try the pools of a machine with two accelerators
+  lum plan pipeline.py                             show stages, pools and why fusion breaks; run nothing
+  lum plan pipeline.py --svg plan.svg              draw that
   lum run pipeline.py --debug                      all in one process: breakpoint() works
   lum run pipeline.py --save_failed=failed.lum     save the element that fails the run
   lum replay failed.lum                            run it alone
@@ -36,11 +38,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"luminosity {version('luminosity')}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (run, runs, show, replay):
-        command.add_to(commands)
+    for subcommand in (run, plan, runs, show, replay):
+        subcommand.add_to(commands)
     words = list(sys.argv[1:] if arguments is None else arguments)
-    if words[:1] == ["run"] and words[1:2] not in (["-h"], ["--help"]):
-        return run.run(words[1:])  # what follows belongs to the pipeline: argparse must not look at it
+    command = {"run": run.run, "plan": plan.plan}.get(words[0] if words else "")
+    if command and words[1:2] not in (["-h"], ["--help"]):
+        return command(words[1:])  # what follows belongs to the pipeline: argparse must not look at it
     parsed = parser.parse_args(words)
     try:
         code = parsed.command(parsed)

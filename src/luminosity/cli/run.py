@@ -52,15 +52,13 @@ def add_to(commands: Any) -> None:
 
 def run(words: list[str]) -> int:
     script, *options = words or [""]
-    if problem := _problem(script):
-        print(f"lum run: {problem}; expected PIPELINE.py, then options", file=sys.stderr)
+    if wrong := problem(script):
+        print(f"lum run: {wrong}; expected PIPELINE.py, then options", file=sys.stderr)
         return 2
     warm_up("auto")  # the worker's imports run beside the script's own
     quiet()
-    sys.argv = [script, *_apply(options)]
-    sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
     try:
-        runpy.run_path(script, run_name="__main__")
+        run_script(script, options)
     except LuminosityError as error:
         print(f"lum run: {error}", file=sys.stderr)
         return 1
@@ -70,7 +68,14 @@ def run(words: list[str]) -> int:
     return 0
 
 
-def _problem(script: str) -> str:
+def run_script(script: str, options: list[str]) -> None:
+    """Run it as Python would, with ``options`` in its command line."""
+    sys.argv = [script, *_apply(options)]
+    sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
+    runpy.run_path(script, run_name="__main__")
+
+
+def problem(script: str) -> str:
     """What is wrong with the word in the script's place."""
     if not script:
         return "which script?"

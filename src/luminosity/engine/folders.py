@@ -21,6 +21,7 @@ class RunFolders:
         disk_root = tempfile.gettempdir()
         spill_root = spill_root or disk_root
         memory_root = _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK) else disk_root
+        os.makedirs(spill_root, exist_ok=True)
         for root in {disk_root, spill_root, memory_root}:
             remove_abandoned(root)
         self._locks: list[int] = []

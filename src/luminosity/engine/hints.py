@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from apache_beam.portability import common_urns
 from apache_beam.portability.api import beam_runner_api_pb2
 
+from luminosity.core import size_in_words
 from luminosity.errors import UnsupportedPipeline
 
 _HINTS = common_urns.StandardResourceHints.Enum
@@ -49,3 +50,20 @@ def _accelerator(hint: str) -> tuple[int, str]:
             f"resource hint accelerator={hint!r}: count is {count!r}, expected a whole number from 1"
         )
     return int(count), fields.get("type", "")
+
+
+def asked_for(environment: beam_runner_api_pb2.Environment) -> str:
+    """The hints as their author wrote them, or nearly so; empty where there are none.
+
+    >>> hints = {_HINTS.MIN_RAM_BYTES.urn: b"1073741824", "beam:resources:cpu_count:v1": b"2"}
+    >>> asked_for(beam_runner_api_pb2.Environment(resource_hints=hints))
+    'cpu_count=2, min_ram=1GiB'
+    """
+    shown: dict[str, str] = {}
+    for urn, value in environment.resource_hints.items():
+        if urn == _HINTS.MIN_RAM_BYTES.urn:
+            shown["min_ram"] = size_in_words(int(value))
+        else:
+            parts = urn.split(":")  # beam:resources:accelerator:v1; anything else is somebody's own and shown whole
+            shown[parts[2] if len(parts) == 4 else urn] = value.decode(errors="replace")
+    return ", ".join(f"{name}={value}" for name, value in sorted(shown.items()))

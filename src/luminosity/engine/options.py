@@ -191,16 +191,16 @@ def _memory_budget(value: Any) -> int:
 
 
 def _folder(name: str, value: Any) -> str | None:
-    """A folder that is there, made if need be, as an absolute path."""
+    """A folder that can be written to, or be made, as an absolute path."""
     if not value:
         return None
-    path = os.path.abspath(os.path.expanduser(str(value)))
-    try:
-        os.makedirs(path, exist_ok=True)
-    except OSError as error:
-        raise OptionError(f"--{name}={value}: expected a folder that can be written ({error})") from error
-    if not os.access(path, os.W_OK | os.X_OK):
-        raise OptionError(f"--{name}={value}: expected a folder that can be written")
+    path = present = os.path.abspath(os.path.expanduser(str(value)))
+    while not os.path.exists(present):
+        present = os.path.dirname(present)
+    if not os.path.isdir(present):
+        raise OptionError(f"--{name}={value}: expected a folder; {present} is a file")
+    if not os.access(present, os.W_OK | os.X_OK):
+        raise OptionError(f"--{name}={value}: expected a folder that can be written to; {present} can't be")
     return path
 
 

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import ClassVar
 
-from apache_beam.options.pipeline_options import PipelineOptions, PortableOptions
+from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.portability.api import beam_runner_api_pb2
 from apache_beam.runners.runner import PipelineRunner
 from apache_beam.transforms import environments
-from apache_beam.transforms.resources import resource_hints_from_options
 
-from luminosity.engine import support
 from luminosity.engine.events import Subscriber
-from luminosity.engine.hints import Needs
-from luminosity.engine.machine import Machine
-from luminosity.engine.options import EngineConfig
-from luminosity.engine.plan.planner import plan
-from luminosity.engine.pools import assign, assign_to_this_process
+from luminosity.engine.prepare import prepare, worker_environment
 from luminosity.engine.result import LuminosityResult
 from luminosity.engine.run import Run
 from luminosity.engine.workers.launcher import warm_up
@@ -29,6 +23,9 @@ class LuminosityRunner(PipelineRunner):
     >>> with beam.Pipeline(runner=LuminosityRunner()) as pipeline:
     ...     numbers = pipeline | beam.Create([1, 2, 3]) | beam.Map(lambda n: n * n)
     """
+
+    # Off where pipelines are planned but not run: then no process may start.
+    warms_up: ClassVar[bool] = True
 
     def __init__(self, *, is_drain: bool = False, on_event: Subscriber | None = None) -> None:
         """
@@ -48,33 +45,20 @@ class LuminosityRunner(PipelineRunner):
         done 3
         """
         super().__init__()
-        self._is_drain = is_drain
+        self.is_drain = is_drain
         self._on_event = on_event
         # Importing Beam in the process that forks workers takes a second: let it do so while the pipeline is built.
-        warm_up("auto")
+        if self.warms_up:
+            warm_up("auto")
 
     def default_environment(self, options: PipelineOptions) -> environments.Environment:
-        environment: Any = environments.EmbeddedPythonEnvironment  # its decorator hides its type
-        return environment(
-            capabilities=environments.python_sdk_capabilities(),
-            artifacts=(),
-            resource_hints=resource_hints_from_options(options.view_as(PortableOptions)),
-        )
+        return worker_environment(options)
 
     def run_portable_pipeline(
         self, pipeline: beam_runner_api_pb2.Pipeline, options: PipelineOptions
     ) -> LuminosityResult:
-        config = EngineConfig.of(options)
-        support.check(pipeline)
-        support.warn(pipeline)
-        machine = Machine.detect(config.accelerators)
-        graph = plan(pipeline, is_drain=self._is_drain)
-        if config.debug:
-            assignments = assign_to_this_process(graph.stages, machine)
-        else:
-            needs = {key: Needs.of(e) for key, e in graph.components.environments.items()}
-            assignments = assign([(s, needs[s.environment_id]) for s in graph.stages], machine, config)
-        run = Run(graph, assignments, config, self._on_event)
+        prepared = prepare(pipeline, options, is_drain=self.is_drain)
+        run = Run(prepared.graph, prepared.assignments, prepared.config, self._on_event)
         result = LuminosityResult(run)
         run.start()
         return result

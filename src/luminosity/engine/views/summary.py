@@ -6,6 +6,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from luminosity.core import readable_bytes
 from luminosity.engine.events import RunEnded, RunStarted
 from luminosity.engine.views import words
 
@@ -41,9 +42,9 @@ def summary(run: RunStarted, ended: RunEnded) -> Group:
 
 def _memory(ended: RunEnded) -> list[str]:
     held, processes = ended.last.memory, ended.last.processes
-    parts = [f"at most {words.size(processes.peak)} in all processes"] if processes.peak else []
+    parts = [f"at most {readable_bytes(processes.peak)} in all processes"] if processes.peak else []
     return [
         *parts,
-        f"at most {words.size(held.peak)} between stages",
-        f"{words.size(held.spilled) if held.spilled else 'nothing'} spilled to disk",
+        f"at most {readable_bytes(held.peak)} between stages",
+        f"{readable_bytes(held.spilled) if held.spilled else 'nothing'} spilled to disk",
     ]

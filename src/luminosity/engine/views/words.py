@@ -24,18 +24,6 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
-def size(count: float) -> str:
-    """
-    >>> size(0), size(64 << 20), size(3.25 * 2**30)
-    ('0 B', '64 MiB', '3.2 GiB')
-    """
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" or count >= 10 or count == int(count) else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"
-
-
 def number(count: int) -> str:
     """
     >>> number(12_345), number(123_456_789)

@@ -1,0 +1,120 @@
+"""A plan as text, for a terminal of any width or none."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from luminosity.engine.drawing.words import counted, devices_in_words, machine_in_words, ranges, share_in_words
+from luminosity.engine.plan.explanation import Break, ExplainedStage, Explanation
+from luminosity.engine.pools import Pool
+
+_BOUNDLESS = 10_000
+_POOL_STYLES = ("cyan", "yellow", "green", "magenta", "blue", "red")
+
+
+def print_plan(console: Console, plan: Explanation, title: str) -> None:
+    """Pools, stages, and the places where fusion breaks."""
+    with console.capture() as printed:
+        _print(console, plan, title)
+    console.file.writelines(f"{line.rstrip()}\n" for line in printed.get().splitlines())  # tables are padded
+
+
+def _print(console: Console, plan: Explanation, title: str) -> None:
+    summary = f"{counted(len(plan.stages), 'stage')} in {counted(len(plan.pools), 'pool')}"
+    console.print(Text.assemble((title, "bold"), f": {summary}, on {machine_in_words(plan.machine)}. Nothing was run."))
+    stages = _stages(plan)
+    if console.measure(stages, options=console.options.update_width(_BOUNDLESS)).maximum > console.width:
+        stages = _stacked_stages(plan)
+    for heading, table in (("Pools", _pools(plan)), ("Stages", stages), ("Breaks", _breaks(plan))):
+        if table.row_count:
+            console.print()
+            console.print(Text(heading, "bold"))
+            console.print(table)
+    if plan.absorbed:
+        names = ", ".join(f"'{name}'" for name in plan.absorbed)
+        console.print(Text(f"\nWithout a break of their own, since one beside them does the same: {names}", "dim"))
+
+
+def _pools(plan: Explanation) -> Table:
+    has_devices = any(pool.device_groups for pool in plan.pools)
+    table = _table("pool", "workers", "each with", *(["devices"] if has_devices else []), "bundles at once", "stages")
+    for pool in plan.pools:
+        devices = [devices_in_words(pool)] if has_devices else []
+        bundles = str(pool.workers * pool.slots)
+        stages = ranges(stage.number for stage in plan.stages if stage.pool is pool)
+        table.add_row(_pool(plan, pool), str(pool.workers), share_in_words(pool), *devices, bundles, stages)
+    return table
+
+
+def _stages(plan: Explanation) -> Table:
+    table = _table("", "steps", "pool", "reads", "read by")
+    table.columns[0].justify = "right"
+    for stage in plan.stages:
+        table.add_row(
+            Text(str(stage.number), "bold"),
+            _steps(stage),
+            _pool(plan, stage.pool),
+            _sources(plan, stage),
+            ranges(plan.readers(stage)),
+        )
+    return table
+
+
+def _stacked_stages(plan: Explanation) -> Table:
+    """For where there is no room for columns."""
+    table = _table("", "")
+    table.show_header = False
+    table.columns[0].justify = "right"
+    for stage in plan.stages:
+        reads = f"{'' if stage.is_source else 'reads '}{_sources(plan, stage)}"
+        read_by = f"; read by {ranges(plan.readers(stage))}" if plan.readers(stage) else ""
+        heading = Text.assemble(_pool(plan, stage.pool), (f": {reads}{read_by}", "dim"))
+        table.add_row(Text(str(stage.number), "bold"), heading)
+        table.add_row("", _steps(stage))
+    return table
+
+
+def _steps(stage: ExplainedStage) -> Text:
+    lines = [Text.assemble(step.name, (f" · {step.part}" if step.part else "", "dim")) for step in stage.steps]
+    return Text("\n").join(lines) if lines else Text("only hands on what it reads", "dim")
+
+
+def _sources(plan: Explanation, stage: ExplainedStage) -> str:
+    main, side = plan.sources(stage)
+    parts = ["source"] if stage.is_source else []
+    parts += [ranges(main)] if main else []
+    parts += [f"side input {ranges(side)}"] if side else []
+    return ", ".join(parts)
+
+
+def _breaks(plan: Explanation) -> Table:
+    table = _table("", "")
+    table.show_header = False
+    table.columns[0].justify = "right"
+    for a_break in plan.breaks:
+        if not a_break.inside:
+            readers = "nothing" if a_break.reader is None else str(a_break.reader)
+            table.add_row(Text(f"{ranges(a_break.writers)} → {readers}", "bold"), _reasons(a_break))
+    for step in dict.fromkeys(a_break.inside for a_break in plan.breaks if a_break.inside):
+        stages = {n for b in plan.breaks if b.inside == step for n in (*b.writers, b.reader) if n is not None}
+        text = f"'{step}' waits for side inputs that it makes itself (--all shows which)"
+        table.add_row(Text(ranges(sorted(stages)), "bold"), Text(text, "dim"))
+    return table
+
+
+def _reasons(a_break: Break) -> Text:
+    first, *others = a_break.reasons
+    return Text("\n").join([Text(first.text), *(Text(f"also: {reason.text}") for reason in others)])
+
+
+def _pool(plan: Explanation, pool: Pool) -> Text:
+    return Text(pool.name, _POOL_STYLES[plan.pools.index(pool) % len(_POOL_STYLES)])
+
+
+def _table(*headings: str) -> Table:
+    table = Table(*headings, box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
+    for column in table.columns:
+        column.overflow = "fold"
+    return table

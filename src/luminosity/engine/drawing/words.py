@@ -1,0 +1,52 @@
+"""Short phrases that the text and the pictures share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from luminosity.core import size_in_words
+from luminosity.engine.machine import Machine
+from luminosity.engine.pools import Pool
+
+
+def counted(number: float, noun: str) -> str:
+    """
+    >>> counted(1, "core"), counted(0.5, "core"), counted(3, "stage")
+    ('1 core', '0.5 cores', '3 stages')
+    """
+    return f"{number:.3g} {noun}" if number == 1 else f"{number:.3g} {noun}s"
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """
+    >>> ranges([1, 2, 4, 5, 6, 9])
+    '1, 2, 4-6, 9'
+    """
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
+
+
+def machine_in_words(machine: Machine) -> str:
+    accelerators = counted(len(machine.devices), "accelerator") if machine.devices else "no accelerators"
+    return f"{counted(machine.cores, 'core')}, {size_in_words(machine.ram_bytes)} RAM, {accelerators}"
+
+
+def share_in_words(pool: Pool) -> str:
+    """What each worker of ``pool`` has."""
+    return f"{counted(pool.cores_per_worker, 'core')}, {size_in_words(pool.ram_per_worker)} RAM"
+
+
+def devices_in_words(pool: Pool) -> str:
+    """Each worker's devices, worker by worker."""
+    return ", ".join("+".join(group) for group in pool.device_groups)
+
+
+def pool_in_words(pool: Pool) -> str:
+    devices = f" with {devices_in_words(pool)}" if pool.device_groups else ""
+    each = "each " if pool.workers > 1 else ""
+    return f"{pool.name}: {counted(pool.workers, 'worker')}, {each}{share_in_words(pool)}{devices}"

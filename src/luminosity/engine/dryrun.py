@@ -1,0 +1,127 @@
+"""Plan whatever pipelines a script runs, and run none of them."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from apache_beam import Pipeline
+from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions
+from apache_beam.pipeline import AppliedPTransform, PipelineVisitor
+from apache_beam.portability.api import beam_runner_api_pb2, metrics_pb2
+from apache_beam.runners.portability.fn_api_runner.fn_runner import FnApiMetrics
+from apache_beam.runners.runner import PipelineResult, PipelineRunner, PipelineState
+from apache_beam.transforms import environments
+
+from luminosity.engine.prepare import Prepared, prepare, worker_environment
+from luminosity.engine.runner import LuminosityRunner
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """A pipeline that would have run."""
+
+    pipeline: beam_runner_api_pb2.Pipeline
+    prepared: Prepared
+    other_runner: str  # the runner that it was meant for, if that is not ours
+
+
+class DryResult(PipelineResult):
+    """That of a run which was over at once and counted nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(PipelineState.DONE)
+
+    def wait_until_finish(  # pyright: ignore[reportIncompatibleMethodOverride]  # Beam's base says None, its docs this
+        self, duration: float | None = None
+    ) -> str:
+        return self.state
+
+    def cancel(self) -> str:
+        return self.state
+
+    def metrics(self) -> FnApiMetrics:
+        return FnApiMetrics({})
+
+    def monitoring_metrics(self) -> FnApiMetrics:
+        return FnApiMetrics({}, user_metrics_only=False)
+
+    def monitoring_infos(self) -> Iterator[metrics_pb2.MonitoringInfo]:
+        return iter(())
+
+
+class _WrappedFunctions(PipelineVisitor):
+    """Finds the functions that ``@beam.ptransform_fn`` wraps: by them, a step is Beam's or the user's."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, str] = {}
+
+    def enter_composite_transform(self, transform_node: AppliedPTransform) -> None:
+        function = getattr(transform_node.transform, "_fn", None)
+        if type(transform_node.transform).__name__ == "_PTransformFnPTransform" and function is not None:
+            name = getattr(function, "__qualname__", type(function).__qualname__)
+            self.found[transform_node.full_label] = f"{function.__module__}.{name}"
+
+
+class DryRunner(PipelineRunner):
+    """Stands in one pipeline's runner's place."""
+
+    def __init__(self, runs: list[DryRun], meant_for: str | PipelineRunner) -> None:
+        super().__init__()
+        self._runs = runs
+        self._is_drain = isinstance(meant_for, LuminosityRunner) and meant_for.is_drain
+        name = meant_for if isinstance(meant_for, str) else type(meant_for).__name__
+        self._functions: dict[str, str] = {}
+        self._other_runner = "" if name.rpartition(".")[2] == LuminosityRunner.__name__ else name
+
+    def default_environment(self, options: PipelineOptions) -> environments.Environment:
+        return worker_environment(options)
+
+    def run_pipeline(self, pipeline: Pipeline, options: PipelineOptions) -> PipelineResult:
+        functions = _WrappedFunctions()
+        pipeline.visit(functions)
+        self._functions = functions.found
+        return super().run_pipeline(pipeline, options)
+
+    def run_portable_pipeline(self, pipeline: beam_runner_api_pb2.Pipeline, options: PipelineOptions) -> DryResult:
+        for transform in pipeline.components.transforms.values():
+            if function := self._functions.get(transform.unique_name):
+                transform.annotations["python_type"] = function.encode()
+        prepared = prepare(pipeline, options, is_drain=self._is_drain)
+        self._runs.append(DryRun(pipeline, prepared, self._other_runner))
+        return DryResult()
+
+
+@contextlib.contextmanager
+def dry_runs() -> Generator[list[DryRun]]:
+    """Within the context a pipeline that is made, for whichever runner, is only planned when it is run."""
+    runs: list[DryRun] = []
+    initialize = Pipeline.__init__
+
+    @functools.wraps(initialize)
+    def initialize_dry(
+        self: Pipeline, runner: Any = None, options: Any = None, argv: Any = None, *rest: Any, **named: Any
+    ) -> None:
+        # A pipeline is made again from its proto before it runs; then its runner is a dry one already.
+        if runner is None or (isinstance(runner, (str, PipelineRunner)) and not isinstance(runner, DryRunner)):
+            runner = DryRunner(runs, runner or _named_runner(options, argv))
+        initialize(self, runner, options, argv, *rest, **named)
+
+    Pipeline.__init__ = initialize_dry
+    LuminosityRunner.warms_up = False  # a script may make one, by name or in code
+    try:
+        yield runs
+    finally:
+        Pipeline.__init__ = initialize
+        LuminosityRunner.warms_up = True
+
+
+def _named_runner(options: Any, argv: Any) -> str | PipelineRunner:
+    """The runner of a pipeline that is handed none but in its options."""
+    if options is None and isinstance(argv, list):
+        options = PipelineOptions(argv)
+    named = options.view_as(StandardOptions).runner if isinstance(options, PipelineOptions) else None
+    return named or StandardOptions.DEFAULT_RUNNER

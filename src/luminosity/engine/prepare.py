@@ -1,0 +1,54 @@
+"""What happens to a pipeline before anything starts: check, plan, assign."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from apache_beam.options.pipeline_options import PipelineOptions, PortableOptions
+from apache_beam.portability.api import beam_runner_api_pb2
+from apache_beam.transforms import environments
+from apache_beam.transforms.resources import resource_hints_from_options
+
+from luminosity.engine import support
+from luminosity.engine.hints import Needs
+from luminosity.engine.machine import Machine
+from luminosity.engine.options import EngineConfig
+from luminosity.engine.plan.graph import Graph
+from luminosity.engine.plan.planner import plan
+from luminosity.engine.pools import Assignment, assign, assign_to_this_process
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A pipeline that is ready to run."""
+
+    graph: Graph
+    assignments: dict[str, Assignment]
+    config: EngineConfig
+    machine: Machine
+
+
+def worker_environment(options: PipelineOptions) -> environments.Environment:
+    """Where steps without hints of their own run: in this Python, with the hints that hold for all."""
+    environment: Any = environments.EmbeddedPythonEnvironment  # its decorator hides its type
+    return environment(
+        capabilities=environments.python_sdk_capabilities(),
+        artifacts=(),
+        resource_hints=resource_hints_from_options(options.view_as(PortableOptions)),
+    )
+
+
+def prepare(pipeline: beam_runner_api_pb2.Pipeline, options: PipelineOptions, *, is_drain: bool = False) -> Prepared:
+    """Refuse ``pipeline``, or say how it would run; starts nothing."""
+    config = EngineConfig.of(options)
+    support.check(pipeline)
+    support.warn(pipeline)
+    machine = Machine.detect(config.accelerators)
+    graph = plan(pipeline, is_drain=is_drain)
+    if config.debug:
+        assignments = assign_to_this_process(graph.stages, machine)
+    else:
+        needs = {key: Needs.of(e) for key, e in graph.components.environments.items()}
+        assignments = assign([(s, needs[s.environment_id]) for s in graph.stages], machine, config)
+    return Prepared(graph, assignments, config, machine)

@@ -1,0 +1,67 @@
+"""Pipelines planned and explained, for tests; nothing of them runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import apache_beam as beam
+from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.transforms.userstate import BagStateSpec
+
+from luminosity.engine.dryrun import dry_runs
+from luminosity.engine.plan.explain import explain
+from luminosity.engine.plan.explanation import Break, ExplainedStage, Explanation
+
+_STATE = beam.DoFn.StateParam(BagStateSpec("s", beam.coders.VarIntCoder()))
+
+
+class Stateful(beam.DoFn):
+    def process(self, element: tuple[int, int], state: Any = _STATE) -> Any:
+        yield element
+
+
+def explained(build: Callable[[beam.Pipeline], Any], *flags: str, is_full: bool = False) -> Explanation:
+    with dry_runs() as runs:
+        pipeline = beam.Pipeline(options=PipelineOptions(list(flags)))
+        build(pipeline)
+        pipeline.run()
+    (run,) = runs
+    return explain(run.prepared, run.pipeline, is_full=is_full)
+
+
+def stage_with(plan: Explanation, step: str) -> ExplainedStage:
+    (stage,) = [stage for stage in plan.stages if step in [s.name for s in stage.steps]]
+    return stage
+
+
+def break_between(plan: Explanation, before: str, after: str) -> Break:
+    (found,) = [b for b in plan.breaks if before in b.from_steps and after in b.to_steps]
+    return found
+
+
+def pairs(pipeline: beam.Pipeline, label: str = "Create") -> beam.PCollection:
+    """Key-value pairs from one element, so that Create needs no Reshuffle of its own."""
+    return pipeline | label >> beam.Create([(1, 1)]).with_output_types(tuple[int, int])
+
+
+def same(element: Any) -> Any:
+    return element
+
+
+def branching(folder: Path) -> Callable[[beam.Pipeline], None]:
+    """A source, two branches, one on an accelerator and with a side input, joined, and a sink."""
+    (folder / "in.txt").write_text("a\nb\n")
+
+    def build(p: beam.Pipeline) -> None:
+        lines = p | "Read" >> beam.io.ReadFromText(str(folder / "in.txt"))
+        weights = p | "Weights" >> beam.Create([1]) | "Load" >> beam.Map(same)
+        embed = beam.Map(lambda x, _: str(x), beam.pvalue.AsList(weights))
+        embedded = lines | "Parse" >> beam.Map(len) | "Embed" >> embed.with_resource_hints(accelerator="count:1")
+        keyed = lines | "Key" >> beam.Map(lambda line: (line, 1)) | "Group" >> beam.GroupByKey()
+        summed = keyed | "Sum" >> beam.MapTuple(lambda key, ones: f"{key} {sum(ones)}")
+        joined = (embedded, summed) | "Join" >> beam.Flatten()
+        _ = joined | "Format" >> beam.Map(str) | "Write" >> beam.io.WriteToText(str(folder / "out"))
+
+    return build
