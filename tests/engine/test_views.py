@@ -99,8 +99,8 @@ def test_a_picture_fits_and_says_who_waits_for_whom(width: int) -> None:
         assert words in text
     assert lines[0] == "pipeline.py  1 min 23 s, about 1 min 47 s left"
     assert "device gpu:0: busy 97% so far" in text
-    assert "61 GiB of 141 GiB" in text
-    assert "85 MiB of 2 GiB between stages" in text
+    assert "65.5 GB of 151 GB" in text
+    assert "89.1 MB of 2.15 GB between stages" in text
 
 
 def test_a_wide_picture_says_more_than_a_narrow_one() -> None:
@@ -128,7 +128,7 @@ def test_a_summary_fits_and_says_what_took_long() -> None:
     assert lines[0].strip() == "pipeline.py  done in 3 min 10 s"
     text = " ".join(" ".join(lines).split())
     assert "cpu: 66% busy, 3 min 40 s of work" in text
-    assert "at most 14 GiB in all processes, at most 110 MiB between stages, 3 GiB spilled to disk" in text
+    assert "at most 15 GB in all processes, at most 115 MB between stages, 3.22 GB spilled to disk" in text
     assert "slowest Read 1 min 0 s" in text
 
 
