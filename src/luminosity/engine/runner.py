@@ -18,6 +18,7 @@ from luminosity.engine.plan.planner import plan
 from luminosity.engine.pools import assign
 from luminosity.engine.result import LuminosityResult
 from luminosity.engine.run import Run
+from luminosity.engine.workers import mainclasses
 from luminosity.engine.workers.launcher import warm_up
 
 
@@ -33,6 +34,7 @@ class LuminosityRunner(PipelineRunner):
         """``is_drain`` cuts restrictions short that could go on for ever, as when a streaming pipeline is drained."""
         super().__init__()
         self._is_drain = is_drain
+        mainclasses.send_by_value()
         # Importing Beam in the process that forks workers takes a second: let it do so while the pipeline is built.
         warm_up("auto")
 

@@ -59,8 +59,8 @@ def _problems(pipeline: beam_runner_api_pb2.Pipeline) -> Iterator[str]:
             yield f"step {name}: TestStream is not supported yet"
         if step.spec.urn == common_urns.primitives.FLATTEN.urn and (windows := _different_windows(step, components)):
             yield (
-                f"step {name}: it joins collections of different windows ({windows}), whose encodings differ; give them "
-                "the same beam.WindowInto before it"
+                f"step {name}: it joins collections of different windows ({windows}), which are encoded differently; "
+                "give them the same beam.WindowInto before it"
             )
         environment = components.environments.get(step.environment_id)
         if environment is not None and not _is_python(environment):
@@ -79,10 +79,10 @@ def _problems(pipeline: beam_runner_api_pb2.Pipeline) -> Iterator[str]:
 
 def _different_windows(flatten: beam_runner_api_pb2.PTransform, components: beam_runner_api_pb2.Components) -> str:
     """The window functions of a Flatten's inputs, if their windows are not all encoded in the same way."""
-    inputs = [components.pcollections[p].windowing_strategy_id for p in flatten.inputs.values()]
-    strategies = [components.windowing_strategies[i] for i in dict.fromkeys(inputs)]
+    inputs = {components.pcollections[p].windowing_strategy_id for p in flatten.inputs.values()}
+    strategies = [components.windowing_strategies[i] for i in inputs]
     coders = {components.coders[s.window_coder_id].SerializeToString(deterministic=True) for s in strategies}
-    return ", ".join(dict.fromkeys(s.window_fn.urn.split(":")[-2] for s in strategies)) if len(coders) > 1 else ""
+    return ", ".join(sorted({s.window_fn.urn.split(":")[-2] for s in strategies})) if len(coders) > 1 else ""
 
 
 def _pardo_problems(name: str, payload: bytes) -> Iterator[str]:

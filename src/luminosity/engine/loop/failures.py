@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 
+from luminosity.engine import notebook
 from luminosity.engine.loop.bundle import Bundle
 from luminosity.engine.plan.codecs import Codecs
 from luminosity.engine.workers.failure import Failure, shorten
@@ -24,11 +25,12 @@ def after_exception(bundle: Bundle, failure: Failure) -> list[Bundle]:
         return [bundle]
     lines = [f"step {step!r} failed {MAX_TRIES} times: {failure.exception}"]
     if failure.location:
-        lines.append(f"  at {failure.location}")
+        lines.append(f"  at {notebook.place(failure.location)}")
     if failure.element:
         lines.append(f"  element: {failure.element}")
     # The summary comes last: that is what is left on the screen.
-    raise StepFailed(f"{failure.exception}\n\nThe worker's traceback:\n{failure.traceback}\n" + "\n".join(lines))
+    trace = notebook.with_cells_named(failure.traceback)
+    raise StepFailed(f"{failure.exception}\n\nThe worker's traceback:\n{trace}\n" + "\n".join(lines))
 
 
 def after_death(bundle: Bundle, exit_code: int, was_alone: bool, codecs: Codecs) -> list[Bundle]:
