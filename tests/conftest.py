@@ -17,13 +17,17 @@ from tests.runners import run
 
 # Beam's test files carry these; known here so that --strict-markers can be used.
 _BEAM_MARKERS = (
+    "examples_postcommit",
     "it_postcommit",
     "it_validatesrunner",
     "no_sickbay_batch",
     "no_sickbay_streaming",
     "no_xdist",
+    "sickbay_dataflow",
     "sickbay_direct",
+    "sickbay_flink",
     "uses_dill",
+    "uses_gcp_java_expansion_service",
 )
 
 

@@ -34,7 +34,7 @@ def taken_over(
     """
     classes: dict[str, type[unittest.TestCase]] = {}
     for base in _test_classes(module):
-        tests = unittest.defaultTestLoader.getTestCaseNames(base)
+        tests = tests_of(base)
         kept = [test for test in tests if wanted(base, test)]
         if not kept:
             continue
@@ -56,6 +56,10 @@ def beam_test_pipelines_with(options: str) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(test_pipeline.TestPipeline, "pytest_test_pipeline_options", options)
         yield
+
+
+def tests_of(test_class: type[unittest.TestCase]) -> list[str]:
+    return list(unittest.defaultTestLoader.getTestCaseNames(test_class))
 
 
 def _test_classes(module: ModuleType) -> list[type[unittest.TestCase]]:

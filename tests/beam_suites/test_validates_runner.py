@@ -16,6 +16,7 @@ from tests.beam_suites.imported import (
     beam_modules_containing,
     beam_test_pipelines_with,
     taken_over,
+    tests_of,
 )
 from tests.runners import IS_REFERENCE, beam_test_options
 
@@ -55,9 +56,5 @@ for _module in beam_modules_containing(f"pytest.mark.{_MARKER}"):
 def test_found() -> None:
     """A marker that Beam renames must not empty this suite."""
     classes = [value for value in globals().values() if isinstance(value, type)]
-    tests = [test for each in classes if issubclass(each, unittest.TestCase) for test in _tests_of(each)]
+    tests = [test for each in classes if issubclass(each, unittest.TestCase) for test in tests_of(each)]
     assert len(tests) >= 41
-
-
-def _tests_of(test_class: type[unittest.TestCase]) -> list[str]:
-    return list(unittest.defaultTestLoader.getTestCaseNames(test_class))

@@ -34,6 +34,27 @@ def test_an_unsupported_feature_is_refused(tmp_path: Path) -> None:
     assert not ran.exists()
 
 
+def test_a_flatten_of_different_windows_is_refused() -> None:
+    """Their elements would be written in one encoding and read in another."""
+
+    def build(pipeline: beam.Pipeline) -> None:
+        everything = pipeline | "All" >> beam.Create([1])
+        minutes = pipeline | "Minutes" >> beam.Create([2]) | beam.WindowInto(beam.window.FixedWindows(60))
+        _ = (everything, minutes) | "Both" >> beam.Flatten()
+
+    with pytest.raises(UnsupportedPipeline, match=r"'Both'.*fixed_windows, global_windows.*WindowInto"):
+        run(build, "--cpu_workers=1")
+
+
+def test_a_flatten_of_windows_that_are_encoded_alike_runs() -> None:
+    def build(pipeline: beam.Pipeline) -> None:
+        sessions = pipeline | "Sessions" >> beam.Create([1]) | "A" >> beam.WindowInto(beam.window.Sessions(60))
+        minutes = pipeline | "Minutes" >> beam.Create([2]) | "B" >> beam.WindowInto(beam.window.FixedWindows(60))
+        _ = (sessions, minutes) | "Both" >> beam.Flatten() | beam.Map(str)
+
+    assert run(build, "--cpu_workers=1").state == "DONE"
+
+
 @pytest.mark.parametrize(
     ("flag", "allowed"),
     [

@@ -23,7 +23,6 @@ class LuminosityResult(PipelineResult):
         super().__init__(PipelineState.RUNNING)
         self._run = run
         run.on_failure = self._tell_at_exit
-        self._is_told = False
 
     @property
     def state(self) -> str:
@@ -44,7 +43,7 @@ class LuminosityResult(PipelineResult):
             raise
         if not has_ended:
             return None
-        self._is_told = True
+        atexit.unregister(self._tell)  # who waits is told here
         if self._run.failure is not None and self._run.state == PipelineState.FAILED:
             raise self._run.failure
         return self._run.state
@@ -60,8 +59,6 @@ class LuminosityResult(PipelineResult):
         atexit.register(self._tell)
 
     def _tell(self) -> None:
-        if self._is_told:
-            return
         print(f"The pipeline failed: {self._run.failure}", file=sys.stderr, flush=True)
         atexit.unregister(self._tell)
         atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]  # the exit code can be set in no other way

@@ -13,6 +13,7 @@ from luminosity.engine.events import Subscriber
 from luminosity.engine.prepare import prepare, worker_environment
 from luminosity.engine.result import LuminosityResult
 from luminosity.engine.run import Run
+from luminosity.engine.workers import mainclasses
 from luminosity.engine.workers.launcher import warm_up
 
 
@@ -47,6 +48,7 @@ class LuminosityRunner(PipelineRunner):
         super().__init__()
         self.is_drain = is_drain
         self._on_event = on_event
+        mainclasses.send_by_value()
         # Importing Beam in the process that forks workers takes a second: let it do so while the pipeline is built.
         if self.warms_up:
             warm_up("auto")

@@ -57,6 +57,11 @@ def _problems(pipeline: beam_runner_api_pb2.Pipeline) -> Iterator[str]:
         name = repr(step.unique_name)
         if step.spec.urn == common_urns.primitives.TEST_STREAM.urn:
             yield f"step {name}: TestStream is not supported yet"
+        if step.spec.urn == common_urns.primitives.FLATTEN.urn and (windows := _different_windows(step, components)):
+            yield (
+                f"step {name}: it joins collections of different windows ({windows}), which are encoded differently; "
+                "give them the same beam.WindowInto before it"
+            )
         environment = components.environments.get(step.environment_id)
         if environment is not None and not _is_python(environment):
             yield f"step {name}: its environment is {environment.urn}; only Python steps run here"
@@ -70,6 +75,14 @@ def _problems(pipeline: beam_runner_api_pb2.Pipeline) -> Iterator[str]:
     }
     for requirement in sorted(found - named):
         yield f"the pipeline requires {requirement}"
+
+
+def _different_windows(flatten: beam_runner_api_pb2.PTransform, components: beam_runner_api_pb2.Components) -> str:
+    """The window functions of a Flatten's inputs, if their windows are not all encoded in the same way."""
+    inputs = {components.pcollections[p].windowing_strategy_id for p in flatten.inputs.values()}
+    strategies = [components.windowing_strategies[i] for i in inputs]
+    coders = {components.coders[s.window_coder_id].SerializeToString(deterministic=True) for s in strategies}
+    return ", ".join(sorted({s.window_fn.urn.split(":")[-2] for s in strategies})) if len(coders) > 1 else ""
 
 
 def _pardo_problems(name: str, payload: bytes) -> Iterator[str]:

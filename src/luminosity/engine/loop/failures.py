@@ -6,6 +6,7 @@ import logging
 import signal
 from collections.abc import Callable
 
+from luminosity.engine import notebook
 from luminosity.engine.loop.bundle import Bundle, Search
 from luminosity.engine.plan.codecs import Codecs
 from luminosity.engine.workers.failure import Failure, shorten
@@ -41,13 +42,14 @@ class Failures:
         times = f" {self._tries} times" if self._tries > 1 else ""
         lines = [f"step {step!r} failed{times}: {failure.exception}"]
         if failure.location:
-            lines.append(f"  at {failure.location}")
+            lines.append(f"  at {notebook.place(failure.location)}")
         if failure.element:
             lines.append(f"  element: {failure.element}")
         if self._save is not None:
             lines.append(self._save(bundle, failure, None))
         # The summary comes last: that is what is left on the screen.
-        message = f"{failure.exception}\n\nThe worker's traceback:\n{failure.traceback}\n" + "\n".join(lines)
+        trace = notebook.with_cells_named(failure.traceback)
+        message = f"{failure.exception}\n\nThe worker's traceback:\n{trace}\n" + "\n".join(lines)
         error = StepFailed(message, headline=lines[0])
         error.__cause__ = cause
         if self._save is None or bundle.pieces < 2:

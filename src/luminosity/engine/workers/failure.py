@@ -18,9 +18,8 @@ ELEMENT_CHARACTERS = 200
 
 _BEAM_DIRECTORY = os.path.dirname(apache_beam.__file__) + os.sep
 _OUR_DIRECTORY = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
-_LIBRARY_DIRECTORIES = tuple(
-    path + os.sep for path in {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-)
+_STANDARD_LIBRARY = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")})
+_INSTALLED = tuple({sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib")})  # may be below the former
 _STEP = re.compile(r"\[while running '(.*?)'\]")
 
 
@@ -111,7 +110,11 @@ def is_of_main(error: BaseException) -> bool:
 
 def _is_users(frame: FrameType) -> bool:
     path = frame.f_code.co_filename
-    return not path.startswith((_BEAM_DIRECTORY, _OUR_DIRECTORY, *_LIBRARY_DIRECTORIES, "<frozen", "apache_beam/"))
+    return not _is_runners(path) and not path.startswith((*_STANDARD_LIBRARY, *_INSTALLED))
+
+
+def _is_runners(path: str) -> bool:
+    return path.startswith((_BEAM_DIRECTORY, _OUR_DIRECTORY, "<frozen", "apache_beam/"))
 
 
 def _location(frames: list[tuple[FrameType, int]]) -> str:
@@ -120,9 +123,9 @@ def _location(frames: list[tuple[FrameType, int]]) -> str:
         if _is_users(frame):
             return f"{frame.f_code.co_filename}:{line}"
     for frame, line in reversed(frames):
-        # Installed user code; the innermost may still be a helper of the standard library's.
-        if not frame.f_code.co_filename.startswith((_BEAM_DIRECTORY, _OUR_DIRECTORY, "<frozen", "apache_beam/")):
-            return f"{frame.f_code.co_filename}:{line}"
+        path = frame.f_code.co_filename
+        if path.startswith(_INSTALLED) and not _is_runners(path):
+            return f"{path}:{line}"
     return ""
 
 

@@ -2,46 +2,66 @@
 
 Beam pickles functions and DoFns by value, so those of a script work anywhere. Elements are pickled by the standard
 pickle, which only writes down ``__main__.Review``; so a worker's ``__main__`` must have that class.
+
+In a process that multiprocessing has spawned, the script is the module ``__mp_main__``; ``__main__`` names it, too.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 import pickle
 import sys
+from typing import Any
 
-from apache_beam.internal import cloudpickle_pickler
+from apache_beam.internal.cloudpickle import cloudpickle
 
-_LOGGER = logging.getLogger("luminosity")
+from luminosity.engine.workers import registered
+
+_MAIN = "__main__"
+_SPAWNED_MAIN = "__mp_main__"
+
+
+def send_by_value() -> None:
+    """Have functions and DoFns of the script pickled by value also where it does not go by the name of ``__main__``."""
+    main = sys.modules[_MAIN]
+    if main.__name__ == _SPAWNED_MAIN:
+        cloudpickle.register_pickle_by_value(main)
 
 
 def save(path: str) -> None:
-    """Write the classes that this process's ``__main__`` defines, each by itself, to the private file ``path``."""
-    pickled: dict[str, bytes] = {}
-    for name, value in list(vars(sys.modules["__main__"]).items()):
-        if isinstance(value, type) and value.__module__ == "__main__":
-            try:
-                pickled[name] = cloudpickle_pickler.dumps(value)
-            except Exception as error:
-                # It may never be needed; where it is, the worker's own error names it.
-                _LOGGER.debug("%s can't be sent to workers: %s", name, error)
+    """Write the classes of this process's ``__main__``, and registered types, to the private file ``path``."""
+    classes = {name: value for name, value in list(vars(sys.modules[_MAIN]).items()) if _is_of_main(value)}
     with open(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "wb") as file:
-        pickle.dump(pickled, file)
+        pickle.dump((registered.pickle_each(classes), registered.pickled()), file)
 
 
 def load(path: str) -> None:
-    """Define them in this process's ``__main__``."""
+    """Define them in this process."""
     with open(path, "rb") as file:
         define(file.read())
 
 
 def define(saved: bytes) -> None:
     """The same, of such a file's content."""
-    pickled: dict[str, bytes] = pickle.loads(saved)
-    main = sys.modules["__main__"]
-    for name, data in pickled.items():
-        try:
-            setattr(main, name, cloudpickle_pickler.loads(data))
-        except Exception as error:
-            _LOGGER.debug("%s can't be defined here: %s", name, error)
+    classes, types = pickle.loads(saved)
+    main: Any = sys.modules[_MAIN]
+    sys.modules[_SPAWNED_MAIN] = main
+    for name, data in classes.items():
+        if (value := registered.unpickle(name, data)) is not None:
+            setattr(main, name, value)
+    for value in list(vars(main).values()):
+        if _is_of_main(value):
+            _name_nested_classes(value, main)
+    registered.define(types)
+
+
+def _is_of_main(value: Any) -> bool:
+    return isinstance(value, type) and value.__module__ in (_MAIN, _SPAWNED_MAIN)
+
+
+def _name_nested_classes(owner: type, main: Any) -> None:
+    """Give them back the name of the class they are in, which pickling by value loses and the standard pickle needs."""
+    for name, value in list(vars(owner).items()):
+        if _is_of_main(value) and value.__qualname__ == name and getattr(main, name, None) is not value:
+            value.__qualname__ = f"{owner.__qualname__}.{name}"
+            _name_nested_classes(value, main)

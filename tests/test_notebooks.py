@@ -1,0 +1,258 @@
+"""Pipelines in a notebook: cells run in a real kernel, are edited and run again, fail, and are interrupted."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import nbformat
+import psutil
+import pytest
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+
+from tests.processes import files_of_luminosity, wait_for, workers_of
+from tests.runners import IS_REFERENCE
+
+pytestmark = [
+    pytest.mark.timeout(180),
+    pytest.mark.skipif(IS_REFERENCE, reason="tests what only the engine does"),
+]
+
+_DEFINITIONS = """
+    import dataclasses
+    import math
+    import pickle
+    import time
+    from pathlib import Path
+    from typing import NamedTuple
+
+    import apache_beam as beam
+    from apache_beam.options.pipeline_options import PipelineOptions
+
+    from luminosity import LuminosityRunner
+    from luminosity.errors import StepFailed
+
+    FACTOR = 10
+
+
+    @dataclasses.dataclass(frozen=True)
+    class Item:
+        name: str
+        number: int
+
+
+    class Kind(NamedTuple):
+        letter: str
+        is_even: bool
+
+        def label(self):
+            return f"{self.letter}{'+' if self.is_even else '-'}"
+
+
+    beam.coders.registry.register_coder(Kind, beam.coders.RowCoder)
+
+
+    class WithKind(beam.DoFn):
+        def process(self, item: Item):
+            yield Kind(item.name[0], item.number % 2 == 0), dataclasses.replace(item, number=item.number * FACTOR)
+
+
+    class Largest(beam.CombineFn):
+        def create_accumulator(self):
+            return Item("", 0)
+
+        def add_input(self, largest, item):
+            return max(largest, item, key=lambda each: each.number)
+
+        def merge_accumulators(self, accumulators):
+            return max(accumulators, key=lambda each: each.number)
+
+        def extract_output(self, largest):
+            return largest
+
+
+    def root(number):
+        return math.isqrt(number)
+
+
+    def new_pipeline():
+        return beam.Pipeline(runner=LuminosityRunner(), options=PipelineOptions(["--progress=off", "--cpu_workers=2"]))
+
+
+    def save(pair):
+        kind, item = pair
+        Path(f"{kind.label()}.pickle").write_bytes(pickle.dumps((kind, item)))
+
+
+    def run(items):
+        for path in Path().glob("*.pickle"):
+            path.unlink()
+        with new_pipeline() as pipeline:
+            kinds = pipeline | beam.Create(items) | beam.ParDo(WithKind()).with_output_types(tuple[Kind, Item])
+            kinds | beam.CombinePerKey(Largest()) | beam.Map(save)
+        return {kind: item for kind, item in (pickle.loads(path.read_bytes()) for path in Path().glob("*.pickle"))}
+"""
+_ITEMS = '[Item("a", 1), Item("ab", 3), Item("b", 4)]'
+
+
+class Notebook:
+    """A notebook that grows by a cell at a time, each run at once, in a kernel of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self._notebook = nbformat.v4.new_notebook()
+        resources = {"metadata": {"path": str(folder)}}
+        self.client = NotebookClient(self._notebook, timeout=90, kernel_name="python3", resources=resources)
+
+    @property
+    def pid(self) -> int:
+        manager: Any = self.client.km
+        return manager.provisioner.pid
+
+    def run(self, source: str) -> str:
+        """What the cell writes to standard output; raises :class:`CellExecutionError` where it raises."""
+        cell = nbformat.v4.new_code_cell(dedent(source).strip())
+        self._notebook.cells.append(cell)
+        self.client.execute_cell(cell, len(self._notebook.cells) - 1)
+        return "".join(out.text for out in cell.outputs if out.output_type == "stream" and out.name == "stdout")
+
+    def error_of(self, source: str) -> CellExecutionError:
+        with pytest.raises(CellExecutionError) as caught:
+            self.run(source)
+        return caught.value
+
+    def interrupt_when(self, path: Path) -> threading.Thread:
+        """As the stop button does, once ``path`` is there."""
+
+        def interrupt() -> None:
+            wait_for(path.exists, timeout_s=60)
+            manager: Any = self.client.km
+            asyncio.run(manager.interrupt_kernel())
+
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        return thread
+
+
+@pytest.fixture(scope="module")
+def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+    """One kernel for all tests: it takes a while to come up. Its cells leave definitions to the ones that follow."""
+    notebook = Notebook(tmp_path_factory.mktemp("notebook"))
+    with notebook.client.setup_kernel():
+        notebook.run(_DEFINITIONS)
+        yield notebook
+
+
+def test_what_cells_define_runs_in_workers_and_comes_back_equal(notebook: Notebook) -> None:
+    notebook.run(f"""
+        assert run({_ITEMS}) == {{Kind("a", False): Item("ab", 30), Kind("b", True): Item("b", 40)}}
+    """)
+
+
+def test_a_lambda_and_a_function_of_a_cell(notebook: Notebook) -> None:
+    found = notebook.run("""
+        with new_pipeline() as pipeline:
+            roots = pipeline | beam.Create([16, 25]) | beam.Map(root) | beam.Map(lambda n: str(n * FACTOR))
+            roots | beam.io.WriteToText("roots", shard_name_template="")
+        print(sorted(Path("roots").read_text().split()))
+    """)
+    assert found == "['40', '50']\n"
+
+
+def test_a_cell_that_is_edited_and_run_again_runs_the_new_code(notebook: Notebook) -> None:
+    edited = _DEFINITIONS.replace("FACTOR = 10", "FACTOR = 1000").replace("* FACTOR", "* FACTOR + 1")
+    edited = edited.replace("'+' if", "'even' if")
+    try:
+        for _ in range(2):
+            notebook.run(edited)
+            notebook.run(f"""
+                assert run({_ITEMS}) == {{Kind("a", False): Item("ab", 3001), Kind("b", True): Item("b", 4001)}}
+                assert Path("beven.pickle").exists()
+            """)
+    finally:
+        notebook.run(_DEFINITIONS)
+
+
+def test_a_failure_names_the_cell_and_leaves_the_kernel_usable(notebook: Notebook) -> None:
+    error = notebook.error_of("""
+        with new_pipeline() as pipeline:
+            numbers = pipeline | beam.Create([0])
+            numbers | "Divide" >> beam.Map(lambda n: 1 / n)
+    """)
+    cell = notebook.run("print(len(In) - 2)").strip()
+    assert error.ename == "StepFailed"
+    assert "Divide' failed 4 times: ZeroDivisionError" in error.evalue
+    assert f"at Cell In[{cell}], line 3" in error.evalue
+    assert "element: 0" in error.evalue
+    test_what_cells_define_runs_in_workers_and_comes_back_equal(notebook)
+
+
+def test_a_run_that_is_interrupted_leaves_nothing_and_the_next_cell_runs(notebook: Notebook, tmp_path: Path) -> None:
+    before = files_of_luminosity()
+    started = tmp_path / "started"
+    interrupting = notebook.interrupt_when(started)
+    error = notebook.error_of(f"""
+        def slow(n):
+            Path({str(started)!r}).touch()
+            time.sleep(1)
+
+        with new_pipeline() as pipeline:
+            pipeline | beam.Create(range(1000)) | beam.Reshuffle() | beam.Map(slow)
+    """)
+    interrupting.join()
+    assert error.ename == "KeyboardInterrupt"
+    assert workers_of(notebook.pid) == []
+    assert files_of_luminosity() <= before
+    test_what_cells_define_runs_in_workers_and_comes_back_equal(notebook)
+
+
+def test_a_run_goes_on_while_other_cells_run(notebook: Notebook, tmp_path: Path) -> None:
+    notebook.run(f"""
+        def hold(n):
+            while not Path({str(tmp_path / "release")!r}).exists():
+                time.sleep(0.01)
+
+        pipeline = new_pipeline()
+        pipeline | beam.Create([1]) | beam.Map(hold)
+        result = pipeline.run()
+    """)
+    test_a_lambda_and_a_function_of_a_cell(notebook)
+    assert notebook.run("print(result.state)") == "RUNNING\n"
+    (tmp_path / "release").touch()
+    assert notebook.run("print(result.wait_until_finish())") == "DONE\n"
+
+
+def test_a_pipeline_within_a_coroutine(notebook: Notebook) -> None:
+    found = notebook.run(f"""
+        import asyncio
+
+        async def both():
+            inside = run({_ITEMS})
+            beside = await asyncio.get_running_loop().run_in_executor(None, run, {_ITEMS})
+            return inside == beside
+
+        print(await both())
+    """)
+    assert found == "True\n"
+
+
+def test_a_kernel_that_is_shut_down_during_a_run_leaves_nothing(tmp_path: Path) -> None:
+    before = files_of_luminosity()
+    notebook = Notebook(tmp_path)
+    with notebook.client.setup_kernel():
+        notebook.run(_DEFINITIONS)
+        notebook.run("""
+            pipeline = new_pipeline()
+            pipeline | beam.Create(range(1000)) | beam.Reshuffle() | beam.Map(lambda n: time.sleep(1))
+            result = pipeline.run()
+        """)
+        assert wait_for(lambda: workers_of(notebook.pid), timeout_s=30)
+        kernel = psutil.Process(notebook.pid)
+        everything = [kernel, *kernel.children(recursive=True)]
+    # The context's end asks the kernel to shut down, and kills it after a while.
+    assert psutil.wait_procs(everything, timeout=10)[1] == []
+    assert wait_for(lambda: files_of_luminosity() <= before, timeout_s=10)
