@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from luminosity.engine.events import RunStarted
-from luminosity.engine.recorder import Recorder
+from luminosity.engine.monitor.events import RunStarted
+from luminosity.engine.monitor.recorder import Recorder
 
 pytestmark = pytest.mark.timeout(60)
 

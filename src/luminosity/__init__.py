@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from luminosity.core import WorkerShare
-    from luminosity.engine.events import BundleRetried, RunEnded, RunStarted, Snapshot, WorkerLost, WorkerStarted
+    from luminosity.engine.monitor.events import (
+        BundleRetried,
+        RunEnded,
+        RunStarted,
+        Snapshot,
+        WorkerLost,
+        WorkerStarted,
+    )
     from luminosity.engine.options import LuminosityOptions
     from luminosity.engine.runner import LuminosityRunner
     from luminosity.errors import LuminosityError
@@ -28,7 +35,7 @@ __all__ = [
 _HOMES = {
     **dict.fromkeys(
         ("BundleRetried", "RunEnded", "RunStarted", "Snapshot", "WorkerLost", "WorkerStarted"),
-        "luminosity.engine.events",
+        "luminosity.engine.monitor.events",
     ),
     "LuminosityError": "luminosity.errors",
     "LuminosityOptions": "luminosity.engine.options",

@@ -15,7 +15,9 @@ import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from luminosity import LuminosityRunner
-from luminosity.engine.events import (
+from luminosity.engine.loop.busy import BusyTime
+from luminosity.engine.loop.pace import Pace
+from luminosity.engine.monitor.events import (
     BundleRetried,
     Event,
     RunEnded,
@@ -28,8 +30,6 @@ from luminosity.engine.events import (
     from_json,
     to_json,
 )
-from luminosity.engine.loop.busy import BusyTime
-from luminosity.engine.loop.pace import Pace
 from luminosity.errors import StepFailed
 from tests.dofns import Numbers
 from tests.marks import first_time, wait_for_file

@@ -15,10 +15,10 @@ from pathlib import Path
 import apache_beam as beam
 import pytest
 
-from luminosity.engine import recorder as recorder_module
-from luminosity.engine.events import RunEnded, RunStarted, Snapshot, WorkerLost
-from luminosity.engine.recorder import Recorder, Thinned, recorder
-from luminosity.engine.records import Damaged, Record, find, folder, load, path_of, run_ids
+from luminosity.engine.monitor import recorder as recorder_module
+from luminosity.engine.monitor.events import RunEnded, RunStarted, Snapshot, WorkerLost
+from luminosity.engine.monitor.recorder import Recorder, Thinned, recorder
+from luminosity.engine.monitor.records import Damaged, Record, find, folder, load, path_of, run_ids
 from luminosity.errors import RecordError, StepFailed
 from tests.marks import note, wait_for_file
 from tests.processes import wait_for

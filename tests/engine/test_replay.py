@@ -20,7 +20,7 @@ from apache_beam.transforms import window
 from apache_beam.transforms.timeutil import TimeDomain
 from apache_beam.transforms.userstate import BagStateSpec, CombiningValueStateSpec, TimerSpec, on_timer
 
-from luminosity.engine.replay import Replay
+from luminosity.engine.debugging.replay import Replay
 from luminosity.errors import ElementKillsWorker, OptionError, ReplayError, StepFailed
 from tests.marks import note, notes
 from tests.runners import IS_REFERENCE, new_pipeline, new_runner, run

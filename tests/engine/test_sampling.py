@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from luminosity.engine.sampling import Sampler, TreeMemory
+from luminosity.engine.monitor.sampling import Sampler, TreeMemory
 from luminosity.engine.workers import printed
 from luminosity.engine.workers.printed import WorkerPrints
 from tests.processes import wait_for

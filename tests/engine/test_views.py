@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console, RenderableType
 
-from luminosity.engine.events import (
+from luminosity.engine.monitor.events import (
     DeviceView,
     MemoryUse,
     PoolInfo,
@@ -28,11 +28,11 @@ from luminosity.engine.events import (
     StageView,
     Status,
 )
-from luminosity.engine.views import choose
-from luminosity.engine.views.frame import frame
-from luminosity.engine.views.live import LiveView
-from luminosity.engine.views.plain import PlainView, line
-from luminosity.engine.views.summary import summary
+from luminosity.engine.monitor.views import choose
+from luminosity.engine.monitor.views.frame import frame
+from luminosity.engine.monitor.views.live import LiveView
+from luminosity.engine.monitor.views.plain import PlainView, line
+from luminosity.engine.monitor.views.summary import summary
 from tests.runners import IS_REFERENCE
 
 pytestmark = pytest.mark.skipif(IS_REFERENCE, reason="tests what only the engine does")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from luminosity.engine import records
+from luminosity.engine.monitor import records
 from luminosity.errors import RecordError
 
 

@@ -14,8 +14,8 @@ from luminosity.errors import LuminosityError, ReplayError
 from luminosity.noise import quiet
 
 if TYPE_CHECKING:
-    from luminosity.engine.replay import Output
-    from luminosity.engine.savefile import Manifest
+    from luminosity.engine.debugging.replay import Output
+    from luminosity.engine.debugging.savefile import Manifest
 
 _INTERRUPTED = 130
 _SHOWN = 20  # of each step's output
@@ -49,7 +49,7 @@ def add_to(commands: Any) -> None:
 
 def replay(path: str, *, with_debugger: bool) -> int:
     quiet()
-    from luminosity.engine.replay import Replay  # imports Beam, which takes a second: not for --help
+    from luminosity.engine.debugging.replay import Replay  # imports Beam, which takes a second: not for --help
 
     try:
         saved = Replay(path)

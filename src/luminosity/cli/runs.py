@@ -13,8 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from luminosity.cli import recorded
-from luminosity.engine.records import Damaged, Record, load, path_of, run_ids
-from luminosity.engine.views import words
+from luminosity.engine.monitor.records import Damaged, Record, load, path_of, run_ids
+from luminosity.engine.monitor.views import words
 
 _LIMIT = 20
 _HEADS = ("run", "started", "script", "state", "took")

@@ -13,10 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from luminosity.cli import recorded
-from luminosity.engine.events import BundleRetried, Event, WorkerLost
-from luminosity.engine.records import Record, find
-from luminosity.engine.views import words
-from luminosity.engine.views.summary import summary
+from luminosity.engine.monitor.events import BundleRetried, Event, WorkerLost
+from luminosity.engine.monitor.records import Record, find
+from luminosity.engine.monitor.views import words
+from luminosity.engine.monitor.views.summary import summary
 
 _MOST_HAPPENINGS = 20
 _PIPED_WIDTH = 120

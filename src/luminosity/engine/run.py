@@ -8,20 +8,20 @@ from typing import Literal
 
 from apache_beam.runners.runner import PipelineState
 
-from luminosity.engine.events import MemoryUse, Subscriber
 from luminosity.engine.folders import RunFolders
 from luminosity.engine.loop.metrics import RunMetrics
 from luminosity.engine.loop.reporter import Reporter
 from luminosity.engine.loop.scheduler import Scheduler
 from luminosity.engine.loop.snapshots import Snapshots
+from luminosity.engine.monitor.events import MemoryUse, Subscriber
+from luminosity.engine.monitor.recorder import recorder
+from luminosity.engine.monitor.sampling import Sampler
+from luminosity.engine.monitor.subscribers import EventStream
+from luminosity.engine.monitor.views import choose
 from luminosity.engine.options import EngineConfig
 from luminosity.engine.plan.graph import Graph
 from luminosity.engine.pools import Assignment
-from luminosity.engine.recorder import recorder
-from luminosity.engine.sampling import Sampler
 from luminosity.engine.setup import set_up
-from luminosity.engine.subscribers import EventStream
-from luminosity.engine.views import choose
 from luminosity.engine.workers.printed import WorkerPrints
 from luminosity.errors import RunCancelled, RunFailed
 

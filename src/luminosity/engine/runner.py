@@ -9,7 +9,7 @@ from apache_beam.portability.api import beam_runner_api_pb2
 from apache_beam.runners.runner import PipelineRunner
 from apache_beam.transforms import environments
 
-from luminosity.engine.events import Subscriber
+from luminosity.engine.monitor.events import Subscriber
 from luminosity.engine.prepare import prepare, worker_environment
 from luminosity.engine.result import LuminosityResult
 from luminosity.engine.run import Run

@@ -6,7 +6,7 @@ import logging
 import signal
 from collections.abc import Callable
 
-from luminosity.engine import notebook
+from luminosity.engine.debugging import notebook
 from luminosity.engine.loop.bundle import Bundle, Search
 from luminosity.engine.plan.codecs import Codecs
 from luminosity.engine.workers.failure import Failure, shorten

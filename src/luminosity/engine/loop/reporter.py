@@ -9,10 +9,10 @@ import time
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Literal
 
-from luminosity.engine.events import BundleRetried, RunEnded, RunStarted, WorkerLost, WorkerStarted
 from luminosity.engine.loop.bundle import Bundle
 from luminosity.engine.loop.snapshots import Snapshots
-from luminosity.engine.subscribers import EventStream
+from luminosity.engine.monitor.events import BundleRetried, RunEnded, RunStarted, WorkerLost, WorkerStarted
+from luminosity.engine.monitor.subscribers import EventStream
 from luminosity.engine.workers.failure import Failure
 
 if TYPE_CHECKING:

@@ -11,13 +11,13 @@ from apache_beam.portability.api import beam_fn_api_pb2
 from apache_beam.runners import pipeline_context
 
 from luminosity.core import readable_bytes
-from luminosity.engine import savefile
+from luminosity.engine.debugging import savefile
+from luminosity.engine.debugging.savefile import Manifest, Part
+from luminosity.engine.debugging.surroundings import Surroundings
 from luminosity.engine.fnapi.state import StateStore
 from luminosity.engine.loop.buffers import BufferRun
 from luminosity.engine.loop.bundle import Bundle
 from luminosity.engine.plan.graph import Graph
-from luminosity.engine.savefile import Manifest, Part
-from luminosity.engine.surroundings import Surroundings
 from luminosity.engine.workers.failure import Failure
 
 

@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from luminosity.engine.events import (
+from luminosity.engine.loop.bundle import Bundle
+from luminosity.engine.loop.progress import StageProgress
+from luminosity.engine.loop.stage import StageRun
+from luminosity.engine.loop.statuses import Statuses, distinct_labels
+from luminosity.engine.loop.workers import PoolRun
+from luminosity.engine.monitor.events import (
     DeviceView,
     MemoryUse,
     PoolInfo,
@@ -14,12 +19,7 @@ from luminosity.engine.events import (
     StageInfo,
     StageView,
 )
-from luminosity.engine.loop.bundle import Bundle
-from luminosity.engine.loop.progress import StageProgress
-from luminosity.engine.loop.stage import StageRun
-from luminosity.engine.loop.statuses import Statuses, distinct_labels
-from luminosity.engine.loop.workers import PoolRun
-from luminosity.engine.sampling import Sampler
+from luminosity.engine.monitor.sampling import Sampler
 
 if TYPE_CHECKING:
     from luminosity.engine.loop.scheduler import RunParts

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from luminosity.engine.events import Status
 from luminosity.engine.loop.buffers import BufferRun
 from luminosity.engine.loop.stage import StageRun
+from luminosity.engine.monitor.events import Status
 from luminosity.engine.plan.graph import Stage
 
 

@@ -7,9 +7,9 @@ import sys
 
 from rich.console import Console, RenderableType
 
-from luminosity.engine.events import Event, RunEnded, RunStarted, Snapshot, StageView
-from luminosity.engine.views import words
-from luminosity.engine.views.summary import summary
+from luminosity.engine.monitor.events import Event, RunEnded, RunStarted, Snapshot, StageView
+from luminosity.engine.monitor.views import words
+from luminosity.engine.monitor.views.summary import summary
 
 _EVERY_S = 5.0
 _MOST_STAGES = 3

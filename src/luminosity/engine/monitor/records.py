@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from luminosity.engine.events import Event, RunEnded, RunStarted, Snapshot, from_json
+from luminosity.engine.monitor.events import Event, RunEnded, RunStarted, Snapshot, from_json
 from luminosity.errors import RecordError
 
 FORMAT = 1

@@ -7,12 +7,12 @@ import os
 import sys
 import threading
 
-from luminosity.engine.events import Event, RunEnded, RunStarted, Snapshot, Subscriber
-from luminosity.engine.tty import is_terminal
-from luminosity.engine.views.frame import frame
-from luminosity.engine.views.plain import PlainView
-from luminosity.engine.views.summary import summary
-from luminosity.engine.views.terminal import Terminal
+from luminosity.engine.monitor.events import Event, RunEnded, RunStarted, Snapshot, Subscriber
+from luminosity.engine.monitor.tty import is_terminal
+from luminosity.engine.monitor.views.frame import frame
+from luminosity.engine.monitor.views.plain import PlainView
+from luminosity.engine.monitor.views.summary import summary
+from luminosity.engine.monitor.views.terminal import Terminal
 
 # A short run says nothing: its results are there before anyone wonders.
 _APPEARS_AFTER_S = 1.0

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from luminosity.engine.events import Subscriber
-from luminosity.engine.views import live
-from luminosity.engine.views.plain import PlainView
+from luminosity.engine.monitor.events import Subscriber
+from luminosity.engine.monitor.views import live
+from luminosity.engine.monitor.views.plain import PlainView
 
 
 def is_live(mode: str) -> bool:

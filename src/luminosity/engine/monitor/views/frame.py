@@ -11,8 +11,8 @@ from rich.console import Group
 from rich.text import Text
 
 from luminosity.core import readable_bytes
-from luminosity.engine.events import DeviceView, PoolView, RunStarted, Snapshot, StageView, Status
-from luminosity.engine.views import words
+from luminosity.engine.monitor.events import DeviceView, PoolView, RunStarted, Snapshot, StageView, Status
+from luminosity.engine.monitor.views import words
 
 _STYLES: dict[Status, str] = {
     "busy": "green",

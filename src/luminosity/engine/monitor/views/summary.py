@@ -7,8 +7,8 @@ from rich.table import Table
 from rich.text import Text
 
 from luminosity.core import readable_bytes
-from luminosity.engine.events import RunEnded, RunStarted
-from luminosity.engine.views import words
+from luminosity.engine.monitor.events import RunEnded, RunStarted
+from luminosity.engine.monitor.views import words
 
 _ENDINGS = {"done": "done in", "failed": "failed after", "cancelled": "cancelled after"}
 _STYLES = {"done": "bold green", "failed": "bold red", "cancelled": "bold yellow"}

@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from luminosity.engine import records
-from luminosity.engine.events import Event, RunEnded, RunStarted, Snapshot, Subscriber, to_json
+from luminosity.engine.monitor import records
+from luminosity.engine.monitor.events import Event, RunEnded, RunStarted, Snapshot, Subscriber, to_json
 
 _LOGGER = logging.getLogger("luminosity")
 

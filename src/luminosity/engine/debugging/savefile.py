@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from luminosity.engine.surroundings import Surroundings
+from luminosity.engine.debugging.surroundings import Surroundings
 from luminosity.errors import ReplayError
 
 _FORMAT = "luminosity replay"

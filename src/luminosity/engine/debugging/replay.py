@@ -13,8 +13,8 @@ from apache_beam.options.value_provider import RuntimeValueProvider
 from apache_beam.portability.api import beam_fn_api_pb2, beam_runner_api_pb2
 from apache_beam.runners.worker import bundle_processor
 
-from luminosity.engine import savefile
 from luminosity.engine.blocks import BlockStore
+from luminosity.engine.debugging import savefile
 from luminosity.engine.fnapi.state import StateStore
 from luminosity.engine.loop.sideinputs import SideInputData
 from luminosity.engine.loop.watermarks import MAX

@@ -1,0 +1,1 @@
+"""A failed element: saved, with all that it needs, and run again alone."""
