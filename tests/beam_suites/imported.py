@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import unittest
 from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,6 +23,16 @@ def beam_modules_containing(text: str) -> list[str]:
     return [".".join(("apache_beam", *file.relative_to(root).with_suffix("").parts)) for file in files]
 
 
+def imported(name: str) -> ModuleType:
+    """The module of Beam's, without the changes to logging that some make when they are imported."""
+    root = logging.getLogger()
+    level, handlers = root.level, list(root.handlers)
+    module = import_module(name)
+    root.setLevel(level)
+    root.handlers[:] = handlers
+    return module
+
+
 def taken_over(
     module: ModuleType,
     wanted: Callable[[type[unittest.TestCase], str], bool],
@@ -34,7 +46,7 @@ def taken_over(
     """
     classes: dict[str, type[unittest.TestCase]] = {}
     for base in _test_classes(module):
-        tests = tests_of(base)
+        tests = names_of_tests(base)
         kept = [test for test in tests if wanted(base, test)]
         if not kept:
             continue
@@ -58,7 +70,7 @@ def beam_test_pipelines_with(options: str) -> Iterator[None]:
         yield
 
 
-def tests_of(test_class: type[unittest.TestCase]) -> list[str]:
+def names_of_tests(test_class: type[unittest.TestCase]) -> list[str]:
     return list(unittest.defaultTestLoader.getTestCaseNames(test_class))
 
 

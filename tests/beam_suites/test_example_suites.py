@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import unittest
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,13 @@ import pytest
 from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions
 
 from luminosity.engine.options import LuminosityOptions
-from tests.beam_suites.imported import beam_modules_containing, beam_test_pipelines_with, taken_over, tests_of
+from tests.beam_suites.imported import (
+    beam_modules_containing,
+    beam_test_pipelines_with,
+    imported,
+    names_of_tests,
+    taken_over,
+)
 from tests.runners import RUNNER_NAME, beam_test_options
 
 pytestmark = pytest.mark.timeout(120)
@@ -92,7 +97,7 @@ def _test_classes() -> Iterator[tuple[str, type]]:
         if name == module or name in _MODULES_LEFT_OUT:
             continue
         overrides = _OVERRIDES.get(name)
-        for test_class in taken_over(import_module(module), lambda *_: True, _TESTS_LEFT_OUT, overrides).values():
+        for test_class in taken_over(imported(module), lambda *_: True, _TESTS_LEFT_OUT, overrides).values():
             if name.startswith("snippets."):
                 pytest.mark.slow(test_class)
             # Several examples have tests of the same name.
@@ -105,6 +110,6 @@ globals().update(_test_classes())
 def test_found() -> None:
     """A folder that Beam moves must not empty this suite."""
     classes = [value for value in globals().values() if isinstance(value, type)]
-    tests = [test for each in classes if issubclass(each, unittest.TestCase) for test in tests_of(each)]
+    tests = [test for each in classes if issubclass(each, unittest.TestCase) for test in names_of_tests(each)]
     assert len(tests) >= 240
     assert {_PACKAGE + name for name in _MODULES_LEFT_OUT} <= set(beam_modules_containing(""))

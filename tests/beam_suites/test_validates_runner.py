@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import unittest
 from collections.abc import Iterator
-from importlib import import_module
 
 import pytest
 from apache_beam.testing import test_pipeline
@@ -15,8 +14,9 @@ from apache_beam.testing import test_pipeline
 from tests.beam_suites.imported import (
     beam_modules_containing,
     beam_test_pipelines_with,
+    imported,
+    names_of_tests,
     taken_over,
-    tests_of,
 )
 from tests.runners import IS_REFERENCE, beam_test_options
 
@@ -50,11 +50,11 @@ for _module in beam_modules_containing(f"pytest.mark.{_MARKER}"):
     if _module not in _MODULES_LEFT_OUT:
         # Classes that make their own pipelines name Beam's runner there.
         _overrides = {} if IS_REFERENCE else {"create_pipeline": lambda self: test_pipeline.TestPipeline()}
-        globals().update(taken_over(import_module(_module), _is_marked, _TESTS_LEFT_OUT, _overrides))
+        globals().update(taken_over(imported(_module), _is_marked, _TESTS_LEFT_OUT, _overrides))
 
 
 def test_found() -> None:
     """A marker that Beam renames must not empty this suite."""
     classes = [value for value in globals().values() if isinstance(value, type)]
-    tests = [test for each in classes if issubclass(each, unittest.TestCase) for test in tests_of(each)]
+    tests = [test for each in classes if issubclass(each, unittest.TestCase) for test in names_of_tests(each)]
     assert len(tests) >= 41
