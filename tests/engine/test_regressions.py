@@ -159,3 +159,14 @@ def test_a_neighbour_in_the_worker_is_not_blamed_for_its_end(tmp_path: Path) -> 
         run(build, "--cpu_workers=1", "--number_of_worker_harness_threads=2")
     assert "innocent" not in str(caught.value)
     assert len(notes(deaths)) >= 4
+
+
+def test_stages_whose_side_inputs_cross_do_not_wait_for_each_other(tmp_path: Path) -> None:
+    def build(pipeline: beam.Pipeline) -> beam.PCollection:
+        one, other = pipeline | "One" >> beam.Create([1]), pipeline | "Other" >> beam.Create([2])
+        half, other_half = one | "Half" >> beam.Map(lambda x: x), other | "Other half" >> beam.Map(lambda x: x)
+        first = one | "First" >> beam.Map(lambda x, side: (x, *side), AsIter(other_half))
+        second = other | "Second" >> beam.Map(lambda x, side: (x, *side), AsIter(half))
+        return (first, second) | beam.Flatten()
+
+    assert sorted(collect(build, tmp_path, new_pipeline())) == [(1, 2), (2, 1)]

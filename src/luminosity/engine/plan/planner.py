@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from graphlib import CycleError, TopologicalSorter
 
 from apache_beam.portability import common_urns
 from apache_beam.portability.api import beam_runner_api_pb2
@@ -20,6 +22,7 @@ from luminosity.engine.plan.graph import (
     Write,
 )
 from luminosity.engine.plan.translate import optimize, resolve_alias
+from luminosity.errors import UnsupportedPipeline
 
 _SDF_PROCESS_URN = common_urns.sdf_components.PROCESS_SIZED_ELEMENTS_AND_RESTRICTIONS.urn
 _SDF_TRUNCATE_URN = common_urns.sdf_components.TRUNCATE_SIZED_RESTRICTION.urn
@@ -29,14 +32,35 @@ _IO_URNS = (bundle_processor.DATA_INPUT_URN, bundle_processor.DATA_OUTPUT_URN)
 
 
 def plan(pipeline: beam_runner_api_pb2.Pipeline, *, is_drain: bool = False) -> Graph:
-    context, fused, aliases = optimize(pipeline, is_drain=is_drain)
+    roots: frozenset[str] = frozenset()
+    while True:
+        graph = _fused(pipeline, is_drain, roots)
+        try:
+            return replace(graph, stages=_in_order(graph.stages))
+        except CycleError as error:
+            # Fusion sees to it that no step is in one stage with what it waits for, but not that no two stages wait
+            # for each other's side inputs. Steps that read them then begin a stage of their own.
+            waiting = {
+                side_input.transform_id
+                for stage in graph.stages
+                if stage.id in error.args[1]
+                for side_input in stage.side_inputs
+            }
+            if waiting <= roots:
+                labels = [repr(stage.label) for stage in graph.stages if stage.id in error.args[1]]
+                raise UnsupportedPipeline(f"steps wait for each other's side inputs: {', '.join(labels)}") from error
+            roots |= waiting
+
+
+def _fused(pipeline: beam_runner_api_pb2.Pipeline, is_drain: bool, roots: frozenset[str]) -> Graph:
+    context, fused, aliases = optimize(pipeline, is_drain=is_drain, roots=roots)
     fused.sort(key=lambda stage: stage.name)  # fusion leaves them in an order that changes from run to run
     components = context.components
     buffers = _buffers(fused, context)
     # For stages that only move data: the environment that asks for nothing, if there is one.
     default_environment = min(components.environments, key=lambda e: len(components.environments[e].resource_hints))
     stages = tuple(_stage(index, stage, context, aliases, default_environment) for index, stage in enumerate(fused))
-    return Graph(_in_order(stages), buffers, components, dict(context.safe_coders))
+    return Graph(stages, buffers, components, dict(context.safe_coders))
 
 
 def _in_order(stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
@@ -45,18 +69,12 @@ def _in_order(stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
     for stage in stages:
         for write in stage.writes:
             writers.setdefault(write.buffer_id, []).append(stage)
-    ordered: dict[str, Stage] = {}
-
-    def visit(stage: Stage) -> None:
-        if stage.id not in ordered:
-            for source in (*stage.reads, *stage.side_inputs):
-                for writer in writers.get(source.buffer_id, ()):
-                    visit(writer)
-            ordered[stage.id] = stage
-
-    for stage in stages:
-        visit(stage)
-    return tuple(ordered.values())
+    by_id = {stage.id: stage for stage in stages}
+    before = {
+        stage.id: [w.id for source in (*stage.reads, *stage.side_inputs) for w in writers.get(source.buffer_id, ())]
+        for stage in stages
+    }
+    return tuple(by_id[stage_id] for stage_id in TopologicalSorter(before).static_order())
 
 
 def _transforms(stages: Iterable[translations.Stage], urn: str) -> Iterator[beam_runner_api_pb2.PTransform]:

@@ -3,6 +3,7 @@
 A buffer is made by a step (GroupByKey, Reshuffle, Flatten, a splittable step), whose reason it then is; or by fusion,
 where a step can't join the stage that makes its input. Fusion refuses for three reasons, all to be seen in the
 finished plan: the resource hints differ, the step keeps state, or it waits for a side input that the same stage makes.
+The planner adds a fourth: two stages would wait for each other's side inputs.
 """
 
 from __future__ import annotations
@@ -73,7 +74,9 @@ class Reasons:
         """Why ``reader`` gets its main input through ``buffer``."""
         made = tuple(self._of_maker(buffer))
         refused = (*self._state(buffer, reader), *self._resources(buffer, reader))
-        return (*made, *refused) if made else (*refused, *self._waits(buffer, reader))
+        if made:
+            return (*made, *refused)
+        return (*refused, *self._waits(buffer, reader)) or tuple(self._would_wait(reader))
 
     def of_side_input(self, buffer: Buffer, side_input: SideInput) -> tuple[Reason, ...]:
         """Why a step gets a side input through ``buffer``."""
@@ -161,6 +164,14 @@ class Reasons:
         for step, sources in needed.items():
             names = _quoted(*dict.fromkeys(sources))
             text = f"{_quoted(step)} waits until {names} is complete as a side input, and the same stage feeds both"
+            yield Reason(ReasonKind.WAIT, f"waits for {names}", text)
+
+    def _would_wait(self, reader: Stage) -> Iterator[Reason]:
+        """Side inputs of the reader for which it was kept out of a stage: that one would wait for itself."""
+        for side_input in reader.side_inputs:
+            step = _quoted(self._outline.step(side_input.transform_id))
+            names = _quoted(*self._source(self._graph.buffers[side_input.buffer_id]))
+            text = f"{step} waits until {names} is complete as a side input, and what makes it waits for this stage"
             yield Reason(ReasonKind.WAIT, f"waits for {names}", text)
 
     def _wish(self, stage: Stage) -> str:

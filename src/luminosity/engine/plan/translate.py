@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from apache_beam.portability import common_urns
 from apache_beam.portability.api import beam_runner_api_pb2
@@ -23,11 +23,12 @@ _RUNNER_URNS = MOVE_URNS | {_FLATTEN_URN, common_urns.primitives.GROUP_BY_KEY.ur
 
 
 def optimize(
-    pipeline: beam_runner_api_pb2.Pipeline, *, is_drain: bool = False
+    pipeline: beam_runner_api_pb2.Pipeline, *, is_drain: bool = False, roots: Collection[str] = ()
 ) -> tuple[translations.TransformContext, list[translations.Stage], dict[bytes, bytes]]:
     """Fuse ``pipeline`` into stages, in no particular order; the proto given is left as it is.
 
-    The last part of the answer says, of buffers that were done away with, which are read in their place.
+    Steps whose names are in ``roots`` begin a stage. The last part of the answer says, of buffers that were done away
+    with, which are read in their place.
     """
     aliases: dict[bytes, bytes] = {}
     context, stages = translations.create_and_optimize_stages(
@@ -36,6 +37,7 @@ def optimize(
             translations.annotate_downstream_side_inputs,
             # A stateful step begins a stage, so that its input can be routed by key.
             translations.annotate_stateful_dofns_as_roots,
+            lambda stages, _: _as_roots(stages, roots),
             translations.fix_side_input_pcoll_coders,
             translations.pack_combiners,
             translations.lift_combiners,
@@ -59,6 +61,12 @@ def optimize(
         is_drain=is_drain,
     )
     return context, stages, aliases
+
+
+def _as_roots(stages: Iterable[translations.Stage], names: Collection[str]) -> Iterator[translations.Stage]:
+    for stage in stages:
+        stage.forced_root |= any(transform.unique_name in names for transform in stage.transforms)
+        yield stage
 
 
 def _expand_moves(
