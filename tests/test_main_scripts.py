@@ -153,14 +153,6 @@ _ENDINGS = {
             child.join(60)
             sys.exit(child.exitcode)
     """,
-    "forked process after a run": """
-        work("first.txt")
-        child = multiprocessing.get_context("fork").Process(target=work)
-        child.start()
-        child.join(60)
-        assert sorted(open("first.txt")) == sorted(open("out.txt"))
-        sys.exit(child.exitcode)
-    """,
 }
 
 
