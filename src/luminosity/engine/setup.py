@@ -14,9 +14,9 @@ from luminosity.engine.loop.failures import MAX_TRIES, Failures
 from luminosity.engine.loop.grouping import Grouping
 from luminosity.engine.loop.metrics import RunMetrics
 from luminosity.engine.loop.outflow import Outflow
+from luminosity.engine.loop.parts import RunParts
 from luminosity.engine.loop.relief import Relief
 from luminosity.engine.loop.saving import Saver
-from luminosity.engine.loop.scheduler import RunParts
 from luminosity.engine.loop.sideinputs import SideInputData
 from luminosity.engine.loop.stage import StageRun
 from luminosity.engine.loop.watermarks import MIN

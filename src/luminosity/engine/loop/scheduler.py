@@ -5,29 +5,20 @@ from __future__ import annotations
 import logging
 import queue
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
 
 from apache_beam.portability.api import beam_fn_api_pb2
 
-from luminosity.engine.blocks import BlockStore
-from luminosity.engine.fnapi.connection import WorkerServer
-from luminosity.engine.fnapi.state import StateStore
-from luminosity.engine.folders import RunFolders
-from luminosity.engine.loop import splits, workers
-from luminosity.engine.loop.buffers import BufferRun
+from luminosity.engine.loop import receiving, sending, splits, workers
 from luminosity.engine.loop.bundle import Attempt, Bundle, new_instruction_id
-from luminosity.engine.loop.failures import Failures, describe_exit
-from luminosity.engine.loop.metrics import RunMetrics
-from luminosity.engine.loop.outflow import Outflow
-from luminosity.engine.loop.relief import Relief
+from luminosity.engine.loop.commit import commit, give_up
+from luminosity.engine.loop.failures import describe_exit
+from luminosity.engine.loop.inbox import CancelAsked, Connected, Exited, Message, Responded, Sent
+from luminosity.engine.loop.parts import RunParts
 from luminosity.engine.loop.reporter import Reporter
 from luminosity.engine.loop.stage import StageRun
 from luminosity.engine.loop.watermarks import MAX
 from luminosity.engine.loop.workers import PoolRun, Worker
-from luminosity.engine.options import EngineConfig
 from luminosity.engine.workers.failure import Failure
-from luminosity.engine.workers.launcher import Launcher
 from luminosity.errors import RunCancelled, WorkerStartFailed
 
 _LOGGER = logging.getLogger("luminosity")
@@ -40,65 +31,13 @@ _FINISH_TIMEOUT_S = 10.0
 _KILL_TIMEOUT_S = 2.0
 _IDLE_WAKE_S = 0.2  # to be seen
 _PUMP_S = 0.02
-_MESSAGE_BYTES = 4 << 20
-
-
-@dataclass(frozen=True)
-class _Connected:
-    worker: Worker
-
-
-@dataclass(frozen=True)
-class _Responded:
-    worker: Worker
-    response: beam_fn_api_pb2.InstructionResponse
-
-
-@dataclass(frozen=True)
-class _Sent:
-    worker: Worker
-    elements: beam_fn_api_pb2.Elements
-
-
-@dataclass(frozen=True)
-class _Exited:
-    worker: Worker
-    code: int
-
-
-class _CancelAsked:
-    pass
-
-
-_Event = _Connected | _Responded | _Sent | _Exited | _CancelAsked
-
-
-@dataclass(frozen=True)
-class RunParts:
-    """What the loop works on, set up by :mod:`luminosity.engine.run`."""
-
-    stages: list[StageRun]  # in topological order
-    buffers: dict[bytes, BufferRun]
-    outflows: dict[str, Outflow]  # by stage
-    pools: list[PoolRun]
-    blocks: BlockStore
-    relief: Relief
-    state: StateStore
-    server: WorkerServer
-    folders: RunFolders
-    launcher: Launcher
-    config: EngineConfig
-    metrics: RunMetrics
-    failures: Failures
-    queue_limit: int
-    prints: dict[str, str]  # where workers print to, by the number of the stream, if not to this process's own
 
 
 class Scheduler:
     def __init__(self, parts: RunParts, reporter: Reporter) -> None:
         self._parts = parts
         self._reporter = reporter
-        self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._finalizing: dict[str, Worker] = {}
         self._workers: set[Worker] = set()  # all whose process has not ended
         self._saturated_since: dict[int, float] = {}
@@ -106,7 +45,7 @@ class Scheduler:
 
     def cancel(self) -> None:
         """End the run soon. May be called from any thread."""
-        self._events.put(_CancelAsked())
+        self._events.put(CancelAsked())
 
     def run(self) -> None:
         """Return when the pipeline is done; raise when it can't be. No worker is left either way."""
@@ -160,7 +99,7 @@ class Scheduler:
                 bundle = stage.next_bundle(now, wall_micros, most_elements)
                 if bundle is None:
                     break
-                self._start(bundle, worker, now)
+                sending.start(bundle, worker, self._parts, now)
         for pool_id in set(self._saturated_since) - saturated:
             del self._saturated_since[pool_id]
 
@@ -194,9 +133,9 @@ class Scheduler:
         worker = Worker(pool, index)
         worker.connection = self._parts.server.connect(
             worker.id,
-            on_connected=lambda: self._events.put(_Connected(worker)),
-            on_response=lambda response: self._events.put(_Responded(worker, response)),
-            on_elements=lambda elements: self._events.put(_Sent(worker, elements)),
+            on_connected=lambda: self._events.put(Connected(worker)),
+            on_response=lambda response: self._events.put(Responded(worker, response)),
+            on_elements=lambda elements: self._events.put(Sent(worker, elements)),
         )
         pool.workers[index] = worker
         self._workers.add(worker)
@@ -206,38 +145,8 @@ class Scheduler:
             self._parts.folders,
             self._parts.config,
             self._parts.prints,
-            lambda worker, code: self._events.put(_Exited(worker, code)),
+            lambda worker, code: self._events.put(Exited(worker, code)),
         )
-
-    def _start(self, bundle: Bundle, worker: Worker, now: float) -> None:
-        stage = bundle.stage
-        instruction_id = new_instruction_id("bundle")
-        stream_id = worker.occupy(bundle, instruction_id)
-        attempt = bundle.attempt = Attempt(
-            instruction_id,
-            worker,
-            stream_id,
-            now,
-            output_hold=stage.output_watermark,
-            is_warm=stage.id in worker.warm_stages,
-            open_outputs={w.transform_id for w in stage.stage.writes} | {f.key for f in stage.stage.timers},
-            given=self._parts.outflows[stage.id].begin(bundle.count),
-        )
-        if splits.can_split(bundle):
-            attempt.split_at = now + stage.size.deadline_seconds(now)
-        self._parts.state.begin(instruction_id)
-        request = beam_fn_api_pb2.InstructionRequest(instruction_id=instruction_id)
-        request.process_bundle.process_bundle_descriptor_id = stage.id
-        request.process_bundle.data_stream_id = stream_id
-        for side_input in stage.stage.side_inputs:
-            # The content never changes once the stage runs, so workers may keep it from bundle to bundle.
-            token = request.process_bundle.cache_tokens.add(token=b"complete")
-            token.side_input.transform_id = side_input.transform_id
-            token.side_input.side_input_id = side_input.tag
-        worker.instruct(request)
-        assert worker.connection is not None
-        bundle.pin()
-        worker.connection.send(stream_id, _input_elements(bundle, instruction_id))
 
     # What comes back
 
@@ -280,58 +189,22 @@ class Scheduler:
                 if attempt is not None and attempt.split_at <= now and attempt.response is None:
                     splits.ask(bundle, attempt)
 
-    def _handle(self, event: _Event) -> None:
-        if isinstance(event, _Sent):
-            self._take_elements(event)
-        elif isinstance(event, _Responded):
+    def _handle(self, event: Message) -> None:
+        if isinstance(event, Sent):
+            for bundle in receiving.take(event, self._parts):
+                self._finish_if_complete(bundle)
+        elif isinstance(event, Responded):
             self._take_response(event)
-        elif isinstance(event, _Connected):
+        elif isinstance(event, Connected):
             event.worker.is_connected = True
             event.worker.pool.failed_starts = 0
             self._reporter.worker_started(event.worker)
-        elif isinstance(event, _Exited):
+        elif isinstance(event, Exited):
             self._lost(event.worker, event.code)
         else:
             raise RunCancelled("the run was cancelled")
 
-    def _take_elements(self, event: _Sent) -> None:
-        if event.worker.is_gone:
-            return  # its files are gone, too
-        touched: dict[str, Bundle] = {}
-        for data in event.elements.data:
-            bundle = event.worker.bundles.get(data.instruction_id)
-            attempt = bundle.attempt if bundle is not None else None
-            if bundle is None or attempt is None:
-                if data.data:
-                    # Of an attempt that was given up.
-                    self._parts.blocks.received(data.data, MAX, event.worker.writer).release()
-                continue
-            if data.data:
-                self._take_block(bundle, attempt, data)
-            if data.is_last:
-                attempt.open_outputs.discard(data.transform_id)
-                touched[data.instruction_id] = bundle
-        for timers in event.elements.timers:
-            bundle = event.worker.bundles.get(timers.instruction_id)
-            if bundle is None or bundle.attempt is None:
-                continue
-            family = timers.transform_id, timers.timer_family_id
-            if timers.timers:
-                bundle.attempt.timers.append((family, timers.timers))
-            if timers.is_last:
-                bundle.attempt.open_outputs.discard(family)
-                touched[timers.instruction_id] = bundle
-        for bundle in touched.values():
-            self._finish_if_complete(bundle)
-
-    def _take_block(self, bundle: Bundle, attempt: Attempt, data: beam_fn_api_pb2.Elements.Data) -> None:
-        block = self._parts.blocks.received(data.data, attempt.output_hold, attempt.worker.writer)
-        attempt.outputs.append((data.transform_id, block))
-        is_enough = attempt.given.add(bundle.stage.written_buffers[data.transform_id], block.size)
-        if is_enough and splits.can_split(bundle) and not attempt.splits_asked:
-            attempt.split_at = 0.0  # the rest of its input can wait
-
-    def _take_response(self, event: _Responded) -> None:
+    def _take_response(self, event: Responded) -> None:
         instruction_id = event.response.instruction_id
         if instruction_id in self._finalizing:
             del self._finalizing[instruction_id]
@@ -359,9 +232,11 @@ class Scheduler:
         elif error := self._parts.state.error(attempt.instruction_id):
             failure = Failure(f"state could not be served: {error}", error)
         if failure is None:
-            self._commit(bundle, attempt, attempt.response.process_bundle)
+            commit(bundle, attempt, attempt.response.process_bundle, self._parts)
+            if attempt.response.process_bundle.requires_finalization:
+                self._finalize(attempt)
         else:
-            self._give_up(bundle, attempt)
+            give_up(bundle, attempt, self._parts)
             cause = attempt.worker.cause(attempt.instruction_id)
             bundle.stage.retry(bundle, self._parts.failures.after_exception(bundle, failure, cause))
             self._reporter.bundle_retried(bundle, failure)
@@ -395,61 +270,12 @@ class Scheduler:
         lost = worker.lose_bundles()
         for bundle in lost:
             assert bundle.attempt is not None
-            self._give_up(bundle, bundle.attempt)
+            give_up(bundle, bundle.attempt, self._parts)
             was_alone = len(lost) == 1
             bundle.stage.retry(bundle, self._parts.failures.after_death(bundle, code, was_alone))
         self._parts.folders.remove_blocks_of(worker.id, keep=self._parts.blocks.files)
         self._parts.blocks.ledger.writer_lost(worker.writer)
         self._advance()
-
-    def _ended(self, bundle: Bundle, attempt: Attempt) -> None:
-        """No worker reads its input any more, and what it has written is no longer on its way."""
-        bundle.unpin()
-        attempt.given.end()
-
-    def _give_up(self, bundle: Bundle, attempt: Attempt) -> None:
-        self._ended(bundle, attempt)
-        attempt.drop_outputs()
-        self._parts.state.discard(attempt.instruction_id)
-        bundle.attempt = None
-
-    # Commit
-
-    def _commit(self, bundle: Bundle, attempt: Attempt, response: beam_fn_api_pb2.ProcessBundleResponse) -> None:
-        """Inputs taken, outputs, state, timers, residuals and metrics: all at once."""
-        stage, lane, now = bundle.stage, bundle.lane, time.monotonic()
-        left_over = splits.residual_blocks(bundle, attempt)
-        processed = bundle.count - sum(block.count for _, blocks in left_over for block in blocks)
-        stage.finished(bundle)
-        for read_id, blocks in reversed(left_over):
-            lane.prepend(read_id, blocks)
-        residuals = [splits.residual_root(bundle, r) for r in (*attempt.residual_roots, *response.residual_roots)]
-        if stage.sized_work is not None:
-            left = [*left_over, *((read_id, [block]) for read_id, block, _ in residuals)]
-            stage.sized_work.committed(bundle.inputs, left)
-        for read_id, block, delay in residuals:
-            if delay > 0:
-                stage.add_delayed(read_id, block, now + delay)
-            else:
-                lane.append(read_id, block)
-        self._ended(bundle, attempt)
-        for transform_id, block in attempt.outputs:
-            self._parts.buffers[stage.written_buffers[transform_id]].deliver(block)
-        for family, encoded in attempt.timers:
-            lane.timers.apply(family, stage.timer_codecs[family].records(encoded))
-        self._parts.state.commit(attempt.instruction_id)
-        self._parts.metrics.add(stage.id, response.monitoring_infos)
-        if response.requires_finalization:
-            self._finalize(attempt)
-        bundle.release()
-        if attempt.residual_roots:
-            stage.size.was_split(has_output=bool(attempt.outputs))
-        stage.elements_done += processed
-        stage.bundles_done += 1
-        self._parts.outflows[stage.id].learn(attempt.given, processed)
-        if attempt.is_warm or stage.stage.is_sink:
-            stage.size.learn(processed, now - attempt.started_at)
-        self._parts.failures.after_commit(bundle)
 
     def _finalize(self, attempt: Attempt) -> None:
         request = beam_fn_api_pb2.InstructionRequest(instruction_id=new_instruction_id("finalize"))
@@ -491,32 +317,7 @@ class Scheduler:
                 event = self._events.get(timeout=left)
             except queue.Empty:
                 return
-            if isinstance(event, _Exited):
+            if isinstance(event, Exited):
                 self._lost(event.worker, event.code)
-            elif isinstance(event, _CancelAsked):
+            elif isinstance(event, CancelAsked):
                 return  # whoever is left is killed
-
-
-def _input_elements(bundle: Bundle, instruction_id: str) -> Iterator[beam_fn_api_pb2.Elements]:
-    """Everything a bundle gets, with an end for each of its reads and timer families, in messages of a modest size."""
-    elements = beam_fn_api_pb2.Elements()
-    size = 0
-    for read in bundle.stage.stage.reads:
-        for block in bundle.inputs.get(read.transform_id, ()):
-            message = block.message()
-            elements.data.add(instruction_id=instruction_id, transform_id=read.transform_id, data=message)
-            size += len(message)
-            if size >= _MESSAGE_BYTES:
-                yield elements
-                elements, size = beam_fn_api_pb2.Elements(), 0
-        elements.data.add(instruction_id=instruction_id, transform_id=read.transform_id, is_last=True)
-    for family in bundle.stage.stage.timers:
-        address = {
-            "instruction_id": instruction_id,
-            "transform_id": family.transform_id,
-            "timer_family_id": family.family_id,
-        }
-        if due := bundle.timers.get(family.key):
-            elements.timers.add(timers=b"".join(timer.encoded for timer in due), **address)
-        elements.timers.add(is_last=True, **address)
-    yield elements

@@ -22,7 +22,7 @@ from luminosity.engine.monitor.events import (
 from luminosity.engine.monitor.sampling import Sampler
 
 if TYPE_CHECKING:
-    from luminosity.engine.loop.scheduler import RunParts
+    from luminosity.engine.loop.parts import RunParts
 
 
 class Snapshots:

@@ -1,0 +1,60 @@
+"""The end of an attempt: everything it did counts at once, or nothing does."""
+
+from __future__ import annotations
+
+import time
+
+from apache_beam.portability.api import beam_fn_api_pb2
+
+from luminosity.engine.loop import splits
+from luminosity.engine.loop.bundle import Attempt, Bundle
+from luminosity.engine.loop.parts import RunParts
+
+
+def commit(bundle: Bundle, attempt: Attempt, response: beam_fn_api_pb2.ProcessBundleResponse, parts: RunParts) -> None:
+    """Inputs taken, outputs, state, timers, residuals and metrics: all at once."""
+    stage, lane, now = bundle.stage, bundle.lane, time.monotonic()
+    left_over = splits.residual_blocks(bundle, attempt)
+    processed = bundle.count - sum(block.count for _, blocks in left_over for block in blocks)
+    stage.finished(bundle)
+    for read_id, blocks in reversed(left_over):
+        lane.prepend(read_id, blocks)
+    residuals = [splits.residual_root(bundle, r) for r in (*attempt.residual_roots, *response.residual_roots)]
+    if stage.sized_work is not None:
+        left = [*left_over, *((read_id, [block]) for read_id, block, _ in residuals)]
+        stage.sized_work.committed(bundle.inputs, left)
+    for read_id, block, delay in residuals:
+        if delay > 0:
+            stage.add_delayed(read_id, block, now + delay)
+        else:
+            lane.append(read_id, block)
+    _ended(bundle, attempt)
+    for transform_id, block in attempt.outputs:
+        parts.buffers[stage.written_buffers[transform_id]].deliver(block)
+    for family, encoded in attempt.timers:
+        lane.timers.apply(family, stage.timer_codecs[family].records(encoded))
+    parts.state.commit(attempt.instruction_id)
+    parts.metrics.add(stage.id, response.monitoring_infos)
+    bundle.release()
+    if attempt.residual_roots:
+        stage.size.was_split(has_output=bool(attempt.outputs))
+    stage.elements_done += processed
+    stage.bundles_done += 1
+    parts.outflows[stage.id].learn(attempt.given, processed)
+    if attempt.is_warm or stage.stage.is_sink:
+        stage.size.learn(processed, now - attempt.started_at)
+    parts.failures.after_commit(bundle)
+
+
+def _ended(bundle: Bundle, attempt: Attempt) -> None:
+    """No worker reads its input any more, and what it has written is no longer on its way."""
+    bundle.unpin()
+    attempt.given.end()
+
+
+def give_up(bundle: Bundle, attempt: Attempt, parts: RunParts) -> None:
+    """It leaves nothing behind."""
+    _ended(bundle, attempt)
+    attempt.drop_outputs()
+    parts.state.discard(attempt.instruction_id)
+    bundle.attempt = None

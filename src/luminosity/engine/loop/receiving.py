@@ -1,0 +1,50 @@
+"""What a worker sends while it runs bundles: blocks and timers."""
+
+from __future__ import annotations
+
+from apache_beam.portability.api import beam_fn_api_pb2
+
+from luminosity.engine.loop import splits
+from luminosity.engine.loop.bundle import Attempt, Bundle
+from luminosity.engine.loop.inbox import Sent
+from luminosity.engine.loop.parts import RunParts
+from luminosity.engine.loop.watermarks import MAX
+
+
+def take(sent: Sent, parts: RunParts) -> list[Bundle]:
+    """Give what was sent to the bundles that it is of; those of which some output is complete by now."""
+    if sent.worker.is_gone:
+        return []  # its files are gone, too
+    touched: dict[str, Bundle] = {}
+    for data in sent.elements.data:
+        bundle = sent.worker.bundles.get(data.instruction_id)
+        attempt = bundle.attempt if bundle is not None else None
+        if bundle is None or attempt is None:
+            if data.data:
+                # Of an attempt that was given up.
+                parts.blocks.received(data.data, MAX, sent.worker.writer).release()
+            continue
+        if data.data:
+            _take_block(bundle, attempt, data, parts)
+        if data.is_last:
+            attempt.open_outputs.discard(data.transform_id)
+            touched[data.instruction_id] = bundle
+    for timers in sent.elements.timers:
+        bundle = sent.worker.bundles.get(timers.instruction_id)
+        if bundle is None or bundle.attempt is None:
+            continue
+        family = timers.transform_id, timers.timer_family_id
+        if timers.timers:
+            bundle.attempt.timers.append((family, timers.timers))
+        if timers.is_last:
+            bundle.attempt.open_outputs.discard(family)
+            touched[timers.instruction_id] = bundle
+    return list(touched.values())
+
+
+def _take_block(bundle: Bundle, attempt: Attempt, data: beam_fn_api_pb2.Elements.Data, parts: RunParts) -> None:
+    block = parts.blocks.received(data.data, attempt.output_hold, attempt.worker.writer)
+    attempt.outputs.append((data.transform_id, block))
+    is_enough = attempt.given.add(bundle.stage.written_buffers[data.transform_id], block.size)
+    if is_enough and splits.can_split(bundle) and not attempt.splits_asked:
+        attempt.split_at = 0.0  # the rest of its input can wait

@@ -1,0 +1,71 @@
+"""A bundle on its way to a worker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from apache_beam.portability.api import beam_fn_api_pb2
+
+from luminosity.engine.loop import splits
+from luminosity.engine.loop.bundle import Attempt, Bundle, new_instruction_id
+from luminosity.engine.loop.parts import RunParts
+from luminosity.engine.loop.workers import Worker
+
+_MESSAGE_BYTES = 4 << 20
+
+
+def start(bundle: Bundle, worker: Worker, parts: RunParts, now: float) -> None:
+    """Let ``worker`` run ``bundle``."""
+    stage = bundle.stage
+    instruction_id = new_instruction_id("bundle")
+    stream_id = worker.occupy(bundle, instruction_id)
+    attempt = bundle.attempt = Attempt(
+        instruction_id,
+        worker,
+        stream_id,
+        now,
+        output_hold=stage.output_watermark,
+        is_warm=stage.id in worker.warm_stages,
+        open_outputs={w.transform_id for w in stage.stage.writes} | {f.key for f in stage.stage.timers},
+        given=parts.outflows[stage.id].begin(bundle.count),
+    )
+    if splits.can_split(bundle):
+        attempt.split_at = now + stage.size.deadline_seconds(now)
+    parts.state.begin(instruction_id)
+    request = beam_fn_api_pb2.InstructionRequest(instruction_id=instruction_id)
+    request.process_bundle.process_bundle_descriptor_id = stage.id
+    request.process_bundle.data_stream_id = stream_id
+    for side_input in stage.stage.side_inputs:
+        # The content never changes once the stage runs, so workers may keep it from bundle to bundle.
+        token = request.process_bundle.cache_tokens.add(token=b"complete")
+        token.side_input.transform_id = side_input.transform_id
+        token.side_input.side_input_id = side_input.tag
+    worker.instruct(request)
+    assert worker.connection is not None
+    bundle.pin()
+    worker.connection.send(stream_id, _input_elements(bundle, instruction_id))
+
+
+def _input_elements(bundle: Bundle, instruction_id: str) -> Iterator[beam_fn_api_pb2.Elements]:
+    """Everything a bundle gets, with an end for each of its reads and timer families, in messages of a modest size."""
+    elements = beam_fn_api_pb2.Elements()
+    size = 0
+    for read in bundle.stage.stage.reads:
+        for block in bundle.inputs.get(read.transform_id, ()):
+            message = block.message()
+            elements.data.add(instruction_id=instruction_id, transform_id=read.transform_id, data=message)
+            size += len(message)
+            if size >= _MESSAGE_BYTES:
+                yield elements
+                elements, size = beam_fn_api_pb2.Elements(), 0
+        elements.data.add(instruction_id=instruction_id, transform_id=read.transform_id, is_last=True)
+    for family in bundle.stage.stage.timers:
+        address = {
+            "instruction_id": instruction_id,
+            "transform_id": family.transform_id,
+            "timer_family_id": family.family_id,
+        }
+        if due := bundle.timers.get(family.key):
+            elements.timers.add(timers=b"".join(timer.encoded for timer in due), **address)
+        elements.timers.add(is_last=True, **address)
+    yield elements
