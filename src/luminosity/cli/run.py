@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import runpy
+import signal
 import sys
 from typing import Any
 
@@ -13,10 +14,11 @@ from luminosity.errors import LuminosityError
 from luminosity.noise import quiet
 
 _RUNNER = "luminosity.LuminosityRunner"
+_CANCEL_TIMEOUT_S = 15.0
 _INTERRUPTED = 130  # as a shell reports a command that Ctrl-C ended
 
 _DESCRIPTION = """\
-Run a script that builds and runs a Beam pipeline, as `python PIPELINE.py --runner=luminosity.LuminosityRunner` does.
+Run a script that builds and runs a Beam pipeline, on LuminosityRunner unless the script or --runner names another.
 The script sees all options in sys.argv, where Beam's PipelineOptions finds them.
 """
 _OPTIONS = """\
@@ -28,6 +30,8 @@ options of the runner:
   --progress=auto|plain|off    a live view on a terminal and lines elsewhere (auto, the default), lines, nothing
   --memory_budget=SIZE         memory for data between steps, such as 512MB (default: a quarter of RAM)
   --spill_dir=DIR              where what is beyond the budget goes (default: the folder for temporary files)
+  --worker_start=auto|fork|spawn
+                               how worker processes start (default: auto)
   --run_dir=DIR|off            where the run is recorded for `lum runs` (default: ~/.luminosity/runs)
   --debug                      run in this process, one bundle at a time: breakpoint() works
   --save_failed=FILE           save the element that fails the run, for `lum replay FILE`
@@ -55,6 +59,7 @@ def run(words: list[str]) -> int:
     if wrong := problem(script):
         print(f"lum run: {wrong}; expected PIPELINE.py, then options", file=sys.stderr)
         return 2
+    signal.signal(signal.SIGTERM, _end_as_by_ctrl_c)
     warm_up("auto")  # the worker's imports run beside the script's own
     quiet()
     try:
@@ -63,9 +68,21 @@ def run(words: list[str]) -> int:
         print(f"lum run: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
+        _cancel_all()
         print("lum run: interrupted", file=sys.stderr)
         return _INTERRUPTED
     return 0
+
+
+def _cancel_all() -> None:
+    """Where Ctrl-C came while the script did something else than wait for its run."""
+    from luminosity.engine.run import cancel_all
+
+    cancel_all(_CANCEL_TIMEOUT_S)
+
+
+def _end_as_by_ctrl_c(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 def run_script(script: str, options: list[str]) -> None:

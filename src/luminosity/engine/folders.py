@@ -8,6 +8,8 @@ import os
 import shutil
 import tempfile
 
+from luminosity.errors import OptionError
+
 _PREFIX = "luminosity-"
 _LOCK = "lock"
 _SHARED_MEMORY = "/dev/shm"
@@ -21,7 +23,12 @@ class RunFolders:
         disk_root = tempfile.gettempdir()
         spill_root = spill_root or disk_root
         memory_root = _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK) else disk_root
-        os.makedirs(spill_root, exist_ok=True)
+        try:
+            os.makedirs(spill_root, exist_ok=True)
+        except OSError as error:
+            raise OptionError(
+                f"--spill_dir={spill_root}: expected a folder that can be made; {error.strerror}"
+            ) from error
         for root in {disk_root, spill_root, memory_root}:
             remove_abandoned(root)
         self._locks: list[int] = []

@@ -37,9 +37,9 @@ class LuminosityResult(PipelineResult):
         while waiting ends the run and is raised once nothing of it is left.
         """
         try:
-            has_ended = self._run.wait(None if duration is None else duration / 1000)
-        except KeyboardInterrupt:
-            self.cancel()
+            has_ended = self._wait(duration)
+        except BaseException:
+            self._end()  # once more: a second Ctrl-C may have come just before the first had its effect
             raise
         if not has_ended:
             return None
@@ -53,6 +53,22 @@ class LuminosityResult(PipelineResult):
         self._run.cancel()
         self._run.wait(_CANCEL_TIMEOUT_S)
         return self._run.state
+
+    def _wait(self, duration: float | None) -> bool:
+        try:
+            return self._run.wait(None if duration is None else duration / 1000)
+        except BaseException:  # not Ctrl-C alone: the second of two in a row may break the waiting itself
+            self._end()
+            raise
+
+    def _end(self) -> None:
+        """Cancel, however often Ctrl-C is pressed meanwhile."""
+        while True:
+            try:
+                self.cancel()
+                return
+            except (KeyboardInterrupt, RuntimeError):
+                continue
 
     def _tell_at_exit(self) -> None:
         """A script that ends without waiting must not end as if its pipeline had succeeded."""

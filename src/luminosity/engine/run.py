@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Literal
 
@@ -30,6 +31,17 @@ _ENDINGS: dict[str, Literal["done", "failed", "cancelled"]] = {
     PipelineState.FAILED: "failed",
     PipelineState.CANCELLED: "cancelled",
 }
+
+
+# Those that go on, for whoever ends the process.
+_active: weakref.WeakSet[Run] = weakref.WeakSet()
+
+
+def cancel_all(seconds: float) -> None:
+    """End all runs of this process, and wait up to ``seconds`` for each."""
+    for run in list(_active):
+        run.cancel()
+        run.wait(seconds)
 
 
 class Run:
@@ -74,6 +86,7 @@ class Run:
 
     def start(self) -> None:
         """Begin; with ``--debug`` also end, since user code runs on the thread that calls."""
+        _active.add(self)
         if not self._is_debug:
             # Not a daemon: a script that ends without waiting for its pipeline still gets its results.
             threading.Thread(target=self._run, name="luminosity-run").start()
@@ -107,6 +120,7 @@ class Run:
                 if self.state == PipelineState.FAILED and self.on_failure is not None:
                     self.on_failure()
             finally:
+                _active.discard(self)
                 self._done.set()  # whoever waits must not wait for ever
 
     def _remove_folders(self) -> None:

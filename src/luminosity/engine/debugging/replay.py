@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +27,7 @@ from luminosity.errors import LuminosityError, ReplayError
 
 _RESTORING = "restoring"
 _BUNDLE = "replayed"
+_NOWHERE = os.devnull  # without a limit, nothing is spilled
 
 
 @dataclass(frozen=True)
@@ -48,11 +48,8 @@ class Replay:
         mainclasses.define(self._entries[savefile.MAIN_CLASSES])
         self._descriptor = beam_fn_api_pb2.ProcessBundleDescriptor.FromString(self._entries[savefile.DESCRIPTOR])
         self._codecs = Codecs(_graph(self._descriptor, self.manifest.safe_coders))
-        self._folder = tempfile.TemporaryDirectory(prefix="lum-replay-")  # nothing is spilled here
-        self._blocks = BlockStore(
-            self._folder.name, Ledger(os.path.join(self._folder.name, "quota"), limit=1 << 62, writers=0)
-        )
-        self._state = StateStore(self._folder.name, self._blocks.ledger)
+        self._blocks = BlockStore(_NOWHERE, Ledger(None, limit=1 << 62, writers=0))
+        self._state = StateStore(_NOWHERE, self._blocks.ledger)
         self._groups = {bytes.fromhex(part.name): self._entries[part.entry] for part in self.manifest.groups}
         self._sent: dict[str, list[bytes]] = {}
 
@@ -87,7 +84,7 @@ class Replay:
         self._state.commit(_RESTORING)
         for part in self.manifest.side_inputs:
             codec, encoded = self._codecs.elements(part.coder_id), self._entries[part.entry]
-            data = SideInputData(codec, self._folder.name, self._blocks.ledger)
+            data = SideInputData(codec, _NOWHERE, self._blocks.ledger)
             data.add(self._blocks.of_bytes(encoded, sum(1 for _ in codec.elements(encoded)), MAX))
             self._state.add_side_input(part.transform_id, part.name, data.read)
 

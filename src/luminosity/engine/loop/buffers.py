@@ -82,6 +82,13 @@ class BufferRun:
         ready = [stage for stage, _ in self.readers if stage.is_ready]
         return bool(ready) and all(stage.queued_bytes <= self.limit // 2 for stage in ready)
 
+    def fraction_out(self) -> float:
+        """Of what writers have given, the part that readers have got."""
+        if self._is_exhausted or self.grouping is None:
+            return 1.0
+        table = self.grouping.table
+        return table.values_out / table.values_in if self._is_complete() and table.values_in else 0.0
+
     def holds_back(self) -> StageRun | None:
         """The reader for whose sake its writers should wait: it could run, and has enough to do.
 

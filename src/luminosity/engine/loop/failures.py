@@ -41,8 +41,13 @@ class Failures:
             return _in_halves(bundle, bundle.search.error)
         times = f" {self._tries} times" if self._tries > 1 else ""
         lines = [f"step {step!r} failed{times}: {failure.exception}"]
+        headline = lines[0]
         if failure.location:
-            lines.append(f"  at {notebook.place(failure.location)}")
+            place = notebook.place(failure.location)
+            headline += f" (at {place})"
+            lines.append(f"  at {place}")
+        if failure.exception.startswith("BdbQuit"):
+            lines.append("  breakpoint() works with --debug, which runs everything in one process")
         if failure.element:
             lines.append(f"  element: {failure.element}")
         if self._save is not None:
@@ -50,7 +55,7 @@ class Failures:
         # The summary comes last: that is what is left on the screen.
         trace = notebook.with_cells_named(failure.traceback)
         message = f"{failure.exception}\n\nThe worker's traceback:\n{trace}\n" + "\n".join(lines)
-        error = StepFailed(message, headline=lines[0])
+        error = StepFailed(message, headline=headline)
         error.__cause__ = cause
         if self._save is None or bundle.pieces < 2:
             raise error

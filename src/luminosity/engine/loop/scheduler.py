@@ -42,6 +42,7 @@ class Scheduler:
         self._workers: set[Worker] = set()  # all whose process has not ended
         self._saturated_since: dict[int, float] = {}
         self._is_pumping = False
+        self._latest_first = parts.stages[::-1]
 
     def cancel(self) -> None:
         """End the run soon. May be called from any thread."""
@@ -83,8 +84,9 @@ class Scheduler:
         now = time.monotonic()
         wall_micros = time.time_ns() // 1000
         saturated: set[int] = set()
-        # Last stages first: what is nearest to the end frees most.
-        for stage in reversed(self._parts.stages):
+        # Last stages first: what is nearest to the end frees most. But a stage's very first bundle, which is small, is
+        # not put off: others may wait for it as a side input.
+        for stage in sorted(self._latest_first, key=lambda stage: stage.has_begun):
             stage.wake_delayed(now)
             if not stage.is_ready or not stage.has_work(wall_micros) or stage.is_gathering(now):
                 continue
@@ -238,8 +240,10 @@ class Scheduler:
         else:
             give_up(bundle, attempt, self._parts)
             cause = attempt.worker.cause(attempt.instruction_id)
-            bundle.stage.retry(bundle, self._parts.failures.after_exception(bundle, failure, cause))
-            self._reporter.bundle_retried(bundle, failure)
+            next_bundles = self._parts.failures.after_exception(bundle, failure, cause)
+            bundle.stage.retry(bundle, next_bundles)
+            if next_bundles == [bundle]:
+                self._reporter.bundle_retried(bundle, failure)
         self._advance()
 
     def _lost(self, worker: Worker, code: int) -> None:

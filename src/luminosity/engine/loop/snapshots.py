@@ -108,7 +108,7 @@ class Snapshots:
 
     def _arrived(self, stage: StageRun) -> float | None:
         """The part of the stage's input that has been written, if all that write it know how far they are."""
-        arrived = 1.0
+        arrived = min((self._parts.buffers[read.buffer_id].fraction_out() for read in stage.stage.reads), default=1.0)
         for writer in self._statuses.before[stage.id]:
             fraction = self._progress[writer.id].fraction
             if fraction is None:

@@ -29,6 +29,7 @@ _BUNDLE_PART = 16  # of the memory budget
 _BUNDLE_TIMERS = 10_000
 _SINK_BYTES = 8 << 20
 _GATHERING_S = 0.5
+_MOST_GATHERING_S = 30.0
 
 
 class StageRun:
@@ -68,11 +69,13 @@ class StageRun:
         self._delayed_holds = Holds()
         self.is_ready = not stage.side_inputs
         self._gathering_since: float | None = None
+        self._first_gathered_at: float | None = None
         self._upstream_watermark = MIN
         self.input_watermark = MIN
         self.output_watermark = MIN
         self.busy = BusyTime()
         self.sized_work = SizedWork(self.codec) if stage.is_splittable else None
+        self.has_begun = False
         self.elements_done = 0
         self.bundles_done = 0
 
@@ -141,7 +144,11 @@ class StageRun:
         if self._gathering_since is None:
             self._gathering_since = now
         has_enough = self.queued >= SINK_ELEMENTS or self.queued_bytes >= self._gather_bytes
-        return not has_enough and now - self._gathering_since < _GATHERING_S
+        if self._first_gathered_at is None:
+            self._first_gathered_at = now
+        # As long again as it has written: the number of files grows with the logarithm of the time.
+        patience = min(_MOST_GATHERING_S, max(_GATHERING_S, now - self._first_gathered_at))
+        return not has_enough and now - self._gathering_since < patience
 
     def next_is_suspect(self) -> bool:
         """Whether the next bundle must have a worker of its own, to tell if it is what ends workers."""
@@ -161,6 +168,7 @@ class StageRun:
             lane = self.lanes[self._next_lane]
             if lane.is_free() and (bundle := self._bundle_of(lane, now, wall_micros, most_elements)):
                 lane.running += 1
+                self.has_begun = True
                 self._hold(bundle)
                 return bundle
         return None

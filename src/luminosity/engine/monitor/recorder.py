@@ -16,6 +16,7 @@ from luminosity.engine.monitor.events import Event, RunEnded, RunStarted, Snapsh
 _LOGGER = logging.getLogger("luminosity")
 
 _MOST_RUNS = 200
+_FIRST_AFTER_S = 1.0
 _MOST_SNAPSHOTS = 200
 _MOST_HAPPENINGS = 200
 _UNFINISHED = ".unfinished"
@@ -64,7 +65,8 @@ class Recorder:
         else:
             self._content["left_out"] += 1
         if event.seconds >= self._write_at or isinstance(event, RunEnded):
-            self._write_at = event.seconds + records.WRITE_EVERY_S
+            # Soon, then seldom: a run that is killed early leaves something, a long one does not write all the time.
+            self._write_at = event.seconds + min(records.WRITE_EVERY_S, max(_FIRST_AFTER_S, event.seconds))
             self._write()
 
     def _begin(self, event: RunStarted) -> None:

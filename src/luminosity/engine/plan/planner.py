@@ -54,13 +54,34 @@ def plan(pipeline: beam_runner_api_pb2.Pipeline, *, is_drain: bool = False) -> G
 
 def _fused(pipeline: beam_runner_api_pb2.Pipeline, is_drain: bool, roots: frozenset[str]) -> Graph:
     context, fused, aliases = optimize(pipeline, is_drain=is_drain, roots=roots)
-    fused.sort(key=lambda stage: stage.name)  # fusion leaves them in an order that changes from run to run
+    # Fusion leaves them in an order that changes from run to run.
+    places = _places(pipeline)
+    fused.sort(key=lambda stage: (min(_place(t.unique_name, places) for t in stage.transforms), stage.name))
     components = context.components
     buffers = _buffers(fused, context)
     # For stages that only move data: the environment that asks for nothing, if there is one.
     default_environment = min(components.environments, key=lambda e: len(components.environments[e].resource_hints))
     stages = tuple(_stage(index, stage, context, aliases, default_environment) for index, stage in enumerate(fused))
     return Graph(stages, buffers, components, dict(context.safe_coders))
+
+
+def _places(pipeline: beam_runner_api_pb2.Pipeline) -> dict[str, int]:
+    """Where each step stands in the author's program."""
+    transforms = pipeline.components.transforms
+    places: dict[str, int] = {}
+    waiting = list(reversed(pipeline.root_transform_ids))
+    while waiting:
+        transform = transforms[waiting.pop()]
+        places[transform.unique_name] = len(places)
+        waiting += reversed(transform.subtransforms)
+    return places
+
+
+def _place(name: str, places: dict[str, int]) -> int:
+    """Of a transform, also of one that was made of a step."""
+    while name not in places and "/" in name:
+        name = name.rpartition("/")[0]
+    return places.get(name, len(places))
 
 
 def _in_order(stages: tuple[Stage, ...]) -> tuple[Stage, ...]:

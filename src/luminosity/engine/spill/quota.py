@@ -9,6 +9,7 @@ from __future__ import annotations
 import mmap
 import os
 import threading
+from pathlib import Path
 
 _WORD = 8
 _PART_FOR_LONG = 0.75
@@ -18,19 +19,26 @@ _LIMIT, _RUNNER, _GONE, _FIRST_WRITER = range(4)
 class Quota:
     """The page. Each word has a single writer: the runner those of its own, each worker one."""
 
-    def __init__(self, path: str) -> None:
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            self._map = mmap.mmap(descriptor, 0)
-        finally:
-            os.close(descriptor)
-        self.words = memoryview(self._map).cast("q")
+    def __init__(self, page: mmap.mmap) -> None:
+        self.words = memoryview(page).cast("q")
 
     @classmethod
-    def create(cls, path: str, limit: int, writers: int) -> Quota:
-        with open(path, "xb") as file:
-            file.write(bytes(_WORD * (_FIRST_WRITER + writers)))
-        quota = cls(path)
+    def open(cls, path: str) -> Quota:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            return cls(mmap.mmap(descriptor, 0))
+        finally:
+            os.close(descriptor)
+
+    @classmethod
+    def create(cls, path: str | None, limit: int, writers: int) -> Quota:
+        """Without a path it is this process's own."""
+        size = _WORD * (_FIRST_WRITER + writers)
+        if path is None:
+            quota = cls(mmap.mmap(-1, size))
+        else:
+            Path(path).write_bytes(bytes(size))
+            quota = cls.open(path)
         quota.words[_LIMIT] = limit
         return quota
 
@@ -47,7 +55,7 @@ class WriterQuota:
     """A worker's side."""
 
     def __init__(self, path: str, writer: int) -> None:
-        self._quota = Quota(path)
+        self._quota = Quota.open(path)
         self._word = _FIRST_WRITER + writer
         self._lock = threading.Lock()  # several bundles may run in a worker
 
@@ -67,7 +75,7 @@ class WriterQuota:
 class Ledger:
     """The runner's side: all that the engine holds, and what became of what it did not."""
 
-    def __init__(self, path: str, limit: int, writers: int) -> None:
+    def __init__(self, path: str | None, limit: int, writers: int) -> None:
         self._quota = Quota.create(path, limit, writers)
         self._known = [0] * writers  # of what each writer has counted, what the runner has heard of
         self._lock = threading.Lock()

@@ -29,12 +29,15 @@ class GroupTable:
         self._runs: list[SortedRun] = []
         self._overflow: SpillFile | None = None
         self.memory_bytes = 0
+        self.values_in = 0
+        self.values_out = 0
 
     def add_all(self, pairs: Iterable[tuple[bytes, bytes]]) -> None:
         """Add (id, value) pairs."""
         values = self._values
-        size = 0
+        size = count = 0
         for group_id, value in pairs:
+            count += 1
             if (known := values.get(group_id)) is None:
                 values[group_id] = [value]
                 size += len(group_id) + _GROUP_OVERHEAD
@@ -42,6 +45,7 @@ class GroupTable:
                 known.append(value)
             size += len(value) + _VALUE_OVERHEAD
         self.memory_bytes += size
+        self.values_in += count
         self._ledger.hold(size)
 
     def add_time(self, group_id: bytes, time: int) -> None:
@@ -92,12 +96,14 @@ class GroupTable:
             size = _bytes(group_id, values)
             self.memory_bytes -= size
             freed += size
+            self.values_out += len(values)
             yield self._entry(group_id, values)
             if freed >= _FREE_STEP:
                 self._ledger.free(freed)
                 freed = 0
         self._ledger.free(freed)
         for entry in merge(self._runs, self._combine_times):
+            self.values_out += entry.count
             yield self._on_disk(entry) if entry.size > LARGE_BYTES else entry
         self.release()
 

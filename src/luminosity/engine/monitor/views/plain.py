@@ -12,18 +12,18 @@ from luminosity.engine.monitor.views import words
 from luminosity.engine.monitor.views.summary import summary
 
 _EVERY_S = 5.0
+_SUMMARY_AFTER_S = 1.0
 _MOST_STAGES = 3
 _LABEL_CHARACTERS = 40
 _WIDTH = 100
 
 
 class PlainView:
-    """A line every few seconds, and a summary if there was one. A run that is over before says nothing."""
+    """A line every few seconds, and a summary. A run that is over in a moment says nothing."""
 
     def __init__(self) -> None:
         self._run: RunStarted | None = None
         self._next_at = _EVERY_S
-        self._has_line = False
         self._is_broken = False
 
     def __call__(self, event: Event) -> None:
@@ -39,10 +39,9 @@ class PlainView:
             return
         if isinstance(event, Snapshot) and event.seconds >= self._next_at:
             self._next_at = event.seconds + _EVERY_S
-            self._has_line = True
             sys.stderr.write(line(self._run, event) + "\n")
             sys.stderr.flush()
-        elif isinstance(event, RunEnded) and self._has_line:
+        elif isinstance(event, RunEnded) and event.seconds >= _SUMMARY_AFTER_S:
             for text in _lines(summary(self._run, event)):
                 sys.stderr.write(text + "\n")
             sys.stderr.flush()
