@@ -101,7 +101,7 @@ def test_runs_are_listed_and_shown(script: Path, tmp_path: Path) -> None:
     assert listed.stderr == ""
     newest, oldest = (line.split("\t") for line in listed.stdout.splitlines())
     assert newest[2:4] == ["pipeline.py", "failed"]
-    assert newest[5] == "step 'Check' failed 4 times: AssertionError: too much"
+    assert newest[5] == f"step 'Check' failed 4 times: AssertionError: too much (at {script}:7)"
     assert oldest[2:4] == ["pipeline.py", "done"]
     assert lum("runs", "--limit=1", run_dir=runs).stdout.splitlines() == listed.stdout.splitlines()[:1]
     shown = lum("show", "last", f"--run_dir={runs}").stdout
