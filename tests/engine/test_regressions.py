@@ -15,6 +15,7 @@ import pytest
 from apache_beam.io.restriction_trackers import OffsetRange, OffsetRestrictionTracker
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.pvalue import AsIter
+from apache_beam.transforms import window
 from apache_beam.transforms.core import RestrictionProvider
 from apache_beam.transforms.timeutil import TimeDomain
 from apache_beam.transforms.userstate import ReadModifyWriteStateSpec, TimerSpec, on_timer
@@ -170,3 +171,57 @@ def test_stages_whose_side_inputs_cross_do_not_wait_for_each_other(tmp_path: Pat
         return (first, second) | beam.Flatten()
 
     assert sorted(collect(build, tmp_path, new_pipeline())) == [(1, 2), (2, 1)]
+
+
+def test_large_groups_may_be_grouped_again(tmp_path: Path) -> None:
+    def build(pipeline: beam.Pipeline) -> beam.PCollection:
+        groups = pipeline | beam.Create([(0, bytes(1000))] * 100) | "Once" >> beam.GroupByKey()
+        twice = groups | "Again" >> beam.GroupByKey()
+        sizes = twice | beam.MapTuple(lambda key, lists: ("twice", [len(list(values)) for values in lists]))
+        other = groups | "Beside" >> beam.MapTuple(lambda key, values: ("once", [len(list(values))]))
+        return (sizes, other) | beam.Flatten()
+
+    assert sorted(collect(build, tmp_path, new_pipeline())) == [("once", [100]), ("twice", [100])]
+
+
+_END = TimerSpec("end", TimeDomain.WATERMARK)
+_END_PARAM = beam.DoFn.TimerParam(_END)
+
+
+class CountedAtTheEnd(beam.DoFn):
+    """How many elements there were when the watermark had passed 1000 s."""
+
+    def process(self, pair: tuple[str, int], size: Any = _SIZE, last: Any = _END_PARAM) -> None:
+        size.write((size.read() or 0) + 1)
+        last.set(1000)
+
+    @on_timer(_END)
+    def at_last(self, size: Any = _SIZE) -> Iterable[int]:
+        yield size.read()
+
+
+def test_time_waits_for_what_a_grouping_has_not_looked_into_yet(tmp_path: Path) -> None:
+    """Its earliest elements come last, in blocks that wait until the loop has time for them."""
+    count = 60_000
+
+    def build(pipeline: beam.Pipeline) -> beam.PCollection:
+        late_first = beam.FlatMap(lambda _: ((n % 1000, n) for n in range(count)))
+        grouped = (
+            pipeline
+            | beam.Create([0])
+            | late_first
+            | beam.Map(lambda pair: window.TimestampedValue(pair, 5000 if pair[1] < count - 1000 else 1))
+            | beam.WindowInto(window.FixedWindows(10))
+            | beam.GroupByKey()
+            | "As pair" >> beam.Map(lambda _: ("key", 0)).with_output_types(tuple[str, int])
+            | "Global" >> beam.WindowInto(window.GlobalWindows())
+        )
+        early = (
+            pipeline
+            | "Early" >> beam.Create([("key", 0)])
+            | "Stamp" >> beam.Map(lambda pair: window.TimestampedValue(pair, 5)).with_output_types(tuple[str, int])
+        )
+        return (early, grouped) | beam.Flatten() | beam.ParDo(CountedAtTheEnd())
+
+    counts = collect(build, tmp_path, new_pipeline())
+    assert min(counts) >= 1001  # the early one, and the groups of the first window

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import random
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,12 +16,16 @@ from apache_beam.transforms.userstate import BagStateSpec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from luminosity.engine.blocks import BlockStore
+from luminosity.engine.fnapi.state import StateStore
+from luminosity.engine.loop.relief import Relief
+from luminosity.engine.loop.sideinputs import SideInputData
 from luminosity.engine.spill import frames
 from luminosity.engine.spill.diskmap import DiskMap
 from luminosity.engine.spill.files import SpillFile, StoredChunk
 from luminosity.engine.spill.quota import Ledger
 from luminosity.engine.spill.table import GroupTable
-from luminosity.errors import OptionError
+from luminosity.errors import OptionError, SpillFailed
 from tests.processes import files_of_luminosity
 from tests.runners import collect, new_pipeline, run
 
@@ -128,6 +134,43 @@ def test_a_map_on_disk(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_room_is_made_again_after_something_large_was_out_of_reach(tmp_path: Path) -> None:
+    ledger = Ledger(None, limit=10_000_000, writers=0)
+    store = BlockStore(str(tmp_path), ledger)
+    relief = Relief(store, StateStore(str(tmp_path), ledger), [])
+    waiting = SideInputData(None, str(tmp_path), ledger)  # type: ignore[arg-type]  # no element is looked at
+    relief.side_inputs.append(waiting)
+    large, small = store.of_bytes(bytes(50_000_000), 1, 0), store.of_bytes(bytes(8_900_000), 1, 0)
+    relief.check()
+    large.release()
+    relief.check()
+    for _ in range(20):
+        waiting.add(store.of_bytes(bytes(1_000_000), 1, 0))
+        relief.check()
+    assert ledger.used <= 11_000_000
+    small.release()
+    waiting.release()
+    assert ledger.used == 0
+
+
+def test_a_write_that_failed_harms_no_later_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = SpillFile(str(tmp_path))
+    first = file.append(b"first" * 1000)
+    pwrite = os.pwrite
+
+    def half_then_full(descriptor: int, data: Any, offset: int) -> int:
+        pwrite(descriptor, bytes(data)[:10], offset)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", half_then_full)
+    with pytest.raises(SpillFailed):
+        file.append(b"lost" * 1000)
+    monkeypatch.undo()
+    second = file.append(b"second" * 1000)
+    assert (first.read(), second.read()) == (b"first" * 1000, b"second" * 1000)
+    file.release()
+
+
 def values_of(number: int) -> Iterable[tuple[str, bytes]]:
     """A third under one key."""
     for index in range(300):
@@ -225,5 +268,8 @@ def test_a_budget_that_is_no_size_is_refused(size: str) -> None:
 
 def test_a_spill_folder_that_can_not_be_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(OptionError, match="expected a folder"):
-        run(lambda p: p | beam.Create([1]), f"--spill_dir={tmp_path / 'file' / 'folder'}")
+    before = files_of_luminosity()
+    for folder in (tmp_path / "file" / "folder", "/proc/none", "/proc"):
+        with pytest.raises(OptionError, match=f"--spill_dir={folder}: expected a folder"):
+            run(lambda p: p | beam.Create([1]), f"--spill_dir={folder}")
+    assert files_of_luminosity() == before

@@ -20,34 +20,43 @@ class RunFolders:
     """``memory`` for blocks, ``spill`` for what is beyond the budget, and a few small files of the run."""
 
     def __init__(self, spill_root: str | None = None) -> None:
-        disk_root = tempfile.gettempdir()
-        spill_root = spill_root or disk_root
-        memory_root = _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK) else disk_root
-        try:
-            os.makedirs(spill_root, exist_ok=True)
-        except OSError as error:
-            raise OptionError(
-                f"--spill_dir={spill_root}: expected a folder that can be made; {error.strerror}"
-            ) from error
-        for root in {disk_root, spill_root, memory_root}:
-            remove_abandoned(root)
         self._locks: list[int] = []
         self.all: list[str] = []
+        try:
+            self._make_all(spill_root or tempfile.gettempdir(), tempfile.gettempdir())
+        except BaseException:
+            self.remove()
+            raise
+
+    def _make_all(self, spill_root: str, disk_root: str) -> None:
         disk = self._make(disk_root)
-        self.spill = self._make(spill_root) if spill_root != disk_root else disk
+        self.spill = self._make_for_spilling(spill_root) if spill_root != disk_root else disk
+        memory_root = _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK) else disk_root
         self.memory = self._make(memory_root) if memory_root != disk_root else disk
         self.main_classes = os.path.join(disk, "main-classes")
         self.quota = os.path.join(disk, "quota")
-        self.sockets = socket_folder = disk if len(disk) < _LONGEST_SOCKET_PATH else self._make("/tmp")
-        self.url = f"unix:{socket_folder}/socket"
+        self.sockets = disk if len(disk) < _LONGEST_SOCKET_PATH else self._make("/tmp")
+        self.url = f"unix:{self.sockets}/socket"
+
+    def _make_for_spilling(self, root: str) -> str:
+        try:
+            os.makedirs(root, exist_ok=True)
+            return self._make(root)
+        except OSError as error:
+            message = f"--spill_dir={root}: expected a folder that can be written to; {error.strerror or error}"
+            raise OptionError(message) from error
 
     def _make(self, root: str) -> str:
-        folder = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=root)  # readable by this user alone
-        lock = os.open(os.path.join(folder, _LOCK), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        self._locks.append(lock)
-        self.all.append(folder)
-        return folder
+        remove_abandoned(root)
+        while True:
+            folder = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=root)  # readable by this user alone
+            lock = os.open(os.path.join(folder, _LOCK), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if os.path.exists(os.path.join(folder, _LOCK)):
+                self._locks.append(lock)
+                self.all.append(folder)
+                return folder
+            os.close(lock)  # another run took it for abandoned before it was locked
 
     def remove_blocks_of(self, worker_id: str, keep: set[str]) -> None:
         """Remove files that a worker wrote and nobody has heard of, because it died first."""

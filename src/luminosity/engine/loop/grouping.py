@@ -23,7 +23,7 @@ from apache_beam.utils.windowed_value import PaneInfo, PaneInfoTiming, WindowedV
 
 from luminosity.engine.blocks import Block, BlockStore
 from luminosity.engine.fnapi.state import StateStore
-from luminosity.engine.loop.watermarks import MAX
+from luminosity.engine.loop.watermarks import MAX, Holds
 from luminosity.engine.plan.codecs import ElementCodec
 from luminosity.engine.spill.files import Chunk, MemoryChunk, pieces
 from luminosity.engine.spill.runs import LARGE_BYTES, Entry
@@ -63,22 +63,25 @@ class Grouping:
         self._state = state
         self._blocks = blocks
         self.pending: deque[Block] = deque()  # not looked into yet
+        self._pending_holds = Holds()
         self.may_refer_to_state = True
         self._output: Iterator[Block] | None = None
 
     @property
     def earliest(self) -> int:
-        """No group is earlier."""
-        return self._rule.earliest
+        """No group is earlier; of what was not looked into yet, its blocks say so."""
+        return min(self._rule.earliest, self._pending_holds.minimum)
 
     def add(self, block: Block) -> None:
         if self._output is not None:
             raise AssertionError("input came to a grouping whose output has begun: a watermark ran ahead")
         self.pending.append(block)
+        self._pending_holds.add(block.hold)
 
     def absorb(self) -> None:
         """Group the elements of one pending block."""
         block = self.pending.popleft()
+        self._pending_holds.remove(block.hold)
         self._rule.add(self.table, block.data())
         block.release()
 

@@ -27,17 +27,18 @@ class Relief:
         self.side_inputs: list[SideInputData] = []
         self._high = int(_HIGH * store.ledger.limit)
         self._low = int(_LOW * store.ledger.limit)
+        self._step = store.ledger.limit // _RETRY_PART
         self._next_at = self._high
 
     def check(self) -> None:
         """Make room if there is too little. Cheap where there is enough, so it may be called often."""
         used = self._store.ledger.used
-        if used <= self._high:
-            self._next_at = self._high
-        elif used > self._next_at:
+        if used > self._next_at:
             self._relieve()
-            # What is left may be out of reach, in running bundles: look again when there is more.
-            self._next_at = max(self._high, self._store.ledger.used + self._store.ledger.limit // _RETRY_PART)
+            used = self._store.ledger.used
+            self._next_at = used + self._step
+        # What is left may be out of reach, in running bundles: look again when there is more, or less and then more.
+        self._next_at = max(self._high, min(self._next_at, used + self._step))
 
     def _relieve(self) -> None:
         for spill in self._in_order():

@@ -19,7 +19,7 @@ from luminosity.engine.loop.stage import StageRun
 from luminosity.engine.loop.watermarks import MAX
 from luminosity.engine.loop.workers import PoolRun, Worker
 from luminosity.engine.workers.failure import Failure
-from luminosity.errors import RunCancelled, WorkerStartFailed
+from luminosity.errors import RunCancelled, SpillFailed, WorkerStartFailed
 
 _LOGGER = logging.getLogger("luminosity")
 
@@ -229,9 +229,12 @@ class Scheduler:
         attempt.worker.vacate(attempt)
         attempt.worker.warm_stages.add(bundle.stage.id)
         failure = None
-        if attempt.response.error:
+        error = self._parts.state.error(attempt.instruction_id)
+        if error.startswith(SpillFailed.__name__):
+            failure = Failure(error, error)  # what the worker says is a consequence
+        elif attempt.response.error:
             failure = Failure.from_json(attempt.response.error)
-        elif error := self._parts.state.error(attempt.instruction_id):
+        elif error:
             failure = Failure(f"state could not be served: {error}", error)
         if failure is None:
             commit(bundle, attempt, attempt.response.process_bundle, self._parts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import struct
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 from apache_beam.portability.api import beam_fn_api_pb2
@@ -16,6 +16,7 @@ from luminosity.engine.spill.diskmap import DiskMap
 from luminosity.engine.spill.files import Chunk, MemoryChunk, SpillFile, pieces
 from luminosity.engine.spill.quota import Ledger
 from luminosity.engine.spill.table import GroupTable
+from luminosity.errors import RunCancelled
 
 _LENGTH = struct.Struct(">i")
 _WINDOW = struct.Struct("<I")
@@ -42,6 +43,7 @@ class SideInputData:
         self._listings: dict[tuple[str, bytes], list[Chunk]] = {}
         self._file: SpillFile | None = None
         self._held = 0
+        self._is_over = False
 
     def add(self, block: Block) -> None:
         self.blocks.append(block)
@@ -60,22 +62,20 @@ class SideInputData:
         return (block.data() for block in self.blocks)
 
     def release(self) -> None:
+        self._is_over = True  # whoever is making an index, which may take long, gives up
         with self._lock:
             for block in self.blocks:
                 block.release()
             self.blocks.clear()
-            if self._file is not None:
-                self._file.release()
-                self._file = None
             if self._multimap is not None:
                 self._multimap.release()
-            self._ledger.free(self._held)
-            self._held = 0
+            self._forget()
 
     def read(self, state_key: beam_fn_api_pb2.StateKey) -> Sequence[Chunk]:
         """The chunks of what ``state_key`` names."""
         kind = state_key.WhichOneof("type")
         with self._lock:
+            self._go_on()
             if kind == "iterable_side_input":
                 if self._values is None:
                     self._values = self._by_window()
@@ -95,23 +95,44 @@ class SideInputData:
 
     def _by_window(self) -> dict[bytes, list[Chunk]]:
         found: dict[bytes, list[Chunk]] = {}
-        for block in self.blocks:
-            by_window: dict[bytes, list[bytes]] = {}
-            for window, value in self._elements(block):
-                by_window.setdefault(window, []).append(value)
-            for window, values in by_window.items():
-                found.setdefault(window, []).append(self._keep(b"".join(values)))
+        try:
+            for block in self.blocks:
+                by_window: dict[bytes, list[bytes]] = {}
+                for window, value in self._elements(block):
+                    by_window.setdefault(window, []).append(value)
+                for window, values in by_window.items():
+                    found.setdefault(window, []).append(self._keep(b"".join(values)))
+        except BaseException:
+            if self._multimap is None:
+                self._forget()  # who asks again starts anew
+            raise
         return found
 
     def _by_window_and_key(self) -> _Multimap:
         size = _BYTES_PER_INDEXED_BYTE * sum(block.size for block in self.blocks)
-        multimap = _MemoryMultimap() if self._hold(size) else _DiskMultimap(self._folder, self._ledger)
-        for block in self.blocks:
-            multimap.add((window, *self._codec.key_and_value(value)) for window, value in self._elements(block))
-        multimap.finish()
+        multimap = _MemoryMultimap() if self._hold(size) else _DiskMultimap(self._folder, self._ledger, self._go_on)
+        try:
+            for block in self.blocks:
+                multimap.add((window, *self._codec.key_and_value(value)) for window, value in self._elements(block))
+            multimap.finish()
+        except BaseException:
+            multimap.release()
+            raise
         return multimap
 
+    def _go_on(self) -> None:
+        if self._is_over:
+            raise RunCancelled("the run is over")
+
+    def _forget(self) -> None:
+        if self._file is not None:
+            self._file.release()
+            self._file = None
+        self._ledger.free(self._held)
+        self._held = 0
+
     def _elements(self, block: Block) -> Iterator[tuple[bytes, bytes]]:
+        self._go_on()
         for header, value in self._codec.elements(block.data()):
             for window in header.windows:
                 yield self._codec.encode_window(window), value
@@ -149,20 +170,25 @@ class _Multimap(Protocol):
 class _MemoryMultimap:
     def __init__(self) -> None:
         self._windows: dict[bytes, dict[bytes, list[bytes]]] = {}
+        self._counts: dict[tuple[bytes, bytes], int] = {}  # of values, where they were joined
 
     def add(self, elements: Iterable[tuple[bytes, bytes, bytes]]) -> None:
         for window, key, value in elements:
             self._windows.setdefault(window, {}).setdefault(key, []).append(value)
 
     def finish(self) -> None:
-        pass  # it is complete as it is
+        for window, keys in self._windows.items():
+            for key, values in keys.items():
+                if len(values) > 1:
+                    self._counts[window, key] = len(values)
+                    values[:] = pieces(values)  # once: they are read page by page
 
     def values(self, window: bytes, key: bytes) -> list[Chunk]:
-        return list(map(MemoryChunk, pieces(self._windows.get(window, {}).get(key, ()))))
+        return list(map(MemoryChunk, self._windows.get(window, {}).get(key, ())))
 
     def entries(self, window: bytes) -> Iterator[tuple[bytes, int, Iterable[bytes]]]:
         for key, values in self._windows.get(window, {}).items():
-            yield key, len(values), values
+            yield key, self._counts.get((window, key), len(values)), values
 
     def release(self) -> None:
         self._windows.clear()
@@ -171,7 +197,8 @@ class _MemoryMultimap:
 class _DiskMultimap:
     """Grouped by sorting, then written in order. An id is the window, after its length, and the key."""
 
-    def __init__(self, folder: str, ledger: Ledger) -> None:
+    def __init__(self, folder: str, ledger: Ledger, go_on: Callable[[], None]) -> None:
+        self._go_on = go_on  # called now and then; raises when it is no longer wanted
         self._table = GroupTable(folder, ledger)
         self._most_in_table = ledger.limit // _TABLE_PART
         self._map = DiskMap(folder, f"side-input{next(_numbers)}")
@@ -182,7 +209,12 @@ class _DiskMultimap:
             self._table.spill(self._table.memory_bytes)
 
     def finish(self) -> None:
-        self._map.put((entry.id, entry.count, entry.read()) for entry in self._table.take())
+        self._map.put(self._taken())
+
+    def _taken(self) -> Iterator[tuple[bytes, int, Iterable[bytes]]]:
+        for entry in self._table.take():
+            self._go_on()
+            yield entry.id, entry.count, entry.read()
 
     def values(self, window: bytes, key: bytes) -> list[Chunk]:
         return list(self._map.parts(_prefix(window) + key))
@@ -190,6 +222,7 @@ class _DiskMultimap:
     def entries(self, window: bytes) -> Iterator[tuple[bytes, int, Iterable[bytes]]]:
         prefix = _prefix(window)
         for found, count in self._map.with_prefix(prefix):
+            self._go_on()
             yield found[len(prefix) :], count, (part.read() for part in self._map.parts(found))
 
     def release(self) -> None:

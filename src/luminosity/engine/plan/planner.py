@@ -61,7 +61,9 @@ def _fused(pipeline: beam_runner_api_pb2.Pipeline, is_drain: bool, roots: frozen
     buffers = _buffers(fused, context)
     # For stages that only move data: the environment that asks for nothing, if there is one.
     default_environment = min(components.environments, key=lambda e: len(components.environments[e].resource_hints))
-    stages = tuple(_stage(index, stage, context, aliases, default_environment) for index, stage in enumerate(fused))
+    stages = tuple(
+        _stage(index, stage, context, buffers, aliases, default_environment) for index, stage in enumerate(fused)
+    )
     return Graph(stages, buffers, components, dict(context.safe_coders))
 
 
@@ -136,6 +138,7 @@ def _stage(
     index: int,
     stage: translations.Stage,
     context: translations.TransformContext,
+    buffers: dict[bytes, Buffer],
     aliases: dict[bytes, bytes],
     default_environment: str,
 ) -> Stage:
@@ -148,10 +151,12 @@ def _stage(
     for transform in stage.transforms:
         urn = transform.spec.urn
         if urn == bundle_processor.DATA_INPUT_URN:
-            coder_id = coders[next(iter(transform.outputs.values()))]
+            # Not by its PCollection: a group that is grouped again is written with another coder than it is read with.
+            buffer = buffers[transform.spec.payload]
+            coder_id = buffer.output_coder_id or coders[next(iter(transform.outputs.values()))]
             reads.append(Read(transform.unique_name, transform.spec.payload, coder_id))
         elif urn == bundle_processor.DATA_OUTPUT_URN:
-            coder_id = coders[next(iter(transform.inputs.values()))]
+            coder_id = buffers[transform.spec.payload].coder_id
             writes.append(Write(transform.unique_name, transform.spec.payload, coder_id))
         elif urn in translations.PAR_DO_URNS:
             payload = beam_runner_api_pb2.ParDoPayload.FromString(transform.spec.payload)

@@ -66,11 +66,12 @@ class DiskMap:
 
     def with_prefix(self, prefix: bytes) -> Iterator[tuple[bytes, int]]:
         """All keys that begin with ``prefix``, in order, each with its number."""
-        last = prefix
+        last, comparison = prefix, ">="
         while True:
             with self._lock:
                 query = self._rows.execute(
-                    "SELECT key, count FROM parts WHERE key > ? AND number = 0 ORDER BY key LIMIT 1000", (last,)
+                    f"SELECT key, count FROM parts WHERE key {comparison} ? AND number = 0 ORDER BY key LIMIT 1000",
+                    (last,),
                 )
                 rows: list[tuple[bytes, int]] = query.fetchall()
             for key, count in rows:
@@ -79,7 +80,7 @@ class DiskMap:
                 yield key, count
             if not rows:
                 return
-            last = rows[-1][0]
+            last, comparison = rows[-1][0], ">"
 
     def close(self) -> None:
         with self._lock:

@@ -61,7 +61,9 @@ class SpillFile:
     def append(self, data: bytes) -> StoredChunk:
         frame = frames.pack(data)
         with frames.full_disk_is_clear(self._folder):
-            frames.write_all(self._descriptor, frame)
+            written = 0
+            while written < len(frame):  # at the end, whatever a write that failed has left behind it
+                written += os.pwrite(self._descriptor, memoryview(frame)[written:], self._end + written)
         chunk = StoredChunk(self, self._end, len(frame), len(data))
         self._end += len(frame)
         return chunk
