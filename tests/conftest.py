@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -32,6 +33,8 @@ _BEAM_MARKERS = (
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A shell's background job ignores Ctrl-C, and so would all that it starts; some tests send it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     for marker in _BEAM_MARKERS:
         config.addinivalue_line("markers", f"{marker}: Beam's own")
     # Runs of tests, also of processes that tests start, are not recorded among the user's own.
