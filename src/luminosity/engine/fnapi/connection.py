@@ -4,9 +4,19 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Protocol
 
 from apache_beam.portability.api import beam_fn_api_pb2
+
+
+@dataclass(frozen=True)
+class Callbacks:
+    """What comes from a worker. They may run on any thread: they must only pass it on."""
+
+    on_connected: Callable[[], None]
+    on_response: Callable[[beam_fn_api_pb2.InstructionResponse], None]
+    on_elements: Callable[[beam_fn_api_pb2.Elements], None]
 
 
 class WorkerConnection(Protocol):
@@ -32,13 +42,9 @@ class WorkerConnection(Protocol):
 class WorkerServer(Protocol):
     """Where workers connect."""
 
-    def connect(
-        self,
-        worker_id: str,
-        on_connected: Callable[[], None],
-        on_response: Callable[[beam_fn_api_pb2.InstructionResponse], None],
-        on_elements: Callable[[beam_fn_api_pb2.Elements], None],
-    ) -> WorkerConnection: ...
+    def connect(self, worker_id: str, callbacks: Callbacks) -> WorkerConnection:
+        """Expect the worker of this name."""
+        ...
 
     def disconnect(self, worker_id: str) -> None: ...
 
@@ -63,20 +69,10 @@ class Outbox:
 
 
 class Connection:
-    """Carries instructions and elements to one worker, and hands what comes back to callbacks.
+    """Carries instructions and elements to one worker; the server hands what comes back to ``callbacks``."""
 
-    The callbacks run on the server's threads: they must only pass the message on.
-    """
-
-    def __init__(
-        self,
-        on_connected: Callable[[], None],
-        on_response: Callable[[beam_fn_api_pb2.InstructionResponse], None],
-        on_elements: Callable[[beam_fn_api_pb2.Elements], None],
-    ) -> None:
-        self.on_connected = on_connected
-        self.on_response = on_response
-        self.on_elements = on_elements
+    def __init__(self, callbacks: Callbacks) -> None:
+        self.callbacks = callbacks
         self.control = Outbox()
         self._streams: dict[str, Outbox] = {}
         self._is_closed = False

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import grpc
 from apache_beam.portability.api import beam_fn_api_pb2, beam_fn_api_pb2_grpc
 from apache_beam.utils.thread_pool_executor import UnboundedThreadPoolExecutor
 
-from luminosity.engine.fnapi.connection import Connection
+from luminosity.engine.fnapi.connection import Callbacks, Connection
 from luminosity.engine.fnapi.logs import LoggingServicer
 from luminosity.engine.fnapi.state import StateStore
 
@@ -42,15 +42,8 @@ class FnApiServer:
         self._server.add_insecure_port(url)
         self._server.start()
 
-    def connect(
-        self,
-        worker_id: str,
-        on_connected: Callable[[], None],
-        on_response: Callable[[beam_fn_api_pb2.InstructionResponse], None],
-        on_elements: Callable[[beam_fn_api_pb2.Elements], None],
-    ) -> Connection:
-        """Expect the worker of this name. The callbacks run on the server's threads."""
-        connection = self.connections[worker_id] = Connection(on_connected, on_response, on_elements)
+    def connect(self, worker_id: str, callbacks: Callbacks) -> Connection:
+        connection = self.connections[worker_id] = Connection(callbacks)
         return connection
 
     def disconnect(self, worker_id: str) -> None:
@@ -94,8 +87,8 @@ class _Control(beam_fn_api_pb2_grpc.BeamFnControlServicer):
 
     def Control(self, request_iterator: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
         connection = self._server.connection(context)
-        _in_background("luminosity-control", request_iterator, connection.on_response)
-        connection.on_connected()
+        _in_background("luminosity-control", request_iterator, connection.callbacks.on_response)
+        connection.callbacks.on_connected()
         yield from connection.control
 
     def GetProcessBundleDescriptor(
@@ -113,7 +106,7 @@ class _Data(beam_fn_api_pb2_grpc.BeamFnDataServicer):
     def Data(self, request_iterator: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
         connection = self._server.connection(context)
         stream_id = _metadata(context, "data_stream_id")
-        _in_background("luminosity-data", request_iterator, connection.on_elements)
+        _in_background("luminosity-data", request_iterator, connection.callbacks.on_elements)
         yield from connection.stream(stream_id)
 
 

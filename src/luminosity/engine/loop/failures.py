@@ -30,7 +30,7 @@ class Failures:
 
     def after_exception(self, bundle: Bundle, failure: Failure, cause: BaseException | None) -> list[Bundle]:
         """The bundles to try in place of ``bundle``, in which user code raised."""
-        if failure.exception.startswith(f"{SpillFailed.__name__}: "):
+        if failure.is_full_disk:
             raise SpillFailed(failure.exception.partition(": ")[2])  # trying again would find the same disk
         bundle.failures += 1
         step = failure.step or bundle.stage.stage.label

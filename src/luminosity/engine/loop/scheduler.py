@@ -8,6 +8,7 @@ import time
 
 from apache_beam.portability.api import beam_fn_api_pb2
 
+from luminosity.engine.fnapi.connection import Callbacks
 from luminosity.engine.loop import receiving, sending, splits, workers
 from luminosity.engine.loop.bundle import Attempt, Bundle, new_instruction_id
 from luminosity.engine.loop.commit import commit, give_up
@@ -19,7 +20,7 @@ from luminosity.engine.loop.stage import StageRun
 from luminosity.engine.loop.watermarks import MAX
 from luminosity.engine.loop.workers import PoolRun, Worker
 from luminosity.engine.workers.failure import Failure
-from luminosity.errors import RunCancelled, SpillFailed, WorkerStartFailed
+from luminosity.errors import RunCancelled, WorkerStartFailed
 
 _LOGGER = logging.getLogger("luminosity")
 
@@ -133,12 +134,12 @@ class Scheduler:
 
     def _start_worker(self, pool: PoolRun, index: int) -> None:
         worker = Worker(pool, index)
-        worker.connection = self._parts.server.connect(
-            worker.id,
+        callbacks = Callbacks(
             on_connected=lambda: self._events.put(Connected(worker)),
             on_response=lambda response: self._events.put(Responded(worker, response)),
             on_elements=lambda elements: self._events.put(Sent(worker, elements)),
         )
+        worker.connection = self._parts.server.connect(worker.id, callbacks)
         pool.workers[index] = worker
         self._workers.add(worker)
         workers.start(
@@ -230,8 +231,8 @@ class Scheduler:
         attempt.worker.warm_stages.add(bundle.stage.id)
         failure = None
         error = self._parts.state.error(attempt.instruction_id)
-        if error.startswith(SpillFailed.__name__):
-            failure = Failure(error, error)  # what the worker says is a consequence
+        if error and (unserved := Failure(error, error)).is_full_disk:
+            failure = unserved  # what the worker says is a consequence
         elif attempt.response.error:
             failure = Failure.from_json(attempt.response.error)
         elif error:

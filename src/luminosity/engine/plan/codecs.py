@@ -80,13 +80,7 @@ class ElementCodec:
 
     def elements(self, data: bytes) -> Iterator[tuple[WindowedValue, bytes]]:
         """Each element's header (timestamp, windows, pane) and its encoded value."""
-        total = len(data)
-        stream = coder_impl.create_InputStream(data)
-        while stream.size() > 0:
-            header = self._header.decode_from_stream(stream, True)
-            start = total - stream.size()
-            self._value.decode_from_stream(stream, True)
-            yield header, data[start : total - stream.size()]
+        return self._headed(data, self._value)
 
     def keyed_elements(self, data: bytes, *, with_header: bool = True) -> Iterator[KeyedElement]:
         """Each element with its key and value cut apart; the PCollection is one of key-value pairs."""
@@ -113,12 +107,15 @@ class ElementCodec:
 
     def headed_values(self, data: bytes) -> Iterator[tuple[WindowedValue, bytes]]:
         """Headers, each followed by the value of a key-value pair without its key."""
+        return self._headed(data, self._keyed_value)
+
+    def _headed(self, data: bytes, value_impl: Any) -> Iterator[tuple[WindowedValue, bytes]]:
         total = len(data)
         stream = coder_impl.create_InputStream(data)
         while stream.size() > 0:
             header = self._header.decode_from_stream(stream, True)
             start = total - stream.size()
-            self._keyed_value.decode_from_stream(stream, True)
+            value_impl.decode_from_stream(stream, True)
             yield header, data[start : total - stream.size()]
 
     def key_value_pairs(self, data: bytes) -> Iterator[tuple[bytes, bytes]]:

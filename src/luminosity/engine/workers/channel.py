@@ -103,10 +103,10 @@ class BlockChannel(data_plane.GrpcClientDataChannel):
     ) -> Iterator[Any]:
         for element in super().input_elements(instruction_id, expected_inputs, abort_callback):
             if isinstance(element, beam_fn_api_pb2.Elements.Data):
-                _, content = wire.unpack(element.data)
-                data = content if isinstance(content, bytes) else wire.read_span(content)
                 element = beam_fn_api_pb2.Elements.Data(
-                    instruction_id=element.instruction_id, transform_id=element.transform_id, data=data
+                    instruction_id=element.instruction_id,
+                    transform_id=element.transform_id,
+                    data=wire.read(element.data),
                 )
             yield element
 

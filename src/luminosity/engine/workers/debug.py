@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from apache_beam.portability.api import beam_fn_api_pb2
 
+from luminosity.engine.fnapi.connection import Callbacks
 from luminosity.engine.fnapi.state import StateStore
 from luminosity.engine.spill.quota import WriterQuota
 from luminosity.engine.workers.channel import BlockWriter
@@ -23,15 +24,8 @@ _LOGGER = logging.getLogger("luminosity")
 class DebugConnection:
     """Runs what it is given before it returns, and then calls back."""
 
-    def __init__(
-        self,
-        on_connected: Callable[[], None],
-        on_response: Callable[[beam_fn_api_pb2.InstructionResponse], None],
-        on_elements: Callable[[beam_fn_api_pb2.Elements], None],
-    ) -> None:
-        self.on_connected = on_connected
-        self.on_elements = on_elements
-        self._on_response = on_response
+    def __init__(self, callbacks: Callbacks) -> None:
+        self.callbacks = callbacks
         self._worker: InProcessWorker | None = None
         self._on_exit: OnExit | None = None
         self._bundle: beam_fn_api_pb2.InstructionRequest | None = None
@@ -43,7 +37,7 @@ class DebugConnection:
 
     def open(self, worker: InProcessWorker, on_exit: OnExit) -> None:
         self._worker, self._on_exit = worker, on_exit
-        self.on_connected()
+        self.callbacks.on_connected()
 
     def instruct(self, request: beam_fn_api_pb2.InstructionRequest) -> None:
         if request.HasField("process_bundle"):
@@ -71,7 +65,7 @@ class DebugConnection:
             response = beam_fn_api_pb2.InstructionResponse(
                 instruction_id=request.instruction_id, error=Failure.of(error).to_json()
             )
-        self._on_response(response)
+        self.callbacks.on_response(response)
 
     def cause(self, instruction_id: str) -> BaseException | None:
         return self._causes.pop(instruction_id, None)
@@ -107,14 +101,8 @@ class DebugWorkers:
         self._descriptors = descriptors
         self._connections: dict[str, DebugConnection] = {}
 
-    def connect(
-        self,
-        worker_id: str,
-        on_connected: Callable[[], None],
-        on_response: Callable[[beam_fn_api_pb2.InstructionResponse], None],
-        on_elements: Callable[[beam_fn_api_pb2.Elements], None],
-    ) -> DebugConnection:
-        connection = self._connections[worker_id] = DebugConnection(on_connected, on_response, on_elements)
+    def connect(self, worker_id: str, callbacks: Callbacks) -> DebugConnection:
+        connection = self._connections[worker_id] = DebugConnection(callbacks)
         return connection
 
     def disconnect(self, worker_id: str) -> None:
@@ -124,7 +112,8 @@ class DebugWorkers:
         connection = self._connections[request.worker_id]
         quota = WriterQuota(request.quota, request.writer)
         writer = BlockWriter(request.memory_folder, request.spill_folder, quota, request.worker_id)
-        worker = InProcessWorker(self._descriptors, self._state.handle, writer.message, connection.on_elements)
+        on_elements = connection.callbacks.on_elements
+        worker = InProcessWorker(self._descriptors, self._state.handle, writer.message, on_elements)
         connection.open(worker, on_exit)
         return connection
 

@@ -14,6 +14,8 @@ from typing import Any
 import apache_beam
 from apache_beam.utils.windowed_value import WindowedValue
 
+from luminosity.errors import SpillFailed
+
 ELEMENT_CHARACTERS = 200
 
 _BEAM_DIRECTORY = os.path.dirname(apache_beam.__file__) + os.sep
@@ -32,6 +34,10 @@ class Failure:
     step: str = ""
     location: str = ""  # the user's own file and line
     element: str = ""  # at most ELEMENT_CHARACTERS of its repr
+
+    @property
+    def is_full_disk(self) -> bool:
+        return self.exception.startswith(f"{SpillFailed.__name__}: ")
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

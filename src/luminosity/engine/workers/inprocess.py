@@ -39,8 +39,7 @@ class DirectChannel(data_plane.DataChannel):
     ) -> Iterator[Any]:
         for block in self.input.data:
             if block.data:
-                _, content = wire.unpack(block.data)
-                data = content if isinstance(content, bytes) else wire.read_span(content)
+                data = wire.read(block.data)
                 yield _Elements.Data(instruction_id=instruction_id, transform_id=block.transform_id, data=data)
         for timers in self.input.timers:
             if timers.timers:

@@ -44,6 +44,12 @@ def unpack(message: bytes) -> tuple[int, bytes | FileSpan]:
     return count, FileSpan(message[_HEADER.size + _SPAN.size :].decode(), start, size, kind == _PACKED_FILE)
 
 
+def read(message: bytes) -> bytes:
+    """The elements of a message, wherever they are."""
+    _, content = unpack(message)
+    return content if isinstance(content, bytes) else read_span(content)
+
+
 def read_span(span: FileSpan) -> bytes:
     if span.is_packed:
         return frames.read_file(span.path)[span.start : span.start + span.size]

@@ -12,7 +12,7 @@ from luminosity.engine.monitor.views import words
 from luminosity.engine.monitor.views.summary import summary
 
 _EVERY_S = 5.0
-_SUMMARY_AFTER_S = 1.0
+_SUMMARY_AFTER_S = 2.0  # less says nothing that a user would wait for
 _MOST_STAGES = 3
 _LABEL_CHARACTERS = 40
 _WIDTH = 100
