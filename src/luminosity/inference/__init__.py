@@ -1,0 +1,1 @@
+"""RunInference and what stands behind it: handlers, batching, the model host."""

@@ -1,0 +1,105 @@
+"""The contract between a model and the host that runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from apache_beam.ml.inference.base import ModelHandler, PredictionResult
+
+from luminosity.inference.blocks import Block, rows
+
+__all__ = ["Handler"]
+
+ExampleT = TypeVar("ExampleT")
+PredictionT = TypeVar("PredictionT")
+ModelT = TypeVar("ModelT")
+
+
+class Handler(ModelHandler[ExampleT, PredictionT, ModelT]):
+    """A Beam ModelHandler that tells the host more, so that it can do better.
+
+    `load_model` and `predict` are a complete handler; every other hook has a default. The host calls them in
+    this order, each where it says:
+
+    | hook       | where                          | what                                                        |
+    |------------|--------------------------------|-------------------------------------------------------------|
+    | `prepare`  | a CPU worker, many at once     | tokenise, decode, resize: one prepared example per example  |
+    | `cost`     | a CPU worker                   | what each prepared example costs: tokens, pixels            |
+    | `collate`  | beside the device, one thread  | pad and stack the examples of one batch                     |
+    | `transfer` | beside the device, one thread  | move the batch to the device                                |
+    | `predict`  | the device, `concurrency` calls| compute; may return before the device is done               |
+    | `wait`     | beside the device, one thread  | block until the outputs of `predict` are there              |
+    | `collect`  | beside the device, one thread  | turn the outputs into one value per example                 |
+
+    A batch is as large as the longest example times the number of examples, in units of `cost`, and never larger
+    than what was found to pay or to fit. An exception that means "out of memory" halves the batch and is tried
+    again; other exceptions belong to the examples of the batch.
+
+    Everything a handler holds is pickled on its way to the workers: load heavy things lazily.
+
+    It is a Beam ModelHandler: Beam's own RunInference runs it, too.
+
+    >>> class Doubler(Handler[int, int, str]):
+    ...     def load_model(self):
+    ...         return "twice"
+    ...
+    ...     def predict(self, model, batch, inference_args=None):
+    ...         return [2 * example for example in batch]
+    >>> Doubler().run_inference([1, 2], "twice")
+    [PredictionResult(example=1, inference=2, model_id=None), PredictionResult(example=2, inference=4, model_id=None)]
+    """
+
+    output_type: pa.DataType | None = None
+    """The Arrow type of one prediction, where predictions go into a table's column."""
+    self_batching: bool = False
+    """Whether the model batches by itself, as vLLM does: `predict` then gets one example at a time, `concurrency` of
+    them at once."""
+    concurrency: int = 1
+    """How many calls of `predict` may run at once. More than one only for models that other threads may use."""
+
+    @property
+    def model_id(self) -> str | None:
+        """What `PredictionResult.model_id` says of this model."""
+        return None
+
+    def prepare(self, block: Block) -> Block:
+        return block
+
+    def cost(self, prepared: Block) -> npt.NDArray[Any]:
+        return np.ones(len(prepared))
+
+    def collate(self, prepared: Block) -> Any:
+        return prepared
+
+    def transfer(self, batch: Any) -> Any:
+        return batch
+
+    def predict(self, model: ModelT, batch: Any, inference_args: dict[str, Any] | None = None) -> Any:
+        raise NotImplementedError(f"{type(self).__name__} has no `predict`")
+
+    def wait(self, outputs: Any) -> None:
+        """Block until what `predict` returned is computed."""
+
+    def collect(self, outputs: Any) -> Block:
+        return outputs
+
+    def warm_up(self, model: ModelT) -> None:
+        """Run the model once, before the first batch: compile, allocate."""
+
+    def memory(self, model: ModelT) -> int | None:
+        """The bytes this model takes on its device; None where only the host's own measurement tells."""
+        return None
+
+    def run_inference(
+        self, batch: Sequence[ExampleT], model: ModelT, inference_args: dict[str, Any] | None = None
+    ) -> Iterable[PredictionT]:
+        """All hooks in a row, for runners of handlers that know only this one."""
+        examples = list(batch)
+        outputs = self.predict(model, self.transfer(self.collate(self.prepare(examples))), inference_args)
+        self.wait(outputs)
+        values = rows(self.collect(outputs))
+        return [PredictionResult(*pair, self.model_id) for pair in zip(examples, values, strict=True)]  # type: ignore[misc]

@@ -1,0 +1,1 @@
+"""Handlers for models of JAX, torch and transformers, one kind a file."""
