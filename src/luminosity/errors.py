@@ -3,6 +3,7 @@
 ::
 
     LuminosityError
+    ├── MissingExtra (ImportError)            a library that this needs is not installed
     ├── OptionError (ValueError)              a flag has a value that is not allowed
     ├── UnsupportedPipeline (ValueError)      the pipeline uses a feature the engine does not have
     ├── ResourcesExceeded (ValueError)        a step asks for more than the machine has
@@ -21,6 +22,7 @@ from __future__ import annotations
 __all__ = [
     "ElementKillsWorker",
     "LuminosityError",
+    "MissingExtra",
     "OptionError",
     "RecordError",
     "ReplayError",
@@ -36,6 +38,10 @@ __all__ = [
 
 class LuminosityError(Exception):
     """The root of the tree above."""
+
+
+class MissingExtra(LuminosityError, ImportError):
+    """A library that this needs is not installed; the message names the command that installs it."""
 
 
 class OptionError(LuminosityError, ValueError):

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 __all__ = ["Block", "concat", "rows", "take"]
 
-Block: TypeAlias = "pa.Array | pa.RecordBatch | npt.NDArray[Any] | list[Any]"
+Block: TypeAlias = Any  # pyarrow has no types to name here
 """Any number of examples: an Arrow array, a record batch, a numpy array (first axis) or a list."""
 
 Indices: TypeAlias = npt.NDArray[np.int64]
@@ -24,7 +24,8 @@ def take(block: Block, indices: Indices) -> Block:
     ['c', 'a']
     """
     if isinstance(block, list):
-        return [block[index] for index in indices.tolist()]
+        examples = cast("list[Any]", block)
+        return [examples[index] for index in indices.tolist()]
     if isinstance(block, np.ndarray):
         return block[indices]
     return block.take(pa.array(indices))
@@ -40,9 +41,9 @@ def concat(blocks: Sequence[Block]) -> Block:
         return blocks[0]
     first = blocks[0]
     if isinstance(first, list):
-        return [example for block in blocks for example in cast("list[Any]", block)]
+        return [example for block in blocks for example in block]
     if isinstance(first, np.ndarray):
-        return np.concatenate(cast("Sequence[npt.NDArray[Any]]", blocks))
+        return np.concatenate(blocks)
     if isinstance(first, pa.RecordBatch):
         return pa.Table.from_batches(blocks).combine_chunks().to_batches()[0]
     return pa.concat_arrays(blocks)
@@ -56,4 +57,4 @@ def rows(block: Block) -> Sequence[Any]:
     """
     if isinstance(block, pa.RecordBatch | pa.Array):
         return block.to_pylist()
-    return cast("Sequence[Any]", block)
+    return block
