@@ -18,18 +18,24 @@ if TYPE_CHECKING:
     from luminosity.engine.options import LuminosityOptions
     from luminosity.engine.runner import LuminosityRunner
     from luminosity.errors import LuminosityError
+    from luminosity.inference.adapt import adapt
+    from luminosity.inference.handler import Handler
+    from luminosity.inference.run_inference import RunInference
 
 __all__ = [
     "BundleRetried",
+    "Handler",
     "LuminosityError",
     "LuminosityOptions",
     "LuminosityRunner",
     "RunEnded",
+    "RunInference",
     "RunStarted",
     "Snapshot",
     "WorkerLost",
     "WorkerShare",
     "WorkerStarted",
+    "adapt",
 ]
 
 _HOMES = {
@@ -37,10 +43,13 @@ _HOMES = {
         ("BundleRetried", "RunEnded", "RunStarted", "Snapshot", "WorkerLost", "WorkerStarted"),
         "luminosity.engine.monitor.events",
     ),
+    "Handler": "luminosity.inference.handler",
     "LuminosityError": "luminosity.errors",
     "LuminosityOptions": "luminosity.engine.options",
     "LuminosityRunner": "luminosity.engine.runner",
+    "RunInference": "luminosity.inference.run_inference",
     "WorkerShare": "luminosity.core",
+    "adapt": "luminosity.inference.adapt",
 }
 
 

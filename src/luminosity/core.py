@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-__all__ = ["WorkerShare"]
+__all__ = ["InferenceMetrics", "WorkerShare"]
 
 _ENVIRONMENT_KEY = "LUMINOSITY_WORKER_SHARE"
 
@@ -47,6 +47,27 @@ class WorkerShare:
     def to_environment(self) -> dict[str, str]:
         """The environment variables by which a worker learns its share."""
         return {_ENVIRONMENT_KEY: json.dumps(asdict(self))}
+
+
+class InferenceMetrics:
+    """The names of the counters by which RunInference tells how it stands; the progress view reads them.
+
+    Costs are in the units of the handler, times in microseconds; all are sums over batches.
+    """
+
+    INFERENCES = "num_inferences"
+    BATCHES = "batches"
+    USEFUL_COST = "useful_cost"
+    PADDED_COST = "padded_cost"
+    BUDGET_COST = "budget_cost"
+    OUT_OF_MEMORY = "out_of_memory"
+    PREPARE = "prepare_micro_secs"
+    QUEUE_WAIT = "queue_wait_micro_secs"
+    COLLATE = "collate_micro_secs"
+    TRANSFER = "transfer_micro_secs"
+    COMPUTE = "compute_micro_secs"
+    RETURN = "return_micro_secs"
+    DEVICE_BUSY = "device_busy_micro_secs"
 
 
 def machine_ram_bytes() -> int:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-__all__ = ["Block", "concat", "rows", "take"]
+__all__ = ["Block", "concat", "rows", "size", "take"]
 
 Block: TypeAlias = Any  # pyarrow has no types to name here
 """Any number of examples: an Arrow array, a record batch, a numpy array (first axis) or a list."""
@@ -58,3 +58,20 @@ def rows(block: Block) -> Sequence[Any]:
     if isinstance(block, pa.RecordBatch | pa.Array):
         return block.to_pylist()
     return block
+
+
+def size(block: Block) -> int:
+    """The bytes this block holds, as far as its examples tell.
+
+    >>> size(np.zeros(4)), size(["text"])
+    (32, 4)
+    """
+    if isinstance(block, list):
+        return sum(_example_size(example) for example in cast("list[Any]", block))
+    return int(block.nbytes)
+
+
+def _example_size(example: Any) -> int:
+    if isinstance(example, str | bytes):
+        return len(example)
+    return int(getattr(example, "nbytes", 0))

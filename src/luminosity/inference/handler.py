@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -10,9 +11,10 @@ import numpy.typing as npt
 import pyarrow as pa
 from apache_beam.ml.inference.base import ModelHandler, PredictionResult
 
+from luminosity.inference.batching.limits import Limits
 from luminosity.inference.blocks import Block, rows
 
-__all__ = ["Handler"]
+__all__ = ["Handler", "limits_of"]
 
 ExampleT = TypeVar("ExampleT")
 PredictionT = TypeVar("PredictionT")
@@ -94,6 +96,17 @@ class Handler(ModelHandler[ExampleT, PredictionT, ModelT]):
         """The bytes this model takes on its device; None where only the host's own measurement tells."""
         return None
 
+    def num_examples(self, collated: Any, count: int) -> int:
+        """How many predictions a batch stands for, where that is not the number of its examples."""
+        return count
+
+    def result(self, example: Any, value: Any, model_id: str | None, drop_example: bool) -> Any:
+        """What RunInference emits for an example and its prediction."""
+        return PredictionResult(None if drop_example else example, value, model_id)
+
+    def get_num_bytes(self, batch: Any) -> int:
+        return int(getattr(batch, "nbytes", 0)) or super().get_num_bytes(batch)
+
     def run_inference(
         self, batch: Sequence[ExampleT], model: ModelT, inference_args: dict[str, Any] | None = None
     ) -> Iterable[PredictionT]:
@@ -103,3 +116,9 @@ class Handler(ModelHandler[ExampleT, PredictionT, ModelT]):
         self.wait(outputs)
         values = rows(self.collect(outputs))
         return [PredictionResult(*pair, self.model_id) for pair in zip(examples, values, strict=True)]  # type: ignore[misc]
+
+
+def limits_of(handler: Handler[Any, Any, Any]) -> Limits:
+    """What this handler's author asked of batches."""
+    limits = Limits.from_beam(handler.batch_elements_kwargs())
+    return replace(limits, min_count=1, max_count=1) if handler.self_batching else limits

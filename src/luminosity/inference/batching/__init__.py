@@ -1,0 +1,1 @@
+"""Which examples go into one batch, and when: pure decisions, with the time given from outside."""

@@ -1,0 +1,56 @@
+"""How much one batch may cost: found, not guessed."""
+
+from __future__ import annotations
+
+import math
+
+from luminosity.inference.batching.limits import Limits
+from luminosity.inference.batching.timing import Timing
+
+__all__ = ["Budget"]
+
+_FIRST_EXAMPLES = 16
+_GROWTH = 2.0
+
+
+class Budget:
+    """The largest padded cost of a batch.
+
+    It starts at a few examples and doubles while a larger batch would pay: until the fixed part of a batch's time is a
+    small share of it. Out of memory halves it, and it never grows back beyond what failed.
+    """
+
+    def __init__(self, limits: Limits, timing: Timing) -> None:
+        self._limits = limits
+        self._timing = timing
+        self._ceiling = math.inf
+        self._found = 0.0
+
+    @property
+    def settled(self) -> bool:
+        """Whether it is what it will be, as far as is known."""
+        return self._timing.known and self._found >= min(self._wanted(), self._ceiling)
+
+    def limit(self, longest: float) -> float:
+        """What a batch may cost whose longest example costs so much; one example always may."""
+        if not self._found:
+            self._found = _FIRST_EXAMPLES * longest
+        limit = min(max(self._found, self._limits.min_count * longest), self._ceiling)
+        if self._limits.max_seconds is not None and self._timing.known:
+            limit = min(limit, (self._limits.max_seconds - self._timing.fixed) / self._timing.per_cost)
+        return max(limit, longest)
+
+    def succeeded(self, cost: float, seconds: float) -> None:
+        self._timing.observe(cost, seconds)
+        if cost > self._found / _GROWTH:
+            self._found = max(self._found, min(_GROWTH * self._found, self._wanted(), self._ceiling))
+
+    def out_of_memory(self, cost: float) -> None:
+        self._ceiling = min(self._ceiling, cost / 2)
+        self._found = min(self._found, self._ceiling)
+
+    def _wanted(self) -> float:
+        if not self._timing.known:
+            return math.inf  # Only batches of different sizes tell.
+        share = self._limits.overhead_share
+        return self._timing.overhead * (1 - share) / share

@@ -1,0 +1,76 @@
+"""What a handler's author asked of batches."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+__all__ = ["Limits"]
+
+_MAX_COUNT = 10_000  # As Beam's BatchElements.
+_BUCKETS = (16, 32, 64, 128, 256, 512)  # As Beam's, where lengths are given and boundaries are not.
+_WITHOUT_MEANING = {
+    "clock": "the host has one clock for all batches",
+    "record_metrics": "the host always records them",
+    "target_batch_duration_secs_including_fixed_cost": "use target_batch_duration_secs, which includes it here",
+    "variance": "batches differ in cost by themselves, and the host learns from that",
+}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Beam's settings of `batch_elements_kwargs`, each with what it does here."""
+
+    min_count: int = 1
+    max_count: int = _MAX_COUNT
+    max_wait: float | None = None
+    """How long an example may wait for others (max_batch_duration_secs)."""
+    max_seconds: float | None = None
+    """How long one batch should take at most (target_batch_duration_secs)."""
+    overhead_share: float = 0.05
+    """The share of a batch's time that its fixed costs may take (target_batch_overhead): batches grow until then."""
+    max_weight: float = math.inf
+    weigh: Callable[[Any], float] | None = None
+    length: Callable[[Any], float] | None = None
+    boundaries: tuple[float, ...] = ()
+    """Lengths on two sides of a boundary never share a batch."""
+
+    @classmethod
+    def from_beam(cls, settings: Mapping[str, Any]) -> Limits:
+        """
+        >>> Limits.from_beam({"min_batch_size": 4, "max_batch_size": 8}).max_count
+        8
+        """
+        left = dict(settings)
+        length = left.pop("length_fn", None)
+        boundaries = left.pop("bucket_boundaries", None)
+        if boundaries is not None and length is None:
+            raise ValueError(
+                "batch_bucket_boundaries were given without batch_length_fn, which says how long an example is"
+            )
+        weigh, max_weight = left.pop("element_size_fn", None), left.pop("max_batch_weight", None)
+        if max_weight is not None and weigh is None:
+            raise ValueError("max_batch_weight was given without element_size_fn, which says what an example weighs")
+        limits = cls(
+            min_count=left.pop("min_batch_size", None) or 1,
+            max_count=left.pop("max_batch_size", None) or _MAX_COUNT,
+            max_wait=left.pop("max_batch_duration_secs", None),
+            max_seconds=left.pop("target_batch_duration_secs", None),
+            overhead_share=left.pop("target_batch_overhead", None) or cls.overhead_share,
+            max_weight=math.inf if max_weight is None else max_weight,
+            weigh=weigh,
+            length=length,
+            boundaries=tuple(_BUCKETS if boundaries is None else boundaries) if length is not None else (),
+        )
+        for name, value in left.items():
+            if value is not None:
+                reason = _WITHOUT_MEANING.get(name, "it is not one of Beam's")
+                logging.getLogger(__name__).warning("The batch setting %s=%r has no effect: %s.", name, value, reason)
+        if limits.min_count <= limits.max_count:
+            return limits
+        if settings.get("max_batch_size") is not None:
+            raise ValueError(f"min_batch_size={limits.min_count} exceeds max_batch_size={limits.max_count}")
+        return replace(limits, max_count=limits.min_count)

@@ -1,0 +1,69 @@
+"""Examples that wait for a batch, longest first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Pool", "Taken"]
+
+Floats = npt.NDArray[np.float64]
+Integers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Taken:
+    """Examples that left the pool together: which submission each belongs to, and its place there."""
+
+    owners: Integers
+    places: Integers
+    costs: Floats
+    since: Floats
+
+
+class Pool:
+    """Columns of numbers, no object per example: an accelerator empties it by tens of thousands a second."""
+
+    def __init__(self) -> None:
+        self._clear()
+
+    def __len__(self) -> int:
+        return len(self.costs)
+
+    def add(self, owner: int, costs: npt.NDArray[Any], weights: npt.NDArray[Any] | None, now: float) -> None:
+        count = len(costs)
+        self.costs = np.concatenate([self.costs, np.maximum(np.asarray(costs, np.float64), 0.0)])
+        self.weights = np.concatenate([self.weights, np.zeros(count) if weights is None else weights])
+        self.owners = np.concatenate([self.owners, np.full(count, owner, np.int64)])
+        self.places = np.concatenate([self.places, np.arange(count, dtype=np.int64)])
+        self.since = np.concatenate([self.since, np.full(count, now)])
+        self._order(np.argsort(-self.costs, kind="stable"))  # Among equals, who came first.
+
+    def take(self, start: int, count: int) -> Taken:
+        end = start + count
+        taken = Taken(self.owners[start:end], self.places[start:end], self.costs[start:end], self.since[start:end])
+        rest = np.ones(len(self), bool)
+        rest[start:end] = False
+        self._order(rest)
+        return taken
+
+    def drop(self, owners: set[int]) -> None:
+        """Forget the examples of these submissions."""
+        self._order(~np.isin(self.owners, list(owners)))
+
+    def _order(self, chosen: npt.NDArray[Any]) -> None:
+        self.costs = self.costs[chosen]
+        self.weights = self.weights[chosen]
+        self.owners = self.owners[chosen]
+        self.places = self.places[chosen]
+        self.since = self.since[chosen]
+
+    def _clear(self) -> None:
+        self.costs: Floats = np.empty(0)
+        self.weights: Floats = np.empty(0)
+        self.since: Floats = np.empty(0)
+        self.owners: Integers = np.empty(0, np.int64)
+        self.places: Integers = np.empty(0, np.int64)

@@ -1,0 +1,65 @@
+"""How long a batch takes, learned from the batches so far."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+
+__all__ = ["Timing"]
+
+_REMEMBERED = 48
+_LEARN_EVERY = 4
+
+
+class Timing:
+    """Seconds as a line over padded cost: a fixed part, and a part per unit of cost.
+
+    The line is the median of all lines through two batches (Theil and Sen), so that a batch which another process
+    disturbed, or one that compiled something, does not bend it.
+
+    >>> timing = Timing()
+    >>> for cost in (10, 20, 40, 80):
+    ...     timing.observe(cost, 0.5 + 0.01 * cost)
+    >>> round(timing.fixed, 3), round(timing.per_cost, 3), round(timing.overhead)
+    (0.5, 0.01, 50)
+    """
+
+    def __init__(self) -> None:
+        self._costs: deque[float] = deque(maxlen=_REMEMBERED)
+        self._seconds: deque[float] = deque(maxlen=_REMEMBERED)
+        self._observed = 0
+        self.fixed = 0.0
+        self.per_cost = 0.0
+        self.known = False
+        """Whether batches differed enough to tell the fixed part from the rest."""
+
+    @property
+    def overhead(self) -> float:
+        """The fixed part in units of cost: what one more batch costs."""
+        return self.fixed / self.per_cost if self.known else 0.0
+
+    def seconds(self, cost: float) -> float:
+        return self.fixed + self.per_cost * cost
+
+    def observe(self, cost: float, seconds: float) -> None:
+        self._costs.append(cost)
+        self._seconds.append(seconds)
+        self._observed += 1
+        if self._observed <= _REMEMBERED // 4 or self._observed % _LEARN_EVERY == 0:
+            self._learn()
+
+    def _learn(self) -> None:
+        costs, seconds = np.maximum(self._costs, 1e-9), np.array(self._seconds)
+        first, second = np.triu_indices(len(costs), 1)
+        apart = costs[second] - costs[first]
+        telling = np.abs(apart) > 0.1 * costs.max()
+        mean_rate = float(np.median(seconds / costs))
+        self.known = bool(telling.any()) and mean_rate > 0
+        if not self.known:
+            self.fixed, self.per_cost = 0.0, mean_rate
+            return
+        slope = float(np.median((seconds[second] - seconds[first])[telling] / apart[telling]))
+        # A device that is far from full takes the same time for more work: a slope of nothing, or less by chance.
+        self.per_cost = max(slope, 0.01 * mean_rate)
+        self.fixed = max(0.0, float(np.median(seconds - self.per_cost * costs)))

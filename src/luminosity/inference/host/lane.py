@@ -1,0 +1,103 @@
+"""One model in the host: the examples that wait for it, and how they are batched."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from luminosity.inference.batching.policy import BatchPolicy, Cut
+from luminosity.inference.batching.pool import Pool
+from luminosity.inference.handler import Handler, limits_of
+from luminosity.inference.host.models import Clock, LoadedModels
+from luminosity.inference.host.work import Batch, Submission
+
+__all__ = ["Lane", "LaneSettings"]
+
+_LEAST_QUEUE = 2048
+_MOST_QUEUE = 65_536
+_BATCHES_QUEUED = 16
+_QUEUE_BYTES = 256_000_000
+
+
+@dataclass(frozen=True)
+class LaneSettings:
+    """What a transform asks of the host for its model."""
+
+    model_tag: str = ""
+    """The name by which other processes find a shared model."""
+    inference_args: dict[str, Any] | None = None
+    isolate_failures: bool = False
+    """Whether to find the examples at fault when a batch fails."""
+    timeout: float | None = None
+    """Seconds for one batch, with the load of the model where that is still to do."""
+    clock: Clock = time
+
+
+class Lane:
+    """Guarded by the host's lock, but for the model itself."""
+
+    def __init__(self, key: Hashable, handler: Handler[Any, Any, Any], settings: LaneSettings) -> None:
+        self.key = key
+        self.handler = handler
+        self.settings = settings
+        self.models = LoadedModels(handler, settings.clock, settings.model_tag)
+        self.policy = BatchPolicy(limits_of(handler))
+        self.pool = Pool()
+        self.retries: deque[Batch] = deque()
+        self.users = 0
+        self.producing = 0
+        """Sessions that may hand over more before they wait."""
+        self.concurrency = max(handler.concurrency, self.models.copies)
+        self.slots = threading.Semaphore(self.concurrency)
+        self._submissions: dict[int, Submission] = {}
+        self._last_number = 0
+        self._queued_bytes = 0
+        self._largest_batch = 0
+
+    def add(self, submission: Submission, costs: Any, weights: Any, now: float) -> None:
+        self._last_number += 1
+        self._submissions[self._last_number] = submission
+        self._queued_bytes += submission.size
+        self.pool.add(self._last_number, costs, weights, now)
+
+    def has_room(self) -> bool:
+        if not len(self.pool):
+            return True
+        most = min(max(_LEAST_QUEUE, _BATCHES_QUEUED * self._largest_batch), _MOST_QUEUE)
+        return len(self.pool) < most and self._queued_bytes < _QUEUE_BYTES
+
+    def next(self, now: float) -> Batch | float | None:
+        """The next batch, or the seconds until there may be one; None: not before something changes."""
+        if self.retries:
+            return self.retries.popleft()
+        decision = self.policy.next(self.pool, now, self.producing > 0)
+        return self._batch(decision, now) if isinstance(decision, Cut) else decision
+
+    def drop(self, session: object) -> None:
+        """Forget what this session handed over and the device has not yet begun."""
+        owners = {number for number, each in self._submissions.items() if each.session is session}
+        if owners:
+            self.pool.drop(owners)
+            for number in owners:
+                self._queued_bytes -= self._submissions.pop(number).size
+
+    def _batch(self, cut: Cut, now: float) -> Batch:
+        taken = self.pool.take(cut.start, cut.count)
+        self._largest_batch = max(self._largest_batch, cut.count)
+        parts: list[tuple[Submission, Any]] = []
+        for owner in np.unique(taken.owners).tolist():
+            submission = self._submissions[owner]
+            places = taken.places[taken.owners == owner]
+            submission.left -= len(places)
+            parts.append((submission, places))
+            if not submission.left:
+                del self._submissions[owner]
+                self._queued_bytes -= submission.size
+        waited = float((now - taken.since).sum())
+        return Batch(self, parts, float(taken.costs[0]), float(taken.costs.sum()), cut.budget, waited)

@@ -1,0 +1,246 @@
+"""RunInference: any number of rows through a model, on any Beam runner."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import apache_beam as beam
+from apache_beam import pvalue
+from apache_beam.ml.inference.base import ModelHandler, RunInferenceDLQ
+
+from luminosity.inference.adapt import adapt
+from luminosity.inference.deadletters import check_threshold
+from luminosity.inference.handler import Handler
+from luminosity.inference.host.models import Clock
+from luminosity.inference.steps.infer import InferDoFn
+from luminosity.inference.steps.messages import PreparedBlock, ResultBlock
+from luminosity.inference.steps.prepare import PrepareDoFn
+from luminosity.inference.steps.results import FAILED, ResultsDoFn
+from luminosity.inference.steps.settings import StepSettings
+
+__all__ = ["RunInference"]
+
+_BUNDLES_PER_DEVICE = 4
+
+Collection: TypeAlias = Any  # Beam types `|` as PValue, whatever the transform gives.
+
+
+class RunInference(beam.PTransform[Any, Any]):
+    """Predictions for examples: a drop-in for Beam's transform of this name.
+
+    It takes any ModelHandler and every keyword of Beam's, and gives the same results and metrics. Batches are made by
+    cost rather than by count, across bundles; the CPU prepares while the device computes; a batch that is too large for
+    the device's memory is halved and tried again; and a failure belongs to the example at fault.
+
+    It expands to Prepare, Infer and Results. Resource hints, the handler's or given to this transform, apply to Infer
+    alone: tokenising stays on CPU workers.
+
+    >>> import apache_beam as beam
+    >>> from luminosity import Handler, RunInference
+    >>> class Doubler(Handler[int, int, None]):
+    ...     def load_model(self):
+    ...         return None
+    ...
+    ...     def predict(self, model, batch, inference_args=None):
+    ...         return [2 * example for example in batch]
+    >>> with beam.Pipeline(runner="FnApiRunner") as pipeline:
+    ...     _ = pipeline | beam.Create([21]) | RunInference(Doubler()) | beam.Map(print)
+    PredictionResult(example=21, inference=42, model_id=None)
+    """
+
+    def __init__(
+        self,
+        model_handler: ModelHandler[Any, Any, Any],
+        clock: Clock = time,
+        inference_args: dict[str, Any] | None = None,
+        metrics_namespace: str | None = None,
+        *,
+        model_metadata_pcoll: Collection | None = None,
+        watch_model_pattern: str | None = None,
+        model_identifier: str | None = None,
+        use_model_manager: bool = False,
+        model_manager_args: dict[str, Any] | None = None,
+        monitoring_transform: beam.PTransform[Any, Any] | None = None,
+        drop_example: bool = False,
+        interval: float | None = None,
+        stop_timestamp: Any = None,
+    ) -> None:
+        """
+        Args:
+            model_handler: what loads the model and runs it.
+            clock: measures the times in Beam's metrics; for tests.
+            inference_args: given to every call of the model.
+            metrics_namespace: of the metrics, if not the handler's own.
+            model_metadata_pcoll: a side input with the ModelMetadata of the model to use.
+            watch_model_pattern: files to watch; the newest is the model to use.
+            model_identifier: transforms with the same one share a model.
+            use_model_manager: whether many models share the device's memory; here they always do.
+            model_manager_args: settings of Beam's model manager, which the host replaces; refused.
+            monitoring_transform: gets the predictions before postprocess functions do.
+            drop_example: leave the example out of results, where it is large and not needed again.
+            interval: seconds between two looks at `watch_model_pattern`.
+            stop_timestamp: when to stop looking.
+        """
+        super().__init__()
+        if model_manager_args:
+            raise ValueError(
+                f"model_manager_args={model_manager_args!r} configure Beam's model manager. Here the model host "
+                "takes its place and measures by itself; leave them out"
+            )
+        if (interval is not None or stop_timestamp is not None) and not watch_model_pattern:
+            raise ValueError("interval and stop_timestamp belong to watch_model_pattern, which was not given")
+        self._model_handler = model_handler
+        self._clock = clock
+        self._inference_args = inference_args
+        self._metrics_namespace = metrics_namespace
+        self._model_metadata_pcoll = model_metadata_pcoll
+        self._watch_model_pattern = watch_model_pattern
+        self._watch: dict[str, Any] = {
+            name: value
+            for name, value in (("interval", interval), ("stop_timestamp", stop_timestamp))
+            if value is not None
+        }
+        self._model_tag = model_identifier or uuid.uuid4().hex
+        self._use_model_manager = use_model_manager
+        self._monitoring_transform = monitoring_transform
+        self._drop_example = drop_example
+        self._hints: dict[str, Any] = {}
+        self._exception_handling: dict[str, Any] | None = None
+
+    @classmethod
+    def from_callable(
+        cls, model_handler_provider: Callable[..., ModelHandler[Any, Any, Any]], **kwargs: Any
+    ) -> RunInference:
+        """For other SDKs: made from a function that returns the handler."""
+        return cls(model_handler_provider(**kwargs))
+
+    def annotations(self) -> dict[str, Any]:
+        monitoring = self._monitoring_transform
+        return {
+            "model_handler": str(self._model_handler),
+            "model_handler_type": f"{type(self._model_handler).__module__}.{type(self._model_handler).__qualname__}",
+            "model_identifier": self._model_tag,
+            **({} if monitoring is None else {"monitoring_transform": str(monitoring)}),
+            **super().annotations(),
+        }
+
+    def with_resource_hints(self, **kwargs: Any) -> RunInference:
+        """For the step that runs the model; it wins over the handler's own hints."""
+        self._hints.update(kwargs)
+        return self
+
+    def with_monitoring_transform(self, monitoring_transform: beam.PTransform[Any, Any]) -> RunInference:
+        """Give this transform a copy of the predictions, before postprocess functions."""
+        self._monitoring_transform = monitoring_transform
+        return self
+
+    def with_exception_handling(
+        self,
+        *,
+        exc_class: type[BaseException] | tuple[type[BaseException], ...] = Exception,
+        use_subprocess: bool = False,
+        threshold: float = 1,
+        timeout: float | None = None,
+    ) -> RunInference:
+        """Dead letters instead of a failed pipeline: returns `(predictions, RunInferenceDLQ)`.
+
+        `failed_inferences` holds `([example], (error class, message, traceback))` for exactly the examples that fail
+        alone; `failed_preprocessing` and `failed_postprocessing` a PCollection for each function.
+
+        Args:
+            exc_class: what to catch.
+            use_subprocess: run the model in a process of its own, so that its crash is a failure like others.
+            threshold: the share of failures up to which the pipeline goes on.
+            timeout: seconds for one batch, with the load of the model if that is not done yet.
+        """
+        self._exception_handling = {
+            "exc_class": exc_class,
+            "use_subprocess": use_subprocess,
+            "threshold": threshold,
+            "timeout": timeout,
+        }
+        return self
+
+    def expand(self, input_or_inputs: Collection) -> Any:
+        handler = self._model_handler
+        handler.validate_inference_args(self._inference_args)
+        examples, failed_before = self._apply_functions(
+            input_or_inputs, list(handler.get_preprocess_fns()), "BeamML_RunInference_Preprocess"
+        )
+        predictions, failed = self._predict(examples)
+        if self._monitoring_transform is not None:
+            with predictions.pipeline.transform_annotations(model_identifier=""):
+                _ = predictions | "BeamML_RunInference_MonitoringOutlet" >> self._monitoring_transform
+        results, failed_after = self._apply_functions(
+            predictions, list(handler.get_postprocess_fns()), "BeamML_RunInference_Postprocess"
+        )
+        if failed is None:
+            return results
+        return results, RunInferenceDLQ(failed, failed_before, failed_after)
+
+    def _predict(self, examples: Collection) -> tuple[Collection, Collection | None]:
+        adapted = adapt(self._model_handler)
+        metadata = self._metadata(examples.pipeline)
+        settings = self._settings(metadata is not None)
+        side_input = None if metadata is None else pvalue.AsSingleton(metadata)
+        blocks = (
+            examples
+            | "Prepare" >> beam.ParDo(PrepareDoFn(adapted, settings)).with_output_types(PreparedBlock)
+            | "Infer"
+            >> beam.ParDo(InferDoFn(self._model_handler, settings), side_input)
+            .with_output_types(ResultBlock)
+            .with_resource_hints(**self._infer_hints(adapted))
+        )
+        results = beam.ParDo(ResultsDoFn(adapted, self._drop_example))
+        if self._exception_handling is None:
+            return blocks | "Results" >> results, None
+        outputs = blocks | "Results" >> results.with_outputs(FAILED, main="predicted")
+        threshold = self._exception_handling["threshold"]
+        if threshold < 1:
+            check_threshold(outputs.predicted, outputs[FAILED], threshold)
+        return outputs.predicted, outputs[FAILED]
+
+    def _settings(self, has_metadata: bool) -> StepSettings:
+        handling = self._exception_handling or {}
+        caught = handling.get("exc_class", ())
+        timeout = handling.get("timeout")
+        return StepSettings(
+            model_tag=self._model_tag,
+            metrics_namespace=self._metrics_namespace or self._model_handler.get_metrics_namespace(),
+            inference_args=self._inference_args,
+            clock=self._clock,
+            load_late=has_metadata or timeout is not None,
+            caught=caught if isinstance(caught, tuple) else (caught,),
+            timeout=timeout,
+            use_subprocess=bool(handling.get("use_subprocess")),
+        )
+
+    def _infer_hints(self, handler: Handler[Any, Any, Any]) -> dict[str, Any]:
+        hints = {**handler.get_resource_hints(), **self._hints}
+        if hints:
+            # Bundles share the model, and what they hold at once is what batches are made of.
+            hints.setdefault("max_active_bundles_per_worker", _BUNDLES_PER_DEVICE)
+        return hints
+
+    def _metadata(self, pipeline: beam.Pipeline) -> Collection | None:
+        if not self._watch_model_pattern:
+            return self._model_metadata_pcoll
+        from apache_beam.ml.inference.utils import WatchFilePattern
+
+        return pipeline | WatchFilePattern(file_pattern=self._watch_model_pattern, **self._watch)
+
+    def _apply_functions(
+        self, values: Collection, functions: Sequence[Callable[[Any], Any]], label: str
+    ) -> tuple[Collection, Sequence[Collection]]:
+        failed: list[Collection] = []
+        for number, function in enumerate(functions):
+            step = beam.Map(function)
+            if self._exception_handling is None:
+                values = values | f"{label}-{number}" >> step
+            else:
+                values, bad = values | f"{label}-{number}" >> step.with_exception_handling(**self._exception_handling)
+                failed.append(bad)
+        return values, failed

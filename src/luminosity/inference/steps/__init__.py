@@ -1,0 +1,1 @@
+"""The steps of RunInference: Prepare gathers rows into blocks, Infer asks the host, Results gives rows back."""

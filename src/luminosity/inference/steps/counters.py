@@ -1,0 +1,58 @@
+"""Counters of RunInference: Beam's own, by the same names, and the host's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from apache_beam.metrics import Metrics
+from apache_beam.ml.inference.base import _MetricsCollector  # pyright: ignore[reportPrivateUsage]
+
+from luminosity.core import InferenceMetrics
+from luminosity.inference.handler import Handler
+from luminosity.inference.host.models import LoadStats
+from luminosity.inference.host.work import BatchStats
+
+__all__ = ["StepCounters"]
+
+
+class StepCounters:
+    """For one model; to be used on a bundle's thread, since Beam finds the step by thread."""
+
+    def __init__(self, handler: Handler[Any, Any, Any], namespace: str, model_name: str) -> None:
+        overridden = handler.override_metrics(namespace)
+        self._beam = None if overridden else _MetricsCollector(namespace, prefix=model_name)
+        self._namespace = namespace
+
+    def update(self, batches: list[BatchStats], loads: list[LoadStats]) -> None:
+        if self._beam is not None:
+            self._update_beam(self._beam, batches, loads)
+        done = [batch for batch in batches if not batch.failed]
+        self._add(InferenceMetrics.OUT_OF_MEMORY, sum(batch.out_of_memory for batch in batches))
+        if not done:
+            return
+        self._add(InferenceMetrics.BATCHES, len(done))
+        self._add(InferenceMetrics.USEFUL_COST, sum(batch.useful for batch in done))
+        self._add(InferenceMetrics.PADDED_COST, sum(batch.padded for batch in done))
+        self._add(InferenceMetrics.BUDGET_COST, sum(max(batch.budget, batch.padded) for batch in done))
+        self._add_seconds(InferenceMetrics.QUEUE_WAIT, sum(batch.waited for batch in done))
+        self._add_seconds(InferenceMetrics.COLLATE, sum(batch.collate for batch in done))
+        self._add_seconds(InferenceMetrics.TRANSFER, sum(batch.transfer for batch in done))
+        self._add_seconds(InferenceMetrics.COMPUTE, sum(batch.compute for batch in done))
+        self._add_seconds(InferenceMetrics.RETURN, sum(batch.collect for batch in done))
+        self._add_seconds(InferenceMetrics.DEVICE_BUSY, sum(batch.busy for batch in done))
+
+    def _update_beam(self, beam: _MetricsCollector, batches: list[BatchStats], loads: list[LoadStats]) -> None:
+        for load in loads:
+            beam.update_load_model_metrics(load.milli_secs, load.num_bytes)
+        for batch in batches:
+            if batch.failed:
+                beam.failed_batches_counter.inc()
+            else:
+                beam.update(batch.count, batch.num_bytes, batch.latency_micro_secs)
+
+    def _add(self, name: str, amount: float) -> None:
+        if amount:
+            Metrics.counter(self._namespace, name).inc(int(amount))
+
+    def _add_seconds(self, name: str, seconds: float) -> None:
+        self._add(name, seconds * 1e6)

@@ -1,0 +1,52 @@
+"""What moves between the steps."""
+
+from __future__ import annotations
+
+import traceback
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from luminosity.inference.blocks import Block
+
+__all__ = ["Failed", "PreparedBlock", "ResultBlock", "described"]
+
+
+@dataclass(frozen=True)
+class Failed:
+    """An example that can't be predicted, with the failure as Beam's dead letters hold it."""
+
+    example: Any
+    timestamp: Any
+    error: tuple[type[BaseException], str, list[str]]
+
+
+@dataclass(frozen=True)
+class PreparedBlock:
+    """Examples of one window, ready for the model."""
+
+    examples: list[Any]
+    timestamps: list[Any]
+    prepared: Block | None
+    """None: the examples as they are."""
+    costs: npt.NDArray[Any] = field(default_factory=lambda: np.empty(0))
+    weights: npt.NDArray[Any] | None = None
+    failed: tuple[Failed, ...] = ()
+
+
+@dataclass(frozen=True)
+class ResultBlock:
+    """Predictions of one window by one model."""
+
+    examples: list[Any]
+    timestamps: list[Any]
+    values: Block
+    model_id: str | None
+    failed: tuple[Failed, ...] = ()
+
+
+def described(error: BaseException) -> tuple[type[BaseException], str, list[str]]:
+    """A failure as Beam's `with_exception_handling` tells it."""
+    return type(error), repr(error), traceback.format_exception(type(error), error, error.__traceback__)

@@ -1,0 +1,104 @@
+"""Rows into blocks: gathered, prepared, weighed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import apache_beam as beam
+import numpy as np
+from apache_beam.transforms.window import WindowedValue
+
+from luminosity.core import InferenceMetrics
+from luminosity.inference.handler import Handler, limits_of
+from luminosity.inference.steps.messages import Failed, PreparedBlock, described
+from luminosity.inference.steps.settings import StepSettings
+
+__all__ = ["PrepareDoFn"]
+
+_FIRST_BLOCK = 64
+_LARGEST_BLOCK = 1024
+_QUICK_S = 0.01
+_SLOW_S = 0.1
+
+
+class PrepareDoFn(beam.DoFn):
+    """Runs on CPU workers. A block never crosses a window, and none outlives its bundle."""
+
+    def __init__(self, handler: Handler[Any, Any, Any], settings: StepSettings) -> None:
+        self._handler = handler
+        self._settings = settings
+        self._block_size = _FIRST_BLOCK
+        self._gathered: dict[Any, tuple[list[Any], list[Any]]] = {}
+
+    def setup(self) -> None:
+        self._settings.set_up_process()
+        self._limits = limits_of(self._handler)
+        self._seconds = beam.metrics.Metrics.counter(self._settings.metrics_namespace, InferenceMetrics.PREPARE)
+
+    def start_bundle(self) -> None:
+        self._gathered = {}
+
+    def process(
+        self, element: Any, timestamp: Any = beam.DoFn.TimestampParam, window: Any = beam.DoFn.WindowParam
+    ) -> Iterator[WindowedValue]:
+        gathered = self._gathered.get(window)
+        if gathered is None:
+            gathered = self._gathered[window] = ([], [])
+        gathered[0].append(element)
+        gathered[1].append(timestamp)
+        if len(gathered[0]) >= self._block_size:
+            yield self._emit(window, *self._gathered.pop(window))
+
+    def finish_bundle(self) -> Iterator[WindowedValue]:  # type: ignore[override]  # Beam's says None, and takes these.
+        for window, gathered in self._gathered.items():
+            yield self._emit(window, *gathered)
+        self._gathered = {}
+
+    def _emit(self, window: Any, examples: list[Any], timestamps: list[Any]) -> WindowedValue:
+        begun = time.perf_counter()
+        block = self._prepare(examples, timestamps)
+        seconds = time.perf_counter() - begun
+        self._seconds.inc(int(seconds * 1e6))
+        # Large blocks cost less per example; but the device waits for the first ones.
+        if seconds < _QUICK_S:
+            self._block_size = min(2 * self._block_size, _LARGEST_BLOCK)
+        elif seconds > _SLOW_S:
+            self._block_size = max(self._block_size // 2, 1)
+        return WindowedValue(block, min(timestamps), (window,))
+
+    def _prepare(self, examples: list[Any], timestamps: list[Any]) -> PreparedBlock:
+        failed: list[Failed] = []
+        try:
+            return self._prepared(examples, timestamps)
+        except self._settings.caught as error:
+            failed.append(Failed(examples[0], timestamps[0], described(error)))
+        if len(examples) == 1:
+            return PreparedBlock([], [], None, failed=tuple(failed))
+        # Someone in this block is at fault: who fails alone.
+        good: list[tuple[Any, Any]] = []
+        failed = []
+        for example, timestamp in zip(examples, timestamps, strict=True):
+            alone = self._prepare([example], [timestamp])
+            failed += alone.failed
+            if not alone.failed:
+                good.append((example, timestamp))
+        if not good:
+            return PreparedBlock([], [], None, failed=tuple(failed))
+        block = self._prepared([example for example, _ in good], [timestamp for _, timestamp in good])
+        return PreparedBlock(
+            block.examples, block.timestamps, block.prepared, block.costs, block.weights, tuple(failed)
+        )
+
+    def _prepared(self, examples: list[Any], timestamps: list[Any]) -> PreparedBlock:
+        prepared = self._handler.prepare(examples)
+        if len(prepared) != len(examples):
+            raise ValueError(
+                f"{type(self._handler).__name__}.prepare returned {len(prepared)} examples for {len(examples)}; "
+                "it must return one for each, in their order"
+            )
+        costs = self._handler.cost(prepared)
+        weigh = self._limits.weigh
+        weights = None if weigh is None else np.array([weigh(example) for example in examples], np.float64)
+        return PreparedBlock(examples, timestamps, None if prepared is examples else prepared, costs, weights)

@@ -1,0 +1,29 @@
+"""What the steps of one RunInference share."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from luminosity.inference.host.models import Clock
+
+__all__ = ["StepSettings"]
+
+
+@dataclass(frozen=True)
+class StepSettings:
+    model_tag: str
+    metrics_namespace: str
+    inference_args: dict[str, Any] | None = None
+    clock: Clock = time
+    drop_example: bool = False
+    load_late: bool = False
+    """Load the model with the first batch, not before: its path comes with the data, or a timeout covers the load."""
+    caught: tuple[type[BaseException], ...] = ()
+    """Failures that go to the dead letters; empty: none do."""
+    timeout: float | None = None
+    use_subprocess: bool = False
+
+    def set_up_process(self) -> None:
+        """What holds for the whole process, before anything heavy is imported."""

@@ -1,0 +1,123 @@
+"""Handlers around handlers: everything that a wrapper does not change is what the wrapped one answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy.typing as npt
+from apache_beam.ml.inference.base import ModelHandler
+
+from luminosity.inference.blocks import Block
+from luminosity.inference.handler import Handler
+
+__all__ = ["BeamContract", "WrappedHandler"]
+
+
+class BeamContract(Handler[Any, Any, Any]):
+    """Beam's part of the contract, passed on."""
+
+    def __init__(self, handler: ModelHandler[Any, Any, Any]) -> None:
+        self._handler = handler
+
+    def load_model(self) -> Any:
+        return self._handler.load_model()
+
+    def run_inference(self, batch: Any, model: Any, inference_args: dict[str, Any] | None = None) -> Iterable[Any]:
+        return self._handler.run_inference(batch, model, inference_args)
+
+    def get_num_bytes(self, batch: Any) -> int:
+        return self._handler.get_num_bytes(batch)
+
+    def get_metrics_namespace(self) -> str:
+        return self._handler.get_metrics_namespace()
+
+    def get_resource_hints(self) -> dict[str, Any]:
+        return self._handler.get_resource_hints()
+
+    def batch_elements_kwargs(self) -> Mapping[str, Any]:
+        return self._handler.batch_elements_kwargs()
+
+    def validate_inference_args(self, inference_args: dict[str, Any] | None) -> None:
+        self._handler.validate_inference_args(inference_args)
+
+    def update_model_path(self, model_path: str | None = None) -> None:
+        self._handler.update_model_path(model_path)
+
+    def update_model_paths(self, model: Any, model_paths: Any = None) -> None:
+        self._handler.update_model_paths(model, model_paths)
+
+    def get_preprocess_fns(self) -> Iterable[Callable[[Any], Any]]:
+        return self._handler.get_preprocess_fns()
+
+    def get_postprocess_fns(self) -> Iterable[Callable[[Any], Any]]:
+        return self._handler.get_postprocess_fns()
+
+    def should_skip_batching(self) -> bool:
+        return self._handler.should_skip_batching()
+
+    def set_environment_vars(self) -> None:
+        self._handler.set_environment_vars()
+
+    def share_model_across_processes(self) -> bool:
+        return self._handler.share_model_across_processes()
+
+    def model_copies(self) -> int:
+        return self._handler.model_copies()
+
+    def override_metrics(self, metrics_namespace: str = "") -> bool:
+        return self._handler.override_metrics(metrics_namespace)
+
+    def should_garbage_collect_on_timeout(self) -> bool:
+        return self._handler.should_garbage_collect_on_timeout()
+
+
+class WrappedHandler(BeamContract):
+    """All hooks, passed on to a Handler."""
+
+    def __init__(self, inner: Handler[Any, Any, Any], handler: ModelHandler[Any, Any, Any] | None = None) -> None:
+        super().__init__(inner if handler is None else handler)
+        self._inner = inner
+        self.self_batching = inner.self_batching
+        self.concurrency = inner.concurrency
+        self.output_type = inner.output_type
+
+    @property
+    def model_id(self) -> str | None:
+        return self._inner.model_id
+
+    def prepare(self, block: Block) -> Block:
+        return self._inner.prepare(block)
+
+    def cost(self, prepared: Block) -> npt.NDArray[Any]:
+        return self._inner.cost(prepared)
+
+    def collate(self, prepared: Block) -> Any:
+        return self._inner.collate(prepared)
+
+    def transfer(self, batch: Any) -> Any:
+        return self._inner.transfer(batch)
+
+    def predict(self, model: Any, batch: Any, inference_args: dict[str, Any] | None = None) -> Any:
+        return self._inner.predict(model, batch, inference_args)
+
+    def wait(self, outputs: Any) -> None:
+        self._inner.wait(outputs)
+
+    def collect(self, outputs: Any) -> Block:
+        return self._inner.collect(outputs)
+
+    def warm_up(self, model: Any) -> None:
+        self._inner.warm_up(model)
+
+    def memory(self, model: Any) -> int | None:
+        return self._inner.memory(model)
+
+    def num_examples(self, collated: Any, count: int) -> int:
+        return self._inner.num_examples(collated, count)
+
+    def get_num_bytes(self, batch: Any) -> int:
+        return self._inner.get_num_bytes(batch)
+
+    def result(self, example: Any, value: Any, model_id: str | None, drop_example: bool) -> Any:
+        return self._inner.result(example, value, model_id, drop_example)

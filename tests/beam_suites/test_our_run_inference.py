@@ -1,0 +1,21 @@
+"""Beam's tests of RunInference, with ours in its place, on our runner."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.beam_suites.run_inference_suite import our_transform_on, suite
+from tests.runners import beam_test_options
+
+pytestmark = pytest.mark.timeout(120)
+
+ours = our_transform_on("LuminosityRunner", beam_test_options("--cpu_workers=1"))
+
+globals().update(
+    suite(
+        {
+            "RunInferenceBaseTest.test_env_vars_set_correctly": "looks for a worker's variable in the caller",
+            "RunInferenceBaseTest.test_increment_failed_batches_counter": "expects ValueError, not StepFailed",
+        }
+    )
+)
