@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 __all__ = ["InferenceMetrics", "WorkerShare"]
 
 _ENVIRONMENT_KEY = "LUMINOSITY_WORKER_SHARE"
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kmgt])(i?))?b?", re.IGNORECASE)
+_POWERS = {letter: power for power, letter in enumerate("KMGT", start=1)}
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,7 @@ class WorkerShare:
     def from_environment(cls, environment: Mapping[str, str]) -> WorkerShare:
         encoded = environment.get(_ENVIRONMENT_KEY)
         if encoded is None:
-            return cls("", float(os.cpu_count() or 1), machine_ram_bytes(), (), 1)
+            return cls("", float(usable_cores()), machine_ram_bytes(), (), 1)
         fields: dict[str, Any] = json.loads(encoded)
         fields["devices"] = tuple(fields["devices"])
         return cls(**fields)
@@ -70,6 +73,17 @@ class InferenceMetrics:
     DEVICE_BUSY = "device_busy_micro_secs"
 
 
+def usable_cores() -> int:
+    """The cores this process may run on: the machine's, or fewer where its affinity or control group says so."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        with open("/sys/fs/cgroup/cpu.max") as file:
+            quota, period = file.read().split()
+    except OSError:
+        return cores
+    return max(1, min(cores, int(quota) // int(period))) if quota.isdigit() else cores
+
+
 def machine_ram_bytes() -> int:
     """The memory this process can use: the machine's, or its control group's limit where that is less."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -82,6 +96,19 @@ def machine_ram_bytes() -> int:
         if limit.isdigit():
             total = min(total, int(limit))
     return total
+
+
+def parse_size(text: str) -> int | None:
+    """The bytes that a size such as 512MB, 4GB or 2GiB means; None where it is no size.
+
+    >>> parse_size("1.5 kB"), parse_size("2GiB"), parse_size("plenty")
+    (1500, 2147483648, None)
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        return None
+    base = 1024 if match[3] else 1000
+    return int(float(match[1]) * base ** _POWERS.get((match[2] or "").upper(), 0))
 
 
 def readable_bytes(size: float) -> str:

@@ -7,6 +7,7 @@
     ├── OptionError (ValueError)              a flag has a value that is not allowed
     ├── UnsupportedPipeline (ValueError)      the pipeline uses a feature the engine does not have
     ├── ResourcesExceeded (ValueError)        a step asks for more than the machine has
+    ├── ModelUnavailable (OSError)            a model's files can't be had on this machine
     ├── RecordError (ValueError)              a recorded run is not there, or can't be read
     ├── ReplayError (ValueError)              a file can't be replayed
     └── RunFailed (RuntimeError)              the run ended before the pipeline was done
@@ -23,6 +24,7 @@ __all__ = [
     "ElementKillsWorker",
     "LuminosityError",
     "MissingExtra",
+    "ModelUnavailable",
     "OptionError",
     "RecordError",
     "ReplayError",
@@ -54,6 +56,10 @@ class UnsupportedPipeline(LuminosityError, ValueError):
 
 class ResourcesExceeded(LuminosityError, ValueError):
     """A step asks for more than the machine has."""
+
+
+class ModelUnavailable(LuminosityError, OSError):
+    """A model's files can't be had on this machine: not there, too large, or changed while they were fetched."""
 
 
 class RecordError(LuminosityError, ValueError):

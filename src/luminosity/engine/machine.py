@@ -6,7 +6,7 @@ import glob
 import os
 from dataclasses import dataclass
 
-from luminosity.core import machine_ram_bytes
+from luminosity.core import machine_ram_bytes, usable_cores
 
 
 @dataclass(frozen=True)
@@ -25,12 +25,6 @@ class Machine:
             devices = found[:declared_accelerators]
             devices += tuple(f"declared:{i}" for i in range(len(devices), declared_accelerators))
         return cls(usable_cores(), machine_ram_bytes(), devices)
-
-
-def usable_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def detect_accelerators() -> tuple[str, ...]:

@@ -6,7 +6,6 @@ import argparse
 import json
 import logging
 import os
-import re
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -19,7 +18,7 @@ from apache_beam.options.pipeline_options import (
     WorkerOptions,
 )
 
-from luminosity.core import machine_ram_bytes
+from luminosity.core import machine_ram_bytes, parse_size
 from luminosity.errors import OptionError
 
 _LOGGER = logging.getLogger("luminosity")
@@ -29,8 +28,6 @@ _PROGRESS = ("auto", "plain", "off")
 _CACHE_MB = 100
 _BUDGET_PART = 4  # of the machine's memory
 _LEAST_BUDGET = 1_000_000
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kmgt])(i?))?b?", re.IGNORECASE)
-_POWERS = {letter: power for power, letter in enumerate("KMGT", start=1)}
 _WORKER_START = ("auto", "fork", "spawn")
 
 
@@ -180,12 +177,8 @@ def _choice(name: str, value: Any, allowed: tuple[str, ...]) -> str:
 def _memory_budget(value: Any) -> int:
     if value is None:
         return machine_ram_bytes() // _BUDGET_PART
-    match = _SIZE.fullmatch(str(value).strip())
-    size = 0
-    if match:
-        base = 1024 if match[3] else 1000
-        size = int(float(match[1]) * base ** _POWERS.get((match[2] or "").upper(), 0))
-    if size < _LEAST_BUDGET:
+    size = parse_size(str(value))
+    if size is None or size < _LEAST_BUDGET:
         raise OptionError(f"--memory_budget={value}: expected a size from 1MB up, such as 512MB, 4GB or 2GiB")
     return size
 

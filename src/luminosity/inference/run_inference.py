@@ -10,11 +10,13 @@ from typing import Any, TypeAlias
 import apache_beam as beam
 from apache_beam import pvalue
 from apache_beam.ml.inference.base import ModelHandler, RunInferenceDLQ
+from apache_beam.options.pipeline_options import PipelineOptions
 
 from luminosity.inference.adapt import adapt
 from luminosity.inference.deadletters import check_threshold
 from luminosity.inference.handler import Handler
 from luminosity.inference.host.models import Clock
+from luminosity.inference.options import ModelCacheConfig, threads_of
 from luminosity.inference.steps.infer import InferDoFn
 from luminosity.inference.steps.messages import PreparedBlock, ResultBlock
 from luminosity.inference.steps.prepare import PrepareDoFn
@@ -184,7 +186,7 @@ class RunInference(beam.PTransform[Any, Any]):
     def _predict(self, examples: Collection) -> tuple[Collection, Collection | None]:
         adapted = adapt(self._model_handler)
         metadata = self._metadata(examples.pipeline)
-        settings = self._settings(metadata is not None)
+        settings = self._settings(examples.pipeline.options, metadata is not None)
         side_input = None if metadata is None else pvalue.AsSingleton(metadata)
         blocks = (
             examples
@@ -203,7 +205,7 @@ class RunInference(beam.PTransform[Any, Any]):
             check_threshold(outputs.predicted, outputs[FAILED], threshold)
         return outputs.predicted, outputs[FAILED]
 
-    def _settings(self, has_metadata: bool) -> StepSettings:
+    def _settings(self, options: PipelineOptions, has_metadata: bool) -> StepSettings:
         handling = self._exception_handling or {}
         caught = handling.get("exc_class", ())
         timeout = handling.get("timeout")
@@ -216,6 +218,8 @@ class RunInference(beam.PTransform[Any, Any]):
             caught=caught if isinstance(caught, tuple) else (caught,),
             timeout=timeout,
             use_subprocess=bool(handling.get("use_subprocess")),
+            model_cache=ModelCacheConfig.of(options),
+            threads=threads_of(options),
         )
 
     def _infer_hints(self, handler: Handler[Any, Any, Any]) -> dict[str, Any]:

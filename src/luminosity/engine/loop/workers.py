@@ -21,7 +21,14 @@ from luminosity.engine.workers.launcher import Launcher, Process
 from luminosity.engine.workers.request import WorkerRequest
 
 _numbers = itertools.count(1)
-_THREAD_COUNTS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+_THREAD_COUNTS = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "NPROC",  # JAX
+    "RAYON_NUM_THREADS",  # Hugging Face's tokenizers
+)
 
 
 class Worker:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from luminosity.inference.files.local import use_cache
 from luminosity.inference.host.models import Clock
+from luminosity.inference.options import ModelCacheConfig
+from luminosity.inference.threads import limit_threads
 
 __all__ = ["StepSettings"]
 
@@ -25,5 +28,10 @@ class StepSettings:
     timeout: float | None = None
     use_subprocess: bool = False
 
+    model_cache: ModelCacheConfig = field(default_factory=ModelCacheConfig)
+    threads: int | None = None
+
     def set_up_process(self) -> None:
-        """What holds for the whole process, before anything heavy is imported."""
+        """What holds for the whole process, before anything heavy is computed."""
+        limit_threads(self.threads)
+        use_cache(self.model_cache)

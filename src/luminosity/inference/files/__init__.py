@@ -1,0 +1,1 @@
+"""Models from anywhere: files on any Beam filesystem, fetched once per machine."""

@@ -1,0 +1,107 @@
+"""What lies at an address on a Beam filesystem: one file, or a folder of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import posixpath
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from apache_beam.io.filesystem import BeamIOError, FileMetadata
+from apache_beam.io.filesystems import FileSystems
+
+from luminosity.errors import ModelUnavailable
+
+__all__ = ["Source", "SourceFile", "find"]
+
+_GLOB = re.compile(r"[*?\[]")
+_DEEPEST = 32  # folders within folders; more is a loop
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    address: str
+    relative: str  # where it lies in the local copy
+    size: int
+    updated: float  # 0.0 where the filesystem does not say
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model's files as they are now."""
+
+    address: str
+    name: str
+    """The file or folder that holds all of them in the local copy; keeps its ending, which libraries look at."""
+    files: tuple[SourceFile, ...]
+
+    @property
+    def size(self) -> int:
+        return sum(file.size for file in self.files)
+
+    @property
+    def key(self) -> str:
+        """One for each version of the source; ends in its size.
+
+        >>> old, new = (Source("gs://b/m.pt", "m.pt", (SourceFile("gs://b/m.pt", "m.pt", 3, at),)) for at in (1.0, 2.0))
+        >>> old.key == new.key, old.key.endswith("-3")
+        (False, True)
+        """
+        identity = [self.address, *([file.address, file.size, file.updated] for file in self.files)]
+        return f"{hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:32]}-{self.size}"
+
+
+def find(address: str) -> Source:
+    """The files at this address; an error where there are none."""
+    if _GLOB.search(address):
+        raise ModelUnavailable(f"{address}: expected the address of one model, found a pattern (one of * ? [)")
+    bare = address.rstrip("/")
+    name = posixpath.basename(bare) or "model"
+    exact = None if address.endswith("/") else _match_one(bare)
+    has_folders = FileSystems.get_filesystem(bare).has_dirs()
+    if exact and not (has_folders and exact.size_in_bytes == 0):
+        return Source(bare, name, (_file(exact, name),))
+    # A folder has no size where there are folders, and elsewhere it is but the beginning of its files' names.
+    try:
+        within = sorted(_walk(bare, has_folders), key=lambda found: found.path)
+    except BeamIOError as error:
+        if exact is None:
+            raise ModelUnavailable(f"{address}: no such file, and no folder that can be listed ({error})") from error
+        within = []  # an empty file: it can't be listed
+    if within:
+        return Source(bare, name, tuple(_file(found, name + found.path[len(bare) :]) for found in within))
+    if exact:
+        return Source(bare, name, (_file(exact, name),))
+    raise ModelUnavailable(f"{address}: no file there, and no folder with files in it; is it spelled as in the store?")
+
+
+def _file(found: FileMetadata, relative: str) -> SourceFile:
+    if ".." in relative.split("/"):
+        raise ModelUnavailable(f"{found.path}: expected a file within the model's folder, found a path out of it")
+    return SourceFile(found.path, relative, found.size_in_bytes, float(found.last_updated_in_seconds or 0.0))
+
+
+def _match_one(address: str) -> FileMetadata | None:
+    found = FileSystems.match([address])[0].metadata_list
+    return found[0] if found else None
+
+
+def _walk(folder: str, has_folders: bool, depth: int = 0) -> Iterator[FileMetadata]:
+    """All files below; where a listing shows one level only, level by level."""
+    if depth == _DEEPEST:
+        raise ModelUnavailable(f"{folder}: folders {_DEEPEST} deep; expected a model's folder")
+    for found in FileSystems.match([f"{folder}/**"])[0].metadata_list:
+        if found.path.endswith("/") or found.path == folder:
+            continue  # what some tools leave in a store to stand for the folder
+        # A folder among the files shows as an entry without a size; an empty file has nothing below it.
+        nested = list(_below(found.path, depth)) if has_folders and found.size_in_bytes == 0 else []
+        yield from nested or [found]
+
+
+def _below(entry: str, depth: int) -> Iterator[FileMetadata]:
+    try:
+        yield from _walk(entry, True, depth + 1)
+    except BeamIOError:
+        return  # an empty file: it can't be listed

@@ -1,0 +1,118 @@
+"""The flags of inference: where fetched models are kept, and how many threads libraries may start."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from apache_beam.io.filesystems import FileSystems
+from apache_beam.options.pipeline_options import PipelineOptions
+
+from luminosity.core import parse_size
+from luminosity.errors import OptionError
+
+__all__ = ["ModelCacheConfig", "ModelOptions", "threads_of"]
+
+_DEFAULT_LIMIT = 50_000_000_000
+_LEAST_LIMIT = 1_000_000
+
+
+class ModelOptions(PipelineOptions):
+    """Flags of ``RunInference``.
+
+    >>> options = PipelineOptions(["--model_cache=/mnt/models"]).view_as(ModelOptions)
+    >>> options.model_cache
+    '/mnt/models'
+    """
+
+    @classmethod
+    def _add_argparse_args(cls, parser: argparse.ArgumentParser) -> None:
+        # Values are checked by ModelCacheConfig, whose messages say more than argparse's.
+        parser.add_argument(
+            "--model_cache",
+            default=None,
+            help="The folder for models fetched from elsewhere (default: luminosity/models in $XDG_CACHE_HOME or "
+            "~/.cache, on each machine).",
+        )
+        parser.add_argument(
+            "--model_cache_limit",
+            default=None,
+            help="How much the folder may hold, such as 20GB (default: 50GB, but at most half of what its disk has "
+            "free, what it holds already counted as free).",
+        )
+        parser.add_argument(
+            "--model_threads",
+            default=None,
+            help="Threads that numerical libraries may start in each worker process (default: the process's share of "
+            "the cores).",
+        )
+
+
+@dataclass(frozen=True)
+class ModelCacheConfig:
+    """Where fetched models are kept, and how many bytes of them; None stands for the default.
+
+    What the defaults are is found out on the machine that fetches, which need not be the one that builds the pipeline.
+
+    >>> ModelCacheConfig.of(PipelineOptions(["--model_cache_limit=20GB"]))
+    ModelCacheConfig(folder=None, limit=20000000000)
+    """
+
+    folder: str | None = None
+    limit: int | None = None
+
+    @classmethod
+    def of(cls, options: PipelineOptions) -> ModelCacheConfig:
+        ours = options.view_as(ModelOptions)
+        return cls(folder=_folder(ours.model_cache), limit=_limit(ours.model_cache_limit))
+
+    def local_folder(self) -> str:
+        if self.folder is not None:
+            return os.path.expanduser(self.folder)
+        root = os.environ.get("XDG_CACHE_HOME", "")
+        # The standard wants a relative path ignored.
+        root = root if os.path.isabs(root) else os.path.expanduser("~/.cache")
+        return os.path.join(root, "luminosity", "models")
+
+    def limit_in_bytes(self, free: int, held: int) -> int:
+        """The limit on a disk with so many bytes free, of a cache that holds so many.
+
+        >>> ModelCacheConfig().limit_in_bytes(free=30_000_000_000, held=10_000_000_000)
+        20000000000
+        """
+        return self.limit if self.limit is not None else min(_DEFAULT_LIMIT, (free + held) // 2)
+
+
+def threads_of(options: PipelineOptions) -> int | None:
+    """What ``--model_threads`` says, checked.
+
+    >>> threads_of(PipelineOptions(["--model_threads=4"]))
+    4
+    """
+    value = options.view_as(ModelOptions).model_threads
+    if value is None:
+        return None
+    number = int(value) if str(value).isdecimal() else 0
+    if number < 1:
+        raise OptionError(f"--model_threads={value}: expected a whole number from 1")
+    return number
+
+
+def _folder(value: Any) -> str | None:
+    if value is None:
+        return None
+    folder = str(value)
+    if not folder or FileSystems.get_scheme(folder) is not None:
+        raise OptionError(f"--model_cache={value}: expected a folder on the machine's own disk, such as /mnt/models")
+    return folder if folder.startswith("~") else os.path.abspath(folder)
+
+
+def _limit(value: Any) -> int | None:
+    if value is None:
+        return None
+    size = parse_size(str(value))
+    if size is None or size < _LEAST_LIMIT:
+        raise OptionError(f"--model_cache_limit={value}: expected a size from 1MB up, such as 500MB, 20GB or 2GiB")
+    return size
