@@ -1,0 +1,132 @@
+"""What all handlers of torch models share: the device, the way to it and back, one wait."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, TypeVar, cast
+
+from typing_extensions import Unpack
+
+from luminosity.inference.extras import require
+from luminosity.inference.handler import ExampleT, Handler, PredictionT
+from luminosity.inference.handlers.devices import choose_device, dtype_named, module_bytes
+from luminosity.inference.handlers.options import HandlerOptions, checked
+
+__all__ = ["Batch", "Outputs", "TorchHandler", "map_tensors"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The inputs of one call of a model."""
+
+    inputs: Any
+    """Tensors, in dicts, lists and tuples."""
+    count: int
+    """How many examples it holds."""
+    beside: Any = None
+    """What `collect` needs of these examples and the device does not."""
+    arrived: Any = None
+    """The CUDA event after which the inputs are on the device; None where nothing is under way."""
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What a model made of a batch; its tensors hold it once `done` is reached."""
+
+    values: Any
+    batch: Batch
+    done: Any = None
+
+
+class TorchHandler(Handler[ExampleT, PredictionT, Any]):
+    """A handler whose model is a torch module.
+
+    A subclass has `load_model`, `collate`, which makes a `Batch`, `compute` and `collect`. On a GPU, inputs go by
+    a stream of their own from pinned memory, and `predict` returns when all is enqueued, the way back included.
+    """
+
+    def __init__(self, device: str, dtype: Any, **options: Unpack[HandlerOptions]) -> None:
+        super().__init__(**checked(options, type(self)))
+        self._asked_device = device
+        self._dtype_name = None if dtype is None else str(dtype).removeprefix("torch.")
+
+    def compute(self, model: Any, batch: Batch, inference_args: dict[str, Any]) -> Any:
+        """The model's outputs, on its device."""
+        raise NotImplementedError(f"{type(self).__name__} has no `compute`")
+
+    @cached_property
+    def device(self) -> Any:
+        """The device this process uses for the model."""
+        return choose_device(self._asked_device)
+
+    @cached_property
+    def dtype(self) -> Any:
+        """The model's dtype; None: as it was saved."""
+        return dtype_named(self._dtype_name)
+
+    def transfer(self, batch: Batch) -> Batch:
+        if self.device.type != "cuda":
+            return replace(batch, inputs=map_tensors(lambda tensor: tensor.to(self.device), batch.inputs))
+        torch = require("torch", "torch")
+        with torch.cuda.stream(self._copy_stream):
+            inputs = map_tensors(lambda tensor: tensor.pin_memory().to(self.device, non_blocking=True), batch.inputs)
+            return replace(batch, inputs=inputs, arrived=self._copy_stream.record_event())
+
+    def predict(self, model: Any, batch: Batch, inference_args: dict[str, Any] | None = None) -> Outputs:
+        torch = require("torch", "torch")
+        with torch.inference_mode():
+            if batch.arrived is None:
+                return Outputs(self.compute(model, batch, inference_args or {}), batch)
+            stream = torch.cuda.current_stream(self.device)
+            stream.wait_event(batch.arrived)
+            # The inputs' memory belongs to the copying stream, and must not be used again before this one is done.
+            map_tensors(lambda tensor: tensor.record_stream(stream), batch.inputs)
+            values = map_tensors(_start_back, self.compute(model, batch, inference_args or {}))
+            return Outputs(values, replace(batch, inputs=None), stream.record_event())
+
+    def wait(self, outputs: Outputs) -> None:
+        if outputs.done is not None:
+            outputs.done.synchronize()
+
+    def memory(self, model: Any) -> int | None:
+        return module_bytes(model)
+
+    @cached_property
+    def _copy_stream(self) -> Any:
+        return require("torch", "torch").cuda.Stream(self.device)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a process makes for itself on first use stays there."""
+        return {name: value for name, value in self.__dict__.items() if name not in _cached_names(type(self))}
+
+    def forget(self) -> None:
+        """Drop what was read from the model's files: they are other files now."""
+        for name in _cached_names(type(self)) & self.__dict__.keys():
+            del self.__dict__[name]
+
+
+def map_tensors(function: Callable[[Any], Any], tree: T) -> T:
+    """The same dicts, lists and tuples around what the function makes of each tensor."""
+    torch = require("torch", "torch")
+    if isinstance(tree, torch.Tensor):
+        return function(tree)
+    if isinstance(tree, dict):
+        return cast("T", {name: map_tensors(function, value) for name, value in cast("dict[Any, Any]", tree).items()})
+    if isinstance(tree, list | tuple):
+        branches = [map_tensors(function, value) for value in cast("list[Any]", tree)]
+        return cast("T", branches if isinstance(tree, list) else tuple(branches))
+    return tree
+
+
+def _start_back(tensor: Any) -> Any:
+    """A copy in pinned memory, which is there when the stream has come so far."""
+    back = require("torch", "torch").empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return back.copy_(tensor, non_blocking=True)
+
+
+def _cached_names(kind: type) -> set[str]:
+    return {name for base in kind.__mro__ for name, member in vars(base).items() if isinstance(member, cached_property)}

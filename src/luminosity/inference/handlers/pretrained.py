@@ -1,0 +1,128 @@
+"""Models, configurations and tokenizers of transformers, loaded without noise."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from luminosity.inference.extras import require
+from luminosity.inference.handlers.local import local
+
+__all__ = ["Pretrained", "token_limit"]
+
+# Of a model's loading arguments, those that its configuration and its tokenizer need to be found, too.
+_WHERE = ("cache_dir", "gguf_file", "local_files_only", "revision", "subfolder", "token", "trust_remote_code")
+
+# Token positions of these models begin behind the padding's.
+_PADDED_POSITIONS = ("camembert", "longformer", "mpnet", "roberta", "xlm-roberta", "xlm-roberta-xl")
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """A model's folder, file or name on a hub, with transformers' loading arguments."""
+
+    path: str
+    arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    def config(self) -> Any:
+        return self._load("AutoConfig", self._where)
+
+    def tokenizer(self) -> Any:
+        return self._load("AutoTokenizer", self._where)
+
+    def model(self, kind: str, dtype: Any, optional: tuple[str, ...] = ()) -> Any:
+        """The model, in evaluation mode. All its weights must be in the files, but for those that begin with one of
+        `optional`: made-up ones would predict nothing."""
+        arguments = {"dtype": "auto" if dtype is None else dtype, **self._where, **self.arguments}
+        model, info = self._load(kind, {**arguments, "output_loading_info": True})
+        missing = sorted(key for key in info["missing_keys"] if not key.startswith(optional))
+        if missing:
+            raise ValueError(
+                f"{self.path!r} lacks weights that {type(model).__name__} needs: {', '.join(missing[:3])}"
+                f"{', ...' if len(missing) > 3 else ''}. It was made for something else, or is not trained yet."
+            )
+        return model.eval().requires_grad_(False)
+
+    def json(self, name: str) -> Any:
+        """What the JSON file of this name says; None where the model has none."""
+        path = self.file(name)
+        if path is None:
+            return None
+        with open(path, encoding="utf-8") as file:
+            return json.load(file)
+
+    def file(self, name: str) -> str | None:
+        """The path of a file beside the model; None where there is none."""
+        where = {key: value for key, value in self._where.items() if key not in ("gguf_file", "trust_remote_code")}
+        cached_file = require("transformers.utils.hub", "transformers").cached_file
+        return cached_file(self._folder, name, **where, **_NONE_IF_MISSING)
+
+    @property
+    def _folder(self) -> str:
+        path = local(self.path)
+        return os.path.dirname(path) or "." if path.endswith(".gguf") else path
+
+    @property
+    def _where(self) -> dict[str, Any]:
+        where = {name: value for name, value in self.arguments.items() if name in _WHERE}
+        return {**where, "gguf_file": os.path.basename(self.path)} if self.path.endswith(".gguf") else where
+
+    def _load(self, kind: str, arguments: Mapping[str, Any]) -> Any:
+        transformers = require("transformers", "transformers")
+        if "gguf_file" in arguments:
+            require("gguf", "gguf")
+            require("accelerate", "gguf")
+        with _without_noise():
+            return getattr(transformers, kind).from_pretrained(self._folder, **arguments)
+
+
+_NONE_IF_MISSING = {
+    "_raise_exceptions_for_missing_entries": False,
+    "_raise_exceptions_for_connection_errors": False,
+    "_raise_exceptions_for_gated_repo": False,
+}
+
+
+def token_limit(asked: int | None, tokenizer: Any, config: Any) -> int | None:
+    """How many tokens of a text the model gets: as many as asked for, else as many as its tokenizer says, and never
+    more than it has positions. None where nothing sets a limit."""
+    limits = [tokenizer.model_max_length if asked is None else asked]
+    positions = getattr(config.get_text_config(), "max_position_embeddings", None)
+    if positions is not None and positions > 0:
+        before = (config.pad_token_id or 0) + 1 if config.model_type in _PADDED_POSITIONS else 0
+        limits.append(positions - before)
+    smallest = min(limits)
+    return int(smallest) if smallest < 10**9 else None  # tokenizers say "no limit" by a very large number
+
+
+_noise_lock = threading.Lock()
+_loading = 0
+_before: tuple[int, bool] = (0, False)
+
+
+@contextmanager
+def _without_noise() -> Generator[None, None, None]:
+    """No progress bars and no advice from transformers while anything loads, on however many threads."""
+    global _loading, _before
+    logging = require("transformers.utils.logging", "transformers")
+    with _noise_lock:
+        if _loading == 0:
+            _before = logging.get_verbosity(), logging.is_progress_bar_enabled()
+            logging.set_verbosity_error()
+            logging.disable_progress_bar()
+        _loading += 1
+    try:
+        yield
+    finally:
+        with _noise_lock:
+            _loading -= 1
+            if _loading == 0:
+                verbosity, has_bars = _before
+                logging.set_verbosity(verbosity)
+                if has_bars:
+                    logging.enable_progress_bar()

@@ -1,0 +1,116 @@
+"""What all handlers of transformers' text models share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+import numpy.typing as npt
+from apache_beam.ml.inference.base import PredictionResult
+from typing_extensions import Unpack
+
+from luminosity.inference.blocks import Block
+from luminosity.inference.extras import require
+from luminosity.inference.handler import ExampleT
+from luminosity.inference.handlers.on_torch import Batch, TorchHandler
+from luminosity.inference.handlers.options import HandlerOptions
+from luminosity.inference.handlers.pretrained import Pretrained, token_limit
+from luminosity.inference.handlers.tokens import Lists, Tokenizer, pad_tokens, texts_of, token_counts
+
+__all__ = ["TextHandler"]
+
+
+class TextHandler(TorchHandler[ExampleT, PredictionResult]):
+    """Texts in; the tokenizer is loaded where they are prepared, the model where it predicts."""
+
+    padding_side = "right"
+    cut_side = "right"
+
+    def __init__(
+        self,
+        path: str,
+        max_length: int | None,
+        device: str,
+        dtype: Any,
+        compile: bool,
+        load_model_args: Mapping[str, Any] | None,
+        **options: Unpack[HandlerOptions],
+    ) -> None:
+        super().__init__(device, dtype, **options)
+        if max_length is not None and max_length < 1:
+            raise ValueError(f"max_length is {max_length}, expected at least one token")
+        self._pretrained = Pretrained(path, dict(load_model_args or {}))
+        self._max_length = max_length
+        self._compile = compile
+
+    @property
+    def model_id(self) -> str | None:
+        return self._pretrained.path
+
+    def update_model_path(self, model_path: str | None = None) -> None:
+        """The next model; texts that are prepared already were cut into tokens by the old one's tokenizer."""
+        if model_path:
+            self._pretrained = Pretrained(model_path, self._pretrained.arguments)
+            self.forget()
+
+    @property
+    def source(self) -> Pretrained:
+        """Where the transformer and its tokenizer lie."""
+        return self._pretrained
+
+    @cached_property
+    def config(self) -> Any:
+        return self.source.config()
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        whole = self.source.tokenizer()
+        return Tokenizer(whole, self.limit_of(whole), self.cut_side)
+
+    def limit_of(self, tokenizer: Any) -> int | None:
+        """The length at which texts are cut."""
+        return token_limit(self._max_length, tokenizer, self.config)
+
+    @cached_property
+    def pad_id(self) -> int:
+        candidates = (self.config.get_text_config().pad_token_id, self.tokenizer.whole.pad_token_id)
+        return next((token for token in candidates if token is not None), 0)
+
+    def prepare(self, block: Block) -> Block:
+        return self.tokenizer.ids(texts_of(block))
+
+    def tokens_of(self, prepared: Block) -> Lists:
+        """The token ids in what `prepare` made."""
+        return prepared
+
+    def cost(self, prepared: Block) -> npt.NDArray[Any]:
+        return token_counts(self.tokens_of(prepared))
+
+    def collate(self, prepared: Block) -> Batch:
+        torch = require("torch", "torch")
+        limit = self.tokenizer.limit if self._compile else None
+        ids, mask = pad_tokens(self.tokens_of(prepared), self.pad_id, self.padding_side, self._compile, limit)
+        inputs = {"input_ids": torch.from_numpy(ids)}
+        if not mask.all():  # Without one, attention is quicker.
+            inputs["attention_mask"] = torch.from_numpy(mask)
+        return Batch(inputs, len(prepared))
+
+    def load(self, kind: str, optional: tuple[str, ...] = ()) -> Any:
+        """The model of this kind, on its device."""
+        model = self.source.model(kind, self.dtype, optional)
+        # A device map has put it on its devices already.
+        return model if "device_map" in self.source.arguments else model.to(self.device)
+
+    def compiled(self, module: Any) -> Any:
+        return require("torch", "torch").compile(module, dynamic=True) if self._compile else module
+
+    def call(self, module: Any, batch: Batch, inference_args: dict[str, Any]) -> Any:
+        """What the transformer returns for a batch."""
+        mask = batch.inputs.get("attention_mask")
+        mask = None if mask is None else mask.long()
+        return module(input_ids=batch.inputs["input_ids"].long(), attention_mask=mask, **inference_args)
+
+    def warm_up(self, model: Any) -> None:
+        example: Any = "warm up"
+        list(self.run_inference([example], model))

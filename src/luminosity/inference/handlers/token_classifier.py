@@ -1,0 +1,147 @@
+"""Entities in texts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+from typing_extensions import Unpack
+
+from luminosity.inference.blocks import Block
+from luminosity.inference.handlers.classifier import labels_of
+from luminosity.inference.handlers.entities import STRATEGIES, Entities, entities_of, words_of
+from luminosity.inference.handlers.on_torch import Batch, Outputs
+from luminosity.inference.handlers.options import HandlerOptions
+from luminosity.inference.handlers.text import TextHandler
+from luminosity.inference.handlers.tokens import Lists, flat_values, list_array, offsets_of, texts_of, token_counts
+
+__all__ = ["TokenClassifier"]
+
+# What a token is: none of the text's own, the beginning of a word, or more of it.
+_SPECIAL, _BEGINS, _GOES_ON = 0, 1, 2
+
+_ENTITY = pa.struct(
+    {"start": pa.int32(), "end": pa.int32(), "text": pa.string(), "label": pa.string(), "score": pa.float32()}
+)
+
+
+class TokenClassifier(TextHandler[str]):
+    """Named entities in texts, with a token classification model of transformers.
+
+    ::
+
+        texts | RunInference(TokenClassifier("dslim/bert-base-NER"))
+
+    A prediction is a list of entities in the order of the text, each as
+    `{"start": 11, "end": 17, "text": "Geneva", "label": "LOC", "score": 0.99}`, with places in characters.
+
+    `aggregation` says how tokens become entities, as in transformers' own pipeline: "simple" joins neighbours with one
+    label; "first", "max" and "average" let the tokens of a word agree first, on the label of the first token, of
+    the surest one, or of all scores' mean; "none" returns every token with its full label. Labels in `ignore` are left
+    out. A text is cut at `max_length` tokens, by default at what the model takes: no entities come from beyond.
+    """
+
+    output_type = pa.list_(_ENTITY)
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        aggregation: Literal["none", "simple", "first", "max", "average"] = "simple",
+        ignore: Sequence[str] = ("O",),
+        max_length: int | None = None,
+        device: str = "auto",
+        dtype: Any = None,
+        compile: bool = False,
+        load_model_args: Mapping[str, Any] | None = None,
+        **options: Unpack[HandlerOptions],
+    ) -> None:
+        super().__init__(path, max_length, device, dtype, compile, load_model_args, **options)
+        if aggregation not in STRATEGIES:
+            raise ValueError(f"aggregation is {aggregation!r}, expected one of {', '.join(STRATEGIES)}")
+        self._aggregation = aggregation
+        self._ignore = tuple(ignore)
+
+    def prepare(self, block: Block) -> Block:
+        texts = texts_of(block)
+        encodings = self.tokenizer.encodings(texts)
+        ids = list_array([encoding.ids for encoding in encodings], np.dtype(np.int32))
+        total = len(ids.values)
+        places = chain.from_iterable(chain.from_iterable(encoding.offsets for encoding in encodings))
+        starts, ends = np.fromiter(places, np.int32, 2 * total).reshape(total, 2).T
+        columns = {
+            "ids": ids,
+            "start": _lists_like(ids, starts),
+            "end": _lists_like(ids, ends),
+            "kind": _lists_like(ids, _kinds(encodings, ids)),
+            "text": pa.array(texts, pa.string()),
+        }
+        return pa.RecordBatch.from_arrays(list(columns.values()), list(columns))
+
+    def tokens_of(self, prepared: Block) -> Lists:
+        return prepared.column("ids")
+
+    def collate(self, prepared: Block) -> Batch:
+        return replace(super().collate(prepared), beside=prepared)
+
+    def load_model(self) -> Any:
+        return self.compiled(self.load("AutoModelForTokenClassification"))
+
+    def compute(self, model: Any, batch: Batch, inference_args: dict[str, Any]) -> Any:
+        scores = self.call(model, batch, inference_args).logits.float().softmax(dim=-1)
+        return {"scores": scores, "labels": labels_of(model.config)}
+
+    def collect(self, outputs: Outputs) -> Block:
+        prepared, labels = outputs.batch.beside, outputs.values["labels"]
+        counts = token_counts(prepared.column("ids"))
+        kinds = flat_values(prepared.column("kind"))
+        own = kinds != _SPECIAL
+        scores = outputs.values["scores"].numpy(force=True)
+        scores = scores[np.arange(scores.shape[1]) < counts[:, np.newaxis]][own]
+        words = words_of(
+            np.repeat(np.arange(len(counts)), counts)[own],
+            flat_values(prepared.column("start"))[own],
+            flat_values(prepared.column("end"))[own],
+            (kinds == _GOES_ON)[own],
+            scores,
+            self._aggregation,
+        )
+        entities, names = (words, labels) if self._aggregation == "none" else entities_of(words, labels)
+        ignored = [index for index, name in enumerate(names) if name in self._ignore]
+        return _as_lists(entities.where(~np.isin(entities.label, ignored)), names, prepared.column("text"))
+
+
+def _kinds(encodings: Sequence[Any], ids: Lists) -> np.ndarray[Any, np.dtype[np.int8]]:
+    total = len(ids.values)
+    words = chain.from_iterable(encoding.word_ids for encoding in encodings)
+    word = np.fromiter((-1 if word is None else word for word in words), np.int32, total)
+    special = chain.from_iterable(encoding.special_tokens_mask for encoding in encodings)
+    is_special = np.fromiter(special, np.bool_, total)
+    goes_on = np.zeros(total, np.bool_)
+    goes_on[1:] = (word[1:] == word[:-1]) & (word[1:] >= 0)
+    goes_on[ids.offsets.to_numpy()[:-1][token_counts(ids) > 0]] = False  # Words are counted anew in each text.
+    return np.where(is_special, _SPECIAL, np.where(goes_on, _GOES_ON, _BEGINS)).astype(np.int8)
+
+
+def _lists_like(lists: Lists, values: Any) -> Lists:
+    return pa.ListArray.from_arrays(lists.offsets, pa.array(values))
+
+
+def _as_lists(entities: Entities, names: Sequence[str], texts: Any) -> Lists:
+    """The entities of each text."""
+    places = zip(entities.text.tolist(), entities.start.tolist(), entities.end.tolist(), strict=True)
+    whole = texts.to_pylist()
+    columns = {
+        "start": pa.array(entities.start, pa.int32()),
+        "end": pa.array(entities.end, pa.int32()),
+        "text": pa.array([whole[text][start:end] for text, start, end in places], pa.string()),
+        "label": pa.array(names, pa.string()).take(pa.array(entities.label, pa.int64())),
+        "score": pa.array(entities.score, pa.float32()),
+    }
+    offsets = offsets_of(np.bincount(entities.text, minlength=len(texts)).tolist(), len(texts))
+    structs = pa.StructArray.from_arrays(list(columns.values()), fields=list(_ENTITY))
+    return pa.ListArray.from_arrays(pa.array(offsets), structs)

@@ -1,0 +1,207 @@
+"""Any torch module as a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, cast
+
+import numpy as np
+import numpy.typing as npt
+from apache_beam.ml.inference.base import PredictionResult
+from typing_extensions import Unpack
+
+from luminosity.inference.blocks import Block, rows
+from luminosity.inference.extras import require
+from luminosity.inference.handlers.module_files import ModuleFiles
+from luminosity.inference.handlers.on_torch import Batch, Outputs, TorchHandler, map_tensors
+from luminosity.inference.handlers.options import HandlerOptions
+from luminosity.inference.handlers.padding import Array, pad_or_stack
+
+__all__ = ["TorchModelHandler"]
+
+InferenceFn = Callable[..., Iterable[PredictionResult]]
+
+
+class TorchModelHandler(TorchHandler[Any, PredictionResult]):
+    """Runs a torch module over tensors or numpy arrays, or over dicts of them, which become keyword arguments.
+
+    >>> import torch
+    >>> handler = TorchModelHandler(model_class=torch.nn.Flatten, model_params={"start_dim": 1})
+    >>> [result] = handler.run_inference([np.array([[1, 2], [3, 4]])], handler.load_model())
+    >>> result.inference
+    array([1, 2, 3, 4])
+
+    Examples of one shape are stacked. Where lengths (the first dimension) differ, the shorter ones are padded at
+    their end with `pad_value`; a model that must know gets, as the keyword argument named by `mask`, ones where
+    there is an example and zeros where there is padding (of a dict's first entry).
+
+    The model is given by `model_class` (a class, or any function that makes a module) with `model_params` and,
+    where it does not bring its weights itself, `state_dict_path` (safetensors, or what `torch.save` wrote); or by
+    `torch_script_model_path`; or by `exported_model_path` (`torch.export.save`). `load_model_args` go to the
+    function that reads the file.
+
+    A prediction is the model's row for the example: a numpy array, or dicts and tuples of arrays as the model
+    returns them. Beam's own handler returns tensors: `output="torch"` does so, too. Numpy has no bfloat16: such
+    outputs become float32.
+
+    `device` is "auto" (the GPU, if this process has one), "CPU", "GPU", "cuda:1"... `dtype` converts weights and
+    floating-point inputs ("bfloat16"). `compile` compiles the module, and pads to few different lengths.
+    `inference_args` of RunInference are keyword arguments of the module. `inference_fn` takes the place of the call,
+    with the signature that Beam's PytorchModelHandlerTensor wants; it gets the examples one by one, not padded.
+    `warm_up_example` is run once after loading.
+    """
+
+    def __init__(
+        self,
+        state_dict_path: str | None = None,
+        model_class: Callable[..., Any] | None = None,
+        model_params: Mapping[str, Any] | None = None,
+        device: str = "auto",
+        *,
+        torch_script_model_path: str | None = None,
+        exported_model_path: str | None = None,
+        load_model_args: Mapping[str, Any] | None = None,
+        inference_fn: InferenceFn | None = None,
+        dtype: Any = None,
+        compile: bool = False,
+        pad_value: float = 0,
+        mask: str | None = None,
+        output: Literal["numpy", "torch"] = "numpy",
+        warm_up_example: Any = None,
+        **options: Unpack[HandlerOptions],
+    ) -> None:
+        super().__init__(device, dtype, **options)
+        if output not in ("numpy", "torch"):
+            raise ValueError(f"output is {output!r}, expected 'numpy' or 'torch'")
+        if inference_fn is not None and mask is not None:
+            raise ValueError("inference_fn gets the examples one by one, not padded: there is no mask to give")
+        self._files = ModuleFiles(
+            state_dict_path,
+            model_class,
+            dict(model_params or {}),
+            torch_script_model_path,
+            exported_model_path,
+            dict(load_model_args or {}),
+        )
+        self._inference_fn = inference_fn
+        self._compile = compile
+        self._pad_value = pad_value
+        self._mask = mask
+        self._output = output
+        self._warm_up_example = warm_up_example
+
+    @property
+    def model_id(self) -> str | None:
+        return self._files.path
+
+    def update_model_path(self, model_path: str | None = None) -> None:
+        if model_path:
+            self._files = self._files.at(model_path)
+
+    def get_metrics_namespace(self) -> str:
+        return "BeamML_PyTorch"
+
+    def load_model(self) -> Any:
+        module = self._files.load(self.device)
+        if self.dtype is not None:
+            module = module.to(self.dtype)
+        return require("torch", "torch").compile(module, dynamic=True) if self._compile else module
+
+    def warm_up(self, model: Any) -> None:
+        if self._warm_up_example is not None:
+            list(self.run_inference([self._warm_up_example], model))
+
+    def prepare(self, block: Block) -> Block:
+        """Numpy arrays: they travel between processes far cheaper than tensors."""
+        if isinstance(block, np.ndarray):
+            return block
+        return [_arrays_of(example) for example in rows(block)]
+
+    def cost(self, prepared: Block) -> npt.NDArray[Any]:
+        return np.fromiter(map(_numbers_in, prepared), np.float64, len(prepared))
+
+    def collate(self, prepared: Block) -> Batch:
+        if self._inference_fn is not None:
+            return Batch([_tensors_of(example) for example in prepared], len(prepared))
+        if not isinstance(prepared[0], dict):
+            inputs, mask = self._padded(prepared)
+            return Batch(([inputs], mask), len(prepared))
+        columns = {name: self._padded([example[name] for example in prepared]) for name in prepared[0]}
+        mask = next(iter(columns.values()))[1]
+        return Batch(({name: inputs for name, (inputs, _) in columns.items()}, mask), len(prepared))
+
+    def _padded(self, arrays: Sequence[Array]) -> tuple[Any, dict[str, Any]]:
+        """A tensor of all, and the mask as the keyword argument that the model wants."""
+        torch = require("torch", "torch")
+        padded, lengths = pad_or_stack(arrays, self._pad_value, few=self._compile)
+        if self._mask is None:
+            return torch.from_numpy(padded), {}
+        if lengths is None:
+            raise ValueError("a mask is asked for, and the examples are single numbers: they have no length")
+        mask = np.arange(padded.shape[1]) < lengths[:, np.newaxis]
+        return torch.from_numpy(padded), {self._mask: torch.from_numpy(mask.astype(np.int64))}
+
+    def compute(self, model: Any, batch: Batch, inference_args: dict[str, Any]) -> Any:
+        inputs = map_tensors(self._in_dtype, batch.inputs)
+        if self._inference_fn is not None:
+            results = self._inference_fn(inputs, model, self.device, inference_args, self.model_id)
+            return [result.inference for result in results]
+        examples, mask = inputs
+        if isinstance(examples, dict):
+            outputs = model(**examples, **mask, **inference_args)
+        else:
+            outputs = model(*examples, **mask, **inference_args)
+        return outputs if self._output == "torch" else map_tensors(_as_numpy_can, outputs)
+
+    def _in_dtype(self, tensor: Any) -> Any:
+        return tensor.to(self.dtype) if self.dtype is not None and tensor.is_floating_point() else tensor
+
+    def collect(self, outputs: Outputs) -> Block:
+        values = outputs.values
+        if self._output == "numpy":
+            values = map_tensors(lambda tensor: tensor.numpy(force=True), values)
+        return _split(values, outputs.batch.count, "the model's output")
+
+
+def _arrays_of(example: Any) -> Any:
+    if isinstance(example, dict):
+        return {name: _arrays_of(value) for name, value in cast("dict[str, Any]", example).items()}
+    if hasattr(example, "detach"):  # a tensor, of whatever device
+        return _as_numpy_can(example).numpy(force=True)
+    return np.asarray(example)
+
+
+def _tensors_of(example: Any) -> Any:
+    torch = require("torch", "torch")
+    if isinstance(example, dict):
+        return {name: torch.tensor(value) for name, value in cast("dict[str, Any]", example).items()}
+    return torch.tensor(example)
+
+
+def _numbers_in(example: Any) -> int:
+    return sum(value.size for value in example.values()) if isinstance(example, dict) else example.size
+
+
+def _as_numpy_can(tensor: Any) -> Any:
+    return tensor.float() if tensor.dtype == require("torch", "torch").bfloat16 else tensor
+
+
+def _split(values: Any, count: int, what: str) -> Block:
+    """One value per example, of one array or of dicts and tuples of arrays."""
+    if isinstance(values, dict):
+        names = list(cast("dict[str, Any]", values))
+        columns = [_split(value, count, f"{what}[{name!r}]") for name, value in cast("dict[str, Any]", values).items()]
+        return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+    if isinstance(values, tuple):
+        columns = [_split(value, count, f"{what}[{i}]") for i, value in enumerate(cast("tuple[Any, ...]", values))]
+        return list(zip(*columns, strict=True))
+    if isinstance(values, list):
+        each = cast("list[Any]", values)  # one by one already, as detectors of objects in images return them
+        shape = (len(each),)
+    else:
+        each, shape = values, tuple(getattr(values, "shape", ()))
+    if shape[:1] != (count,):
+        raise ValueError(
+            f"{what} is a {type(values).__name__} of shape {shape}, expected {count} rows, one per example"
+        )
+    return each if isinstance(each, np.ndarray) else list(each)
