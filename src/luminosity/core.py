@@ -52,6 +52,10 @@ class WorkerShare:
         return {_ENVIRONMENT_KEY: json.dumps(asdict(self))}
 
 
+SORTS_ITS_BUNDLE = "luminosity:sorts_its_bundle"
+"""An annotation of steps that do better work on more elements at once: they want long bundles."""
+
+
 class InferenceMetrics:
     """The names of the counters by which RunInference tells how it stands; the progress view reads them.
 

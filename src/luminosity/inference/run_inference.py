@@ -12,6 +12,7 @@ from apache_beam import pvalue
 from apache_beam.ml.inference.base import ModelHandler, RunInferenceDLQ
 from apache_beam.options.pipeline_options import PipelineOptions
 
+from luminosity.core import SORTS_ITS_BUNDLE
 from luminosity.inference.adapt import adapt
 from luminosity.inference.deadletters import check_threshold
 from luminosity.inference.handler import Handler
@@ -188,14 +189,12 @@ class RunInference(beam.PTransform[Any, Any]):
         metadata = self._metadata(examples.pipeline)
         settings = self._settings(examples.pipeline.options, metadata is not None)
         side_input = None if metadata is None else pvalue.AsSingleton(metadata)
-        blocks = (
-            examples
-            | "Prepare" >> beam.ParDo(PrepareDoFn(adapted, settings)).with_output_types(PreparedBlock)
-            | "Infer"
-            >> beam.ParDo(InferDoFn(self._model_handler, settings), side_input)
-            .with_output_types(ResultBlock)
-            .with_resource_hints(**self._infer_hints(adapted))
-        )
+        prepare = beam.ParDo(PrepareDoFn(adapted, settings)).with_output_types(PreparedBlock)
+        infer = beam.ParDo(InferDoFn(self._model_handler, settings), side_input).with_output_types(ResultBlock)
+        infer = infer.with_resource_hints(**self._infer_hints(adapted))
+        prepared = examples | "Prepare" >> prepare
+        with examples.pipeline.transform_annotations(**{SORTS_ITS_BUNDLE: ""}):
+            blocks = prepared | "Infer" >> infer
         results = beam.ParDo(ResultsDoFn(adapted, self._drop_example))
         if self._exception_handling is None:
             return blocks | "Results" >> results, None

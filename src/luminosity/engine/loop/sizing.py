@@ -9,6 +9,9 @@ _LONGEST_S = 1.0
 # A bundle's results are seen when it is done. Kept to this part of the time that the stage has run, bundles delay
 # the end of a run by no more than that, and their number grows only with the logarithm of its length.
 _PART_OF_ELAPSED = 0.05
+# A step that sorts what it gets gains more from a long bundle than its end loses.
+_LONGEST_SORTED_S = 5.0
+_PART_OF_ELAPSED_SORTED = 0.2
 _GROWTH = 8
 _SHORTEST_DEADLINE_S = 0.1
 SINK_ELEMENTS = 1000
@@ -16,10 +19,12 @@ _MOST_PATIENCE = 64
 
 
 class BundleSize:
-    """Starts at one element and grows to at most a second of work."""
+    """Starts at one element and grows to at most a second of work, or five where a step sorts it."""
 
-    def __init__(self, is_sink: bool = False) -> None:
+    def __init__(self, is_sink: bool = False, sorts: bool = False) -> None:
         self._is_sink = is_sink
+        self._longest = _LONGEST_SORTED_S if sorts else _LONGEST_S
+        self._part_of_elapsed = _PART_OF_ELAPSED_SORTED if sorts else _PART_OF_ELAPSED
         self._started_at: float | None = None
         self._seconds_per_element: float | None = None
         self._last = 0
@@ -30,30 +35,30 @@ class BundleSize:
             return _LONGEST_S
         if self._started_at is None:
             return _SHORTEST_S
-        return min(_LONGEST_S, max(_SHORTEST_S, _PART_OF_ELAPSED * (now - self._started_at)))
+        return min(self._longest, max(_SHORTEST_S, self._part_of_elapsed * (now - self._started_at)))
 
-    def next(self, now: float, queued: int, free_slots: int) -> int:
-        """Elements for a bundle, of ``queued``, while ``free_slots`` workers could take one."""
+    def next(self, now: float, queued: int, slots: int) -> int:
+        """Elements for a bundle, of ``queued``, while this many slots could take, or will want, one."""
         if self._started_at is None:
             self._started_at = now
         if self._is_sink:
-            return self._next_of_sink(queued, free_slots)
+            return self._next_of_sink(queued, slots)
         if self._seconds_per_element is None:
             return 1
         target = self.target_seconds(now)
         fitting = max(1, int(target / self._seconds_per_element))
         # The rest is shared out, unless it is too little to be worth sharing.
-        fair = max(math.ceil(queued / max(1, free_slots)), int(_SHORTEST_S / self._seconds_per_element))
+        fair = max(math.ceil(queued / max(1, slots)), int(_SHORTEST_S / self._seconds_per_element))
         return max(1, min(fitting, fair, self._last * _GROWTH))
 
-    def _next_of_sink(self, queued: int, free_slots: int) -> int:
+    def _next_of_sink(self, queued: int, slots: int) -> int:
         """A file is written per bundle: few bundles, and one alone where there is little to write."""
         if self._seconds_per_element is None:
             return min(queued, SINK_ELEMENTS)
         if queued * self._seconds_per_element < _LONGEST_S / 2:
             return queued
         fitting = max(1, int(_LONGEST_S / self._seconds_per_element))
-        return min(fitting, math.ceil(queued / max(1, free_slots)))
+        return min(fitting, math.ceil(queued / max(1, slots)))
 
     def deadline_seconds(self, now: float) -> float:
         """When a bundle that started ``now`` should be asked to stop early."""

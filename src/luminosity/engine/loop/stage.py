@@ -49,7 +49,7 @@ class StageRun:
         self.blocks = blocks
         self._gather_bytes = min(_SINK_BYTES, queue_limit // 4)  # well before its writers are held back
         self._bundle_bytes = max(_LEAST_BUNDLE_BYTES, min(_BUNDLE_BYTES, blocks.ledger.limit // _BUNDLE_PART))
-        self.size = BundleSize(stage.is_sink)
+        self.size = BundleSize(stage.is_sink, stage.sorts_its_bundle)
         self._codecs = {read.transform_id: codecs.elements(read.coder_id) for read in stage.reads}
         self.written_buffers = {write.transform_id: write.buffer_id for write in stage.writes}
         self.timer_codecs: dict[FamilyKey, TimerCodec] = {f.key: codecs.timers(f) for f in stage.timers}
@@ -178,7 +178,9 @@ class StageRun:
         if lane.timers and (due := lane.timers.take_due(self._clock(wall_micros), _BUNDLE_TIMERS)):
             return Bundle(self, lane, {}, due)
         if lane.count:
-            elements = self.size.next(now, lane.count, max(1, self.pool.free_slots()))
+            # Long bundles end together only if the last ones are small: each takes its part of what is left.
+            slots = self.pool.all_slots() if self.stage.sorts_its_bundle else self.pool.free_slots()
+            elements = self.size.next(now, lane.count, max(1, slots))
             if most_elements is not None:
                 elements = min(elements, most_elements)
             return Bundle(self, lane, lane.take(self._codecs, elements, self._bundle_bytes))

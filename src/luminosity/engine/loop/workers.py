@@ -107,6 +107,9 @@ class PoolRun:
     def free_slots(self) -> int:
         return sum(worker.free_slots() for worker in self.workers.values())
 
+    def all_slots(self) -> int:
+        return self.pool.workers * self.pool.slots
+
     def starting(self) -> int:
         return sum(not worker.is_connected for worker in self.workers.values())
 

@@ -75,6 +75,7 @@ class Stage:
     is_stateful: bool
     is_splittable: bool
     is_sink: bool  # writes a file per bundle
+    sorts_its_bundle: bool  # and so wants long ones
     transforms: tuple[beam_runner_api_pb2.PTransform, ...] = field(repr=False)
     # (transform, input tag) of a residual → the read whose element it continues
     residual_reads: dict[tuple[str, str], str] = field(repr=False)

@@ -11,6 +11,7 @@ from apache_beam.portability.api import beam_runner_api_pb2
 from apache_beam.runners.portability.fn_api_runner import translations
 from apache_beam.runners.worker import bundle_processor
 
+from luminosity.core import SORTS_ITS_BUNDLE
 from luminosity.engine.plan.graph import (
     Buffer,
     BufferKind,
@@ -177,6 +178,7 @@ def _stage(
         is_stateful=is_stateful,
         is_splittable=is_splittable,
         is_sink=any(step.endswith(_WRITES_FILE_PER_BUNDLE) for step in steps),
+        sorts_its_bundle=any(SORTS_ITS_BUNDLE in transform.annotations for transform in stage.transforms),
         transforms=tuple(stage.transforms),
         residual_reads=_residual_reads(stage.transforms),
     )

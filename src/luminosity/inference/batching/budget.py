@@ -29,7 +29,7 @@ class Budget:
     @property
     def settled(self) -> bool:
         """Whether it is what it will be, as far as is known."""
-        return self._timing.known and self._found >= min(self._wanted(), self._ceiling)
+        return self._found >= min(self._wanted(), self._ceiling)
 
     def limit(self, longest: float) -> float:
         """What a batch may cost whose longest example costs so much; one example always may."""

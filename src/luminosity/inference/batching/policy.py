@@ -65,10 +65,9 @@ class BatchPolicy:
 
     def _cut(self, pool: Pool, start: int) -> Cut:
         costs = pool.costs[start:]
+        costs = costs[: self._same_bucket(costs)]
         budget = self.budget.limit(float(costs[0]))
-        most = min(
-            self.limits.max_count, len(costs), self._same_bucket(costs), self._light_enough(pool.weights[start:])
-        )
+        most = min(self.limits.max_count, len(costs), self._light_enough(pool.weights[start:]))
         if costs[0] > 0:
             most = min(most, int(budget // costs[0]))
         least = min(self.limits.min_count, most)

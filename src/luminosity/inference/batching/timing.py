@@ -55,10 +55,11 @@ class Timing:
         apart = costs[second] - costs[first]
         telling = np.abs(apart) > 0.1 * costs.max()
         mean_rate = float(np.median(seconds / costs))
-        self.known = bool(telling.any()) and mean_rate > 0
-        if not self.known:
-            self.fixed, self.per_cost = 0.0, mean_rate
-            return
+        if not telling.any() or mean_rate <= 0:
+            if not self.known:
+                self.per_cost = mean_rate
+            return  # What was known stays: a budget that has settled makes all batches alike.
+        self.known = True
         slope = float(np.median((seconds[second] - seconds[first])[telling] / apart[telling]))
         # A device that is far from full takes the same time for more work: a slope of nothing, or less by chance.
         self.per_cost = max(slope, 0.01 * mean_rate)

@@ -1,0 +1,219 @@
+"""Batching decisions, with the time given: no threads, no sleeping."""
+
+from __future__ import annotations
+
+import logging
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from luminosity.inference.batching.budget import Budget
+from luminosity.inference.batching.cut import first_cut
+from luminosity.inference.batching.limits import Limits
+from luminosity.inference.batching.policy import BatchPolicy, Cut
+from luminosity.inference.batching.pool import Pool
+from luminosity.inference.batching.timing import Timing
+
+
+def pool_of(*costs: float, now: float = 0.0, weights: list[float] | None = None) -> Pool:
+    pool = Pool()
+    pool.add(1, np.array(costs, float), None if weights is None else np.array(weights), now)
+    return pool
+
+
+def all_batches(policy: BatchPolicy, pool: Pool) -> list[list[float]]:
+    batches: list[list[float]] = []
+    while len(pool):
+        cut = policy.next(pool, 0.0, more_coming=False)
+        assert isinstance(cut, Cut)
+        batches.append(pool.take(cut.start, cut.count).costs.tolist())
+    return batches
+
+
+def taught(policy: BatchPolicy, fixed: float, per_cost: float) -> BatchPolicy:
+    """A policy that has seen batches of a device with these times."""
+    policy.budget.limit(1)
+    for cost in [2.0**power for power in range(14)]:
+        policy.budget.succeeded(cost, fixed + per_cost * cost)
+    return policy
+
+
+def test_nothing_waits_for_nothing() -> None:
+    assert BatchPolicy(Limits()).next(Pool(), 0.0, more_coming=True) is None
+
+
+def test_longest_first() -> None:
+    batches = all_batches(BatchPolicy(Limits()), pool_of(3, 90, 1, 40, 90))
+    assert batches[0] == [90, 90]
+    assert [batch[0] for batch in batches] == sorted((batch[0] for batch in batches), reverse=True)
+
+
+def test_padded_cost_stays_within_the_budget() -> None:
+    policy = taught(BatchPolicy(Limits()), fixed=1.0, per_cost=0.01)
+    budget = policy.budget.limit(1)
+    for batch in all_batches(policy, pool_of(*np.random.default_rng(0).integers(1, 300, 2000))):
+        assert len(batch) == 1 or max(batch) * len(batch) <= budget
+
+
+def test_waits_for_company_but_not_for_long() -> None:
+    policy = BatchPolicy(Limits())
+    wait = policy.next(pool_of(1.0), 0.0, more_coming=True)
+    assert isinstance(wait, float)
+    assert 0 < wait <= 0.05
+    assert isinstance(policy.next(pool_of(1.0), wait, more_coming=True), Cut)
+
+
+def test_goes_at_once_when_nobody_else_is_coming() -> None:
+    assert isinstance(BatchPolicy(Limits()).next(pool_of(1.0), 0.0, more_coming=False), Cut)
+
+
+def test_max_batch_duration_bounds_the_wait() -> None:
+    policy = BatchPolicy(Limits.from_beam({"min_batch_size": 100, "max_batch_duration_secs": 7}))
+    pool = pool_of(1.0, now=10.0)
+    assert policy.next(pool, 11.0, more_coming=True) == 6
+    assert policy.next(pool, 17.0, more_coming=True) == Cut(0, 1, 100.0)
+
+
+def test_who_waited_too_long_goes_first_whatever_its_length() -> None:
+    policy = BatchPolicy(Limits.from_beam({"max_batch_duration_secs": 5, "max_batch_size": 2}))
+    pool = pool_of(2.0, now=0.0)
+    pool.add(2, np.array([100.0] * 8), None, 4.9)
+    cut = policy.next(pool, 5.0, more_coming=True)
+    assert isinstance(cut, Cut)
+    assert pool.take(cut.start, cut.count).costs.tolist() == [2.0]
+
+
+def test_a_minimum_is_waited_for_until_the_bundle_ends() -> None:
+    policy = BatchPolicy(Limits.from_beam({"min_batch_size": 100}))
+    assert policy.next(pool_of(*[1.0] * 99), 1e9, more_coming=True) == math.inf
+    assert policy.next(pool_of(*[1.0] * 99), 0.0, more_coming=False) == Cut(0, 99, 100.0)
+    assert policy.next(pool_of(*[1.0] * 120), 0.0, more_coming=True) == Cut(0, 100, 100.0)
+
+
+def test_maximum_count_and_weight() -> None:
+    batches = all_batches(BatchPolicy(Limits.from_beam({"max_batch_size": 3})), pool_of(*[1.0] * 7))
+    assert [len(batch) for batch in batches] == [3, 3, 1]
+    weighed = Limits.from_beam({"max_batch_weight": 10, "element_size_fn": len})
+    batches = all_batches(BatchPolicy(weighed), pool_of(*[1.0] * 6, weights=[4, 4, 4, 11, 1, 1]))
+    assert [len(batch) for batch in batches] == [2, 1, 1, 2]
+
+
+def test_lengths_on_two_sides_of_a_boundary_never_meet() -> None:
+    limits = Limits.from_beam({"length_fn": len, "bucket_boundaries": [10, 50]})
+    policy = taught(BatchPolicy(limits), fixed=100.0, per_cost=0.001)
+    assert all_batches(policy, pool_of(9, 10, 49, 50, 51, 1)) == [[51, 50], [49, 10], [9, 1]]
+
+
+def test_target_duration_bounds_a_batch() -> None:
+    policy = taught(BatchPolicy(Limits.from_beam({"target_batch_duration_secs": 2})), fixed=1.0, per_cost=0.01)
+    assert policy.budget.limit(1) == pytest.approx(100, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"bucket_boundaries": [1]}, "batch_length_fn"),
+        ({"max_batch_weight": 1}, "element_size_fn"),
+        ({"min_batch_size": 5, "max_batch_size": 4}, "min_batch_size=5 exceeds max_batch_size=4"),
+    ],
+)
+def test_settings_that_contradict_each_other(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Limits.from_beam(settings)
+
+
+def test_settings_without_meaning_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        Limits.from_beam({"variance": 0.25})
+    assert "variance=0.25 has no effect" in caplog.text
+
+
+def test_timing_is_not_bent_by_disturbed_batches() -> None:
+    timing = Timing()
+    rng = np.random.default_rng(1)
+    for number in range(48):
+        cost = float(rng.integers(10, 1000))
+        timing.observe(cost, (0.02 + 0.0004 * cost) * (10 if number % 6 == 0 else 1))
+    assert timing.fixed == pytest.approx(0.02, rel=0.2)
+    assert timing.per_cost == pytest.approx(0.0004, rel=0.2)
+
+
+def test_budget_grows_until_the_fixed_part_is_small_and_no_further() -> None:
+    policy = BatchPolicy(Limits())
+    sizes: list[int] = []
+    for _ in range(20):
+        pool = pool_of(*[1.0] * 5000)
+        cut = policy.next(pool, 0.0, more_coming=True)
+        assert isinstance(cut, Cut)
+        sizes.append(cut.count)
+        policy.budget.succeeded(cut.count, 50e-6 + 1e-6 * cut.count)
+    assert sizes[:4] == [16, 32, 64, 128]
+    assert sizes[-1] == pytest.approx(950, rel=0.01)
+    assert policy.budget.settled
+
+
+@pytest.mark.parametrize("memory", [10, 100, 999, 5000])
+def test_out_of_memory_settles_below_what_fits(memory: int) -> None:
+    budget = Budget(Limits(), Timing())
+    failures = 0
+    for _ in range(100):
+        cost = budget.limit(1.0)
+        if cost > memory:
+            failures += 1
+            budget.out_of_memory(cost)
+        else:
+            budget.succeeded(cost, 1.0 + 0.001 * cost)
+    assert memory / 4 <= budget.limit(1.0) <= memory
+    assert failures <= 4
+    assert budget.settled
+
+
+def test_one_example_may_always_go() -> None:
+    budget = Budget(Limits(), Timing())
+    budget.limit(1.0)
+    budget.out_of_memory(4.0)
+    assert budget.limit(50.0) == 50.0
+
+
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=9), st.integers(0, 100), st.integers(1, 9))
+def test_small_pools_are_cut_as_well_as_can_be(lengths: list[int], overhead: int, most: int) -> None:
+    costs = np.sort(np.array(lengths, float))[::-1]
+    budget = most * costs[0]
+
+    def time_of(cuts: list[int]) -> float:
+        ends = [*cuts, len(costs)]
+        return sum(overhead + costs[a] * (b - a) for a, b in zip([0, *cuts], ends, strict=True))
+
+    def fits(cuts: list[int]) -> bool:
+        return all(
+            b - a == 1 or costs[a] * (b - a) <= budget for a, b in zip([0, *cuts], [*cuts, len(costs)], strict=True)
+        )
+
+    inner = len(costs) - 1
+    partitions = [[i + 1 for i in range(inner) if chosen >> i & 1] for chosen in range(2**inner)]
+    best = min(time_of(cuts) for cuts in partitions if fits(cuts))
+    first = first_cut(costs, most, overhead)
+    begun_so = [cuts for cuts in partitions if fits(cuts) and ([*cuts, len(costs)][0] == first)]
+    assert min(time_of(cuts) for cuts in begun_so) == pytest.approx(best)
+
+
+@pytest.mark.parametrize("size", [300, 3000])
+def test_large_pools_are_cut_nearly_as_well(size: int) -> None:
+    costs = np.sort(np.clip(np.exp(np.random.default_rng(0).normal(2.5, 0.65, size)).round(), 3, 256))[::-1]
+    overhead, budget = 55.0, 1045.0
+    padded, batches, rest = 0.0, 0, costs
+    while len(rest):
+        count = first_cut(rest, max(1, int(budget // rest[0])), overhead)
+        padded, batches, rest = padded + rest[0] * count, batches + 1, rest[count:]
+    assert 1 - costs.sum() / padded < 0.10
+    assert padded + overhead * batches < 1.35 * costs.sum()
+
+
+def test_pool_forgets_a_submission() -> None:
+    pool = pool_of(1, 2, 3)
+    pool.add(2, np.array([9.0, 8.0]), None, 0.0)
+    pool.drop({1})
+    assert pool.take(0, 5).costs.tolist() == [9, 8]
