@@ -6,9 +6,9 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Final
 
-__all__ = ["WorkerShare"]
+__all__ = ["InferenceMetrics", "WorkerShare"]
 
 _ENVIRONMENT_KEY = "LUMINOSITY_WORKER_SHARE"
 
@@ -47,6 +47,45 @@ class WorkerShare:
     def to_environment(self) -> dict[str, str]:
         """The environment variables by which a worker learns its share."""
         return {_ENVIRONMENT_KEY: json.dumps(asdict(self))}
+
+
+class InferenceMetrics:
+    """The names of the counters by which a step that runs a model tells how that goes, in any namespace.
+
+    Times are whole microseconds, costs are in the units of the model's handler: tokens, pixels, examples.
+    """
+
+    NUM_INFERENCES: Final = "num_inferences"  # Beam's own
+    BATCHES: Final = "batches"
+    USEFUL_COST: Final = "useful_cost"  # summed over examples
+    PADDED_COST: Final = "padded_cost"  # summed over batches: the longest example times the number of examples
+    BUDGET_COST: Final = "budget_cost"  # what the padded cost could have been, summed over batches
+    QUEUE_WAIT: Final = "queue_wait_micro_secs"  # summed over examples: from when it came to when its batch was cut
+    PREPARE: Final = "prepare_micro_secs"  # this and what follows: summed over batches
+    COLLATE: Final = "collate_micro_secs"
+    TRANSFER: Final = "transfer_micro_secs"
+    COMPUTE: Final = "compute_micro_secs"
+    RETURN: Final = "return_micro_secs"
+    DEVICE_BUSY: Final = "device_busy_micro_secs"  # batches that are computed at the same time count once
+    OUT_OF_MEMORY: Final = "out_of_memory"  # times that a batch did not fit
+
+    ALL: Final = frozenset(
+        {
+            NUM_INFERENCES,
+            BATCHES,
+            USEFUL_COST,
+            PADDED_COST,
+            BUDGET_COST,
+            QUEUE_WAIT,
+            PREPARE,
+            COLLATE,
+            TRANSFER,
+            COMPUTE,
+            RETURN,
+            DEVICE_BUSY,
+            OUT_OF_MEMORY,
+        }
+    )
 
 
 def machine_ram_bytes() -> int:
