@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Final
 
 __all__ = ["InferenceMetrics", "WorkerShare"]
 
@@ -57,24 +57,42 @@ SORTS_ITS_BUNDLE = "luminosity:sorts_its_bundle"
 
 
 class InferenceMetrics:
-    """The names of the counters by which RunInference tells how it stands; the progress view reads them.
+    """The names of the counters by which a step that runs a model tells how that goes, in any namespace.
 
-    Costs are in the units of the handler, times in microseconds; all are sums over batches.
+    Times are whole microseconds, costs are in the units of the model's handler: tokens, pixels, examples.
     """
 
-    INFERENCES = "num_inferences"
-    BATCHES = "batches"
-    USEFUL_COST = "useful_cost"
-    PADDED_COST = "padded_cost"
-    BUDGET_COST = "budget_cost"
-    OUT_OF_MEMORY = "out_of_memory"
-    PREPARE = "prepare_micro_secs"
-    QUEUE_WAIT = "queue_wait_micro_secs"
-    COLLATE = "collate_micro_secs"
-    TRANSFER = "transfer_micro_secs"
-    COMPUTE = "compute_micro_secs"
-    RETURN = "return_micro_secs"
-    DEVICE_BUSY = "device_busy_micro_secs"
+    NUM_INFERENCES: Final = "num_inferences"  # Beam's own
+    BATCHES: Final = "batches"
+    USEFUL_COST: Final = "useful_cost"  # summed over examples
+    PADDED_COST: Final = "padded_cost"  # summed over batches: the longest example times the number of examples
+    BUDGET_COST: Final = "budget_cost"  # what the padded cost could have been, summed over batches
+    QUEUE_WAIT: Final = "queue_wait_micro_secs"  # summed over examples: from when it came to when its batch was cut
+    PREPARE: Final = "prepare_micro_secs"  # this and what follows: summed over batches
+    COLLATE: Final = "collate_micro_secs"
+    TRANSFER: Final = "transfer_micro_secs"
+    COMPUTE: Final = "compute_micro_secs"
+    RETURN: Final = "return_micro_secs"
+    DEVICE_BUSY: Final = "device_busy_micro_secs"  # batches that are computed at the same time count once
+    OUT_OF_MEMORY: Final = "out_of_memory"  # times that a batch did not fit
+
+    ALL: Final = frozenset(
+        {
+            NUM_INFERENCES,
+            BATCHES,
+            USEFUL_COST,
+            PADDED_COST,
+            BUDGET_COST,
+            QUEUE_WAIT,
+            PREPARE,
+            COLLATE,
+            TRANSFER,
+            COMPUTE,
+            RETURN,
+            DEVICE_BUSY,
+            OUT_OF_MEMORY,
+        }
+    )
 
 
 def usable_cores() -> int:

@@ -15,7 +15,7 @@ from rich.text import Text
 from luminosity.cli import recorded
 from luminosity.engine.monitor.events import BundleRetried, Event, WorkerLost
 from luminosity.engine.monitor.records import Record, find
-from luminosity.engine.monitor.views import words
+from luminosity.engine.monitor.views import inference, words
 from luminosity.engine.monitor.views.summary import summary
 
 _MOST_HAPPENINGS = 20
@@ -49,6 +49,8 @@ def show(record: Record) -> int:
         console.print(summary(record.started, record.ended))
     else:
         console.print(Text(f"{record.started.name}  {_unfinished(record)}", style="bold"))
+        for view in inference.of(record.last) if record.last is not None else ():
+            console.print(Text(f"model {inference.sentence(view)}"))
     console.print()
     console.print(_stages(record))
     happened = [text for event in record.happenings if (text := _happening(event))]

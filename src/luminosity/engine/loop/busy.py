@@ -13,14 +13,19 @@ class BusyTime:
         self._counted_until = 0.0
         self._summed = 0.0
         self._spanned = 0.0
+        self._began_at: float | None = None
+        self._ended_at: float | None = None
 
     def begin(self) -> None:
         self._count()
         self._running += 1
+        if self._began_at is None:
+            self._began_at = self._counted_until
 
     def end(self) -> None:
         self._count()
         self._running -= 1
+        self._ended_at = self._counted_until
 
     @property
     def seconds(self) -> float:
@@ -33,6 +38,11 @@ class BusyTime:
         """The time in which there was at least one."""
         self._count()
         return self._spanned
+
+    @property
+    def first_to_last_seconds(self) -> float:
+        """From the first begin to the last end: what is known of bundles that ended happened in this time."""
+        return 0.0 if self._began_at is None or self._ended_at is None else self._ended_at - self._began_at
 
     def _count(self) -> None:
         now = time.monotonic()

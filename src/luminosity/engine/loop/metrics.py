@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from apache_beam import coders
@@ -65,6 +65,17 @@ class RunMetrics:
                 monitoring_infos.extract_counter_value(i) for i in infos if i.urn == monitoring_infos.ELEMENT_COUNT_URN
             ]
         return max(counts, default=0)
+
+    def counters(self, stage: str, names: Collection[str]) -> dict[str, dict[str, int]]:
+        """The user's counters with these names, for each step of a stage that has any; those of all namespaces."""
+        found: dict[str, dict[str, int]] = {}
+        with self._lock:
+            for info in self._by_stage.get(stage, {}).values():
+                name = info.labels.get(monitoring_infos.NAME_LABEL, "")
+                if info.urn == monitoring_infos.USER_COUNTER_URN and name in names:
+                    of_step = found.setdefault(info.labels[monitoring_infos.PTRANSFORM_LABEL], {})
+                    of_step[name] = of_step.get(name, 0) + monitoring_infos.extract_counter_value(info)
+        return found
 
     def by_stage(self) -> dict[str, list[_Info]]:
         with self._lock:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from luminosity.engine.loop.inference import inference_views
 from luminosity.engine.loop.metrics import RunMetrics
 from luminosity.engine.loop.pace import Pace
 from luminosity.engine.loop.stage import StageRun
+from luminosity.engine.monitor.events import InferenceView
 
 _LEAST_ARRIVED = 0.02  # what is known of less says nothing about the rest
 _LEAST_SECONDS = 2.0
@@ -27,6 +29,7 @@ class StageProgress:
         self.rate = 0.0
         self.fraction: float | None = None
         self.seconds_left: float | None = None
+        self.inference: tuple[InferenceView, ...] = ()
 
     def look(self, seconds: float, running: int, waiting: int, arrived: float | None) -> None:
         """``running`` bundles run, ``waiting`` elements are not done, and of all input the part ``arrived`` is here."""
@@ -34,6 +37,7 @@ class StageProgress:
         if has_news:
             self._bundles_seen = self._stage.bundles_done
             self.elements = self._metrics.elements(self._stage.id)
+            self.inference = inference_views(self._stage, self._metrics)
         if self._stage.is_done():
             self.rate, self.fraction, self.seconds_left = 0.0, 1.0, None
             return

@@ -104,6 +104,7 @@ class Snapshots:
             busy_seconds=round(stage.busy.seconds, 3),
             fraction=None if progress.fraction is None else round(progress.fraction, 3),
             seconds_left=None if progress.seconds_left is None else round(progress.seconds_left, 1),
+            inference=progress.inference,
         )
 
     def _arrived(self, stage: StageRun) -> float | None:

@@ -16,6 +16,7 @@ __all__ = [
     "BundleRetried",
     "DeviceView",
     "Event",
+    "InferenceView",
     "MemoryUse",
     "PoolInfo",
     "PoolView",
@@ -60,6 +61,28 @@ class PoolInfo:
 
 
 @dataclass(frozen=True)
+class InferenceView:
+    """How a step that runs a model fares: sums over what is committed. It tells so by the counters of
+    :class:`luminosity.core.InferenceMetrics`."""
+
+    step: str
+    inferences: int = 0
+    batches: int = 0
+    useful_cost: int = 0
+    padded_cost: int = 0
+    budget_cost: int = 0  # what the padded cost could have been
+    queue_wait_seconds: float = 0.0  # over examples
+    prepare_seconds: float = 0.0  # this and what follows: over batches
+    collate_seconds: float = 0.0
+    transfer_seconds: float = 0.0
+    compute_seconds: float = 0.0
+    return_seconds: float = 0.0
+    device_busy_seconds: float = 0.0
+    worker_seconds: float = 0.0  # what its pool's workers had, from the stage's first bundle to its last commit
+    out_of_memory: int = 0  # times that a batch did not fit
+
+
+@dataclass(frozen=True)
 class StageView:
     """How a stage stands."""
 
@@ -75,6 +98,7 @@ class StageView:
     busy_seconds: float = 0.0  # summed over its bundles
     fraction: float | None = None  # done of what there is to do, where that is known
     seconds_left: float | None = None  # about, where that is known
+    inference: tuple[InferenceView, ...] = ()  # of its steps that run models
 
 
 @dataclass(frozen=True)

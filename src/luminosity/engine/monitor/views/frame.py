@@ -12,7 +12,7 @@ from rich.text import Text
 
 from luminosity.core import readable_bytes
 from luminosity.engine.monitor.events import DeviceView, PoolView, RunStarted, Snapshot, StageView, Status
-from luminosity.engine.monitor.views import words
+from luminosity.engine.monitor.views import inference, words
 
 _STYLES: dict[Status, str] = {
     "busy": "green",
@@ -27,6 +27,7 @@ _IMPORTANCE: tuple[Status, ...] = ("busy", "held back", "needs worker", "starved
 _GAP = "  "
 _LEAST_STATUS = 20
 _MOST_RESOURCES = 6
+_MOST_MODELS = 4
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ _COLUMNS = (
 
 def frame(run: RunStarted, snapshot: Snapshot, width: int, height: int) -> Group:
     """Fits into ``width`` columns and ``height`` lines, of which the last stays empty for the cursor."""
-    resources = _resources(snapshot, width)
+    resources = inference.lines(inference.of(snapshot), width, _MOST_MODELS) + _resources(snapshot, width)
     room = max(1, height - len(resources) - 5)  # title, column heads, a line for those left out, memory, the cursor
     shown, hidden = _choose(snapshot.stages, room)
     lines = [_title(run, snapshot, width), *_table(run, shown, width)]

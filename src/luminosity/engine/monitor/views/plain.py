@@ -8,13 +8,14 @@ import sys
 from rich.console import Console, RenderableType
 
 from luminosity.engine.monitor.events import Event, RunEnded, RunStarted, Snapshot, StageView
-from luminosity.engine.monitor.views import words
+from luminosity.engine.monitor.views import inference, words
 from luminosity.engine.monitor.views.summary import summary
 
 _EVERY_S = 5.0
 _SUMMARY_AFTER_S = 2.0  # less says nothing that a user would wait for
 _MOST_STAGES = 3
 _LABEL_CHARACTERS = 40
+_MOST_OF_MODELS = 3  # things said of each
 _WIDTH = 100
 
 
@@ -79,4 +80,6 @@ def _stage(label: str, stage: StageView) -> str:
         parts.append(words.percent(stage.fraction))
     if stage.status != "busy":
         parts.append(words.status(stage, _LABEL_CHARACTERS))
+    for view in stage.inference:
+        parts += inference.parts(view)[:_MOST_OF_MODELS]
     return ", ".join(parts)

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from luminosity.core import readable_bytes
 from luminosity.engine.monitor.events import RunEnded, RunStarted
-from luminosity.engine.monitor.views import words
+from luminosity.engine.monitor.views import inference, words
 
 _ENDINGS = {"done": "done in", "failed": "failed after", "cancelled": "cancelled after"}
 _STYLES = {"done": "bold green", "failed": "bold red", "cancelled": "bold yellow"}
@@ -17,7 +17,7 @@ _LABEL_CHARACTERS = 40
 
 
 def summary(run: RunStarted, ended: RunEnded) -> Group:
-    """State, time, time per pool, memory, the slowest stages, and why it failed."""
+    """State, time, time per pool, models, memory, the slowest stages, and why it failed."""
     last = ended.last
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
@@ -31,6 +31,8 @@ def summary(run: RunStarted, ended: RunEnded) -> Group:
         table.add_row("pool", Text(f"{pool.name}: {use}"))
     for device in last.devices:
         table.add_row("device", Text(f"{device.id}: {words.percent(device.busy_fraction)} busy"))
+    for view in inference.of(last):
+        table.add_row("model", Text(inference.sentence(view)))
     table.add_row("memory", Text(", ".join(_memory(ended))))
     slowest = sorted((s for s in last.stages if s.busy_seconds > 0), key=lambda s: s.busy_seconds, reverse=True)
     labels = {stage.id: words.shortened(stage.label, _LABEL_CHARACTERS) for stage in run.stages}

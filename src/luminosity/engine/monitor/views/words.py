@@ -24,6 +24,16 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
+def milliseconds(seconds: float) -> str:
+    """Without the unit.
+
+    >>> milliseconds(1.234), milliseconds(0.0123), milliseconds(0.0034), milliseconds(0.000042)
+    ('1,234', '12', '3.4', '0.042')
+    """
+    count = 1000 * seconds
+    return f"{count:,.0f}" if count >= 9.95 else f"{count:.2g}"
+
+
 def number(count: int) -> str:
     """
     >>> number(12_345), number(123_456_789)
@@ -46,10 +56,10 @@ def rate(per_second: float) -> str:
 
 def percent(fraction: float) -> str:
     """
-    >>> percent(0.996), percent(1.0)
-    ('99%', '100%')
+    >>> percent(0.996), percent(0.87), percent(1.0)
+    ('99%', '87%', '100%')
     """
-    return f"{int(100 * fraction)}%"  # what is not done is not 100%
+    return f"{int(100 * fraction + 1e-9)}%"  # what is not done is not 100%; 100 * 0.87 is not quite 87
 
 
 def shortened(label: str, width: int) -> str:

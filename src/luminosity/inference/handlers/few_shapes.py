@@ -1,0 +1,75 @@
+"""Batches of arrays, padded to one of few shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from luminosity.inference.handlers import sizes
+from luminosity.inference.handlers.columns import Array, Column, Columns, lengths, pad_ragged, to_numpy, to_tree
+
+__all__ = ["Padded", "Padding"]
+
+
+@dataclass(frozen=True)
+class Padded:
+    """A batch whose last rows may be padding."""
+
+    values: Any  # an array, or a dict or tuple of arrays, as the examples are
+    mask: Any  # true where examples are: (rows,), or (rows, length) for ragged ones; None unless asked for
+    rows: int  # that are examples
+    padded_rows: int
+
+
+@dataclass(frozen=True)
+class Padding:
+    """How to pad; sizes that are not given are powers of two, and for rows the middles between them, too.
+
+    >>> from luminosity.inference.handlers.columns import to_columns
+    >>> batch = Padding().pad(to_columns([[7], [8, 9, 9]], ragged=True), masked=True)
+    >>> batch.values.tolist(), batch.mask.tolist()[0], batch.rows
+    ([[7, 0, 0, 0], [8, 9, 9, 0]], [True, False, False, False], 2)
+    """
+
+    rows: Sequence[int] | None = None
+    lengths: Sequence[int] | None = None
+    value: float = 0
+
+    def __post_init__(self) -> None:
+        for option, given in (("rows", self.rows), ("lengths", self.lengths)):
+            if given is not None:
+                sizes.check_sizes(given, option)
+
+    def pad(
+        self, columns: Columns, masked: bool = False, convert: Callable[[Array], Array] = lambda values: values
+    ) -> Padded:
+        """The examples as one batch; `convert` may change the type of the numbers before there are more of them."""
+        count, found = len(columns), lengths(columns)
+        rows = sizes.next_half_step(count) if self.rows is None else sizes.next_of(self.rows, count)
+        length = 0 if found is None else self._padded_length(int(found.max(initial=0)))
+
+        def padded(column: Column) -> Array:
+            is_ragged = pa.types.is_large_list(column.type)
+            values = pad_ragged(column, length, self.value) if is_ragged else to_numpy(column)
+            return _with_rows(convert(values), rows, self.value)
+
+        mask = None
+        if masked:
+            here = np.ones(count, bool) if found is None else np.arange(length) < found[:, None]
+            mask = _with_rows(here, rows, False)
+        return Padded(to_tree(columns, padded), mask, count, rows)
+
+    def _padded_length(self, needed: int) -> int:
+        return sizes.next_power(needed) if self.lengths is None else sizes.next_of(self.lengths, needed)
+
+
+def _with_rows(values: Array, rows: int, value: float) -> Array:
+    if len(values) == rows:
+        return values
+    padded = np.full((rows, *values.shape[1:]), value, values.dtype)
+    padded[: len(values)] = values
+    return padded

@@ -1,0 +1,212 @@
+"""Models written in JAX: a pure function and its parameters."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import sys
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from apache_beam.ml.inference.base import PredictionResult
+from typing_extensions import Unpack
+
+from luminosity.inference.blocks import Block
+from luminosity.inference.extras import require
+from luminosity.inference.handler import Handler
+from luminosity.inference.handlers.columns import Columns, lengths, to_columns
+from luminosity.inference.handlers.few_shapes import Padded, Padding
+from luminosity.inference.handlers.options import HandlerOptions, checked
+from luminosity.inference.handlers.parameters import load_parameters
+
+__all__ = ["JaxModel", "JaxModelHandler"]
+
+Tree: TypeAlias = Any
+"""An array, or dicts, tuples and lists of arrays: what JAX calls a pytree."""
+
+
+@dataclass(frozen=True, eq=False)
+class JaxModel:
+    """Parameters on their device. Beam keeps a weak reference to a model; dicts and tuples take none."""
+
+    params: Tree
+
+
+class JaxModelHandler(Handler[Any, PredictionResult, JaxModel]):
+    """Runs `fn(params, batch)` on batches that are padded, so that JAX compiles few times.
+
+    >>> import numpy as np
+    >>> handler = JaxModelHandler(lambda params, batch: batch @ params["weights"], {"weights": np.array([1.0, 10.0])})
+    >>> results = handler.run_inference([[1, 2], [3, 4], [5, 6]], handler.load_model())
+    >>> [float(result.inference) for result in results]
+    [21.0, 43.0, 65.0]
+
+    Args:
+        fn: a pure function of the parameters and a batch. Its outputs, an array or a tree of arrays, have a row for
+            each row of the batch. The `inference_args` of RunInference are its keyword arguments.
+        params: a tree of arrays; or a function that makes one, called in the worker; or the path of an `.npz` or
+            `.safetensors` file, on any file system that Beam knows, which gives a dict of arrays. Large ones belong
+            into a function or a file: everything else is sent to every worker with the handler.
+        ragged: whether the first dimension of examples differs; where examples are dicts, the names of those arrays
+            whose does. The batch has them padded with `pad_value`. All of one example have the same length.
+        lengths: the lengths they are padded to, instead of powers of two; beyond the last, multiples of it.
+        rows: the numbers of rows that batches are padded to, instead of powers of two and the middles between them.
+        masked: call `fn(params, batch, mask)`. The mask is true where examples are: of shape `(rows,)`, and
+            `(rows, length)` for ragged ones.
+        dtype: what parameters and inputs that are floating-point numbers are turned into, e.g. `"bfloat16"`.
+        device: where to compute, e.g. `"cpu"` or `"gpu:1"`; JAX's first device unless given.
+        static_args: those inference_args that are no numbers or arrays, or decide over shapes: `fn` is compiled again
+            for each value. All others may change without.
+        example: one to run the model with when it is loaded, before data comes.
+        output_type: the Arrow type of one prediction, for a table's column.
+        beam_kwargs: Beam's own: `max_batch_size`, `large_model`, `env_vars`, ...
+
+    Examples are arrays, numbers, or lists of numbers, or dicts or tuples of those, all of one type and, unless ragged,
+    one shape. A prediction is one row of what `fn` returns.
+    """
+
+    def __init__(
+        self,
+        fn: Callable[..., Tree],
+        params: Tree | Callable[[], Tree] | str | os.PathLike[str],
+        *,
+        ragged: bool | Collection[str] = False,
+        lengths: Sequence[int] | None = None,
+        rows: Sequence[int] | None = None,
+        masked: bool = False,
+        pad_value: float = 0,
+        dtype: str | None = None,
+        device: str | None = None,
+        static_args: Sequence[str] = (),
+        example: Any = None,
+        output_type: Any = None,
+        **options: Unpack[HandlerOptions],
+    ) -> None:
+        super().__init__(**checked(options, type(self)))
+        if lengths is not None and not ragged:
+            raise ValueError(f"found lengths={lengths!r} for examples of one shape, expected ragged=True with it")
+        self._fn = fn
+        self._params = os.fspath(params) if isinstance(params, os.PathLike) else _without_devices(params)
+        self._ragged = ragged
+        self._padding = Padding(rows, lengths, pad_value)
+        self._masked = masked
+        self._dtype = dtype
+        self._device = device
+        self._static_args = tuple(static_args)
+        self._example = example
+        self.output_type = output_type
+        self.compilations = 0
+        """How often `fn` was compiled in this process."""
+
+    @property
+    def model_id(self) -> str | None:
+        return self._params if isinstance(self._params, str) else None
+
+    def update_model_path(self, model_path: str | None = None) -> None:
+        if model_path is not None:
+            self._params = model_path
+
+    def load_model(self) -> JaxModel:
+        jax = require("jax", "jax")
+        params = self._params
+        if isinstance(params, str):
+            params = load_parameters(params)
+        elif inspect.isroutine(params) or isinstance(params, functools.partial):
+            params = params()
+        return JaxModel(jax.device_put(jax.tree.map(self._cast, params), self._place()))
+
+    def memory(self, model: JaxModel) -> int:
+        return sum(leaf.nbytes for leaf in require("jax", "jax").tree.leaves(model.params))
+
+    def warm_up(self, model: JaxModel) -> None:
+        if self._example is not None:
+            outputs = self.predict(model, self.transfer(self.collate(self.prepare([self._example]))))
+            self.wait(outputs)
+
+    def prepare(self, block: Block) -> Columns:
+        return to_columns(block, self._ragged)
+
+    def cost(self, prepared: Columns) -> npt.NDArray[Any]:
+        found = lengths(prepared)
+        return np.ones(len(prepared)) if found is None else found
+
+    def collate(self, prepared: Columns) -> Padded:
+        return self._padding.pad(prepared, self._masked, self._cast)
+
+    def transfer(self, batch: Padded) -> Padded:
+        values, mask = require("jax", "jax").device_put((batch.values, batch.mask), self._place())
+        return replace(batch, values=values, mask=mask)
+
+    def predict(self, model: JaxModel, batch: Padded, inference_args: dict[str, Any] | None = None) -> Padded:
+        """Returns before the device is done."""
+        inputs = (batch.values, batch.mask) if self._masked else (batch.values,)
+        values = self._compiled(model.params, *inputs, **(inference_args or {}))
+        return replace(batch, values=values, mask=None)  # what came in need not stay on the device
+
+    def wait(self, outputs: Padded) -> None:
+        require("jax", "jax").block_until_ready(outputs.values)
+
+    def collect(self, outputs: Padded) -> Block:
+        """Rows of the array that `fn` returned, or trees of such rows."""
+        leaves, structure = require("jax", "jax").tree.flatten(outputs.values)
+        rows, padded_rows = outputs.rows, outputs.padded_rows
+        for leaf in leaves:
+            if not np.shape(leaf) or len(leaf) != padded_rows:
+                raise ValueError(
+                    f"the model returned an array of shape {np.shape(leaf)} for a batch of {padded_rows} rows, "
+                    "expected a row for each of them"
+                )
+        arrays = [np.asarray(leaf)[:rows] for leaf in leaves]
+        if structure == require("jax", "jax").tree.structure(0):
+            return arrays[0]
+        return [structure.unflatten(row) for row in zip(*arrays, strict=True)]
+
+    def validate_inference_args(self, inference_args: dict[str, Any] | None) -> None:
+        for name, value in (inference_args or {}).items():
+            if isinstance(value, str) and name not in self._static_args:
+                raise ValueError(
+                    f"found the text {value!r} in inference_args[{name!r}], expected a number or an array; "
+                    f"static_args=[{name!r}] lets it be anything"
+                )
+
+    def get_metrics_namespace(self) -> str:
+        return "BeamML_JAX"
+
+    @functools.cached_property
+    def _compiled(self) -> Callable[..., Tree]:
+        """Made in the process that computes. It outlives the parameters: new ones need no compilation."""
+
+        @functools.wraps(self._fn)
+        def traced(*args: Any, **kwargs: Any) -> Tree:
+            self.compilations += 1  # JAX calls it to compile it, and never else
+            return self._fn(*args, **kwargs)
+
+        return require("jax", "jax").jit(traced, static_argnames=self._static_args)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**{k: v for k, v in self.__dict__.items() if k != "_compiled"}, "compilations": 0}
+
+    def _place(self) -> Any:
+        jax = require("jax", "jax")
+        platform, _, index = (self._device or "").partition(":")
+        devices = jax.local_devices(backend=platform or None)
+        if int(index or 0) >= len(devices):
+            raise ValueError(f"found {len(devices)} device(s) of {platform}, expected one more for {self._device!r}")
+        return devices[int(index or 0)]
+
+    def _cast(self, leaf: Any) -> Any:
+        if self._dtype is None or not hasattr(leaf, "dtype"):
+            return leaf
+        jnp = require("jax.numpy", "jax")
+        return leaf.astype(self._dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
+
+
+def _without_devices(params: Tree) -> Tree:
+    """JAX's arrays as numpy's: a worker that only prepares examples should not wake an accelerator to unpickle them."""
+    if "jax" not in sys.modules or inspect.isroutine(params) or isinstance(params, str | functools.partial):
+        return params
+    return require("jax", "jax").device_get(params)

@@ -1,0 +1,178 @@
+"""What is seen of steps that run models: from their counters to the words on the screen."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+import apache_beam as beam
+import pytest
+from apache_beam.metrics import Metrics
+from apache_beam.options.pipeline_options import PipelineOptions
+from rich.console import Console, RenderableType
+
+from luminosity import LuminosityRunner
+from luminosity.cli.main import main
+from luminosity.core import InferenceMetrics
+from luminosity.engine.loop.busy import BusyTime
+from luminosity.engine.monitor.events import (
+    Event,
+    InferenceView,
+    PoolInfo,
+    RunEnded,
+    RunStarted,
+    Snapshot,
+    StageInfo,
+    StageView,
+    from_json,
+    to_json,
+)
+from luminosity.engine.monitor.views import inference
+from luminosity.engine.monitor.views.frame import frame
+from luminosity.engine.monitor.views.plain import line
+from luminosity.engine.monitor.views.summary import summary
+from tests.runners import IS_REFERENCE, finished, flags
+
+pytestmark = pytest.mark.skipif(IS_REFERENCE, reason="tests what only the engine does")
+
+_OF_A_BATCH = {
+    InferenceMetrics.NUM_INFERENCES: 41,
+    InferenceMetrics.BATCHES: 1,
+    InferenceMetrics.USEFUL_COST: 94,
+    InferenceMetrics.PADDED_COST: 100,
+    InferenceMetrics.BUDGET_COST: 108,
+    InferenceMetrics.QUEUE_WAIT: 41 * 12_000,
+    InferenceMetrics.PREPARE: 3_000,
+    InferenceMetrics.COLLATE: 0,
+    InferenceMetrics.TRANSFER: 1_000,
+    InferenceMetrics.COMPUTE: 96_000,
+    InferenceMetrics.RETURN: 2_000,
+    InferenceMetrics.DEVICE_BUSY: 10,
+    InferenceMetrics.OUT_OF_MEMORY: 0,
+}
+_WORDS = "padding 6% · batches 41 rows, 92% full"
+_TIMES = "waits 12 ms · batch 102 ms (prepare 3, transfer 1, compute 96, return 2)"
+
+
+class Counts(beam.DoFn):
+    """Counts what a batch of a model would."""
+
+    def process(self, element: int) -> Iterable[int]:
+        for name, value in _OF_A_BATCH.items():
+            Metrics.counter("RunInference", name).inc(value)
+        Metrics.counter("mine", "other").inc()
+        yield element
+
+
+def events_of_a_run(*extra: str) -> list[Event]:
+    events: list[Event] = []
+    options = PipelineOptions(flags("--cpu_workers=1", *extra))
+    pipeline = beam.Pipeline(runner=LuminosityRunner(on_event=events.append), options=options)
+    _ = pipeline | "Read" >> beam.Create(range(20)) | beam.Reshuffle() | "Embed/Infer" >> beam.ParDo(Counts())
+    finished(pipeline.run())
+    return events
+
+
+def text_of(picture: RenderableType, width: int) -> str:
+    console = Console(file=io.StringIO(), width=width, record=True)
+    console.print(picture)
+    return console.export_text()
+
+
+def test_the_counters_of_a_run_are_in_its_events_and_pictures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    events = events_of_a_run(f"--run_dir={tmp_path}")
+    run, end = events[0], events[-1]
+    assert isinstance(run, RunStarted)
+    assert isinstance(end, RunEnded)
+    (view,) = inference.of(end.last)
+    assert view.step == "Embed/Infer"
+    assert (view.inferences, view.batches) == (20 * 41, 20)
+    assert (view.useful_cost, view.padded_cost, view.budget_cost) == (1880, 2000, 2160)
+    assert view.compute_seconds == pytest.approx(20 * 0.096)
+    assert view.worker_seconds > 0
+    assert [stage.inference for stage in end.last.stages].count(()) == len(end.last.stages) - 1
+    assert from_json(json.loads(json.dumps(to_json(end)))) == end
+
+    picture = text_of(frame(run, end.last, 160, 24), 160)
+    assert f"model Embed/Infer: {_WORDS}" in picture
+    assert _TIMES in picture
+    assert _WORDS in " ".join(text_of(summary(run, end), 100).split())
+    assert main(["show", "last", f"--run_dir={tmp_path}"]) == 0
+    assert _WORDS in " ".join(capsys.readouterr().out.split())
+
+
+def a_snapshot(*views: InferenceView) -> tuple[RunStarted, Snapshot]:
+    stage = StageInfo("s0", "Embed", "device")
+    run = RunStarted("r", 0.0, "pipeline.py", 0.0, (stage,), (PoolInfo("device", 1, 1),), queue_limit=1)
+    return run, Snapshot("r", 9.0, (StageView("s0", "busy", elements=5, inference=views),), pools=())
+
+
+VIEW = InferenceView(
+    "Embed/Infer",
+    410,
+    10,
+    940,
+    1000,
+    1080,
+    4.92,
+    0.03,
+    0.0,
+    0.01,
+    0.96,
+    0.02,
+    device_busy_seconds=8.7,
+    worker_seconds=10,
+)
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 120, 160])
+def test_a_line_of_a_model_fits_and_is_never_cut_within_a_word(width: int) -> None:
+    run, snapshot = a_snapshot(VIEW)
+    text = text_of(frame(run, snapshot, width, 24), width)
+    (of_model,) = (row for row in text.splitlines() if row.startswith("model "))
+    said = of_model.removeprefix("model Embed/Infer: ").split(" · ")
+    assert said == inference.parts(VIEW)[: len(said)]
+    assert len(of_model) <= width
+    assert "padding 6%" in of_model
+
+
+def test_all_of_it_is_said_where_there_is_room() -> None:
+    assert inference.line(VIEW, 200) == f"model Embed/Infer: {_WORDS} · device 87% busy · {_TIMES}"
+
+
+def test_many_models_leave_room_for_the_stages() -> None:
+    run, snapshot = a_snapshot(*[VIEW] * 30)
+    text = text_of(frame(run, snapshot, 80, 24), 80)
+    assert len(text.splitlines()) <= 24
+    assert text.count("model Embed/Infer") == 3
+    assert "and 27 more models" in text
+
+
+def test_a_plain_line_says_the_most_important() -> None:
+    assert "Embed: 5 done, padding 6%, batches 41 rows, 92% full, device 87% busy;" in line(*a_snapshot(VIEW))
+
+
+def test_what_is_not_known_is_not_said() -> None:
+    assert inference.parts(InferenceView("Infer", batches=3)) == ["batches"]
+    assert inference.parts(InferenceView("Infer", 3, 2, out_of_memory=1)) == ["batches 1.5 rows", "out of memory once"]
+
+
+def test_the_time_from_the_first_begin_to_the_last_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("luminosity.engine.loop.busy.time.monotonic", lambda: now)
+    busy = BusyTime()
+    assert busy.first_to_last_seconds == 0.0
+    busy.begin()
+    now = 103.0
+    assert busy.first_to_last_seconds == 0.0  # nothing has ended
+    busy.end()
+    now = 110.0
+    busy.begin()
+    now = 111.0
+    assert busy.first_to_last_seconds == 3.0  # what runs has told nothing yet
+    busy.end()
+    assert busy.first_to_last_seconds == 11.0
