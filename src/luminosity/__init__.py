@@ -20,18 +20,32 @@ if TYPE_CHECKING:
     from luminosity.errors import LuminosityError
     from luminosity.inference.adapt import adapt
     from luminosity.inference.handler import Handler
+    from luminosity.inference.handlers.classifier import TextClassifier
+    from luminosity.inference.handlers.embedder import SentenceEmbedder
+    from luminosity.inference.handlers.generator import TextGenerator
+    from luminosity.inference.handlers.jax import JaxModelHandler
+    from luminosity.inference.handlers.token_classifier import TokenClassifier
+    from luminosity.inference.handlers.torch import TorchModelHandler
+    from luminosity.inference.options import ModelOptions
     from luminosity.inference.run_inference import RunInference
 
 __all__ = [
     "BundleRetried",
     "Handler",
+    "JaxModelHandler",
     "LuminosityError",
     "LuminosityOptions",
     "LuminosityRunner",
+    "ModelOptions",
     "RunEnded",
     "RunInference",
     "RunStarted",
+    "SentenceEmbedder",
     "Snapshot",
+    "TextClassifier",
+    "TextGenerator",
+    "TokenClassifier",
+    "TorchModelHandler",
     "WorkerLost",
     "WorkerShare",
     "WorkerStarted",
@@ -44,10 +58,17 @@ _HOMES = {
         "luminosity.engine.monitor.events",
     ),
     "Handler": "luminosity.inference.handler",
+    "JaxModelHandler": "luminosity.inference.handlers.jax",
     "LuminosityError": "luminosity.errors",
     "LuminosityOptions": "luminosity.engine.options",
     "LuminosityRunner": "luminosity.engine.runner",
+    "ModelOptions": "luminosity.inference.options",
     "RunInference": "luminosity.inference.run_inference",
+    "SentenceEmbedder": "luminosity.inference.handlers.embedder",
+    "TextClassifier": "luminosity.inference.handlers.classifier",
+    "TextGenerator": "luminosity.inference.handlers.generator",
+    "TokenClassifier": "luminosity.inference.handlers.token_classifier",
+    "TorchModelHandler": "luminosity.inference.handlers.torch",
     "WorkerShare": "luminosity.core",
     "adapt": "luminosity.inference.adapt",
 }

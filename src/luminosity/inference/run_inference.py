@@ -225,7 +225,7 @@ class RunInference(beam.PTransform[Any, Any]):
         hints = {**handler.get_resource_hints(), **self._hints}
         if hints:
             # Bundles share the model, and what they hold at once is what batches are made of.
-            hints.setdefault("max_active_bundles_per_worker", _BUNDLES_PER_DEVICE)
+            hints.setdefault("max_active_bundles_per_worker", str(_BUNDLES_PER_DEVICE))
         return hints
 
     def _metadata(self, pipeline: beam.Pipeline) -> Collection | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from luminosity.inference.extras import require
-from luminosity.inference.handlers.local import local
+from luminosity.inference.files.local import local_copy
 
 __all__ = ["ModuleFiles"]
 
@@ -54,14 +54,14 @@ class ModuleFiles:
         torch = require("torch", "torch")
         if self.exported_model_path:
             # A graph with its weights; it has no mode to switch.
-            return torch.export.load(local(self.exported_model_path), **self.load_model_args).module().to(device)
+            return torch.export.load(local_copy(self.exported_model_path), **self.load_model_args).module().to(device)
         if self.torch_script_model_path:
-            path = local(self.torch_script_model_path)
+            path = local_copy(self.torch_script_model_path)
             return torch.jit.load(path, map_location=device, **self.load_model_args).eval()
         assert self.model_class is not None
         module = self.model_class(**self.model_params)
         if self.state_dict_path:
-            module.load_state_dict(self._weights(local(self.state_dict_path)))
+            module.load_state_dict(self._weights(local_copy(self.state_dict_path)))
         return module.to(device).eval().requires_grad_(False)
 
     def _weights(self, path: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from luminosity.inference.extras import require
-from luminosity.inference.handlers.local import local
+from luminosity.inference.files.local import local_copy
 
 __all__ = ["Pretrained", "token_limit"]
 
@@ -64,7 +64,7 @@ class Pretrained:
 
     @property
     def _folder(self) -> str:
-        path = local(self.path)
+        path = local_copy(self.path)
         return os.path.dirname(path) or "." if path.endswith(".gguf") else path
 
     @property

@@ -23,6 +23,9 @@ class StepCounters:
         self._beam = None if overridden else _MetricsCollector(namespace, prefix=model_name)
         self._namespace = namespace
 
+    def prepared(self, seconds: float) -> None:
+        self._add_seconds(InferenceMetrics.PREPARE, seconds)
+
     def update(self, batches: list[BatchStats], loads: list[LoadStats]) -> None:
         if self._beam is not None:
             self._update_beam(self._beam, batches, loads)

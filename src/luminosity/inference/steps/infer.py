@@ -58,6 +58,7 @@ class InferDoFn(beam.DoFn):
             session = self._session(self._lane_for(metadata))
             prepared = block.examples if block.prepared is None else block.prepared
             session.submit(prepared, block.costs, (window, block), block.weights)
+            self._counters[session.lane].prepared(block.seconds)
         for session in self._sessions.values():
             yield from self._emit(session.ready())
 

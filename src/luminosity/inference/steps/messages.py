@@ -34,6 +34,8 @@ class PreparedBlock:
     costs: npt.NDArray[Any] = field(default_factory=lambda: np.empty(0))
     weights: npt.NDArray[Any] | None = None
     failed: tuple[Failed, ...] = ()
+    seconds: float = 0.0
+    """What preparing it took."""
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import apache_beam as beam
 import numpy as np
 from apache_beam.transforms.window import WindowedValue
 
-from luminosity.core import InferenceMetrics
 from luminosity.inference.handler import Handler, limits_of
 from luminosity.inference.steps.messages import Failed, PreparedBlock, described
 from luminosity.inference.steps.settings import StepSettings
@@ -35,7 +35,6 @@ class PrepareDoFn(beam.DoFn):
     def setup(self) -> None:
         self._settings.set_up_process()
         self._limits = limits_of(self._handler)
-        self._seconds = beam.metrics.Metrics.counter(self._settings.metrics_namespace, InferenceMetrics.PREPARE)
 
     def start_bundle(self) -> None:
         self._gathered = {}
@@ -60,13 +59,12 @@ class PrepareDoFn(beam.DoFn):
         begun = time.perf_counter()
         block = self._prepare(examples, timestamps)
         seconds = time.perf_counter() - begun
-        self._seconds.inc(int(seconds * 1e6))
         # Large blocks cost less per example; but the device waits for the first ones.
         if seconds < _QUICK_S:
             self._block_size = min(2 * self._block_size, _LARGEST_BLOCK)
         elif seconds > _SLOW_S:
             self._block_size = max(self._block_size // 2, 1)
-        return WindowedValue(block, min(timestamps), (window,))
+        return WindowedValue(replace(block, seconds=seconds), min(timestamps), (window,))
 
     def _prepare(self, examples: list[Any], timestamps: list[Any]) -> PreparedBlock:
         failed: list[Failed] = []
@@ -87,9 +85,7 @@ class PrepareDoFn(beam.DoFn):
         if not good:
             return PreparedBlock([], [], None, failed=tuple(failed))
         block = self._prepared([example for example, _ in good], [timestamp for _, timestamp in good])
-        return PreparedBlock(
-            block.examples, block.timestamps, block.prepared, block.costs, block.weights, tuple(failed)
-        )
+        return replace(block, failed=tuple(failed))
 
     def _prepared(self, examples: list[Any], timestamps: list[Any]) -> PreparedBlock:
         prepared = self._handler.prepare(examples)
