@@ -105,14 +105,19 @@ def _run(build: Callable[[beam.Pipeline], Any], pipeline: beam.Pipeline) -> floa
 def _in_fresh_process(side: str) -> dict[str, float]:
     child = subprocess.run(
         [sys.executable, sys.argv[0], side],
-        # Beam's worker processes import this module, too, and don't know where the script lies.
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parent)},
+        env={**os.environ, "PYTHONPATH": _module_path()},
         stdout=subprocess.PIPE,
         text=True,
         timeout=_SIDE_TIMEOUT_S,
         check=True,
     )
     return json.loads(child.stdout.splitlines()[-1])
+
+
+def _module_path() -> str:
+    """Beam's worker processes import this module, too, and don't know where the script lies."""
+    inherited = os.environ.get("PYTHONPATH")
+    return os.pathsep.join([str(Path(__file__).resolve().parent), *([inherited] if inherited else [])])
 
 
 def _medians(results: list[dict[str, float]]) -> dict[str, float]:

@@ -18,6 +18,7 @@ import shutil
 import signal
 import socket
 import sys
+import warnings
 from typing import Any
 
 # What is frozen no longer counts as long-lived, so with Python's own thresholds a worker would search its whole heap
@@ -49,6 +50,13 @@ def _preload() -> None:
     logging.disable(logging.NOTSET)
     logging.getLogger().handlers.clear()  # workers log through the runner
     gc.freeze()  # keeps the collector of a worker from writing to, and so copying, the pages it shares
+
+
+def _fork() -> int:
+    """Python 3.12 warns where it counts numpy's threads, which numpy's BLAS ends before any fork."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
 
 
 class _Server:
@@ -94,7 +102,7 @@ class _Server:
         self._folders.update(message["start"]["private_folders"])
         worker = message["start"]["worker_id"]
         try:
-            pid = os.fork()
+            pid = _fork()
         except OSError as error:
             self._say({"failed": str(error), "worker": worker})
             return
