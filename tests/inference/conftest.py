@@ -1,4 +1,4 @@
-"""Tests of inference run on both runners: nothing here may need the engine."""
+"""Tests of inference run on both runners, since nothing here may need the engine, and ask no hub for anything."""
 
 from __future__ import annotations
 

@@ -86,7 +86,9 @@ class TorchHandler(Handler[ExampleT, PredictionT, Any]):
             # The inputs' memory belongs to the copying stream, and must not be used again before this one is done.
             map_tensors(lambda tensor: tensor.record_stream(stream), batch.inputs)
             values = map_tensors(_start_back, self.compute(model, batch, inference_args or {}))
-            return Outputs(values, replace(batch, inputs=None), stream.record_event())
+            # An event that sleeps: waiting for it must not keep a core busy.
+            done = stream.record_event(torch.cuda.Event(blocking=True))
+            return Outputs(values, replace(batch, inputs=None), done)
 
     def wait(self, outputs: Outputs) -> None:
         if outputs.done is not None:
