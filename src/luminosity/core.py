@@ -55,6 +55,9 @@ class WorkerShare:
 SORTS_ITS_BUNDLE = "luminosity:sorts_its_bundle"
 """An annotation of steps that do better work on more elements at once: they want long bundles."""
 
+ELEMENT_AT_FAULT = "luminosity_element"
+"""An attribute of exceptions: a few words on the element at fault, where the arguments of user code don't show it."""
+
 
 class InferenceMetrics:
     """The names of the counters by which a step that runs a model tells how that goes, in any namespace.

@@ -11,6 +11,7 @@ from apache_beam.ml.inference.base import ModelHandler, PredictionResult
 
 from luminosity.inference.batching.limits import Limits
 from luminosity.inference.blocks import Block, rows
+from luminosity.inference.checks import check_handler
 from luminosity.inference.handler import Handler
 from luminosity.inference.wrapping import BeamContract, WrappedHandler
 
@@ -26,6 +27,7 @@ def adapt(handler: ModelHandler[Any, Any, Any]) -> Handler[Any, Any, Any]:
 
     Functions before and after the model are steps of their own; their wrappers are looked through.
     """
+    check_handler(handler)
     if isinstance(handler, Handler):
         return handler
     inner: Any = handler

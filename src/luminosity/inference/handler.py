@@ -10,9 +10,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 from apache_beam.ml.inference.base import ModelHandler, PredictionResult
+from typing_extensions import Unpack
 
 from luminosity.inference.batching.limits import Limits
 from luminosity.inference.blocks import Block, rows
+from luminosity.inference.handlers.options import HandlerOptions, checked
 
 __all__ = ["Handler", "limits_of"]
 
@@ -62,6 +64,14 @@ class Handler(ModelHandler[ExampleT, PredictionT, ModelT]):
     them at once."""
     concurrency: int = 1
     """How many calls of `predict` may run at once. More than one only for models that other threads may use."""
+
+    def __init__(self, **options: Unpack[HandlerOptions]) -> None:
+        """The options are those of Beam's ModelHandler, which tells what each means; none is needed."""
+        super().__init__(**checked(options, type(self)))
+
+    def __str__(self) -> str:
+        """What errors call it: a wrapper goes by the name of what it wraps."""
+        return type(self).__name__
 
     @property
     def model_id(self) -> str | None:

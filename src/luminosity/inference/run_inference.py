@@ -14,6 +14,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 
 from luminosity.core import SORTS_ITS_BUNDLE
 from luminosity.inference.adapt import adapt
+from luminosity.inference.checks import check_handler
 from luminosity.inference.deadletters import check_threshold
 from luminosity.inference.handler import Handler
 from luminosity.inference.host.models import Clock
@@ -88,6 +89,7 @@ class RunInference(beam.PTransform[Any, Any]):
             stop_timestamp: when to stop looking.
         """
         super().__init__()
+        check_handler(model_handler)
         if model_manager_args:
             raise ValueError(
                 f"model_manager_args={model_manager_args!r} configure Beam's model manager. Here the model host "

@@ -21,6 +21,9 @@ class BeamContract(Handler[Any, Any, Any]):
     def __init__(self, handler: ModelHandler[Any, Any, Any]) -> None:
         self._handler = handler
 
+    def __str__(self) -> str:
+        return type(self._handler).__name__
+
     def load_model(self) -> Any:
         return self._handler.load_model()
 
@@ -81,6 +84,9 @@ class WrappedHandler(BeamContract):
         self._inner = inner
         self.self_batching = inner.self_batching
         self.concurrency = inner.concurrency
+
+    def __str__(self) -> str:
+        return str(self._inner)
 
     @property
     def output_type(self) -> pa.DataType | None:  # type: ignore[override]  # Some handlers read a file for it.

@@ -14,6 +14,7 @@ from typing import Any
 import apache_beam
 from apache_beam.utils.windowed_value import WindowedValue
 
+from luminosity.core import ELEMENT_AT_FAULT
 from luminosity.errors import SpillFailed
 
 ELEMENT_CHARACTERS = 200
@@ -64,7 +65,7 @@ class Failure:
             traceback="".join(traceback.format_exception(type(error), error, error.__traceback__)),
             step=step.group(1) if step else "",
             location=_location(frames),
-            element=_element(frames),
+            element=str(getattr(first, ELEMENT_AT_FAULT, "")) or _element(frames),
         )
 
 

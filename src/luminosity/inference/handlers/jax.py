@@ -20,7 +20,7 @@ from luminosity.inference.extras import require
 from luminosity.inference.handler import Handler
 from luminosity.inference.handlers.columns import Columns, lengths, to_columns
 from luminosity.inference.handlers.few_shapes import Padded, Padding
-from luminosity.inference.handlers.options import HandlerOptions, checked
+from luminosity.inference.handlers.options import HandlerOptions
 from luminosity.inference.handlers.parameters import load_parameters
 
 __all__ = ["JaxModel", "JaxModelHandler"]
@@ -63,7 +63,7 @@ class JaxModelHandler(Handler[Any, PredictionResult, JaxModel]):
             for each value. All others may change without.
         example: one to run the model with when it is loaded, before data comes.
         output_type: the Arrow type of one prediction, for a table's column.
-        beam_kwargs: Beam's own: `max_batch_size`, `large_model`, `env_vars`, ...
+        options: Beam's own: `max_batch_size`, `large_model`, `env_vars`, ...
 
     Examples are arrays, numbers, or lists of numbers, or dicts or tuples of those, all of one type and, unless ragged,
     one shape. A prediction is one row of what `fn` returns.
@@ -86,7 +86,7 @@ class JaxModelHandler(Handler[Any, PredictionResult, JaxModel]):
         output_type: Any = None,
         **options: Unpack[HandlerOptions],
     ) -> None:
-        super().__init__(**checked(options, type(self)))
+        super().__init__(**options)
         if lengths is not None and not ragged:
             raise ValueError(f"found lengths={lengths!r} for examples of one shape, expected ragged=True with it")
         self._fn = fn

@@ -12,7 +12,7 @@ from typing_extensions import Unpack
 from luminosity.inference.extras import require
 from luminosity.inference.handler import ExampleT, Handler, PredictionT
 from luminosity.inference.handlers.devices import choose_device, dtype_named, module_bytes
-from luminosity.inference.handlers.options import HandlerOptions, checked
+from luminosity.inference.handlers.options import HandlerOptions
 
 __all__ = ["Batch", "Outputs", "TorchHandler", "map_tensors"]
 
@@ -50,7 +50,7 @@ class TorchHandler(Handler[ExampleT, PredictionT, Any]):
     """
 
     def __init__(self, device: str, dtype: Any, **options: Unpack[HandlerOptions]) -> None:
-        super().__init__(**checked(options, type(self)))
+        super().__init__(**options)
         self._asked_device = device
         self._dtype_name = None if dtype is None else str(dtype).removeprefix("torch.")
 

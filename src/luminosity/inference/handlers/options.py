@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -30,9 +31,11 @@ def checked(options: Mapping[str, Any], owner: type) -> dict[str, Any]:
 
     >>> checked({"max_batch_sise": 8}, int)
     Traceback (most recent call last):
-    TypeError: int got an unexpected keyword argument 'max_batch_sise'
+    TypeError: int got an unexpected keyword argument 'max_batch_sise'; did you mean 'max_batch_size'?
     """
     for name in options:
         if name not in HandlerOptions.__annotations__:
-            raise TypeError(f"{owner.__name__} got an unexpected keyword argument {name!r}")
+            alike = difflib.get_close_matches(name, HandlerOptions.__annotations__, 1)
+            hint = f"; did you mean {alike[0]!r}?" if alike else ""
+            raise TypeError(f"{owner.__name__} got an unexpected keyword argument {name!r}{hint}")
     return dict(options)

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from luminosity.errors import ModelUnavailable
 from luminosity.inference.extras import require
 from luminosity.inference.files.local import local_copy
 
@@ -65,7 +66,12 @@ class Pretrained:
     @property
     def _folder(self) -> str:
         path = local_copy(self.path)
-        return os.path.dirname(path) or "." if path.endswith(".gguf") else path
+        folder = os.path.dirname(path) or "." if path.endswith(".gguf") else path
+        if _is_path(folder) and not os.path.exists(folder):
+            expanded = os.path.expanduser(folder)
+            hint = f"; `~` is not expanded: did you mean {expanded!r}?" if os.path.exists(expanded) else ""
+            raise ModelUnavailable(f"{self.path!r}: there is no such folder here, seen from {os.getcwd()!r}{hint}")
+        return folder
 
     @property
     def _where(self) -> dict[str, Any]:
@@ -77,8 +83,26 @@ class Pretrained:
         if "gguf_file" in arguments:
             require("gguf", "gguf")
             require("accelerate", "gguf")
+        folder = self._folder
         with _without_noise():
-            return getattr(transformers, kind).from_pretrained(self._folder, **arguments)
+            try:
+                return getattr(transformers, kind).from_pretrained(folder, **arguments)
+            except OSError as error:
+                if os.path.exists(folder):
+                    raise
+                raise ModelUnavailable(
+                    f"{self.path!r} is no folder here, seen from {os.getcwd()!r}, and as a name on the Hugging Face "
+                    f"hub it could not be loaded: {error}"
+                ) from error
+
+
+def _is_path(text: str) -> bool:
+    """Whether this is no name on a hub, which is `name` or `organisation/name`.
+
+    >>> _is_path("/models/encoder"), _is_path("./encoder"), _is_path("org/encoder")
+    (True, True, False)
+    """
+    return os.path.isabs(text) or text.startswith((".", "~")) or text.count("/") > 1
 
 
 _NONE_IF_MISSING = {

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Hashable
 from typing import Any
 
+from luminosity.inference.checks import check_values
 from luminosity.inference.handler import Handler
 from luminosity.inference.host.counting import as_part_of
 from luminosity.inference.host.lane import Lane, LaneSettings
@@ -166,20 +167,13 @@ class ModelHost:
                     handler.wait(outputs)
                     ready, ready_ns = self.now(), batch.lane.settings.clock.time_ns()
                     values = handler.collect(outputs)
-                self._check_count(batch, values)
+                check_values(handler, values, batch.count)
             except BaseException as error:
                 self._failed(batch, error)
                 continue
             self._succeeded(batch, values, ready, ready_ns)
 
     # What becomes of a batch.
-
-    def _check_count(self, batch: Batch, values: Any) -> None:
-        if len(values) != batch.count:
-            raise ValueError(
-                f"{batch.lane.handler} returned {len(values)} predictions for {batch.count} examples; "
-                "it must return one for each, in their order"
-            )
 
     def _succeeded(self, batch: Batch, values: Any, ready: float, ready_ns: int) -> None:
         assert batch.started is not None
@@ -236,7 +230,8 @@ class ModelHost:
     def _fail_examples(self, batch: Batch, error: BaseException) -> None:
         self._end(batch)
         for submission, places in batch.parts:
-            submission.session.deliver(Outcome(submission.tag, places, None, error, batch.lane.handler.model_id))
+            failure = Outcome(submission.tag, places, None, error, batch.lane.handler.model_id, batch.count)
+            submission.session.deliver(failure)
 
     def _end(self, batch: Batch) -> None:
         self._running.discard(batch)

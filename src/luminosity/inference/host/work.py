@@ -37,6 +37,8 @@ class Outcome:
     values: Block | None
     error: BaseException | None
     model_id: str | None
+    batch_count: int = 0
+    """Of a failure: how many examples it may be due to."""
 
 
 @dataclass

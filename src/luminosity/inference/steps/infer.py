@@ -11,6 +11,7 @@ from apache_beam import pvalue
 from apache_beam.ml.inference.base import ModelHandler
 from apache_beam.transforms.window import WindowedValue
 
+from luminosity.core import ELEMENT_AT_FAULT
 from luminosity.inference.adapt import adapt
 from luminosity.inference.blocks import concat, take
 from luminosity.inference.host.counting import current_step
@@ -21,7 +22,7 @@ from luminosity.inference.host.session import Session
 from luminosity.inference.host.work import Outcome
 from luminosity.inference.isolated import IsolatedHandler
 from luminosity.inference.steps.counters import StepCounters
-from luminosity.inference.steps.messages import Failed, PreparedBlock, ResultBlock, described
+from luminosity.inference.steps.messages import Failed, PreparedBlock, ResultBlock, at_fault, described
 from luminosity.inference.steps.settings import StepSettings
 
 __all__ = ["InferDoFn"]
@@ -152,6 +153,7 @@ class InferDoFn(beam.DoFn):
                 error = described(outcome.error)
                 failed += [Failed(example, time, error) for example, time in zip(taken, times, strict=True)]
             else:
+                setattr(outcome.error, ELEMENT_AT_FAULT, at_fault(taken[0], outcome.batch_count))
                 raise outcome.error
         return ResultBlock(examples, timestamps, concat(values) if values else [], model_id, tuple(failed))
 

@@ -11,7 +11,9 @@ import numpy.typing as npt
 
 from luminosity.inference.blocks import Block
 
-__all__ = ["Failed", "PreparedBlock", "ResultBlock", "described"]
+__all__ = ["Failed", "PreparedBlock", "ResultBlock", "at_fault", "described"]
+
+_EXAMPLE_CHARACTERS = 100
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,19 @@ class ResultBlock:
     values: Block
     model_id: str | None
     failed: tuple[Failed, ...] = ()
+
+
+def at_fault(example: Any, count: int) -> str:
+    """What to say of a batch of so many that failed, and had this example in it.
+
+    >>> at_fault("a", 1), at_fault("a", 7)
+    ("'a'", "one of a batch of 7 that has 'a' in it; with_exception_handling() tells which")
+    """
+    text = repr(example)
+    text = text if len(text) <= _EXAMPLE_CHARACTERS else text[: _EXAMPLE_CHARACTERS - 1] + "…"
+    if count == 1:
+        return text
+    return f"one of a batch of {count} that has {text} in it; with_exception_handling() tells which"
 
 
 def described(error: BaseException) -> tuple[type[BaseException], str, list[str]]:

@@ -11,6 +11,7 @@ import apache_beam as beam
 import numpy as np
 from apache_beam.transforms.window import WindowedValue
 
+from luminosity.inference.checks import checked_costs
 from luminosity.inference.handler import Handler, limits_of
 from luminosity.inference.steps.messages import Failed, PreparedBlock, described
 from luminosity.inference.steps.settings import StepSettings
@@ -91,10 +92,10 @@ class PrepareDoFn(beam.DoFn):
         prepared = self._handler.prepare(examples)
         if len(prepared) != len(examples):
             raise ValueError(
-                f"{type(self._handler).__name__}.prepare returned {len(prepared)} examples for {len(examples)}; "
+                f"{self._handler}.prepare returned {len(prepared)} examples for {len(examples)}; "
                 "it must return one for each, in their order"
             )
-        costs = self._handler.cost(prepared)
+        costs = checked_costs(self._handler, self._handler.cost(prepared), len(examples))
         weigh = self._limits.weigh
         weights = None if weigh is None else np.array([weigh(example) for example in examples], np.float64)
         return PreparedBlock(examples, timestamps, None if prepared is examples else prepared, costs, weights)

@@ -1,0 +1,98 @@
+"""Mistakes that are easily made are named early, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import apache_beam as beam
+import numpy as np
+import pytest
+from apache_beam.ml.inference.base import KeyedModelHandler
+
+from luminosity import Handler, LuminosityRunner, RunInference, SentenceEmbedder
+from luminosity.errors import ModelUnavailable, StepFailed
+from luminosity.inference.checks import check_values, checked_costs
+
+
+class Numbers(Handler[str, Any, int]):
+    def load_model(self) -> int:
+        return 1  # As a model, no example: the error must not name it as one.
+
+    def predict(self, model: int, batch: list[str], inference_args: dict[str, Any] | None = None) -> list[int]:
+        return [int(each) for each in batch]
+
+
+class Forgotten(Handler[str, Any, int]):
+    def load_model(self) -> int:
+        return 1
+
+
+class BeamStyle(Forgotten):
+    def run_inference(self, batch: Any, model: Any, inference_args: Any = None) -> Iterable[Any]:
+        return batch
+
+
+def test_a_handler_without_predict_is_refused_before_anything_runs() -> None:
+    with pytest.raises(TypeError, match=r"Forgotten has no method `predict"):
+        RunInference(Forgotten())
+    with pytest.raises(TypeError, match=r"BeamStyle has no method.*it has `run_inference`"):
+        RunInference(BeamStyle())
+    with pytest.raises(TypeError, match=r"Forgotten has no method"):
+        _ = beam.Pipeline() | beam.Create([("key", "1")]) | RunInference(KeyedModelHandler(Forgotten()))
+
+
+def test_what_is_no_handler_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"found the class Numbers, expected a handler: Numbers\(\.\.\.\)"):
+        RunInference(Numbers)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match=r"found 'model.pkl', expected a ModelHandler"):
+        RunInference("model.pkl")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+def test_a_misspelt_option_of_ones_own_handler() -> None:
+    with pytest.raises(TypeError, match=r"'max_batch_sise'; did you mean 'max_batch_size'"):
+        Numbers(max_batch_sise=8)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    assert Numbers(max_batch_size=8).batch_elements_kwargs()["max_batch_size"] == 8
+
+
+def test_costs_are_a_number_for_each_example() -> None:
+    assert checked_costs(Numbers(), [1, 2], 2).tolist() == [1.0, 2.0]
+    for wrong in (3, [1, 2, 3], ["a", "b"], [[1, 2], [3, 4]], [1, None], [1, float("nan")], [1, -1]):
+        with pytest.raises(ValueError, match=r"Numbers\.cost returned"):
+            checked_costs(Numbers(), wrong, 2)
+
+
+def test_predictions_are_one_for_each_example() -> None:
+    check_values(Numbers(), np.zeros((2, 3)), 2)
+    for wrong, words in (
+        ((each for each in "ab"), "an object of type generator"),
+        (["a"], "1 predictions for 2 examples, as a list"),
+        ({"label": [1, 2], "score": [3, 4]}, "a dict of 2"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            check_values(Numbers(), wrong, 2)
+
+
+def test_the_example_at_fault_is_named_not_the_model() -> None:
+    with pytest.raises(StepFailed) as caught, beam.Pipeline(runner=LuminosityRunner()) as pipeline:
+        _ = pipeline | beam.Create(["three"]) | RunInference(Numbers())
+    assert "element: 'three'" in str(caught.value)
+    with pytest.raises(StepFailed) as caught, beam.Pipeline(runner=LuminosityRunner()) as pipeline:
+        _ = pipeline | beam.Create([["1", "three"]]) | beam.FlatMap(lambda both: both) | RunInference(Numbers())
+    assert "element: one of a batch of 2" in str(caught.value)
+
+
+def test_a_model_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ModelUnavailable, match=r"'/nowhere/model': there is no such folder here"):
+        SentenceEmbedder("/nowhere/model").load_model()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "model").mkdir()
+    with pytest.raises(ModelUnavailable, match=f"`~` is not expanded: did you mean '{tmp_path}/model'"):
+        SentenceEmbedder("~/model").load_model()
+
+
+def test_a_name_that_the_hub_does_not_know() -> None:
+    offline: Any = {"local_files_only": True}
+    with pytest.raises(ModelUnavailable, match=r"'org/no-such-model' is no folder here.*Hugging Face hub"):
+        SentenceEmbedder("org/no-such-model", load_model_args=offline).load_model()
