@@ -163,7 +163,7 @@ def test_out_of_memory_settles_below_what_fits(memory: int) -> None:
         cost = budget.limit(1.0)
         if cost > memory:
             failures += 1
-            budget.out_of_memory(cost)
+            budget.out_of_memory(cost, 2)
         else:
             budget.succeeded(cost, 1.0 + 0.001 * cost)
     assert memory / 4 <= budget.limit(1.0) <= memory
@@ -174,7 +174,7 @@ def test_out_of_memory_settles_below_what_fits(memory: int) -> None:
 def test_one_example_may_always_go() -> None:
     budget = Budget(Limits(), Timing())
     budget.limit(1.0)
-    budget.out_of_memory(4.0)
+    budget.out_of_memory(4.0, 2)
     assert budget.limit(50.0) == 50.0
 
 

@@ -9,12 +9,29 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-__all__ = ["Block", "concat", "rows", "size", "take"]
+__all__ = ["Block", "as_block", "concat", "join", "rows", "size", "take"]
 
 Block: TypeAlias = Any  # pyarrow has no types to name here
 """Any number of examples: an Arrow array, a record batch, a numpy array (first axis) or a list."""
 
 Indices: TypeAlias = npt.NDArray[np.int64]
+
+
+def as_block(values: Any) -> Block:
+    """What a model's code returned for several examples, as a block.
+
+    >>> as_block(pa.chunked_array([[1], [2]])).to_pylist(), as_block(x for x in "ab")
+    ([1, 2], ['a', 'b'])
+    """
+    if isinstance(values, list | np.ndarray | pa.Array | pa.RecordBatch):
+        return values
+    if isinstance(values, pa.ChunkedArray):
+        return pa.concat_arrays(values.chunks) if values.num_chunks else pa.array([], values.type)
+    if isinstance(values, pa.Table):
+        return pa.RecordBatch.from_struct_array(as_block(values.to_struct_array()))
+    if isinstance(values, str | bytes | dict | set | frozenset) or not hasattr(values, "__iter__"):
+        raise TypeError(f"found a {type(values).__name__}, expected a sequence with one item for each example")
+    return list(values)
 
 
 def take(block: Block, indices: Indices) -> Block:
@@ -49,6 +66,17 @@ def concat(blocks: Sequence[Block]) -> Block:
     return pa.concat_arrays(blocks)
 
 
+def join(blocks: Sequence[Block]) -> Block:
+    """One block of all examples, whatever the blocks are: of one kind and shape if they are, else a list.
+
+    >>> join([np.zeros((1, 2)), np.zeros((1, 3))])
+    [array([0., 0.]), array([0., 0., 0.])]
+    """
+    if len({_form(block) for block in blocks}) == 1:
+        return concat(blocks)
+    return [example for block in blocks for example in rows(block)]
+
+
 def rows(block: Block) -> Sequence[Any]:
     """The examples one by one, for code that takes them so.
 
@@ -69,6 +97,15 @@ def size(block: Block) -> int:
     if isinstance(block, list):
         return sum(_example_size(example) for example in cast("list[Any]", block))
     return int(block.nbytes)
+
+
+def _form(block: Block) -> Any:
+    """Equal for blocks that can be concatenated."""
+    if isinstance(block, np.ndarray):
+        return block.shape[1:], block.dtype
+    if isinstance(block, pa.RecordBatch):
+        return block.schema
+    return block.type if isinstance(block, pa.Array) else type(block)
 
 
 def _example_size(example: Any) -> int:

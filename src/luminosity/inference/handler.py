@@ -96,6 +96,9 @@ class Handler(ModelHandler[ExampleT, PredictionT, ModelT]):
         """The bytes this model takes on its device; None where only the host's own measurement tells."""
         return None
 
+    def abandon(self, model: ModelT) -> None:
+        """A batch took too long, and the next one gets a model that is loaded anew: end what this one still does."""
+
     def num_examples(self, collated: Any, count: int) -> int:
         """How many predictions a batch stands for, where that is not the number of its examples."""
         return count

@@ -21,14 +21,17 @@ class IsolatedHandler(WrappedHandler):
     fresh process; the host finds the example that crashes alone.
     """
 
-    def __init__(self, handler: Handler[Any, Any, Any]) -> None:
-        super().__init__(handler)
-        self._lock = threading.Lock()
-
     def load_model(self) -> _Child:
         child = _Child(self._inner)
         child.call(_load)
         return child
+
+    def should_garbage_collect_on_timeout(self) -> bool:
+        """A child that hangs would keep every later batch waiting."""
+        return True
+
+    def abandon(self, model: _Child) -> None:
+        model.kill()
 
     def warm_up(self, model: _Child) -> None:
         """Done in the child, where the model is."""
@@ -68,6 +71,12 @@ class _Child:
                 if pool is self._pool:
                     self._pool = self._start()
             raise RuntimeError("The process of the model ended while it computed this batch.") from error
+
+    def kill(self) -> None:
+        with self._lock:
+            for process in list(self._pool._processes.values()):  # pyright: ignore[reportPrivateUsage]
+                process.kill()
+            self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _start(self) -> concurrent.futures.ProcessPoolExecutor:
         # Not forked: this process has threads, and perhaps a device open.

@@ -117,6 +117,9 @@ class WrappedHandler(BeamContract):
     def memory(self, model: Any) -> int | None:
         return self._inner.memory(model)
 
+    def abandon(self, model: Any) -> None:
+        self._inner.abandon(model)
+
     def num_examples(self, collated: Any, count: int) -> int:
         return self._inner.num_examples(collated, count)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from luminosity.inference.host.lane import Lane
     from luminosity.inference.host.session import Session
 
-__all__ = ["Batch", "BatchStats", "Outcome", "Submission"]
+__all__ = ["Batch", "BatchStats", "Outcome", "Stage", "Submission"]
 
 
 @dataclass(eq=False)
@@ -59,6 +60,14 @@ class BatchStats:
     latency_micro_secs: int = 0
 
 
+class Stage(Enum):
+    """Which thread a batch occupies."""
+
+    WAITING = auto()
+    COMPUTING = auto()
+    RETURNING = auto()
+
+
 @dataclass(eq=False)
 class Batch:
     """Examples that go to the device together, by submission."""
@@ -70,8 +79,11 @@ class Batch:
     budget: float
     waited: float
     inputs: Any = None
-    started: float | None = None
+    due_from: float | None = None
+    """Since when its timeout runs: before its model is loaded."""
+    started: float = 0.0
     started_ns: int = 0
+    stage: Stage = Stage.WAITING
     abandoned: bool = False
     stats: BatchStats = field(init=False)
 
@@ -85,6 +97,10 @@ class Batch:
     @property
     def padded(self) -> float:
         return self.longest * self.count
+
+    def is_wanted(self) -> bool:
+        """Whether anyone is left who waits for it."""
+        return any(not submission.session.closed for submission, _ in self.parts)
 
     def prepared(self) -> Block:
         return concat([take(submission.prepared, places) for submission, places in self.parts])

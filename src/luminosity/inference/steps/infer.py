@@ -12,7 +12,7 @@ from apache_beam.ml.inference.base import ModelHandler
 from apache_beam.transforms.window import WindowedValue
 
 from luminosity.inference.adapt import adapt
-from luminosity.inference.blocks import concat, take
+from luminosity.inference.blocks import join, take
 from luminosity.inference.host.counting import current_step
 from luminosity.inference.host.host import ModelHost
 from luminosity.inference.host.hosts import host_of
@@ -44,7 +44,11 @@ class InferDoFn(beam.DoFn):
         self._path = ""
         self._key_paths: Any = None
         if not self._settings.load_late:
-            self._lane("").models.load()
+            try:
+                self._lane("").models.load()
+            except BaseException:
+                self.teardown()  # Beam does not call it for a step that was never set up.
+                raise
 
     def start_bundle(self) -> None:
         self._close_sessions()
@@ -67,6 +71,7 @@ class InferDoFn(beam.DoFn):
             for outcomes in session.finish():
                 yield from self._emit(outcomes)
             self._counters[lane].update(session.take_stats(), lane.models.take_load_stats())
+        self._leave_old_versions()
         self._close_sessions()
 
     def teardown(self) -> None:
@@ -91,9 +96,15 @@ class InferDoFn(beam.DoFn):
             self._counters[lane] = StepCounters(lane.handler, self._settings.metrics_namespace, name)
         return lane
 
+    def _leave_old_versions(self) -> None:
+        """What neither this bundle used nor the next one will, unless its side input says so."""
+        for path, lane in list(self._lanes.items()):
+            if path != self._path and lane not in self._sessions:
+                self._host.leave(lane)
+                del self._lanes[path], self._counters[lane]
+
     def _enter(self, path: str) -> Lane:
         settings = self._settings
-        tag = path or settings.model_tag
 
         def handler_of_this_version() -> Any:
             handler = deepcopy(self._handler) if path else self._handler
@@ -103,9 +114,14 @@ class InferDoFn(beam.DoFn):
             return IsolatedHandler(adapted) if settings.use_subprocess else adapted
 
         lane_settings = LaneSettings(
-            tag, settings.inference_args, bool(settings.caught), settings.timeout, settings.clock
+            (settings.model_tag, path, settings.use_subprocess),
+            path or settings.model_tag,
+            settings.inference_args,
+            bool(settings.caught),
+            settings.timeout,
+            settings.clock,
         )
-        return self._host.enter((settings.model_tag, path), handler_of_this_version, lane_settings)
+        return self._host.enter((settings.step_id, path), handler_of_this_version, lane_settings)
 
     def _updated_per_key(self, paths: list[Any]) -> Lane:
         """A handler of many models changes them by itself; not while examples for the old ones are under way."""
@@ -151,9 +167,11 @@ class InferDoFn(beam.DoFn):
             elif isinstance(outcome.error, self._settings.caught):
                 error = described(outcome.error)
                 failed += [Failed(example, time, error) for example, time in zip(taken, times, strict=True)]
-            else:
+            elif isinstance(outcome.error, Exception):
                 raise outcome.error
-        return ResultBlock(examples, timestamps, concat(values) if values else [], model_id, tuple(failed))
+            else:  # It asked to end a thread that is not this one.
+                raise RuntimeError(f"The model's code raised {outcome.error!r}") from outcome.error
+        return ResultBlock(examples, timestamps, join(values), model_id, tuple(failed))
 
 
 def _emitted(window: Any, block: ResultBlock) -> WindowedValue:

@@ -9,8 +9,10 @@ from typing import Any
 
 import apache_beam as beam
 import numpy as np
+import numpy.typing as npt
 from apache_beam.transforms.window import WindowedValue
 
+from luminosity.inference.blocks import Block, as_block
 from luminosity.inference.handler import Handler, limits_of
 from luminosity.inference.steps.messages import Failed, PreparedBlock, described
 from luminosity.inference.steps.settings import StepSettings
@@ -34,6 +36,7 @@ class PrepareDoFn(beam.DoFn):
 
     def setup(self) -> None:
         self._settings.set_up_process()
+        self._handler.set_environment_vars()
         self._limits = limits_of(self._handler)
 
     def start_bundle(self) -> None:
@@ -88,13 +91,22 @@ class PrepareDoFn(beam.DoFn):
         return replace(block, failed=tuple(failed))
 
     def _prepared(self, examples: list[Any], timestamps: list[Any]) -> PreparedBlock:
-        prepared = self._handler.prepare(examples)
+        prepared = as_block(self._handler.prepare(examples))
         if len(prepared) != len(examples):
             raise ValueError(
                 f"{type(self._handler).__name__}.prepare returned {len(prepared)} examples for {len(examples)}; "
                 "it must return one for each, in their order"
             )
-        costs = self._handler.cost(prepared)
+        costs = self._costs(prepared)
         weigh = self._limits.weigh
         weights = None if weigh is None else np.array([weigh(example) for example in examples], np.float64)
         return PreparedBlock(examples, timestamps, None if prepared is examples else prepared, costs, weights)
+
+    def _costs(self, prepared: Block) -> npt.NDArray[Any]:
+        costs = np.asarray(self._handler.cost(prepared), np.float64)
+        if costs.shape != (len(prepared),) or not np.isfinite(costs).all():
+            raise ValueError(
+                f"{type(self._handler).__name__}.cost returned {costs!r} for {len(prepared)} examples; "
+                "it must return one finite number for each"
+            )
+        return costs
