@@ -17,6 +17,7 @@ from apache_beam.transforms import window
 from luminosity import Handler, RunInference
 from luminosity.inference.steps.infer import InferDoFn
 from luminosity.inference.steps.messages import PreparedBlock
+from luminosity.inference.steps.prepare import PrepareDoFn
 from luminosity.inference.steps.settings import StepSettings
 from luminosity.testing import FakeDevice, FakeDeviceHandler
 from tests.inference.conftest import Pipelines, counters
@@ -348,6 +349,15 @@ def test_a_model_that_ends_its_process(pipelines: Pipelines) -> None:
 
     with pytest.raises(Exception, match=r"The model's code raised SystemExit\(3\)"):
         run()
+
+
+def test_blocks_of_large_examples_are_small() -> None:
+    step = PrepareDoFn(Shout(), StepSettings(step_id="step", model_tag="model", metrics_namespace="test"))
+    step.setup()
+    step.start_bundle()
+    given = ["x" * 100_000] * 1000
+    blocks = [block.value.examples for text in given for block in step.process(text, 0, window.GlobalWindow())]
+    assert max(len(block) for block in blocks) <= 160
 
 
 def test_old_versions_of_a_model_are_left() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from apache_beam.transforms.window import WindowedValue
 
-from luminosity.inference.blocks import Block, as_block
+from luminosity.inference.blocks import Block, as_block, size
 from luminosity.inference.handler import Handler, limits_of
 from luminosity.inference.steps.messages import Failed, PreparedBlock, described
 from luminosity.inference.steps.settings import StepSettings
@@ -21,6 +21,7 @@ __all__ = ["PrepareDoFn"]
 
 _FIRST_BLOCK = 64
 _LARGEST_BLOCK = 1024
+_LARGEST_BLOCK_BYTES = 16_000_000
 _QUICK_S = 0.01
 _SLOW_S = 0.1
 
@@ -67,6 +68,8 @@ class PrepareDoFn(beam.DoFn):
             self._block_size = min(2 * self._block_size, _LARGEST_BLOCK)
         elif seconds > _SLOW_S:
             self._block_size = max(self._block_size // 2, 1)
+        fit = _LARGEST_BLOCK_BYTES * len(examples) // max(size(examples), 1)
+        self._block_size = max(1, min(self._block_size, fit))
         return WindowedValue(replace(block, seconds=seconds), min(timestamps), (window,))
 
     def _prepare(self, examples: list[Any], timestamps: list[Any]) -> PreparedBlock:
