@@ -47,8 +47,8 @@ class BatchPolicy:
         patience = self._patience(pool, awaited) - (now - pool.since[oldest])
         if more_coming and patience > 0 and not self._enough(pool):
             return patience
-        # Not the longest of all once someone has waited: where the pool is refilled all the time, those are always few.
-        return self._cut(pool, oldest if patience <= 0 else 0)
+        # Longest first; but where the pool is refilled all the time those are always few, and the others would wait.
+        return self._cut(pool, oldest if more_coming and patience <= 0 else 0)
 
     def _patience(self, pool: Pool, awaited: bool) -> float:
         """How long an example may wait for company."""
