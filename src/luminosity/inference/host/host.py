@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
-from luminosity.inference.blocks import as_block
+from luminosity.inference.blocks import as_block, piece
 from luminosity.inference.handler import Handler
 from luminosity.inference.host.counting import as_part_of
 from luminosity.inference.host.lane import Lane, LaneSettings
@@ -257,7 +257,7 @@ class ModelHost:
             self._end(batch)
             done = 0
             for submission, places in batch.parts:
-                part = values[done : done + len(places)]
+                part = piece(values, done, done + len(places))
                 done += len(places)
                 submission.session.deliver(Outcome(submission.tag, places, part, None, model_id))
             self.wake()
