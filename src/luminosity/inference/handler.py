@@ -12,7 +12,7 @@ import pyarrow as pa
 from apache_beam.ml.inference.base import ModelHandler, PredictionResult
 
 from luminosity.inference.batching.limits import Limits
-from luminosity.inference.blocks import Block, rows
+from luminosity.inference.blocks import Block, rows, size
 
 __all__ = ["Handler", "limits_of"]
 
@@ -108,7 +108,8 @@ class Handler(ModelHandler[ExampleT, PredictionT, ModelT]):
         return PredictionResult(None if drop_example else example, value, model_id)
 
     def get_num_bytes(self, batch: Any) -> int:
-        return int(getattr(batch, "nbytes", 0)) or super().get_num_bytes(batch)
+        """For the metrics: an estimate will do, and must be quick."""
+        return size(batch) if isinstance(batch, list) else int(getattr(batch, "nbytes", 0))
 
     def run_inference(
         self, batch: Sequence[ExampleT], model: ModelT, inference_args: dict[str, Any] | None = None

@@ -21,7 +21,7 @@ from luminosity.inference.host.session import Session
 from luminosity.inference.host.work import Outcome
 from luminosity.inference.isolated import IsolatedHandler
 from luminosity.inference.steps.counters import StepCounters
-from luminosity.inference.steps.messages import Failed, PreparedBlock, ResultBlock, described
+from luminosity.inference.steps.messages import Failed, PreparedBlock, ResultBlock, described, earliest
 from luminosity.inference.steps.settings import StepSettings
 
 __all__ = ["InferDoFn"]
@@ -176,4 +176,4 @@ class InferDoFn(beam.DoFn):
 
 def _emitted(window: Any, block: ResultBlock) -> WindowedValue:
     times = block.timestamps + [failed.timestamp for failed in block.failed]
-    return WindowedValue(block, min(times), (window,))
+    return WindowedValue(block, earliest(times), (window,))

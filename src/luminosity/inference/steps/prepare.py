@@ -14,7 +14,7 @@ from apache_beam.transforms.window import WindowedValue
 
 from luminosity.inference.blocks import Block, as_block, size
 from luminosity.inference.handler import Handler, limits_of
-from luminosity.inference.steps.messages import Failed, PreparedBlock, described
+from luminosity.inference.steps.messages import Failed, PreparedBlock, described, earliest
 from luminosity.inference.steps.settings import StepSettings
 
 __all__ = ["PrepareDoFn"]
@@ -75,7 +75,7 @@ class PrepareDoFn(beam.DoFn):
             self._block_size = max(self._block_size // 2, 1)
         fit = _LARGEST_BLOCK_BYTES * len(examples) // max(size(examples), 1)
         self._block_size = max(1, min(self._block_size, fit))
-        return WindowedValue(replace(block, seconds=seconds), min(timestamps), (window,))
+        return WindowedValue(replace(block, seconds=seconds), earliest(timestamps), (window,))
 
     def _prepare(self, examples: list[Any], timestamps: list[Any]) -> PreparedBlock:
         failed: list[Failed] = []
