@@ -45,11 +45,9 @@ def ours() -> Any:
 
 def beams_handler_class() -> Any:
     """Its module names two classes of TensorFlow, which today's transformers does without; torch models use neither."""
-    import transformers
     from transformers import AutoModel, pipeline  # noqa: F401  # Before the stand-in is there: they look for it.
 
-    if not hasattr(transformers, "TFAutoModel"):
-        transformers.TFAutoModel = type("TFAutoModel", (), {})
+    sys.modules["transformers"].__dict__.setdefault("TFAutoModel", type("TFAutoModel", (), {}))
     stand_in = types.ModuleType("tensorflow")
     stand_in.Tensor = type("Tensor", (), {})  # type: ignore[attr-defined]
     sys.modules["tensorflow"] = stand_in
