@@ -1,14 +1,18 @@
-"""A million quick predictions, one row each: two workers against Beam's runner in memory."""
+"""A million quick predictions, one row each: two workers against Beam's runner in memory, either RunInference."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import _measure
 import apache_beam as beam
 import numpy as np
-from apache_beam.ml.inference.base import ModelHandler, PredictionResult, RunInference
+from apache_beam.ml.inference import base
+from apache_beam.ml.inference.base import ModelHandler, PredictionResult
+
+from luminosity import RunInference
 
 _SEEDS = 16
 _ROWS_PER_SEED = 62_500
@@ -30,13 +34,13 @@ def rows(seed: int) -> Iterable[np.ndarray]:
         yield np.array((seed, i, 1, 0))
 
 
-def build(pipeline: beam.Pipeline) -> None:
+def build(pipeline: beam.Pipeline, transform: Callable[[LinearModel], Any] = base.RunInference) -> None:
     predictions = (
         pipeline
         | beam.Create(range(_SEEDS))
         | beam.Reshuffle()
         | "Rows" >> beam.FlatMap(rows)
-        | RunInference(LinearModel())
+        | transform(LinearModel())
         | "Value" >> beam.Map(lambda result: int(result.inference))
     )
     by_seed, by_row, constant, _ = _WEIGHTS
@@ -52,11 +56,19 @@ def report(results: _measure.Results) -> None:
     _measure.print_table(results)
     ratio = results["FnApiRunner"]["seconds"] / results["Luminosity"]["seconds"]
     _measure.print_figure("times as fast", ratio, at_least=1.6)
+    ours = results["FnApiRunner"]["seconds"] / results["Luminosity, its RunInference"]["seconds"]
+    _measure.print_figure("times as fast, with our RunInference", ours, at_least=1.6)
 
 
 if __name__ == "__main__":
     sides: dict[str, _measure.Side] = {
         "Luminosity": lambda: {"seconds": _measure.run_ours(build, "--cpu_workers=2")},
+        "Luminosity, its RunInference": lambda: {
+            "seconds": _measure.run_ours(partial(build, transform=RunInference), "--cpu_workers=2")
+        },
+        "FnApiRunner, our RunInference": lambda: {
+            "seconds": _measure.run_beams(partial(build, transform=RunInference))
+        },
         "FnApiRunner": lambda: {"seconds": _measure.run_beams(build)},
     }
     _measure.main(sides, report, rounds=3)

@@ -163,7 +163,7 @@ def test_out_of_memory_settles_below_what_fits(memory: int) -> None:
         cost = budget.limit(1.0)
         if cost > memory:
             failures += 1
-            budget.out_of_memory(cost)
+            budget.out_of_memory(cost, 2)
         else:
             budget.succeeded(cost, 1.0 + 0.001 * cost)
     assert memory / 4 <= budget.limit(1.0) <= memory
@@ -174,7 +174,7 @@ def test_out_of_memory_settles_below_what_fits(memory: int) -> None:
 def test_one_example_may_always_go() -> None:
     budget = Budget(Limits(), Timing())
     budget.limit(1.0)
-    budget.out_of_memory(4.0)
+    budget.out_of_memory(4.0, 2)
     assert budget.limit(50.0) == 50.0
 
 
@@ -210,6 +210,23 @@ def test_large_pools_are_cut_nearly_as_well(size: int) -> None:
         padded, batches, rest = padded + rest[0] * count, batches + 1, rest[count:]
     assert 1 - costs.sum() / padded < 0.10
     assert padded + overhead * batches < 1.35 * costs.sum()
+
+
+def test_a_pool_that_is_refilled_is_batched_as_well_as_one_that_is_not() -> None:
+    lengths = np.clip(np.exp(np.random.default_rng(0).normal(3.5, 0.7, 20_000)).round(), 3, 512)
+    policy, pool, now, padded, batches = BatchPolicy(Limits()), Pool(), 0.0, 0.0, 0
+    blocks = [lengths[start : start + 256] for start in range(0, len(lengths), 256)]
+    while blocks or len(pool):
+        while blocks and len(pool) < 4096:
+            pool.add(len(blocks), blocks.pop(), None, now)
+        cut = policy.next(pool, now, more_coming=False)
+        assert isinstance(cut, Cut)
+        cost = float(pool.take(cut.start, cut.count).costs[0] * cut.count)
+        seconds = 0.002 + 0.00002 * cost
+        policy.budget.succeeded(cost, seconds)
+        now, padded, batches = now + seconds, padded + cost, batches + 1
+    assert 1 - lengths.sum() / padded < 0.03
+    assert len(lengths) / batches > 50
 
 
 def test_pool_forgets_a_submission() -> None:

@@ -7,13 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import apache_beam as beam
-import numpy as np
 import pytest
 from apache_beam.ml.inference.base import KeyedModelHandler
 
 from luminosity import Handler, LuminosityRunner, RunInference, SentenceEmbedder
 from luminosity.errors import ModelUnavailable, StepFailed
-from luminosity.inference.checks import check_values, checked_costs
 
 
 class Numbers(Handler[str, Any, int]):
@@ -54,24 +52,6 @@ def test_a_misspelt_option_of_ones_own_handler() -> None:
     with pytest.raises(TypeError, match=r"'max_batch_sise'; did you mean 'max_batch_size'"):
         Numbers(max_batch_sise=8)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     assert Numbers(max_batch_size=8).batch_elements_kwargs()["max_batch_size"] == 8
-
-
-def test_costs_are_a_number_for_each_example() -> None:
-    assert checked_costs(Numbers(), [1, 2], 2).tolist() == [1.0, 2.0]
-    for wrong in (3, [1, 2, 3], ["a", "b"], [[1, 2], [3, 4]], [1, None], [1, float("nan")], [1, -1]):
-        with pytest.raises(ValueError, match=r"Numbers\.cost returned"):
-            checked_costs(Numbers(), wrong, 2)
-
-
-def test_predictions_are_one_for_each_example() -> None:
-    check_values(Numbers(), np.zeros((2, 3)), 2)
-    for wrong, words in (
-        ((each for each in "ab"), "an object of type generator"),
-        (["a"], "1 predictions for 2 examples, as a list"),
-        ({"label": [1, 2], "score": [3, 4]}, "a dict of 2"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            check_values(Numbers(), wrong, 2)
 
 
 def test_the_example_at_fault_is_named_not_the_model() -> None:

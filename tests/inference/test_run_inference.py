@@ -15,6 +15,10 @@ from apache_beam.testing.util import assert_that, equal_to
 from apache_beam.transforms import window
 
 from luminosity import Handler, RunInference
+from luminosity.inference.steps.infer import InferDoFn
+from luminosity.inference.steps.messages import PreparedBlock
+from luminosity.inference.steps.prepare import PrepareDoFn
+from luminosity.inference.steps.settings import StepSettings
 from luminosity.testing import FakeDevice, FakeDeviceHandler
 from tests.inference.conftest import Pipelines, counters
 
@@ -295,3 +299,84 @@ def test_keywords_that_would_do_nothing_are_refused(keywords: dict[str, Any], me
 def test_a_misspelt_keyword_is_refused() -> None:
     with pytest.raises(TypeError, match="monitoring_transfrom"):
         RunInference(Squares(), monitoring_transfrom=beam.Map(print))  # type: ignore[call-arg]
+
+
+def test_steps_that_share_a_model_keep_their_own_arguments(pipelines: Pipelines) -> None:
+    with pipelines() as (pipeline, run):
+        numbers = pipeline | beam.Create([3])
+        for power in (2, 3):
+            transform = RunInference(Squares(), inference_args={"power": power}, model_identifier="shared")
+            predictions = numbers | f"To the {power}" >> transform
+            assert_that(predictions, equal_to([PredictionResult(3, 3**power, "squares")]), f"is the power {power}")
+    assert counters(run.result)["num_inferences"] == 2
+
+
+def test_outputs_whose_shape_differs_between_batches(pipelines: Pipelines) -> None:
+    class PerToken(Shout):
+        def predict(self, model: object, batch: list[bytes], inference_args: dict[str, Any] | None = None) -> Any:
+            import numpy as np
+
+            return np.ones((len(batch), max(len(each) for each in batch)))
+
+        def batch_elements_kwargs(self) -> dict[str, Any]:
+            return {"max_batch_size": 2}
+
+    with pipelines() as (pipeline, _):
+        predictions = pipeline | beam.Create(["a" * length for length in (1, 1, 2, 2, 3, 3)]) | RunInference(PerToken())
+        assert_that(inferences(predictions) | beam.combiners.Count.Globally(), equal_to([6]))
+
+
+@pytest.mark.parametrize("cost", [float("nan"), float("inf")])
+def test_costs_that_are_no_numbers(cost: float, pipelines: Pipelines) -> None:
+    class Costly(Shout):
+        def cost(self, prepared: list[bytes]) -> Any:
+            return [cost if each == b"BAD" else 1 for each in prepared]
+
+    with pipelines() as (pipeline, _):
+        good, bad = pipeline | beam.Create(["a", "bad", "b"]) | RunInference(Costly()).with_exception_handling()
+        assert_that(inferences(good), equal_to(["A", "B"]), "good")
+        assert_that(bad.failed_inferences | beam.Map(lambda letter: letter[0]), equal_to([["bad"]]), "bad")
+
+
+def test_a_model_that_ends_its_process(pipelines: Pipelines) -> None:
+    class Quitter(Shout):
+        def predict(self, model: object, batch: list[bytes], inference_args: dict[str, Any] | None = None) -> Any:
+            raise SystemExit(3)
+
+    def run() -> None:
+        with pipelines() as (pipeline, _):
+            _ = pipeline | beam.Create(["a"]) | RunInference(Quitter())
+
+    with pytest.raises(Exception, match=r"The model's code raised SystemExit\(3\)"):
+        run()
+
+
+def test_blocks_of_large_examples_are_small() -> None:
+    step = PrepareDoFn(Shout(), StepSettings(step_id="step", model_tag="model", metrics_namespace="test"))
+    step.setup()
+    step.start_bundle()
+    given = ["x" * 100_000] * 1000
+    blocks = [block.value.examples for text in given for block in step.process(text, 0, window.GlobalWindow())]
+    assert max(len(block) for block in blocks) <= 160
+
+
+def test_old_versions_of_a_model_are_left() -> None:
+    """The host lets go of them after a while; the step must not hold them."""
+    import numpy as np
+    from apache_beam.ml.inference.base import ModelMetadata
+
+    class Versioned(Squares):
+        def update_model_path(self, model_path: str | None = None) -> None:
+            pass
+
+    step = InferDoFn(Versioned(), StepSettings(step_id="versions", model_tag="versions", metrics_namespace="test"))
+    step.setup()
+    for version in range(5):
+        block = PreparedBlock([1], [0], None, np.ones(1))
+        step.start_bundle()
+        results = list(step.process(block, ModelMetadata(f"v{version}", f"v{version}"), window.GlobalWindow()))
+        results += list(step.finish_bundle())
+        assert [result.value.examples for result in results] == [[1]]
+    # The one in use, and the one before, which the last bundle may still have used.
+    assert len(step._lanes) <= 2
+    step.teardown()

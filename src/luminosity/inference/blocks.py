@@ -9,12 +9,31 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-__all__ = ["Block", "concat", "rows", "size", "take"]
+__all__ = ["Block", "as_block", "concat", "join", "piece", "rows", "sample", "size", "take"]
 
 Block: TypeAlias = Any  # pyarrow has no types to name here
 """Any number of examples: an Arrow array, a record batch, a numpy array (first axis) or a list."""
 
+_SAMPLE = 64
+
 Indices: TypeAlias = npt.NDArray[np.int64]
+
+
+def as_block(values: Any) -> Block:
+    """What a model's code returned for several examples, as a block.
+
+    >>> as_block(pa.chunked_array([[1], [2]])).to_pylist(), as_block(x for x in "ab")
+    ([1, 2], ['a', 'b'])
+    """
+    if isinstance(values, list | np.ndarray | pa.Array | pa.RecordBatch):
+        return values
+    if isinstance(values, pa.ChunkedArray):
+        return pa.concat_arrays(values.chunks) if values.num_chunks else pa.array([], values.type)
+    if isinstance(values, pa.Table):
+        return pa.RecordBatch.from_struct_array(as_block(values.to_struct_array()))
+    if isinstance(values, str | bytes | dict | set | frozenset) or not hasattr(values, "__iter__"):
+        raise TypeError(f"found a {type(values).__name__}, expected a sequence with one item for each example")
+    return list(values)
 
 
 def take(block: Block, indices: Indices) -> Block:
@@ -29,6 +48,18 @@ def take(block: Block, indices: Indices) -> Block:
     if isinstance(block, np.ndarray):
         return block[indices]
     return block.take(pa.array(indices))
+
+
+def piece(block: Block, start: int, end: int) -> Block:
+    """The examples from one place to another. Of Arrow a copy: a slice is pickled with all that it was cut from.
+
+    >>> import pickle
+    >>> len(pickle.dumps(piece(pa.array(range(100_000)), 0, 10))) < 1000
+    True
+    """
+    if isinstance(block, list | np.ndarray) or end - start == len(block):
+        return block[start:end]
+    return take(block, np.arange(start, end))
 
 
 def concat(blocks: Sequence[Block]) -> Block:
@@ -49,6 +80,17 @@ def concat(blocks: Sequence[Block]) -> Block:
     return pa.concat_arrays(blocks)
 
 
+def join(blocks: Sequence[Block]) -> Block:
+    """One block of all examples, whatever the blocks are: of one kind and shape if they are, else a list.
+
+    >>> join([np.zeros((1, 2)), np.zeros((1, 3))])
+    [array([0., 0.]), array([0., 0., 0.])]
+    """
+    if len({_form(block) for block in blocks}) == 1:
+        return concat(blocks)
+    return [example for block in blocks for example in rows(block)]
+
+
 def rows(block: Block) -> Sequence[Any]:
     """The examples one by one, for code that takes them so.
 
@@ -61,14 +103,29 @@ def rows(block: Block) -> Sequence[Any]:
 
 
 def size(block: Block) -> int:
-    """The bytes this block holds, as far as its examples tell.
+    """The bytes this block holds, as far as its examples tell: of a long list, some of them.
 
-    >>> size(np.zeros(4)), size(["text"])
-    (32, 4)
+    >>> size(np.zeros(4)), size(["text"]), size(["text"] * 1000)
+    (32, 4, 4000)
     """
-    if isinstance(block, list):
-        return sum(_example_size(example) for example in cast("list[Any]", block))
-    return int(block.nbytes)
+    if not isinstance(block, list):
+        return int(block.nbytes)
+    examples = sample(cast("list[Any]", block))
+    return sum(_example_size(example) for example in examples) * len(block) // max(len(examples), 1)
+
+
+def sample(examples: list[Any]) -> list[Any]:
+    """Some of these, from all over, where they are many."""
+    return examples[:: -(-len(examples) // _SAMPLE)] if len(examples) > _SAMPLE else examples
+
+
+def _form(block: Block) -> Any:
+    """Equal for blocks that can be concatenated."""
+    if isinstance(block, np.ndarray):
+        return block.shape[1:], block.dtype
+    if isinstance(block, pa.RecordBatch):
+        return block.schema
+    return block.type if isinstance(block, pa.Array) else type(block)
 
 
 def _example_size(example: Any) -> int:

@@ -13,7 +13,7 @@ from apache_beam.ml.inference.base import ModelHandler, PredictionResult
 from typing_extensions import Unpack
 
 from luminosity.inference.batching.limits import Limits
-from luminosity.inference.blocks import Block, rows
+from luminosity.inference.blocks import Block, rows, size
 from luminosity.inference.handlers.options import HandlerOptions, checked
 
 __all__ = ["Handler", "limits_of"]
@@ -106,6 +106,9 @@ class Handler(ModelHandler[ExampleT, PredictionT, ModelT]):
         """The bytes this model takes on its device; None where only the host's own measurement tells."""
         return None
 
+    def abandon(self, model: ModelT) -> None:
+        """A batch took too long, and the next one gets a model that is loaded anew: end what this one still does."""
+
     def num_examples(self, collated: Any, count: int) -> int:
         """How many predictions a batch stands for, where that is not the number of its examples."""
         return count
@@ -115,7 +118,8 @@ class Handler(ModelHandler[ExampleT, PredictionT, ModelT]):
         return PredictionResult(None if drop_example else example, value, model_id)
 
     def get_num_bytes(self, batch: Any) -> int:
-        return int(getattr(batch, "nbytes", 0)) or super().get_num_bytes(batch)
+        """For the metrics: an estimate will do, and must be quick."""
+        return size(batch) if isinstance(batch, list) else int(getattr(batch, "nbytes", 0))
 
     def run_inference(
         self, batch: Sequence[ExampleT], model: ModelT, inference_args: dict[str, Any] | None = None

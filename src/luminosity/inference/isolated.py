@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import multiprocessing
+import os
+import pickle
 import threading
-from concurrent.futures.process import BrokenProcessPool
+import traceback
+from multiprocessing.connection import Connection, wait
+from multiprocessing.reduction import ForkingPickler
+from multiprocessing.util import Finalize
 from typing import Any
+
+from apache_beam.internal import pickler
 
 from luminosity.inference.handler import Handler
 from luminosity.inference.wrapping import WrappedHandler
@@ -21,14 +27,17 @@ class IsolatedHandler(WrappedHandler):
     fresh process; the host finds the example that crashes alone.
     """
 
-    def __init__(self, handler: Handler[Any, Any, Any]) -> None:
-        super().__init__(handler)
-        self._lock = threading.Lock()
-
     def load_model(self) -> _Child:
         child = _Child(self._inner)
-        child.call(_load)
+        child.call("load")
         return child
+
+    def should_garbage_collect_on_timeout(self) -> bool:
+        """A child that hangs would keep every later batch waiting."""
+        return True
+
+    def abandon(self, model: _Child) -> None:
+        model.kill()
 
     def warm_up(self, model: _Child) -> None:
         """Done in the child, where the model is."""
@@ -41,7 +50,7 @@ class IsolatedHandler(WrappedHandler):
         return batch
 
     def predict(self, model: _Child, batch: Any, inference_args: dict[str, Any] | None = None) -> Any:
-        return model.call(_predict, batch, inference_args)
+        return model.call("predict", batch, inference_args)
 
     def wait(self, outputs: Any) -> None:
         """The child has waited."""
@@ -56,53 +65,89 @@ class _Child:
     def __init__(self, handler: Handler[Any, Any, Any]) -> None:
         self._handler = handler
         self._lock = threading.Lock()
-        self._pool = self._start()
+        self._process: Any = None
 
-    def call(self, function: Any, *arguments: Any) -> Any:
+    def call(self, *request: Any) -> Any:
+        """What the child answers to `("load",)` or `("predict", batch, inference_args)`."""
         with self._lock:
-            pool = self._pool
-        try:
-            return pool.submit(function, *arguments).result()
-        except BrokenProcessPool as error:
-            with self._lock:
-                if pool is self._pool:
-                    self._pool = self._start()
-            raise RuntimeError("The process of the model ended while it computed this batch.") from error
+            if self._process is None:
+                self._start()
+            try:
+                self._connection.send(request)
+                value, error, trace = self._connection.recv()
+            except (EOFError, OSError) as ended:
+                self._finish()
+                self._process = None
+                raise RuntimeError("The process of the model ended while it computed this batch.") from ended
+        if error is not None:
+            raise error from RuntimeError(f"in the process of the model:\n{trace}")
+        return value
 
-    def _start(self) -> concurrent.futures.ProcessPoolExecutor:
+    def kill(self) -> None:
+        """End the process under whoever waits for its answer."""
+        process = self._process
+        if process is not None:
+            process.kill()
+
+    def _start(self) -> None:
         # Not forked: this process has threads, and perhaps a device open.
         context = multiprocessing.get_context("spawn")
-        return concurrent.futures.ProcessPoolExecutor(1, context, _begin, (_pickled(self._handler),))
-
-    def __del__(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _pickled(handler: Handler[Any, Any, Any]) -> bytes:
-    from apache_beam.internal import pickler
-
-    return pickler.dumps(handler)
+        self._connection, theirs = context.Pipe()
+        process = context.Process(target=_serve, args=(theirs, pickler.dumps(self._handler)), name="model")
+        process.start()
+        theirs.close()  # So that its end is seen here.
+        # When this object is forgotten, and before the interpreter at its end waits for its children.
+        self._finish = Finalize(self, _end, (process, self._connection), exitpriority=10)
+        self._process = process
 
 
-_in_child: dict[str, Any] = {}
+def _end(process: Any, connection: Connection) -> None:
+    connection.close()
+    process.kill()
+    process.join()
 
 
-def _begin(pickled: bytes) -> None:
-    from apache_beam.internal import pickler
+def _serve(connection: Connection, pickled: bytes) -> None:
+    """The child's whole life."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    handler: Any = None
+    model: Any = None
+    while True:
+        try:
+            what, *arguments = connection.recv()
+        except EOFError:
+            return
+        try:
+            if handler is None:
+                handler = pickler.loads(pickled)
+                model = handler.load_model()
+                handler.warm_up(model)
+            value = _predict(handler, model, *arguments) if what == "predict" else None
+            answer = ForkingPickler.dumps((value, None, ""))
+        except BaseException as error:
+            answer = _failure(error)
+        connection.send_bytes(answer)
 
-    _in_child["handler"] = pickler.loads(pickled)
 
-
-def _load() -> None:
-    if "model" not in _in_child:
-        handler = _in_child["handler"]
-        _in_child["model"] = handler.load_model()
-        handler.warm_up(_in_child["model"])
-
-
-def _predict(batch: Any, inference_args: dict[str, Any] | None) -> Any:
-    _load()
-    handler = _in_child["handler"]
-    outputs = handler.predict(_in_child["model"], handler.transfer(batch), inference_args)
+def _predict(handler: Handler[Any, Any, Any], model: Any, batch: Any, inference_args: dict[str, Any] | None) -> Any:
+    outputs = handler.predict(model, handler.transfer(batch), inference_args)
     handler.wait(outputs)
     return handler.collect(outputs)
+
+
+def _failure(error: BaseException) -> Any:
+    trace = traceback.format_exc()
+    try:
+        answer = ForkingPickler.dumps((None, error, trace))
+        pickle.loads(answer)  # Some can be written and not read: their __init__ wants other arguments.
+    except Exception:
+        answer = ForkingPickler.dumps((None, RuntimeError(f"{type(error).__name__}: {error}"), trace))
+    return answer
+
+
+def _end_with_parent() -> None:
+    """A worker that is killed takes nobody with it; and its child may be computing, for how long nobody knows."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)

@@ -108,7 +108,8 @@ class RunInference(beam.PTransform[Any, Any]):
             for name, value in (("interval", interval), ("stop_timestamp", stop_timestamp))
             if value is not None
         }
-        self._model_tag = model_identifier or uuid.uuid4().hex
+        self._step_id = uuid.uuid4().hex
+        self._model_tag = model_identifier or self._step_id
         self._use_model_manager = use_model_manager
         self._monitoring_transform = monitoring_transform
         self._drop_example = drop_example
@@ -211,6 +212,7 @@ class RunInference(beam.PTransform[Any, Any]):
         caught = handling.get("exc_class", ())
         timeout = handling.get("timeout")
         return StepSettings(
+            step_id=self._step_id,
             model_tag=self._model_tag,
             metrics_namespace=self._metrics_namespace or self._model_handler.get_metrics_namespace(),
             inference_args=self._inference_args,

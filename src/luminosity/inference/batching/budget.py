@@ -25,6 +25,7 @@ class Budget:
         self._timing = timing
         self._ceiling = math.inf
         self._found = 0.0
+        self._fitted = 0.0
 
     @property
     def settled(self) -> bool:
@@ -42,10 +43,15 @@ class Budget:
 
     def succeeded(self, cost: float, seconds: float) -> None:
         self._timing.observe(cost, seconds)
+        self._fitted = max(self._fitted, cost)
         if cost > self._found / _GROWTH:
             self._found = max(self._found, min(_GROWTH * self._found, self._wanted(), self._ceiling))
 
-    def out_of_memory(self, cost: float) -> None:
+    def out_of_memory(self, cost: float, count: int) -> None:
+        if count == 1 and cost < self._fitted:
+            # This example is at fault, not the size of the batches it was in.
+            self._ceiling = max(self._ceiling, self._fitted)
+            return
         self._ceiling = min(self._ceiling, cost / 2)
         self._found = min(self._found, self._ceiling)
 

@@ -31,6 +31,8 @@ def first_cut(costs: npt.NDArray[Any], most: int, overhead: float) -> int:
     pool = len(costs)
     if pool <= 1 or most <= 1:
         return min(pool, 1)
+    if costs[0] == costs[-1]:
+        return min(pool, most)  # Nothing to pad.
     if pool <= _SMALL_POOL:
         return _best_of_all(costs, most, overhead)
     front = costs[:most]

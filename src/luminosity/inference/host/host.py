@@ -6,15 +6,18 @@ import logging
 import queue
 import threading
 import time
+import traceback
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
 from typing import Any
 
-from luminosity.inference.checks import check_values
+from luminosity.inference.blocks import as_block, piece
 from luminosity.inference.handler import Handler
 from luminosity.inference.host.counting import as_part_of
 from luminosity.inference.host.lane import Lane, LaneSettings
+from luminosity.inference.host.models import LoadedModels
 from luminosity.inference.host.session import Session
-from luminosity.inference.host.work import Batch, Outcome
+from luminosity.inference.host.work import Batch, Outcome, Stage
 from luminosity.inference.memory_errors import is_out_of_memory, release_memory
 
 __all__ = ["ModelHost"]
@@ -22,6 +25,14 @@ __all__ = ["ModelHost"]
 _IDLE_S = 60.0
 """How long a model that nobody uses is kept, and threads that have nothing to do."""
 _LOOK_AGAIN_S = 1.0
+
+
+@dataclass(frozen=True)
+class _Queues:
+    """Between the threads. None ends who takes it; threads that start later get queues of their own."""
+
+    to_compute: queue.Queue[Batch | None] = field(default_factory=lambda: queue.Queue(1))
+    to_return: queue.Queue[tuple[Batch, Any] | None] = field(default_factory=lambda: queue.Queue(2))
 
 
 class ModelHost:
@@ -34,30 +45,35 @@ class ModelHost:
         self.now = clock
         self.changed = threading.Condition()
         """Guards everything here, in the lanes and in the sessions; notified at every change."""
+        self.broken: BaseException | None = None
+        """What ended one of the threads, so that nobody waits for it in vain."""
         self._lanes: dict[Hashable, Lane] = {}
         self._running: set[Batch] = set()
-        self._to_compute: queue.Queue[Batch | None] = queue.Queue(1)
-        self._to_return: queue.Queue[tuple[Batch, Any] | None] = queue.Queue(2)
+        self._queues: _Queues | None = None
+        """None while no threads run."""
         self._computers = 0
-        self._started = False
         self._ready_before = 0.0
 
     def enter(self, key: Hashable, make_handler: Callable[[], Handler[Any, Any, Any]], settings: LaneSettings) -> Lane:
-        """The lane of this model, made by whoever comes first; to be left as often as it is entered."""
+        """The lane of this key, made by whoever comes first; to be left as often as it is entered."""
         with self.changed:
             lane = self._lanes.get(key)
             if lane is None:
-                lane = self._lanes[key] = Lane(key, make_handler(), settings)
+                handler = make_handler()
+                models = self._models(settings) or LoadedModels(handler, settings.clock, settings.model_tag)
+                lane = self._lanes[key] = Lane(key, handler, models, settings)
             lane.users += 1
+            self._start()
             return lane
 
     def leave(self, lane: Lane) -> None:
         with self.changed:
             lane.users -= 1
+            lane.unused_since = self.now()
+            self.wake()
 
     def open(self, lane: Lane, step: Any = None) -> Session:
         with self.changed:
-            self._start()
             return Session(self, lane, step)
 
     def wake(self) -> None:
@@ -66,58 +82,65 @@ class ModelHost:
     def wait_until(self, true: Callable[[], bool], lane: Lane) -> None:
         """Wait under the lock. Bounded by the work itself, and by the lane's timeout where it has one."""
         while not true():
-            self._abandon_overdue()
+            if self.broken is not None:
+                raise RuntimeError("A thread of the model host has failed.") from self.broken
+            if self._abandon_overdue():
+                continue
             timeout = lane.settings.timeout
             self.changed.wait(_LOOK_AGAIN_S if timeout is None else min(_LOOK_AGAIN_S, max(timeout / 10, 0.01)))
 
     def check_integrity(self) -> None:
-        """What must hold when nothing is under way; raises where it does not."""
+        """What must hold at any time, and more when nothing is under way; raises where it does not."""
         with self.changed:
             for lane in self._lanes.values():
-                assert min(lane.users, lane.producing) >= 0, f"{lane.key}: negative counts"
-                assert self._running or not lane.retries, f"{lane.key}: forgotten batches"
+                lane.check_integrity()
+                assert self._running or not any(batch.is_wanted() for batch in lane.retries), "forgotten batches"
             assert len(self._running) <= self._computers + 4, "batches that nobody computes"
+
+    def _models(self, settings: LaneSettings) -> LoadedModels | None:
+        """Those of another lane that names the same model."""
+        same = (lane.models for lane in self._lanes.values() if lane.settings.model == settings.model)
+        return None if settings.model is None else next(same, None)
 
     # The threads.
 
     def _start(self) -> None:
-        if not self._started:
-            self._started = True
-            self._spawn("schedule", self._schedule)
-            self._spawn("return", self._hand_back)
-        wanted = max((lane.concurrency for lane in self._lanes.values()), default=1)
+        if self._queues is None:
+            self._queues = _Queues()
+            self._spawn("schedule", self._schedule, self._queues)
+            self._spawn("return", self._hand_back, self._queues)
+        wanted = max(lane.models.concurrency for lane in self._lanes.values())
         while self._computers < wanted:
             self._computers += 1
-            self._spawn("compute", self._compute)
+            self._spawn("compute", self._compute, self._queues)
 
-    def _spawn(self, name: str, target: Callable[[], None]) -> None:
-        threading.Thread(target=target, name=f"model-host-{name}", daemon=True).start()
-
-    def _schedule(self) -> None:
-        while (batch := self._next_batch()) is not None:
-            handler, stats = batch.lane.handler, batch.stats
+    def _spawn(self, name: str, target: Callable[[_Queues], None], queues: _Queues) -> None:
+        def run() -> None:
             try:
-                begun = self.now()
-                collated = handler.collate(batch.prepared())
-                stats.num_bytes, stats.count = (
-                    handler.get_num_bytes(collated),
-                    handler.num_examples(collated, batch.count),
-                )
-                stacked = self.now()
-                batch.inputs = handler.transfer(collated)
-                stats.collate, stats.transfer = stacked - begun, self.now() - stacked
+                target(queues)
             except BaseException as error:
-                self._failed(batch, error)
-                continue
-            self._to_compute.put(batch)  # Bounded by the batch that computes now, or by its timeout.
-        for _ in range(self._computers):
-            self._to_compute.put(None)
-        self._to_return.put(None)
+                with self.changed:
+                    self.broken = error
+                    self.wake()
+                raise
+
+        threading.Thread(target=run, name=f"model-host-{name}", daemon=True).start()
+
+    def _schedule(self, queues: _Queues) -> None:
+        while (batch := self._next_batch()) is not None:
+            if self._stack(batch):
+                queues.to_compute.put(batch)  # Bounded by the batch that computes now, or by its timeout.
+            del batch  # Its inputs are large.
+        queues.to_compute.put(None)
+        queues.to_return.put(None)
 
     def _next_batch(self) -> Batch | None:
         with self.changed:
             while True:
-                shortest = _IDLE_S
+                shortest = self._forget_unused()
+                if not self._lanes and not self._running:
+                    self._queues, self._computers = None, 0
+                    return None
                 for lane in list(self._lanes.values()):
                     found = lane.next(self.now())
                     if isinstance(found, Batch):
@@ -125,58 +148,102 @@ class ModelHost:
                         self._running.add(found)
                         return found
                     shortest = min(shortest, _IDLE_S if found is None else found)
-                if not self.changed.wait(shortest) and shortest == _IDLE_S and self._forget_unused():
-                    return None
+                self.changed.wait(shortest)
 
-    def _forget_unused(self) -> bool:
-        """Whether nothing is left to do for these threads."""
-        for lane in [lane for lane in self._lanes.values() if not lane.users]:
-            lane.models.release()
+    def _forget_unused(self) -> float:
+        """Let go of models that nobody has used for long; returns when to look again."""
+        now, soonest = self.now(), _IDLE_S
+        under_way = {batch.lane for batch in self._running}
+        for lane in [lane for lane in self._lanes.values() if not lane.users and lane not in under_way]:
+            left = lane.unused_since + _IDLE_S - now
+            if left > 0:
+                soonest = min(soonest, left)
+                continue
             del self._lanes[lane.key]
-        if self._lanes or self._running:
+            if all(other.models is not lane.models for other in self._lanes.values()):
+                # It may wait for the process that holds the model; not this thread's time.
+                threading.Thread(target=lane.models.release, name="model-host-release", daemon=True).start()
+        return soonest
+
+    def _stack(self, batch: Batch) -> bool:
+        handler, stats = batch.lane.handler, batch.stats
+        try:
+            begun = self.now()
+            collated = handler.collate(batch.prepared())
+            stats.num_bytes = handler.get_num_bytes(collated)
+            stats.count = handler.num_examples(collated, batch.count)
+            stacked = self.now()
+            batch.inputs = handler.transfer(collated)
+            stats.collate, stats.transfer = stacked - begun, self.now() - stacked
+        except BaseException as error:
+            self._failed(batch, error)
             return False
-        self._started = False
-        self._to_compute, self._to_return = queue.Queue(1), queue.Queue(2)
         return True
 
-    def _compute(self) -> None:
-        to_compute, to_return = self._to_compute, self._to_return
-        while (batch := to_compute.get()) is not None:
-            lane = batch.lane
-            lane.slots.acquire()  # Bounded as the batches that hold them are.
-            batch.started, batch.started_ns = self.now(), lane.settings.clock.time_ns()
-            try:
-                with as_part_of(batch.parts[0][0].session.step):
-                    outputs = lane.handler.predict(lane.models.next(), batch.inputs, lane.settings.inference_args)
-            except BaseException as error:
-                self._failed(batch, error)
-            else:
-                to_return.put((batch, outputs))
+    def _compute(self, queues: _Queues) -> None:
+        while (batch := queues.to_compute.get()) is not None:
+            slots = batch.lane.models.slots
+            slots.acquire()  # Bounded as the batches that hold them are.
+            with self.changed:
+                batch.due_from, batch.stage = self.now(), Stage.COMPUTING
+            outputs = self._predict(batch)
             with self.changed:
                 if batch.abandoned:
                     return  # Another thread has taken this one's place, and its slot.
-                lane.slots.release()
+                batch.stage = Stage.WAITING
+                slots.release()
+            if outputs is not None:
+                queues.to_return.put((batch, outputs[0]))
+            del batch, outputs  # They hold memory of the device.
+        queues.to_compute.put(None)  # For the next of these threads.
 
-    def _hand_back(self) -> None:
-        to_return = self._to_return
-        while (item := to_return.get()) is not None:
-            batch, outputs = item
-            handler = batch.lane.handler
+    def _predict(self, batch: Batch) -> tuple[Any] | None:
+        lane = batch.lane
+        with as_part_of(batch.parts[0][0].session.step):
             try:
-                with as_part_of(batch.parts[0][0].session.step):
-                    handler.wait(outputs)
-                    ready, ready_ns = self.now(), batch.lane.settings.clock.time_ns()
-                    values = handler.collect(outputs)
-                check_values(handler, values, batch.count)
+                model = lane.models.next()
+            except BaseException as error:
+                self._failed(batch, error, by_its_examples=False)
+                return None
+            batch.started, batch.started_ns = self.now(), lane.settings.clock.time_ns()
+            try:
+                return (lane.handler.predict(model, batch.inputs, lane.settings.inference_args),)
             except BaseException as error:
                 self._failed(batch, error)
-                continue
-            self._succeeded(batch, values, ready, ready_ns)
+                return None
+
+    def _hand_back(self, queues: _Queues) -> None:
+        while (item := queues.to_return.get()) is not None:
+            batch = item[0]
+            with self.changed:
+                if batch.abandoned:
+                    continue
+                batch.stage = Stage.RETURNING
+            self._collect(*item)
+            if batch.abandoned:
+                return  # Another thread has taken this one's place.
+            del batch, item
+
+    def _collect(self, batch: Batch, outputs: Any) -> None:
+        handler = batch.lane.handler
+        try:
+            with as_part_of(batch.parts[0][0].session.step):
+                handler.wait(outputs)
+                ready, ready_ns = self.now(), batch.lane.settings.clock.time_ns()
+                values, model_id = as_block(handler.collect(outputs)), handler.model_id
+            if len(values) != batch.count:
+                raise ValueError(
+                    f"{handler} returned {len(values)} predictions for {batch.count} examples; "
+                    "it must return one for each, in their order"
+                )
+        except BaseException as error:
+            self._failed(batch, error)
+        else:
+            self._succeeded(batch, values, model_id, ready, ready_ns)
 
     # What becomes of a batch.
 
-    def _succeeded(self, batch: Batch, values: Any, ready: float, ready_ns: int) -> None:
-        assert batch.started is not None
+    def _succeeded(self, batch: Batch, values: Any, model_id: str | None, ready: float, ready_ns: int) -> None:
         stats, lane = batch.stats, batch.lane
         with self.changed:
             if batch.abandoned:
@@ -190,49 +257,73 @@ class ModelHost:
             self._end(batch)
             done = 0
             for submission, places in batch.parts:
-                part = values[done : done + len(places)]
+                part = piece(values, done, done + len(places))
                 done += len(places)
-                submission.session.deliver(Outcome(submission.tag, places, part, None, lane.handler.model_id))
+                submission.session.deliver(Outcome(submission.tag, places, part, None, model_id))
             self.wake()
 
-    def _failed(self, batch: Batch, error: BaseException) -> None:
+    def _failed(self, batch: Batch, error: BaseException, by_its_examples: bool = True) -> None:
         lane = batch.lane
-        too_large = is_out_of_memory(error)
-        if too_large:
-            release_memory()
+        too_large = by_its_examples and _made_room(error)
         with self.changed:
             if batch.abandoned:
                 return
             batch.stats.failed, batch.stats.out_of_memory = True, too_large
             if too_large:
-                lane.policy.budget.out_of_memory(batch.padded)
-            if batch.count > 1 and (too_large or lane.settings.isolate_failures):
+                lane.policy.budget.out_of_memory(batch.padded, batch.count)
+            if batch.count > 1 and (too_large or (by_its_examples and lane.settings.isolate_failures)):
                 lane.retries.extendleft(reversed(batch.halves()))
                 self._end(batch)
             else:
-                self._fail_examples(batch, error)
+                self._fail_examples(batch, error, batch.count if by_its_examples else 0)
             self.wake()
 
-    def _abandon_overdue(self) -> None:
+    def _abandon_overdue(self) -> bool:
         """Give up batches that took too long. Their threads can't be ended, only left alone."""
-        for batch in list(self._running):
-            timeout = batch.lane.settings.timeout
-            if timeout is None or batch.started is None or self.now() - batch.started < timeout:
-                continue
+        overdue = [batch for batch in self._running if self._is_overdue(batch)]
+        for batch in overdue:
+            timeout, lane = batch.lane.settings.timeout, batch.lane
             batch.abandoned = batch.stats.failed = True
-            self._fail_examples(batch, TimeoutError(f"The model took longer than {timeout} seconds."))
-            batch.lane.slots.release()
-            self._spawn("compute", self._compute)
-            if batch.lane.handler.should_garbage_collect_on_timeout():
-                batch.lane.models.retire(timeout)
+            error = TimeoutError(f"The model took longer than {timeout} seconds.")
+            self._fail_examples(batch, error, batch.count)
+            assert self._queues is not None
+            assert timeout is not None
+            if batch.stage is Stage.COMPUTING:
+                lane.models.slots.release()
+                self._spawn("compute", self._compute, self._queues)
+            elif batch.stage is Stage.RETURNING:
+                self._spawn("return", self._hand_back, self._queues)
+            if lane.handler.should_garbage_collect_on_timeout():
+                lane.models.retire(timeout)
                 logging.getLogger(__name__).warning("A model took longer than %s seconds and is loaded anew.", timeout)
+            self.wake()
+        return bool(overdue)
 
-    def _fail_examples(self, batch: Batch, error: BaseException) -> None:
+    def _is_overdue(self, batch: Batch) -> bool:
+        timeout = batch.lane.settings.timeout
+        return timeout is not None and batch.due_from is not None and self.now() - batch.due_from >= timeout
+
+    def _fail_examples(self, batch: Batch, error: BaseException, count: int) -> None:
         self._end(batch)
         for submission, places in batch.parts:
-            failure = Outcome(submission.tag, places, None, error, batch.lane.handler.model_id, batch.count)
+            failure = Outcome(submission.tag, places, None, error, None, count)
             submission.session.deliver(failure)
 
     def _end(self, batch: Batch) -> None:
         self._running.discard(batch)
-        batch.parts[0][0].session.count(batch.stats)
+        sessions = [submission.session for submission, _ in batch.parts]
+        next((each for each in sessions if not each.closed), sessions[0]).count(batch.stats)
+
+
+def _made_room(error: BaseException) -> bool:
+    """Whether the batch was too large for the memory, which now has room for a smaller one."""
+    try:
+        if not is_out_of_memory(error):
+            return False
+        traceback.clear_frames(error.__traceback__)  # What the model had computed so far.
+        release_memory()
+    except Exception:
+        # A device that can't even do this can do no smaller batch, either.
+        logging.getLogger(__name__).exception("Could not make room after a batch that failed.")
+        return False
+    return True

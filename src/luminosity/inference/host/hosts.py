@@ -21,6 +21,6 @@ def host_of(handler: ModelHandler[Any, Any, Any]) -> ModelHost:
     key = os.getpid(), str(getattr(handler, "device", ""))
     with _lock:
         host = _hosts.get(key)
-        if host is None:
+        if host is None or host.broken is not None:
             host = _hosts[key] = ModelHost()
         return host

@@ -1,8 +1,7 @@
-"""One model in the host: the examples that wait for it, and how they are batched."""
+"""One use of a model in the host: the examples that wait for it, and how they are batched."""
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
 from collections.abc import Hashable
@@ -29,6 +28,8 @@ _QUEUE_BYTES = 256_000_000
 class LaneSettings:
     """What a transform asks of the host for its model."""
 
+    model: Hashable = None
+    """Lanes that name the same one share its copies; None: it is this lane's own."""
     model_tag: str = ""
     """The name by which other processes find a shared model."""
     inference_args: dict[str, Any] | None = None
@@ -42,19 +43,20 @@ class LaneSettings:
 class Lane:
     """Guarded by the host's lock, but for the model itself."""
 
-    def __init__(self, key: Hashable, handler: Handler[Any, Any, Any], settings: LaneSettings) -> None:
+    def __init__(
+        self, key: Hashable, handler: Handler[Any, Any, Any], models: LoadedModels, settings: LaneSettings
+    ) -> None:
         self.key = key
         self.handler = handler
         self.settings = settings
-        self.models = LoadedModels(handler, settings.clock, settings.model_tag)
+        self.models = models
         self.policy = BatchPolicy(limits_of(handler))
         self.pool = Pool()
         self.retries: deque[Batch] = deque()
         self.users = 0
+        self.unused_since = 0.0
         self.producing = 0
         """Sessions that may hand over more before they wait."""
-        self.concurrency = max(handler.concurrency, self.models.copies)
-        self.slots = threading.Semaphore(self.concurrency)
         self._submissions: dict[int, Submission] = {}
         self._last_number = 0
         self._queued_bytes = 0
@@ -70,13 +72,17 @@ class Lane:
         if not len(self.pool):
             return True
         most = min(max(_LEAST_QUEUE, _BATCHES_QUEUED * self._largest_batch), _MOST_QUEUE)
+        most = max(most, 2 * self.policy.limits.min_count)
         return len(self.pool) < most and self._queued_bytes < _QUEUE_BYTES
 
     def next(self, now: float) -> Batch | float | None:
         """The next batch, or the seconds until there may be one; None: not before something changes."""
-        if self.retries:
-            return self.retries.popleft()
-        decision = self.policy.next(self.pool, now, self.producing > 0)
+        while self.retries:
+            batch = self.retries.popleft()
+            if batch.is_wanted():
+                return batch
+        awaited = any(each.session.waiting for each in self._submissions.values())
+        decision = self.policy.next(self.pool, now, self.producing > 0, awaited)
         return self._batch(decision, now) if isinstance(decision, Cut) else decision
 
     def drop(self, session: object) -> None:
@@ -86,6 +92,13 @@ class Lane:
             self.pool.drop(owners)
             for number in owners:
                 self._queued_bytes -= self._submissions.pop(number).size
+
+    def check_integrity(self) -> None:
+        left = sum(submission.left for submission in self._submissions.values())
+        assert min(self.users, self.producing) >= 0, f"{self.key}: negative counts"
+        assert left == len(self.pool), f"{self.key}: {len(self.pool)} examples wait, {left} were handed over"
+        queued = sum(submission.size for submission in self._submissions.values())
+        assert queued == self._queued_bytes, f"{self.key}: {self._queued_bytes} bytes wait, {queued} were handed over"
 
     def _batch(self, cut: Cut, now: float) -> Batch:
         taken = self.pool.take(cut.start, cut.count)

@@ -37,12 +37,18 @@ class LoadedModels:
         self._tag = tag
         self._shared = handler.share_model_across_processes()
         self.copies = handler.model_copies() if self._shared else 1
+        self.concurrency = max(handler.concurrency, self.copies)
+        self.slots = threading.Semaphore(self.concurrency)
         self._loading = threading.Lock()
         self._lock = threading.Lock()
         self._models: list[Any] = []
         self._shares: list[Any] = []
         self._turn = 0
         self._unreported: list[LoadStats] = []
+
+    @property
+    def is_loaded(self) -> bool:
+        return bool(self._models)
 
     def load(self) -> list[Any]:
         """All copies; one thread loads them, and any other waits for it."""
@@ -63,8 +69,10 @@ class LoadedModels:
     def retire(self, grace: float) -> None:
         """Let the next use load anew. Who computes with the old copies keeps them, for twice ``grace`` at the most."""
         with self._lock:
-            shares, self._models, self._shares = self._shares, [], []
+            models, shares, self._models, self._shares = self._models, self._shares, [], []
             self._tag = uuid.uuid4().hex
+        for model in models:
+            self._handler.abandon(model)
         if shares:
             timer = threading.Timer(2 * grace, lambda: [share.unsafe_hard_delete() for share in shares])
             timer.daemon = True

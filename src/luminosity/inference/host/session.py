@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from luminosity.inference.blocks import Block, size
@@ -27,18 +27,19 @@ class Session:
         self._outcomes: list[Outcome] = []
         self._stats: list[BatchStats] = []
         self._producing = False
-        self._closed = False
+        self.closed = False
+        self.waiting = False
+        """Whether it can do nothing before the host does."""
         self._resume()
 
     def submit(self, prepared: Block, costs: Any, tag: Any, weights: Any = None) -> None:
         """Hand over a block; ``costs`` of its examples, and weights where the handler limits those."""
         host = self._host
+        submission = Submission(self, prepared, tag, len(prepared), size(prepared))
         with host.changed:
             if not self.lane.has_room():
-                self._pause()
-                host.wait_until(self.lane.has_room, self.lane)
+                self._wait_until(self.lane.has_room)
             self._resume()
-            submission = Submission(self, prepared, tag, len(prepared), size(prepared))
             self._pending += len(prepared)
             self.lane.add(submission, costs, weights, host.now())
             host.wake()
@@ -51,12 +52,9 @@ class Session:
 
     def finish(self) -> Iterator[list[Outcome]]:
         """Everything that is still to come, as it comes."""
-        host = self._host
         while True:
-            with host.changed:
-                self._pause()
-                host.wake()
-                host.wait_until(lambda: bool(self._outcomes) or not self._pending, self.lane)
+            with self._host.changed:
+                self._wait_until(lambda: bool(self._outcomes) or not self._pending)
                 outcomes, self._outcomes = self._outcomes, []
                 done = not self._pending
             yield outcomes
@@ -65,11 +63,8 @@ class Session:
 
     def settle(self) -> None:
         """Wait until nothing of this session is under way; its outcomes stay to be fetched."""
-        host = self._host
-        with host.changed:
-            self._pause()
-            host.wake()
-            host.wait_until(lambda: not self._pending, self.lane)
+        with self._host.changed:
+            self._wait_until(lambda: not self._pending)
 
     def take_stats(self) -> list[BatchStats]:
         with self._host.changed:
@@ -80,19 +75,28 @@ class Session:
         """Leave; what is not yet computed is forgotten."""
         with self._host.changed:
             self._pause()
-            self._closed = True
+            self.closed = True
             self.lane.drop(self)
             self._host.wake()
 
     def deliver(self, outcome: Outcome) -> None:
         """Called by the host, under its lock."""
         self._pending -= len(outcome.places)
-        if not self._closed:
+        if not self.closed:
             self._outcomes.append(outcome)
 
     def count(self, stats: BatchStats) -> None:
         """Called by the host, under its lock."""
         self._stats.append(stats)
+
+    def _wait_until(self, true: Callable[[], bool]) -> None:
+        self._pause()
+        self.waiting = True
+        self._host.wake()
+        try:
+            self._host.wait_until(true, self.lane)
+        finally:
+            self.waiting = False
 
     def _resume(self) -> None:
         if not self._producing:

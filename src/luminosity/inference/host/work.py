@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from luminosity.inference.host.lane import Lane
     from luminosity.inference.host.session import Session
 
-__all__ = ["Batch", "BatchStats", "Outcome", "Submission"]
+__all__ = ["Batch", "BatchStats", "Outcome", "Stage", "Submission"]
 
 
 @dataclass(eq=False)
@@ -38,7 +39,7 @@ class Outcome:
     error: BaseException | None
     model_id: str | None
     batch_count: int = 0
-    """Of a failure: how many examples it may be due to."""
+    """Of a failure: to how many examples it may be due; none where it is the model's own."""
 
 
 @dataclass
@@ -61,6 +62,14 @@ class BatchStats:
     latency_micro_secs: int = 0
 
 
+class Stage(Enum):
+    """Which thread a batch occupies."""
+
+    WAITING = auto()
+    COMPUTING = auto()
+    RETURNING = auto()
+
+
 @dataclass(eq=False)
 class Batch:
     """Examples that go to the device together, by submission."""
@@ -72,8 +81,11 @@ class Batch:
     budget: float
     waited: float
     inputs: Any = None
-    started: float | None = None
+    due_from: float | None = None
+    """Since when its timeout runs: before its model is loaded."""
+    started: float = 0.0
     started_ns: int = 0
+    stage: Stage = Stage.WAITING
     abandoned: bool = False
     stats: BatchStats = field(init=False)
 
@@ -87,6 +99,10 @@ class Batch:
     @property
     def padded(self) -> float:
         return self.longest * self.count
+
+    def is_wanted(self) -> bool:
+        """Whether anyone is left who waits for it."""
+        return any(not submission.session.closed for submission, _ in self.parts)
 
     def prepared(self) -> Block:
         return concat([take(submission.prepared, places) for submission, places in self.parts])

@@ -13,7 +13,7 @@ from apache_beam.transforms.window import WindowedValue
 
 from luminosity.core import ELEMENT_AT_FAULT
 from luminosity.inference.adapt import adapt
-from luminosity.inference.blocks import concat, take
+from luminosity.inference.blocks import join, take
 from luminosity.inference.host.counting import current_step
 from luminosity.inference.host.host import ModelHost
 from luminosity.inference.host.hosts import host_of
@@ -22,7 +22,7 @@ from luminosity.inference.host.session import Session
 from luminosity.inference.host.work import Outcome
 from luminosity.inference.isolated import IsolatedHandler
 from luminosity.inference.steps.counters import StepCounters
-from luminosity.inference.steps.messages import Failed, PreparedBlock, ResultBlock, at_fault, described
+from luminosity.inference.steps.messages import Failed, PreparedBlock, ResultBlock, at_fault, described, earliest
 from luminosity.inference.steps.settings import StepSettings
 
 __all__ = ["InferDoFn"]
@@ -45,7 +45,11 @@ class InferDoFn(beam.DoFn):
         self._path = ""
         self._key_paths: Any = None
         if not self._settings.load_late:
-            self._lane("").models.load()
+            try:
+                self._lane("").models.load()
+            except BaseException:
+                self.teardown()  # Beam does not call it for a step that was never set up.
+                raise
 
     def start_bundle(self) -> None:
         self._close_sessions()
@@ -68,6 +72,7 @@ class InferDoFn(beam.DoFn):
             for outcomes in session.finish():
                 yield from self._emit(outcomes)
             self._counters[lane].update(session.take_stats(), lane.models.take_load_stats())
+        self._leave_old_versions()
         self._close_sessions()
 
     def teardown(self) -> None:
@@ -92,9 +97,15 @@ class InferDoFn(beam.DoFn):
             self._counters[lane] = StepCounters(lane.handler, self._settings.metrics_namespace, name)
         return lane
 
+    def _leave_old_versions(self) -> None:
+        """What neither this bundle used nor the next one will, unless its side input says so."""
+        for path, lane in list(self._lanes.items()):
+            if path != self._path and lane not in self._sessions:
+                self._host.leave(lane)
+                del self._lanes[path], self._counters[lane]
+
     def _enter(self, path: str) -> Lane:
         settings = self._settings
-        tag = path or settings.model_tag
 
         def handler_of_this_version() -> Any:
             handler = deepcopy(self._handler) if path else self._handler
@@ -104,9 +115,14 @@ class InferDoFn(beam.DoFn):
             return IsolatedHandler(adapted) if settings.use_subprocess else adapted
 
         lane_settings = LaneSettings(
-            tag, settings.inference_args, bool(settings.caught), settings.timeout, settings.clock
+            (settings.model_tag, path, settings.use_subprocess),
+            path or settings.model_tag,
+            settings.inference_args,
+            bool(settings.caught),
+            settings.timeout,
+            settings.clock,
         )
-        return self._host.enter((settings.model_tag, path), handler_of_this_version, lane_settings)
+        return self._host.enter((settings.step_id, path), handler_of_this_version, lane_settings)
 
     def _updated_per_key(self, paths: list[Any]) -> Lane:
         """A handler of many models changes them by itself; not while examples for the old ones are under way."""
@@ -152,12 +168,15 @@ class InferDoFn(beam.DoFn):
             elif isinstance(outcome.error, self._settings.caught):
                 error = described(outcome.error)
                 failed += [Failed(example, time, error) for example, time in zip(taken, times, strict=True)]
-            else:
-                setattr(outcome.error, ELEMENT_AT_FAULT, at_fault(taken[0], outcome.batch_count))
+            elif isinstance(outcome.error, Exception):
+                if outcome.batch_count:
+                    setattr(outcome.error, ELEMENT_AT_FAULT, at_fault(taken[0], outcome.batch_count))
                 raise outcome.error
-        return ResultBlock(examples, timestamps, concat(values) if values else [], model_id, tuple(failed))
+            else:  # It asked to end a thread that is not this one.
+                raise RuntimeError(f"The model's code raised {outcome.error!r}") from outcome.error
+        return ResultBlock(examples, timestamps, join(values), model_id, tuple(failed))
 
 
 def _emitted(window: Any, block: ResultBlock) -> WindowedValue:
     times = block.timestamps + [failed.timestamp for failed in block.failed]
-    return WindowedValue(block, min(times), (window,))
+    return WindowedValue(block, earliest(times), (window,))

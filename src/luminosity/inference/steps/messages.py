@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import pickle
 import traceback
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from apache_beam import coders
+from apache_beam.coders import coder_impl
 
-from luminosity.inference.blocks import Block
+from luminosity.inference.blocks import Block, size
 
-__all__ = ["Failed", "PreparedBlock", "ResultBlock", "at_fault", "described"]
+__all__ = ["Failed", "PreparedBlock", "ResultBlock", "at_fault", "described", "earliest"]
 
 _EXAMPLE_CHARACTERS = 100
 
@@ -67,3 +71,33 @@ def at_fault(example: Any, count: int) -> str:
 def described(error: BaseException) -> tuple[type[BaseException], str, list[str]]:
     """A failure as Beam's `with_exception_handling` tells it."""
     return type(error), repr(error), traceback.format_exception(type(error), error, error.__traceback__)
+
+
+def earliest(timestamps: Iterable[Any]) -> Any:
+    """The first of these times. Most of them are one and the same object, and comparing is slow."""
+    return min({id(timestamp): timestamp for timestamp in timestamps}.values())
+
+
+class BlockCoder(coders.Coder):
+    """Pickles. Beam asks for the size of some elements, and it should not have to encode a whole block for that."""
+
+    def _create_impl(self) -> coder_impl.CallbackCoderImpl:
+        return coder_impl.CallbackCoderImpl(self.encode, self.decode, self.estimate_size)
+
+    def encode(self, value: Any) -> bytes:
+        return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+
+    def decode(self, encoded: bytes) -> Any:
+        return pickle.loads(encoded)
+
+    def estimate_size(self, value: Any) -> int:
+        examples = size(value.examples)
+        rest = value.prepared if isinstance(value, PreparedBlock) else value.values
+        return examples + (0 if rest is None else size(rest)) + 16 * len(value.timestamps)
+
+    def is_deterministic(self) -> bool:
+        return False
+
+
+coders.registry.register_coder(PreparedBlock, BlockCoder)
+coders.registry.register_coder(ResultBlock, BlockCoder)

@@ -16,6 +16,8 @@ __all__ = ["StepSettings"]
 
 @dataclass(frozen=True)
 class StepSettings:
+    step_id: str
+    """Its own for every transform, so that no two of them share batches."""
     model_tag: str
     metrics_namespace: str
     inference_args: dict[str, Any] | None = None

@@ -1,0 +1,55 @@
+"""A model in a process of its own leaves nothing behind, however its worker ends."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+SCRIPT = """
+import os, sys
+
+import apache_beam as beam
+
+from luminosity import Handler, LuminosityRunner, RunInference
+
+
+class Pids(Handler):
+    def load_model(self):
+        return None
+
+    def predict(self, model, batch, inference_args=None):
+        if "fail" in batch:
+            raise BlockingIOError("no")
+        return [os.getpid() for _ in batch]
+
+
+if __name__ == "__main__":
+    with beam.Pipeline(runner=LuminosityRunner()) as pipeline:
+        good, bad = (
+            pipeline
+            | beam.Create(["a", "fail", "b"])
+            | RunInference(Pids()).with_exception_handling(use_subprocess=True)
+        )
+        _ = good | beam.Map(lambda result: print("pid", result.inference, flush=True))
+        _ = bad.failed_inferences | "Bad" >> beam.Map(lambda letter: print("letter", letter[1][1], flush=True))
+"""
+
+
+def test_the_process_ends_with_its_worker_and_without_a_word(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    # Standard error is a pipe: it would stay open, and this wait, while any process of the run lives.
+    done = subprocess.run([sys.executable, script, "--progress=off"], capture_output=True, text=True, timeout=60)
+
+    assert done.returncode == 0, done.stderr
+    assert "letter BlockingIOError('no')" in done.stdout
+    assert "leaked" not in done.stderr
+    pids = [int(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("pid")]
+    assert len(pids) == 2
+    deadline = time.monotonic() + 10
+    while any(os.path.exists(f"/proc/{pid}") for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
