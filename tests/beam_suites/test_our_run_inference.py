@@ -15,6 +15,9 @@ globals().update(
     suite(
         {
             "RunInferenceBaseTest.test_env_vars_set_correctly": "looks for a worker's variable in the caller",
+            "RunInferenceBaseTest.test_runinference_loads_same_model_with_identifier_multi_process_shared": (
+                "counts calls of the model as if all elements were in one bundle"
+            ),
             "RunInferenceBaseTest.test_increment_failed_batches_counter": "expects ValueError, not StepFailed",
         }
     )

@@ -22,7 +22,7 @@ def test_bundles_start_at_one_element_and_grow_to_a_second_of_work() -> None:
     size = BundleSize()
     now, sizes = 0.0, []
     for _ in range(200):
-        elements = size.next(now, queued=10**9, free_slots=1)
+        elements = size.next(now, queued=10**9, slots=1)
         sizes.append(elements)
         seconds = elements * 0.001
         size.learn(elements, seconds)
@@ -35,7 +35,7 @@ def test_bundles_start_at_one_element_and_grow_to_a_second_of_work() -> None:
 def test_a_slow_element_is_a_bundle() -> None:
     size = BundleSize()
     for now in range(10):
-        assert size.next(now, queued=64, free_slots=1) == 1
+        assert size.next(now, queued=64, slots=1) == 1
         size.learn(1, 0.5)
 
 
@@ -44,7 +44,7 @@ def test_what_is_left_is_shared_among_free_workers() -> None:
     size.next(0.0, 100, 1)
     for _ in range(20):
         size.learn(64, 0.64)
-    assert size.next(1000.0, queued=10, free_slots=2) == 5
+    assert size.next(1000.0, queued=10, slots=2) == 5
 
 
 def test_little_work_is_not_worth_sharing() -> None:
@@ -52,7 +52,7 @@ def test_little_work_is_not_worth_sharing() -> None:
     size.next(0.0, 100, 1)
     for _ in range(20):
         size.learn(1000, 0.001)
-    assert size.next(1000.0, queued=100, free_slots=4) >= 100
+    assert size.next(1000.0, queued=100, slots=4) >= 100
 
 
 def test_a_lost_worker_makes_bundles_smaller() -> None:
@@ -60,9 +60,9 @@ def test_a_lost_worker_makes_bundles_smaller() -> None:
     size.next(0.0, 100, 1)
     for _ in range(20):
         size.learn(64, 0.00064)
-    before = size.next(1000.0, queued=10**6, free_slots=1)
+    before = size.next(1000.0, queued=10**6, slots=1)
     size.shrink()
-    assert size.next(1000.0, queued=10**6, free_slots=1) < before
+    assert size.next(1000.0, queued=10**6, slots=1) < before
 
 
 def test_a_timer_fires_when_its_time_has_come_and_once() -> None:

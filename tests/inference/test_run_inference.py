@@ -272,12 +272,12 @@ def test_predictions_that_do_not_match_their_examples(pipelines: Pipelines) -> N
         def run_inference(self, batch: Sequence[int], model: Any, inference_args: Any = None) -> Any:
             return [PredictionResult(1, 1)]
 
-    with (
-        pytest.raises(Exception, match="returned 1 predictions for 3 examples"),
-        pipelines("--direct_num_workers=1") as (pipeline, _),
-    ):
-        batch = pipeline | beam.Create([1, 2, 3], reshuffle=False)
-        _ = batch | RunInference(Forgetful(min_batch_size=3))
+    def run() -> None:
+        with pipelines() as (pipeline, _):
+            _ = pipeline | beam.Create([[1, 2, 3]]) | beam.FlatMap(list) | RunInference(Forgetful())
+
+    with pytest.raises(Exception, match="returned 1 predictions for 3 examples"):
+        run()
 
 
 @pytest.mark.parametrize(

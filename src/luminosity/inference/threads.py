@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 
-from luminosity.core import WorkerShare
+from luminosity.core import WorkerShare, usable_cores
 
 __all__ = ["limit_threads"]
 
@@ -49,6 +49,9 @@ def limit_threads(threads: int | None = None) -> int:
     with _lock:
         if _limited_to is None or threads not in (None, _limited_to):
             _limited_to = threads or share_of_cores()
+            if threads is None and _limited_to == usable_cores():
+                # All of them, as libraries take by themselves. Variables would be inherited by workers with less.
+                return _limited_to
             _tell_later_libraries(_limited_to, replace=threads is not None)
             _tell_loaded_libraries()
         return _limited_to

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy.typing as npt
+import pyarrow as pa
 from apache_beam.ml.inference.base import ModelHandler
 
 from luminosity.inference.blocks import Block
@@ -80,7 +81,10 @@ class WrappedHandler(BeamContract):
         self._inner = inner
         self.self_batching = inner.self_batching
         self.concurrency = inner.concurrency
-        self.output_type = inner.output_type
+
+    @property
+    def output_type(self) -> pa.DataType | None:  # type: ignore[override]  # Some handlers read a file for it.
+        return self._inner.output_type
 
     @property
     def model_id(self) -> str | None:

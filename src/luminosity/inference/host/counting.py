@@ -1,4 +1,4 @@
-"""Beam's metrics from the host's own threads."""
+"""Beam's metrics and logs from the host's own threads."""
 
 from __future__ import annotations
 
@@ -6,37 +6,38 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
-from apache_beam.metrics.execution import MetricsEnvironment
 from apache_beam.runners.worker import statesampler
 
-__all__ = ["counted_for", "current_metrics_container"]
+__all__ = ["as_part_of", "current_step"]
 
 
-def current_metrics_container() -> Any:
-    """Where this thread's step counts; None outside a bundle."""
-    return MetricsEnvironment.current_container()
+def current_step() -> Any:
+    """The step that this thread runs, as Beam knows it; None outside a bundle."""
+    tracker = statesampler.get_current_tracker()
+    return None if tracker is None else tracker.current_state()
 
 
-class _StepTracker:
+class _OneStep:
     """Stands for Beam's tracker in a thread that belongs to no bundle: one step, known from the start."""
 
-    def __init__(self, metrics_container: Any) -> None:
-        self.metrics_container = metrics_container
+    def __init__(self, step: Any) -> None:
+        self._step = step
 
-    def current_state(self) -> _StepTracker:
-        return self
+    def current_state(self) -> Any:
+        return self._step
 
     def update_metric(self, name: Any, value: Any) -> None:
-        self.metrics_container.get_metric_cell(name).update(value)
+        if self._step.metrics_container is not None:
+            self._step.metrics_container.get_metric_cell(name).update(value)
 
 
 @contextmanager
-def counted_for(metrics_container: Any) -> Generator[None]:
-    """Count what this thread counts for that step: Beam finds the step by thread."""
-    if metrics_container is None:
+def as_part_of(step: Any) -> Generator[None]:
+    """Whatever this thread counts and logs belongs to that step: Beam finds it by thread."""
+    if step is None:
         yield
         return
-    statesampler.set_current_tracker(_StepTracker(metrics_container))
+    statesampler.set_current_tracker(_OneStep(step))
     try:
         yield
     finally:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 from luminosity.inference.handler import Handler
-from luminosity.inference.host.counting import counted_for
+from luminosity.inference.host.counting import as_part_of
 from luminosity.inference.host.lane import Lane, LaneSettings
 from luminosity.inference.host.session import Session
 from luminosity.inference.host.work import Batch, Outcome
@@ -54,10 +54,10 @@ class ModelHost:
         with self.changed:
             lane.users -= 1
 
-    def open(self, lane: Lane, metrics_container: Any = None) -> Session:
+    def open(self, lane: Lane, step: Any = None) -> Session:
         with self.changed:
             self._start()
-            return Session(self, lane, metrics_container)
+            return Session(self, lane, step)
 
     def wake(self) -> None:
         self.changed.notify_all()
@@ -145,7 +145,7 @@ class ModelHost:
             lane.slots.acquire()  # Bounded as the batches that hold them are.
             batch.started, batch.started_ns = self.now(), lane.settings.clock.time_ns()
             try:
-                with counted_for(batch.parts[0][0].session.metrics_container):
+                with as_part_of(batch.parts[0][0].session.step):
                     outputs = lane.handler.predict(lane.models.next(), batch.inputs, lane.settings.inference_args)
             except BaseException as error:
                 self._failed(batch, error)
@@ -162,7 +162,7 @@ class ModelHost:
             batch, outputs = item
             handler = batch.lane.handler
             try:
-                with counted_for(batch.parts[0][0].session.metrics_container):
+                with as_part_of(batch.parts[0][0].session.step):
                     handler.wait(outputs)
                     ready, ready_ns = self.now(), batch.lane.settings.clock.time_ns()
                     values = handler.collect(outputs)

@@ -18,10 +18,10 @@ __all__ = ["Session"]
 class Session:
     """Belongs to one thread. Handing over may wait for room; outcomes come in any order."""
 
-    def __init__(self, host: ModelHost, lane: Lane, metrics_container: Any = None) -> None:
+    def __init__(self, host: ModelHost, lane: Lane, step: Any = None) -> None:
         self.lane = lane
-        self.metrics_container = metrics_container
-        """Where counters that the model's own code increments belong."""
+        self.step = step
+        """To which what the model's own code counts and logs belongs."""
         self._host = host
         self._pending = 0
         self._outcomes: list[Outcome] = []

@@ -13,7 +13,7 @@ from apache_beam.transforms.window import WindowedValue
 
 from luminosity.inference.adapt import adapt
 from luminosity.inference.blocks import concat, take
-from luminosity.inference.host.counting import current_metrics_container
+from luminosity.inference.host.counting import current_step
 from luminosity.inference.host.host import ModelHost
 from luminosity.inference.host.hosts import host_of
 from luminosity.inference.host.lane import Lane, LaneSettings
@@ -121,7 +121,7 @@ class InferDoFn(beam.DoFn):
     def _session(self, lane: Lane) -> Session:
         session = self._sessions.get(lane)
         if session is None:
-            session = self._sessions[lane] = self._host.open(lane, current_metrics_container())
+            session = self._sessions[lane] = self._host.open(lane, current_step())
         return session
 
     def _close_sessions(self) -> None:
