@@ -36,23 +36,28 @@ class BatchPolicy:
         self.timing = Timing()
         self.budget = Budget(limits, self.timing)
 
-    def next(self, pool: Pool, now: float, more_coming: bool) -> Cut | float | None:
-        """The next batch; or how many seconds to wait, at most, for a better one; or None, for there is nothing."""
+    def next(self, pool: Pool, now: float, more_coming: bool, idle: bool = False) -> Cut | float | None:
+        """The next batch; or how many seconds to wait, at most, for a better one; or None, for there is nothing.
+
+        An ``idle`` device gains nothing by waiting: what comes meanwhile is its next batch.
+        """
         if not len(pool):
             return None
         oldest = int(np.argmin(pool.since))
-        patience = self._patience(pool) - (now - pool.since[oldest])
+        patience = self._patience(pool, idle) - (now - pool.since[oldest])
         if more_coming and patience > 0 and not self._enough(pool):
             return patience
         overdue = more_coming and patience <= 0
         return self._cut(pool, oldest if overdue else 0)
 
-    def _patience(self, pool: Pool) -> float:
+    def _patience(self, pool: Pool, idle: bool) -> float:
         """How long an example may wait for company."""
         if self.limits.max_wait is not None:
             return self.limits.max_wait
         if len(pool) < self.limits.min_count:
             return float("inf")  # Asked for, and no other bound was given: until its bundle ends.
+        if idle and self.timing.known:
+            return _SHORTEST_LINGER_S
         expected = self.timing.seconds(self.budget.limit(float(pool.costs[0])))
         return min(max(expected, _SHORTEST_LINGER_S), _LONGEST_LINGER_S)
 

@@ -72,11 +72,11 @@ class Lane:
         most = min(max(_LEAST_QUEUE, _BATCHES_QUEUED * self._largest_batch), _MOST_QUEUE)
         return len(self.pool) < most and self._queued_bytes < _QUEUE_BYTES
 
-    def next(self, now: float) -> Batch | float | None:
+    def next(self, now: float, idle: bool) -> Batch | float | None:
         """The next batch, or the seconds until there may be one; None: not before something changes."""
         if self.retries:
             return self.retries.popleft()
-        decision = self.policy.next(self.pool, now, self.producing > 0)
+        decision = self.policy.next(self.pool, now, self.producing > 0, idle)
         return self._batch(decision, now) if isinstance(decision, Cut) else decision
 
     def drop(self, session: object) -> None:
