@@ -1,4 +1,4 @@
-"""Real words in texts whose lengths in tokens are known: docstrings of the standard library, with numbers among them."""
+"""Real words in texts of known lengths in tokens: docstrings of the standard library, with numbers among them."""
 
 from __future__ import annotations
 

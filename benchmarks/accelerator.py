@@ -1,4 +1,4 @@
-"""Text in, vectors out on one accelerator: the encoder alone, tokenising alone, sentence-transformers, and a pipeline."""
+"""Text in, vectors out on one accelerator: the encoder alone, tokenising alone, sentence-transformers, a pipeline."""
 
 from __future__ import annotations
 
@@ -221,7 +221,9 @@ def report(results: _measure.Results) -> None:
         rate, whole, start_up = ours[workload], ours[f"{workload}, whole"], ours[f"{workload}, start-up"]
         others = results["sentence-transformers"][workload]
         bare = results["bare encoder"][workload]
-        print(f"{workload}: with its start-up ({start_up:.1f} s) {whole:,.0f} rows per second, {whole / bare:.2f} of bare")
+        print(
+            f"{workload}: with its start-up ({start_up:.1f} s) {whole:,.0f} rows per second, {whole / bare:.2f} of bare"
+        )
         _measure.print_figure(f"{workload}: share of the bare encoder", rate / bare, at_least=0.5)
         _measure.print_figure(f"{workload}: times sentence-transformers", rate / others, at_least=8)
 
