@@ -17,10 +17,11 @@ from tests.inference.texts import MINILM, sentences
 
 # Where pieces could come to hang together, or to differ from what Python takes for one.
 TRICKY = [
-    "a\x0bb", "a\x0cb", "a\x1cb", "a\x1fb", "a\x85b", "a\xa0b", "a\u2028b", "a\u200bb", "a\ufeffb", "a\u3000b", "a\x00b",
-    "a\ufffdb", "\x00", "\u0301", "e \u0301", "e\u0301", "İ", "ΑΣ ΑΣ", "\u1112\u1161 \u11ab", "한국어", "中文 和", "[MASK]",
-    "a[MASK]b", "[mask]", "[ MASK ]", "##ing", "_snake_case_", "f(x)[0].y", "don't", "x" * 99, "x" * 101, "%-10s", "12.5e-3",
-    "\t", "\n", "\r", " ", "", "\x7f", "ﬁ", "🙂", "a🙂b", "\u202e", "ß", "ẞ",
+    "a\x0bb", "a\x0cb", "a\x1cb", "a\x1fb", "a\x85b", "a\xa0b", "a\u2028b", "a\u200bb", "a\ufeffb",
+    "a\u3000b", "a\x00b", "a\ufffdb", "\x00", "\u0301", "e \u0301", "e\u0301", "İ", "ΑΣ ΑΣ",
+    "\u1112\u1161 \u11ab", "한국어", "中文 和", "[MASK]", "a[MASK]b", "[mask]", "[ MASK ]", "##ing",
+    "_snake_case_", "f(x)[0].y", "don't", "x" * 99, "x" * 101, "%-10s", "12.5e-3", "\t", "\n", "\r", " ", "",
+    "\x7f", "ﬁ", "🙂", "a🙂b", "\u202e", "ß", "ẞ",
 ]  # fmt: skip
 pieces = st.one_of(st.sampled_from(TRICKY), st.text(max_size=12), st.text("ab.[]( \n\x0b\u0301", max_size=12))
 texts = st.lists(st.lists(pieces, max_size=12).map(" ".join) | st.lists(pieces, max_size=12).map("".join), max_size=5)
