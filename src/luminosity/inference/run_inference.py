@@ -26,7 +26,7 @@ from luminosity.inference.steps.settings import StepSettings
 
 __all__ = ["RunInference"]
 
-_BUNDLES_PER_DEVICE = 4
+_BUNDLES_PER_DEVICE = 8
 
 Collection: TypeAlias = Any  # Beam types `|` as PValue, whatever the transform gives.
 
