@@ -108,7 +108,6 @@ class RunInference(beam.PTransform[Any, Any]):
         }
         self._step_id = uuid.uuid4().hex
         self._model_tag = model_identifier or self._step_id
-        self._use_model_manager = use_model_manager
         self._monitoring_transform = monitoring_transform
         self._drop_example = drop_example
         self._hints: dict[str, Any] = {}
