@@ -1,17 +1,24 @@
-"""Text in, vectors out on one accelerator: the encoder alone, tokenising alone, sentence-transformers."""
+"""Text in, vectors out on one accelerator: the encoder alone, tokenising alone, sentence-transformers, a pipeline."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
 import _measure
+import apache_beam as beam
 import numpy as np
-from _texts import LONGEST, MODEL, WORKLOADS, texts
+from _texts import LONGEST, MODEL, WORKLOADS, Texts
+from apache_beam.options.pipeline_options import PipelineOptions
+
+from luminosity import LuminosityRunner, RunInference
+from luminosity.core import InferenceMetrics
+from luminosity.inference.handlers.embedder import SentenceEmbedder
 
 _CORES = len(os.sched_getaffinity(0))
 _BUDGETS = (65_536, 131_072, 524_288)  # tokens in a batch of the encoder alone
@@ -19,6 +26,8 @@ _BATCH_SIZES = (32, 256, 1024)  # of sentence-transformers
 _ENCODED_AT_ONCE = 8192  # rows in a call of sentence-transformers, which sorts them by length
 _SECONDS = 1.0  # to repeat each measurement
 _TOKENISED_AT_ONCE = 1000
+_ROWS_PER_SHARD = 4096
+_PIPELINE_ROWS = {"32 tokens": 2_500_000, "128 tokens": 1_000_000, "skewed": 2_000_000}
 
 
 def bare_encoder() -> dict[str, float]:
@@ -33,7 +42,7 @@ def bare_encoder() -> dict[str, float]:
         return _rate(len(ids), lambda: _encode_all(encoder, batches))
 
     def best_rate(workload: str) -> float:
-        ids = _token_ids(texts(workload, _rows(workload, tokens=4_000_000)))
+        ids = _token_ids(_texts().make(workload, _rows(workload, tokens=4_000_000)))
         return max(rate(ids, budget) for budget in _BUDGETS)
 
     return {workload: best_rate(workload) for workload in WORKLOADS}
@@ -77,22 +86,22 @@ def _on_device(batch: list[list[int]]) -> tuple[Any, Any]:
 def tokenising() -> dict[str, float]:
     """Rows per second of tokenising alone, one process a core."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # no threads of their own in the processes
+    texts = _texts()
     with multiprocessing.get_context("spawn").Pool(_CORES) as pool:
 
         def rate(workload: str) -> float:
             rows = _rows(workload, tokens=1_000_000)
-            rates = pool.starmap(_tokenising_rate, [(workload, rows, seed) for seed in range(_CORES)], chunksize=1)
-            return sum(rates)
+            batches = [texts.make(workload, rows, seed) for seed in range(_CORES)]
+            return sum(pool.map(_tokenising_rate, batches, chunksize=1))
 
         pool.map(_token_ids, [["warm", "up"]] * _CORES, chunksize=1)
         return {workload: rate(workload) for workload in WORKLOADS}
 
 
-def _tokenising_rate(workload: str, rows: int, seed: int) -> float:
-    batch = texts(workload, rows, seed)
+def _tokenising_rate(batch: list[str]) -> float:
     start_s = time.perf_counter()
     _token_ids(batch)
-    return rows / (time.perf_counter() - start_s)
+    return len(batch) / (time.perf_counter() - start_s)
 
 
 def _token_ids(batch: list[str]) -> list[list[int]]:
@@ -111,6 +120,11 @@ def _tokenizer() -> Any:
     return tokenizer
 
 
+@cache
+def _texts() -> Texts:
+    return Texts.read(_tokenizer())
+
+
 def sentence_transformers() -> dict[str, float]:
     """Rows per second of the usual way, in the same precision, with the best of some batch sizes."""
     import torch
@@ -122,7 +136,7 @@ def sentence_transformers() -> dict[str, float]:
         return _rate(len(batch), lambda: encoder.encode(batch, batch_size=batch_size, show_progress_bar=False))
 
     def best_rate(workload: str) -> float:
-        batch = texts(workload, _ENCODED_AT_ONCE)
+        batch = _texts().make(workload, _ENCODED_AT_ONCE)
         return max(rate(batch, batch_size) for batch_size in _BATCH_SIZES)
 
     return {workload: best_rate(workload) for workload in WORKLOADS}
@@ -144,9 +158,74 @@ def _rate(rows: int, encode: Callable[[], Any]) -> float:
     return rows / min(passes)
 
 
+def pipeline() -> dict[str, float]:
+    """Rows per second of texts that are read, tokenised, encoded and counted on all cores and the device.
+
+    The rate without start-up is that of the rows that a long run has beyond a short one, in the time that it takes
+    beyond it: processes, imports, CUDA and the load of the model are in both.
+    """
+    shards = _CORES
+    _run("32 tokens", shards, rows_per_shard=16)  # What is done once per process, such as imports, does not count.
+    rates: dict[str, float] = {}
+    for workload, rows in _PIPELINE_ROWS.items():
+        start_up_s = _run(workload, shards, rows_per_shard=16)
+        seconds = _run(workload, rows // _ROWS_PER_SHARD, _ROWS_PER_SHARD)
+        rows = rows // _ROWS_PER_SHARD * _ROWS_PER_SHARD
+        rates[workload] = (rows - 16 * shards) / (seconds - start_up_s)
+        rates[f"{workload}, whole"] = rows / seconds
+        rates[f"{workload}, start-up"] = start_up_s
+    return rates
+
+
+def _run(workload: str, shards: int, rows_per_shard: int) -> float:
+    make, dimension = _texts().make, 384
+    embed = RunInference(SentenceEmbedder(str(MODEL), dtype="bfloat16"))
+    built = beam.Pipeline(LuminosityRunner(), PipelineOptions(["--progress=off"]))
+    vectors = (
+        built
+        | beam.Create(range(shards))
+        | beam.Reshuffle()
+        | "Texts" >> beam.FlatMap(lambda seed: make(workload, rows_per_shard, seed))
+        | "Embed" >> embed.with_resource_hints(accelerator="type:any;count:1")
+        | "Dimension" >> beam.Map(lambda result: len(result.inference))
+    )
+    _measure.check_count_and_sum(vectors, shards * rows_per_shard, shards * rows_per_shard * dimension)
+    start_s = time.perf_counter()
+    result = built.run()
+    result.wait_until_finish()
+    seconds = time.perf_counter() - start_s
+    _print_counters(f"{workload}, {shards * rows_per_shard:,} rows, {seconds:.1f} s", result.metrics())
+    return seconds
+
+
+def _print_counters(title: str, metrics: Any) -> None:
+    """What the model's host tells, to see what a run was waiting for."""
+    found = {counter.key.metric.name: counter.committed for counter in metrics.query()["counters"]}
+    seconds = {name: found.get(name, 0) / 1e6 for name in InferenceMetrics.ALL if name.endswith("micro_secs")}
+    padded = found[InferenceMetrics.PADDED_COST]
+    print(
+        f"{title}: {found[InferenceMetrics.BATCHES]} batches,",
+        f"{padded / found[InferenceMetrics.BATCHES]:,.0f} tokens each,",
+        f"padding {1 - found[InferenceMetrics.USEFUL_COST] / padded:.0%},",
+        f"fill {padded / found[InferenceMetrics.BUDGET_COST]:.0%};",
+        ", ".join(f"{name.removesuffix('_micro_secs')} {each:.1f} s" for name, each in sorted(seconds.items())),
+        file=sys.stderr,
+    )
+
+
 def report(results: _measure.Results) -> None:
-    print("rows per second")
-    _measure.print_table(results)
+    ours = results["Luminosity"]
+    print("rows per second; Luminosity's are those of a long run beyond a short one, so without start-up")
+    _measure.print_table({side: {name: rates[name] for name in WORKLOADS} for side, rates in results.items()})
+    for workload in WORKLOADS:
+        rate, whole, start_up = ours[workload], ours[f"{workload}, whole"], ours[f"{workload}, start-up"]
+        others = results["sentence-transformers"][workload]
+        bare = results["bare encoder"][workload]
+        print(
+            f"{workload}: with its start-up ({start_up:.1f} s) {whole:,.0f} rows per second, {whole / bare:.2f} of bare"
+        )
+        _measure.print_figure(f"{workload}: share of the bare encoder", rate / bare, at_least=0.5)
+        _measure.print_figure(f"{workload}: times sentence-transformers", rate / others, at_least=8)
 
 
 def main() -> None:
@@ -159,6 +238,7 @@ def main() -> None:
         "bare encoder": bare_encoder,
         "tokenising": tokenising,
         "sentence-transformers": sentence_transformers,
+        "Luminosity": pipeline,
     }
     _measure.main(sides, report)
 

@@ -66,6 +66,14 @@ def test_waits_for_company_but_not_for_long() -> None:
     assert isinstance(policy.next(pool_of(1.0), wait, more_coming=True), Cut)
 
 
+def test_an_idle_device_waits_less_than_a_busy_one() -> None:
+    policy = taught(BatchPolicy(Limits()), fixed=1.0, per_cost=0.01)
+    busy, idle = (policy.next(pool_of(1.0), 0.0, more_coming=True, idle=idle) for idle in (False, True))
+    assert isinstance(busy, float)
+    assert isinstance(idle, float)
+    assert 0 < idle < busy
+
+
 def test_goes_at_once_when_nobody_else_is_coming() -> None:
     assert isinstance(BatchPolicy(Limits()).next(pool_of(1.0), 0.0, more_coming=False), Cut)
 

@@ -27,7 +27,7 @@ from luminosity.inference.steps.settings import StepSettings
 
 __all__ = ["RunInference"]
 
-_BUNDLES_PER_DEVICE = 4
+_BUNDLES_PER_DEVICE = 8
 
 Collection: TypeAlias = Any  # Beam types `|` as PValue, whatever the transform gives.
 
@@ -110,7 +110,6 @@ class RunInference(beam.PTransform[Any, Any]):
         }
         self._step_id = uuid.uuid4().hex
         self._model_tag = model_identifier or self._step_id
-        self._use_model_manager = use_model_manager
         self._monitoring_transform = monitoring_transform
         self._drop_example = drop_example
         self._hints: dict[str, Any] = {}

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 __all__ = ["first_cut"]
 
-_SMALL_POOL = 256
+_SMALL_POOL = 128
 
 
 def first_cut(costs: npt.NDArray[Any], most: int, overhead: float) -> int:

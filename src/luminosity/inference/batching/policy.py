@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from dataclasses import dataclass
 
@@ -36,26 +37,32 @@ class BatchPolicy:
         self.timing = Timing()
         self.budget = Budget(limits, self.timing)
 
-    def next(self, pool: Pool, now: float, more_coming: bool, awaited: bool = False) -> Cut | float | None:
+    def next(
+        self, pool: Pool, now: float, more_coming: bool, awaited: bool = False, idle: bool = False
+    ) -> Cut | float | None:
         """The next batch; or how many seconds to wait, at most, for a better one; or None, for there is nothing.
 
-        ``awaited``: someone who handed over some of these can't go on without them.
+        ``awaited``: someone who handed over some of these can't go on without them. An ``idle`` device gains nothing by
+        waiting: what comes meanwhile is its next batch.
         """
         if not len(pool):
             return None
         oldest = int(np.argmin(pool.since))
-        patience = self._patience(pool, awaited) - (now - pool.since[oldest])
-        if more_coming and patience > 0 and not self._enough(pool):
-            return patience
+        waited = now - float(pool.since[oldest])
+        patience = self._patience(pool, awaited)
+        in_no_hurry = self.limits.max_wait is not None or patience == math.inf or not self.timing.known
+        left = (_SHORTEST_LINGER_S if idle and not in_no_hurry else patience) - waited
+        if more_coming and left > 0 and not self._enough(pool):
+            return left
         # Longest first; but where the pool is refilled all the time those are always few, and the others would wait.
-        return self._cut(pool, oldest if more_coming and patience <= 0 else 0)
+        return self._cut(pool, oldest if waited >= patience else 0)
 
     def _patience(self, pool: Pool, awaited: bool) -> float:
         """How long an example may wait for company."""
         if self.limits.max_wait is not None:
             return self.limits.max_wait
         if len(pool) < self.limits.min_count and not awaited:
-            return float("inf")  # Asked for, and no other bound was given: until its bundle ends.
+            return math.inf  # Asked for, and no other bound was given: until its bundle ends.
         expected = self.timing.seconds(self.budget.limit(float(pool.costs[0])))
         return min(max(expected, _SHORTEST_LINGER_S), _LONGEST_LINGER_S)
 

@@ -13,6 +13,7 @@ from typing_extensions import Unpack
 from luminosity.inference.blocks import Block
 from luminosity.inference.extras import require
 from luminosity.inference.handler import ExampleT
+from luminosity.inference.handlers.masks import takes_masks_by_key
 from luminosity.inference.handlers.on_torch import Batch, TorchHandler
 from luminosity.inference.handlers.options import HandlerOptions
 from luminosity.inference.handlers.pretrained import Pretrained, token_limit
@@ -43,6 +44,7 @@ class TextHandler(TorchHandler[ExampleT, PredictionResult]):
         self._pretrained = Pretrained(path, dict(load_model_args or {}))
         self._max_length = max_length
         self._compile = compile
+        self._masks_by_key = False
 
     @property
     def model_id(self) -> str | None:
@@ -98,9 +100,14 @@ class TextHandler(TorchHandler[ExampleT, PredictionResult]):
 
     def load(self, kind: str, optional: tuple[str, ...] = ()) -> Any:
         """The model of this kind, on its device."""
+        if self.device.type == "cuda":
+            # CuDNN's attention makes a plan for each new shape, which takes longer than the batch; most shapes are new.
+            require("torch", "torch").backends.cuda.enable_cudnn_sdp(False)
         model = self.source.model(kind, self.dtype, optional)
         # A device map has put it on its devices already.
-        return model if "device_map" in self.source.arguments else model.to(self.device)
+        model = model if "device_map" in self.source.arguments else model.to(self.device)
+        self._masks_by_key = self.device.type == "cuda" and takes_masks_by_key(model)
+        return model
 
     def compiled(self, module: Any) -> Any:
         return require("torch", "torch").compile(module, dynamic=True) if self._compile else module
@@ -108,7 +115,8 @@ class TextHandler(TorchHandler[ExampleT, PredictionResult]):
     def call(self, module: Any, batch: Batch, inference_args: dict[str, Any]) -> Any:
         """What the transformer returns for a batch."""
         mask = batch.inputs.get("attention_mask")
-        mask = None if mask is None else mask.long()
+        if mask is not None:
+            mask = mask[:, None, None, :] if self._masks_by_key else mask.long()
         return module(input_ids=batch.inputs["input_ids"].long(), attention_mask=mask, **inference_args)
 
     def warm_up(self, model: Any) -> None:

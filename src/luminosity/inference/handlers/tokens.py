@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from itertools import chain
 from typing import Any, TypeAlias
 
@@ -15,6 +16,7 @@ from luminosity.core import WorkerShare
 from luminosity.inference.blocks import Block, rows
 from luminosity.inference.extras import require
 from luminosity.inference.handlers.padding import few_lengths
+from luminosity.inference.handlers.word_cache import WordCache
 
 __all__ = ["Lists", "Tokenizer", "flat_values", "list_array", "offsets_of", "pad_tokens", "texts_of", "token_counts"]
 
@@ -31,6 +33,7 @@ class Tokenizer:
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "true" if WorkerShare.current().cores >= 2 else "false")
         self.whole = tokenizer
         self.limit = limit
+        self._cut = cut
         self._fast: Any = tokenizer.backend_tokenizer if tokenizer.is_fast else None
         if self._fast is None:
             tokenizer.truncation_side = cut
@@ -45,12 +48,19 @@ class Tokenizer:
         if self._fast is None:
             cut = {"truncation": True, "max_length": self.limit} if self.limit is not None else {}
             return self._never_empty(self.whole(list(texts), add_special_tokens=special, **cut)["input_ids"])
+        if special and self._words is not None:
+            values, counts = self._words.ids(texts)
+            return pa.ListArray.from_arrays(pa.array(offsets_of(counts, len(counts))), pa.array(values))
         # The backend itself: the tokenizer around it spends a third of the time on masks and dicts.
         encodings = self._fast.encode_batch_fast(texts, add_special_tokens=special)
         return self._never_empty([encoding.ids for encoding in encodings])
 
+    @cached_property
+    def _words(self) -> WordCache | None:
+        return WordCache.of(self._fast, self.limit, self._cut)
+
     def lower_case(self) -> None:
-        """Make lower case of all texts first."""
+        """Make lower case of all texts first, before any are tokenised."""
         normalizers = require("tokenizers.normalizers", "transformers")
         if self._fast is None:
             raise ValueError(f"{type(self.whole).__name__} has no fast form, and only that takes a step before it")

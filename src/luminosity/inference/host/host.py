@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import queue
+import sys
 import threading
 import time
 import traceback
@@ -25,6 +26,8 @@ __all__ = ["ModelHost"]
 _IDLE_S = 60.0
 """How long a model that nobody uses is kept, and threads that have nothing to do."""
 _LOOK_AGAIN_S = 1.0
+_SWITCH_S = 0.0005
+"""How long another thread may keep the interpreter from the one that gives the device work, and loses it each time."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +110,7 @@ class ModelHost:
     def _start(self) -> None:
         if self._queues is None:
             self._queues = _Queues()
+            sys.setswitchinterval(min(_SWITCH_S, sys.getswitchinterval()))
             self._spawn("schedule", self._schedule, self._queues)
             self._spawn("return", self._hand_back, self._queues)
         wanted = max(lane.models.concurrency for lane in self._lanes.values())
@@ -142,7 +146,7 @@ class ModelHost:
                     self._queues, self._computers = None, 0
                     return None
                 for lane in list(self._lanes.values()):
-                    found = lane.next(self.now())
+                    found = lane.next(self.now(), idle=not self._running)
                     if isinstance(found, Batch):
                         self._lanes[lane.key] = self._lanes.pop(lane.key)  # The others first, next time.
                         self._running.add(found)

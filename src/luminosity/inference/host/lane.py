@@ -75,14 +75,14 @@ class Lane:
         most = max(most, 2 * self.policy.limits.min_count)
         return len(self.pool) < most and self._queued_bytes < _QUEUE_BYTES
 
-    def next(self, now: float) -> Batch | float | None:
+    def next(self, now: float, idle: bool) -> Batch | float | None:
         """The next batch, or the seconds until there may be one; None: not before something changes."""
         while self.retries:
             batch = self.retries.popleft()
             if batch.is_wanted():
                 return batch
         awaited = any(each.session.waiting for each in self._submissions.values())
-        decision = self.policy.next(self.pool, now, self.producing > 0, awaited)
+        decision = self.policy.next(self.pool, now, self.producing > 0, awaited, idle)
         return self._batch(decision, now) if isinstance(decision, Cut) else decision
 
     def drop(self, session: object) -> None:

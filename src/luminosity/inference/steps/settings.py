@@ -22,7 +22,6 @@ class StepSettings:
     metrics_namespace: str
     inference_args: dict[str, Any] | None = None
     clock: Clock = time
-    drop_example: bool = False
     load_late: bool = False
     """Load the model with the first batch, not before: its path comes with the data, or a timeout covers the load."""
     caught: tuple[type[BaseException], ...] = ()
