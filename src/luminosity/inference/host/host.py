@@ -1,24 +1,21 @@
-"""The threads around a device: one cuts and stacks batches, one computes, one hands back."""
+"""The model host: who waits for which model, and what becomes of each batch."""
 
 from __future__ import annotations
 
 import logging
-import queue
-import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
 from typing import Any
 
-from luminosity.inference.blocks import as_block, piece
+from luminosity.inference.blocks import piece
 from luminosity.inference.handler import Handler
-from luminosity.inference.host.counting import as_part_of
+from luminosity.inference.host.crew import Crew
 from luminosity.inference.host.lane import Lane, LaneSettings
 from luminosity.inference.host.models import LoadedModels
 from luminosity.inference.host.session import Session
-from luminosity.inference.host.work import Batch, Outcome, Stage
+from luminosity.inference.host.work import Batch, Outcome
 from luminosity.inference.memory_errors import is_out_of_memory, release_memory
 
 __all__ = ["ModelHost"]
@@ -26,16 +23,6 @@ __all__ = ["ModelHost"]
 _IDLE_S = 60.0
 """How long a model that nobody uses is kept, and threads that have nothing to do."""
 _LOOK_AGAIN_S = 1.0
-_SWITCH_S = 0.0005
-"""How long another thread may keep the interpreter from the one that gives the device work, and loses it each time."""
-
-
-@dataclass(frozen=True)
-class _Queues:
-    """Between the threads. None ends who takes it; threads that start later get queues of their own."""
-
-    to_compute: queue.Queue[Batch | None] = field(default_factory=lambda: queue.Queue(1))
-    to_return: queue.Queue[tuple[Batch, Any] | None] = field(default_factory=lambda: queue.Queue(2))
 
 
 class ModelHost:
@@ -52,9 +39,8 @@ class ModelHost:
         """What ended one of the threads, so that nobody waits for it in vain."""
         self._lanes: dict[Hashable, Lane] = {}
         self._running: set[Batch] = set()
-        self._queues: _Queues | None = None
-        """None while no threads run."""
-        self._computers = 0
+        self._crew: Crew | None = None
+        """None while there is nothing to do."""
         self._ready_before = 0.0
 
     def enter(self, key: Hashable, make_handler: Callable[[], Handler[Any, Any, Any]], settings: LaneSettings) -> Lane:
@@ -98,52 +84,27 @@ class ModelHost:
             for lane in self._lanes.values():
                 lane.check_integrity()
                 assert self._running or not any(batch.is_wanted() for batch in lane.retries), "forgotten batches"
-            assert len(self._running) <= self._computers + 4, "batches that nobody computes"
+            assert len(self._running) <= (self._crew.computers if self._crew else 0) + 4, "batches that nobody computes"
 
     def _models(self, settings: LaneSettings) -> LoadedModels | None:
         """Those of another lane that names the same model."""
         same = (lane.models for lane in self._lanes.values() if lane.settings.model == settings.model)
         return None if settings.model is None else next(same, None)
 
-    # The threads.
+    # What there is to do.
 
     def _start(self) -> None:
-        if self._queues is None:
-            self._queues = _Queues()
-            sys.setswitchinterval(min(_SWITCH_S, sys.getswitchinterval()))
-            self._spawn("schedule", self._schedule, self._queues)
-            self._spawn("return", self._hand_back, self._queues)
-        wanted = max(lane.models.concurrency for lane in self._lanes.values())
-        while self._computers < wanted:
-            self._computers += 1
-            self._spawn("compute", self._compute, self._queues)
+        if self._crew is None:
+            self._crew = Crew(self)
+        self._crew.grow_to(max(lane.models.concurrency for lane in self._lanes.values()))
 
-    def _spawn(self, name: str, target: Callable[[_Queues], None], queues: _Queues) -> None:
-        def run() -> None:
-            try:
-                target(queues)
-            except BaseException as error:
-                with self.changed:
-                    self.broken = error
-                    self.wake()
-                raise
-
-        threading.Thread(target=run, name=f"model-host-{name}", daemon=True).start()
-
-    def _schedule(self, queues: _Queues) -> None:
-        while (batch := self._next_batch()) is not None:
-            if self._stack(batch):
-                queues.to_compute.put(batch)  # Bounded by the batch that computes now, or by its timeout.
-            del batch  # Its inputs are large.
-        queues.to_compute.put(None)
-        queues.to_return.put(None)
-
-    def _next_batch(self) -> Batch | None:
+    def next_batch(self) -> Batch | None:
+        """Wait for the next batch, whatever lane it is of; None when nobody needs this crew any more."""
         with self.changed:
             while True:
                 shortest = self._forget_unused()
                 if not self._lanes and not self._running:
-                    self._queues, self._computers = None, 0
+                    self._crew = None
                     return None
                 for lane in list(self._lanes.values()):
                     found = lane.next(self.now(), idle=not self._running)
@@ -169,85 +130,9 @@ class ModelHost:
                 threading.Thread(target=lane.models.release, name="model-host-release", daemon=True).start()
         return soonest
 
-    def _stack(self, batch: Batch) -> bool:
-        handler, stats = batch.lane.handler, batch.stats
-        try:
-            begun = self.now()
-            collated = handler.collate(batch.prepared())
-            stats.num_bytes = handler.get_num_bytes(collated)
-            stats.count = handler.num_examples(collated, batch.count)
-            stacked = self.now()
-            batch.inputs = handler.transfer(collated)
-            stats.collate, stats.transfer = stacked - begun, self.now() - stacked
-        except BaseException as error:
-            self._failed(batch, error)
-            return False
-        return True
-
-    def _compute(self, queues: _Queues) -> None:
-        while (batch := queues.to_compute.get()) is not None:
-            slots = batch.lane.models.slots
-            slots.acquire()  # Bounded as the batches that hold them are.
-            with self.changed:
-                batch.due_from, batch.stage = self.now(), Stage.COMPUTING
-            outputs = self._predict(batch)
-            with self.changed:
-                if batch.abandoned:
-                    return  # Another thread has taken this one's place, and its slot.
-                batch.stage = Stage.WAITING
-                slots.release()
-            if outputs is not None:
-                queues.to_return.put((batch, outputs[0]))
-            del batch, outputs  # They hold memory of the device.
-        queues.to_compute.put(None)  # For the next of these threads.
-
-    def _predict(self, batch: Batch) -> tuple[Any] | None:
-        lane = batch.lane
-        with as_part_of(batch.parts[0][0].session.step):
-            try:
-                model = lane.models.next()
-            except BaseException as error:
-                self._failed(batch, error, by_its_examples=False)
-                return None
-            batch.started, batch.started_ns = self.now(), lane.settings.clock.time_ns()
-            try:
-                return (lane.handler.predict(model, batch.inputs, lane.settings.inference_args),)
-            except BaseException as error:
-                self._failed(batch, error)
-                return None
-
-    def _hand_back(self, queues: _Queues) -> None:
-        while (item := queues.to_return.get()) is not None:
-            batch = item[0]
-            with self.changed:
-                if batch.abandoned:
-                    continue
-                batch.stage = Stage.RETURNING
-            self._collect(*item)
-            if batch.abandoned:
-                return  # Another thread has taken this one's place.
-            del batch, item
-
-    def _collect(self, batch: Batch, outputs: Any) -> None:
-        handler = batch.lane.handler
-        try:
-            with as_part_of(batch.parts[0][0].session.step):
-                handler.wait(outputs)
-                ready, ready_ns = self.now(), batch.lane.settings.clock.time_ns()
-                values, model_id = as_block(handler.collect(outputs)), handler.model_id
-            if len(values) != batch.count:
-                raise ValueError(
-                    f"{handler} returned {len(values)} predictions for {batch.count} examples; "
-                    "it must return one for each, in their order"
-                )
-        except BaseException as error:
-            self._failed(batch, error)
-        else:
-            self._succeeded(batch, values, model_id, ready, ready_ns)
-
     # What becomes of a batch.
 
-    def _succeeded(self, batch: Batch, values: Any, model_id: str | None, ready: float, ready_ns: int) -> None:
+    def succeeded(self, batch: Batch, values: Any, model_id: str | None, ready: float, ready_ns: int) -> None:
         stats, lane = batch.stats, batch.lane
         with self.changed:
             if batch.abandoned:
@@ -266,7 +151,7 @@ class ModelHost:
                 submission.session.deliver(Outcome(submission.tag, places, part, None, model_id))
             self.wake()
 
-    def _failed(self, batch: Batch, error: BaseException, by_its_examples: bool = True) -> None:
+    def failed(self, batch: Batch, error: BaseException, by_its_examples: bool = True) -> None:
         lane = batch.lane
         too_large = by_its_examples and _made_room(error)
         with self.changed:
@@ -290,13 +175,9 @@ class ModelHost:
             batch.abandoned = batch.stats.failed = True
             error = TimeoutError(f"The model took longer than {timeout} seconds.")
             self._fail_examples(batch, error, batch.count)
-            assert self._queues is not None
+            assert self._crew is not None
             assert timeout is not None
-            if batch.stage is Stage.COMPUTING:
-                lane.models.slots.release()
-                self._spawn("compute", self._compute, self._queues)
-            elif batch.stage is Stage.RETURNING:
-                self._spawn("return", self._hand_back, self._queues)
+            self._crew.replace_thread_of(batch)
             if lane.handler.should_garbage_collect_on_timeout():
                 lane.models.retire(timeout)
                 logging.getLogger(__name__).warning("A model took longer than %s seconds and is loaded anew.", timeout)
