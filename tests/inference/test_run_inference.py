@@ -380,3 +380,16 @@ def test_old_versions_of_a_model_are_left() -> None:
     # The one in use, and the one before, which the last bundle may still have used.
     assert len(step._lanes) <= 2
     step.teardown()
+
+
+def test_a_length_of_the_users_own_decides_what_meets(pipelines: Pipelines) -> None:
+    class Together(Shout):
+        def predict(self, model: object, batch: list[bytes], inference_args: dict[str, Any] | None = None) -> list[Any]:
+            return [tuple(sorted(each.decode() for each in batch))] * len(batch)
+
+    handler = Together(batch_length_fn=lambda text: int(text[-1]), batch_bucket_boundaries=[5])
+    with pipelines() as (pipeline, _):
+        texts = pipeline | beam.Create([["long long 1", "a9", "b8", "c2"]]) | beam.FlatMap(list)
+        groups = inferences(texts | RunInference(handler))
+        sides = groups | beam.Map(lambda group: len({int(each[-1]) >= 5 for each in group}))
+        assert_that(sides, equal_to([1] * 4))

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-import numpy as np
-import numpy.typing as npt
 from apache_beam.ml.inference import base
 from apache_beam.ml.inference.base import ModelHandler, PredictionResult
 
-from luminosity.inference.batching.limits import Limits
-from luminosity.inference.blocks import Block, rows
+from luminosity.inference.blocks import Block
 from luminosity.inference.checks import check_handler
 from luminosity.inference.handler import Handler
 from luminosity.inference.wrapping import BeamContract, WrappedHandler
@@ -28,11 +25,13 @@ def adapt(handler: ModelHandler[Any, Any, Any]) -> Handler[Any, Any, Any]:
     Functions before and after the model are steps of their own; their wrappers are looked through.
     """
     check_handler(handler)
-    if isinstance(handler, Handler):
-        return handler
     inner: Any = handler
+    if isinstance(handler, _PrebatchedHandler):
+        return handler
     if isinstance(handler, _PREBATCHED) or handler.should_skip_batching():
         return _PrebatchedHandler(handler)
+    if isinstance(handler, Handler):
+        return handler
     if isinstance(handler, _OUTER):
         return adapt(inner._base)
     if isinstance(handler, base.MaybeKeyedModelHandler):
@@ -47,14 +46,8 @@ class _BeamHandler(BeamContract):
 
     def __init__(self, handler: ModelHandler[Any, Any, Any]) -> None:
         super().__init__(handler)
-        self._length = Limits.from_beam(handler.batch_elements_kwargs()).length
         if isinstance(handler, base.RemoteModelHandler):
             self.concurrency = _REMOTE_CALLS_AT_ONCE
-
-    def cost(self, prepared: Block) -> npt.NDArray[Any]:
-        if self._length is None:
-            return super().cost(prepared)
-        return np.array([self._length(example) for example in rows(prepared)], np.float64)
 
     def predict(self, model: Any, batch: Any, inference_args: dict[str, Any] | None = None) -> Any:
         return list(self._handler.run_inference(batch, model, inference_args))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -135,4 +134,5 @@ class Handler(ModelHandler[ExampleT, PredictionT, ModelT]):
 def limits_of(handler: Handler[Any, Any, Any]) -> Limits:
     """What this handler's author asked of batches."""
     limits = Limits.from_beam(handler.batch_elements_kwargs())
-    return replace(limits, min_count=1, max_count=1) if handler.self_batching else limits
+    # What batches itself gets one example at a time, whatever they weigh.
+    return Limits(max_count=1, max_wait=limits.max_wait) if handler.self_batching else limits

@@ -98,6 +98,10 @@ class WrappedHandler(BeamContract):
         return self._inner.output_type
 
     @property
+    def device(self) -> Any:
+        return getattr(self._inner, "device", "")
+
+    @property
     def model_id(self) -> str | None:
         return self._inner.model_id
 

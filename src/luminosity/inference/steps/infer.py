@@ -38,7 +38,7 @@ class InferDoFn(beam.DoFn):
     def setup(self) -> None:
         self._settings.set_up_process()
         self._handler.set_environment_vars()
-        self._host: ModelHost = host_of(self._handler)
+        self._host: ModelHost = host_of(adapt(self._handler))
         self._lanes: dict[str, Lane] = {}
         self._counters: dict[Lane, StepCounters] = {}
         self._sessions: dict[Lane, Session] = {}

@@ -105,16 +105,18 @@ class PrepareDoFn(beam.DoFn):
                 f"{self._handler}.prepare returned {len(prepared)} examples for {len(examples)}; "
                 "it must return one for each, in their order"
             )
-        costs = self._costs(prepared)
+        costs = self._costs(prepared, examples)
         weigh = self._limits.weigh
         weights = None if weigh is None else np.array([weigh(example) for example in examples], np.float64)
         return PreparedBlock(examples, timestamps, None if prepared is examples else prepared, costs, weights)
 
-    def _costs(self, prepared: Block) -> npt.NDArray[Any]:
-        costs = np.asarray(self._handler.cost(prepared), np.float64)
+    def _costs(self, prepared: Block, examples: list[Any]) -> npt.NDArray[Any]:
+        length, handler = self._limits.length, type(self._handler).__name__
+        found = self._handler.cost(prepared) if length is None else [length(example) for example in examples]
+        costs = np.asarray(found, np.float64)
         if costs.shape != (len(prepared),) or not np.isfinite(costs).all():
+            source = f"{handler}.cost" if length is None else "batch_length_fn"
             raise ValueError(
-                f"{self._handler}.cost returned {costs!r} for {len(prepared)} examples; "
-                "it must return one finite number for each"
+                f"{source} returned {costs!r} for {len(prepared)} examples; it must return one finite number for each"
             )
         return costs
