@@ -356,7 +356,7 @@ def test_blocks_of_large_examples_are_small() -> None:
     step.setup()
     step.start_bundle()
     given = ["x" * 100_000] * 1000
-    blocks = [block.value.examples for text in given for block in step.process(text, 0, window.GlobalWindow())]
+    blocks = [block.value.examples for block in step.process_batch(given, 0, window.GlobalWindow())]
     assert max(len(block) for block in blocks) <= 160
 
 
