@@ -13,7 +13,7 @@ help: ## list these targets
 setup: $(READY) ## install everything into .venv; again only when the requirements change
 
 $(READY): pyproject.toml constraints.txt
-	@echo "Installing Luminosity and its tools into $(VENV): once, about a minute"
+	@echo "Installing Luminosity and its tools into $(VENV): once, about three minutes"
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $@
