@@ -10,7 +10,7 @@ import apache_beam as beam
 
 from luminosity import Handler, RunInference
 
-_STEPS = 200
+_STEPS = 500
 _EXAMPLES = 64
 _SECONDS = 0.02
 

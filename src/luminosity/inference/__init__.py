@@ -1,5 +1,5 @@
 """RunInference and what stands behind it: handlers, batching, the model host."""
 
-from luminosity.inference.lean_beam import import_lean
+from luminosity.lean_beam import import_lean
 
 import_lean()

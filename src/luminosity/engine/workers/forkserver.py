@@ -21,6 +21,8 @@ import sys
 import warnings
 from typing import Any
 
+from luminosity.lean_beam import import_lean
+
 # What is frozen no longer counts as long-lived, so with Python's own thresholds a worker would search its whole heap
 # after every few thousand allocations (a tenth of the time of a stage that makes many small objects).
 _COLLECT_AFTER = (10_000, 20, 50)
@@ -47,6 +49,7 @@ def _preload() -> None:
     logging.disable(logging.WARNING)  # what Beam says about optional packages was said in the runner already
     for module in _PRELOADED:
         importlib.import_module(module)
+    import_lean()  # or each worker would import torch, if it is there, as soon as a pipeline names RunInference
     logging.disable(logging.NOTSET)
     logging.getLogger().handlers.clear()  # workers log through the runner
     gc.freeze()  # keeps the collector of a worker from writing to, and so copying, the pages it shares
