@@ -77,7 +77,8 @@ def lines(views: Iterable[InferenceView], width: int, most: int) -> list[str]:
 
 def _batches(view: InferenceView) -> str:
     rows = view.inferences / view.batches
-    size = f"batches {words.number(round(rows)) if rows >= 10 else f'{rows:.2g}'} rows" if rows else "batches"
+    many = words.number(round(rows)) if rows >= 10 else f"{rows:.2g}"
+    size = f"batches {many} {'row' if many == '1' else 'rows'}" if rows else "batches"
     if not view.budget_cost:
         return size
     return f"{size}, {words.percent(min(1.0, view.padded_cost / view.budget_cost))} full"
