@@ -1,6 +1,6 @@
-"""Beam's tests of RunInference, on our runner: those that run a pipeline.
+"""Beam's tests of its own RunInference, on our runner: those that run a pipeline.
 
-With one worker: many of them count batches and loaded models, or lean on the order of windows.
+Slow, and ours runs the same tests beside. With one worker: many of them count batches and loaded models, or lean on the order of windows.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from apache_beam.testing import test_pipeline
 from tests.beam_suites.imported import beam_test_pipelines_with, taken_over
 from tests.runners import beam_test_options
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 _LEFT_OUT = {
     "RunInferenceBaseTest.test_env_vars_set_correctly": "looks for a worker's variable in the caller",
