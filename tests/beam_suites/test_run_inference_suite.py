@@ -1,6 +1,7 @@
 """Beam's tests of its own RunInference, on our runner: those that run a pipeline.
 
-Slow, and ours runs the same tests beside. With one worker: many of them count batches and loaded models, or lean on the order of windows.
+Slow, and ours takes the same tests in every run. With one worker: many of them count batches and loaded models, or
+lean on the order of windows.
 """
 
 from __future__ import annotations
