@@ -9,6 +9,7 @@ from apache_beam.runners.portability.fn_api_runner import fn_runner_test
 from tests.runners import IS_REFERENCE, new_pipeline
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.timeout(120),
     pytest.mark.skipif(IS_REFERENCE, reason="tests what only the engine does"),
 ]
