@@ -57,7 +57,9 @@ print(len(os.listdir("/proc/self/task")) - before)
 def answer(code: str, cores: float = 1.0, **environment: str) -> Any:
     """What the code prints in a process with a share of so many cores."""
     share = WorkerShare("cpu", cores=cores, ram_bytes=2**30, devices=(), workers=2)
-    plain = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}
+    # Other tests may have tokenised in this process, which sets the last one.
+    about_threads = ("_NUM_THREADS", "NPROC", "TOKENIZERS_PARALLELISM")
+    plain = {name: value for name, value in os.environ.items() if not name.endswith(about_threads)}
     result = subprocess.run(
         [sys.executable, "-c", _PRELUDE + textwrap.dedent(code)],
         env={**plain, **share.to_environment(), **environment},
