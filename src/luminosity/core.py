@@ -52,6 +52,21 @@ class WorkerShare:
         return {_ENVIRONMENT_KEY: json.dumps(asdict(self))}
 
 
+OPENMP_VARIABLES = (
+    "OMP_NUM_THREADS",  # what the others ask for where theirs is not set
+    "BLIS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+)
+THREAD_VARIABLES = (
+    *OPENMP_VARIABLES,
+    "NPROC",  # JAX, whose pools on the CPU are this large; XLA_FLAGS do not change their size
+    "RAYON_NUM_THREADS",  # Hugging Face's tokenizers
+)
+"""By which numerical libraries learn how many threads to start."""
+
 SORTS_ITS_BUNDLE = "luminosity:sorts_its_bundle"
 """An annotation of steps that do better work on more elements at once: they want long bundles."""
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from luminosity.inference.batching.budget import Budget
 from luminosity.inference.batching.cut import first_cut
-from luminosity.inference.batching.limits import Limits
+from luminosity.inference.batching.limits import Limits, warn_of_settings_without_meaning
 from luminosity.inference.batching.policy import BatchPolicy, Cut
 from luminosity.inference.batching.pool import Pool
 from luminosity.inference.batching.timing import Timing
@@ -135,8 +135,9 @@ def test_settings_that_contradict_each_other(settings: dict[str, object], messag
 
 def test_settings_without_meaning_are_named(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        Limits.from_beam({"variance": 0.25})
+        warn_of_settings_without_meaning({"variance": 0.25, "max_batch_size": 8})
     assert "variance=0.25 has no effect" in caplog.text
+    assert "max_batch_size" not in caplog.text
 
 
 def test_timing_is_not_bent_by_disturbed_batches() -> None:

@@ -121,6 +121,7 @@ def test_a_model_goes_while_another_works(monkeypatch: pytest.MonkeyPatch) -> No
         return not old.models.is_loaded
 
     until(old_is_gone)
+    assert new.models.is_loaded
 
 
 def test_lanes_of_one_model_share_it_and_nothing_else() -> None:
@@ -268,6 +269,7 @@ def test_a_minimum_is_not_waited_for_by_who_waits_for_results() -> None:
     for session in (waiting, producing):
         session.submit([1], np.ones(1), 0)
     in_thread(waiting.settle)
+    assert values(waiting.ready()) == [2]
 
 
 def test_a_minimum_larger_than_the_queue() -> None:

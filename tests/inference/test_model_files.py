@@ -335,3 +335,9 @@ def test_flags_are_checked(flag: str, expected: str) -> None:
 
 def config(*flags: str) -> ModelCacheConfig:
     return ModelCacheConfig.of(PipelineOptions(list(flags)))
+
+
+def test_parameters_of_jax_go_through_the_cache(store: Path, cache: Path) -> None:
+    np.savez(store / "weights.npz", weights=np.arange(3))
+    assert load_parameters("teststore://weights.npz")["weights"].tolist() == [0, 1, 2]
+    assert len(entries(cache)) == 1

@@ -8,6 +8,7 @@ from typing import Any
 import apache_beam as beam
 import numpy as np
 import torch
+from apache_beam.metrics.metric import MetricsFilter
 from apache_beam.testing.util import assert_that
 
 from luminosity import Handler, JaxModelHandler, RunInference, SentenceEmbedder, TorchModelHandler
@@ -33,6 +34,8 @@ def check_against_alone(pipelines: Pipelines, handler: Handler[Any, Any, Any], e
     with pipelines() as (pipeline, run):
         keyed = pipeline | beam.Create(list(enumerate(examples))) | RunInference(KeyedModelHandler(handler))
         assert_that(keyed | beam.MapTuple(lambda number, result: (number, result.inference)), check)
+    sizes = run.result.metrics().query(MetricsFilter().with_name("inference_request_batch_byte_size"))
+    assert sum(each.committed.sum for each in sizes["distributions"]) > 0
     return counters(run.result)
 
 

@@ -393,3 +393,14 @@ def test_a_length_of_the_users_own_decides_what_meets(pipelines: Pipelines) -> N
         groups = inferences(texts | RunInference(handler))
         sides = groups | beam.Map(lambda group: len({int(each[-1]) >= 5 for each in group}))
         assert_that(sides, equal_to([1] * 4))
+
+
+def test_batch_settings_are_told_of_where_the_pipeline_is_built(caplog: pytest.LogCaptureFixture) -> None:
+    class Varied(Squares):
+        def batch_elements_kwargs(self) -> dict[str, Any]:
+            return {"variance": 0.25}
+
+    _ = beam.Pipeline() | beam.Create([1]) | RunInference(Varied())
+    assert caplog.text.count("variance=0.25 has no effect") == 1
+    with pytest.raises(ValueError, match="batch_length_fn"):
+        _ = beam.Pipeline() | beam.Create(["a"]) | RunInference(Shout(batch_bucket_boundaries=[5]))

@@ -14,9 +14,10 @@ from apache_beam.options.pipeline_options import PipelineOptions
 
 from luminosity.core import SORTS_ITS_BUNDLE
 from luminosity.inference.adapt import adapt
+from luminosity.inference.batching.limits import warn_of_settings_without_meaning
 from luminosity.inference.checks import check_handler
 from luminosity.inference.deadletters import check_threshold
-from luminosity.inference.handler import Handler
+from luminosity.inference.handler import Handler, limits_of
 from luminosity.inference.host.models import Clock
 from luminosity.inference.options import ModelCacheConfig, threads_of
 from luminosity.inference.steps.infer import InferDoFn
@@ -188,6 +189,8 @@ class RunInference(beam.PTransform[Any, Any]):
 
     def _predict(self, examples: Collection) -> tuple[Collection, Collection | None]:
         adapted = adapt(self._model_handler)
+        limits_of(adapted)  # Settings that contradict each other are told here, not by a worker.
+        warn_of_settings_without_meaning(adapted.batch_elements_kwargs())
         metadata = self._metadata(examples.pipeline)
         settings = self._settings(examples.pipeline.options, metadata is not None)
         side_input = None if metadata is None else pvalue.AsSingleton(metadata)

@@ -6,23 +6,11 @@ import os
 import sys
 import threading
 
-from luminosity.core import WorkerShare, usable_cores
+from luminosity.core import OPENMP_VARIABLES, THREAD_VARIABLES, WorkerShare, usable_cores
 
 __all__ = ["limit_threads"]
 
 _OPENMP = "OMP_NUM_THREADS"
-# What libraries ask for when they are imported or first used. These ask for OpenMP's where theirs is not set.
-_LIKE_OPENMP = (
-    "BLIS_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "NUMEXPR_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "VECLIB_MAXIMUM_THREADS",
-)
-_OTHERS = (
-    "NPROC",  # JAX, whose pools on the CPU are this large; XLA_FLAGS do not change their size
-    "RAYON_NUM_THREADS",  # tokenizers
-)
 _VARIABLE_OF_LOADED = {
     "blis": "BLIS_NUM_THREADS",
     "mkl": "MKL_NUM_THREADS",
@@ -83,10 +71,9 @@ def _is_sdk_worker(process: str) -> bool:
 def _tell_later_libraries(threads: int, replace: bool) -> None:
     set_variable = os.environ.__setitem__ if replace else os.environ.setdefault
     set_variable(_OPENMP, str(threads))
-    for variable in _LIKE_OPENMP:
-        set_variable(variable, str(_number_in(_OPENMP) or threads))
-    for variable in _OTHERS:
-        set_variable(variable, str(threads))
+    openmp = _number_in(_OPENMP) or threads
+    for variable in THREAD_VARIABLES:
+        set_variable(variable, str(openmp if variable in OPENMP_VARIABLES else threads))
     if threads == 1:
         # A pool of one thread is no help, and tokenizers would warn of it when the process forks.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from apache_beam.portability.api import beam_fn_api_pb2
 
+from luminosity.core import THREAD_VARIABLES
 from luminosity.engine.fnapi.connection import WorkerConnection
 from luminosity.engine.folders import RunFolders
 from luminosity.engine.loop.bundle import Attempt, Bundle
@@ -21,14 +22,6 @@ from luminosity.engine.workers.launcher import Launcher, Process
 from luminosity.engine.workers.request import WorkerRequest
 
 _numbers = itertools.count(1)
-_THREAD_COUNTS = (
-    "OMP_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "NUMEXPR_NUM_THREADS",
-    "NPROC",  # JAX
-    "RAYON_NUM_THREADS",  # Hugging Face's tokenizers
-)
 
 
 class Worker:
@@ -121,7 +114,7 @@ class PoolRun:
         share = self.pool.share(index)
         threads = str(max(1, int(share.cores)))
         return {
-            **dict.fromkeys(_THREAD_COUNTS, threads),
+            **dict.fromkeys(THREAD_VARIABLES, threads),
             **os.environ,
             # A CPU worker sees no device at all, so that no step takes one by accident.
             **visibility(share.devices),

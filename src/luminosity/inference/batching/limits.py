@@ -8,10 +8,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-__all__ = ["Limits"]
+__all__ = ["Limits", "warn_of_settings_without_meaning"]
 
 _MAX_COUNT = 10_000  # As Beam's BatchElements.
 _BUCKETS = (16, 32, 64, 128, 256, 512)  # As Beam's, where lengths are given and boundaries are not.
+_HEEDED = {
+    "min_batch_size",
+    "max_batch_size",
+    "max_batch_duration_secs",
+    "target_batch_duration_secs",
+    "target_batch_overhead",
+    "max_batch_weight",
+    "element_size_fn",
+    "length_fn",
+    "bucket_boundaries",
+}
 _WITHOUT_MEANING = {
     "clock": "the host has one clock for all batches",
     "record_metrics": "the host always records them",
@@ -44,33 +55,36 @@ class Limits:
         >>> Limits.from_beam({"min_batch_size": 4, "max_batch_size": 8}).max_count
         8
         """
-        left = dict(settings)
-        length = left.pop("length_fn", None)
-        boundaries = left.pop("bucket_boundaries", None)
+        length = settings.get("length_fn")
+        boundaries = settings.get("bucket_boundaries")
         if boundaries is not None and length is None:
             raise ValueError(
                 "batch_bucket_boundaries were given without batch_length_fn, which says how long an example is"
             )
-        weigh, max_weight = left.pop("element_size_fn", None), left.pop("max_batch_weight", None)
+        weigh, max_weight = settings.get("element_size_fn"), settings.get("max_batch_weight")
         if max_weight is not None and weigh is None:
             raise ValueError("max_batch_weight was given without element_size_fn, which says what an example weighs")
         limits = cls(
-            min_count=left.pop("min_batch_size", None) or 1,
-            max_count=left.pop("max_batch_size", None) or _MAX_COUNT,
-            max_wait=left.pop("max_batch_duration_secs", None),
-            max_seconds=left.pop("target_batch_duration_secs", None),
-            overhead_share=left.pop("target_batch_overhead", None) or cls.overhead_share,
+            min_count=settings.get("min_batch_size") or 1,
+            max_count=settings.get("max_batch_size") or _MAX_COUNT,
+            max_wait=settings.get("max_batch_duration_secs"),
+            max_seconds=settings.get("target_batch_duration_secs"),
+            overhead_share=settings.get("target_batch_overhead") or cls.overhead_share,
             max_weight=math.inf if max_weight is None else max_weight,
             weigh=weigh,
             length=length,
             boundaries=tuple(_BUCKETS if boundaries is None else boundaries) if length is not None else (),
         )
-        for name, value in left.items():
-            if value is not None:
-                reason = _WITHOUT_MEANING.get(name, "it is not one of Beam's")
-                logging.getLogger(__name__).warning("The batch setting %s=%r has no effect: %s.", name, value, reason)
         if limits.min_count <= limits.max_count:
             return limits
         if settings.get("max_batch_size") is not None:
             raise ValueError(f"min_batch_size={limits.min_count} exceeds max_batch_size={limits.max_count}")
         return replace(limits, max_count=limits.min_count)
+
+
+def warn_of_settings_without_meaning(settings: Mapping[str, Any]) -> None:
+    """Name what a handler's author set and nothing here heeds."""
+    for name, value in settings.items():
+        if value is not None and name not in _HEEDED:
+            reason = _WITHOUT_MEANING.get(name, "it is not one of Beam's")
+            logging.getLogger(__name__).warning("The batch setting %s=%r has no effect: %s.", name, value, reason)

@@ -16,10 +16,10 @@ import pyarrow as pa
 import pyarrow.compute
 
 from luminosity.inference.blocks import Block
+from luminosity.inference.handlers.padding import Array, pad_rows
 
 __all__ = ["Array", "Column", "Columns", "lengths", "pad_ragged", "to_columns", "to_numpy", "to_tree"]
 
-Array: TypeAlias = npt.NDArray[Any]
 Column: TypeAlias = Any
 """An Arrow array with one of the arrays of every example."""
 Columns: TypeAlias = Block
@@ -99,10 +99,7 @@ def pad_ragged(column: Column, length: int, value: float) -> Array:
     >>> pad_ragged(to_columns([[1], [3, 4]], ragged=True), 3, 0).tolist()
     [[1, 0, 0], [3, 4, 0]]
     """
-    values = to_numpy(column.flatten())
-    padded = np.full((len(column), length, *values.shape[1:]), value, values.dtype)
-    padded[np.arange(length) < _lengths(column)[:, None]] = values
-    return padded
+    return pad_rows(to_numpy(column.flatten()), _lengths(column), length, value)[0]
 
 
 def _lengths(column: Column) -> npt.NDArray[np.int64]:

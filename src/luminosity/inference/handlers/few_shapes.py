@@ -24,6 +24,12 @@ class Padded:
     rows: int  # that are examples
     padded_rows: int
 
+    @property
+    def nbytes(self) -> int:
+        values = self.values
+        arrays = values.values() if isinstance(values, dict) else values if isinstance(values, tuple) else (values,)
+        return sum(array.nbytes for array in arrays)
+
 
 @dataclass(frozen=True)
 class Padding:

@@ -32,6 +32,12 @@ class Batch:
     arrived: Any = None
     """The CUDA event after which the inputs are on the device; None where nothing is under way."""
 
+    @property
+    def nbytes(self) -> int:
+        sizes: list[int] = []
+        map_tensors(lambda tensor: sizes.append(tensor.nbytes), self.inputs)
+        return sum(sizes)
+
 
 @dataclass(frozen=True)
 class Outputs:

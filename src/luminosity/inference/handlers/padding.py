@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Array", "few_lengths", "pad_or_stack"]
+from luminosity.inference.handlers.sizes import few_lengths
 
-Array = npt.NDArray[Any]
+__all__ = ["Array", "pad_or_stack", "pad_rows"]
 
-_STEP = 64
+Array: TypeAlias = npt.NDArray[Any]
 
 
-def few_lengths(length: int) -> int:
-    """The length up to which a batch is padded so that few lengths occur: compiled code is made for each.
+def pad_rows(values: Array, lengths: Array, width: int, value: Any, side: str = "right") -> tuple[Array, Array]:
+    """Rows that stand one after the other in `values` as one array of this width, and where in it they are.
 
-    >>> few_lengths(5), few_lengths(33), few_lengths(65)
-    (8, 64, 128)
+    >>> pad_rows(np.array([1, 2, 3]), np.array([2, 1]), 2, 0)[0].tolist()
+    [[1, 2], [3, 0]]
     """
-    return 1 << (length - 1).bit_length() if 0 < length <= _STEP else -(-length // _STEP) * _STEP
+    places, lengths = np.arange(width), lengths[:, np.newaxis]
+    mask = places < lengths if side == "right" else places >= width - lengths
+    padded = np.full((*mask.shape, *values.shape[1:]), value, values.dtype)
+    padded[mask] = values
+    return padded, mask
 
 
 def pad_or_stack(arrays: Sequence[Array] | Array, value: Any, few: bool = False) -> tuple[Array, Array | None]:
@@ -48,7 +52,5 @@ def pad_or_stack(arrays: Sequence[Array] | Array, value: Any, few: bool = False)
     longest = few_lengths(longest) if few and len(shapes) > 1 else longest
     if (lengths == longest).all():
         return np.stack(arrays), lengths
-    joined = np.concatenate(arrays)
-    padded = np.full((len(arrays), longest, *joined.shape[1:]), value, joined.dtype)
-    padded[np.arange(longest) < lengths[:, np.newaxis]] = joined
+    padded, _ = pad_rows(np.concatenate(arrays), lengths, longest, value)
     return padded, lengths

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import io
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from apache_beam.io.filesystem import CompressionTypes
-from apache_beam.io.filesystems import FileSystems
 
 from luminosity.inference.extras import require
+from luminosity.inference.files.local import local_copy
 
 __all__ = ["load_parameters"]
 
@@ -28,10 +27,10 @@ _TYPES = {
 def load_parameters(path: str) -> dict[str, Any]:
     """The arrays of an `.npz` or `.safetensors` file, by their names."""
     if path.endswith(".npz"):
-        with np.load(io.BytesIO(_read(path)), allow_pickle=False) as arrays:
+        with np.load(local_copy(path), allow_pickle=False) as arrays:
             return dict(arrays)
     if path.endswith(".safetensors"):
-        return _safetensors(_read(path), path)
+        return _safetensors(Path(local_copy(path)).read_bytes(), path)
     raise ValueError(f"found the path {path!r}, expected one that ends in .npz or .safetensors")
 
 
@@ -45,8 +44,3 @@ def _safetensors(content: bytes, path: str) -> dict[str, Any]:
             )
         arrays[name] = np.frombuffer(array["data"], dtype(_TYPES[array["dtype"]])).reshape(array["shape"])
     return arrays
-
-
-def _read(path: str) -> bytes:
-    with FileSystems.open(path, compression_type=CompressionTypes.UNCOMPRESSED) as file:
-        return file.read()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-__all__ = ["check_sizes", "next_half_step", "next_of", "next_power"]
+__all__ = ["check_sizes", "few_lengths", "next_half_step", "next_of", "next_power"]
+
+_LENGTHS = (1, 2, 4, 8, 16, 32, 64)
 
 
 def next_power(needed: int) -> int:
@@ -35,6 +37,15 @@ def next_of(sizes: Sequence[int], needed: int) -> int:
     [8, 32, 64, 96]
     """
     return next((size for size in sizes if size >= needed), -(-needed // sizes[-1]) * sizes[-1])
+
+
+def few_lengths(needed: int) -> int:
+    """The length up to which a batch is padded where code is compiled for each: finer than powers for long ones.
+
+    >>> few_lengths(5), few_lengths(33), few_lengths(65)
+    (8, 64, 128)
+    """
+    return next_of(_LENGTHS, needed)
 
 
 def check_sizes(sizes: Sequence[int], option: str) -> tuple[int, ...]:

@@ -15,7 +15,8 @@ import pyarrow as pa
 from luminosity.core import WorkerShare
 from luminosity.inference.blocks import Block, rows
 from luminosity.inference.extras import require
-from luminosity.inference.handlers.padding import few_lengths
+from luminosity.inference.handlers.padding import pad_rows
+from luminosity.inference.handlers.sizes import few_lengths
 from luminosity.inference.handlers.word_cache import WordCache
 
 __all__ = ["Lists", "Tokenizer", "flat_values", "list_array", "offsets_of", "pad_tokens", "texts_of", "token_counts"]
@@ -133,12 +134,8 @@ def pad_tokens(
     >>> ids.tolist(), mask.tolist()
     ([[1, 2], [3, 0]], [[True, True], [True, False]])
     """
-    counts = token_counts(tokens)[:, np.newaxis]
+    counts = token_counts(tokens)
     width = int(counts.max())
     if few:
         width = max(width, min(few_lengths(width), limit or few_lengths(width)))
-    places = np.arange(width)
-    mask = places < counts if side == "right" else places >= width - counts
-    ids = np.full(mask.shape, pad_id, np.int32)
-    ids[mask] = flat_values(tokens)
-    return ids, mask
+    return pad_rows(flat_values(tokens).astype(np.int32, copy=False), counts, width, pad_id, side)

@@ -78,25 +78,19 @@ class PrepareDoFn(beam.DoFn):
         return WindowedValue(replace(block, seconds=seconds), earliest(timestamps), (window,))
 
     def _prepare(self, examples: list[Any], timestamps: list[Any]) -> PreparedBlock:
-        failed: list[Failed] = []
         try:
             return self._prepared(examples, timestamps)
         except self._settings.caught as error:
-            failed.append(Failed(examples[0], timestamps[0], described(error)))
-        if len(examples) == 1:
-            return PreparedBlock([], [], None, failed=tuple(failed))
+            if len(examples) == 1:
+                return PreparedBlock([], [], None, failed=(Failed(examples[0], timestamps[0], described(error)),))
         # Someone in this block is at fault: who fails alone.
-        good: list[tuple[Any, Any]] = []
-        failed = []
-        for example, timestamp in zip(examples, timestamps, strict=True):
-            alone = self._prepare([example], [timestamp])
-            failed += alone.failed
-            if not alone.failed:
-                good.append((example, timestamp))
+        alone = [self._prepare([example], [time]) for example, time in zip(examples, timestamps, strict=True)]
+        failed = tuple(failure for block in alone for failure in block.failed)
+        good = [block for block in alone if not block.failed]
         if not good:
-            return PreparedBlock([], [], None, failed=tuple(failed))
-        block = self._prepared([example for example, _ in good], [timestamp for _, timestamp in good])
-        return replace(block, failed=tuple(failed))
+            return PreparedBlock([], [], None, failed=failed)
+        block = self._prepared([block.examples[0] for block in good], [block.timestamps[0] for block in good])
+        return replace(block, failed=failed)
 
     def _prepared(self, examples: list[Any], timestamps: list[Any]) -> PreparedBlock:
         prepared = as_block(self._handler.prepare(examples))
