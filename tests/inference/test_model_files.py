@@ -11,12 +11,14 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
+import numpy as np
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from luminosity.errors import ModelUnavailable, OptionError
 from luminosity.inference.files import locks
 from luminosity.inference.files.local import local_copy, use_cache
+from luminosity.inference.handlers.parameters import load_parameters
 from luminosity.inference.options import ModelCacheConfig, threads_of
 from tests.inference.stores import PAUSE, ROOT, fetchers, opened
 from tests.processes import wait_for
@@ -339,5 +341,5 @@ def config(*flags: str) -> ModelCacheConfig:
 
 def test_parameters_of_jax_go_through_the_cache(store: Path, cache: Path) -> None:
     np.savez(store / "weights.npz", weights=np.arange(3))
-    assert load_parameters("teststore://weights.npz")["weights"].tolist() == [0, 1, 2]
+    assert load_parameters("teststore://bucket/weights.npz")["weights"].tolist() == [0, 1, 2]
     assert len(entries(cache)) == 1
