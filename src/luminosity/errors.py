@@ -62,6 +62,10 @@ class ModelUnavailable(LuminosityError, OSError):
     """A model's files can't be had on this machine: not there, too large, or changed while they were fetched."""
 
 
+class ModelTooLarge(LuminosityError, MemoryError):
+    """A model takes more than all models of its device may."""
+
+
 class RecordError(LuminosityError, ValueError):
     """A recorded run is not there, or can't be read."""
 

@@ -17,7 +17,6 @@ from luminosity.inference.blocks import rows
 from luminosity.inference.host import host as host_module
 from luminosity.inference.host.host import ModelHost
 from luminosity.inference.host.lane import LaneSettings
-from luminosity.inference.host.models import LoadedModels
 from luminosity.inference.host.work import Outcome
 from luminosity.inference.isolated import IsolatedHandler
 
@@ -57,10 +56,10 @@ def outcomes(
 
     def bundle() -> None:
         lane = host.enter("lane", lambda: handler, settings or LaneSettings())
-        session = host.open(lane)
+        session = host.open()
         try:
             for number, block in enumerate(blocks):
-                session.submit(block, cost(block), number)
+                session.submit(lane, block, cost(block), number)
             for some in session.finish():
                 found.extend(some)
         except BaseException as error:
@@ -111,17 +110,17 @@ def test_a_model_goes_while_another_works(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(host_module, "_IDLE_S", 0.1)
     host = ModelHost()
     old, new = (host.enter(name, Doubler, LaneSettings()) for name in ("old", "new"))
-    old.models.load()
+    host.load(old)
     host.leave(old)
-    session = host.open(new)
+    session = host.open()
 
     def old_is_gone() -> bool:
-        session.submit([1], np.ones(1), 0)
-        session.settle()
-        return not old.models.is_loaded
+        session.submit(new, [1], np.ones(1), 0)
+        list(session.finish())
+        return not old.model.is_ready
 
     until(old_is_gone)
-    assert new.models.is_loaded
+    assert new.model.is_ready
 
 
 def test_lanes_of_one_model_share_it_and_nothing_else() -> None:
@@ -129,9 +128,9 @@ def test_lanes_of_one_model_share_it_and_nothing_else() -> None:
     first, second = (
         host.enter(step, Doubler, LaneSettings(model="same", inference_args={"step": step})) for step in (1, 2)
     )
-    assert first.models is second.models
+    assert first.model is second.model
     assert first.settings.inference_args != second.settings.inference_args
-    assert host.enter(3, Doubler, LaneSettings()).models is not first.models
+    assert host.enter(3, Doubler, LaneSettings()).model is not first.model
 
 
 @pytest.mark.parametrize("hook", ["collate", "transfer", "predict", "wait", "collect", "num_examples", "warm_up"])
@@ -242,8 +241,7 @@ class Hangs(Doubler):
 def test_a_hang_in_a_process_of_its_own_ends_with_the_process() -> None:
     """And what comes after it gets another one."""
     handler = IsolatedHandler(Hangs())
-    models = LoadedModels(handler, time, "")
-    model = models.next()
+    model = handler.load_model()
     errors: list[str] = []
 
     def hang() -> None:
@@ -255,21 +253,22 @@ def test_a_hang_in_a_process_of_its_own_ends_with_the_process() -> None:
     hanging = threading.Thread(target=hang, daemon=True)
     hanging.start()
     time.sleep(0.1)
-    models.retire(grace=1)
+    handler.abandon(model)
     hanging.join(_PATIENCE_S)
     assert errors == ["The process of the model ended while it computed this batch."]
-    assert handler.predict(models.next(), [1]) == [2]
+    assert handler.predict(handler.load_model(), [1]) == [2]
 
 
 def test_a_minimum_is_not_waited_for_by_who_waits_for_results() -> None:
     """The other session may belong to the same thread, which then never hands over more."""
     host = ModelHost()
     lane = host.enter("lane", lambda: Doubler(min_batch_size=10), LaneSettings())
-    waiting, producing = host.open(lane), host.open(lane)
+    waiting, producing = host.open(), host.open()
     for session in (waiting, producing):
-        session.submit([1], np.ones(1), 0)
-    in_thread(waiting.settle)
-    assert values(waiting.ready()) == [2]
+        session.submit(lane, [1], np.ones(1), 0)
+    found: list[Outcome] = []
+    in_thread(lambda: found.extend(outcome for some in waiting.finish() for outcome in some))
+    assert values(found) == [2]
 
 
 def test_a_minimum_larger_than_the_queue() -> None:
@@ -323,7 +322,7 @@ def test_many_sessions_on_many_threads(as_arrow: bool) -> None:
         for _ in range(6):
             handler = Erratic(max_batch_size=64)
             lane = host.enter(f"lane {rng.integers(2)}", lambda handler=handler: handler, settings)
-            session = host.open(lane)
+            session = host.open()
             blocks = [rng.integers(1, 10_000, rng.integers(1, 200)) for _ in range(rng.integers(0, 8))]
             answers: dict[tuple[int, int], Any] = {}
             leaves_early = rng.random() < 0.3
@@ -337,7 +336,7 @@ def test_many_sessions_on_many_threads(as_arrow: bool) -> None:
 
             for number, block in enumerate(blocks):
                 examples = pa.array(block) if as_arrow else block.tolist()
-                session.submit(examples, rng.exponential(10, len(block)), number)
+                session.submit(lane, examples, rng.exponential(10, len(block)), number)
                 take(session.ready())
             if not leaves_early:
                 for found in session.finish():

@@ -15,6 +15,7 @@ from apache_beam.testing.util import assert_that, equal_to
 from apache_beam.transforms import window
 
 from luminosity import Handler, RunInference
+from luminosity.inference.model_set import ModelSet
 from luminosity.inference.steps.infer import InferDoFn
 from luminosity.inference.steps.messages import PreparedBlock
 from luminosity.inference.steps.prepare import PrepareDoFn
@@ -352,7 +353,7 @@ def test_a_model_that_ends_its_process(pipelines: Pipelines) -> None:
 
 
 def test_blocks_of_large_examples_are_small() -> None:
-    step = PrepareDoFn(Shout(), StepSettings(step_id="step", model_tag="model", metrics_namespace="test"))
+    step = PrepareDoFn(ModelSet(Shout()), StepSettings(step_id="step", model_tag="model", metrics_namespace="test"))
     step.setup()
     step.start_bundle()
     given = ["x" * 100_000] * 1000
@@ -378,7 +379,7 @@ def test_old_versions_of_a_model_are_left() -> None:
         results += list(step.finish_bundle())
         assert [result.value.examples for result in results] == [[1]]
     # The one in use, and the one before, which the last bundle may still have used.
-    assert len(step._lanes) <= 2
+    assert len(step._lanes._uses) <= 2
     step.teardown()
 
 

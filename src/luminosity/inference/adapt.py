@@ -12,7 +12,7 @@ from luminosity.inference.checks import check_handler
 from luminosity.inference.handler import Handler
 from luminosity.inference.wrapping import BeamContract, WrappedHandler
 
-__all__ = ["adapt"]
+__all__ = ["adapt", "adapt_keyed", "without_functions"]
 
 _REMOTE_CALLS_AT_ONCE = 4
 _OUTER = (base._PreProcessingModelHandler, base._PostProcessingModelHandler)  # pyright: ignore[reportPrivateUsage]
@@ -22,7 +22,8 @@ _PREBATCHED = base._PrebatchedModelHandler  # pyright: ignore[reportPrivateUsage
 def adapt(handler: ModelHandler[Any, Any, Any]) -> Handler[Any, Any, Any]:
     """The handler with all hooks: those of its own where it is a Handler, else what Beam's contract tells.
 
-    Functions before and after the model are steps of their own; their wrappers are looked through.
+    Functions before and after the model are steps of their own; their wrappers are looked through. A handler of many
+    models is one here, which loads them as Beam would; see `ModelSet` for what our own transform does.
     """
     check_handler(handler)
     inner: Any = handler
@@ -33,12 +34,25 @@ def adapt(handler: ModelHandler[Any, Any, Any]) -> Handler[Any, Any, Any]:
     if isinstance(handler, Handler):
         return handler
     if isinstance(handler, _OUTER):
-        return adapt(inner._base)
+        return adapt(without_functions(handler))
     if isinstance(handler, base.MaybeKeyedModelHandler):
         return _KeyedHandler(adapt(inner._unkeyed), handler, may_be_unkeyed=True)
     if isinstance(handler, base.KeyedModelHandler) and inner._single_model:
         return _KeyedHandler(adapt(inner._unkeyed), handler, may_be_unkeyed=False)
     return _BeamHandler(handler)
+
+
+def adapt_keyed(handler: ModelHandler[Any, Any, Any]) -> Handler[Any, Any, Any]:
+    """The same for examples with keys, of which the handler knows nothing."""
+    return _KeyedHandler(adapt(handler), handler, may_be_unkeyed=False)
+
+
+def without_functions(handler: ModelHandler[Any, Any, Any]) -> ModelHandler[Any, Any, Any]:
+    """The handler within those that put functions before and after it."""
+    inner: Any = handler
+    while isinstance(inner, _OUTER):
+        inner = getattr(inner, "_base")  # noqa: B009  # Beam's own, and private.
+    return inner
 
 
 class _BeamHandler(BeamContract):

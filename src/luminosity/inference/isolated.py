@@ -15,6 +15,7 @@ from typing import Any
 from apache_beam.internal import pickler
 
 from luminosity.inference.handler import Handler
+from luminosity.inference.host.measure import memory_of, resident_bytes
 from luminosity.inference.wrapping import WrappedHandler
 
 __all__ = ["IsolatedHandler"]
@@ -43,7 +44,8 @@ class IsolatedHandler(WrappedHandler):
         """Done in the child, where the model is."""
 
     def memory(self, model: _Child) -> int | None:
-        return None
+        """Of the child, which is there for this model alone."""
+        return model.call("memory")
 
     def transfer(self, batch: Any) -> Any:
         """The child moves it to the device."""
@@ -122,11 +124,18 @@ def _serve(connection: Connection, pickled: bytes) -> None:
                 handler = pickler.loads(pickled)
                 model = handler.load_model()
                 handler.warm_up(model)
-            value = _predict(handler, model, *arguments) if what == "predict" else None
+            value = _answer(what, handler, model, arguments)
             answer = ForkingPickler.dumps((value, None, ""))
         except BaseException as error:
             answer = _failure(error)
         connection.send_bytes(answer)
+
+
+def _answer(what: str, handler: Handler[Any, Any, Any], model: Any, arguments: list[Any]) -> Any:
+    if what == "memory":
+        told = memory_of(handler, model)
+        return resident_bytes() if told is None else told
+    return _predict(handler, model, *arguments) if what == "predict" else None
 
 
 def _predict(handler: Handler[Any, Any, Any], model: Any, batch: Any, inference_args: dict[str, Any] | None) -> Any:

@@ -1,4 +1,4 @@
-"""The flags of inference: where fetched models are kept, and how many threads libraries may start."""
+"""The flags of inference: where fetched models are kept, what they may take, and how many threads libraries start."""
 
 from __future__ import annotations
 
@@ -7,16 +7,19 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
+import apache_beam as beam
 from apache_beam.io.filesystems import FileSystems
-from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions
 
-from luminosity.core import parse_size
+from luminosity.core import parse_size, usable_cores
 from luminosity.errors import OptionError
 
-__all__ = ["ModelCacheConfig", "ModelOptions", "threads_of"]
+__all__ = ["ModelCacheConfig", "ModelOptions", "memory_budget_of", "processes_of", "threads_of"]
 
 _DEFAULT_LIMIT = 50_000_000_000
 _LEAST_LIMIT = 1_000_000
+_RUNNERS_IN_ONE_PROCESS = {"FnApiRunner", "DirectRunner", "SwitchingDirectRunner", "BundleBasedDirectRunner"}
+"""Unless they are told to start processes."""
 
 
 class ModelOptions(PipelineOptions):
@@ -47,6 +50,12 @@ class ModelOptions(PipelineOptions):
             default=None,
             help="Threads that numerical libraries may start in each worker process (default: the process's share of "
             "the cores).",
+        )
+        parser.add_argument(
+            "--model_memory_budget",
+            default=None,
+            help="How much memory models may take together, such as 8GB: on each accelerator, and on the CPU summed "
+            "over the machine's workers (default: 90%% of an accelerator's memory, half of the machine's).",
         )
 
 
@@ -98,6 +107,34 @@ def threads_of(options: PipelineOptions) -> int | None:
     if number < 1:
         raise OptionError(f"--model_threads={value}: expected a whole number from 1")
     return number
+
+
+def memory_budget_of(options: PipelineOptions) -> int | None:
+    """What ``--model_memory_budget`` says, checked.
+
+    >>> memory_budget_of(PipelineOptions(["--model_memory_budget=8GB"]))
+    8000000000
+    """
+    value = options.view_as(ModelOptions).model_memory_budget
+    if value is None:
+        return None
+    size = parse_size(str(value))
+    if not size:
+        raise OptionError(f"--model_memory_budget={value}: expected a size, such as 500MB, 8GB or 16GiB")
+    return size
+
+
+def processes_of(pipeline: beam.Pipeline) -> int | None:
+    """How many worker processes of one machine run this pipeline; None where only they know.
+
+    >>> processes_of(beam.Pipeline("FnApiRunner"))
+    1
+    """
+    if type(pipeline.runner).__name__ not in _RUNNERS_IN_ONE_PROCESS:
+        return None
+    direct = pipeline.options.view_as(DirectOptions)
+    # 0 stands for as many as there are cores.
+    return 1 if direct.direct_running_mode != "multi_processing" else direct.direct_num_workers or usable_cores()
 
 
 def _folder(value: Any) -> str | None:

@@ -4,31 +4,34 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeAlias
 
 import apache_beam as beam
 from apache_beam import pvalue
 from apache_beam.ml.inference.base import ModelHandler, RunInferenceDLQ
-from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.transforms import window
+from apache_beam.utils.timestamp import MAX_TIMESTAMP, Timestamp
 
 from luminosity.core import SORTS_ITS_BUNDLE
-from luminosity.inference.adapt import adapt
 from luminosity.inference.batching.limits import warn_of_settings_without_meaning
 from luminosity.inference.checks import check_handler
 from luminosity.inference.deadletters import check_threshold
-from luminosity.inference.handler import Handler, limits_of
-from luminosity.inference.host.models import Clock
-from luminosity.inference.options import ModelCacheConfig, threads_of
+from luminosity.inference.handler import limits_of
+from luminosity.inference.host.model import Clock
+from luminosity.inference.model_set import ModelSet
+from luminosity.inference.options import ModelCacheConfig, memory_budget_of, processes_of, threads_of
 from luminosity.inference.steps.infer import InferDoFn
 from luminosity.inference.steps.messages import PreparedBlock, ResultBlock
 from luminosity.inference.steps.prepare import PrepareDoFn
 from luminosity.inference.steps.results import FAILED, ResultsDoFn
 from luminosity.inference.steps.settings import StepSettings
+from luminosity.inference.steps.watch import Watch
 
 __all__ = ["RunInference"]
 
 _BUNDLES_PER_DEVICE = 8
+_LOOK_EVERY_S = 360.0
 
 Collection: TypeAlias = Any  # Beam types `|` as PValue, whatever the transform gives.
 
@@ -79,14 +82,18 @@ class RunInference(beam.PTransform[Any, Any]):
             clock: measures the times in Beam's metrics; for tests.
             inference_args: given to every call of the model.
             metrics_namespace: of the metrics, if not the handler's own.
-            model_metadata_pcoll: a side input with the ModelMetadata of the model to use.
-            watch_model_pattern: files to watch; the newest is the model to use.
+            model_metadata_pcoll: a side input with the ModelMetadata of the model to use, or, with a model for each
+                key, a list of KeyModelPathMapping. The old version answers until the new one is loaded, unless the
+                side input has windows: then each window gets the model that it names.
+            watch_model_pattern: files to watch, on any file system of Beam's. The newest of those that appear while
+                the pipeline runs is the model to use. With a model for each key, `{key}` stands for the key. Workers
+                look for themselves, so this needs no streaming pipeline.
             model_identifier: transforms with the same one share a model.
             use_model_manager: whether many models share the device's memory; here they always do.
             model_manager_args: settings of Beam's model manager, which the host replaces; refused.
             monitoring_transform: gets the predictions before postprocess functions do.
             drop_example: leave the example out of results, where it is large and not needed again.
-            interval: seconds between two looks at `watch_model_pattern`.
+            interval: seconds between two looks at `watch_model_pattern`; 360 unless given.
             stop_timestamp: when to stop looking.
         """
         super().__init__()
@@ -96,6 +103,8 @@ class RunInference(beam.PTransform[Any, Any]):
                 f"model_manager_args={model_manager_args!r} configure Beam's model manager. Here the model host "
                 "takes its place and measures by itself; leave them out"
             )
+        if model_metadata_pcoll is not None and watch_model_pattern is not None:
+            raise ValueError("found model_metadata_pcoll and watch_model_pattern, expected one of them")
         if (interval is not None or stop_timestamp is not None) and not watch_model_pattern:
             raise ValueError("interval and stop_timestamp belong to watch_model_pattern, which was not given")
         self._model_handler = model_handler
@@ -104,11 +113,8 @@ class RunInference(beam.PTransform[Any, Any]):
         self._metrics_namespace = metrics_namespace
         self._model_metadata_pcoll = model_metadata_pcoll
         self._watch_model_pattern = watch_model_pattern
-        self._watch: dict[str, Any] = {
-            name: value
-            for name, value in (("interval", interval), ("stop_timestamp", stop_timestamp))
-            if value is not None
-        }
+        self._interval = interval
+        self._stop_timestamp = stop_timestamp
         self._step_id = uuid.uuid4().hex
         self._model_tag = model_identifier or self._step_id
         self._monitoring_transform = monitoring_transform
@@ -188,19 +194,13 @@ class RunInference(beam.PTransform[Any, Any]):
         return results, RunInferenceDLQ(failed, failed_before, failed_after)
 
     def _predict(self, examples: Collection) -> tuple[Collection, Collection | None]:
-        adapted = adapt(self._model_handler)
-        limits_of(adapted)  # Settings that contradict each other are told here, not by a worker.
-        warn_of_settings_without_meaning(adapted.batch_elements_kwargs())
-        metadata = self._metadata(examples.pipeline)
-        settings = self._settings(examples.pipeline.options, metadata is not None)
-        side_input = None if metadata is None else pvalue.AsSingleton(metadata)
-        prepare = beam.ParDo(PrepareDoFn(adapted, settings)).with_output_types(PreparedBlock)
-        infer = beam.ParDo(InferDoFn(self._model_handler, settings), side_input).with_output_types(ResultBlock)
-        infer = infer.with_resource_hints(**self._infer_hints(adapted))
-        prepared = examples | "Prepare" >> prepare
-        with examples.pipeline.transform_annotations(**{SORTS_ITS_BUNDLE: ""}):
-            blocks = prepared | "Infer" >> infer
-        results = beam.ParDo(ResultsDoFn(adapted, self._drop_example))
+        models = ModelSet(self._model_handler)
+        for handler in models.handlers.values():
+            limits_of(handler)  # Settings that contradict each other are told here, not by a worker.
+            warn_of_settings_without_meaning(handler.batch_elements_kwargs())
+        settings = self._settings(examples.pipeline, models)
+        blocks = self._infer(examples, models, settings)
+        results = beam.ParDo(ResultsDoFn(models, self._drop_example))
         if self._exception_handling is None:
             return blocks | "Results" >> results, None
         outputs = blocks | "Results" >> results.with_outputs(FAILED, main="predicted")
@@ -209,7 +209,25 @@ class RunInference(beam.PTransform[Any, Any]):
             check_threshold(outputs.predicted, outputs[FAILED], threshold)
         return outputs.predicted, outputs[FAILED]
 
-    def _settings(self, options: PipelineOptions, has_metadata: bool) -> StepSettings:
+    def _infer(self, examples: Collection, models: ModelSet, settings: StepSettings) -> Collection:
+        """One step; or several, where models of different keys ask for different resources."""
+        metadata = self._model_metadata_pcoll
+        side_input = None if metadata is None else pvalue.AsSingleton(metadata)
+        prepared = examples | "Prepare" >> beam.ParDo(PrepareDoFn(models, settings)).with_output_types(PreparedBlock)
+        groups = list(models.by_hints())
+        results: list[Collection] = []
+        for number, (hints, names) in enumerate(groups, start=1):
+            label = "Infer" if len(groups) == 1 else f"Infer {number}"
+            mine = prepared
+            if len(groups) > 1:
+                mine = prepared | f"For {label}" >> beam.Filter(_is_for, frozenset(names))
+            infer = beam.ParDo(InferDoFn(self._model_handler, settings), side_input).with_output_types(ResultBlock)
+            with examples.pipeline.transform_annotations(**{SORTS_ITS_BUNDLE: ""}):
+                results.append(mine | label >> infer.with_resource_hints(**self._infer_hints(hints)))
+        return results[0] if len(results) == 1 else results | beam.Flatten()
+
+    def _settings(self, pipeline: beam.Pipeline, models: ModelSet) -> StepSettings:
+        metadata, options = self._model_metadata_pcoll, pipeline.options
         handling = self._exception_handling or {}
         caught = handling.get("exc_class", ())
         timeout = handling.get("timeout")
@@ -219,27 +237,37 @@ class RunInference(beam.PTransform[Any, Any]):
             metrics_namespace=self._metrics_namespace or self._model_handler.get_metrics_namespace(),
             inference_args=self._inference_args,
             clock=self._clock,
-            load_late=has_metadata or timeout is not None,
+            load_late=metadata is not None or timeout is not None,
             caught=caught if isinstance(caught, tuple) else (caught,),
             timeout=timeout,
             use_subprocess=bool(handling.get("use_subprocess")),
+            updates_may_lag=metadata is None or isinstance(metadata.windowing.windowfn, window.GlobalWindows),
+            watch=self._watch(models),
             model_cache=ModelCacheConfig.of(options),
             threads=threads_of(options),
+            memory_budget=memory_budget_of(options),
+            workers=processes_of(pipeline),
         )
 
-    def _infer_hints(self, handler: Handler[Any, Any, Any]) -> dict[str, Any]:
-        hints = {**handler.get_resource_hints(), **self._hints}
+    def _infer_hints(self, of_the_models: dict[str, Any]) -> dict[str, Any]:
+        hints = {**of_the_models, **self._hints}
         if hints:
             # Bundles share the model, and what they hold at once is what batches are made of.
             hints.setdefault("max_active_bundles_per_worker", str(_BUNDLES_PER_DEVICE))
         return hints
 
-    def _metadata(self, pipeline: beam.Pipeline) -> Collection | None:
-        if not self._watch_model_pattern:
-            return self._model_metadata_pcoll
-        from apache_beam.ml.inference.utils import WatchFilePattern
-
-        return pipeline | WatchFilePattern(file_pattern=self._watch_model_pattern, **self._watch)
+    def _watch(self, models: ModelSet) -> Watch | None:
+        if self._watch_model_pattern is None:
+            return None
+        until = MAX_TIMESTAMP if self._stop_timestamp is None else Timestamp.of(self._stop_timestamp)
+        interval = _LOOK_EVERY_S if self._interval is None else float(self._interval)
+        watch = Watch(self._watch_model_pattern, interval, float(until))
+        if watch.is_per_key != models.is_keyed:
+            raise ValueError(
+                f"watch_model_pattern={watch.pattern!r}: "
+                + ("each key has its own model; expected {key} in it" if models.is_keyed else "there are no keys")
+            )
+        return watch
 
     def _apply_functions(
         self, values: Collection, functions: Sequence[Callable[[Any], Any]], label: str
@@ -253,3 +281,7 @@ class RunInference(beam.PTransform[Any, Any]):
                 values, bad = values | f"{label}-{number}" >> step.with_exception_handling(**self._exception_handling)
                 failed.append(bad)
         return values, failed
+
+
+def _is_for(block: PreparedBlock, names: frozenset[Hashable]) -> bool:
+    return block.model in names

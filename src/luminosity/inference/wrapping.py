@@ -25,6 +25,11 @@ class BeamContract(Handler[Any, Any, Any]):
     def __str__(self) -> str:
         return type(self._handler).__name__
 
+    @property
+    def device(self) -> Any:
+        """Beam's handlers of torch models know it, and do not tell."""
+        return getattr(self._handler, "device", None) or getattr(self._handler, "_device", "cpu")
+
     def load_model(self) -> Any:
         return self._handler.load_model()
 
@@ -99,7 +104,7 @@ class WrappedHandler(BeamContract):
 
     @property
     def device(self) -> Any:
-        return getattr(self._inner, "device", "")
+        return getattr(self._inner, "device", "cpu")
 
     @property
     def model_id(self) -> str | None:

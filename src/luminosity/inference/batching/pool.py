@@ -21,7 +21,25 @@ class Taken:
     owners: Integers
     places: Integers
     costs: Floats
+    weights: Floats
     since: Floats
+
+    @classmethod
+    def new(cls, costs: npt.NDArray[Any], weights: npt.NDArray[Any] | None, now: float) -> Taken:
+        """All examples of a submission that has just come, and has no owner yet."""
+        count = len(costs)
+        return cls(
+            np.zeros(count, np.int64),
+            np.arange(count, dtype=np.int64),
+            np.maximum(np.asarray(costs, np.float64), 0.0),
+            np.zeros(count) if weights is None else weights,
+            np.full(count, now),
+        )
+
+    def only(self, chosen: npt.NDArray[Any]) -> Taken:
+        return Taken(
+            self.owners[chosen], self.places[chosen], self.costs[chosen], self.weights[chosen], self.since[chosen]
+        )
 
 
 class Pool:
@@ -34,17 +52,25 @@ class Pool:
         return len(self.costs)
 
     def add(self, owner: int, costs: npt.NDArray[Any], weights: npt.NDArray[Any] | None, now: float) -> None:
-        count = len(costs)
-        self.costs = np.concatenate([self.costs, np.maximum(np.asarray(costs, np.float64), 0.0)])
-        self.weights = np.concatenate([self.weights, np.zeros(count) if weights is None else weights])
-        self.owners = np.concatenate([self.owners, np.full(count, owner, np.int64)])
-        self.places = np.concatenate([self.places, np.arange(count, dtype=np.int64)])
-        self.since = np.concatenate([self.since, np.full(count, now)])
+        self.put(owner, Taken.new(costs, weights, now))
+
+    def put(self, owner: int, new: Taken) -> None:
+        self.costs = np.concatenate([self.costs, new.costs])
+        self.weights = np.concatenate([self.weights, new.weights])
+        self.owners = np.concatenate([self.owners, np.full(len(new.costs), owner, np.int64)])
+        self.places = np.concatenate([self.places, new.places])
+        self.since = np.concatenate([self.since, new.since])
         self._order(np.argsort(-self.costs, kind="stable"))  # Among equals, who came first.
 
     def take(self, start: int, count: int) -> Taken:
         end = start + count
-        taken = Taken(self.owners[start:end], self.places[start:end], self.costs[start:end], self.since[start:end])
+        taken = Taken(
+            self.owners[start:end],
+            self.places[start:end],
+            self.costs[start:end],
+            self.weights[start:end],
+            self.since[start:end],
+        )
         rest = np.ones(len(self), bool)
         rest[start:end] = False
         self._order(rest)

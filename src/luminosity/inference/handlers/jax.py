@@ -119,6 +119,14 @@ class JaxModelHandler(Handler[Any, PredictionResult, JaxModel]):
             params = params()
         return JaxModel(jax.device_put(jax.tree.map(self._cast, params), self._place()))
 
+    @property
+    def device(self) -> str:
+        """Where this process computes."""
+        if self._device is not None:
+            return self._device
+        first = require("jax", "jax").local_devices()[0]
+        return f"{first.platform}:{first.id}"
+
     def memory(self, model: JaxModel) -> int:
         return sum(leaf.nbytes for leaf in require("jax", "jax").tree.leaves(model.params))
 

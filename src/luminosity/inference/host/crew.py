@@ -42,7 +42,7 @@ class Crew:
     def replace_thread_of(self, batch: Batch) -> None:
         """The thread that has this batch is given up."""
         if batch.stage is Stage.COMPUTING:
-            batch.lane.models.slots.release()
+            batch.lane.model.slots.release()
             self._spawn("compute", self._compute)
         elif batch.stage is Stage.RETURNING:
             self._spawn("return", self._hand_back)
@@ -84,7 +84,7 @@ class Crew:
 
     def _compute(self) -> None:
         while (batch := self._to_compute.get()) is not None:
-            slots = batch.lane.models.slots
+            slots = batch.lane.model.slots
             slots.acquire()  # Bounded as the batches that hold them are.
             with self._host.changed:
                 batch.due_from, batch.stage = self._host.now(), Stage.COMPUTING
@@ -101,15 +101,15 @@ class Crew:
 
     def _predict(self, batch: Batch) -> tuple[Any] | None:
         lane = batch.lane
+        with self._host.changed:
+            copy = lane.model.next_copy()
+        if copy is None:
+            self._host.put_back(batch)
+            return None
         with as_part_of(batch.parts[0][0].session.step):
-            try:
-                model = lane.models.next()
-            except BaseException as error:
-                self._host.failed(batch, error, by_its_examples=False)
-                return None
             batch.started, batch.started_ns = self._host.now(), lane.settings.clock.time_ns()
             try:
-                return (lane.handler.predict(model, batch.inputs, lane.settings.inference_args),)
+                return (lane.handler.predict(copy[0], batch.inputs, lane.settings.inference_args),)
             except BaseException as error:
                 self._host.failed(batch, error)
                 return None

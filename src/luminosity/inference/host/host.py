@@ -6,23 +6,38 @@ import logging
 import threading
 import time
 import traceback
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable
+from dataclasses import replace
+from enum import Enum, auto
 from typing import Any
 
 from luminosity.inference.blocks import piece
 from luminosity.inference.handler import Handler
 from luminosity.inference.host.crew import Crew
 from luminosity.inference.host.lane import Lane, LaneSettings
-from luminosity.inference.host.models import LoadedModels
+from luminosity.inference.host.loader import Dropped, drop
+from luminosity.inference.host.model import Loaded, LoadStats, Model, State
+from luminosity.inference.host.roster import Roster
 from luminosity.inference.host.session import Session
-from luminosity.inference.host.work import Batch, Outcome
+from luminosity.inference.host.work import Batch, BatchStats, Outcome, Stage
 from luminosity.inference.memory_errors import is_out_of_memory, release_memory
 
-__all__ = ["ModelHost"]
+__all__ = ["Ahead", "ModelHost"]
 
 _IDLE_S = 60.0
 """How long a model that nobody uses is kept, and threads that have nothing to do."""
 _LOOK_AGAIN_S = 1.0
+_TRY_AGAIN_S = 60.0
+"""After which a model that could not be loaded ahead of its work may be tried once more."""
+
+
+class Ahead(Enum):
+    """How far a model is that was asked for before there is work for it."""
+
+    LOADING = auto()
+    READY = auto()
+    FAILED = auto()
+    NO_ROOM = auto()
 
 
 class ModelHost:
@@ -31,12 +46,16 @@ class ModelHost:
     While the device computes a batch the next one is collated and moved, and the one before is handed back.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, budget: int | None = None, device: str = "cpu"
+    ) -> None:
+        """``budget``: the bytes that models may take together; None: as many as there are."""
         self.now = clock
         self.changed = threading.Condition()
         """Guards everything here, in the lanes and in the sessions; notified at every change."""
         self.broken: BaseException | None = None
         """What ended one of the threads, so that nobody waits for it in vain."""
+        self.roster = Roster(self, budget, device)
         self._lanes: dict[Hashable, Lane] = {}
         self._running: set[Batch] = set()
         self._crew: Crew | None = None
@@ -49,8 +68,9 @@ class ModelHost:
             lane = self._lanes.get(key)
             if lane is None:
                 handler = make_handler()
-                models = self._models(settings) or LoadedModels(handler, settings.clock, settings.model_tag)
-                lane = self._lanes[key] = Lane(key, handler, models, settings)
+                name = ("lane", key) if settings.model is None else ("model", settings.model)
+                model = self.roster.model(name, handler, settings.clock, settings.family)
+                lane = self._lanes[key] = Lane(key, handler, model, settings)
             lane.users += 1
             self._start()
             return lane
@@ -61,42 +81,84 @@ class ModelHost:
             lane.unused_since = self.now()
             self.wake()
 
-    def open(self, lane: Lane, step: Any = None) -> Session:
+    def open(self, step: Any = None) -> Session:
+        return Session(self, step)
+
+    def load(self, lane: Lane) -> None:
+        """Wait until the model is here; raises what its load does."""
+        model = lane.model
         with self.changed:
-            return Session(self, lane, step)
+            failures = model.failures
+            model.waiters += 1
+            self.wake()
+            try:
+                while not model.is_ready:
+                    if model.failures > failures:
+                        assert model.error is not None
+                        raise model.error
+                    self._wait(_LOOK_AGAIN_S)
+            finally:
+                model.waiters -= 1
+
+    def load_ahead(self, lane: Lane) -> Ahead:
+        """Have the model loaded before there is work for it, beside those that work; and tell how far that is."""
+        model = lane.model
+        with self.changed:
+            if model.is_ready:
+                return Ahead.READY
+            if model.state is State.ABSENT:
+                if model.error is not None and self.now() - model.failed_at < _TRY_AGAIN_S:
+                    return Ahead.FAILED
+                if model.does_not_fit_beside:
+                    return Ahead.NO_ROOM
+                model.is_awaited = True
+                self.wake()
+            return Ahead.LOADING
+
+    def take_over(self, old: Lane, new: Lane) -> None:
+        """What waits in one lane, and was not yet cut into batches, goes to the other."""
+        with self.changed:
+            old.move_to(new)
+            self.wake()
+
+    def take_load_stats(self, lane: Lane) -> list[LoadStats]:
+        with self.changed:
+            return lane.model.take_load_stats()
 
     def wake(self) -> None:
         self.changed.notify_all()
 
-    def wait_until(self, true: Callable[[], bool], lane: Lane) -> None:
-        """Wait under the lock. Bounded by the work itself, and by the lane's timeout where it has one."""
+    def wait_until(self, true: Callable[[], bool], lanes: Collection[Lane]) -> None:
+        """Wait under the lock. Bounded by the work itself, and by the lanes' timeouts where they have some."""
+        timeouts = [lane.settings.timeout for lane in lanes if lane.settings.timeout is not None]
+        look_again = min([_LOOK_AGAIN_S, *(max(timeout / 10, 0.01) for timeout in timeouts)])
         while not true():
-            if self.broken is not None:
-                raise RuntimeError("A thread of the model host has failed.") from self.broken
-            if self._abandon_overdue():
-                continue
-            timeout = lane.settings.timeout
-            self.changed.wait(_LOOK_AGAIN_S if timeout is None else min(_LOOK_AGAIN_S, max(timeout / 10, 0.01)))
+            if not self._abandon_overdue():
+                self._wait(look_again)
+
+    def _wait(self, seconds: float) -> None:
+        if self.broken is not None:
+            raise RuntimeError("A thread of the model host has failed.") from self.broken
+        self.changed.wait(seconds)
 
     def check_integrity(self) -> None:
         """What must hold at any time, and more when nothing is under way; raises where it does not."""
         with self.changed:
-            for lane in self._lanes.values():
-                lane.check_integrity()
-                assert self._running or not any(batch.is_wanted() for batch in lane.retries), "forgotten batches"
-            assert len(self._running) <= (self._crew.computers if self._crew else 0) + 4, "batches that nobody computes"
+            self._check_integrity()
 
-    def _models(self, settings: LaneSettings) -> LoadedModels | None:
-        """Those of another lane that names the same model."""
-        same = (lane.models for lane in self._lanes.values() if lane.settings.model == settings.model)
-        return None if settings.model is None else next(same, None)
+    def _check_integrity(self) -> None:
+        self.roster.check_integrity()
+        for lane in self._lanes.values():
+            lane.check_integrity()
+            assert self._running or lane.model.users == 0, f"{lane.model.key}: in use, and nothing runs"
+        assert len(self._running) <= (self._crew.computers if self._crew else 0) + 4, "batches that nobody computes"
 
     # What there is to do.
 
     def _start(self) -> None:
         if self._crew is None:
             self._crew = Crew(self)
-        self._crew.grow_to(max(lane.models.concurrency for lane in self._lanes.values()))
+        self._crew.grow_to(max(lane.model.concurrency for lane in self._lanes.values()))
 
     def next_batch(self) -> Batch | None:
         """Wait for the next batch, whatever lane it is of; None when nobody needs this crew any more."""
@@ -106,29 +168,63 @@ class ModelHost:
                 if not self._lanes and not self._running:
                     self._crew = None
                     return None
-                for lane in list(self._lanes.values()):
+                self.roster.arrange(self._lanes.values())
+                for lane in [lane for lane in self._lanes.values() if lane.has_work()]:
+                    if not lane.model.is_ready or lane.model.is_leaving:
+                        continue  # When that changes, this is looked at again.
                     found = lane.next(self.now(), idle=not self._running)
                     if isinstance(found, Batch):
                         self._lanes[lane.key] = self._lanes.pop(lane.key)  # The others first, next time.
                         self._running.add(found)
+                        lane.model.users += 1
                         return found
                     shortest = min(shortest, _IDLE_S if found is None else found)
+                if not self._running:
+                    self._check_integrity()
                 self.changed.wait(shortest)
 
     def _forget_unused(self) -> float:
         """Let go of models that nobody has used for long; returns when to look again."""
         now, soonest = self.now(), _IDLE_S
         under_way = {batch.lane for batch in self._running}
-        for lane in [lane for lane in self._lanes.values() if not lane.users and lane not in under_way]:
+        unused = [lane for lane in self._lanes.values() if not lane.users and not lane.has_work()]
+        for lane in [lane for lane in unused if lane not in under_way]:
             left = lane.unused_since + _IDLE_S - now
             if left > 0:
                 soonest = min(soonest, left)
                 continue
             del self._lanes[lane.key]
-            if all(other.models is not lane.models for other in self._lanes.values()):
-                # It may wait for the process that holds the model; not this thread's time.
-                threading.Thread(target=lane.models.release, name="model-host-release", daemon=True).start()
+            if all(other.model is not lane.model for other in self._lanes.values()):
+                self.roster.forget(lane.model)
         return soonest
+
+    # What becomes of a load; each is called by the thread that loads.
+
+    def loaded(self, model: Model, attempt: int, loaded: Loaded) -> None:
+        with self.changed:
+            dropped = self.roster.loaded(model, attempt, loaded, self._lanes.values())
+            self.wake()
+        drop(dropped)
+
+    def load_failed(self, model: Model, attempt: int, error: BaseException) -> None:
+        with self.changed:
+            self.roster.load_failed(model, attempt, error, self._lanes.values())
+            self.wake()
+
+    def evict_one_idle(self) -> Dropped:
+        with self.changed:
+            return self.roster.evict_one_idle(self._lanes.values())
+
+    def fail_work_of(self, model: Model, error: BaseException) -> None:
+        """All that waits for this model, which can't be had; under the lock."""
+        for lane in [lane for lane in self._lanes.values() if lane.model is model]:
+            self._fail_all(lane, error)
+
+    def _fail_all(self, lane: Lane, error: BaseException) -> None:
+        for batch in lane.take_all(self.now()):
+            batch.stats.failed = True
+            self._fail_examples(batch, error, 0)
+        self.wake()
 
     # What becomes of a batch.
 
@@ -143,6 +239,7 @@ class ModelHost:
             stats.collect = self.now() - ready
             self._ready_before = ready
             lane.policy.budget.succeeded(batch.padded, max(stats.busy, 1e-9))
+            lane.model.run_seconds += max(stats.busy, 0.0)
             self._end(batch)
             done = 0
             for submission, places in batch.parts:
@@ -154,6 +251,8 @@ class ModelHost:
     def failed(self, batch: Batch, error: BaseException, by_its_examples: bool = True) -> None:
         lane = batch.lane
         too_large = by_its_examples and _made_room(error)
+        if too_large and self._try_again_without_idle_models(batch):
+            return
         with self.changed:
             if batch.abandoned:
                 return
@@ -167,22 +266,53 @@ class ModelHost:
                 self._fail_examples(batch, error, batch.count if by_its_examples else 0)
             self.wake()
 
+    def _try_again_without_idle_models(self, batch: Batch) -> bool:
+        """Models that nobody needs now make room before batches are made smaller."""
+        with self.changed:
+            if self.roster.residency.budget is None or batch.abandoned:
+                return False
+            dropped = self.roster.evict_one_idle(self._lanes.values())
+            if not dropped:
+                return False
+            self._count(batch, replace(batch.stats, failed=True, out_of_memory=True))
+        drop(dropped)
+        self.put_back(batch)
+        return True
+
+    def put_back(self, batch: Batch) -> None:
+        """To be tried again as it is."""
+        with self.changed:
+            if not batch.abandoned:
+                self._running.discard(batch)
+                batch.lane.model.users -= 1
+                batch.inputs, batch.due_from, batch.stage = None, None, Stage.WAITING
+                batch.lane.retries.appendleft(batch)
+                self.wake()
+
     def _abandon_overdue(self) -> bool:
-        """Give up batches that took too long. Their threads can't be ended, only left alone."""
+        """Give up batches and loads that took too long. Their threads can't be ended, only left alone."""
         overdue = [batch for batch in self._running if self._is_overdue(batch)]
         for batch in overdue:
             timeout, lane = batch.lane.settings.timeout, batch.lane
             batch.abandoned = batch.stats.failed = True
-            error = TimeoutError(f"The model took longer than {timeout} seconds.")
-            self._fail_examples(batch, error, batch.count)
+            self._fail_examples(batch, _took_too_long(timeout), batch.count)
             assert self._crew is not None
-            assert timeout is not None
             self._crew.replace_thread_of(batch)
             if lane.handler.should_garbage_collect_on_timeout():
-                lane.models.retire(timeout)
+                self.roster.retire(lane.model)
                 logging.getLogger(__name__).warning("A model took longer than %s seconds and is loaded anew.", timeout)
             self.wake()
-        return bool(overdue)
+        late = [lane for lane in self._lanes.values() if self._waits_too_long_for_a_load(lane)]
+        for lane in late:
+            self.roster.overdue(lane.model, lane.handler.should_garbage_collect_on_timeout())
+            self._fail_all(lane, _took_too_long(lane.settings.timeout))
+        return bool(overdue or late)
+
+    def _waits_too_long_for_a_load(self, lane: Lane) -> bool:
+        timeout, model = lane.settings.timeout, lane.model
+        if timeout is None or model.state is not State.LOADING or not lane.has_work():
+            return False
+        return self.now() - max(model.load_begun, lane.waiting_since()) >= timeout
 
     def _is_overdue(self, batch: Batch) -> bool:
         timeout = batch.lane.settings.timeout
@@ -195,9 +325,19 @@ class ModelHost:
             submission.session.deliver(failure)
 
     def _end(self, batch: Batch) -> None:
-        self._running.discard(batch)
+        if batch in self._running:
+            self._running.discard(batch)
+            batch.lane.model.users -= 1
+            batch.lane.model.used_at = self.now()
+        self._count(batch, batch.stats)
+
+    def _count(self, batch: Batch, stats: BatchStats) -> None:
         sessions = [submission.session for submission, _ in batch.parts]
-        next((each for each in sessions if not each.closed), sessions[0]).count(batch.stats)
+        next((each for each in sessions if not each.closed), sessions[0]).count(batch.lane, stats)
+
+
+def _took_too_long(timeout: float | None) -> TimeoutError:
+    return TimeoutError(f"The model took longer than {timeout} seconds.")
 
 
 def _made_room(error: BaseException) -> bool:

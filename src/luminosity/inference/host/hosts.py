@@ -6,21 +6,28 @@ import os
 import threading
 from typing import Any
 
-from apache_beam.ml.inference.base import ModelHandler
-
+from luminosity.inference.handler import Handler
+from luminosity.inference.host.budgets import device_of, model_budget
 from luminosity.inference.host.host import ModelHost
 
 __all__ = ["host_of"]
 
 _lock = threading.Lock()
-_hosts: dict[tuple[int, str], ModelHost] = {}
+_hosts: dict[tuple[int, str, int | None], ModelHost] = {}
 
 
-def host_of(handler: ModelHandler[Any, Any, Any]) -> ModelHost:
-    """The host where this handler's model belongs. A forked process has hosts of its own: threads don't follow."""
-    key = os.getpid(), str(getattr(handler, "device", ""))
+def host_of(handler: Handler[Any, Any, Any], asked: int | None = None, workers: int = 1) -> ModelHost:
+    """The host where this handler's model belongs. A forked process has hosts of its own: threads don't follow.
+
+    Args:
+        handler: its `device` tells where.
+        asked: what `--model_memory_budget` says; pipelines that differ in it share no host.
+        workers: how many processes like this one there are, as far as is known.
+    """
+    device = device_of(handler)
+    key = os.getpid(), device, asked
     with _lock:
         host = _hosts.get(key)
         if host is None or host.broken is not None:
-            host = _hosts[key] = ModelHost()
+            host = _hosts[key] = ModelHost(budget=model_budget(device, asked, workers), device=device)
         return host

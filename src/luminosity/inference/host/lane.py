@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from luminosity.inference.batching.policy import BatchPolicy, Cut
-from luminosity.inference.batching.pool import Pool
+from luminosity.inference.batching.pool import Pool, Taken
 from luminosity.inference.handler import Handler, limits_of
-from luminosity.inference.host.models import Clock, LoadedModels
+from luminosity.inference.host.model import Clock, Family, Model
 from luminosity.inference.host.work import Batch, Submission
 
 __all__ = ["Lane", "LaneSettings"]
@@ -30,8 +30,8 @@ class LaneSettings:
 
     model: Hashable = None
     """Lanes that name the same one share its copies; None: it is this lane's own."""
-    model_tag: str = ""
-    """The name by which other processes find a shared model."""
+    family: Family | None = None
+    """Of which of its kin only some may be there at once."""
     inference_args: dict[str, Any] | None = None
     isolate_failures: bool = False
     """Whether to find the examples at fault when a batch fails."""
@@ -43,13 +43,11 @@ class LaneSettings:
 class Lane:
     """Guarded by the host's lock, but for the model itself."""
 
-    def __init__(
-        self, key: Hashable, handler: Handler[Any, Any, Any], models: LoadedModels, settings: LaneSettings
-    ) -> None:
+    def __init__(self, key: Hashable, handler: Handler[Any, Any, Any], model: Model, settings: LaneSettings) -> None:
         self.key = key
         self.handler = handler
         self.settings = settings
-        self.models = models
+        self.model = model
         self.policy = BatchPolicy(limits_of(handler))
         self.pool = Pool()
         self.retries: deque[Batch] = deque()
@@ -63,10 +61,14 @@ class Lane:
         self._largest_batch = 0
 
     def add(self, submission: Submission, costs: Any, weights: Any, now: float) -> None:
-        self._last_number += 1
-        self._submissions[self._last_number] = submission
-        self._queued_bytes += submission.size
-        self.pool.add(self._last_number, costs, weights, now)
+        self.receive(submission, Taken.new(costs, weights, now))
+
+    def has_work(self) -> bool:
+        return bool(len(self.pool)) or any(batch.is_wanted() for batch in self.retries)
+
+    def waiting_since(self) -> float:
+        """When the oldest of its examples came; those that are tried again are older than any other."""
+        return float(self.pool.since.min()) if len(self.pool) and not self.retries else 0.0
 
     def has_room(self) -> bool:
         if not len(self.pool):
@@ -84,6 +86,29 @@ class Lane:
         awaited = any(each.session.waiting for each in self._submissions.values())
         decision = self.policy.next(self.pool, now, self.producing > 0, awaited, idle)
         return self._batch(decision, now) if isinstance(decision, Cut) else decision
+
+    def move_to(self, other: Lane) -> None:
+        """All that waits for its first try; the sessions it belongs to need not know."""
+        moved = self.pool.take(0, len(self.pool))
+        for owner in np.unique(moved.owners).tolist():
+            submission = self._submissions.pop(owner)
+            self._queued_bytes -= submission.size
+            other.receive(submission, moved.only(moved.owners == owner))
+            submission.session.moved(self, other)
+
+    def receive(self, submission: Submission, moved: Taken) -> None:
+        self._last_number += 1
+        self._submissions[self._last_number] = submission
+        self._queued_bytes += submission.size
+        self.pool.put(self._last_number, moved)
+
+    def take_all(self, now: float) -> list[Batch]:
+        """Everything that waits, however much that is."""
+        batches = list(self.retries)
+        self.retries.clear()
+        if len(self.pool):
+            batches.append(self._batch(Cut(0, len(self.pool), 0.0), now))
+        return batches
 
     def drop(self, session: object) -> None:
         """Forget what this session handed over and the device has not yet begun."""

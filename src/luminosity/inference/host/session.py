@@ -16,32 +16,37 @@ __all__ = ["Session"]
 
 
 class Session:
-    """Belongs to one thread. Handing over may wait for room; outcomes come in any order."""
+    """Belongs to one thread, and may use any number of lanes.
 
-    def __init__(self, host: ModelHost, lane: Lane, step: Any = None) -> None:
-        self.lane = lane
+    Handing over may wait for room; outcomes come in any order.
+    """
+
+    def __init__(self, host: ModelHost, step: Any = None) -> None:
         self.step = step
         """To which what the model's own code counts and logs belongs."""
         self._host = host
         self._pending = 0
         self._outcomes: list[Outcome] = []
-        self._stats: list[BatchStats] = []
-        self._producing = False
+        self._stats: dict[Lane, list[BatchStats]] = {}
+        self._lanes: set[Lane] = set()
+        self._producing: set[Lane] = set()
         self.closed = False
         self.waiting = False
         """Whether it can do nothing before the host does."""
-        self._resume()
 
-    def submit(self, prepared: Block, costs: Any, tag: Any, weights: Any = None) -> None:
+    def submit(self, lane: Lane, prepared: Block, costs: Any, tag: Any, weights: Any = None) -> None:
         """Hand over a block; ``costs`` of its examples, and weights where the handler limits those."""
         host = self._host
         submission = Submission(self, prepared, tag, len(prepared), size(prepared))
         with host.changed:
-            if not self.lane.has_room():
-                self._wait_until(self.lane.has_room)
-            self._resume()
+            self._lanes.add(lane)
+            if not lane.has_room():
+                self._wait_until(lane.has_room)
+            for each in self._lanes - self._producing:
+                each.producing += 1
+            self._producing = set(self._lanes)
             self._pending += len(prepared)
-            self.lane.add(submission, costs, weights, host.now())
+            lane.add(submission, costs, weights, host.now())
             host.wake()
 
     def ready(self) -> list[Outcome]:
@@ -61,14 +66,9 @@ class Session:
             if done:
                 return
 
-    def settle(self) -> None:
-        """Wait until nothing of this session is under way; its outcomes stay to be fetched."""
+    def take_stats(self) -> dict[Lane, list[BatchStats]]:
         with self._host.changed:
-            self._wait_until(lambda: not self._pending)
-
-    def take_stats(self) -> list[BatchStats]:
-        with self._host.changed:
-            stats, self._stats = self._stats, []
+            stats, self._stats = self._stats, {}
             return stats
 
     def close(self) -> None:
@@ -76,7 +76,8 @@ class Session:
         with self._host.changed:
             self._pause()
             self.closed = True
-            self.lane.drop(self)
+            for lane in self._lanes:
+                lane.drop(self)
             self._host.wake()
 
     def deliver(self, outcome: Outcome) -> None:
@@ -85,25 +86,28 @@ class Session:
         if not self.closed:
             self._outcomes.append(outcome)
 
-    def count(self, stats: BatchStats) -> None:
+    def count(self, lane: Lane, stats: BatchStats) -> None:
         """Called by the host, under its lock."""
-        self._stats.append(stats)
+        self._stats.setdefault(lane, []).append(stats)
+
+    def moved(self, old: Lane, new: Lane) -> None:
+        """Called by the host, under its lock: what this session handed over to one lane is in another now."""
+        self._lanes.add(new)
+        if old in self._producing and new not in self._producing:
+            self._producing.add(new)
+            new.producing += 1
 
     def _wait_until(self, true: Callable[[], bool]) -> None:
         self._pause()
         self.waiting = True
         self._host.wake()
         try:
-            self._host.wait_until(true, self.lane)
+            self._host.wait_until(true, self._lanes)
         finally:
             self.waiting = False
 
-    def _resume(self) -> None:
-        if not self._producing:
-            self._producing = True
-            self.lane.producing += 1
-
     def _pause(self) -> None:
-        if self._producing:
-            self._producing = False
-            self.lane.producing -= 1
+        """Nothing more comes before the host has answered: no lane need wait for it."""
+        for lane in self._producing:
+            lane.producing -= 1
+        self._producing = set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from apache_beam.metrics import Metrics
@@ -9,7 +10,7 @@ from apache_beam.ml.inference.base import _MetricsCollector  # pyright: ignore[r
 
 from luminosity.core import InferenceMetrics
 from luminosity.inference.handler import Handler
-from luminosity.inference.host.models import LoadStats
+from luminosity.inference.host.model import LoadStats
 from luminosity.inference.host.work import BatchStats
 
 __all__ = ["StepCounters"]
@@ -18,17 +19,18 @@ __all__ = ["StepCounters"]
 class StepCounters:
     """For one model; to be used on a bundle's thread, since Beam finds the step by thread."""
 
-    def __init__(self, handler: Handler[Any, Any, Any], namespace: str, model_name: str) -> None:
+    def __init__(self, handler: Handler[Any, Any, Any], namespace: str, prefixes: Sequence[str]) -> None:
+        """``prefixes``: of the names by which Beam's own counters count; each counts everything."""
         overridden = handler.override_metrics(namespace)
-        self._beam = None if overridden else _MetricsCollector(namespace, prefix=model_name)
+        self._beam = [] if overridden else [_MetricsCollector(namespace, prefix) for prefix in prefixes]
         self._namespace = namespace
 
     def prepared(self, seconds: float) -> None:
         self._add_seconds(InferenceMetrics.PREPARE, seconds)
 
     def update(self, batches: list[BatchStats], loads: list[LoadStats]) -> None:
-        if self._beam is not None:
-            self._update_beam(self._beam, batches, loads)
+        for beam in self._beam:
+            self._update_beam(beam, batches, loads)
         done = [batch for batch in batches if not batch.failed]
         self._add(InferenceMetrics.OUT_OF_MEMORY, sum(batch.out_of_memory for batch in batches))
         if not done:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import traceback
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ from apache_beam import coders
 from apache_beam.coders import coder_impl
 
 from luminosity.inference.blocks import Block, size
+from luminosity.inference.model_set import THE_MODEL
 
 __all__ = ["Failed", "PreparedBlock", "ResultBlock", "at_fault", "described", "earliest"]
 
@@ -42,6 +43,8 @@ class PreparedBlock:
     failed: tuple[Failed, ...] = ()
     seconds: float = 0.0
     """What preparing it took."""
+    model: Hashable = THE_MODEL
+    """Whose examples they are, where a transform has many models."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,7 @@ class ResultBlock:
     values: Block
     model_id: str | None
     failed: tuple[Failed, ...] = ()
+    model: Hashable = THE_MODEL
 
 
 def at_fault(example: Any, count: int) -> str:

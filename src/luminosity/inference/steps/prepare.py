@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from apache_beam.transforms.window import WindowedValue
 
 from luminosity.inference.blocks import Block, as_block, size
 from luminosity.inference.handler import Handler, limits_of
+from luminosity.inference.model_set import THE_MODEL, ModelSet
 from luminosity.inference.steps.messages import Failed, PreparedBlock, described, earliest
 from luminosity.inference.steps.settings import StepSettings
 
@@ -22,23 +23,25 @@ __all__ = ["PrepareDoFn"]
 _FIRST_BLOCK = 64
 _LARGEST_BLOCK = 1024
 _LARGEST_BLOCK_BYTES = 16_000_000
+_MOST_GATHERED = 16 * _LARGEST_BLOCK
 _QUICK_S = 0.01
 _SLOW_S = 0.1
 
 
 class PrepareDoFn(beam.DoFn):
-    """Runs on CPU workers. A block never crosses a window, and none outlives its bundle."""
+    """Runs on CPU workers. A block never crosses a window or a model, and none outlives its bundle."""
 
-    def __init__(self, handler: Handler[Any, Any, Any], settings: StepSettings) -> None:
-        self._handler = handler
+    def __init__(self, models: ModelSet, settings: StepSettings) -> None:
+        self._models = models
         self._settings = settings
         self._block_size = _FIRST_BLOCK
-        self._gathered: dict[Any, tuple[list[Any], list[Any]]] = {}
+        self._gathered: dict[tuple[Any, Hashable], tuple[list[Any], list[Any]]] = {}
 
     def setup(self) -> None:
         self._settings.set_up_process()
-        self._handler.set_environment_vars()
-        self._limits = limits_of(self._handler)
+        for handler in self._models.handlers.values():
+            handler.set_environment_vars()
+        self._preparers = {name: _Preparer(handler) for name, handler in self._models.handlers.items()}
 
     def start_bundle(self) -> None:
         self._gathered = {}
@@ -50,23 +53,43 @@ class PrepareDoFn(beam.DoFn):
     def process_batch(  # type: ignore[override]  # Beam gives elements of one time and window at once: a tenth of the cost.
         self, batch: list[Any], timestamp: Any = beam.DoFn.TimestampParam, window: Any = beam.DoFn.WindowParam
     ) -> Iterator[WindowedValue]:
-        examples, timestamps = self._gathered.setdefault(window, ([], []))
-        examples += batch
-        timestamps += [timestamp] * len(batch)
-        while len(examples) >= self._block_size:
-            size = self._block_size
-            yield self._emit(window, examples[:size], timestamps[:size])
-            del examples[:size], timestamps[:size]
+        by_model, failed = self._parted(batch, timestamp)
+        if failed:
+            name = next(iter(self._models.handlers))  # Any: the failure knows its own example.
+            yield self._emitted(window, PreparedBlock([], [], None, failed=failed, model=name), [timestamp])
+        for name, new in by_model.items():
+            examples, timestamps = self._gathered.setdefault((window, name), ([], []))
+            examples += new
+            timestamps += [timestamp] * len(new)
+            while len(examples) >= self._block_size:
+                size = self._block_size
+                yield self._emit(window, name, examples[:size], timestamps[:size])
+                del examples[:size], timestamps[:size]
+        if len(self._gathered) > 1 and sum(len(examples) for examples, _ in self._gathered.values()) > _MOST_GATHERED:
+            yield from self.finish_bundle()
 
     def finish_bundle(self) -> Iterator[WindowedValue]:  # type: ignore[override]  # Beam's says None, and takes these.
-        for window, (examples, timestamps) in self._gathered.items():
+        for (window, name), (examples, timestamps) in self._gathered.items():
             if examples:
-                yield self._emit(window, examples, timestamps)
+                yield self._emit(window, name, examples, timestamps)
         self._gathered = {}
 
-    def _emit(self, window: Any, examples: list[Any], timestamps: list[Any]) -> WindowedValue:
+    def _parted(self, batch: list[Any], timestamp: Any) -> tuple[dict[Hashable, list[Any]], tuple[Failed, ...]]:
+        """The examples by model; and those that belong to none."""
+        if not self._models.is_keyed:
+            return {THE_MODEL: batch}, ()
+        by_model: dict[Hashable, list[Any]] = {}
+        failed: list[Failed] = []
+        for example in batch:
+            try:
+                by_model.setdefault(self._models.name_of(example), []).append(example)
+            except self._settings.caught as error:
+                failed.append(Failed(example, timestamp, described(error)))
+        return by_model, tuple(failed)
+
+    def _emit(self, window: Any, name: Hashable, examples: list[Any], timestamps: list[Any]) -> WindowedValue:
         begun = time.perf_counter()
-        block = self._prepare(examples, timestamps)
+        block = self._prepare(self._preparers[name], examples, timestamps)
         seconds = time.perf_counter() - begun
         # Large blocks cost less per example; but the device waits for the first ones.
         if seconds < _QUICK_S:
@@ -75,24 +98,35 @@ class PrepareDoFn(beam.DoFn):
             self._block_size = max(self._block_size // 2, 1)
         fit = _LARGEST_BLOCK_BYTES * len(examples) // max(size(examples), 1)
         self._block_size = max(1, min(self._block_size, fit))
-        return WindowedValue(replace(block, seconds=seconds), earliest(timestamps), (window,))
+        return self._emitted(window, replace(block, seconds=seconds, model=name), timestamps)
 
-    def _prepare(self, examples: list[Any], timestamps: list[Any]) -> PreparedBlock:
+    def _emitted(self, window: Any, block: PreparedBlock, timestamps: list[Any]) -> WindowedValue:
+        return WindowedValue(block, earliest(timestamps), (window,))
+
+    def _prepare(self, preparer: _Preparer, examples: list[Any], timestamps: list[Any]) -> PreparedBlock:
         try:
-            return self._prepared(examples, timestamps)
+            return preparer.prepared(examples, timestamps)
         except self._settings.caught as error:
             if len(examples) == 1:
                 return PreparedBlock([], [], None, failed=(Failed(examples[0], timestamps[0], described(error)),))
         # Someone in this block is at fault: who fails alone.
-        alone = [self._prepare([example], [time]) for example, time in zip(examples, timestamps, strict=True)]
+        alone = [self._prepare(preparer, [example], [time]) for example, time in zip(examples, timestamps, strict=True)]
         failed = tuple(failure for block in alone for failure in block.failed)
         good = [block for block in alone if not block.failed]
         if not good:
             return PreparedBlock([], [], None, failed=failed)
-        block = self._prepared([block.examples[0] for block in good], [block.timestamps[0] for block in good])
+        block = preparer.prepared([block.examples[0] for block in good], [block.timestamps[0] for block in good])
         return replace(block, failed=failed)
 
-    def _prepared(self, examples: list[Any], timestamps: list[Any]) -> PreparedBlock:
+
+class _Preparer:
+    """What is done with the examples of one model."""
+
+    def __init__(self, handler: Handler[Any, Any, Any]) -> None:
+        self._handler = handler
+        self._limits = limits_of(handler)
+
+    def prepared(self, examples: list[Any], timestamps: list[Any]) -> PreparedBlock:
         prepared = as_block(self._handler.prepare(examples))
         if len(prepared) != len(examples):
             raise ValueError(

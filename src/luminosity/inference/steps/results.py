@@ -10,7 +10,7 @@ from apache_beam import pvalue
 from apache_beam.transforms.window import WindowedValue
 
 from luminosity.inference.blocks import rows
-from luminosity.inference.handler import Handler
+from luminosity.inference.model_set import ModelSet
 from luminosity.inference.steps.messages import ResultBlock
 
 __all__ = ["FAILED", "ResultsDoFn"]
@@ -21,13 +21,13 @@ FAILED = "failed"
 class ResultsDoFn(beam.DoFn):
     """Runs on CPU workers, so that the device's process handles blocks alone."""
 
-    def __init__(self, handler: Handler[Any, Any, Any], drop_example: bool) -> None:
-        self._result = handler.result
-        self._flatten = handler.should_skip_batching()
+    def __init__(self, models: ModelSet, drop_example: bool) -> None:
+        self._models = models
         self._drop_example = drop_example
 
     def process(self, block: ResultBlock, window: Any = beam.DoFn.WindowParam) -> Iterator[Any]:
-        windows, flatten, result = (window,), self._flatten, self._result
+        handler = self._models.handlers[block.model]
+        windows, flatten, result = (window,), handler.should_skip_batching(), handler.result
         for example, timestamp, value in zip(block.examples, block.timestamps, rows(block.values), strict=True):
             predicted = result(example, value, block.model_id, self._drop_example)
             if flatten:

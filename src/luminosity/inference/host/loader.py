@@ -1,0 +1,74 @@
+"""Loads models on threads of their own, so that no lock is held and no batch waits that need not."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from luminosity.inference.handler import Handler
+from luminosity.inference.host.measure import memory_of, resident_bytes
+from luminosity.inference.host.model import Clock, Loaded, LoadStats, Model
+from luminosity.inference.memory_errors import is_out_of_memory, release_memory
+
+if TYPE_CHECKING:
+    from luminosity.inference.host.host import ModelHost
+
+__all__ = ["Dropped", "drop", "load", "start"]
+
+_WORTH_COLLECTING = 1_000_000
+Dropped: TypeAlias = "list[tuple[tuple[Any, ...], int]]"
+"""Copies of models that nobody uses any more, with what they take."""
+
+
+def start(host: ModelHost, model: Model, attempt: int, dropped: Dropped) -> None:
+    """Load this model; before that let go of copies of others, so that there is room."""
+
+    def run() -> None:
+        try:
+            drop(dropped)
+            loaded = _load_or_make_room(host, model)
+        except BaseException as error:
+            host.load_failed(model, attempt, error)
+        else:
+            host.loaded(model, attempt, loaded)
+
+    threading.Thread(target=run, name="model-host-load", daemon=True).start()
+
+
+def drop(dropped: Dropped) -> None:
+    """Outside any lock: the last reference to a model may end a process or close files."""
+    size = sum(size for _, size in dropped)
+    dropped.clear()
+    if size >= _WORTH_COLLECTING:
+        release_memory()
+
+
+def load(handler: Handler[Any, Any, Any], copies: int, clock: Clock) -> Loaded:
+    """All copies, warmed up and measured."""
+    begun, begun_ns, before = time.monotonic(), clock.time_ns(), resident_bytes()
+    loaded: list[Any] = []
+    told: list[int | None] = []
+    for _ in range(copies):
+        model = handler.load_model()
+        handler.warm_up(model)
+        loaded.append(model)
+        told.append(memory_of(handler, model))
+    grown = max(resident_bytes() - before, 0)
+    size = grown if None in told else sum(each or 0 for each in told)
+    stats = LoadStats((clock.time_ns() - begun_ns) // 1_000_000, size)
+    return Loaded(tuple(loaded), size, time.monotonic() - begun, stats)
+
+
+def _load_or_make_room(host: ModelHost, model: Model) -> Loaded:
+    while True:
+        try:
+            return load(model.handler, model.copies_wanted, model.clock)
+        except BaseException as error:
+            # The device may hold more than models: what batches need, and other processes.
+            if not is_out_of_memory(error):
+                raise
+            idle = host.evict_one_idle()
+            if not idle:
+                raise
+        drop(idle)

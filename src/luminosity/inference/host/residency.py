@@ -1,0 +1,127 @@
+"""Which models may be in a device's memory at once: bookkeeping alone, nothing is loaded or dropped here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from luminosity.inference.host.model import Model
+
+__all__ = ["Residency", "Verdict"]
+
+_RUN_TO_LOAD = 2.0
+"""How often the time of its load a model computes before one that waits may take its place."""
+_SHORTEST_RUN_S = 0.05
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a model has room: once `evicted` are gone, or after `leaving` have finished their batches, or not."""
+
+    fits: bool
+    evicted: list[Model] = field(default_factory=list[Model])
+    leaving: list[Model] = field(default_factory=list[Model])
+
+
+class Residency:
+    """Every byte is free or held by a model that is loading or there. Guarded by the host's lock."""
+
+    def __init__(self, budget: int | None) -> None:
+        """``budget``: in bytes; None: as much as there is."""
+        self.budget = budget
+        self._free = budget
+        self._held: dict[Model, int] = {}
+
+    @property
+    def held(self) -> int:
+        return sum(self._held.values())
+
+    def models(self) -> list[Model]:
+        return list(self._held)
+
+    def is_too_large(self, model: Model) -> bool:
+        """Whether it would not even fit alone, as far as is known."""
+        return self.budget is not None and model.size is not None and model.size > self.budget
+
+    def room_for(self, model: Model, has_work: Callable[[Model], bool], may_displace: bool) -> Verdict:
+        """How to make room: of those without work the one that was used longest ago goes first.
+
+        If that is not enough, and ``may_displace``, those go that have work and have run for long enough.
+        """
+        here = sorted((each for each in self._held if each.is_ready), key=lambda each: each.used_at)
+        evicted: list[Model] = []
+        for each in here:
+            if self._has_room(model, evicted):
+                break
+            if not each.users and not has_work(each) and self._helps(model, each, evicted):
+                evicted.append(each)
+        if self._has_room(model, evicted):
+            return Verdict(True, evicted)
+        leaving: list[Model] = []
+        for each in here:
+            if not may_displace or self._has_room(model, evicted + leaving):
+                break
+            if each not in evicted and _has_run_long(each) and self._helps(model, each, evicted + leaving):
+                leaving.append(each)
+        if not self._has_room(model, evicted + leaving):
+            return Verdict(False)
+        if any(each.users for each in leaving):
+            return Verdict(False, leaving=leaving)
+        return Verdict(True, evicted + leaving)
+
+    def reserve(self, model: Model) -> None:
+        """For its load, which is to begin."""
+        self.hold(model, self._expected(model))
+
+    def hold(self, model: Model, size: int) -> None:
+        assert model not in self._held, f"{model.key} is here already"
+        self._held[model] = size
+        if self._free is not None:
+            self._free -= size
+
+    def release(self, model: Model) -> None:
+        freed = self._held.pop(model)
+        if self._free is not None:
+            self._free += freed
+
+    def check_integrity(self) -> None:
+        assert all(size >= 0 for size in self._held.values()), "a model that takes less than nothing"
+        assert self._free is None or self._free >= 0, f"{-(self._free or 0)} bytes more than there are"
+        if self.budget is not None:
+            assert self.held + (self._free or 0) == self.budget, f"{self.held} + {self._free} is not {self.budget}"
+        for family in {model.family for model in self._held if model.family is not None}:
+            count = sum(each.family == family for each in self._held)
+            assert count <= family.most, f"{count} models of {family.name}, at most {family.most} may be here"
+
+    def _expected(self, model: Model) -> int:
+        """Its size; of one that was never loaded, that of others like it."""
+        if model.size is not None:
+            return model.size
+        kind = type(model.handler)
+        known = [each.size for each in self._held if each.size is not None]
+        alike = [each.size for each in self._held if each.size is not None and type(each.handler) is kind] or known
+        expected = max(alike, default=0)
+        return expected if self.budget is None else min(expected, self.budget)
+
+    def _has_room(self, model: Model, without: Iterable[Model]) -> bool:
+        gone = set(without)
+        family = model.family
+        if family is not None and self._count(family.name, gone) >= family.most:
+            return False
+        if self._free is None:
+            return True
+        free = self._free + sum(self._held[each] for each in gone)
+        return free >= self._expected(model)
+
+    def _helps(self, model: Model, other: Model, gone: Iterable[Model]) -> bool:
+        """Whether it takes what is short: memory, or a place in the family."""
+        if self._free is not None and self._free + sum(self._held[each] for each in gone) < self._expected(model):
+            return True
+        return other.family is not None and model.family is not None and other.family.name == model.family.name
+
+    def _count(self, family: object, gone: set[Model]) -> int:
+        return sum(each.family is not None and each.family.name == family for each in self._held if each not in gone)
+
+
+def _has_run_long(model: Model) -> bool:
+    return model.run_seconds >= max(_RUN_TO_LOAD * model.load_seconds, _SHORTEST_RUN_S)

@@ -1,0 +1,174 @@
+"""The models of a host: which are here, which is loaded next, and who makes room for it."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections.abc import Hashable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from luminosity.core import readable_bytes
+from luminosity.errors import ModelTooLarge
+from luminosity.inference.handler import Handler
+from luminosity.inference.host import loader
+from luminosity.inference.host.lane import Lane
+from luminosity.inference.host.loader import Dropped
+from luminosity.inference.host.model import Clock, Family, Loaded, Model, State
+from luminosity.inference.host.residency import Residency
+
+if TYPE_CHECKING:
+    from luminosity.inference.host.host import ModelHost
+
+__all__ = ["Roster"]
+
+_LOGGER = logging.getLogger(__name__)
+_WORTH_EVICTING = 1_000_000
+
+
+class Roster:
+    """Models are loaded one at a time: two at once would take more memory than either, and could not be measured.
+
+    Whoever has waited longest is next. It takes the room of models without work; else that of one which has run for
+    long enough to have been worth its own load. So every model gets its turn. Guarded by the host's lock.
+    """
+
+    def __init__(self, host: ModelHost, budget: int | None, device: str) -> None:
+        self.residency = Residency(budget)
+        self._host = host
+        self._device = device
+        self._models: dict[Hashable, Model] = {}
+
+    def model(self, key: Hashable, handler: Handler[Any, Any, Any], clock: Clock, family: Family | None) -> Model:
+        model = self._models.get(key)
+        if model is None:
+            model = self._models[key] = Model(key, handler, clock, family)
+            model.absent_since = self._host.now()
+        return model
+
+    def arrange(self, lanes: Iterable[Lane]) -> None:
+        """Begin the next load if there is one to do and room for it; else see to it that there will be."""
+        present = self.residency.models()
+        for model in present:
+            model.is_leaving = False
+        if any(model.state is State.LOADING and not model.is_overdue for model in present):
+            return
+        working = self._working(lanes)
+        for model in self._wanted(working):
+            if self.residency.is_too_large(model):
+                self._fail(model, self._too_large(model))
+                continue
+            verdict = self.residency.room_for(model, working.__contains__, may_displace=model in working)
+            if verdict.fits:
+                dropped = [self._evict(each) for each in verdict.evicted]
+                self.residency.reserve(model)
+                loader.start(self._host, model, model.begin(self._host.now()), dropped)
+                return
+            for each in verdict.leaving:
+                each.is_leaving = True
+            if model in working:
+                return  # Nobody who came later is served before it.
+            model.does_not_fit_beside, model.is_awaited = True, False
+
+    def loaded(self, model: Model, attempt: int, loaded: Loaded, lanes: Iterable[Lane]) -> Dropped:
+        """A load is done; returns what is to be dropped."""
+        if attempt != model.attempt or model.state is not State.LOADING:
+            return [(loaded.copies, loaded.size)]  # Given up meanwhile.
+        now = self._host.now()
+        model.size = loaded.size
+        model.count_load(loaded.stats)
+        self.residency.release(model)
+        verdict = self.residency.room_for(model, self._working(lanes).__contains__, may_displace=False)
+        if verdict.fits:
+            dropped = [self._evict(each) for each in verdict.evicted]
+            self.residency.hold(model, loaded.size)
+            model.arrived(loaded, now)
+            return dropped
+        # It is larger than was thought. Now its size is known, and it comes again when there is room.
+        model.go(now)
+        model.does_not_fit_beside = True
+        return [(loaded.copies, loaded.size)]
+
+    def load_failed(self, model: Model, attempt: int, error: BaseException, lanes: Iterable[Lane]) -> None:
+        if attempt == model.attempt and model.state is State.LOADING:
+            if model not in self._working(lanes):  # Nobody else will hear of it.
+                _LOGGER.error("A new version can't be loaded, and the one before it goes on: %s: %r", model.key, error)
+            self.residency.release(model)
+            model.go(self._host.now())
+            self._fail(model, error)
+
+    def evict_one_idle(self, lanes: Iterable[Lane]) -> Dropped:
+        """The model that was used longest ago, of those that nobody needs now and that take some room."""
+        working = self._working(lanes)
+        idle = [
+            each
+            for each in self.residency.models()
+            if each.is_ready and not each.users and each not in working and (each.size or 0) >= _WORTH_EVICTING
+        ]
+        return [self._evict(min(idle, key=lambda each: each.used_at))] if idle else []
+
+    def overdue(self, model: Model, abandon: bool) -> None:
+        """Its load takes too long for somebody; where it may hang for ever, the next attempt does not wait for it."""
+        model.is_overdue = True
+        if abandon:
+            self.residency.release(model)
+            model.attempt += 1
+            model.go(self._host.now())
+
+    def retire(self, model: Model) -> None:
+        """Let the next use load it anew. Who computes with the old copies keeps them."""
+        if model.is_ready:
+            copies, _ = gone = self._evict(model)
+            for copy in copies:
+                model.handler.abandon(copy)
+            self.drop([gone])
+
+    def forget(self, model: Model) -> None:
+        """No lane has it any more."""
+        self._models.pop(model.key, None)
+        if model.is_ready:
+            self.drop([self._evict(model)])
+        elif model.state is State.LOADING:
+            self.overdue(model, abandon=True)
+
+    def drop(self, dropped: Dropped) -> None:
+        threading.Thread(target=loader.drop, args=(dropped,), name="model-host-drop", daemon=True).start()
+
+    def check_integrity(self) -> None:
+        self.residency.check_integrity()
+        present = set(self.residency.models())
+        for model in self._models.values():
+            assert model.users >= 0, f"{model.key}: negative counts"
+            assert (model in present) == (model.state is not State.ABSENT), f"{model.key}: miscounted"
+        assert present <= set(self._models.values()), "models that nobody knows"
+
+    def _working(self, lanes: Iterable[Lane]) -> dict[Model, float]:
+        """The models that have work, or somebody who waits for them alone, and since when."""
+        since = {model: model.absent_since for model in self._models.values() if model.waiters}
+        for lane in lanes:
+            if lane.has_work():
+                since[lane.model] = min(since.get(lane.model, math.inf), lane.waiting_since())
+        return since
+
+    def _wanted(self, working: dict[Model, float]) -> list[Model]:
+        """Those that are not here, whoever has waited longest first."""
+        since = {model: max(waiting, model.absent_since) for model, waiting in working.items()}
+        since |= {model: model.absent_since for model in self._models.values() if model.is_awaited}
+        return sorted((model for model in since if model.state is State.ABSENT), key=since.__getitem__)
+
+    def _evict(self, model: Model) -> tuple[tuple[Any, ...], int]:
+        self.residency.release(model)
+        return model.go(self._host.now()), model.size or 0
+
+    def _fail(self, model: Model, error: BaseException) -> None:
+        model.error, model.failed_at, model.is_awaited = error, self._host.now(), False
+        model.failures += 1
+        self._host.fail_work_of(model, error)
+
+    def _too_large(self, model: Model) -> ModelTooLarge:
+        return ModelTooLarge(
+            f"The model of {model.handler} takes {readable_bytes(model.size or 0)}, and the models of this process on "
+            f"{self._device} may take {readable_bytes(self.residency.budget or 0)} together. If there is more memory "
+            "for it, say so with --model_memory_budget; where several workers each load it, large_model=True on the "
+            "handler loads it once for the machine."
+        )

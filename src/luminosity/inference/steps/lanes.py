@@ -1,0 +1,169 @@
+"""The lanes of one step: which model and which version of it an example goes to."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Hashable, Iterator, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from apache_beam import pvalue
+
+from luminosity.inference.blocks import take
+from luminosity.inference.handler import Handler
+from luminosity.inference.host.contact import Host
+from luminosity.inference.host.host import Ahead
+from luminosity.inference.host.lane import LaneSettings
+from luminosity.inference.host.model import Family
+from luminosity.inference.isolated import IsolatedHandler
+from luminosity.inference.model_set import THE_MODEL, ModelSet
+from luminosity.inference.steps.counters import StepCounters
+from luminosity.inference.steps.messages import PreparedBlock
+from luminosity.inference.steps.place import host_for
+from luminosity.inference.steps.settings import StepSettings
+from luminosity.inference.steps.versions import Version, Versions, versions_of_keys
+from luminosity.inference.steps.watch import Watcher
+
+__all__ = ["StepLanes", "Use"]
+
+
+@dataclass(frozen=True, eq=False)
+class Use:
+    """A lane that this step has entered."""
+
+    host: Host
+    lane: Any
+    counters: StepCounters
+
+
+class StepLanes:
+    def __init__(self, models: ModelSet, settings: StepSettings) -> None:
+        self._models = models
+        self._settings = settings
+        self._uses: dict[tuple[Hashable, str], Use] = {}
+        self._versions = Versions(self._load_ahead, self._take_over, settings.updates_may_lag)
+        watch = settings.watch
+        self._watcher = None if watch is None else Watcher(watch, models.keys or [THE_MODEL])
+        self._last_metadata: tuple[Any, Mapping[Hashable, Version]] = (None, {})
+
+    def set_up(self) -> None:
+        handlers = self._models.handlers
+        for handler in handlers.values():
+            handler.set_environment_vars()
+        self._hosts = {name: host_for(handler, self._models, self._settings) for name, handler in handlers.items()}
+        if not self._settings.load_late and not self._models.is_keyed:
+            use = self._use(THE_MODEL, Version())
+            use.host.load(use.lane)
+
+    def parts(self, block: PreparedBlock, metadata: Any) -> Iterator[tuple[Use, PreparedBlock]]:
+        """The block by the versions that its examples get; most often that is one."""
+        if not self._models.is_keyed:
+            wanted = self._wanted(THE_MODEL, THE_MODEL, metadata)
+            yield self._use(THE_MODEL, self._versions.next(THE_MODEL, THE_MODEL, wanted)), block
+            return
+        named = self._named_by(metadata)
+        keys = [example[0] for example in block.examples]
+        uses: dict[Hashable, Use] = {}
+        for key in dict.fromkeys(keys):
+            wanted = named.get(key) or self._wanted(block.model, key, None)
+            uses[key] = self._use(block.model, self._versions.next(block.model, key, wanted))
+        different = list(dict.fromkeys(uses.values()))
+        for use in different:
+            chosen = [uses[key] is use for key in keys]
+            yield use, block if len(different) == 1 else _part(block, np.flatnonzero(chosen))
+
+    def look_for_updates(self) -> None:
+        """While nothing new is handed over: what waits may get a version that has appeared meanwhile."""
+        if self._watcher is not None:
+            for model, key in self._versions.known():
+                self._versions.next(model, key, self._wanted(model, key, None))
+
+    def leave_all_but(self, used: Collection[Use]) -> None:
+        """Old versions: what neither was used nor will be, unless a side input says so."""
+        for (name, path), use in list(self._uses.items()):
+            if use not in used and not self._versions.needs(name, path):
+                use.host.leave(use.lane)
+                del self._uses[name, path]
+
+    def leave_all(self) -> None:
+        for use in self._uses.values():
+            use.host.leave(use.lane)
+        self._uses = {}
+
+    def _wanted(self, model: Hashable, key: Hashable, metadata: Any) -> Version:
+        """What the side input names, or the watched files; where they name none, what was used last."""
+        if self._watcher is not None:
+            path = self._watcher.newest(key)
+            return Version(path, os.path.splitext(os.path.basename(path))[0])
+        if not metadata or isinstance(metadata, pvalue.EmptySideInput):
+            return self._versions.current(model, key)
+        return Version(metadata.model_id, metadata.model_name)
+
+    def _named_by(self, metadata: Any) -> Mapping[Hashable, Version]:
+        if not metadata or isinstance(metadata, pvalue.EmptySideInput):
+            return {}
+        if metadata is not self._last_metadata[0]:
+            self._last_metadata = metadata, versions_of_keys(metadata, self._models)
+        return self._last_metadata[1]
+
+    def _load_ahead(self, model: Hashable, version: Version) -> Ahead:
+        use = self._use(model, version)
+        return use.host.load_ahead(use.lane)
+
+    def _take_over(self, model: Hashable, old: Version, new: Version) -> None:
+        use = self._use(model, old)
+        use.host.take_over(use.lane, self._use(model, new).lane)
+
+    def all(self) -> list[Use]:
+        return list(self._uses.values())
+
+    def use_of(self, lane: Any) -> Use | None:
+        return next((use for use in self._uses.values() if use.lane is lane), None)
+
+    def _use(self, model: Hashable, version: Version) -> Use:
+        use = self._uses.get((model, version.path))
+        if use is None:
+            host, namespace = self._hosts[model], self._settings.metrics_namespace
+            lane = host.enter(
+                (self._settings.step_id, model, version.path),
+                lambda: self._handler(model, version.path),
+                self._lane_settings(model, version.path),
+            )
+            prefixes = [version.name]
+            if self._models.is_keyed:
+                prefixes = ["", f"{model}-{version.name}-" if version.path else f"{model}-"]
+            use = Use(host, lane, StepCounters(lane.handler, namespace, prefixes))
+            self._uses[model, version.path] = use
+        return use
+
+    def _handler(self, model: Hashable, path: str) -> Handler[Any, Any, Any]:
+        handler = self._models.handlers[model]
+        if path:
+            handler = deepcopy(handler)
+            handler.update_model_path(path)
+        return IsolatedHandler(handler) if self._settings.use_subprocess else handler
+
+    def _lane_settings(self, model: Hashable, path: str) -> LaneSettings:
+        settings, most = self._settings, self._models.most_at_once
+        return LaneSettings(
+            model=(settings.model_tag, model, path, settings.use_subprocess),
+            family=None if most is None else Family(settings.model_tag, most),
+            inference_args=settings.inference_args,
+            isolate_failures=bool(settings.caught),
+            timeout=settings.timeout,
+            clock=settings.clock,
+        )
+
+
+def _part(block: PreparedBlock, places: Any) -> PreparedBlock:
+    return replace(
+        block,
+        examples=take(block.examples, places),
+        timestamps=take(block.timestamps, places),
+        prepared=None if block.prepared is None else take(block.prepared, places),
+        costs=block.costs[places],
+        weights=None if block.weights is None else block.weights[places],
+        seconds=block.seconds * len(places) / len(block.examples),
+    )

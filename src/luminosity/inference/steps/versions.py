@@ -1,0 +1,98 @@
+"""Which version of a model a step uses: the new one as soon as it is loaded, the old one until then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from apache_beam.ml.inference.base import KeyModelPathMapping
+
+from luminosity.inference.host.host import Ahead
+from luminosity.inference.model_set import ModelSet
+
+__all__ = ["Version", "Versions", "versions_of_keys"]
+
+
+@dataclass(frozen=True)
+class Version:
+    """A model by the path of its files; none: the one that its handler names."""
+
+    path: str = ""
+    name: str = ""
+    """By which it goes in the metrics."""
+
+
+class Versions:
+    """For one step, each key on its own."""
+
+    def __init__(
+        self,
+        load_ahead: Callable[[Hashable, Version], Ahead],
+        take_over: Callable[[Hashable, Version, Version], None],
+        may_lag: bool,
+    ) -> None:
+        """
+        Args:
+            load_ahead: asks for a version before there is work for it.
+            take_over: gives the new version what still waits for the old one.
+            may_lag: whether the old version may answer while the new one is loading.
+        """
+        self._load_ahead = load_ahead
+        self._take_over = take_over
+        self._may_lag = may_lag
+        self._current: dict[tuple[Hashable, Hashable], Version] = {}
+        self._wanted: dict[tuple[Hashable, Hashable], Version] = {}
+
+    def current(self, model: Hashable, key: Hashable) -> Version:
+        return self._current.get((model, key), Version())
+
+    def next(self, model: Hashable, key: Hashable, wanted: Version) -> Version:
+        """For the next examples of this key, which should get the version that is wanted."""
+        old = self._current.get((model, key))
+        self._wanted[model, key] = wanted
+        if old is not None and old == wanted:
+            return old
+        if old is None or not self._may_lag:
+            self._current[model, key] = wanted
+        elif self._is_loaded(model, wanted):
+            self._current[model, key] = wanted
+            if not self._uses(self._current, model, old.path):
+                self._take_over(model, old, wanted)
+        return self._current[model, key]
+
+    def known(self) -> list[tuple[Hashable, Hashable]]:
+        """Whatever has a version so far: model and key."""
+        return list(self._current)
+
+    def needs(self, model: Hashable, path: str) -> bool:
+        """Whether any key uses this version, or waits for it."""
+        return self._uses(self._current, model, path) or self._uses(self._wanted, model, path)
+
+    @staticmethod
+    def _uses(versions: Mapping[tuple[Hashable, Hashable], Version], model: Hashable, path: str) -> bool:
+        return any(whose == model and version.path == path for (whose, _), version in versions.items())
+
+    def _is_loaded(self, model: Hashable, wanted: Version) -> bool:
+        # Where there is no room beside the old one it comes after it: that one gets no more work. One that can't be
+        # loaded never comes, and the host has said so.
+        return self._load_ahead(model, wanted) in (Ahead.READY, Ahead.NO_ROOM)
+
+
+def versions_of_keys(metadata: Any, models: ModelSet) -> Mapping[Hashable, Version]:
+    """What a side input of `KeyModelPathMapping`s says, checked: every key has exactly one path."""
+    found: dict[Hashable, Version] = {}
+    for mapping in list(metadata):
+        if not isinstance(mapping, KeyModelPathMapping):
+            raise TypeError(f"found {mapping!r} in model_metadata_pcoll, expected KeyModelPathMapping: there are keys")
+        if not mapping.update_path:
+            raise ValueError(f"Invalid model update, path for {mapping.keys} is empty")
+        for key in mapping.keys:
+            if key in found:
+                raise ValueError(f"Invalid model update: {key} appears in multiple update lists")
+            models.name_of_key(key)
+            found[key] = Version(mapping.update_path, mapping.model_id)
+    missing = [key for key in models.keys if key not in found]
+    if missing:
+        raise ValueError(f"Invalid model update: {missing[0]} is in the original configuration, but not in the update")
+    return found

@@ -1,0 +1,369 @@
+"""Many models in one memory budget: who is here, who goes, who comes, and what they answer."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from luminosity import Handler
+from luminosity.errors import ModelTooLarge
+from luminosity.inference.host.host import Ahead, ModelHost
+from luminosity.inference.host.lane import Lane, LaneSettings
+from luminosity.inference.host.model import Family
+
+_PATIENCE_S = 60
+_MODELS, _FIT, _SIZE = 20, 5, 100
+
+
+class Machine:
+    """What is loaded, as the models themselves see it."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.here: set[int] = set()
+        self.loads = 0
+        self.most_here = 0
+        self.most_loading = 0
+        self.problems: list[str] = []
+        self._loading = 0
+
+    def load(self, name: int, seconds: float) -> None:
+        with self.lock:
+            self._loading += 1
+            self.most_loading = max(self.most_loading, self._loading)
+        time.sleep(seconds)
+        with self.lock:
+            self._loading -= 1
+            if name in self.here:
+                self.problems.append(f"{name} was loaded twice")
+            self.here.add(name)
+            self.loads += 1
+            self.most_here = max(self.most_here, len(self.here))
+
+    def check(self, name: int) -> None:
+        with self.lock:
+            if name not in self.here:
+                self.problems.append(f"{name} was gone while it was used")
+
+    def gone(self, name: int) -> None:
+        with self.lock:
+            self.here.discard(name)
+
+
+class Loaded:
+    def __init__(self, machine: Machine, name: int) -> None:
+        self._machine, self.name = machine, name
+
+    def __del__(self) -> None:
+        self._machine.gone(self.name)
+
+
+class Tenant(Handler[int, int, Loaded]):
+    """Adds its number, and looks whether it is still there when it is done."""
+
+    def __init__(
+        self, machine: Machine, name: int, size: int | None = _SIZE, seconds: float = 0.002, **batching: Any
+    ) -> None:
+        super().__init__(**batching)
+        self._machine, self._name, self._size, self._seconds = machine, name, size, seconds
+
+    @property
+    def model_id(self) -> str:
+        return str(self._name)
+
+    def load_model(self) -> Loaded:
+        self._machine.load(self._name, self._seconds)
+        return Loaded(self._machine, self._name)
+
+    def memory(self, model: Loaded) -> int | None:
+        return self._size
+
+    def predict(self, model: Loaded, batch: Any, inference_args: dict[str, Any] | None = None) -> Any:
+        time.sleep(0.0005)
+        self._machine.check(model.name)
+        return [1000 * example + model.name for example in batch]
+
+
+def lanes_of(host: ModelHost, machine: Machine, count: int = _MODELS, family: Family | None = None) -> list[Lane]:
+    return [
+        host.enter(name, lambda name=name: Tenant(machine, name), LaneSettings(family=family)) for name in range(count)
+    ]
+
+
+def lru_loads(accesses: list[int], capacity: int) -> int:
+    """How often a cache that evicts what was used longest ago has to load, for accesses one after another."""
+    here: OrderedDict[int, None] = OrderedDict()
+    loads = 0
+    for name in accesses:
+        if name not in here:
+            loads += 1
+            if len(here) == capacity:
+                here.popitem(last=False)
+        here[name] = None
+        here.move_to_end(name)
+    return loads
+
+
+def ask(host: ModelHost, lane: Lane, examples: list[int]) -> list[Any]:
+    session = host.open()
+    session.submit(lane, examples, np.ones(len(examples)), None)
+    values: dict[int, Any] = {}
+    for outcomes in session.finish():
+        for outcome in outcomes:
+            if outcome.error is not None:
+                session.close()
+                raise outcome.error
+            values.update(zip(outcome.places.tolist(), outcome.values or [], strict=True))
+    session.close()
+    return [values[place] for place in range(len(examples))]
+
+
+def in_threads(count: int, work: Callable[[int], None]) -> None:
+    problems: list[BaseException] = []
+
+    def run(number: int) -> None:
+        try:
+            work(number)
+        except BaseException as error:
+            problems.append(error)
+
+    threads = [threading.Thread(target=run, args=(number,), daemon=True) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(_PATIENCE_S)
+    assert not any(thread.is_alive() for thread in threads), "the host never answered"
+    assert problems == []
+
+
+def until(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + _PATIENCE_S
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize("access", ["uniform", "skewed"])
+def test_twenty_models_of_which_five_fit_and_eight_threads(access: str) -> None:
+    host, machine = ModelHost(budget=_FIT * _SIZE), Machine()
+    lanes = lanes_of(host, machine)
+    weights = [1.0 if access == "uniform" else 1 / (name + 1) for name in range(_MODELS)]
+    accesses: list[int] = []
+
+    def bundles(seed: int) -> None:
+        rng = random.Random(seed)
+        for _ in range(60):
+            name = rng.choices(range(_MODELS), weights)[0]
+            accesses.append(name)
+            examples = [rng.randrange(10_000) for _ in range(rng.randrange(1, 20))]
+            assert ask(host, lanes[name], examples) == [1000 * example + name for example in examples]
+
+    in_threads(8, bundles)
+    assert machine.problems == []
+    assert machine.most_here <= _FIT
+    assert machine.most_loading == 1
+    assert machine.loads <= 1.2 * lru_loads(accesses, _FIT)
+    host.check_integrity()
+
+
+def test_bundles_with_work_for_all_models_load_each_a_few_times() -> None:
+    """Work is taken per model in runs: nothing near a load for every block."""
+    host, machine = ModelHost(budget=_FIT * _SIZE), Machine()
+    lanes = lanes_of(host, machine)
+    right: list[bool] = []
+
+    def bundle(seed: int) -> None:
+        rng = random.Random(seed)
+        session = host.open()
+        given: dict[int, tuple[int, list[int]]] = {}
+        for number in range(200):
+            name = rng.randrange(_MODELS)
+            given[number] = name, [rng.randrange(10_000) for _ in range(5)]
+            session.submit(lanes[name], given[number][1], np.ones(5), number)
+        for outcomes in session.finish():
+            for outcome in outcomes:
+                name, examples = given[outcome.tag]
+                expected = [1000 * examples[place] + name for place in outcome.places.tolist()]
+                right.append(outcome.values == expected)
+        session.close()
+
+    in_threads(8, bundle)
+    assert all(right)
+    assert machine.problems == []
+    assert machine.loads < 8 * 200 / 10
+    host.check_integrity()
+
+
+def test_a_model_with_endless_work_makes_room_for_one_that_waits() -> None:
+    host, machine = ModelHost(budget=_SIZE), Machine()
+    busy, waiting = lanes_of(host, machine, 2)
+    stop = threading.Event()
+
+    def endless() -> None:
+        session = host.open()
+        while not stop.is_set():
+            session.submit(busy, list(range(50)), np.ones(50), None)
+            session.ready()
+        session.close()
+
+    thread = threading.Thread(target=endless, daemon=True)
+    thread.start()
+    until(lambda: busy.model.run_seconds > 0)
+    in_threads(1, lambda _: [ask(host, waiting, [1]) for _ in range(3)] and None)
+    stop.set()
+    thread.join(_PATIENCE_S)
+    assert machine.problems == []
+    assert machine.most_here == 1
+
+
+def test_one_load_for_all_who_ask_at_once() -> None:
+    host, machine = ModelHost(budget=_FIT * _SIZE), Machine()
+    lanes = lanes_of(host, machine, 1)
+    in_threads(8, lambda number: host.load(lanes[0]))
+    assert machine.loads == 1
+
+
+def test_what_is_larger_than_the_budget_is_refused_with_both_numbers() -> None:
+    host, machine = ModelHost(budget=50_000_000), Machine()
+    lane = host.enter("large", lambda: Tenant(machine, 0, size=70_000_000), LaneSettings())
+    for _ in range(2):
+        with pytest.raises(ModelTooLarge, match=r"takes 70 MB.* may take 50 MB"):
+            ask(host, lane, [1])
+    assert machine.loads == 1, "once its size is known it is not loaded again"
+    host.check_integrity()
+
+
+def test_a_size_is_learned_by_loading() -> None:
+    """The second one is larger than the first, so that it fits only alone; and both are used in turn."""
+    host, machine = ModelHost(budget=100), Machine()
+    small = host.enter("small", lambda: Tenant(machine, 0, size=10), LaneSettings())
+    large = host.enter("large", lambda: Tenant(machine, 1, size=95), LaneSettings())
+    for _ in range(3):
+        assert ask(host, small, [1]) == [1000]
+        assert ask(host, large, [1]) == [1001]
+        host.check_integrity()
+    assert machine.most_here <= 2  # while the size of the second was not known
+
+
+def test_a_model_that_tells_nothing_is_measured_by_the_process() -> None:
+    class Bulky(Handler[int, int, Any]):
+        def load_model(self) -> Any:
+            return np.ones(8_000_000)  # written, so that the memory is really there
+
+        def predict(self, model: Any, batch: Any, inference_args: dict[str, Any] | None = None) -> Any:
+            return [int(model[0])] * len(batch)
+
+    host = ModelHost(budget=10**12)
+    lane = host.enter("bulky", Bulky, LaneSettings())
+    host.load(lane)
+    assert 50_000_000 < (lane.model.size or 0) < 200_000_000
+
+
+def test_at_most_so_many_of_a_family() -> None:
+    host, machine = ModelHost(), Machine()
+    lanes = lanes_of(host, machine, 6, Family("keys", 2))
+    other = host.enter("other", lambda: Tenant(machine, 99), LaneSettings())
+    in_threads(6, lambda number: [ask(host, lanes[number], [1]) for _ in range(5)] and None)
+    ask(host, other, [1])
+    assert machine.most_here <= 3
+    assert machine.problems == []
+    host.check_integrity()
+
+
+def test_out_of_memory_while_loading_takes_an_idle_model_away() -> None:
+    """What a device really has free may be less than the budget says."""
+    machine = Machine()
+
+    class Tight(Tenant):
+        def load_model(self) -> Loaded:
+            if machine.here:
+                raise RuntimeError("CUDA error: out of memory")
+            return super().load_model()
+
+    host = ModelHost(budget=100_000_000)
+    lanes = [
+        host.enter(name, lambda name=name: Tight(machine, name, size=2_000_000), LaneSettings()) for name in range(3)
+    ]
+    for name in (0, 1, 2, 0):
+        assert ask(host, lanes[name], [1]) == [1000 + name]
+    assert machine.most_here == 1
+
+
+def test_ahead_of_its_work() -> None:
+    host, machine = ModelHost(budget=_SIZE), Machine()
+    old, new = lanes_of(host, machine, 2)
+    assert ask(host, old, [1]) == [1000]
+    session = host.open()
+    until(lambda: host.load_ahead(new) is Ahead.READY)  # The old one has no work, and goes.
+    assert machine.here == {1}
+    session.close()
+
+
+def test_no_room_beside_one_that_works() -> None:
+    host, machine = ModelHost(budget=_SIZE), Machine()
+    done = threading.Event()
+
+    class Long(Tenant):
+        def predict(self, model: Loaded, batch: Any, inference_args: dict[str, Any] | None = None) -> Any:
+            done.wait(_PATIENCE_S)
+            return super().predict(model, batch)
+
+    old = host.enter("old", lambda: Long(machine, 0), LaneSettings())
+    new = host.enter("new", lambda: Tenant(machine, 1), LaneSettings())
+    session = host.open()
+    session.submit(old, [1], np.ones(1), None)
+    until(lambda: old.model.users == 1)
+    until(lambda: host.load_ahead(new) is Ahead.NO_ROOM)
+    done.set()
+    assert [list(outcome.values or []) for some in session.finish() for outcome in some] == [[1000]]
+    assert ask(host, new, [1]) == [1001]
+
+
+def test_a_failing_load_is_told_to_all_who_wait_and_tried_again_by_who_comes_later() -> None:
+    class Flaky(Doubled):
+        def load_model(self) -> str:
+            attempts.append(1)
+            if len(attempts) == 1:
+                raise OSError("not now")
+            return "model"
+
+    attempts: list[int] = []
+    host = ModelHost()
+    lane = host.enter("flaky", Flaky, LaneSettings())
+    with pytest.raises(OSError, match="not now"):
+        ask(host, lane, [1, 2])
+    assert ask(host, lane, [1, 2]) == [2, 4]
+
+
+class Doubled(Handler[int, int, str]):
+    def load_model(self) -> str:
+        return "model"
+
+    def predict(self, model: str, batch: Any, inference_args: dict[str, Any] | None = None) -> Any:
+        return [2 * example for example in batch]
+
+
+def test_a_slow_load_fails_who_has_no_time_and_serves_who_comes_later() -> None:
+    gate = threading.Event()
+
+    class Slow(Doubled):
+        def load_model(self) -> str:
+            gate.wait(_PATIENCE_S)
+            return "model"
+
+    host = ModelHost()
+    slow = host.enter("slow", Slow, LaneSettings(timeout=0.2))
+    with pytest.raises(TimeoutError):
+        ask(host, slow, [1])
+    quick = host.enter("quick", Doubled, LaneSettings())
+    assert ask(host, quick, [1]) == [2], "a load that hangs holds up no other model's"
+    gate.set()
+    until(lambda: slow.model.is_ready)
+    assert ask(host, slow, [1]) == [2]
