@@ -8,6 +8,7 @@
     ├── UnsupportedPipeline (ValueError)      the pipeline uses a feature the engine does not have
     ├── ResourcesExceeded (ValueError)        a step asks for more than the machine has
     ├── ModelUnavailable (OSError)            a model's files can't be had on this machine
+    ├── HostUnavailable (RuntimeError)        the process that runs models for all workers can't be started or reached
     ├── RecordError (ValueError)              a recorded run is not there, or can't be read
     ├── ReplayError (ValueError)              a file can't be replayed
     └── RunFailed (RuntimeError)              the run ended before the pipeline was done
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 __all__ = [
     "ElementKillsWorker",
+    "HostUnavailable",
     "LuminosityError",
     "MissingExtra",
     "ModelUnavailable",
@@ -60,6 +62,10 @@ class ResourcesExceeded(LuminosityError, ValueError):
 
 class ModelUnavailable(LuminosityError, OSError):
     """A model's files can't be had on this machine: not there, too large, or changed while they were fetched."""
+
+
+class HostUnavailable(LuminosityError, RuntimeError):
+    """The process that runs models for all workers can't be started or reached."""
 
 
 class RecordError(LuminosityError, ValueError):
