@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
-import hmac
 import logging
 import multiprocessing
 import os
@@ -29,7 +29,8 @@ from luminosity.errors import HostUnavailable
 from luminosity.inference.machine import folder as folders
 from luminosity.inference.machine.authentication import AuthenticationFailed, prove_as_client, prove_as_host
 from luminosity.inference.machine.channel import Channel, ConnectionClosed
-from luminosity.inference.machine.client import connect, last_words
+from luminosity.inference.machine.client import connect as connect_to_host
+from luminosity.inference.machine.client import last_words
 from luminosity.inference.machine.folder import HostFolder, remove_abandoned
 from luminosity.inference.machine.server import serve
 from tests.inference.talks import echo
@@ -37,6 +38,9 @@ from tests.processes import wait_for
 
 _ECHO = "tests.inference.talks:echo"
 _WAIT_S = 20.0
+_IDLE_S = 0.3
+
+connect = functools.partial(connect_to_host, idle_seconds=_IDLE_S)
 
 
 @pytest.fixture
@@ -70,9 +74,11 @@ def served_here(run_id: str) -> Iterator[HostFolder]:
     thread = threading.Thread(target=serve, args=(folder, echo), kwargs={"stop": stop, "idle_seconds": 60})
     thread.start()
     assert wait_for(lambda: os.path.exists(folder.socket), _WAIT_S)
-    yield folder
-    stop.set()
-    thread.join(_WAIT_S)
+    try:
+        yield folder
+    finally:
+        stop.set()
+        thread.join(_WAIT_S)
     assert not thread.is_alive()
 
 
@@ -116,7 +122,7 @@ def test_processes_that_come_at_once_get_one_host_and_it_goes_with_the_last(run_
         worker.start()
     start.set()
     (pid,) = {pids.get(timeout=_WAIT_S) for _ in workers}
-    assert " ".join(psutil.Process(pid).cmdline()).endswith(f"-m luminosity.inference.machine {run_id} {_ECHO}")
+    assert f"-m luminosity.inference.machine {run_id} {_ECHO}" in " ".join(psutil.Process(pid).cmdline())
     workers[0].kill()  # says no goodbye
     leave.send(True)
     for worker in workers:
@@ -145,7 +151,7 @@ def test_after_a_kill_the_next_gets_a_new_host(run_id: str) -> None:
 def test_a_client_that_is_killed_alone_leaves_nothing(run_id: str) -> None:
     script = (
         "import sys, time; from luminosity.inference.machine.client import connect\n"
-        f"channel = connect({run_id!r}, {_ECHO!r}); channel.send(('pid', 0)); print(channel.recv(), flush=True)\n"
+        f"channel = connect({run_id!r}, {_ECHO!r}, idle_seconds={_IDLE_S}); channel.send(('pid', 0)); print(channel.recv(), flush=True)\n"
         "time.sleep(60)"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -219,10 +225,6 @@ def test_strangers_are_refused_and_hold_nobody_up(run_id: str, tmp_path: Path, c
             assert _is_refused(connection)
         with _stranger(folder) as connection, pytest.raises(ConnectionError):
             prove_as_client(connection, b"guessed")
-        reflected = _stranger(folder)
-        greeting = reflected.recv(40, socket.MSG_WAITALL)
-        reflected.sendall(greeting[8:] + hmac.digest(b"", greeting, "sha256"))
-        assert _is_refused(reflected)
         with connect(run_id, _ECHO) as channel:
             assert ask(channel, "echo", "hello") == "hello"
         for connection in silent:
@@ -233,13 +235,21 @@ def test_strangers_are_refused_and_hold_nobody_up(run_id: str, tmp_path: Path, c
     assert secret.hex() not in caplog.text
 
 
-def test_a_false_host_is_refused() -> None:
+@pytest.mark.parametrize("answers", ["zeros", "what the client said"])
+def test_a_false_host_is_refused(answers: str) -> None:
     here, there = socket.socketpair()
-    liar = threading.Thread(target=lambda: there.sendall(b"lumhost1" + bytes(32) + bytes(32)))
+
+    def lie() -> None:
+        there.sendall(b"lumhost1" + bytes(32))
+        proof = there.recv(64, socket.MSG_WAITALL)[32:]
+        there.sendall(bytes(32) if answers == "zeros" else proof)
+
+    liar = threading.Thread(target=lie)
     liar.start()
-    with here, there, pytest.raises(AuthenticationFailed, match="does not know the secret"):
-        prove_as_client(here, b"secret")
-    liar.join(_WAIT_S)
+    with here, there:
+        with pytest.raises(AuthenticationFailed, match="does not know the secret"):
+            prove_as_client(here, b"secret")
+        liar.join(_WAIT_S)
 
 
 def test_silence_is_not_waited_for() -> None:

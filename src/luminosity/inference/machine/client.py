@@ -27,13 +27,22 @@ _POLL_S = 0.02
 _MOST_REFUSALS = 20
 
 
-def connect(run_id: str, talk: str, *, timeout: float = 60.0, environment: Mapping[str, str] | None = None) -> Channel:
+def connect(
+    run_id: str,
+    talk: str,
+    *,
+    timeout: float = 60.0,
+    idle_seconds: float = 2.0,
+    environment: Mapping[str, str] | None = None,
+) -> Channel:
     """A channel to the host of this run, which the first who calls this starts.
 
     In the host, the function that ``talk`` names as ``module:function`` is called with the other end of the channel.
-    ``environment``: variables of a host that is started here, besides those of this process.
+    A host that is started here ends when it had no client for ``idle_seconds``, and has the variables of
+    ``environment`` besides those of this process. `HostUnavailable` where after ``timeout`` seconds there is none.
     """
-    return _Search(run_id, talk, time.monotonic() + timeout, environment or {}).channel()
+    command = [sys.executable, "-u", "-m", _MODULE, run_id, talk, f"--idle_seconds={idle_seconds:g}"]
+    return _Search(HostFolder(run_id), command, environment or {}, time.monotonic() + timeout).channel()
 
 
 def last_words(run_id: str) -> str:
@@ -44,9 +53,9 @@ def last_words(run_id: str) -> str:
 class _Search:
     """For one channel. Several of one process know as little of each other as those of several processes."""
 
-    def __init__(self, run_id: str, talk: str, deadline: float, environment: Mapping[str, str]) -> None:
-        self._folder = HostFolder(run_id)
-        self._command = [sys.executable, "-u", "-m", _MODULE, run_id, talk]
+    def __init__(self, folder: HostFolder, command: list[str], environment: Mapping[str, str], deadline: float) -> None:
+        self._folder = folder
+        self._command = command
         self._environment = environment
         self._deadline = deadline
         self._refusals = 0
