@@ -116,7 +116,7 @@ class Channel:
         head += struct.pack(f"<{len(views)}Q", *(view.nbytes for view in views))
         with self._sending, self._whole_messages():
             sent = socket.send_fds(self._connection, [head], descriptors) if descriptors else 0
-            for part in (head[sent:], pickled, logged, *(() if descriptors else views)):
+            for part in _joined([head[sent:], pickled, logged, *(() if descriptors else views)]):
                 self._connection.sendall(part)
 
     def _recv_parts(self, timeout: float | None) -> _Parts:
@@ -173,6 +173,13 @@ class Channel:
                 raise ConnectionClosed("the other process ended in the midst of a message")
             left = left[received:]
         return data
+
+
+def _joined(parts: list[bytes | memoryview]) -> list[bytes | memoryview]:
+    """One where they are small; and never an empty one, which could only fail: the other side has all it wants."""
+    if sum(len(part) for part in parts) <= _SHARE_ABOVE:
+        return [b"".join(parts)]
+    return [part for part in parts if len(part)]
 
 
 def _cut(memory: memoryview, sizes: Iterable[int]) -> list[memoryview]:
