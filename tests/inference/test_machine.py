@@ -11,8 +11,6 @@ import os
 import pickle
 import signal
 import socket
-import subprocess
-import sys
 import tempfile
 import threading
 import uuid
@@ -106,28 +104,25 @@ def number_of_descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def _ask_pid_and_wait(run_id: str, start: Any, pids: Any, done: Any) -> None:
+def _ask_pid_and_wait(run_id: str, start: Any, pids: Any) -> None:
     start.wait(_WAIT_S)
     with connect(run_id, _ECHO) as channel:
         pids.put(ask(channel, "pid"))
-        done.poll(_WAIT_S)
+        threading.Event().wait(_WAIT_S)
 
 
-def test_processes_that_come_at_once_get_one_host_and_it_goes_with_the_last(run_id: str) -> None:
+def test_processes_that_come_at_once_get_one_host_and_it_goes_when_all_are_killed(run_id: str) -> None:
     context = multiprocessing.get_context("fork")
     start, pids = context.Event(), context.Queue()
-    done, leave = context.Pipe(duplex=False)  # a process that is killed as it waits for an event would block it
-    workers = [context.Process(target=_ask_pid_and_wait, args=(run_id, start, pids, done)) for _ in range(8)]
+    workers = [context.Process(target=_ask_pid_and_wait, args=(run_id, start, pids)) for _ in range(8)]
     for worker in workers:
         worker.start()
     start.set()
     (pid,) = {pids.get(timeout=_WAIT_S) for _ in workers}
     assert f"-m luminosity.inference.machine {run_id} {_ECHO}" in " ".join(psutil.Process(pid).cmdline())
-    workers[0].kill()  # says no goodbye
-    leave.send(True)
     for worker in workers:
+        worker.kill()
         worker.join(_WAIT_S)
-    assert [worker.exitcode for worker in workers] == [-signal.SIGKILL, *[0] * 7]
     assert wait_for(lambda: is_gone(pid), _WAIT_S)
 
 
@@ -148,18 +143,18 @@ def test_after_a_kill_the_next_gets_a_new_host(run_id: str) -> None:
     assert wait_for(lambda: is_gone(first) and is_gone(second), _WAIT_S), "a host, or what is left of it, is there"
 
 
-def test_a_client_that_is_killed_alone_leaves_nothing(run_id: str) -> None:
-    script = (
-        "import sys, time; from luminosity.inference.machine.client import connect\n"
-        f"channel = connect({run_id!r}, {_ECHO!r}, idle_seconds={_IDLE_S}); channel.send(('pid', 0)); print(channel.recv(), flush=True)\n"
-        "time.sleep(60)"
-    )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=environment) as client:
-        assert client.stdout is not None
-        pid = int(client.stdout.readline())
-        client.kill()
-    assert wait_for(lambda: is_gone(pid), _WAIT_S)
+def test_a_forked_child_does_not_keep_the_connection(pair: tuple[Channel, Channel]) -> None:
+    context = multiprocessing.get_context("fork")
+    waiting, leave = context.Pipe(duplex=False)
+    child = context.Process(target=waiting.poll, args=(_WAIT_S,))
+    child.start()
+    assert sent(pair, "still there") == "still there"
+    pair[0].close()
+    with pytest.raises(ConnectionClosed):
+        pair[1].recv(timeout=_WAIT_S)
+    leave.send(True)
+    child.join(_WAIT_S)
+    assert child.exitcode == 0
 
 
 def test_two_runs_do_not_meet_and_an_error_ends_one_connection(run_id: str, caplog: Any) -> None:
@@ -173,14 +168,6 @@ def test_two_runs_do_not_meet_and_an_error_ends_one_connection(run_id: str, capl
             assert ask(three, "echo", 3) == 3
         assert HostFolder(run_id).secret() != HostFolder(other).secret()
     assert "an error of the talk" in caplog.text
-
-
-def test_what_the_host_logs_reaches_a_client(run_id: str, caplog: Any, capfd: Any) -> None:
-    with connect(run_id, _ECHO) as channel:
-        ask(channel, "warn", "the model is odd")
-        assert ("tests.host", logging.WARNING, "the model is odd") in caplog.record_tuples
-        assert "the model is odd" in last_words(run_id)
-    assert capfd.readouterr().out == ""
 
 
 def test_a_host_that_cannot_start_says_why() -> None:
@@ -258,8 +245,12 @@ def test_silence_is_not_waited_for() -> None:
         prove_as_host(here, b"secret", timeout=0.05)
 
 
-def test_large_arrays_through_a_host(run_id: str) -> None:
+def test_arrays_and_warnings_come_from_a_host_that_goes_with_its_client(run_id: str, caplog: Any, capfd: Any) -> None:
     with connect(run_id, _ECHO) as channel:
+        pid = ask(channel, "pid")
+        ask(channel, "warn", "the model is odd")
+        assert ("tests.host", logging.WARNING, "the model is odd") in caplog.record_tuples
+        assert "the model is odd" in last_words(run_id)
         array = np.random.default_rng(0).random(50_000_000 // 8)
         fixed = array[:20_000].copy()
         fixed.flags.writeable = False
@@ -275,6 +266,8 @@ def test_large_arrays_through_a_host(run_id: str) -> None:
         assert number_of_descriptors() == before, "what is kept needs no descriptor"
         assert ask(channel, "descriptors") == theirs
         assert [int(values.sum()) for values in kept] == [20_000 * n for n in range(300)]
+    assert wait_for(lambda: is_gone(pid), _WAIT_S)
+    assert capfd.readouterr().out == ""
 
 
 def test_memory_is_freed_with_the_last_array(pair: tuple[Channel, Channel]) -> None:

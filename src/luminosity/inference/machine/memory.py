@@ -55,8 +55,7 @@ def mapped(descriptor: int, size: int) -> memoryview:
     """
     if (found := os.fstat(descriptor).st_size) < size:
         raise ValueError(f"expected {size} bytes of shared memory, found {found}")
-    flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
-    address = _libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, descriptor, 0)
+    address = _libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, descriptor, 0)
     if address == _FAILED:
         code = ctypes.get_errno()
         raise OSError(code, f"can't map {size} bytes of shared memory: {os.strerror(code)}")
