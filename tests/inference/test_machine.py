@@ -25,6 +25,7 @@ import pytest
 
 from luminosity.errors import HostUnavailable
 from luminosity.inference.machine import folder as folders
+from luminosity.inference.machine import server
 from luminosity.inference.machine.authentication import AuthenticationFailed, prove_as_client, prove_as_host
 from luminosity.inference.machine.channel import Channel, ConnectionClosed
 from luminosity.inference.machine.client import connect as connect_to_host
@@ -220,6 +221,28 @@ def test_strangers_are_refused_and_hold_nobody_up(run_id: str, tmp_path: Path, c
     assert not (tmp_path / "exploded").exists()
     assert caplog.text.count("does not know the secret") == 1
     assert secret.hex() not in caplog.text
+
+
+def test_a_host_takes_no_more_strangers_than_it_can_bear(run_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "_MOST_UNAUTHENTICATED", 2)
+    with served_here(run_id) as folder:
+        silent = [_stranger(folder) for _ in range(2)]
+        for connection in silent:
+            assert len(connection.recv(40, socket.MSG_WAITALL)) == 40
+        with pytest.raises(HostUnavailable, match="as many connections as it takes"):
+            connect(run_id, _ECHO, timeout=0.1)
+        for connection in silent:
+            connection.close()
+        with connect(run_id, _ECHO) as channel:
+            assert ask(channel, "echo", "hello") == "hello"
+
+
+def test_what_only_linux_has_is_not_needed(run_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "memfd_create", raising=False)
+    monkeypatch.delattr(socket, "SO_PEERCRED", raising=False)
+    with served_here(run_id), connect(run_id, _ECHO) as channel:
+        array = np.arange(100_000)
+        assert np.array_equal(ask(channel, "echo", array), array)
 
 
 @pytest.mark.parametrize("answers", ["zeros", "what the client said"])
