@@ -7,7 +7,9 @@
     ├── OptionError (ValueError)              a flag has a value that is not allowed
     ├── UnsupportedPipeline (ValueError)      the pipeline uses a feature the engine does not have
     ├── ResourcesExceeded (ValueError)        a step asks for more than the machine has
+    │   └── ModelTooLarge                     a model takes more than all models of its device may
     ├── ModelUnavailable (OSError)            a model's files can't be had on this machine
+    ├── HostUnavailable (RuntimeError)        the process that runs models for all workers can't be started or reached
     ├── RecordError (ValueError)              a recorded run is not there, or can't be read
     ├── ReplayError (ValueError)              a file can't be replayed
     └── RunFailed (RuntimeError)              the run ended before the pipeline was done
@@ -22,8 +24,10 @@ from __future__ import annotations
 
 __all__ = [
     "ElementKillsWorker",
+    "HostUnavailable",
     "LuminosityError",
     "MissingExtra",
+    "ModelTooLarge",
     "ModelUnavailable",
     "OptionError",
     "RecordError",
@@ -62,8 +66,12 @@ class ModelUnavailable(LuminosityError, OSError):
     """A model's files can't be had on this machine: not there, too large, or changed while they were fetched."""
 
 
-class ModelTooLarge(LuminosityError, MemoryError):
+class ModelTooLarge(ResourcesExceeded):
     """A model takes more than all models of its device may."""
+
+
+class HostUnavailable(LuminosityError, RuntimeError):
+    """The process that runs models for all workers can't be started or reached."""
 
 
 class RecordError(LuminosityError, ValueError):

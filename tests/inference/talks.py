@@ -1,0 +1,28 @@
+"""What the host process of the tests says to its clients."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+from luminosity.inference.machine.channel import Channel
+
+
+def echo(channel: Channel) -> None:
+    """Answers ``(what, argument)``."""
+    while True:
+        what, argument = channel.recv()
+        channel.send(_answer(what, argument))
+
+
+def _answer(what: str, argument: Any) -> Any:
+    if what == "pid":
+        return os.getpid()
+    if what == "raise":
+        raise ValueError(argument)
+    if what == "warn":
+        logging.getLogger("tests.host").warning(argument)
+    if what == "descriptors":
+        return len(os.listdir("/proc/self/fd"))
+    return argument
