@@ -20,11 +20,12 @@ from apache_beam.ml.inference.base import KeyedModelHandler, PredictionResult
 from apache_beam.ml.inference.base import RunInference as BeamRunInference
 from apache_beam.testing.util import assert_that
 
-from luminosity import HttpModelHandler, HttpProtocol, RunInference
+from luminosity import HttpModelHandler, RunInference
 from luminosity.errors import EndpointError, RemoteModelError
+from luminosity.inference.handlers.http import Answer, HttpProtocol, Reply, Request
+from luminosity.inference.handlers.http.door import Door
 from luminosity.inference.handlers.http.gate import Gate
 from luminosity.inference.handlers.http.limit import AdaptiveLimit
-from luminosity.inference.handlers.http.messages import Answer, Reply, Request
 from luminosity.testing import FakeClock
 from tests.inference.conftest import Pipelines
 from tests.inference.model_server import (
@@ -235,7 +236,7 @@ class TestTrouble:
     def test_a_wait_beyond_the_deadline_is_not_begun(self) -> None:
         with serving(lambda _: Said({"error": "slowly"}, 429, {"Retry-After": "3600"})) as server:
             handler = HttpModelHandler.embeddings(server.url, "small", deadline=5)
-            expected = r"429: slowly. Gave up after 1 tries within deadline=5 seconds. It asked to wait for 3.6e\+03"
+            expected = r"429: slowly. Tried once within deadline=5 seconds. It asked to wait for 3.6e\+03"
             with pytest.raises(EndpointError, match=expected):
                 ask(handler, "a")
 
@@ -251,11 +252,18 @@ class TestTrouble:
         with serving(embeddings) as server:
             server.script = lambda seen: Said({"waited": server.stopped.wait(30)}, 503)
             handler = HttpModelHandler.embeddings(server.url, "small", timeout=0.1, deadline=0.4)
-            with pytest.raises(RemoteModelError, match=r"did not answer within .* seconds. Gave up after"):
+            with pytest.raises(RemoteModelError, match=r"did not answer within .* seconds. Tried .* times"):
                 ask(handler, "a")
             server.stopped.set()
 
         assert len(server.seen) > 1
+
+    def test_a_server_that_drips_meets_the_deadline(self) -> None:
+        with serving(lambda _: Said(b" " * 1000, drip_s=0.02)) as server:
+            handler = HttpModelHandler.embeddings(server.url, "small", timeout=0.1, deadline=0.2)
+            with pytest.raises(RemoteModelError, match="did not answer within"):
+                ask(handler, "a")
+            server.stopped.set()
 
     def test_nobody_listens(self) -> None:
         with serving(embeddings) as server:
@@ -271,6 +279,22 @@ class TestTrouble:
         for _ in range(3):
             with pytest.raises(EndpointError, match="can't be reached"):
                 list(handler.run_inference(["a"], model))
+
+    def test_one_example_that_hangs_the_server_does_not_take_others_along(self) -> None:
+        clock = FakeClock()
+        door = Door(clock.monotonic)
+        for _ in range(2):
+            halves = [door.gave_up("hangs", by_examples=True) for _ in range(7)]  # A batch of 64, and its halves.
+            assert {type(error) for error in halves} == {RemoteModelError}
+            door.check()
+            door.answered()
+
+        errors = [door.gave_up("hangs", by_examples=True) for _ in range(8)]
+        assert type(errors[-1]) is EndpointError
+        with pytest.raises(EndpointError, match="hangs"):
+            door.check()
+        clock.advance(60)
+        door.check()
 
     def test_400_is_the_examples_fault_and_not_tried_again(self) -> None:
         script = failing_at_first([Said({"error": {"message": "x" * 5000}}, 400)])
@@ -438,7 +462,7 @@ class TestLimit:
         limit = AdaptiveLimit(1000, clock.monotonic)
         self.steady(limit, clock, capacity=20, rounds=100)
         before = limit.now
-        self.steady(limit, clock, capacity=200, rounds=2000)
+        self.steady(limit, clock, capacity=200, rounds=300)
 
         assert limit.now > 4 * before
 
@@ -510,6 +534,16 @@ class TestLimit:
 
 
 class TestOptions:
+    def test_a_proxy_of_the_environment(self, embedding_server: ModelServer, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("http_proxy", embedding_server.url.replace("http://", "http://me:word@"))
+        monkeypatch.delenv("no_proxy", raising=False)
+        monkeypatch.delenv("NO_PROXY", raising=False)
+        found = ask(HttpModelHandler.embeddings("http://models.invalid", "small"), "a")
+
+        assert found[0].tolist() == vector_of("a")
+        assert embedding_server.seen[0].path == "http://models.invalid/v1/embeddings"
+        assert embedding_server.seen[0].headers["proxy-authorization"].startswith("Basic ")
+
     def test_batches_are_as_small_as_asked(self, pipelines: Pipelines, embedding_server: ModelServer) -> None:
         handler = HttpModelHandler.embeddings(embedding_server.url, "small", max_batch_size=3)
         with pipelines() as (pipeline, _):

@@ -82,5 +82,6 @@ class RemoteModel:
 
     def _gave_up(self, busy: Busy, tries: int) -> RemoteModelError:
         asked = "" if busy.asked is None else f" It asked to wait for {busy.asked:.3g} seconds."
-        message = f"{busy}. Gave up after {tries} tries within deadline={self._connection.deadline:g} seconds.{asked}"
+        often = "once" if tries == 1 else f"{tries} times"
+        message = f"{busy}. Tried {often} within deadline={self._connection.deadline:g} seconds.{asked}"
         return self._door.gave_up(message, busy.by_examples)
