@@ -118,6 +118,10 @@ class TestProtocols:
             with pytest.raises(EndpointError, match="unknown model: 'summs'"):
                 HttpModelHandler.kserve(server.url, "summs").load_model()
 
+    def test_a_kserve_server_that_tells_nothing_of_itself(self) -> None:
+        with serving(lambda seen: Said(b"", 404) if seen.path == "/v2" else kserve(seen, binary=False)) as server:
+            assert ask(HttpModelHandler.kserve(server.url, "shout"), "ab") == ["AB"]
+
     def test_a_protocol_of_ones_own(self) -> None:
         with serving(lambda seen: Said([len(text) for text in seen.json])) as server:
             assert ask(HttpModelHandler(server.url, Lengths("any")), "a", "bcd") == [1, 3]
@@ -284,17 +288,39 @@ class TestTrouble:
         clock = FakeClock()
         door = Door(clock.monotonic)
         for _ in range(2):
-            halves = [door.gave_up("hangs", by_examples=True) for _ in range(7)]  # A batch of 64, and its halves.
+            halves = [door.gave_up("hangs", True, 0.0) for _ in range(7)]  # A batch of 64, and its halves.
             assert {type(error) for error in halves} == {RemoteModelError}
             door.check()
             door.answered()
 
-        errors = [door.gave_up("hangs", by_examples=True) for _ in range(8)]
+        errors = [door.gave_up("hangs", True, 0.0) for _ in range(8)]
         assert type(errors[-1]) is EndpointError
         with pytest.raises(EndpointError, match="hangs"):
             door.check()
         clock.advance(60)
         door.check()
+
+    def test_one_request_that_starves_while_others_are_answered(self) -> None:
+        clock = FakeClock(100.0)
+        door = Door(clock.monotonic)
+        clock.advance(1)
+        door.answered()
+        assert type(door.gave_up("429", by_examples=False, began=100.0)) is RemoteModelError
+        assert type(door.gave_up("429", by_examples=False, began=102.0)) is EndpointError
+
+    def test_a_server_that_forbids_one_text_answers_the_others(self) -> None:
+        def script(seen: Seen) -> Said:
+            return Said(b"", 403) if seen.json["input"] == ["drop table"] else embeddings(seen)
+
+        with serving(script) as server:
+            handler = HttpModelHandler.embeddings(server.url, "small")
+            model = handler.load_model()
+            list(handler.run_inference(["a"], model))
+            with pytest.raises(RemoteModelError, match="answered 403") as caught:
+                list(handler.run_inference(["drop table"], model))
+            list(handler.run_inference(["b"], model))
+
+        assert not isinstance(caught.value, EndpointError)
 
     def test_400_is_the_examples_fault_and_not_tried_again(self) -> None:
         script = failing_at_first([Said({"error": {"message": "x" * 5000}}, 400)])
