@@ -10,6 +10,8 @@
     │   └── ModelTooLarge                     a model takes more than all models of its device may
     ├── ModelUnavailable (OSError)            a model's files can't be had on this machine
     ├── HostUnavailable (RuntimeError)        the process that runs models for all workers can't be started or reached
+    ├── RemoteModelError (RuntimeError)       a model's server refused examples, or answered what nobody can read
+    │   └── EndpointError                     the endpoint is at fault: key, address, certificate, or it is down
     ├── RecordError (ValueError)              a recorded run is not there, or can't be read
     ├── ReplayError (ValueError)              a file can't be replayed
     └── RunFailed (RuntimeError)              the run ended before the pipeline was done
@@ -25,12 +27,14 @@ from __future__ import annotations
 __all__ = [
     "ElementKillsWorker",
     "HostUnavailable",
+    "EndpointError",
     "LuminosityError",
     "MissingExtra",
     "ModelTooLarge",
     "ModelUnavailable",
     "OptionError",
     "RecordError",
+    "RemoteModelError",
     "ReplayError",
     "ResourcesExceeded",
     "RunCancelled",
@@ -72,6 +76,14 @@ class ModelTooLarge(ResourcesExceeded):
 
 class HostUnavailable(LuminosityError, RuntimeError):
     """The process that runs models for all workers can't be started or reached."""
+
+
+class RemoteModelError(LuminosityError, RuntimeError):
+    """A model's server refused examples, or answered them with what nobody can read."""
+
+
+class EndpointError(RemoteModelError):
+    """The endpoint is at fault, whatever the examples: the key, the address, the certificate, or it is down."""
 
 
 class RecordError(LuminosityError, ValueError):
