@@ -26,8 +26,8 @@ from __future__ import annotations
 
 __all__ = [
     "ElementKillsWorker",
-    "HostUnavailable",
     "EndpointError",
+    "HostUnavailable",
     "LuminosityError",
     "MissingExtra",
     "ModelTooLarge",

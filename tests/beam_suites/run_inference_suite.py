@@ -12,6 +12,7 @@ from apache_beam.testing import test_pipeline
 
 from luminosity import RunInference
 from tests.beam_suites.imported import beam_test_pipelines_with, taken_over
+from tests.beam_suites.shared_fakes import FakeModelHandler, FakeModelHandlerReturnsPredictionResult
 
 # Why each test that is left out can't hold here, on any runner.
 DIFFERENT_BY_DESIGN = {
@@ -44,6 +45,8 @@ def our_transform_on(runner_name: str, options: str) -> Callable[[pytest.MonkeyP
     def ours(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setattr(base_test, "TestPipeline", Pipeline)
         monkeypatch.setattr(base, "RunInference", RunInference)
+        for fake in (FakeModelHandler, FakeModelHandlerReturnsPredictionResult):
+            monkeypatch.setattr(base_test, fake.__name__, fake)
         with beam_test_pipelines_with(options):
             yield
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import pickle
 import threading
-import traceback
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
 from multiprocessing.util import Finalize
@@ -16,6 +14,7 @@ from apache_beam.internal import pickler
 
 from luminosity.inference.handler import Handler
 from luminosity.inference.host.measure import memory_of, resident_bytes
+from luminosity.inference.portable_errors import packed, unpacked
 from luminosity.inference.wrapping import WrappedHandler
 
 __all__ = ["IsolatedHandler"]
@@ -76,13 +75,13 @@ class _Child:
                 self._start()
             try:
                 self._connection.send(request)
-                value, error, trace = self._connection.recv()
+                value, error = self._connection.recv()
             except (EOFError, OSError) as ended:
                 self._finish()
                 self._process = None
                 raise RuntimeError("The process of the model ended while it computed this batch.") from ended
         if error is not None:
-            raise error from RuntimeError(f"in the process of the model:\n{trace}")
+            raise unpacked(error)
         return value
 
     def kill(self) -> None:
@@ -125,9 +124,9 @@ def _serve(connection: Connection, pickled: bytes) -> None:
                 model = handler.load_model()
                 handler.warm_up(model)
             value = _answer(what, handler, model, arguments)
-            answer = ForkingPickler.dumps((value, None, ""))
+            answer = ForkingPickler.dumps((value, None))
         except BaseException as error:
-            answer = _failure(error)
+            answer = ForkingPickler.dumps((None, packed(error)))
         connection.send_bytes(answer)
 
 
@@ -142,16 +141,6 @@ def _predict(handler: Handler[Any, Any, Any], model: Any, batch: Any, inference_
     outputs = handler.predict(model, handler.transfer(batch), inference_args)
     handler.wait(outputs)
     return handler.collect(outputs)
-
-
-def _failure(error: BaseException) -> Any:
-    trace = traceback.format_exc()
-    try:
-        answer = ForkingPickler.dumps((None, error, trace))
-        pickle.loads(answer)  # Some can be written and not read: their __init__ wants other arguments.
-    except Exception:
-        answer = ForkingPickler.dumps((None, RuntimeError(f"{type(error).__name__}: {error}"), trace))
-    return answer
 
 
 def _end_with_parent() -> None:

@@ -29,6 +29,7 @@ class ModelSet:
 
     def __init__(self, handler: ModelHandler[Any, Any, Any]) -> None:
         inner: Any = without_functions(handler)
+        self.is_shared = handler.share_model_across_processes()
         self.most_at_once: int | None = None
         self.handlers: dict[Hashable, Handler[Any, Any, Any]]
         self._names: dict[Hashable, Hashable] | None = None

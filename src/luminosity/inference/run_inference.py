@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+import weakref
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeAlias
 
@@ -247,6 +248,7 @@ class RunInference(beam.PTransform[Any, Any]):
             threads=threads_of(options),
             memory_budget=memory_budget_of(options),
             workers=processes_of(pipeline),
+            run_id=_run_id(pipeline),
         )
 
     def _infer_hints(self, of_the_models: dict[str, Any]) -> dict[str, Any]:
@@ -285,3 +287,11 @@ class RunInference(beam.PTransform[Any, Any]):
 
 def _is_for(block: PreparedBlock, names: frozenset[Hashable]) -> bool:
     return block.model in names
+
+
+_run_ids: weakref.WeakKeyDictionary[beam.Pipeline, str] = weakref.WeakKeyDictionary()
+
+
+def _run_id(pipeline: beam.Pipeline) -> str:
+    """The same for all transforms of a pipeline: their models share the memory of one machine."""
+    return _run_ids.setdefault(pipeline, uuid.uuid4().hex)

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from luminosity.errors import EndpointError
 from luminosity.inference.blocks import as_block
 from luminosity.inference.host.counting import as_part_of
 from luminosity.inference.host.work import Batch, Stage
@@ -111,7 +112,8 @@ class Crew:
             try:
                 return (lane.handler.predict(copy[0], batch.inputs, lane.settings.inference_args),)
             except BaseException as error:
-                self._host.failed(batch, error)
+                # An endpoint that can't be used fails all alike: looking for the example at fault would find none.
+                self._host.failed(batch, error, by_its_examples=not isinstance(error, EndpointError))
                 return None
 
     def _hand_back(self) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 from luminosity.inference.machine.forks import close_in_children
 from luminosity.inference.machine.logs import Logged, log_again
 from luminosity.inference.machine.memory import aligned, filled, mapped
+from luminosity.inference.machine.pickling import pickled
 
 __all__ = ["Channel", "ConnectionClosed"]
 
@@ -61,15 +62,14 @@ class Channel:
 
         A message that can't be pickled raises as `pickle` does, and the channel remains usable.
         """
-        buffers: list[pickle.PickleBuffer] = []
-        pickled = pickle.dumps(message, protocol=5, buffer_callback=buffers.append)
+        data, buffers = pickled(message)
         views = [buffer.raw() for buffer in buffers]
         size = sum(view.nbytes for view in views)
-        _check_size(len(pickled) + size, len(views))
+        _check_size(len(data) + size, len(views))
         descriptors = [filled(views)] if size > _SHARE_ABOVE else []
         try:
             logged = self._take_logged()
-            self._send_parts(pickled, pickle.dumps(logged) if logged else b"", views, descriptors)
+            self._send_parts(data, pickle.dumps(logged) if logged else b"", views, descriptors)
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
@@ -81,10 +81,10 @@ class Channel:
         can't be unpickled raises what `pickle` does, and the channel remains usable.
         """
         with self._receiving:
-            pickled, logged, buffers = self._recv_parts(timeout)
+            data, logged, buffers = self._recv_parts(timeout)
         if logged:
             log_again(pickle.loads(logged))
-        return pickle.loads(pickled, buffers=buffers)
+        return pickle.loads(data, buffers=buffers)
 
     def close(self) -> None:
         """Whoever sends or receives in another thread gets `ConnectionClosed`."""

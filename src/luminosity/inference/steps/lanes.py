@@ -102,8 +102,9 @@ class StepLanes:
         return Version(metadata.model_id, metadata.model_name)
 
     def _named_by(self, metadata: Any) -> Mapping[Hashable, Version]:
+        """The version of each key; what was named last where a window names none."""
         if not metadata or isinstance(metadata, pvalue.EmptySideInput):
-            return {}
+            return self._last_metadata[1]
         if metadata is not self._last_metadata[0]:
             self._last_metadata = metadata, versions_of_keys(metadata, self._models)
         return self._last_metadata[1]

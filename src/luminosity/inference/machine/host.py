@@ -1,0 +1,217 @@
+"""A worker's side of the machine's model host: what a step asks of a host, asked of another process."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any
+
+from apache_beam.internal import pickler
+
+from luminosity.core import THREAD_VARIABLES, WorkerShare, machine_ram_bytes, usable_cores
+from luminosity.errors import HostUnavailable
+from luminosity.inference.handler import Handler
+from luminosity.inference.host.host import Ahead
+from luminosity.inference.host.lane import LaneSettings
+from luminosity.inference.host.model import LoadStats
+from luminosity.inference.machine.channel import Channel, ConnectionClosed
+from luminosity.inference.machine.client import connect, last_words
+from luminosity.inference.machine.lanes import Order, talk
+from luminosity.inference.machine.requests import MOST_DEATHS, UnknownLane, asked
+from luminosity.inference.machine.session import MachineSession
+from luminosity.inference.options import ModelCacheConfig
+
+__all__ = ["MachineHost", "MachineLane", "machine_host_of"]
+
+_START_S = 120.0
+_MOST_FREE = 16
+
+
+@dataclass(frozen=True, eq=False)
+class MachineLane:
+    """A lane of the host process, which is told of it again when another one has taken its place."""
+
+    key: Hashable
+    handler: Handler[Any, Any, Any]
+    settings: LaneSettings
+    order: Order
+
+
+class MachineHost:
+    """For all threads of this process. Every request has a connection of its own while it lasts.
+
+    One connection, the anchor, stays as long as this process has a lane: the host ends with its last client.
+    """
+
+    def __init__(
+        self, run_id: str, memory_budget: int | None, threads: int | None, model_cache: ModelCacheConfig
+    ) -> None:
+        self._run_id = run_id
+        self._order_settings = memory_budget, threads, model_cache
+        self._lock = threading.Lock()
+        """Guards what follows; held while the anchor is asked, which answers at once."""
+        self._anchor: Channel | None = None
+        self._lanes: dict[Hashable, tuple[MachineLane, int]] = {}
+        self._free: list[Channel] = []
+
+    # What a step asks for.
+
+    def enter(
+        self, key: Hashable, make_handler: Callable[[], Handler[Any, Any, Any]], settings: LaneSettings
+    ) -> MachineLane:
+        with self._lock:
+            lane, users = self._lanes.get(key, (None, 0))
+            if lane is None:
+                handler = make_handler()
+                order = Order(key, pickler.dumps((handler, settings)), *self._order_settings)
+                lane = MachineLane(key, handler, settings, order)
+                self._tell(lane)
+            self._lanes[key] = lane, users + 1
+            return lane
+
+    def leave(self, lane: MachineLane) -> None:
+        with self._lock:
+            _, users = self._lanes[lane.key]
+            if users > 1:
+                self._lanes[lane.key] = lane, users - 1
+                return
+            del self._lanes[lane.key]
+            try:
+                if self._anchor is not None:
+                    asked(self._anchor, "leave", lane.key)
+            except ConnectionClosed:
+                pass  # It has left everything behind by itself.
+            if not self._lanes:
+                self._disconnect()
+
+    def open(self, step: Any = None) -> MachineSession:
+        return MachineSession(self)
+
+    def load(self, lane: MachineLane) -> None:
+        self._ask("load", lane.key)
+
+    def load_ahead(self, lane: MachineLane) -> Ahead:
+        return self._ask("load_ahead", lane.key)
+
+    def take_over(self, old: MachineLane, new: MachineLane) -> None:
+        self._ask("take_over", old.key, new.key)
+
+    def take_load_stats(self, lane: MachineLane) -> list[LoadStats]:
+        return self._ask("take_load_stats", lane.key)
+
+    def lane(self, key: Hashable) -> MachineLane | None:
+        with self._lock:
+            lane, _ = self._lanes.get(key, (None, 0))
+            return lane
+
+    # Connections, for sessions too.
+
+    def channel(self) -> Channel:
+        """One that nobody else uses; to be given back where it is still good."""
+        with self._lock:
+            if self._free:
+                return self._free.pop()
+        return self._connected()
+
+    def give_back(self, channel: Channel) -> None:
+        with self._lock:
+            if self._lanes and len(self._free) < _MOST_FREE:
+                self._free.append(channel)
+                return
+        channel.close()
+
+    def revive(self) -> None:
+        """After a connection broke: see to it that there is a host, and that it knows the lanes of this process."""
+        with self._lock:
+            for channel in self._free:
+                channel.close()
+            self._free = []
+            try:
+                if self._anchor is not None:
+                    asked(self._anchor, "ping")
+                    return
+            except ConnectionClosed:
+                self._anchor = None
+            for lane, _ in self._lanes.values():
+                self._tell(lane)
+
+    def _ask(self, name: str, *arguments: Any) -> Any:
+        """Of whichever host there is; these may be asked twice without harm."""
+        deaths = 0
+        while True:
+            channel = self.channel()
+            try:
+                answer = asked(channel, name, *arguments)
+            except (ConnectionClosed, UnknownLane) as error:
+                channel.close()
+                deaths += isinstance(error, ConnectionClosed)
+                if deaths > MOST_DEATHS:
+                    raise self.died(deaths) from error
+                self.revive()
+            except BaseException:
+                self.give_back(channel)
+                raise
+            else:
+                self.give_back(channel)
+                return answer
+
+    def died(self, times: int) -> HostUnavailable:
+        words = last_words(self._run_id)
+        return HostUnavailable(
+            f"The model host ended {times} times before it had answered anything. The system ends processes that take "
+            "too much memory; or the model's own code crashes, on loading or on one of these examples, which "
+            "with_exception_handling(use_subprocess=True) finds." + (f" It wrote:\n{words}" if words else "")
+        )
+
+    def _tell(self, lane: MachineLane) -> None:
+        deaths = 0
+        while True:
+            if self._anchor is None:
+                self._anchor = self._connected()
+            try:
+                asked(self._anchor, "enter", lane.order)
+                return
+            except ConnectionClosed as error:
+                self._anchor = None
+                deaths += 1
+                if deaths > MOST_DEATHS:
+                    raise self.died(deaths) from error
+
+    def _connected(self) -> Channel:
+        name = f"{talk.__module__}:{talk.__name__}"
+        return connect(self._run_id, name, timeout=_START_S, environment=_environment())
+
+    def _disconnect(self) -> None:
+        for channel in [*self._free, *([] if self._anchor is None else [self._anchor])]:
+            channel.close()
+        self._free, self._anchor = [], None
+
+
+def _environment() -> dict[str, str]:
+    """The host has the whole machine, not this worker's share of it. Which devices it sees does not change."""
+    share = WorkerShare.current()
+    if not share.pool:
+        return {}
+    cores = usable_cores()
+    whole = WorkerShare("models", float(cores), machine_ram_bytes(), share.devices, 1)
+    return {**whole.to_environment(), **dict.fromkeys(THREAD_VARIABLES, str(cores))}
+
+
+_hosts_lock = threading.Lock()
+_hosts: dict[tuple[int, str], MachineHost] = {}
+
+
+def machine_host_of(
+    run_id: str, memory_budget: int | None, threads: int | None, model_cache: ModelCacheConfig
+) -> MachineHost:
+    """This process's contact with the host of a run. A forked process has one of its own."""
+    with _hosts_lock:
+        key = os.getpid(), run_id
+        for old in [each for each in _hosts if each[0] != os.getpid()]:
+            del _hosts[old]
+        host = _hosts.get(key)
+        if host is None:
+            host = _hosts[key] = MachineHost(run_id, memory_budget, threads, model_cache)
+        return host

@@ -1,0 +1,33 @@
+"""Messages as bytes, with the large parts of arrays apart."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from typing import Any
+
+from apache_beam.internal.cloudpickle import cloudpickle
+
+__all__ = ["pickled"]
+
+_SCRIPT = b"__main__"
+
+
+def pickled(message: Any) -> tuple[bytes, list[pickle.PickleBuffer]]:
+    """Plain pickle, unless the message has classes of the user's script: the other process has another script.
+
+    >>> data, buffers = pickled({"rows": [1, 2]})
+    >>> pickle.loads(data)
+    {'rows': [1, 2]}
+    """
+    buffers: list[pickle.PickleBuffer] = []
+    try:
+        data = pickle.dumps(message, protocol=5, buffer_callback=buffers.append)
+        if _SCRIPT not in data:
+            return data, buffers
+    except (pickle.PicklingError, AttributeError):
+        pass  # A class that pickle does not find by its name; the other pickler takes its definition along.
+    buffers = []
+    file = io.BytesIO()
+    cloudpickle.Pickler(file, protocol=5, buffer_callback=buffers.append).dump(message)
+    return file.getvalue(), buffers

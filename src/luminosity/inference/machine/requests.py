@@ -1,0 +1,38 @@
+"""One request and its answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from luminosity.inference.machine.channel import Channel
+from luminosity.inference.portable_errors import packed, unpacked
+
+__all__ = ["MOST_DEATHS", "UnknownLane", "answer", "asked"]
+
+MOST_DEATHS = 5
+"""Of hosts in a row that answered nothing: after that it is no accident."""
+
+
+class UnknownLane(LookupError):
+    """A lane that this host never had: it is not the one that was told of it."""
+
+
+def asked(channel: Channel, name: str, *arguments: Any) -> Any:
+    """The host's answer; raises what was raised there."""
+    channel.send((name, *arguments))
+    answer, error = channel.recv()
+    if error is not None:
+        raise unpacked(error)
+    return answer
+
+
+def answer(channel: Channel, served: Any) -> None:
+    """Take the next request and do what it names, a method of ``served``; the answer is its value or its error."""
+    name, *arguments = channel.recv()
+    try:
+        if name.startswith("_"):
+            raise LookupError(f"found the request {name!r}, expected a public one")
+        reply = getattr(served, name)(*arguments), None
+    except BaseException as error:
+        reply = None, packed(error)
+    channel.send(reply)

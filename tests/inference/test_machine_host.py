@@ -1,0 +1,235 @@
+"""One host for all workers of a machine: found by each, killed again and again, gone with the last."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import apache_beam as beam
+import numpy as np
+import psutil
+import pytest
+from apache_beam.ml.inference.base import KeyedModelHandler, KeyModelMapping
+from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.runners.runner import create_runner
+
+from luminosity import Handler, RunInference
+
+_PATIENCE_S = 60
+TWO_PROCESSES = {
+    "fnapi": ("FnApiRunner", ["--direct_running_mode=multi_processing", "--direct_num_workers=2"]),
+    "luminosity": ("luminosity.LuminosityRunner", ["--progress=off", "--cpu_workers=2"]),
+}
+
+
+@pytest.fixture(params=TWO_PROCESSES)
+def run(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., list[Any]]:
+    """Runs a transform over examples in two worker processes; returns what came out, and sees that no host stays."""
+    runner, flags = TWO_PROCESSES[request.param]
+
+    def results(examples: list[Any], transform: Any, *more: str) -> list[Any]:
+        with beam.Pipeline(create_runner(runner), PipelineOptions([*flags, *more])) as pipeline:
+            predicted = pipeline | beam.Create(examples) | beam.Reshuffle() | transform
+            _ = predicted | beam.Map(_line) | beam.io.WriteToText(str(tmp_path / "results"))
+        until(lambda: not hosts_of(os.getpid()))
+        return [json.loads(line) for part in tmp_path.glob("results*") for line in part.read_text().splitlines()]
+
+    return results
+
+
+def _line(result: Any) -> str:
+    key, predicted = result if type(result) is tuple else (None, result)
+    # The worker tells of itself, too.
+    return json.dumps([key, predicted.example, predicted.inference, os.getpid(), psutil.Process().memory_info().rss])
+
+
+def hosts_of(_pid: int) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter(["cmdline", "status"]):
+        command = process.info["cmdline"] or []
+        if "luminosity.inference.machine" in command and process.info["status"] != psutil.STATUS_ZOMBIE:
+            found.append(process)
+    return found
+
+
+def until(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + _PATIENCE_S
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+class Where(Handler[int, Any, Any]):
+    """Says in which process it computes, and writes down that it was loaded."""
+
+    def __init__(self, log: Path, seconds: float = 0.0, megabytes: int = 0, **options: Any) -> None:
+        super().__init__(**options)
+        self._log, self._seconds, self._megabytes = log, seconds, megabytes
+
+    def load_model(self) -> Any:
+        with open(self._log, "a") as file:
+            file.write(f"{os.getpid()}\n")
+        return np.ones(self._megabytes * 1_000_000 // 8)
+
+    def predict(self, model: Any, batch: Any, inference_args: dict[str, Any] | None = None) -> Any:
+        time.sleep(self._seconds)
+        return [[2 * example, os.getpid(), psutil.Process().memory_info().rss] for example in batch]
+
+
+def loads(log: Path) -> list[int]:
+    return [int(line) for line in log.read_text().splitlines()]
+
+
+def test_two_workers_hold_a_large_model_once(run: Callable[..., list[Any]], tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    handler = Where(log, seconds=0.005, megabytes=500, max_batch_size=10, large_model=True)
+    found = run(list(range(2000)), RunInference(handler))
+    assert sorted((example, value) for _, example, (value, *_), *_ in found) == [(n, 2 * n) for n in range(2000)]
+    (host,) = {pid for _, _, (_, pid, _), *_ in found}
+    workers = {pid for *_, pid, _ in found}
+    assert loads(log) == [host]
+    assert host not in workers
+    assert max(size for _, _, (*_, size), *_ in found) > 500_000_000
+    assert max(size for *_, size in found) < 450_000_000, "a worker has it too"
+
+
+@pytest.fixture
+def killer() -> Iterator[Callable[[Path, int], list[int]]]:
+    """Kills the host after every so many loads of the model, as often as it is asked to."""
+    stop, killed = threading.Event(), []
+
+    def start(progress: Path, times: int) -> list[int]:
+        def kill() -> None:
+            while len(killed) < times and not stop.wait(0.01):
+                seen = progress.stat().st_size if progress.exists() else 0
+                if seen >= 100 * (len(killed) + 1):
+                    for host in hosts_of(os.getpid()):
+                        host.send_signal(signal.SIGKILL)
+                        host.wait(_PATIENCE_S) if host.ppid() == os.getpid() else None
+                        killed.append(host.pid)
+
+        threading.Thread(target=kill, daemon=True).start()
+        return killed
+
+    yield start
+    stop.set()
+
+
+class Counted(Where):
+    def predict(self, model: Any, batch: Any, inference_args: dict[str, Any] | None = None) -> Any:
+        found = super().predict(model, batch)
+        with open(f"{self._log}.progress", "a") as file:
+            file.write("." * len(batch))
+        return found
+
+
+def test_killed_ten_times_and_every_result_comes_once(
+    run: Callable[..., list[Any]], killer: Callable[[Path, int], list[int]], tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    handler = Counted(log, seconds=0.01, max_batch_size=4, large_model=True)
+    killed = killer(Path(f"{log}.progress"), 10)
+    found = run(list(range(1500)), RunInference(handler))
+    assert sorted((example, value) for _, example, (value, *_), *_ in found) == [(n, 2 * n) for n in range(1500)]
+    assert len(killed) == 10
+    assert len(loads(log)) >= 11
+
+
+def test_models_of_keys_meet_in_one_host(run: Callable[..., list[Any]], tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    handler = KeyedModelHandler([KeyModelMapping([f"k{n}"], Where(log)) for n in range(3)])
+    found = run([(f"k{n % 3}", n) for n in range(300)], RunInference(handler))
+    assert sorted((key, example, value) for key, example, (value, *_), *_ in found) == sorted(
+        (f"k{n % 3}", n, 2 * n) for n in range(300)
+    )
+    assert len(loads(log)) == 3
+    assert len(set(loads(log))) == 1
+
+
+def test_copies_compute_at_the_same_time(run: Callable[..., list[Any]], tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    handler = Where(log, seconds=0.01, max_batch_size=5, large_model=True, model_copies=3)
+    found = run(list(range(200)), RunInference(handler))
+    assert sorted(value for _, _, (value, *_), *_ in found) == [2 * n for n in range(200)]
+    assert len(loads(log)) == 3
+    assert len(set(loads(log))) == 1
+
+
+class Refuses(Where):
+    def predict(self, model: Any, batch: Any, inference_args: dict[str, Any] | None = None) -> Any:
+        if 13 in batch:
+            raise ValueError("thirteen")
+        return super().predict(model, batch)
+
+
+def test_a_failure_in_the_host_belongs_to_its_example(run: Callable[..., list[Any]], tmp_path: Path) -> None:
+    class Parted(beam.PTransform[Any, Any]):
+        def expand(self, input_or_inputs: Any) -> Any:
+            handler = Refuses(tmp_path / "log", large_model=True)
+            good, bad = input_or_inputs | RunInference(handler).with_exception_handling()
+            failed = bad.failed_inferences | beam.Map(
+                lambda letter: beam.Row(example=letter[0][0], inference=letter[1][1])
+            )
+            return (good, failed) | beam.Flatten()
+
+    found = run(list(range(100)), Parted())
+    assert sorted(example for _, example, *_ in found) == list(range(100))
+    assert [text for _, example, text, *_ in found if example == 13] == ["ValueError('thirteen')"]
+
+
+def test_a_model_that_kills_its_host_ends_the_run_with_a_reason(tmp_path: Path) -> None:
+    class Deadly(Where):
+        def load_model(self) -> Any:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    options = PipelineOptions(["--progress=off", "--cpu_workers=2"])
+    pipeline = beam.Pipeline(create_runner("luminosity.LuminosityRunner"), options)
+    _ = pipeline | beam.Create([1]) | RunInference(Deadly(tmp_path / "log", large_model=True))
+    with pytest.raises(Exception, match="The model host ended 6 times before it had answered anything"):
+        pipeline.run().wait_until_finish()
+    until(lambda: not hosts_of(os.getpid()))
+
+
+SCRIPT = """
+    import dataclasses
+    import apache_beam as beam
+    from apache_beam.options.pipeline_options import PipelineOptions
+    from luminosity import Handler, RunInference
+
+    @dataclasses.dataclass
+    class Point:
+        x: int
+
+    class Mirror(Handler):
+        def load_model(self):
+            return None
+
+        def predict(self, model, batch, inference_args=None):
+            return [Point(-point.x) for point in batch]
+
+    def check(result):
+        assert type(result.inference) is Point, type(result.inference)
+        print(result.inference)
+
+    if __name__ == "__main__":
+        with beam.Pipeline(options=PipelineOptions()) as pipeline:
+            _ = pipeline | beam.Create([Point(1), Point(2)]) | RunInference(Mirror(large_model=True)) | beam.Map(check)
+"""
+
+
+def test_classes_of_a_script(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(SCRIPT))
+    flags = ["--runner=luminosity.LuminosityRunner", "--cpu_workers=2", "--progress=off"]
+    done = subprocess.run([sys.executable, str(script), *flags], capture_output=True, text=True, timeout=_PATIENCE_S)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.split("\n")) == ["", "Point(x=-1)", "Point(x=-2)"]
