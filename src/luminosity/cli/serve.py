@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import sys
+import traceback
 from typing import Any
 
 from luminosity.cli.handlers import HANDLER_HELP, handler_of
@@ -16,6 +17,7 @@ from luminosity.noise import quiet
 
 _FAILED = 1
 _INTERRUPTED = 130
+_LAST_PORT = 65_535
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 _DESCRIPTION = """\
@@ -67,6 +69,8 @@ def _serve(parsed: argparse.Namespace) -> int:
     name = parsed.name or _last_part(parsed.handler)
     if "/" in name:
         raise OptionError(f"--name={name}: expected a name without '/', since it is part of addresses")
+    if not 0 <= parsed.port <= _LAST_PORT:
+        raise OptionError(f"--port={parsed.port}: expected a number from 0 to {_LAST_PORT}")
     from luminosity.inference.extras import require
 
     require("starlette", "serve")
@@ -84,7 +88,7 @@ def _serve(parsed: argparse.Namespace) -> int:
         except LuminosityError:
             raise
         except Exception as error:
-            print(f"lum serve: {parsed.handler} can't be loaded: {type(error).__name__}: {error}", file=sys.stderr)
+            print(f"lum serve: {parsed.handler} can't be loaded: {_told(error)}", file=sys.stderr)
             return _FAILED
         if parsed.host not in _LOOPBACK and key is None:
             print(f"lum serve: anyone who reaches {parsed.host} can use the model: give --api-key-env", file=sys.stderr)
@@ -103,6 +107,11 @@ def _introduce(model: Any, url: str, with_key: bool) -> None:
     print(f"Serving {model.name} ({model.handler}) at {url}")
     print(f"  curl {url}{path}{key} -d '{body}'")
     print("Ctrl-C stops it.", flush=True)
+
+
+def _told(error: Exception) -> str:
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({place.filename}, line {place.lineno})"
 
 
 def _last_part(handler: str) -> str:

@@ -27,7 +27,7 @@ def listen(host: str, port: int) -> socket.socket:
         taken = socket.socket(family, socket.SOCK_STREAM)
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         taken.bind(address)
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         hint = "" if port == 0 else "; --port 0 picks one that is free"
         raise OptionError(f"can't listen on {host} port {port}: {error}{hint}") from None
     return taken
