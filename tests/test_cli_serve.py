@@ -199,7 +199,9 @@ def test_it_says_what_it_is(minilm: Served) -> None:
     assert [each["id"] for each in minilm.ask("/v1/models").json["data"]] == ["minilm"]
     assert "binary_tensor_data" in minilm.ask("/v2").json["extensions"]
     assert minilm.ask("/v2/health/live").status == minilm.ask("/v2/health/ready").status == 200
-    assert minilm.ask("/v2/models/minilm").json["name"] == "minilm"
+    about = minilm.ask("/v2/models/minilm").json
+    assert about["inputs"] == [{"name": "input", "datatype": "BYTES", "shape": [-1]}]
+    assert about["outputs"] == [{"name": "output", "datatype": "FP32", "shape": [-1, 384]}]
     assert minilm.ask("/v2/models/minilm/ready").json["ready"] is True
 
 
@@ -213,7 +215,12 @@ def test_values_of_all_kinds_come_back(echo: Served) -> None:
 
 
 def test_several_inputs_are_one_example_and_objects_are_json(tmp_path: Path) -> None:
-    with served(tmp_path, "handlers:Described", "--name", "d") as server:
+    with served(tmp_path, "handlers:Described", "--name", "d", "--input", "a:INT64", "--input", "b:FP32:2") as server:
+        inputs = server.ask("/v2/models/d").json["inputs"]
+        assert [(each["name"], each["datatype"], each["shape"]) for each in inputs] == [
+            ("a", "INT64", [-1]),
+            ("b", "FP32", [-1, 2]),
+        ]
         first = {"name": "a", "datatype": "INT64", "shape": [2], "data": [1, 2]}
         second = {"name": "b", "datatype": "FP32", "shape": [2, 2], "data": [1, 2, 3, 4]}
         (output,) = server.infer("d", first, second).json["outputs"]
@@ -327,6 +334,7 @@ def test_it_ends_and_leaves_nothing(tmp_path: Path, number: int, capfd: pytest.C
     [
         (["handlers:Unloadable"], 1, "RuntimeError: no weights"),
         (["handlers:Echo", "--port", "99999"], 2, "0 to 65535"),
+        (["handlers:Echo", "--input", "pixels:FP31"], 2, "--input=pixels:FP31: expected NAME:DATATYPE"),
         (["handlers:Echo", "--api-key-env", "NO_SUCH_VARIABLE"], 2, "no such variable"),
     ],
 )

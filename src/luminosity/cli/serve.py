@@ -46,6 +46,13 @@ def add_to(commands: Any) -> None:
     parser.add_argument("--name", help="of the model, for requests (default: the last part of HANDLER)")
     parser.add_argument("--host", default="127.0.0.1", help="the address to listen on (default: this machine alone)")
     parser.add_argument("--port", type=int, default=8000, help="0 picks one that is free (default: 8000)")
+    parser.add_argument(
+        "--input",
+        action="append",
+        default=[],
+        metavar="NAME:DATATYPE[:SIZES]",
+        help="what the handler takes, for KServe clients, such as pixels:FP32:224,224,3 (handlers of text say it)",
+    )
     parser.add_argument("--api-key-env", metavar="VARIABLE", help="the environment variable with a key to ask for")
     parser.add_argument(
         "--max-waiting", type=int, default=256, metavar="N", help="requests that may wait; more get 503"
@@ -76,13 +83,15 @@ def _serve(parsed: argparse.Namespace) -> int:
     require("starlette", "serve")
     require("uvicorn", "serve")
     from luminosity.inference.serving.app import Limits, app_of
+    from luminosity.inference.serving.metadata import declared_inputs
     from luminosity.inference.serving.model import ServedModel
     from luminosity.inference.serving.server import listen, url_of
     from luminosity.inference.serving.server import serve as answer
 
     limits = Limits(waiting=_waiting(parsed.max_waiting), body_bytes=_body_bytes(parsed.max_body))
+    inputs = declared_inputs(parsed.input)
     with listen(parsed.host, parsed.port) as listener:
-        model = ServedModel(handler_of(parsed.handler), name)
+        model = ServedModel(handler_of(parsed.handler), name, inputs)
         try:
             model.load()
         except LuminosityError:

@@ -9,9 +9,10 @@ from typing import Any, cast
 from starlette.responses import Response
 
 from luminosity.inference.serving.errors import RequestError, json_response
+from luminosity.inference.serving.metadata import known_inputs, known_outputs
 from luminosity.inference.serving.model import ServedModel
 from luminosity.inference.serving.requests import read_json
-from luminosity.inference.serving.tensors import Tensor, of_values
+from luminosity.inference.serving.tensors import OUTPUT, Tensor, of_values
 
 __all__ = ["BINARY_HEADER", "infer", "live", "model_metadata", "model_ready", "ready", "server_metadata"]
 
@@ -37,9 +38,10 @@ def model_ready(model: ServedModel, name: str) -> Response:
 
 
 def model_metadata(model: ServedModel, name: str) -> Response:
-    """Handlers do not say what they take: any datatype, the first dimension being that of examples."""
     _check_name(model, name)
-    return json_response({"name": name, "platform": f"luminosity_{model.handler}", "inputs": [], "outputs": []})
+    inputs = model.inputs or known_inputs(model.handler)
+    about = {"name": name, "platform": "luminosity", "inputs": inputs, "outputs": known_outputs(model.handler)}
+    return json_response(about)
 
 
 def infer(model: ServedModel, name: str, body: bytes, header_length: str | None) -> Response:
@@ -112,7 +114,7 @@ def _wants_binary(wanted: dict[str, Any]) -> bool:
     default = bool(cast("dict[str, Any]", parameters).get("binary_data_output"))
     for output in cast("list[Any]", outputs):
         fields: dict[str, Any] = output if isinstance(output, dict) else {}
-        if fields.get("name") != "output":
-            raise RequestError(400, f"found the output {output!r}; the one that is there is named 'output'")
+        if fields.get("name") != OUTPUT:
+            raise RequestError(400, f"found the output {output!r}; the one that is there is named {OUTPUT!r}")
         default = bool((fields.get("parameters") or {}).get("binary_data", default))
     return default

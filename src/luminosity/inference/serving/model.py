@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,9 +43,11 @@ class Counts:
 class ServedModel:
     """Examples of requests that come at the same time go to the device together."""
 
-    def __init__(self, handler: Handler[Any, Any, Any], name: str) -> None:
+    def __init__(self, handler: Handler[Any, Any, Any], name: str, inputs: Sequence[dict[str, Any]] = ()) -> None:
         self.handler = handler
         self.name = name
+        self.inputs = list(inputs)
+        """What the user says it takes, for clients that ask."""
         self.counts = Counts()
         self._counting = threading.Lock()
         limit_threads()

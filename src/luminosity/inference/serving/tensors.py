@@ -13,7 +13,9 @@ import numpy as np
 
 from luminosity.inference.serving.errors import RequestError
 
-__all__ = ["Tensor", "of_values"]
+__all__ = ["DATATYPES", "OUTPUT", "Tensor", "datatype_of", "of_values"]
+
+OUTPUT = "output"
 
 _NUMPY = {
     "BOOL": "bool",
@@ -21,6 +23,16 @@ _NUMPY = {
     **{f"FP{bits}": f"float{bits}" for bits in (16, 32, 64)},
 }
 _KSERVE = {np.dtype(numpy): kserve for kserve, numpy in _NUMPY.items()}
+DATATYPES = ("BYTES", *_NUMPY)
+
+
+def datatype_of(dtype: Any) -> str | None:
+    """KServe's name of numpy's type, if it has one.
+
+    >>> datatype_of(np.float32)
+    'FP32'
+    """
+    return _KSERVE.get(np.dtype(dtype))
 
 
 @dataclass(frozen=True)
@@ -41,8 +53,8 @@ class Tensor:
         if not isinstance(name, str):
             raise RequestError(400, f"found an input whose name is {_short(name)}, expected a string")
         shape, datatype = _shape(name, fields.get("shape")), fields.get("datatype")
-        if datatype != "BYTES" and datatype not in _NUMPY:
-            known = ", ".join(("BYTES", *_NUMPY))
+        if datatype not in DATATYPES:
+            known = ", ".join(DATATYPES)
             raise RequestError(400, f"input {name!r} has the datatype {_short(datatype)}, expected one of {known}")
         parameters: Any = fields.get("parameters") or {}
         length = parameters.get("binary_data_size") if isinstance(parameters, dict) else None
@@ -88,14 +100,14 @@ def of_values(values: list[Any]) -> Tensor:
     ['{"label": "good"}']
     """
     if all(isinstance(value, str) for value in values):
-        return Tensor("output", values, {})
+        return Tensor(OUTPUT, values, {})
     try:
         array = np.asarray(values)
     except (ValueError, TypeError):  # arrays of different shapes, and the like
         array = np.empty(0, object)
     if array.dtype in _KSERVE:
-        return Tensor("output", array, {})
-    return Tensor("output", [json.dumps(value, default=plain) for value in values], {"content_type": "json"})
+        return Tensor(OUTPUT, array, {})
+    return Tensor(OUTPUT, [json.dumps(value, default=plain) for value in values], {"content_type": "json"})
 
 
 def plain(value: Any) -> Any:
