@@ -8,6 +8,8 @@
     ├── UnsupportedPipeline (ValueError)      the pipeline uses a feature the engine does not have
     ├── ResourcesExceeded (ValueError)        a step asks for more than the machine has
     ├── ModelUnavailable (OSError)            a model's files can't be had on this machine
+    ├── RemoteModelError (RuntimeError)       a model's server refused examples, or answered what nobody can read
+    │   └── EndpointError                     the endpoint is at fault: key, address, certificate, or it is down
     ├── RecordError (ValueError)              a recorded run is not there, or can't be read
     ├── ReplayError (ValueError)              a file can't be replayed
     └── RunFailed (RuntimeError)              the run ended before the pipeline was done
@@ -22,11 +24,13 @@ from __future__ import annotations
 
 __all__ = [
     "ElementKillsWorker",
+    "EndpointError",
     "LuminosityError",
     "MissingExtra",
     "ModelUnavailable",
     "OptionError",
     "RecordError",
+    "RemoteModelError",
     "ReplayError",
     "ResourcesExceeded",
     "RunCancelled",
@@ -60,6 +64,14 @@ class ResourcesExceeded(LuminosityError, ValueError):
 
 class ModelUnavailable(LuminosityError, OSError):
     """A model's files can't be had on this machine: not there, too large, or changed while they were fetched."""
+
+
+class RemoteModelError(LuminosityError, RuntimeError):
+    """A model's server refused examples, or answered them with what nobody can read."""
+
+
+class EndpointError(RemoteModelError):
+    """The endpoint is at fault, whatever the examples: the key, the address, the certificate, or it is down."""
 
 
 class RecordError(LuminosityError, ValueError):

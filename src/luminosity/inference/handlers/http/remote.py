@@ -1,0 +1,86 @@
+"""A model that is elsewhere: what `load_model` returns."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from typing import Any
+
+from luminosity.errors import EndpointError, RemoteModelError
+from luminosity.inference.blocks import Block
+from luminosity.inference.handlers.http.backoff import delay
+from luminosity.inference.handlers.http.connection import Connection
+from luminosity.inference.handlers.http.door import Door
+from luminosity.inference.handlers.http.exchange import exchange
+from luminosity.inference.handlers.http.gate import Slot, gate_of
+from luminosity.inference.handlers.http.messages import Answer, Reply, Request
+from luminosity.inference.handlers.http.protocol import HttpProtocol
+from luminosity.inference.handlers.http.status import Busy, check_status
+
+__all__ = ["RemoteModel"]
+
+
+class RemoteModel:
+    """Asks one endpoint, from any number of threads; keeps asking while that makes sense."""
+
+    def __init__(self, connection: Connection, protocol: HttpProtocol) -> None:
+        self._connection = connection
+        self._protocol = protocol
+        self._key = connection.key()
+        self._pools = connection.pools()
+        self._gate = gate_of(f"{connection.address.shown()} {protocol.model}", connection.concurrency)
+        self._door = Door(time.monotonic)
+        self._dice = random.Random()
+        self._facts = protocol.greet(self.send)
+
+    def answer(self, prepared: Block, arguments: dict[str, Any]) -> Answer:
+        reply = self.send(self._protocol.request(prepared, arguments, self._facts))
+        try:
+            return self._protocol.read(reply, len(prepared), self._facts)
+        except EndpointError as error:
+            self._door.shut(error)
+            raise
+
+    def send(self, request: Request) -> Reply:
+        """The reply to it, tried until its deadline; the wait for its first turn does not count."""
+        ends, tries, busy = math.inf, 0, None
+        while slot := self._gate.enter(ends - time.monotonic()):
+            with slot:
+                self._door.check()
+                ends = min(ends, time.monotonic() + self._connection.deadline)
+                tries += 1
+                busy = self._once(request, slot, ends)
+            if isinstance(busy, Reply):
+                return busy
+            pause = delay(tries, busy.asked, self._dice)
+            if time.monotonic() + pause >= ends:
+                break
+            time.sleep(pause)
+        assert busy is not None, "only a second turn is waited for with a bound"
+        raise self._gave_up(busy, tries) from busy
+
+    def _once(self, request: Request, slot: Slot, ends: float) -> Reply | Busy:
+        seconds = min(self._connection.timeout, max(ends - time.monotonic(), 0.001))
+        try:
+            reply = exchange(self._pools, request, self._connection, self._key, seconds)
+            if reply.status >= 500:
+                slot.overloaded()
+            check_status(reply)
+        except Busy as busy:
+            slot.overloaded()
+            return busy
+        except EndpointError as error:
+            self._door.shut(error)
+            raise
+        except RemoteModelError:
+            self._door.answered()
+            raise
+        slot.answered()
+        self._door.answered()
+        return reply
+
+    def _gave_up(self, busy: Busy, tries: int) -> RemoteModelError:
+        asked = "" if busy.asked is None else f" It asked to wait for {busy.asked:.3g} seconds."
+        message = f"{busy}. Gave up after {tries} tries within deadline={self._connection.deadline:g} seconds.{asked}"
+        return self._door.gave_up(message, busy.by_examples)
