@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import logging
 from collections.abc import Awaitable, Callable
@@ -89,6 +90,8 @@ def _guarded(endpoint: Endpoint, api_key: str | None) -> Endpoint:
             return await endpoint(request)
         except RequestError as error:
             return error_response(error, path)
+        except asyncio.CancelledError:  # It took longer than a server that is told to stop can wait.
+            return error_response(RequestError(503, "the server stops"), path)
         except Exception as error:
             logging.getLogger(__name__).exception("A request failed")
             return error_response(RequestError(500, f"{type(error).__name__}: {error}"), path)

@@ -19,6 +19,9 @@ _BACKLOG = 2048
 _GRACE_S = 10
 """For requests that are under way when the server is told to stop."""
 
+_KEEP_ALIVE_S = 75
+"""Longer than a pipeline pauses between two requests."""
+
 
 def listen(host: str, port: int) -> socket.socket:
     """Take the address, before anything slow: a port that is taken is told at once."""
@@ -49,6 +52,7 @@ def serve(app: Starlette, listener: socket.socket, started: Callable[[], None]) 
         log_level="warning",
         access_log=False,
         server_header=False,
+        timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=_GRACE_S,
     )
     # Uvicorn raises the signal once more when it is done.
