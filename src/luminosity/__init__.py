@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from luminosity.inference.handlers.embedder import SentenceEmbedder
     from luminosity.inference.handlers.generator import TextGenerator
     from luminosity.inference.handlers.http.handler import HttpModelHandler
-    from luminosity.inference.handlers.http.protocol import HttpProtocol
     from luminosity.inference.handlers.jax import JaxModelHandler
     from luminosity.inference.handlers.token_classifier import TokenClassifier
     from luminosity.inference.handlers.torch import TorchModelHandler
@@ -35,7 +34,6 @@ __all__ = [
     "BundleRetried",
     "Handler",
     "HttpModelHandler",
-    "HttpProtocol",
     "JaxModelHandler",
     "LuminosityError",
     "LuminosityOptions",
@@ -63,7 +61,6 @@ _HOMES = {
     ),
     "Handler": "luminosity.inference.handler",
     "HttpModelHandler": "luminosity.inference.handlers.http.handler",
-    "HttpProtocol": "luminosity.inference.handlers.http.protocol",
     "JaxModelHandler": "luminosity.inference.handlers.jax",
     "LuminosityError": "luminosity.errors",
     "LuminosityOptions": "luminosity.engine.options",

@@ -40,6 +40,8 @@ class Said:
     body: Any = b""
     status: int = 200
     headers: dict[str, str] = field(default_factory=dict)
+    drip_s: float = 0.0
+    """Seconds between the bytes."""
 
     @property
     def bytes(self) -> bytes:
@@ -88,7 +90,13 @@ class ModelServer:
                     self.send_header(name, value)
                 self.send_header("Content-Length", str(len(said.bytes)))
                 self.end_headers()
-                self.wfile.write(said.bytes)
+                if not said.drip_s:
+                    self.wfile.write(said.bytes)
+                    return
+                for byte in said.bytes:
+                    self.wfile.write(bytes([byte]))
+                    if server.stopped.wait(said.drip_s):
+                        return
 
             do_POST = do_GET = handle_any
 

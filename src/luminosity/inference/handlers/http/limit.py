@@ -16,7 +16,7 @@ _TOLERATED = 1.5
 _FORGET = 1.02
 """The best latency is forgotten slowly: it may have been that of easier requests."""
 _CALM_S = 5.0
-_PROBE_S = 30.0
+_PROBE_S = 10.0
 """When to try again where more requests at once did not pay: servers scale themselves up."""
 
 

@@ -33,14 +33,16 @@ class RemoteModel:
         self._door = Door(time.monotonic)
         self._dice = random.Random()
         self._facts = protocol.greet(self.send)
+        self._door = Door(time.monotonic)  # What a protocol could do without is no reason to stay away.
 
     def answer(self, prepared: Block, arguments: dict[str, Any]) -> Answer:
         reply = self.send(self._protocol.request(prepared, arguments, self._facts))
         try:
-            return self._protocol.read(reply, len(prepared), self._facts)
+            answer = self._protocol.read(reply, len(prepared), self._facts)
         except EndpointError as error:
-            self._door.shut(error)
-            raise
+            raise self._door.refused(str(error)) from error
+        self._door.answered()
+        return answer
 
     def send(self, request: Request) -> Reply:
         """The reply to it, tried until its deadline; the wait for its first turn does not count."""
@@ -58,7 +60,7 @@ class RemoteModel:
                 break
             time.sleep(pause)
         assert busy is not None, "only a second turn is waited for with a bound"
-        raise self._gave_up(busy, tries) from busy
+        raise self._gave_up(busy, tries, ends - self._connection.deadline) from busy
 
     def _once(self, request: Request, slot: Slot, ends: float) -> Reply | Busy:
         seconds = min(self._connection.timeout, max(ends - time.monotonic(), 0.001))
@@ -71,16 +73,15 @@ class RemoteModel:
             slot.overloaded()
             return busy
         except EndpointError as error:
-            self._door.shut(error)
-            raise
+            raise self._door.refused(str(error)) from error
         except RemoteModelError:
             self._door.answered()
             raise
         slot.answered()
-        self._door.answered()
         return reply
 
-    def _gave_up(self, busy: Busy, tries: int) -> RemoteModelError:
+    def _gave_up(self, busy: Busy, tries: int, began: float) -> RemoteModelError:
         asked = "" if busy.asked is None else f" It asked to wait for {busy.asked:.3g} seconds."
-        message = f"{busy}. Gave up after {tries} tries within deadline={self._connection.deadline:g} seconds.{asked}"
-        return self._door.gave_up(message, busy.by_examples)
+        often = "once" if tries == 1 else f"{tries} times"
+        message = f"{busy}. Tried {often} within deadline={self._connection.deadline:g} seconds.{asked}"
+        return self._door.gave_up(message, busy.by_examples, began)
