@@ -1,0 +1,157 @@
+"""``lum serve HANDLER``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import signal
+import sys
+import traceback
+from typing import Any
+
+from luminosity.cli.handlers import HANDLER_HELP, handler_of
+from luminosity.core import parse_size
+from luminosity.errors import LuminosityError, OptionError
+from luminosity.noise import quiet
+
+_FAILED = 1
+_INTERRUPTED = 130
+_LAST_PORT = 65_535
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+_DESCRIPTION = """\
+Put a model behind HTTP on this machine, to try the remote variant of a pipeline and to measure it against the local
+one. Requests that come at the same time are computed in one batch. Speaks OpenAI's embeddings (POST /v1/embeddings)
+and KServe's version 2 (POST /v2/models/NAME/infer).
+"""
+_EXAMPLES = """\
+examples:
+  lum serve embed:sentence-transformers/all-MiniLM-L6-v2    embeddings, at http://127.0.0.1:8000
+  lum serve classify:models/sentiment --port 0              a model of a folder, at a port that is free
+  lum serve my_models:Translator --name translate           a handler of my_models.py
+  MY_KEY=... lum serve embed:MODEL --api-key-env MY_KEY     only for who has the key
+"""
+
+
+def add_to(commands: Any) -> None:
+    parser = commands.add_parser(
+        "serve",
+        help="put a model behind HTTP",
+        description=_DESCRIPTION,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("handler", metavar="HANDLER", help=HANDLER_HELP)
+    parser.add_argument("--name", help="of the model, for requests (default: the last part of HANDLER)")
+    parser.add_argument("--host", default="127.0.0.1", help="the address to listen on (default: this machine alone)")
+    parser.add_argument("--port", type=int, default=8000, help="0 picks one that is free (default: 8000)")
+    parser.add_argument(
+        "--input",
+        action="append",
+        default=[],
+        metavar="NAME:DATATYPE[:SIZES]",
+        help="what the handler takes, for KServe clients, such as pixels:FP32:224,224,3 (handlers of text say it)",
+    )
+    parser.add_argument("--api-key-env", metavar="VARIABLE", help="the environment variable with a key to ask for")
+    parser.add_argument(
+        "--max-waiting", type=int, default=256, metavar="N", help="requests that may wait; more get 503"
+    )
+    parser.add_argument("--max-body", default="64MB", metavar="SIZE", help="of a request (default: 64MB)")
+    parser.set_defaults(command=serve)
+
+
+def serve(parsed: argparse.Namespace) -> int:
+    signal.signal(signal.SIGTERM, _end_as_by_ctrl_c)
+    quiet()
+    try:
+        return _serve(parsed)
+    except KeyboardInterrupt:
+        print("lum serve: interrupted before the model was loaded", file=sys.stderr)
+        return _INTERRUPTED
+
+
+def _serve(parsed: argparse.Namespace) -> int:
+    key = _api_key(parsed.api_key_env)
+    name = parsed.name or _last_part(parsed.handler)
+    if "/" in name:
+        raise OptionError(f"--name={name}: expected a name without '/', since it is part of addresses")
+    if not 0 <= parsed.port <= _LAST_PORT:
+        raise OptionError(f"--port={parsed.port}: expected a number from 0 to {_LAST_PORT}")
+    from luminosity.inference.extras import require
+
+    require("starlette", "serve")
+    require("uvicorn", "serve")
+    from luminosity.inference.serving.app import Limits, app_of
+    from luminosity.inference.serving.metadata import declared_inputs
+    from luminosity.inference.serving.model import ServedModel
+    from luminosity.inference.serving.server import listen, url_of
+    from luminosity.inference.serving.server import serve as answer
+
+    limits = Limits(waiting=_waiting(parsed.max_waiting), body_bytes=_body_bytes(parsed.max_body))
+    inputs = declared_inputs(parsed.input)
+    with listen(parsed.host, parsed.port) as listener:
+        model = ServedModel(handler_of(parsed.handler), name, inputs)
+        try:
+            model.load()
+        except LuminosityError:
+            raise
+        except Exception as error:
+            print(f"lum serve: {parsed.handler} can't be loaded: {_told(error)}", file=sys.stderr)
+            return _FAILED
+        if parsed.host not in _LOOPBACK and key is None:
+            print(f"lum serve: anyone who reaches {parsed.host} can use the model: give --api-key-env", file=sys.stderr)
+        answer(app_of(model, limits, key), listener, lambda: _introduce(model, url_of(listener), key is not None))
+        model.close()
+    return 0
+
+
+def _introduce(model: Any, url: str, with_key: bool) -> None:
+    key = " -H 'Authorization: Bearer KEY'" if with_key else ""
+    if hasattr(model.handler, "dimension"):
+        path, body = "/v1/embeddings", '{"input": ["a text"]}'
+    else:
+        path = f"/v2/models/{model.name}/infer"
+        body = '{"inputs": [{"name": "input", "datatype": "BYTES", "shape": [1], "data": ["a text"]}]}'
+    print(f"Serving {model.name} ({model.handler}) at {url}")
+    print(f"  curl {url}{path}{key} -d '{body}'")
+    print("Ctrl-C stops it.", flush=True)
+
+
+def _told(error: Exception) -> str:
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({place.filename}, line {place.lineno})"
+
+
+def _last_part(handler: str) -> str:
+    """
+    >>> _last_part("embed:models/minilm/"), _last_part("my_models:Translator")
+    ('minilm', 'Translator')
+    """
+    return re.split(r"[:/]", handler.rstrip("/"))[-1]
+
+
+def _api_key(variable: str | None) -> str | None:
+    if variable is None:
+        return None
+    key = os.environ.get(variable, "")
+    if not key:
+        raise OptionError(f"--api-key-env={variable}: the environment has no such variable, or an empty one")
+    return key
+
+
+def _waiting(number: int) -> int:
+    if number < 0:
+        raise OptionError(f"--max-waiting={number}: expected a number from 0")
+    return number
+
+
+def _body_bytes(text: str) -> int:
+    size = parse_size(text)
+    if not size:
+        raise OptionError(f"--max-body={text}: expected a size, such as 512kB or 64MB")
+    return size
+
+
+def _end_as_by_ctrl_c(*_: object) -> None:
+    raise KeyboardInterrupt

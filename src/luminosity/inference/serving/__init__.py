@@ -1,0 +1,1 @@
+"""A model behind HTTP: the process's model host, asked by requests instead of bundles."""
