@@ -1,0 +1,189 @@
+"""How fast the model host is with one handler, in this process: all contact with the host is here."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from luminosity.inference.blocks import as_block, piece, rows
+from luminosity.inference.handler import Handler, limits_of
+from luminosity.inference.host.hosts import host_of
+from luminosity.inference.host.lane import LaneSettings
+from luminosity.inference.host.work import BatchStats, Outcome
+
+__all__ = ["Measurement", "ModelUnderTest", "preparing_rate"]
+
+_BLOCK = 256
+_TELLING_PASS = 256
+"""Fewer rows don't show how large batches would grow."""
+_COMPARED = 128
+"""Rows whose predictions are kept."""
+_MOST_ROWS = 1_000_000
+_PREPARING_S = 1.0
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What came of one pass over the rows; of several workers, what they did together."""
+
+    rows_per_second: float
+    rows: int
+    seconds: float
+    batches: int
+    useful_cost: float
+    padded_cost: float
+    budget: float
+    """What one batch may cost, as the host found it."""
+    largest_batch: int
+    busy_share: float
+    """Of the time, how much the device computed."""
+    out_of_memory: int
+    """Times that a batch did not fit."""
+    memory_bytes: int
+    memory_of: str
+    """The device, or the process, of which it is what it grew by since the model was loaded."""
+
+    @property
+    def padding(self) -> float:
+        """The share of the work that was for nothing."""
+        return 1 - self.useful_cost / self.padded_cost if self.padded_cost else 0.0
+
+
+@dataclass(frozen=True)
+class _Pass:
+    rows: int
+    seconds: float
+    batches: list[BatchStats]
+
+    @property
+    def rate(self) -> float:
+        return self.rows / self.seconds
+
+    @property
+    def budget(self) -> float:
+        return max(batch.budget for batch in self.batches)
+
+
+@dataclass
+class ModelUnderTest:
+    """A handler and its prepared examples. The model is loaded, and fed as a pipeline does: block by block."""
+
+    handler: Handler[Any, Any, Any]
+    examples: list[Any]
+    predictions: dict[int, Any] = field(default_factory=dict[int, Any])
+    """Of the first rows, by their number."""
+
+    def __post_init__(self) -> None:
+        self._prepared = as_block(self.handler.prepare(self.examples))
+        self._costs = np.asarray(self.handler.cost(self._prepared), np.float64)
+        self._host = host_of(self.handler)  # Imports the library, where the handler asks it for a device.
+        self._memory_before = _memory("VmRSS")
+        self._lane = self._host.enter(self, lambda: self.handler, LaneSettings())
+        self._lane.models.load()
+        self._rate = 0.0
+        self._hopeless: _Pass | None = None
+
+    __hash__ = object.__hash__
+
+    def warm_up(self, seconds: float, worth: float = 0.0) -> None:
+        """Longer and longer passes, until batches grow no more, or the time is over.
+
+        On the wrong device, or in the wrong dtype, one row may take seconds: such a model, with fewer rows per second
+        than `worth`, is given up, and its last pass is all that is measured.
+        """
+        begun, count, budget = time.monotonic(), 1, 0.0
+        while True:
+            last = self._pass(count)
+            is_settled = count >= _TELLING_PASS and last.budget == budget
+            self._hopeless = last if last.rate < worth and last.seconds > seconds / 2 else None
+            if is_settled or self._hopeless or time.monotonic() - begun > seconds:
+                self._rate = last.rate
+                return
+            budget = last.budget
+            count = int(np.clip(last.rate * seconds, 1, 4 * count))
+
+    def measure(self, seconds: float) -> Measurement:
+        """One pass over as many rows as take about this long."""
+        count = int(np.clip(self._rate * seconds, 1, _MOST_ROWS))
+        measured = self._hopeless or self._pass(count)
+        done = [batch for batch in measured.batches if not batch.failed]
+        memory, memory_of = self._peak_memory()
+        return Measurement(
+            measured.rate,
+            measured.rows,
+            measured.seconds,
+            len(done),
+            sum(batch.useful for batch in done),
+            sum(batch.padded for batch in done),
+            measured.budget,
+            max(batch.count for batch in done),
+            min(1.0, sum(batch.busy for batch in done) / measured.seconds),
+            sum(batch.out_of_memory for batch in measured.batches),
+            memory,
+            memory_of,
+        )
+
+    def _pass(self, count: int) -> _Pass:
+        """This many rows, from the first on and round again."""
+        session = self._host.open(self._lane)
+        begun, left = time.monotonic(), count
+        try:
+            while left:
+                for start in range(0, len(self.examples), _BLOCK):
+                    end = min(start + _BLOCK, len(self.examples), start + left)
+                    if end > start:
+                        session.submit(piece(self._prepared, start, end), self._costs[start:end], start, None)
+                        self._take(session.ready())
+                        left -= end - start
+            for outcomes in session.finish():
+                self._take(outcomes)
+            return _Pass(count, max(time.monotonic() - begun, 1e-9), session.take_stats())
+        finally:
+            session.close()
+
+    def _take(self, outcomes: list[Outcome]) -> None:
+        for outcome in outcomes:
+            if outcome.error is not None:
+                raise outcome.error
+            places = outcome.places + outcome.tag
+            if places.min() < _COMPARED:
+                self.predictions.update(
+                    (int(place), value)
+                    for place, value in zip(places, rows(outcome.values), strict=True)
+                    if place < _COMPARED
+                )
+
+    def _peak_memory(self) -> tuple[int, str]:
+        device: Any = getattr(self.handler, "device", None)
+        torch: Any = sys.modules.get("torch")
+        if torch is not None and getattr(device, "type", "") == "cuda":
+            return torch.cuda.max_memory_allocated(device), "device"
+        jax: Any = sys.modules.get("jax")
+        statistics = None if jax is None else jax.local_devices()[0].memory_stats()
+        if statistics and "peak_bytes_in_use" in statistics:
+            return statistics["peak_bytes_in_use"], "device"
+        return max(0, _memory("VmHWM") - self._memory_before), "process"
+
+
+def preparing_rate(handler: Handler[Any, Any, Any], examples: list[Any]) -> float:
+    """Rows per second that `prepare` and `cost` make ready in this process."""
+    limits_of(handler)  # Says what is wrong with its settings.
+    handler.cost(as_block(handler.prepare(examples[:1])))  # Loads a tokenizer.
+    begun, done = time.monotonic(), 0
+    # Each row once: what a tokenizer remembers would make a second time too quick.
+    for start in range(0, len(examples), _BLOCK):
+        block = examples[start : start + _BLOCK]
+        handler.cost(as_block(handler.prepare(block)))
+        done += len(block)
+        if time.monotonic() - begun > _PREPARING_S:
+            break
+    return done / max(time.monotonic() - begun, 1e-9)
+
+
+def _memory(name: str) -> int:
+    with open("/proc/self/status") as file:
+        return next(1024 * int(line.split()[1]) for line in file if line.startswith(f"{name}:"))
