@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import MutableMapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,8 @@ from luminosity.inference.handlers.on_torch import TorchHandler
 from luminosity.inference.handlers.text import TextHandler
 
 __all__ = ["Candidate", "devices_here", "heavy_modules", "is_adjustable", "takes_batch_limit", "with_settings"]
+
+_HEAVY = ("pandas", "scipy", "sklearn.base", "torch", "apache_beam.ml.inference.sklearn_inference")
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,9 @@ def heavy_modules(handler: ModelHandler[Any, Any, Any]) -> list[str]:
 
     JAX is none of them: it starts threads, and a process that has some must not be forked.
     """
+    names = [name for name in _HEAVY if name in sys.modules]  # The user's module has imported it.
+    if isinstance(handler, TorchHandler):
+        names.append("torch")
     if isinstance(handler, TextHandler):
-        return ["torch", "transformers.models.auto.modeling_auto", "transformers.models.auto.tokenization_auto"]
-    return ["torch"] if isinstance(handler, TorchHandler) else []
+        names += ["transformers.models.auto.modeling_auto", "transformers.models.auto.tokenization_auto"]
+    return names

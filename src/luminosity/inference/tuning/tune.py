@@ -19,6 +19,8 @@ __all__ = ["Choices", "Tuning"]
 _DTYPES = ("float32", "bfloat16", "float16")
 _LOADING_S = 600.0
 """How long the first candidate may take: nothing is known of its model yet."""
+_WITHOUT_RESULT_S = 60.0
+"""How long each next one may take, while none had a result."""
 _PASSES = 20
 _LEAST_S, _MOST_S = 0.3, 5.0
 _HOPELESS = 4.0
@@ -117,6 +119,8 @@ class Tuning:
         if not self._durations:
             return _LOADING_S
         left = self._ends - time.monotonic()
+        if self.search.best is None:
+            return max(left, _WITHOUT_RESULT_S)
         if left < min(self._durations):
             return None
         return min(max(left, 1.0), max(_LEAST_PATIENCE_S, _HOPELESS * self._durations[0]))
