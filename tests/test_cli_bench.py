@@ -200,8 +200,8 @@ def test_the_search_keeps_the_best_of_each_step() -> None:
         "cpu, float32, 8 threads",
         "cuda, bfloat16",
         "cuda, float16",
-        "cuda, bfloat16, batches of at most 32",
-        "cuda, bfloat16, batches of at most 16",
+        "cuda, bfloat16, batches up to 32",
+        "cuda, bfloat16, batches up to 16",
     ]
     assert search.best is not None
     assert search.best.candidate == Candidate("cuda", "bfloat16", max_batch_size=32)

@@ -91,7 +91,7 @@ def _report(parsed: argparse.Namespace, tuning: Tuning, rows: int) -> int:
 
 def _run_with_progress(tuning: Tuning) -> None:
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(20), TextColumn("{task.fields[best]}"), TimeElapsedColumn())
+    columns = (TimeElapsedColumn(), BarColumn(12), TextColumn("{task.description}"), TextColumn("{task.fields[best]}"))
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("imports, and how fast rows are prepared", total=None, best="")
         tuning.on_begin = lambda candidate: progress.update(task, description=str(candidate))

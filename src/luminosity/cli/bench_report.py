@@ -117,6 +117,8 @@ def _notes(tuning: Tuning) -> list[str]:
     if compared:
         more = "; +N: rows where labels or texts do" if any(differs.changed for differs in compared) else ""
         notes.append(f"differs: by how much predictions differ from those of {tuning.reference}, at most{more}")
+    if any(trial.rate > best.rate for trial in search.trials):
+        notes.append("A gain of less than 3% may be chance: the simpler settings are kept.")
     if tuning.survey is not None:
         notes += sentences(best, search.trials, tuning.survey)
     notes += tuning.not_varied

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 from luminosity.core import usable_cores
 from luminosity.inference.tuning.candidates import Candidate
@@ -12,7 +13,7 @@ from luminosity.inference.tuning.workers import Survey
 
 __all__ = ["flags", "handler_code", "sentences"]
 
-_MUCH_PADDING = 0.15
+_SOME_PADDING, _MUCH_PADDING = 0.005, 0.15
 _IDLE = 0.8
 
 
@@ -21,20 +22,30 @@ def sentences(best: Trial, trials: list[Trial], survey: Survey) -> Iterator[str]
     measured = best.measured
     if measured is None:
         return
-    padding = f"Padding is {measured.padding:.0%} of the work"
-    yield f"{padding}: rows of very different lengths." if measured.padding > _MUCH_PADDING else f"{padding}."
+    if measured.padding > _SOME_PADDING:
+        why = ": lengths differ much within a batch" if measured.padding > _MUCH_PADDING else ""
+        yield f"Padding is {measured.padding:.0%} of the work{why}."
     yield _preparing(best, survey)
     if measured.memory_of == "device" and measured.busy_share < _IDLE:
         yield f"The device computes {measured.busy_share:.0%} of the time: the host beside it is the limit."
     if measured.out_of_memory:
         yield f"Memory was too small {measured.out_of_memory} times: batches were halved, and are as large as fits."
-    same = [trial for trial in trials if trial.candidate.dtype == "float32" and trial.rate]
-    if best.candidate.dtype not in (None, "float32") and same and best.differs is not None:
-        gain = best.rate / max(trial.rate for trial in same)
+    gain = _gain_by_dtype(best, trials)
+    if gain is not None and best.differs is not None:
         yield (
             f"{best.candidate.dtype} is {gain:.1f}x as fast as float32, and predictions differ by at most "
             f"{best.differs.largest:.2g}{_changed(best)}."
         )
+
+
+def _gain_by_dtype(best: Trial, trials: list[Trial]) -> float | None:
+    """Of two trials that differ in nothing else."""
+    rates = {trial.candidate: trial.rate for trial in trials if trial.rate}
+    for candidate, rate in rates.items():
+        other = replace(candidate, dtype=best.candidate.dtype)
+        if candidate.dtype == "float32" and other != candidate and other in rates:
+            return rates[other] / rate
+    return None
 
 
 def _preparing(best: Trial, survey: Survey) -> str:

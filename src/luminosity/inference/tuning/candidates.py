@@ -43,7 +43,7 @@ class Candidate:
             of = f"{self.threads} thread{'s' if self.threads > 1 else ''}"
             parts.append(of if self.workers == 1 else f"{self.workers} workers of {of}")
         if self.max_batch_size is not None:
-            parts.append(f"batches of at most {self.max_batch_size}")
+            parts.append(f"batches up to {self.max_batch_size}")
         return ", ".join(parts) or "as it is"
 
 
