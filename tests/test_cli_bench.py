@@ -21,7 +21,7 @@ from luminosity.cli.main import main
 from luminosity.core import usable_cores
 from luminosity.errors import OptionError
 from luminosity.inference.tuning.advice import flags, handler_code
-from luminosity.inference.tuning.candidates import Candidate
+from luminosity.inference.tuning.candidates import Candidate, with_settings
 from luminosity.inference.tuning.compare import difference
 from luminosity.inference.tuning.data import read_rows
 from luminosity.inference.tuning.measure import Measurement
@@ -258,6 +258,16 @@ def test_the_report_of_an_accelerator_fits_a_narrow_terminal(tmp_path: Path) -> 
     assert "CPU workers to feed the model" in report
     assert report.splitlines()[-1] == "SentenceEmbedder('model', device='cuda', dtype='bfloat16')"
     assert json.loads(json.dumps(as_data(tuning, "embed:model", 2000)))["best"]["dtype"] == "bfloat16"
+
+
+def test_a_device_that_is_not_there_is_not_measured_as_the_cpu() -> None:
+    torch = pytest.importorskip("torch")
+    from luminosity import SentenceEmbedder
+
+    if torch.cuda.is_available():
+        pytest.skip("here it is there")
+    with pytest.raises(ValueError, match="no device 'cuda'"):
+        with_settings(SentenceEmbedder("model"), Candidate("cuda"))
 
 
 def test_settings_to_paste() -> None:

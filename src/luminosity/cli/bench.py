@@ -24,7 +24,7 @@ _FAILED = 1
 _INTERRUPTED = 130  # as a shell reports a command that Ctrl-C ended
 _DESCRIPTION = """\
 Find the device, the dtype, the threads and the size of batches with which a model is fastest here, on your own data.
-Each candidate runs in processes of its own, warmed up before it is measured; one that fails is a row of the table.
+Each candidate runs in processes of its own, warmed up before it is measured; one that fails is a line with the reason.
 """
 _EXAMPLES = """\
 examples:
@@ -126,7 +126,7 @@ def _seconds(text: str) -> float:
 
 
 def _names(text: str) -> tuple[str, ...]:
-    return tuple(name for name in (part.strip() for part in text.split(",")) if name)
+    return tuple(name for name in (part.strip().lower() for part in text.split(",")) if name)
 
 
 def _counts(text: str) -> tuple[int, ...]:

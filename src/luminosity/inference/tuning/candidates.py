@@ -56,6 +56,8 @@ def with_settings(handler: ModelHandler[Any, Any, Any], candidate: Candidate) ->
     """The handler with these settings; what was given is not to be used any more."""
     if isinstance(handler, TorchHandler | JaxModelHandler):
         handler = handler.adjusted(candidate.device, candidate.dtype)
+    if isinstance(handler, TorchHandler) and candidate.device not in (None, "cpu") and handler.device.type == "cpu":
+        raise ValueError(f"this machine has no device {candidate.device!r} that torch can use")
     if candidate.max_batch_size is not None:
         _limit_batches(handler, candidate.max_batch_size)
     return handler
