@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from luminosity.cli import plan, replay, run, runs, serve, show
+from luminosity.cli import bench, plan, replay, run, runs, serve, show
 from luminosity.errors import LuminosityError
 
 _WRONG_USE = 2
@@ -26,6 +26,7 @@ examples:
   lum replay failed.lum                            run it alone
   lum runs                                         list past runs and those under way
   lum show last                                    what the newest run did, stage by stage
+  lum bench embed:MODEL --data docs.parquet        find the best settings for a model on your data
   lum serve embed:MODEL                            a model behind HTTP on this machine
 """
 
@@ -39,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"luminosity {version('luminosity')}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for subcommand in (run, plan, runs, show, replay, serve):
+    for subcommand in (run, plan, runs, show, replay, bench, serve):
         subcommand.add_to(commands)
     words = list(sys.argv[1:] if arguments is None else arguments)
     command = {"run": run.run, "plan": plan.plan}.get(words[0] if words else "")

@@ -7,13 +7,14 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Collection, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 from apache_beam.ml.inference.base import PredictionResult
-from typing_extensions import Unpack
+from typing_extensions import Self, Unpack
 
 from luminosity.inference.blocks import Block
 from luminosity.inference.extras import require
@@ -101,6 +102,13 @@ class JaxModelHandler(Handler[Any, PredictionResult, JaxModel]):
         self.output_type = output_type
         self.compilations = 0
         """How often `fn` was compiled in this process."""
+
+    def adjusted(self, device: str | None = None, dtype: str | None = None) -> Self:
+        """A copy for another device, or with another dtype; None keeps what it has."""
+        other = copy(self)
+        other._device = device or self._device
+        other._dtype = dtype or self._dtype
+        return other
 
     @property
     def model_id(self) -> str | None:

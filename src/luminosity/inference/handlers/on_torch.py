@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeVar, cast
 
-from typing_extensions import Unpack
+from typing_extensions import Self, Unpack
 
 from luminosity.inference.extras import require
 from luminosity.inference.handler import ExampleT, Handler, PredictionT
@@ -59,6 +60,13 @@ class TorchHandler(Handler[ExampleT, PredictionT, Any]):
         super().__init__(**options)
         self._asked_device = device
         self._dtype_name = None if dtype is None else str(dtype).removeprefix("torch.")
+
+    def adjusted(self, device: str | None = None, dtype: str | None = None) -> Self:
+        """A copy for another device, or with another dtype; None keeps what it has."""
+        other = copy(self)
+        other._asked_device = device or self._asked_device
+        other._dtype_name = dtype or self._dtype_name
+        return other
 
     def compute(self, model: Any, batch: Batch, inference_args: dict[str, Any]) -> Any:
         """The model's outputs, on its device."""

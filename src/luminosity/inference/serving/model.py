@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from apache_beam.ml.inference.base import PredictionResult
 
-from luminosity.inference.blocks import as_block, rows
+from luminosity.inference.blocks import rows
 from luminosity.inference.files.local import use_cache
-from luminosity.inference.handler import Handler, limits_of
+from luminosity.inference.handler import Handler
 from luminosity.inference.host.hosts import host_of
 from luminosity.inference.host.lane import LaneSettings
 from luminosity.inference.options import ModelCacheConfig
+from luminosity.inference.preparing import Prepared, Preparer
 from luminosity.inference.serving.errors import RequestError
 from luminosity.inference.threads import limit_threads
 
@@ -53,56 +53,49 @@ class ServedModel:
         limit_threads()
         use_cache(ModelCacheConfig())
         handler.set_environment_vars()
-        self._limits = limits_of(handler)
+        self._preparer = Preparer(handler)
         self._host = host_of(handler)
         tag = uuid.uuid4().hex
         # One request's bad example must not fail those that happened to be in its batch.
-        self._lane = self._host.enter(tag, lambda: handler, LaneSettings(model_tag=tag, isolate_failures=True))
+        self._lane = self._host.enter(tag, lambda: handler, LaneSettings(isolate_failures=True))
 
     def load(self) -> None:
-        self._lane.models.load()
+        self._host.load(self._lane)
 
     @property
     def is_ready(self) -> bool:
-        return self._lane.models.is_loaded and self._host.broken is None
+        return self._lane.model.is_ready and self._host.broken is None
 
     def predict(self, examples: list[Any]) -> Predictions:
         """Wait for the values of these examples, in their order. RequestError where the model can't take them."""
-        prepared, costs, weights = self._prepare(examples)
+        prepared = self._prepare(examples)
         values: list[Any] = [None] * len(examples)
-        session = self._host.open(self._lane)  # Not earlier: the host waits for who may hand over more.
+        session = self._host.open()
         try:
-            session.submit(prepared, costs, None, weights)
+            session.submit(self._lane, prepared.block, prepared.costs, None, prepared.weights)
             for outcomes in session.finish():
                 for outcome in outcomes:
                     if outcome.error is not None:
                         raise RequestError(500, f"the model failed: {_told(outcome.error)}") from outcome.error
                     for place, value in zip(outcome.places.tolist(), rows(outcome.values), strict=True):
                         values[place] = self._value(examples[place], value, outcome.model_id)
-            batches = len(session.take_stats())
+            batches = len(session.take_stats().get(self._lane, []))
         finally:
             session.close()
         with self._counting:
             self.counts.requests += 1
             self.counts.examples += len(examples)
             self.counts.batches += batches
-        return Predictions(values, int(costs.sum()))
+        return Predictions(values, int(prepared.costs.sum()))
 
     def close(self) -> None:
         self._host.leave(self._lane)
 
-    def _prepare(self, examples: list[Any]) -> tuple[Any, Any, Any]:
+    def _prepare(self, examples: list[Any]) -> Prepared:
         try:
-            prepared = as_block(self.handler.prepare(examples))
-            length, weigh = self._limits.length, self._limits.weigh
-            found = self.handler.cost(prepared) if length is None else [length(example) for example in examples]
-            weights = None if weigh is None else np.array([weigh(example) for example in examples], np.float64)
+            return self._preparer.prepare(examples)
         except Exception as error:
             raise RequestError(400, f"the model can't take this input: {_told(error)}") from error
-        costs = np.asarray(found, np.float64)
-        if len(prepared) != len(examples) or costs.shape != (len(examples),):
-            raise RequestError(500, f"{self.handler} prepared {len(prepared)} examples for {len(examples)}")
-        return prepared, costs, weights
 
     def _value(self, example: Any, value: Any, model_id: str | None) -> Any:
         result = self.handler.result(example, value, model_id, True)

@@ -8,13 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 import apache_beam as beam
-import numpy as np
-import numpy.typing as npt
 from apache_beam.transforms.window import WindowedValue
 
-from luminosity.inference.blocks import Block, as_block, size
-from luminosity.inference.handler import Handler, limits_of
+from luminosity.inference.blocks import size
 from luminosity.inference.model_set import THE_MODEL, ModelSet
+from luminosity.inference.preparing import Preparer
 from luminosity.inference.steps.messages import Failed, PreparedBlock, described, earliest
 from luminosity.inference.steps.settings import StepSettings
 
@@ -41,7 +39,7 @@ class PrepareDoFn(beam.DoFn):
         self._settings.set_up_process()
         for handler in self._models.handlers.values():
             handler.set_environment_vars()
-        self._preparers = {name: _Preparer(handler) for name, handler in self._models.handlers.items()}
+        self._preparers = {name: Preparer(handler) for name, handler in self._models.handlers.items()}
 
     def start_bundle(self) -> None:
         self._gathered = {}
@@ -103,9 +101,9 @@ class PrepareDoFn(beam.DoFn):
     def _emitted(self, window: Any, block: PreparedBlock, timestamps: list[Any]) -> WindowedValue:
         return WindowedValue(block, earliest(timestamps), (window,))
 
-    def _prepare(self, preparer: _Preparer, examples: list[Any], timestamps: list[Any]) -> PreparedBlock:
+    def _prepare(self, preparer: Preparer, examples: list[Any], timestamps: list[Any]) -> PreparedBlock:
         try:
-            return preparer.prepared(examples, timestamps)
+            return _block(preparer, examples, timestamps)
         except self._settings.caught as error:
             if len(examples) == 1:
                 return PreparedBlock([], [], None, failed=(Failed(examples[0], timestamps[0], described(error)),))
@@ -115,36 +113,11 @@ class PrepareDoFn(beam.DoFn):
         good = [block for block in alone if not block.failed]
         if not good:
             return PreparedBlock([], [], None, failed=failed)
-        block = preparer.prepared([block.examples[0] for block in good], [block.timestamps[0] for block in good])
-        return replace(block, failed=failed)
+        examples, timestamps = [block.examples[0] for block in good], [block.timestamps[0] for block in good]
+        return replace(_block(preparer, examples, timestamps), failed=failed)
 
 
-class _Preparer:
-    """What is done with the examples of one model."""
-
-    def __init__(self, handler: Handler[Any, Any, Any]) -> None:
-        self._handler = handler
-        self._limits = limits_of(handler)
-
-    def prepared(self, examples: list[Any], timestamps: list[Any]) -> PreparedBlock:
-        prepared = as_block(self._handler.prepare(examples))
-        if len(prepared) != len(examples):
-            raise ValueError(
-                f"{self._handler}.prepare returned {len(prepared)} examples for {len(examples)}; "
-                "it must return one for each, in their order"
-            )
-        costs = self._costs(prepared, examples)
-        weigh = self._limits.weigh
-        weights = None if weigh is None else np.array([weigh(example) for example in examples], np.float64)
-        return PreparedBlock(examples, timestamps, None if prepared is examples else prepared, costs, weights)
-
-    def _costs(self, prepared: Block, examples: list[Any]) -> npt.NDArray[Any]:
-        length, handler = self._limits.length, type(self._handler).__name__
-        found = self._handler.cost(prepared) if length is None else [length(example) for example in examples]
-        costs = np.asarray(found, np.float64)
-        if costs.shape != (len(prepared),) or not np.isfinite(costs).all():
-            source = f"{handler}.cost" if length is None else "batch_length_fn"
-            raise ValueError(
-                f"{source} returned {costs!r} for {len(prepared)} examples; it must return one finite number for each"
-            )
-        return costs
+def _block(preparer: Preparer, examples: list[Any], timestamps: list[Any]) -> PreparedBlock:
+    prepared = preparer.prepare(examples)
+    block = None if prepared.block is examples else prepared.block
+    return PreparedBlock(examples, timestamps, block, prepared.costs, prepared.weights)

@@ -1,0 +1,135 @@
+"""Rows of a file to try a model with: a sample, always the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeVar
+
+import numpy as np
+
+from luminosity.errors import OptionError
+
+__all__ = ["read_rows"]
+
+T = TypeVar("T")
+
+_MOST_GROUPS = 16
+"""Row groups of a Parquet file that are read, from all over the file."""
+_MOST_BYTES = 1_000_000_000
+"""How far files are read that can't be read from the middle."""
+_SEED = 0
+_DELIMITERS = {".csv": ",", ".tsv": "\t"}
+
+
+def read_rows(path: str, column: str | None, count: int) -> list[Any]:
+    """At most this many rows in random order: texts, numbers, and numpy arrays of what are lists in the file.
+
+    Rows without a value are left out. The file's name tells its format; what is none of the others has a row per line.
+    """
+    if not os.path.isfile(path):
+        raise OptionError(f"--data={path}: {'a folder' if os.path.isdir(path) else 'no such file'}; expected a file")
+    if not os.path.getsize(path):
+        raise OptionError(f"--data={path}: the file is empty")
+    kind = os.path.splitext(path)[1].lower()
+    chance = random.Random(_SEED)
+    try:
+        if kind in (".parquet", ".pq"):
+            rows = _from_parquet(path, column, count, chance)
+        elif kind in (".jsonl", ".ndjson", ".json"):
+            rows = _from_json_lines(path, column, count, chance)
+        elif kind in _DELIMITERS:
+            rows = _sample(_csv_values(path, column, _DELIMITERS[kind]), count, chance)
+        else:
+            rows = _from_lines(path, column, count, chance)
+    except (ValueError, OSError) as error:
+        if isinstance(error, OptionError):
+            raise
+        raise OptionError(f"--data={path}: can't be read as {kind or 'text'}: {error}") from error
+    examples = [_example(row) for row in rows if row is not None]
+    if not examples:
+        where = "" if column is None else f" with a value in the column {column!r}"
+        raise OptionError(f"--data={path}: no row{where}")
+    chance.shuffle(examples)
+    return examples
+
+
+def _from_parquet(path: str, column: str | None, count: int, chance: random.Random) -> list[Any]:
+    from pyarrow import parquet
+
+    with parquet.ParquetFile(path) as file:
+        name = _checked(path, column, file.schema_arrow.names)
+        groups = [group for group in range(file.num_row_groups) if file.metadata.row_group(group).num_rows]
+        some = groups[:: -(-len(groups) // _MOST_GROUPS)] if groups else []
+        tables = (file.read_row_group(group, [name]) for group in some)
+        return _sample((value for table in tables for value in table[name].to_pylist()), count, chance)
+
+
+def _from_json_lines(path: str, column: str | None, count: int, chance: random.Random) -> list[Any]:
+    lines = _sample((line for line in _lines(path) if line.strip()), count, chance)
+    records = [json.loads(line) for line in lines]
+    strays = [record for record in records if not isinstance(record, dict)]
+    if strays:
+        raise OptionError(f"--data={path}: found {str(strays[0])[:60]!r}, expected a JSON object on each line")
+    name = _checked(path, column, list(dict.fromkeys(key for record in records for key in record)))
+    return [record.get(name) for record in records]
+
+
+def _csv_values(path: str, column: str | None, delimiter: str) -> Iterator[Any]:
+    from pyarrow import csv
+
+    with csv.open_csv(path, parse_options=csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)) as batches:
+        name = _checked(path, column, batches.schema.names)
+        read = 0
+        for batch in batches:
+            yield from batch[name].to_pylist()
+            read += batch.nbytes
+            if read > _MOST_BYTES:
+                return
+
+
+def _from_lines(path: str, column: str | None, count: int, chance: random.Random) -> list[Any]:
+    if column is not None:
+        raise OptionError(
+            f"--column={column}: {path} is read as lines of text, which have no columns; "
+            "tables are .parquet, .jsonl, .csv and .tsv files"
+        )
+    return _sample((line for line in _lines(path) if line), count, chance)
+
+
+def _lines(path: str) -> Iterator[str]:
+    with open(path, encoding="utf-8") as file:
+        read = 0
+        for line in file:
+            yield line.rstrip("\n")
+            read += len(line)
+            if read > _MOST_BYTES:
+                return
+
+
+def _checked(path: str, column: str | None, columns: list[str]) -> str:
+    has = f"{path} has {', '.join(map(repr, columns[:20]))}{', ...' if len(columns) > 20 else ''}"
+    if column is None:
+        if len(columns) == 1:
+            return columns[0]
+        raise OptionError(f"--column is missing: which one has the examples? {has}")
+    if column not in columns:
+        raise OptionError(f"--column={column}: no such column; {has}")
+    return column
+
+
+def _sample(values: Iterable[T], count: int, chance: random.Random) -> list[T]:
+    """A fair sample of values that come one by one: each has the same chance, however many there are."""
+    kept: list[T] = []
+    for seen, value in enumerate(values):
+        if seen < count:
+            kept.append(value)
+        elif (place := int(chance.random() * (seen + 1))) < count:
+            kept[place] = value
+    return kept
+
+
+def _example(value: Any) -> Any:
+    return np.asarray(value) if isinstance(value, list) else value

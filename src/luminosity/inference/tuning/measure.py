@@ -1,0 +1,202 @@
+"""How fast the model host is with one handler, in this process: all contact with the host is here."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from luminosity.inference.blocks import piece, rows
+from luminosity.inference.handler import Handler
+from luminosity.inference.host.hosts import host_of
+from luminosity.inference.host.lane import LaneSettings
+from luminosity.inference.host.work import BatchStats, Outcome
+from luminosity.inference.preparing import Preparer
+
+__all__ = ["Measurement", "ModelUnderTest", "preparing_rate"]
+
+_BLOCK = 256
+_TELLING_PASS = 256
+"""Fewer rows don't show how large batches would grow."""
+_COMPARED = 128
+"""Rows whose predictions are kept."""
+_MOST_ROWS = 1_000_000
+_MOST_TRIES = 6
+_PREPARING_S = 1.0
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What came of one pass over the rows; of several workers, what they did together."""
+
+    rows_per_second: float
+    rows: int
+    seconds: float
+    batches: int
+    useful_cost: float
+    padded_cost: float
+    budget: float
+    """What one batch may cost, as the host found it."""
+    largest_batch: int
+    busy_share: float
+    """Of the time, how much the device computed."""
+    out_of_memory: int
+    """Times that a batch did not fit."""
+    memory_bytes: int
+    memory_of: str
+    """The device, or the process, of which it is what it grew by since the model was loaded."""
+
+    @property
+    def padding(self) -> float:
+        """The share of the work that was for nothing."""
+        return 1 - self.useful_cost / self.padded_cost if self.padded_cost else 0.0
+
+
+@dataclass(frozen=True)
+class _Pass:
+    rows: int
+    seconds: float
+    batches: list[BatchStats]
+
+    @property
+    def rate(self) -> float:
+        return self.rows / self.seconds
+
+    @property
+    def budget(self) -> float:
+        return max((batch.budget for batch in self.batches), default=0.0)
+
+
+@dataclass
+class ModelUnderTest:
+    """A handler and its prepared examples. The model is loaded, and fed as a pipeline does: block by block."""
+
+    handler: Handler[Any, Any, Any]
+    examples: list[Any]
+    predictions: dict[int, Any] = field(default_factory=dict[int, Any])
+    """Of the first rows, by their number."""
+
+    def __post_init__(self) -> None:
+        self._prepared = Preparer(self.handler).prepare(self.examples)
+        self._host = host_of(self.handler)  # Imports the library, where the handler asks it for a device.
+        self._memory_before = _memory("VmRSS")
+        self._lane = self._host.enter(self, lambda: self.handler, LaneSettings())
+        self._host.load(self._lane)
+        self._rate = 0.0
+        self._hopeless: _Pass | None = None
+
+    __hash__ = object.__hash__
+
+    def warm_up(self, seconds: float, worth: float = 0.0) -> None:
+        """Longer and longer passes, until batches grow no more, or the time is over.
+
+        On the wrong device, or in the wrong dtype, one row may take seconds: such a model, with fewer rows per second
+        than `worth`, is given up, and its last pass is all that is measured.
+        """
+        begun, count, before = time.monotonic(), 1, _Pass(0, 1.0, [])
+        while True:
+            last = self._pass(count)
+            is_settled = count >= _TELLING_PASS and last.budget == before.budget
+            # The first time may be that of a compiler.
+            is_hopeless = count == before.rows and last.rate < worth and last.seconds > seconds / 4
+            is_late = before.rows > 0 and time.monotonic() - begun > seconds
+            if is_settled or is_hopeless or is_late:
+                self._rate, self._hopeless = last.rate, last if is_hopeless else None
+                return
+            before, count = last, int(np.clip(last.rate * seconds, 1, 4 * count))
+
+    def measure(self, seconds: float) -> Measurement:
+        """The faster of two passes over the same rows, which together take about this long."""
+        measured = self._hopeless or self._faster_pass(seconds / 2)
+        done = [batch for batch in measured.batches if not batch.failed]
+        memory, memory_of = self._peak_memory()
+        return Measurement(
+            measured.rate,
+            measured.rows,
+            measured.seconds,
+            len(done),
+            sum(batch.useful for batch in done),
+            sum(batch.padded for batch in done),
+            measured.budget,
+            max(batch.count for batch in done),
+            min(1.0, sum(batch.busy for batch in done) / measured.seconds),
+            sum(batch.out_of_memory for batch in measured.batches),
+            memory,
+            memory_of,
+        )
+
+    def _faster_pass(self, seconds: float) -> _Pass:
+        rate, tries = self._rate, 0
+        while True:
+            count = int(np.clip(rate * seconds, 1, _MOST_ROWS))
+            # The first one may see shapes that a compiler has not seen yet.
+            found = min(self._pass(count), self._pass(count), key=lambda each: each.seconds)
+            tries += 1
+            if found.seconds > seconds / 2 or tries == _MOST_TRIES:
+                return found
+            rate = min(found.rate, 16 * rate)  # It was not yet warm when this was guessed.
+
+    def _pass(self, count: int) -> _Pass:
+        """This many rows, from the first on and round again."""
+        session = self._host.open()
+        begun, left = time.monotonic(), count
+        try:
+            while left:
+                for start in range(0, len(self.examples), _BLOCK):
+                    end = min(start + _BLOCK, len(self.examples), start + left)
+                    if end > start:
+                        block, costs = piece(self._prepared.block, start, end), self._prepared.costs[start:end]
+                        session.submit(self._lane, block, costs, start)
+                        self._take(session.ready())
+                        left -= end - start
+            for outcomes in session.finish():
+                self._take(outcomes)
+            return _Pass(count, max(time.monotonic() - begun, 1e-9), session.take_stats().get(self._lane, []))
+        finally:
+            session.close()
+
+    def _take(self, outcomes: list[Outcome]) -> None:
+        for outcome in outcomes:
+            if outcome.error is not None:
+                raise outcome.error
+            places = outcome.places + outcome.tag
+            if places.min() < _COMPARED:
+                self.predictions.update(
+                    (int(place), value)
+                    for place, value in zip(places, rows(outcome.values), strict=True)
+                    if place < _COMPARED
+                )
+
+    def _peak_memory(self) -> tuple[int, str]:
+        device: Any = getattr(self.handler, "device", None)
+        torch: Any = sys.modules.get("torch")
+        if torch is not None and getattr(device, "type", "") == "cuda":
+            return torch.cuda.max_memory_allocated(device), "device"
+        jax: Any = sys.modules.get("jax")
+        statistics = None if jax is None else jax.local_devices()[0].memory_stats()
+        if statistics and "peak_bytes_in_use" in statistics:
+            return statistics["peak_bytes_in_use"], "device"
+        return max(0, _memory("VmHWM") - self._memory_before), "process"
+
+
+def preparing_rate(handler: Handler[Any, Any, Any], examples: list[Any]) -> float:
+    """Rows per second that `prepare` and `cost` make ready in this process."""
+    preparer = Preparer(handler)
+    preparer.prepare(examples[:1])  # Loads a tokenizer.
+    begun, done = time.monotonic(), 0
+    # Each row once: what a tokenizer remembers would make a second time too quick.
+    for start in range(0, len(examples), _BLOCK):
+        block = examples[start : start + _BLOCK]
+        preparer.prepare(block)
+        done += len(block)
+        if time.monotonic() - begun > _PREPARING_S:
+            break
+    return done / max(time.monotonic() - begun, 1e-9)
+
+
+def _memory(name: str) -> int:
+    with open("/proc/self/status") as file:
+        return next(1024 * int(line.split()[1]) for line in file if line.startswith(f"{name}:"))
