@@ -14,6 +14,7 @@ import pytest
 
 from luminosity import Handler
 from luminosity.inference.blocks import rows
+from luminosity.inference.host import fates
 from luminosity.inference.host import host as host_module
 from luminosity.inference.host.host import ModelHost
 from luminosity.inference.host.lane import LaneSettings
@@ -164,7 +165,7 @@ def test_a_device_that_can_not_even_make_room(monkeypatch: pytest.MonkeyPatch) -
     def fail(batch: Any) -> Any:
         raise RuntimeError("CUDA out of memory")
 
-    monkeypatch.setattr(host_module, "release_memory", broken)
+    monkeypatch.setattr(fates, "release_memory", broken)
     assert str(outcomes(ModelHost(), Doubler(fail), [[1, 2]])[0].error) == "CUDA out of memory"
 
 
@@ -359,5 +360,5 @@ def test_many_sessions_on_many_threads(as_arrow: bool) -> None:
         thread.join(_PATIENCE_S)
     assert not any(thread.is_alive() for thread in threads), "the host never answered"
     assert problems == []
-    until(lambda: not host._running)
+    until(lambda: not host.fates.running)
     host.check_integrity()

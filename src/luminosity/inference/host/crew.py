@@ -79,7 +79,7 @@ class Crew:
             batch.inputs = handler.transfer(collated)
             stats.collate, stats.transfer = stacked - begun, self._host.now() - stacked
         except BaseException as error:
-            self._host.failed(batch, error)
+            self._host.fates.failed(batch, error)
             return False
         return True
 
@@ -105,7 +105,7 @@ class Crew:
         with self._host.changed:
             copy = lane.model.next_copy()
         if copy is None:
-            self._host.put_back(batch)
+            self._host.fates.put_back(batch)
             return None
         with as_part_of(batch.parts[0][0].session.step):
             batch.started, batch.started_ns = self._host.now(), lane.settings.clock.time_ns()
@@ -113,7 +113,7 @@ class Crew:
                 return (lane.handler.predict(copy[0], batch.inputs, lane.settings.inference_args),)
             except BaseException as error:
                 # An endpoint that can't be used fails all alike: looking for the example at fault would find none.
-                self._host.failed(batch, error, by_its_examples=not isinstance(error, EndpointError))
+                self._host.fates.failed(batch, error, by_its_examples=not isinstance(error, EndpointError))
                 return None
 
     def _hand_back(self) -> None:
@@ -141,6 +141,6 @@ class Crew:
                     "it must return one for each, in their order"
                 )
         except BaseException as error:
-            self._host.failed(batch, error)
+            self._host.fates.failed(batch, error)
         else:
-            self._host.succeeded(batch, values, model_id, ready, ready_ns)
+            self._host.fates.succeeded(batch, values, model_id, ready, ready_ns)

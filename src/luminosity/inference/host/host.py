@@ -1,26 +1,23 @@
-"""The model host: who waits for which model, and what becomes of each batch."""
+"""The model host: who waits for which model, and what is done next."""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
-import traceback
 from collections.abc import Callable, Collection, Hashable
-from dataclasses import replace
 from enum import Enum, auto
 from typing import Any
 
-from luminosity.inference.blocks import piece
 from luminosity.inference.handler import Handler
 from luminosity.inference.host.crew import Crew
+from luminosity.inference.host.fates import Fates
 from luminosity.inference.host.lane import Lane, LaneSettings
 from luminosity.inference.host.loader import Dropped, drop
 from luminosity.inference.host.model import Loaded, LoadStats, Model, State
 from luminosity.inference.host.roster import Roster
 from luminosity.inference.host.session import Session
-from luminosity.inference.host.work import Batch, BatchStats, Outcome, Stage
-from luminosity.inference.memory_errors import is_out_of_memory, release_memory
+from luminosity.inference.host.work import Batch
 
 __all__ = ["Ahead", "ModelHost"]
 
@@ -56,11 +53,10 @@ class ModelHost:
         self.broken: BaseException | None = None
         """What ended one of the threads, so that nobody waits for it in vain."""
         self.roster = Roster(self, budget, device)
+        self.fates = Fates(self)
         self._lanes: dict[Hashable, Lane] = {}
-        self._running: set[Batch] = set()
         self._crew: Crew | None = None
         """None while there is nothing to do."""
-        self._ready_before = 0.0
 
     def enter(self, key: Hashable, make_handler: Callable[[], Handler[Any, Any, Any]], settings: LaneSettings) -> Lane:
         """The lane of this key, made by whoever comes first; to be left as often as it is entered."""
@@ -150,8 +146,10 @@ class ModelHost:
         self.roster.check_integrity()
         for lane in self._lanes.values():
             lane.check_integrity()
-            assert self._running or lane.model.users == 0, f"{lane.model.key}: in use, and nothing runs"
-        assert len(self._running) <= (self._crew.computers if self._crew else 0) + 4, "batches that nobody computes"
+            assert self.fates.running or lane.model.users == 0, f"{lane.model.key}: in use, and nothing runs"
+        assert len(self.fates.running) <= (self._crew.computers if self._crew else 0) + 4, (
+            "batches that nobody computes"
+        )
 
     # What there is to do.
 
@@ -165,28 +163,27 @@ class ModelHost:
         with self.changed:
             while True:
                 shortest = self._forget_unused()
-                if not self._lanes and not self._running:
+                if not self._lanes and not self.fates.running:
                     self._crew = None
                     return None
                 self.roster.arrange(self._lanes.values())
                 for lane in [lane for lane in self._lanes.values() if lane.has_work()]:
                     if not lane.model.is_ready or lane.model.is_leaving:
                         continue  # When that changes, this is looked at again.
-                    found = lane.next(self.now(), idle=not self._running)
+                    found = lane.next(self.now(), idle=not self.fates.running)
                     if isinstance(found, Batch):
                         self._lanes[lane.key] = self._lanes.pop(lane.key)  # The others first, next time.
-                        self._running.add(found)
-                        lane.model.users += 1
+                        self.fates.begin(found)
                         return found
                     shortest = min(shortest, _IDLE_S if found is None else found)
-                if not self._running:
+                if not self.fates.running:
                     self._check_integrity()
                 self.changed.wait(shortest)
 
     def _forget_unused(self) -> float:
         """Let go of models that nobody has used for long; returns when to look again."""
         now, soonest = self.now(), _IDLE_S
-        under_way = {batch.lane for batch in self._running}
+        under_way = {batch.lane for batch in self.fates.running}
         unused = [lane for lane in self._lanes.values() if not lane.users and not lane.has_work()]
         for lane in [lane for lane in unused if lane not in under_way]:
             left = lane.unused_since + _IDLE_S - now
@@ -218,84 +215,14 @@ class ModelHost:
     def fail_work_of(self, model: Model, error: BaseException) -> None:
         """All that waits for this model, which can't be had; under the lock."""
         for lane in [lane for lane in self._lanes.values() if lane.model is model]:
-            self._fail_all(lane, error)
-
-    def _fail_all(self, lane: Lane, error: BaseException) -> None:
-        for batch in lane.take_all(self.now()):
-            batch.stats.failed = True
-            self._fail_examples(batch, error, 0)
-        self.wake()
-
-    # What becomes of a batch.
-
-    def succeeded(self, batch: Batch, values: Any, model_id: str | None, ready: float, ready_ns: int) -> None:
-        stats, lane = batch.stats, batch.lane
-        with self.changed:
-            if batch.abandoned:
-                return
-            stats.compute = ready - batch.started
-            stats.busy = ready - max(batch.started, self._ready_before)
-            stats.latency_micro_secs = (ready_ns - batch.started_ns) // 1000
-            stats.collect = self.now() - ready
-            self._ready_before = ready
-            lane.policy.budget.succeeded(batch.padded, max(stats.busy, 1e-9))
-            lane.model.run_seconds += max(stats.busy, 0.0)
-            self._end(batch)
-            done = 0
-            for submission, places in batch.parts:
-                part = piece(values, done, done + len(places))
-                done += len(places)
-                submission.session.deliver(Outcome(submission.tag, places, part, None, model_id))
-            self.wake()
-
-    def failed(self, batch: Batch, error: BaseException, by_its_examples: bool = True) -> None:
-        lane = batch.lane
-        too_large = by_its_examples and _made_room(error)
-        if too_large and self._try_again_without_idle_models(batch):
-            return
-        with self.changed:
-            if batch.abandoned:
-                return
-            batch.stats.failed, batch.stats.out_of_memory = True, too_large
-            if too_large:
-                lane.policy.budget.out_of_memory(batch.padded, batch.count)
-            if batch.count > 1 and (too_large or (by_its_examples and lane.settings.isolate_failures)):
-                lane.retries.extendleft(reversed(batch.halves()))
-                self._end(batch)
-            else:
-                self._fail_examples(batch, error, batch.count if by_its_examples else 0)
-            self.wake()
-
-    def _try_again_without_idle_models(self, batch: Batch) -> bool:
-        """Models that nobody needs now make room before batches are made smaller."""
-        with self.changed:
-            if self.roster.residency.budget is None or batch.abandoned:
-                return False
-            dropped = self.roster.evict_one_idle(self._lanes.values())
-            if not dropped:
-                return False
-            self._count(batch, replace(batch.stats, failed=True, out_of_memory=True))
-        drop(dropped)
-        self.put_back(batch)
-        return True
-
-    def put_back(self, batch: Batch) -> None:
-        """To be tried again as it is."""
-        with self.changed:
-            if not batch.abandoned:
-                self._running.discard(batch)
-                batch.lane.model.users -= 1
-                batch.inputs, batch.due_from, batch.stage = None, None, Stage.WAITING
-                batch.lane.retries.appendleft(batch)
-                self.wake()
+            self.fates.fail_all(lane, error)
 
     def _abandon_overdue(self) -> bool:
         """Give up batches and loads that took too long. Their threads can't be ended, only left alone."""
-        overdue = [batch for batch in self._running if self._is_overdue(batch)]
+        overdue = [batch for batch in self.fates.running if self._is_overdue(batch)]
         for batch in overdue:
             timeout, lane = batch.lane.settings.timeout, batch.lane
-            batch.abandoned = batch.stats.failed = True
-            self._fail_examples(batch, _took_too_long(timeout), batch.count)
+            self.fates.abandon(batch, _took_too_long(timeout))
             assert self._crew is not None
             self._crew.replace_thread_of(batch)
             if lane.handler.should_garbage_collect_on_timeout():
@@ -305,7 +232,7 @@ class ModelHost:
         late = [lane for lane in self._lanes.values() if self._waits_too_long_for_a_load(lane)]
         for lane in late:
             self.roster.overdue(lane.model, lane.handler.should_garbage_collect_on_timeout())
-            self._fail_all(lane, _took_too_long(lane.settings.timeout))
+            self.fates.fail_all(lane, _took_too_long(lane.settings.timeout))
         return bool(overdue or late)
 
     def _waits_too_long_for_a_load(self, lane: Lane) -> bool:
@@ -318,37 +245,6 @@ class ModelHost:
         timeout = batch.lane.settings.timeout
         return timeout is not None and batch.due_from is not None and self.now() - batch.due_from >= timeout
 
-    def _fail_examples(self, batch: Batch, error: BaseException, count: int) -> None:
-        self._end(batch)
-        for submission, places in batch.parts:
-            failure = Outcome(submission.tag, places, None, error, None, count)
-            submission.session.deliver(failure)
-
-    def _end(self, batch: Batch) -> None:
-        if batch in self._running:
-            self._running.discard(batch)
-            batch.lane.model.users -= 1
-            batch.lane.model.used_at = self.now()
-        self._count(batch, batch.stats)
-
-    def _count(self, batch: Batch, stats: BatchStats) -> None:
-        sessions = [submission.session for submission, _ in batch.parts]
-        next((each for each in sessions if not each.closed), sessions[0]).count(batch.lane, stats)
-
 
 def _took_too_long(timeout: float | None) -> TimeoutError:
     return TimeoutError(f"The model took longer than {timeout} seconds.")
-
-
-def _made_room(error: BaseException) -> bool:
-    """Whether the batch was too large for the memory, which now has room for a smaller one."""
-    try:
-        if not is_out_of_memory(error):
-            return False
-        traceback.clear_frames(error.__traceback__)  # What the model had computed so far.
-        release_memory()
-    except Exception:
-        # A device that can't even do this can do no smaller batch, either.
-        logging.getLogger(__name__).exception("Could not make room after a batch that failed.")
-        return False
-    return True

@@ -63,6 +63,9 @@ class HttpModelHandler(Handler[Any, PredictionResult, RemoteModel]):
         options: Beam's own: `max_batch_size`, `max_batch_weight`, ...
     """
 
+    device = "remote"
+    """Its requests and the batches of local models do not wait for each other."""
+
     def __init__(
         self,
         url: str,

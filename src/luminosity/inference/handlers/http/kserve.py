@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -28,6 +29,7 @@ __all__ = ["KServe"]
 
 _HEADER_LENGTH = "Inference-Header-Content-Length"
 _BINARY = "binary_tensor_data"
+_JSON = "json"
 
 
 @dataclass(frozen=True)
@@ -169,13 +171,25 @@ def _tensor(output: Any, rest: memoryview, reply: Reply) -> tuple[str, Array, in
     """Name and values of an output, and how many of the bytes behind the JSON were its own."""
     try:
         name, datatype, shape = output["name"], output["datatype"], tuple(output["shape"])
-        size = cast("dict[str, Any]", output.get("parameters") or {}).get("binary_data_size")
+        parameters = cast("dict[str, Any]", output.get("parameters") or {})
+        size = parameters.get("binary_data_size")
         if size is None:
-            return name, from_json(output["data"], datatype, shape), 0
-        return name, from_bytes(bytearray(rest[:size]), datatype, shape), size
+            values = from_json(output["data"], datatype, shape)
+        else:
+            values = from_bytes(bytearray(rest[:size]), datatype, shape)
+        if parameters.get("content_type") == _JSON:
+            values = _decoded(values)
+        return name, values, size or 0
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         expected = "`name`, `datatype`, `shape` and as many values as that"
         raise reply.wrong(f"an output that can't be read ({type(error).__name__}: {error})", expected) from None
+
+
+def _decoded(texts: Array) -> Array:
+    """Objects that are no tensors, such as a label with its score, travel as JSON."""
+    objects = np.empty(texts.shape, object)
+    objects.reshape(-1)[:] = [json.loads(text) for text in texts.reshape(-1).tolist()]
+    return objects
 
 
 def _stacked(values: list[Any], datatype: str) -> Array:
