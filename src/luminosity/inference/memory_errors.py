@@ -39,9 +39,10 @@ def is_out_of_memory(error: BaseException) -> bool:
     return any(_says_so(each) for each in _with_causes(error))
 
 
-def release_memory() -> None:
-    """Give back what the libraries that are loaded hold in reserve, after a batch did not fit."""
-    gc.collect()  # what only cycles of an exception's frames still hold
+def release_memory(collect: bool = True) -> None:
+    """Give back what the libraries that are loaded hold in reserve, after a batch did not fit, or a model is gone."""
+    if collect:
+        gc.collect()  # what only cycles still hold, as of an exception's frames
     torch = sys.modules.get("torch")
     if torch is None:
         return

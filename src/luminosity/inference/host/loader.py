@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from luminosity.inference.handler import Handler
@@ -16,7 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Dropped", "drop", "load", "start"]
 
-_WORTH_COLLECTING = 1_000_000
+_WORTH_LOOKING = 1_000_000
+_WORTH_COLLECTING = 256_000_000
 Dropped: TypeAlias = "list[tuple[tuple[Any, ...], int]]"
 """Copies of models that nobody uses any more, with what they take."""
 
@@ -39,9 +42,20 @@ def start(host: ModelHost, model: Model, attempt: int, dropped: Dropped) -> None
 def drop(dropped: Dropped) -> None:
     """Outside any lock: the last reference to a model may end a process or close files."""
     size = sum(size for _, size in dropped)
+    traces = [_trace(copy) for copies, _ in dropped for copy in copies]
     dropped.clear()
-    if size >= _WORTH_COLLECTING:
-        release_memory()
+    # Collecting takes a tenth of a second, more than the load of a small model; most models are gone without it.
+    is_left = any(trace() is not None for trace in traces)
+    if size >= _WORTH_LOOKING:
+        release_memory(collect=is_left or size >= _WORTH_COLLECTING)
+
+
+def _trace(model: Any) -> Callable[[], Any]:
+    """Tells whether it is still there; of what takes no weak reference, nobody knows."""
+    try:
+        return weakref.ref(model)
+    except TypeError:
+        return lambda: True
 
 
 def load(handler: Handler[Any, Any, Any], copies: int, clock: Clock) -> Loaded:
