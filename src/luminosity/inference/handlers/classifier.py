@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -36,7 +37,7 @@ class TextClassifier(TextHandler[str]):
 
     def __init__(
         self,
-        path: str,
+        path: str | os.PathLike[str],
         *,
         threshold: float = 0.5,
         max_length: int | None = None,

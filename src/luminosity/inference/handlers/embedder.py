@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -43,7 +44,7 @@ class SentenceEmbedder(TextHandler[str]):
 
     def __init__(
         self,
-        path: str,
+        path: str | os.PathLike[str],
         *,
         pooling: str | Sequence[str] | None = None,
         normalize: bool | None = None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
@@ -43,7 +44,7 @@ class TextGenerator(TextHandler["str | Messages"]):
 
     def __init__(
         self,
-        path: str,
+        path: str | os.PathLike[str],
         *,
         max_new_tokens: int = 128,
         generation_args: Mapping[str, Any] | None = None,

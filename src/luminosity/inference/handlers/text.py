@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
@@ -30,7 +31,7 @@ class TextHandler(TorchHandler[ExampleT, PredictionResult]):
 
     def __init__(
         self,
-        path: str,
+        path: str | os.PathLike[str],
         max_length: int | None,
         device: str,
         dtype: Any,
@@ -41,7 +42,7 @@ class TextHandler(TorchHandler[ExampleT, PredictionResult]):
         super().__init__(device, dtype, **options)
         if max_length is not None and max_length < 1:
             raise ValueError(f"max_length is {max_length}, expected at least one token")
-        self._pretrained = Pretrained(path, dict(load_model_args or {}))
+        self._pretrained = Pretrained(os.fspath(path), dict(load_model_args or {}))
         self._max_length = max_length
         self._compile = compile
         self._masks_by_key = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -49,7 +50,7 @@ class TokenClassifier(TextHandler[str]):
 
     def __init__(
         self,
-        path: str,
+        path: str | os.PathLike[str],
         *,
         aggregation: Literal["none", "simple", "first", "max", "average"] = "simple",
         ignore: Sequence[str] = ("O",),
