@@ -367,3 +367,23 @@ def test_a_slow_load_fails_who_has_no_time_and_serves_who_comes_later() -> None:
     gate.set()
     until(lambda: slow.model.is_ready)
     assert ask(host, slow, [1]) == [2]
+
+
+class NeverLoads(Handler[int, int, str]):
+    def load_model(self) -> str:
+        threading.Event().wait(_PATIENCE_S)
+        return "a model"
+
+    def should_garbage_collect_on_timeout(self) -> bool:
+        return True
+
+
+def test_two_lanes_give_up_the_same_load() -> None:
+    host = ModelHost()
+    lanes = [host.enter(name, NeverLoads, LaneSettings(model="shared", timeout=0.2)) for name in range(2)]
+    session = host.open()
+    for lane in lanes:
+        session.submit(lane, [1], np.ones(1), None)
+    errors = [outcome.error for outcomes in session.finish() for outcome in outcomes]
+    assert [type(error) for error in errors] == [TimeoutError, TimeoutError]
+    host.check_integrity()

@@ -109,6 +109,8 @@ class Roster:
 
     def overdue(self, model: Model, abandon: bool) -> None:
         """Its load takes too long for somebody; where it may hang for ever, the next attempt does not wait for it."""
+        if model.state is not State.LOADING:
+            return  # Another lane of it was late, too.
         model.is_overdue = True
         if abandon:
             self.residency.release(model)
