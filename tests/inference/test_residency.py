@@ -369,6 +369,38 @@ def test_a_slow_load_fails_who_has_no_time_and_serves_who_comes_later() -> None:
     assert ask(host, slow, [1]) == [2]
 
 
+class FailsAt(Tenant):
+    def __init__(self, machine: Machine, name: int, hook: str) -> None:
+        super().__init__(machine, name)
+        self._hook = hook
+
+    def warm_up(self, model: Loaded) -> None:
+        self._may_fail("warm_up")
+
+    def predict(self, model: Loaded, batch: Any, inference_args: dict[str, Any] | None = None) -> Any:
+        self._may_fail("predict")
+
+    def _may_fail(self, hook: str) -> None:
+        if hook == self._hook:
+            try:
+                raise KeyError("cause")
+            except KeyError as error:
+                raise ValueError("failed") from error
+
+
+@pytest.mark.parametrize("hook", ["warm_up", "predict"])
+def test_an_error_does_not_keep_the_model_that_raised_it(hook: str) -> None:
+    machine, host = Machine(), ModelHost(budget=_SIZE)
+    failing = host.enter(0, lambda: FailsAt(machine, 0, hook), LaneSettings())
+    other = host.enter(1, lambda: Tenant(machine, 1), LaneSettings())
+    session = host.open()
+    session.submit(failing, [1], np.ones(1), None)
+    errors = [outcome.error for outcomes in session.finish() for outcome in outcomes]
+    assert ask(host, other, [1]) == [1001]
+    assert machine.most_here == 1, "the first is gone before the second is loaded"
+    assert isinstance(errors[0], ValueError)
+
+
 class NeverLoads(Handler[int, int, str]):
     def load_model(self) -> str:
         threading.Event().wait(_PATIENCE_S)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import traceback
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,7 @@ from luminosity.inference.blocks import piece
 from luminosity.inference.host.lane import Lane
 from luminosity.inference.host.loader import drop
 from luminosity.inference.host.work import Batch, BatchStats, Outcome, Stage
-from luminosity.inference.memory_errors import is_out_of_memory, release_memory
+from luminosity.inference.memory_errors import forget_frames, is_out_of_memory, release_memory
 
 if TYPE_CHECKING:
     from luminosity.inference.host.host import ModelHost
@@ -66,6 +65,7 @@ class Fates:
 
     def failed(self, batch: Batch, error: BaseException, by_its_examples: bool = True) -> None:
         lane = batch.lane
+        forget_frames(error)  # What the model had computed so far; and the model, which the error may outlive.
         too_large = by_its_examples and _made_room(error)
         if too_large and self._try_again_without_idle_models(batch):
             return
@@ -116,6 +116,7 @@ class Fates:
             self.running.discard(batch)
             batch.lane.model.users -= 1
             batch.lane.model.used_at = self._host.now()
+            batch.inputs = None
         self._count(batch, batch.stats)
 
     def _count(self, batch: Batch, stats: BatchStats) -> None:
@@ -128,7 +129,6 @@ def _made_room(error: BaseException) -> bool:
     try:
         if not is_out_of_memory(error):
             return False
-        traceback.clear_frames(error.__traceback__)  # What the model had computed so far.
         release_memory()
     except Exception:
         # A device that can't even do this can do no smaller batch, either.
