@@ -326,6 +326,16 @@ def test_no_room_beside_one_that_works() -> None:
     assert ask(host, new, [1]) == [1001]
 
 
+def test_a_new_version_that_is_larger_than_the_budget_is_told_and_not_used(caplog: pytest.LogCaptureFixture) -> None:
+    machine, host = Machine(), ModelHost(budget=_SIZE)
+    old = host.enter("old", lambda: Tenant(machine, 1), LaneSettings())
+    new = host.enter("new", lambda: Tenant(machine, 2, 2 * _SIZE), LaneSettings())
+    assert ask(host, old, [1]) == [1001]
+    until(lambda: host.load_ahead(new) is not Ahead.LOADING)
+    assert host.load_ahead(new) is Ahead.FAILED
+    assert "takes 200" in caplog.text
+
+
 def test_a_failing_load_is_told_to_all_who_wait_and_tried_again_by_who_comes_later() -> None:
     class Flaky(Doubled):
         def load_model(self) -> str:

@@ -84,18 +84,18 @@ class Roster:
             self.residency.hold(model, loaded.size)
             model.arrived(loaded, now)
             return dropped
-        # It is larger than was thought. Now its size is known, and it comes again when there is room.
         model.go(now)
-        model.does_not_fit_beside = True
+        if self.residency.is_too_large(model):
+            self._fail_load(model, self._too_large(model), lanes)
+        else:  # It is larger than was thought. Now its size is known, and it comes again when there is room.
+            model.does_not_fit_beside = True
         return [(loaded.copies, loaded.size)]
 
     def load_failed(self, model: Model, attempt: int, error: BaseException, lanes: Iterable[Lane]) -> None:
         if attempt == model.attempt and model.state is State.LOADING:
-            if model not in self._working(lanes):  # Nobody else will hear of it.
-                _LOGGER.error("A new version can't be loaded, and the one before it goes on: %s: %r", model.key, error)
             self.residency.release(model)
             model.go(self._host.now())
-            self._fail(model, error)
+            self._fail_load(model, error, lanes)
 
     def evict_one_idle(self, lanes: Iterable[Lane]) -> Dropped:
         """The model that was used longest ago, of those that nobody needs now and that take some room."""
@@ -161,6 +161,11 @@ class Roster:
     def _evict(self, model: Model) -> tuple[tuple[Any, ...], int]:
         self.residency.release(model)
         return model.go(self._host.now()), model.size or 0
+
+    def _fail_load(self, model: Model, error: BaseException, lanes: Iterable[Lane]) -> None:
+        if model not in self._working(lanes):  # Nobody else will hear of it.
+            _LOGGER.error("A new version can't be loaded, and the one before it goes on: %s: %r", model.key, error)
+        self._fail(model, error)
 
     def _fail(self, model: Model, error: BaseException) -> None:
         model.error, model.failed_at, model.is_awaited = error, self._host.now(), False
