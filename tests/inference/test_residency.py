@@ -411,6 +411,35 @@ def test_an_error_does_not_keep_the_model_that_raised_it(hook: str) -> None:
     assert isinstance(errors[0], ValueError)
 
 
+def test_a_model_that_always_fails_makes_room_for_one_that_waits() -> None:
+    machine, host = Machine(), ModelHost(budget=_SIZE)
+    failing = host.enter(0, lambda: FailsAt(machine, 0, "predict"), LaneSettings())
+    other = host.enter(1, lambda: Tenant(machine, 1), LaneSettings())
+    stop = threading.Event()
+
+    def keep_busy() -> None:
+        session = host.open()
+        while not stop.is_set():
+            for _ in range(100):
+                session.submit(failing, [1], np.ones(1), None)
+            while not session.ready():
+                time.sleep(0.0001)
+        session.close()
+
+    threads = [threading.Thread(target=keep_busy, daemon=True) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    until(lambda: machine.loads > 0)
+    answers: list[Any] = []
+    asking = threading.Thread(target=lambda: answers.extend(ask(host, other, [1])), daemon=True)
+    asking.start()
+    asking.join(10)
+    stop.set()
+    assert answers == [1001]
+    for thread in threads:
+        thread.join()
+
+
 class NeverLoads(Handler[int, int, str]):
     def load_model(self) -> str:
         threading.Event().wait(_PATIENCE_S)

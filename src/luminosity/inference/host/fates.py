@@ -29,11 +29,13 @@ class Fates:
     def begin(self, batch: Batch) -> None:
         """Under the lock."""
         self.running.add(batch)
+        batch.begun = self._host.now()
         batch.lane.model.users += 1
 
     def abandon(self, batch: Batch, error: BaseException) -> None:
         """Whoever works on it is not waited for; under the lock."""
         batch.abandoned = batch.stats.failed = True
+        self._count_failed_run(batch)
         self._fail_examples(batch, error, batch.count)
 
     def fail_all(self, lane: Lane, error: BaseException) -> None:
@@ -73,6 +75,7 @@ class Fates:
             if batch.abandoned:
                 return
             batch.stats.failed, batch.stats.out_of_memory = True, too_large
+            self._count_failed_run(batch)
             if too_large:
                 lane.policy.budget.out_of_memory(batch.padded, batch.count)
             if batch.count > 1 and (too_large or (by_its_examples and lane.settings.isolate_failures)):
@@ -118,6 +121,10 @@ class Fates:
             batch.lane.model.used_at = self._host.now()
             batch.inputs = None
         self._count(batch, batch.stats)
+
+    def _count_failed_run(self, batch: Batch) -> None:
+        """A model that only fails has had its turn like any other."""
+        batch.lane.model.run_seconds += self._host.now() - (batch.started or batch.begun)
 
     def _count(self, batch: Batch, stats: BatchStats) -> None:
         sessions = [submission.session for submission, _ in batch.parts]
