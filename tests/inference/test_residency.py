@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 import threading
 import time
 from collections import OrderedDict
@@ -14,6 +15,7 @@ import pytest
 
 from luminosity import Handler
 from luminosity.errors import ModelTooLarge
+from luminosity.inference.host.budgets import model_budget
 from luminosity.inference.host.host import Ahead, ModelHost
 from luminosity.inference.host.lane import Lane, LaneSettings
 from luminosity.inference.host.model import Family
@@ -250,6 +252,12 @@ def test_a_size_is_learned_by_loading() -> None:
         assert ask(host, large, [1]) == [1001]
         host.check_integrity()
     assert machine.most_here <= 2  # while the size of the second was not known
+
+
+def test_a_device_that_jax_does_not_have_sets_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("jax")
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    assert model_budget("cuda:1000", asked=None, workers=1) is None
 
 
 def test_a_model_that_tells_nothing_is_measured_by_the_process() -> None:
