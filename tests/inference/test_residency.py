@@ -18,7 +18,9 @@ from luminosity.errors import ModelTooLarge
 from luminosity.inference.host.budgets import model_budget
 from luminosity.inference.host.host import Ahead, ModelHost
 from luminosity.inference.host.lane import Lane, LaneSettings
-from luminosity.inference.host.model import Family
+from luminosity.inference.host.model import Family, LoadStats, Model
+from luminosity.inference.host.model import Loaded as AsLoaded
+from luminosity.inference.host.residency import Residency
 
 _PATIENCE_S = 60
 _MODELS, _FIT, _SIZE = 20, 5, 100
@@ -223,6 +225,19 @@ def test_a_model_with_endless_work_makes_room_for_one_that_waits() -> None:
     thread.join(_PATIENCE_S)
     assert machine.problems == []
     assert machine.most_here == 1
+
+
+def test_who_is_to_leave_stays_the_same_while_it_finishes_its_batches() -> None:
+    residency = Residency(2 * _SIZE)
+    models = [Model(name, Handler[Any, Any, Any](), time, None) for name in range(3)]
+    for now, model in enumerate(models[:2]):
+        model.size = _SIZE
+        model.arrived(AsLoaded((), _SIZE, 0.0, LoadStats(0, 0)), now)
+        model.run_seconds, model.users = 100.0, 1
+        residency.hold(model, _SIZE)
+    for now, model in enumerate(models[:2], start=10):
+        model.used_at = now  # A batch of it is done, and another is under way.
+        assert residency.room_for(models[2], lambda _: True, may_displace=True).leaving == [models[0]]
 
 
 def test_one_load_for_all_who_ask_at_once() -> None:

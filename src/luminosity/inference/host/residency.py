@@ -58,7 +58,8 @@ class Residency:
         if self._has_room(model, evicted):
             return Verdict(True, evicted)
         leaving: list[Model] = []
-        for each in here:
+        # Who came first leaves first: who was used longest ago changes with every batch, and nobody would be done leaving.
+        for each in sorted(here, key=lambda each: each.arrived_at):
             if not may_displace or self._has_room(model, evicted + leaving):
                 break
             if each not in evicted and _has_run_long(each) and self._helps(model, each, evicted + leaving):
