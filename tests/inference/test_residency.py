@@ -21,6 +21,7 @@ from luminosity.inference.host.lane import Lane, LaneSettings
 from luminosity.inference.host.model import Family, LoadStats, Model
 from luminosity.inference.host.model import Loaded as AsLoaded
 from luminosity.inference.host.residency import Residency
+from luminosity.inference.host.work import Batch, Stage
 
 _PATIENCE_S = 60
 _MODELS, _FIT, _SIZE = 20, 5, 100
@@ -317,6 +318,46 @@ def test_out_of_memory_while_loading_takes_an_idle_model_away() -> None:
     for name in (0, 1, 2, 0):
         assert ask(host, lanes[name], [1]) == [1000 + name]
     assert machine.most_here == 1
+
+
+class FirstBatchIsTooMuch(Tenant):
+    concurrency = 2
+
+    def __init__(self, machine: Machine) -> None:
+        super().__init__(machine, 1)
+        self.calls = 0
+        self.second_runs, self.may_end = threading.Event(), threading.Event()
+
+    def predict(self, model: Loaded, batch: Any, inference_args: dict[str, Any] | None = None) -> Any:
+        self.calls += 1
+        if self.calls == 1:
+            raise MemoryError
+        self.second_runs.set()
+        assert self.may_end.wait(_PATIENCE_S)
+        return super().predict(model, batch, inference_args)
+
+
+def test_a_batch_that_is_tried_again_before_the_first_try_is_put_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine, host = Machine(), ModelHost(budget=10_000_000)
+    idle = host.enter(0, lambda: Tenant(machine, 0, 2_000_000), LaneSettings())
+    handler = FirstBatchIsTooMuch(machine)
+    lane = host.enter(1, lambda: handler, LaneSettings(timeout=_PATIENCE_S))
+    ask(host, idle, [1])
+    put_back, put_away = host.fates.put_back, threading.Event()
+
+    def slow_put_back(batch: Batch) -> None:
+        put_back(batch)
+        assert handler.second_runs.wait(_PATIENCE_S)
+        put_away.set()
+
+    monkeypatch.setattr(host.fates, "put_back", slow_put_back)
+    session = host.open()
+    session.submit(lane, [1], np.ones(1), None)
+    assert put_away.wait(_PATIENCE_S)
+    until(lambda: lane.model.slots._value == 1)  # pyright: ignore[reportAttributeAccessIssue]
+    assert [batch.stage for batch in host.fates.running] == [Stage.COMPUTING]
+    handler.may_end.set()
+    assert [outcome.error for outcomes in session.finish() for outcome in outcomes] == [None]
 
 
 def test_ahead_of_its_work() -> None:

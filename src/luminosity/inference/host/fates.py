@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from luminosity.inference.blocks import piece
 from luminosity.inference.host.lane import Lane
 from luminosity.inference.host.loader import drop
-from luminosity.inference.host.work import Batch, BatchStats, Outcome, Stage
+from luminosity.inference.host.work import Batch, BatchStats, Outcome
 from luminosity.inference.memory_errors import forget_frames, is_out_of_memory, release_memory
 
 if TYPE_CHECKING:
@@ -99,13 +99,13 @@ class Fates:
         return True
 
     def put_back(self, batch: Batch) -> None:
-        """To be tried again as it is."""
+        """The same examples, to be tried again. As another batch: the thread that has this one is not done with it."""
         with self._host.changed:
             if not batch.abandoned:
                 self.running.discard(batch)
                 batch.lane.model.users -= 1
-                batch.inputs, batch.due_from, batch.stage = None, None, Stage.WAITING
-                batch.lane.retries.appendleft(batch)
+                again = Batch(batch.lane, batch.parts, batch.longest, batch.useful, batch.budget, batch.waited)
+                batch.lane.retries.appendleft(again)
                 self._host.wake()
 
     def _fail_examples(self, batch: Batch, error: BaseException, count: int) -> None:
