@@ -147,9 +147,9 @@ class ModelHost:
         for lane in self._lanes.values():
             lane.check_integrity()
             assert self.fates.running or lane.model.users == 0, f"{lane.model.key}: in use, and nothing runs"
-        assert len(self.fates.running) <= (self._crew.computers if self._crew else 0) + 4, (
-            "batches that nobody computes"
-        )
+        # One with each thread, those that schedule and hand back among them, and what fits into the queues between.
+        places = 0 if self._crew is None else self._crew.computers + 5
+        assert len(self.fates.running) <= places, "batches that nobody computes"
 
     # What there is to do.
 
