@@ -58,6 +58,6 @@ def _device_bytes(device: str) -> int | None:
         try:
             stats = jax.local_devices(backend="gpu")[number].memory_stats()
         except (RuntimeError, IndexError):
-            return None  # It has no such device. The model may do without, as torch's of Beam do, or will say so itself.
+            return None  # JAX has no such device. The model may do without, or will say so itself.
         return int(stats["bytes_limit"]) if stats else None
     return None

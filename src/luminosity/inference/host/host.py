@@ -55,6 +55,7 @@ class ModelHost:
         self.roster = Roster(self, budget, device)
         self.fates = Fates(self)
         self._lanes: dict[Hashable, Lane] = {}
+        self._unused: set[Lane] = set()
         self._crew: Crew | None = None
         """None while there is nothing to do."""
 
@@ -68,13 +69,18 @@ class ModelHost:
                 model = self.roster.model(name, handler, settings.clock, settings.family)
                 lane = self._lanes[key] = Lane(key, handler, model, settings)
             lane.users += 1
-            self._start()
+            self._unused.discard(lane)
+            if self._crew is None:
+                self._crew = Crew(self)
+            self._crew.grow_to(lane.model.concurrency)
             return lane
 
     def leave(self, lane: Lane) -> None:
         with self.changed:
             lane.users -= 1
             lane.unused_since = self.now()
+            if not lane.users:
+                self._unused.add(lane)
             self.wake()
 
     def open(self, step: Any = None) -> Session:
@@ -153,11 +159,6 @@ class ModelHost:
 
     # What there is to do.
 
-    def _start(self) -> None:
-        if self._crew is None:
-            self._crew = Crew(self)
-        self._crew.grow_to(max(lane.model.concurrency for lane in self._lanes.values()))
-
     def next_batch(self) -> Batch | None:
         """Wait for the next batch, whatever lane it is of; None when nobody needs this crew any more."""
         with self.changed:
@@ -167,9 +168,10 @@ class ModelHost:
                     self._crew = None
                     return None
                 self.roster.arrange(self._lanes.values())
-                for lane in [lane for lane in self._lanes.values() if lane.has_work()]:
-                    if not lane.model.is_ready or lane.model.is_leaving:
-                        continue  # When that changes, this is looked at again.
+                for lane in self._lanes.values():
+                    # When the model comes or stays, this is looked at again.
+                    if not lane.model.is_ready or lane.model.is_leaving or not lane.has_work():
+                        continue
                     found = lane.next(self.now(), idle=not self.fates.running)
                     if isinstance(found, Batch):
                         self._lanes[lane.key] = self._lanes.pop(lane.key)  # The others first, next time.
@@ -184,13 +186,13 @@ class ModelHost:
         """Let go of models that nobody has used for long; returns when to look again."""
         now, soonest = self.now(), _IDLE_S
         under_way = {batch.lane for batch in self.fates.running}
-        unused = [lane for lane in self._lanes.values() if not lane.users and not lane.has_work()]
-        for lane in [lane for lane in unused if lane not in under_way]:
+        for lane in [lane for lane in self._unused if lane not in under_way and not lane.has_work()]:
             left = lane.unused_since + _IDLE_S - now
             if left > 0:
                 soonest = min(soonest, left)
                 continue
             del self._lanes[lane.key]
+            self._unused.discard(lane)
             if all(other.model is not lane.model for other in self._lanes.values()):
                 self.roster.forget(lane.model)
         return soonest
