@@ -7,6 +7,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
+
+import pytest
+
+from luminosity import Handler
+from luminosity.inference.isolated import IsolatedHandler
 
 SCRIPT = """
 import os, sys
@@ -53,3 +59,31 @@ def test_the_process_ends_with_its_worker_and_without_a_word(tmp_path: Path) -> 
     while any(os.path.exists(f"/proc/{pid}") for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
+
+
+class SecondLoadFails(Handler[str, str, str]):
+    def __init__(self, loads: Path) -> None:
+        super().__init__()
+        self._loads = loads
+
+    def load_model(self) -> str:
+        with open(self._loads, "a") as file:
+            file.write(".")
+        if len(self._loads.read_text()) == 2:
+            raise BlockingIOError("not now")
+        return "a model"
+
+    def predict(self, model: str, batch: Any, inference_args: dict[str, Any] | None = None) -> Any:
+        if "crash" in batch:
+            os._exit(1)
+        return [f"{model}: {example}" for example in batch]
+
+
+def test_a_load_that_fails_after_a_crash_is_done_again(tmp_path: Path) -> None:
+    handler = IsolatedHandler(SecondLoadFails(tmp_path / "loads"))
+    model = handler.load_model()
+    with pytest.raises(RuntimeError, match="ended"):
+        handler.predict(model, ["crash"])
+    with pytest.raises(BlockingIOError):
+        handler.predict(model, ["b"])
+    assert handler.predict(model, ["c"]) == ["a model: c"]

@@ -120,9 +120,10 @@ def _serve(connection: Connection, pickled: bytes) -> None:
             return
         try:
             if handler is None:
-                handler = pickler.loads(pickled)
-                model = handler.load_model()
-                handler.warm_up(model)
+                loading = pickler.loads(pickled)
+                model = loading.load_model()
+                loading.warm_up(model)
+                handler = loading  # Not before: a load that failed is to be done again.
             value = _answer(what, handler, model, arguments)
             answer = ForkingPickler.dumps((value, None))
         except BaseException as error:
