@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -9,9 +10,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from luminosity import Handler
+from luminosity.inference.host.host import ModelHost
+from luminosity.inference.host.lane import LaneSettings
 from luminosity.inference.isolated import IsolatedHandler
 
 SCRIPT = """
@@ -87,3 +91,27 @@ def test_a_load_that_fails_after_a_crash_is_done_again(tmp_path: Path) -> None:
     with pytest.raises(BlockingIOError):
         handler.predict(model, ["b"])
     assert handler.predict(model, ["c"]) == ["a model: c"]
+
+
+class NeverLoads(Handler[str, str, str]):
+    def load_model(self) -> str:
+        time.sleep(600)
+        return "a model"
+
+
+def test_loads_that_hang_leave_one_process_at_most() -> None:
+    host = ModelHost()
+    lane = host.enter(0, lambda: IsolatedHandler(NeverLoads()), LaneSettings(timeout=0.5))
+    before = set(multiprocessing.active_children())
+    for _ in range(3):
+        session = host.open()
+        session.submit(lane, ["a"], np.ones(1), None)
+        errors = [outcome.error for outcomes in session.finish() for outcome in outcomes]
+        assert [type(error) for error in errors] == [TimeoutError]
+        session.close()
+    deadline = time.monotonic() + 10
+    while len(hanging := set(multiprocessing.active_children()) - before) > 1 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    for process in hanging:
+        process.kill()
+    assert len(hanging) <= 1

@@ -27,9 +27,17 @@ class IsolatedHandler(WrappedHandler):
     fresh process; the host finds the example that crashes alone.
     """
 
+    _loading: _Child | None = None
+
     def load_model(self) -> _Child:
-        child = _Child(self._inner)
-        child.call("load")
+        if self._loading is not None:
+            self._loading.kill()  # Only a load that was given up is still under way when the next begins.
+        child = self._loading = _Child(self._inner)
+        try:
+            child.call("load")
+        finally:
+            if self._loading is child:
+                self._loading = None
         return child
 
     def should_garbage_collect_on_timeout(self) -> bool:

@@ -58,7 +58,7 @@ class Residency:
             return Verdict(True, evicted)
         if not may_displace:
             return Verdict(False)
-        # Who came first leaves first: who was used longest ago changes with every batch, and nobody would be done leaving.
+        # Who came first leaves first: who was used last changes with every batch, and nobody would be done leaving.
         gone = set(evicted)
         done = [each for each in here if each not in gone and _has_run_long(each)]
         leaving = self._enough_of(sorted(done, key=lambda each: each.arrived_at), lack)
@@ -124,7 +124,7 @@ class Residency:
 
 @dataclass
 class _Lack:
-    """What keeps a model from coming: bytes, and places in its family; none of them where there are more than enough."""
+    """What keeps a model from coming: bytes, and places in its family; below nought where some are left."""
 
     size: int
     places: int
