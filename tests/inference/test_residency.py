@@ -390,6 +390,33 @@ def test_no_room_beside_one_that_works() -> None:
     assert ask(host, new, [1]) == [1001]
 
 
+class SlowToGo(Loaded):
+    def __del__(self) -> None:
+        time.sleep(0.1)
+        super().__del__()
+
+
+class TakesItsTimeToGo(Tenant):
+    def load_model(self) -> Loaded:
+        self._machine.load(self._name, self._seconds)
+        return SlowToGo(self._machine, self._name)
+
+
+def test_what_was_larger_than_thought_is_gone_before_the_next_load() -> None:
+    machine, host = Machine(), ModelHost(budget=250)
+    working = host.enter(0, lambda: TakesItsTimeToGo(machine, 0), LaneSettings())
+    larger = host.enter(1, lambda: TakesItsTimeToGo(machine, 1, 200), LaneSettings())
+    other = host.enter(2, lambda: TakesItsTimeToGo(machine, 2), LaneSettings())
+    host.load(working)
+    working.model.waiters += 1  # As somebody who needs it, so that it stays.
+    host.load_ahead(larger)
+    until(lambda: larger.model.size is not None)
+    host.load_ahead(other)
+    until(lambda: host.load_ahead(other) is Ahead.READY)
+    assert host.load_ahead(larger) is Ahead.NO_ROOM
+    assert machine.most_here == 2
+
+
 def test_a_new_version_that_is_larger_than_the_budget_is_told_and_not_used(caplog: pytest.LogCaptureFixture) -> None:
     machine, host = Machine(), ModelHost(budget=_SIZE)
     old = host.enter("old", lambda: Tenant(machine, 1), LaneSettings())

@@ -202,8 +202,12 @@ class ModelHost:
     def loaded(self, model: Model, attempt: int, loaded: Loaded) -> None:
         with self.changed:
             dropped = self.roster.loaded(model, attempt, loaded, self._lanes.values())
+            self.roster.dropping += 1
             self.wake()
         drop(dropped)
+        with self.changed:
+            self.roster.dropping -= 1
+            self.wake()
 
     def load_failed(self, model: Model, attempt: int, error: BaseException) -> None:
         with self.changed:

@@ -23,7 +23,7 @@ class LoadStats:
     num_bytes: int
 
 
-@dataclass(frozen=True)
+@dataclass
 class Loaded:
     """What a load gave: as many copies as were asked for, and what they take together."""
 
@@ -31,6 +31,11 @@ class Loaded:
     size: int
     seconds: float
     stats: LoadStats
+
+    def let_go(self) -> tuple[tuple[Any, ...], int]:
+        """The copies, to be dropped by the caller, and their size; who still has this object keeps none of them."""
+        copies, self.copies = self.copies, ()
+        return copies, self.size
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,8 @@ class Roster:
         self._host = host
         self._device = device
         self._models: dict[Hashable, Model] = {}
+        self.dropping = 0
+        """Threads that let go of models after a load: the next one waits for the memory."""
 
     def model(self, key: Hashable, handler: Handler[Any, Any, Any], clock: Clock, family: Family | None) -> Model:
         model = self._models.get(key)
@@ -51,7 +53,7 @@ class Roster:
         present = self.residency.models()
         for model in present:
             model.is_leaving = False
-        if any(model.state is State.LOADING and not model.is_overdue for model in present):
+        if self.dropping or any(model.state is State.LOADING and not model.is_overdue for model in present):
             return
         working = self._working(lanes)
         for model in self._wanted(working):
@@ -73,7 +75,7 @@ class Roster:
     def loaded(self, model: Model, attempt: int, loaded: Loaded, lanes: Iterable[Lane]) -> Dropped:
         """A load is done; returns what is to be dropped."""
         if attempt != model.attempt or model.state is not State.LOADING:
-            return [(loaded.copies, loaded.size)]  # Given up meanwhile.
+            return [loaded.let_go()]  # Given up meanwhile.
         now = self._host.now()
         model.size = loaded.size
         model.count_load(loaded.stats)
@@ -89,7 +91,7 @@ class Roster:
             self._fail_load(model, self._too_large(model), lanes)
         else:  # It is larger than was thought. Now its size is known, and it comes again when there is room.
             model.does_not_fit_beside = True
-        return [(loaded.copies, loaded.size)]
+        return [loaded.let_go()]
 
     def load_failed(self, model: Model, attempt: int, error: BaseException, lanes: Iterable[Lane]) -> None:
         if attempt == model.attempt and model.state is State.LOADING:
