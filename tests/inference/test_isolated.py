@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from luminosity import Handler
+from luminosity.inference.host.host import ModelHost
+from luminosity.inference.host.lane import LaneSettings
+from luminosity.inference.isolated import IsolatedHandler
 
 SCRIPT = """
 import os, sys
@@ -53,3 +63,55 @@ def test_the_process_ends_with_its_worker_and_without_a_word(tmp_path: Path) -> 
     while any(os.path.exists(f"/proc/{pid}") for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
+
+
+class SecondLoadFails(Handler[str, str, str]):
+    def __init__(self, loads: Path) -> None:
+        super().__init__()
+        self._loads = loads
+
+    def load_model(self) -> str:
+        with open(self._loads, "a") as file:
+            file.write(".")
+        if len(self._loads.read_text()) == 2:
+            raise BlockingIOError("not now")
+        return "a model"
+
+    def predict(self, model: str, batch: Any, inference_args: dict[str, Any] | None = None) -> Any:
+        if "crash" in batch:
+            os._exit(1)
+        return [f"{model}: {example}" for example in batch]
+
+
+def test_a_load_that_fails_after_a_crash_is_done_again(tmp_path: Path) -> None:
+    handler = IsolatedHandler(SecondLoadFails(tmp_path / "loads"))
+    model = handler.load_model()
+    with pytest.raises(RuntimeError, match="ended"):
+        handler.predict(model, ["crash"])
+    with pytest.raises(BlockingIOError):
+        handler.predict(model, ["b"])
+    assert handler.predict(model, ["c"]) == ["a model: c"]
+
+
+class NeverLoads(Handler[str, str, str]):
+    def load_model(self) -> str:
+        time.sleep(600)
+        return "a model"
+
+
+def test_loads_that_hang_leave_one_process_at_most() -> None:
+    host = ModelHost()
+    lane = host.enter(0, lambda: IsolatedHandler(NeverLoads()), LaneSettings(timeout=0.5))
+    before = set(multiprocessing.active_children())
+    for _ in range(3):
+        session = host.open()
+        session.submit(lane, ["a"], np.ones(1), None)
+        errors = [outcome.error for outcomes in session.finish() for outcome in outcomes]
+        assert [type(error) for error in errors] == [TimeoutError]
+        session.close()
+    deadline = time.monotonic() + 10
+    while len(hanging := set(multiprocessing.active_children()) - before) > 1 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    for process in hanging:
+        process.kill()
+    assert len(hanging) <= 1

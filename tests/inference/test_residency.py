@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 import threading
 import time
 from collections import OrderedDict
@@ -14,9 +15,13 @@ import pytest
 
 from luminosity import Handler
 from luminosity.errors import ModelTooLarge
+from luminosity.inference.host.budgets import model_budget
 from luminosity.inference.host.host import Ahead, ModelHost
 from luminosity.inference.host.lane import Lane, LaneSettings
-from luminosity.inference.host.model import Family
+from luminosity.inference.host.model import Family, LoadStats, Model
+from luminosity.inference.host.model import Loaded as AsLoaded
+from luminosity.inference.host.residency import Residency
+from luminosity.inference.host.work import Batch, Stage
 
 _PATIENCE_S = 60
 _MODELS, _FIT, _SIZE = 20, 5, 100
@@ -223,6 +228,19 @@ def test_a_model_with_endless_work_makes_room_for_one_that_waits() -> None:
     assert machine.most_here == 1
 
 
+def test_who_is_to_leave_stays_the_same_while_it_finishes_its_batches() -> None:
+    residency = Residency(2 * _SIZE)
+    models = [Model(name, Handler[Any, Any, Any](), time, None) for name in range(3)]
+    for now, model in enumerate(models[:2]):
+        model.size = _SIZE
+        model.arrived(AsLoaded((), _SIZE, 0.0, LoadStats(0, 0)), now)
+        model.run_seconds, model.users = 100.0, 1
+        residency.hold(model, _SIZE)
+    for now, model in enumerate(models[:2], start=10):
+        model.used_at = now  # A batch of it is done, and another is under way.
+        assert residency.room_for(models[2], lambda _: True, may_displace=True).leaving == [models[0]]
+
+
 def test_one_load_for_all_who_ask_at_once() -> None:
     host, machine = ModelHost(budget=_FIT * _SIZE), Machine()
     lanes = lanes_of(host, machine, 1)
@@ -250,6 +268,12 @@ def test_a_size_is_learned_by_loading() -> None:
         assert ask(host, large, [1]) == [1001]
         host.check_integrity()
     assert machine.most_here <= 2  # while the size of the second was not known
+
+
+def test_a_device_that_jax_does_not_have_sets_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("jax")
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    assert model_budget("cuda:1000", asked=None, workers=1) is None
 
 
 def test_a_model_that_tells_nothing_is_measured_by_the_process() -> None:
@@ -296,6 +320,46 @@ def test_out_of_memory_while_loading_takes_an_idle_model_away() -> None:
     assert machine.most_here == 1
 
 
+class FirstBatchIsTooMuch(Tenant):
+    concurrency = 2
+
+    def __init__(self, machine: Machine) -> None:
+        super().__init__(machine, 1)
+        self.calls = 0
+        self.second_runs, self.may_end = threading.Event(), threading.Event()
+
+    def predict(self, model: Loaded, batch: Any, inference_args: dict[str, Any] | None = None) -> Any:
+        self.calls += 1
+        if self.calls == 1:
+            raise MemoryError
+        self.second_runs.set()
+        assert self.may_end.wait(_PATIENCE_S)
+        return super().predict(model, batch, inference_args)
+
+
+def test_a_batch_that_is_tried_again_before_the_first_try_is_put_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine, host = Machine(), ModelHost(budget=10_000_000)
+    idle = host.enter(0, lambda: Tenant(machine, 0, 2_000_000), LaneSettings())
+    handler = FirstBatchIsTooMuch(machine)
+    lane = host.enter(1, lambda: handler, LaneSettings(timeout=_PATIENCE_S))
+    ask(host, idle, [1])
+    put_back, put_away = host.fates.put_back, threading.Event()
+
+    def slow_put_back(batch: Batch) -> None:
+        put_back(batch)
+        assert handler.second_runs.wait(_PATIENCE_S)
+        put_away.set()
+
+    monkeypatch.setattr(host.fates, "put_back", slow_put_back)
+    session = host.open()
+    session.submit(lane, [1], np.ones(1), None)
+    assert put_away.wait(_PATIENCE_S)
+    until(lambda: lane.model.slots._value == 1)  # pyright: ignore[reportAttributeAccessIssue]
+    assert [batch.stage for batch in host.fates.running] == [Stage.COMPUTING]
+    handler.may_end.set()
+    assert [outcome.error for outcomes in session.finish() for outcome in outcomes] == [None]
+
+
 def test_ahead_of_its_work() -> None:
     host, machine = ModelHost(budget=_SIZE), Machine()
     old, new = lanes_of(host, machine, 2)
@@ -324,6 +388,43 @@ def test_no_room_beside_one_that_works() -> None:
     done.set()
     assert [list(outcome.values or []) for some in session.finish() for outcome in some] == [[1000]]
     assert ask(host, new, [1]) == [1001]
+
+
+class SlowToGo(Loaded):
+    def __del__(self) -> None:
+        time.sleep(0.1)
+        super().__del__()
+
+
+class TakesItsTimeToGo(Tenant):
+    def load_model(self) -> Loaded:
+        self._machine.load(self._name, self._seconds)
+        return SlowToGo(self._machine, self._name)
+
+
+def test_what_was_larger_than_thought_is_gone_before_the_next_load() -> None:
+    machine, host = Machine(), ModelHost(budget=250)
+    working = host.enter(0, lambda: TakesItsTimeToGo(machine, 0), LaneSettings())
+    larger = host.enter(1, lambda: TakesItsTimeToGo(machine, 1, 200), LaneSettings())
+    other = host.enter(2, lambda: TakesItsTimeToGo(machine, 2), LaneSettings())
+    host.load(working)
+    working.model.waiters += 1  # As somebody who needs it, so that it stays.
+    host.load_ahead(larger)
+    until(lambda: larger.model.size is not None)
+    host.load_ahead(other)
+    until(lambda: host.load_ahead(other) is Ahead.READY)
+    assert host.load_ahead(larger) is Ahead.NO_ROOM
+    assert machine.most_here == 2
+
+
+def test_a_new_version_that_is_larger_than_the_budget_is_told_and_not_used(caplog: pytest.LogCaptureFixture) -> None:
+    machine, host = Machine(), ModelHost(budget=_SIZE)
+    old = host.enter("old", lambda: Tenant(machine, 1), LaneSettings())
+    new = host.enter("new", lambda: Tenant(machine, 2, 2 * _SIZE), LaneSettings())
+    assert ask(host, old, [1]) == [1001]
+    until(lambda: host.load_ahead(new) is not Ahead.LOADING)
+    assert host.load_ahead(new) is Ahead.FAILED
+    assert "takes 200" in caplog.text
 
 
 def test_a_failing_load_is_told_to_all_who_wait_and_tried_again_by_who_comes_later() -> None:
@@ -367,3 +468,84 @@ def test_a_slow_load_fails_who_has_no_time_and_serves_who_comes_later() -> None:
     gate.set()
     until(lambda: slow.model.is_ready)
     assert ask(host, slow, [1]) == [2]
+
+
+class FailsAt(Tenant):
+    def __init__(self, machine: Machine, name: int, hook: str) -> None:
+        super().__init__(machine, name)
+        self._hook = hook
+
+    def warm_up(self, model: Loaded) -> None:
+        self._may_fail("warm_up")
+
+    def predict(self, model: Loaded, batch: Any, inference_args: dict[str, Any] | None = None) -> Any:
+        self._may_fail("predict")
+
+    def _may_fail(self, hook: str) -> None:
+        if hook == self._hook:
+            try:
+                raise KeyError("cause")
+            except KeyError as error:
+                raise ValueError("failed") from error
+
+
+@pytest.mark.parametrize("hook", ["warm_up", "predict"])
+def test_an_error_does_not_keep_the_model_that_raised_it(hook: str) -> None:
+    machine, host = Machine(), ModelHost(budget=_SIZE)
+    failing = host.enter(0, lambda: FailsAt(machine, 0, hook), LaneSettings())
+    other = host.enter(1, lambda: Tenant(machine, 1), LaneSettings())
+    session = host.open()
+    session.submit(failing, [1], np.ones(1), None)
+    errors = [outcome.error for outcomes in session.finish() for outcome in outcomes]
+    assert ask(host, other, [1]) == [1001]
+    assert machine.most_here == 1, "the first is gone before the second is loaded"
+    assert isinstance(errors[0], ValueError)
+
+
+def test_a_model_that_always_fails_makes_room_for_one_that_waits() -> None:
+    machine, host = Machine(), ModelHost(budget=_SIZE)
+    failing = host.enter(0, lambda: FailsAt(machine, 0, "predict"), LaneSettings())
+    other = host.enter(1, lambda: Tenant(machine, 1), LaneSettings())
+    stop = threading.Event()
+
+    def keep_busy() -> None:
+        session = host.open()
+        while not stop.is_set():
+            for _ in range(100):
+                session.submit(failing, [1], np.ones(1), None)
+            while not session.ready():
+                time.sleep(0.0001)
+        session.close()
+
+    threads = [threading.Thread(target=keep_busy, daemon=True) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    until(lambda: machine.loads > 0)
+    answers: list[Any] = []
+    asking = threading.Thread(target=lambda: answers.extend(ask(host, other, [1])), daemon=True)
+    asking.start()
+    asking.join(10)
+    stop.set()
+    assert answers == [1001]
+    for thread in threads:
+        thread.join()
+
+
+class NeverLoads(Handler[int, int, str]):
+    def load_model(self) -> str:
+        threading.Event().wait(_PATIENCE_S)
+        return "a model"
+
+    def should_garbage_collect_on_timeout(self) -> bool:
+        return True
+
+
+def test_two_lanes_give_up_the_same_load() -> None:
+    host = ModelHost()
+    lanes = [host.enter(name, NeverLoads, LaneSettings(model="shared", timeout=0.2)) for name in range(2)]
+    session = host.open()
+    for lane in lanes:
+        session.submit(lane, [1], np.ones(1), None)
+    errors = [outcome.error for outcomes in session.finish() for outcome in outcomes]
+    assert [type(error) for error in errors] == [TimeoutError, TimeoutError]
+    host.check_integrity()

@@ -27,9 +27,17 @@ class IsolatedHandler(WrappedHandler):
     fresh process; the host finds the example that crashes alone.
     """
 
+    _loading: _Child | None = None
+
     def load_model(self) -> _Child:
-        child = _Child(self._inner)
-        child.call("load")
+        if self._loading is not None:
+            self._loading.kill()  # Only a load that was given up is still under way when the next begins.
+        child = self._loading = _Child(self._inner)
+        try:
+            child.call("load")
+        finally:
+            if self._loading is child:
+                self._loading = None
         return child
 
     def should_garbage_collect_on_timeout(self) -> bool:
@@ -120,9 +128,10 @@ def _serve(connection: Connection, pickled: bytes) -> None:
             return
         try:
             if handler is None:
-                handler = pickler.loads(pickled)
-                model = handler.load_model()
-                handler.warm_up(model)
+                loading = pickler.loads(pickled)
+                model = loading.load_model()
+                loading.warm_up(model)
+                handler = loading  # Not before: a load that failed is to be done again.
             value = _answer(what, handler, model, arguments)
             answer = ForkingPickler.dumps((value, None))
         except BaseException as error:

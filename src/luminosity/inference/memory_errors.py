@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import gc
 import sys
+import traceback
 from collections.abc import Iterator
 
-__all__ = ["is_out_of_memory", "release_memory"]
+__all__ = ["forget_frames", "is_out_of_memory", "release_memory"]
 
 # By name and message: no library is imported to look at an error that it may not have raised.
 _CLASSES = {"OutOfMemoryError", "ResourceExhaustedError"}  # torch's, on every kind of device, and TensorFlow's
@@ -37,6 +38,18 @@ def is_out_of_memory(error: BaseException) -> bool:
     False
     """
     return any(_says_so(each) for each in _with_causes(error))
+
+
+def forget_frames(error: BaseException) -> None:
+    """Let go of what functions held that have failed, models and batches among it; where they failed is still known."""
+    left: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while left:
+        each = left.pop()
+        if each is not None and id(each) not in seen:
+            seen.add(id(each))
+            traceback.clear_frames(each.__traceback__)
+            left += [each.__cause__, each.__context__]
 
 
 def release_memory(collect: bool = True) -> None:

@@ -51,6 +51,12 @@ class Pool:
     def __len__(self) -> int:
         return len(self.costs)
 
+    def oldest(self) -> float:
+        """Since when the one that has waited longest does."""
+        if self._oldest is None:
+            self._oldest = float(self.since.min())
+        return self._oldest
+
     def add(self, owner: int, costs: npt.NDArray[Any], weights: npt.NDArray[Any] | None, now: float) -> None:
         self.put(owner, Taken.new(costs, weights, now))
 
@@ -86,10 +92,12 @@ class Pool:
         self.owners = self.owners[chosen]
         self.places = self.places[chosen]
         self.since = self.since[chosen]
+        self._oldest = None
 
     def _clear(self) -> None:
         self.costs: Floats = np.empty(0)
         self.weights: Floats = np.empty(0)
         self.since: Floats = np.empty(0)
+        self._oldest: float | None = None
         self.owners: Integers = np.empty(0, np.int64)
         self.places: Integers = np.empty(0, np.int64)

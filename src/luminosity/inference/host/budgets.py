@@ -55,6 +55,9 @@ def _device_bytes(device: str) -> int | None:
     if device.startswith("cuda") and torch is not None and torch.cuda.is_available():
         return int(torch.cuda.get_device_properties(number).total_memory)
     if device.startswith("cuda") and jax is not None:
-        stats = jax.local_devices(backend="gpu")[number].memory_stats()
+        try:
+            stats = jax.local_devices(backend="gpu")[number].memory_stats()
+        except (RuntimeError, IndexError):
+            return None  # JAX has no such device. The model may do without, or will say so itself.
         return int(stats["bytes_limit"]) if stats else None
     return None

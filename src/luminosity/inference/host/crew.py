@@ -112,6 +112,7 @@ class Crew:
             try:
                 return (lane.handler.predict(copy[0], batch.inputs, lane.settings.inference_args),)
             except BaseException as error:
+                copy = None  # The error knows this frame, and may be kept for longer than the model.
                 # An endpoint that can't be used fails all alike: looking for the example at fault would find none.
                 self._host.fates.failed(batch, error, by_its_examples=not isinstance(error, EndpointError))
                 return None

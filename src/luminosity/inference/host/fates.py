@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import logging
-import traceback
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from luminosity.inference.blocks import piece
 from luminosity.inference.host.lane import Lane
 from luminosity.inference.host.loader import drop
-from luminosity.inference.host.work import Batch, BatchStats, Outcome, Stage
-from luminosity.inference.memory_errors import is_out_of_memory, release_memory
+from luminosity.inference.host.work import Batch, BatchStats, Outcome
+from luminosity.inference.memory_errors import forget_frames, is_out_of_memory, release_memory
 
 if TYPE_CHECKING:
     from luminosity.inference.host.host import ModelHost
@@ -30,11 +29,13 @@ class Fates:
     def begin(self, batch: Batch) -> None:
         """Under the lock."""
         self.running.add(batch)
+        batch.begun = self._host.now()
         batch.lane.model.users += 1
 
     def abandon(self, batch: Batch, error: BaseException) -> None:
         """Whoever works on it is not waited for; under the lock."""
         batch.abandoned = batch.stats.failed = True
+        self._count_failed_run(batch)
         self._fail_examples(batch, error, batch.count)
 
     def fail_all(self, lane: Lane, error: BaseException) -> None:
@@ -66,6 +67,7 @@ class Fates:
 
     def failed(self, batch: Batch, error: BaseException, by_its_examples: bool = True) -> None:
         lane = batch.lane
+        forget_frames(error)  # What the model had computed so far; and the model, which the error may outlive.
         too_large = by_its_examples and _made_room(error)
         if too_large and self._try_again_without_idle_models(batch):
             return
@@ -73,6 +75,7 @@ class Fates:
             if batch.abandoned:
                 return
             batch.stats.failed, batch.stats.out_of_memory = True, too_large
+            self._count_failed_run(batch)
             if too_large:
                 lane.policy.budget.out_of_memory(batch.padded, batch.count)
             if batch.count > 1 and (too_large or (by_its_examples and lane.settings.isolate_failures)):
@@ -96,13 +99,13 @@ class Fates:
         return True
 
     def put_back(self, batch: Batch) -> None:
-        """To be tried again as it is."""
+        """The same examples, to be tried again. As another batch: the thread that has this one is not done with it."""
         with self._host.changed:
             if not batch.abandoned:
                 self.running.discard(batch)
                 batch.lane.model.users -= 1
-                batch.inputs, batch.due_from, batch.stage = None, None, Stage.WAITING
-                batch.lane.retries.appendleft(batch)
+                again = Batch(batch.lane, batch.parts, batch.longest, batch.useful, batch.budget, batch.waited)
+                batch.lane.retries.appendleft(again)
                 self._host.wake()
 
     def _fail_examples(self, batch: Batch, error: BaseException, count: int) -> None:
@@ -116,7 +119,12 @@ class Fates:
             self.running.discard(batch)
             batch.lane.model.users -= 1
             batch.lane.model.used_at = self._host.now()
+            batch.inputs = None
         self._count(batch, batch.stats)
+
+    def _count_failed_run(self, batch: Batch) -> None:
+        """A model that only fails has had its turn like any other."""
+        batch.lane.model.run_seconds += self._host.now() - (batch.started or batch.begun)
 
     def _count(self, batch: Batch, stats: BatchStats) -> None:
         sessions = [submission.session for submission, _ in batch.parts]
@@ -128,7 +136,6 @@ def _made_room(error: BaseException) -> bool:
     try:
         if not is_out_of_memory(error):
             return False
-        traceback.clear_frames(error.__traceback__)  # What the model had computed so far.
         release_memory()
     except Exception:
         # A device that can't even do this can do no smaller batch, either.

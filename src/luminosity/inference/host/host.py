@@ -55,6 +55,7 @@ class ModelHost:
         self.roster = Roster(self, budget, device)
         self.fates = Fates(self)
         self._lanes: dict[Hashable, Lane] = {}
+        self._unused: set[Lane] = set()
         self._crew: Crew | None = None
         """None while there is nothing to do."""
 
@@ -68,13 +69,18 @@ class ModelHost:
                 model = self.roster.model(name, handler, settings.clock, settings.family)
                 lane = self._lanes[key] = Lane(key, handler, model, settings)
             lane.users += 1
-            self._start()
+            self._unused.discard(lane)
+            if self._crew is None:
+                self._crew = Crew(self)
+            self._crew.grow_to(lane.model.concurrency)
             return lane
 
     def leave(self, lane: Lane) -> None:
         with self.changed:
             lane.users -= 1
             lane.unused_since = self.now()
+            if not lane.users:
+                self._unused.add(lane)
             self.wake()
 
     def open(self, step: Any = None) -> Session:
@@ -147,16 +153,11 @@ class ModelHost:
         for lane in self._lanes.values():
             lane.check_integrity()
             assert self.fates.running or lane.model.users == 0, f"{lane.model.key}: in use, and nothing runs"
-        assert len(self.fates.running) <= (self._crew.computers if self._crew else 0) + 4, (
-            "batches that nobody computes"
-        )
+        # One with each thread, those that schedule and hand back among them, and what fits into the queues between.
+        places = 0 if self._crew is None else self._crew.computers + 5
+        assert len(self.fates.running) <= places, "batches that nobody computes"
 
     # What there is to do.
-
-    def _start(self) -> None:
-        if self._crew is None:
-            self._crew = Crew(self)
-        self._crew.grow_to(max(lane.model.concurrency for lane in self._lanes.values()))
 
     def next_batch(self) -> Batch | None:
         """Wait for the next batch, whatever lane it is of; None when nobody needs this crew any more."""
@@ -167,9 +168,10 @@ class ModelHost:
                     self._crew = None
                     return None
                 self.roster.arrange(self._lanes.values())
-                for lane in [lane for lane in self._lanes.values() if lane.has_work()]:
-                    if not lane.model.is_ready or lane.model.is_leaving:
-                        continue  # When that changes, this is looked at again.
+                for lane in self._lanes.values():
+                    # When the model comes or stays, this is looked at again.
+                    if not lane.model.is_ready or lane.model.is_leaving or not lane.has_work():
+                        continue
                     found = lane.next(self.now(), idle=not self.fates.running)
                     if isinstance(found, Batch):
                         self._lanes[lane.key] = self._lanes.pop(lane.key)  # The others first, next time.
@@ -184,13 +186,13 @@ class ModelHost:
         """Let go of models that nobody has used for long; returns when to look again."""
         now, soonest = self.now(), _IDLE_S
         under_way = {batch.lane for batch in self.fates.running}
-        unused = [lane for lane in self._lanes.values() if not lane.users and not lane.has_work()]
-        for lane in [lane for lane in unused if lane not in under_way]:
+        for lane in [lane for lane in self._unused if lane not in under_way and not lane.has_work()]:
             left = lane.unused_since + _IDLE_S - now
             if left > 0:
                 soonest = min(soonest, left)
                 continue
             del self._lanes[lane.key]
+            self._unused.discard(lane)
             if all(other.model is not lane.model for other in self._lanes.values()):
                 self.roster.forget(lane.model)
         return soonest
@@ -200,8 +202,12 @@ class ModelHost:
     def loaded(self, model: Model, attempt: int, loaded: Loaded) -> None:
         with self.changed:
             dropped = self.roster.loaded(model, attempt, loaded, self._lanes.values())
+            self.roster.dropping += 1
             self.wake()
         drop(dropped)
+        with self.changed:
+            self.roster.dropping -= 1
+            self.wake()
 
     def load_failed(self, model: Model, attempt: int, error: BaseException) -> None:
         with self.changed:

@@ -64,11 +64,12 @@ class Lane:
         self.receive(submission, Taken.new(costs, weights, now))
 
     def has_work(self) -> bool:
-        return bool(len(self.pool)) or any(batch.is_wanted() for batch in self.retries)
+        # Asked of every lane, again and again.
+        return self.pool.costs.size > 0 or (bool(self.retries) and any(batch.is_wanted() for batch in self.retries))
 
     def waiting_since(self) -> float:
         """When the oldest of its examples came; those that are tried again are older than any other."""
-        return float(self.pool.since.min()) if len(self.pool) and not self.retries else 0.0
+        return self.pool.oldest() if len(self.pool) and not self.retries else 0.0
 
     def has_room(self) -> bool:
         if not len(self.pool):

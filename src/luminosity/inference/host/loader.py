@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from luminosity.inference.handler import Handler
 from luminosity.inference.host.measure import memory_of, resident_bytes
 from luminosity.inference.host.model import Clock, Loaded, LoadStats, Model
-from luminosity.inference.memory_errors import is_out_of_memory, release_memory
+from luminosity.inference.memory_errors import forget_frames, is_out_of_memory, release_memory
 
 if TYPE_CHECKING:
     from luminosity.inference.host.host import ModelHost
@@ -32,6 +32,7 @@ def start(host: ModelHost, model: Model, attempt: int, dropped: Dropped) -> None
             drop(dropped)
             loaded = _load_or_make_room(host, model)
         except BaseException as error:
+            forget_frames(error)  # They hold what was loaded so far, and the error is kept.
             host.load_failed(model, attempt, error)
         else:
             host.loaded(model, attempt, loaded)

@@ -23,7 +23,7 @@ class LoadStats:
     num_bytes: int
 
 
-@dataclass(frozen=True)
+@dataclass
 class Loaded:
     """What a load gave: as many copies as were asked for, and what they take together."""
 
@@ -31,6 +31,11 @@ class Loaded:
     size: int
     seconds: float
     stats: LoadStats
+
+    def let_go(self) -> tuple[tuple[Any, ...], int]:
+        """The copies, to be dropped by the caller, and their size; who still has this object keeps none of them."""
+        copies, self.copies = self.copies, ()
+        return copies, self.size
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,7 @@ class Model:
         self.users = 0
         """Batches that have been cut for it and are not yet done."""
         self.used_at = 0.0
+        self.arrived_at = 0.0
         self.run_seconds = 0.0
         """How long it has computed since it was loaded."""
         self.load_seconds = 0.0
@@ -100,7 +106,8 @@ class Model:
 
     def arrived(self, loaded: Loaded, now: float) -> None:
         self.state, self._copies, self.error = State.READY, loaded.copies, None
-        self.used_at, self.run_seconds, self.load_seconds = now, 0.0, loaded.seconds
+        self.used_at, self.arrived_at = now, now
+        self.run_seconds, self.load_seconds = 0.0, loaded.seconds
 
     def count_load(self, stats: LoadStats) -> None:
         self._unreported.append(stats)

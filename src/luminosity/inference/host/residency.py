@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from luminosity.inference.host.model import Model
+from luminosity.inference.host.model import Family, Model
 
 __all__ = ["Residency", "Verdict"]
 
@@ -48,22 +48,21 @@ class Residency:
 
         If that is not enough, and ``may_displace``, those go that have work and have run for long enough.
         """
+        lack = self._lack(model)
+        if lack.is_none:
+            return Verdict(True)
         here = sorted((each for each in self._held if each.is_ready), key=lambda each: each.used_at)
-        evicted: list[Model] = []
-        for each in here:
-            if self._has_room(model, evicted):
-                break
-            if not each.users and not has_work(each) and self._helps(model, each, evicted):
-                evicted.append(each)
-        if self._has_room(model, evicted):
+        idle = [each for each in here if not each.users and not has_work(each)]
+        evicted = self._enough_of(idle, lack)
+        if lack.is_none:
             return Verdict(True, evicted)
-        leaving: list[Model] = []
-        for each in here:
-            if not may_displace or self._has_room(model, evicted + leaving):
-                break
-            if each not in evicted and _has_run_long(each) and self._helps(model, each, evicted + leaving):
-                leaving.append(each)
-        if not self._has_room(model, evicted + leaving):
+        if not may_displace:
+            return Verdict(False)
+        # Who came first leaves first: who was used last changes with every batch, and nobody would be done leaving.
+        gone = set(evicted)
+        done = [each for each in here if each not in gone and _has_run_long(each)]
+        leaving = self._enough_of(sorted(done, key=lambda each: each.arrived_at), lack)
+        if not lack.is_none:
             return Verdict(False)
         if any(each.users for each in leaving):
             return Verdict(False, leaving=leaving)
@@ -103,24 +102,47 @@ class Residency:
         expected = max(alike, default=0)
         return expected if self.budget is None else min(expected, self.budget)
 
-    def _has_room(self, model: Model, without: Iterable[Model]) -> bool:
-        gone = set(without)
+    def _lack(self, model: Model) -> _Lack:
+        size = 0 if self._free is None else self._expected(model) - self._free
         family = model.family
-        if family is not None and self._count(family.name, gone) >= family.most:
-            return False
-        if self._free is None:
-            return True
-        free = self._free + sum(self._held[each] for each in gone)
-        return free >= self._expected(model)
+        if family is None:
+            return _Lack(size, 0, None)
+        kin = sum(each.family is not None and each.family.name == family.name for each in self._held)
+        return _Lack(size, kin + 1 - family.most, family)
 
-    def _helps(self, model: Model, other: Model, gone: Iterable[Model]) -> bool:
-        """Whether it takes what is short: memory, or a place in the family."""
-        if self._free is not None and self._free + sum(self._held[each] for each in gone) < self._expected(model):
-            return True
-        return other.family is not None and model.family is not None and other.family.name == model.family.name
+    def _enough_of(self, models: Iterable[Model], lack: _Lack) -> list[Model]:
+        """The first of these that have what is lacking, which is less then."""
+        chosen: list[Model] = []
+        for each in models:
+            if lack.is_none:
+                break
+            if lack.is_had_by(each):
+                lack.take(each, self._held[each])
+                chosen.append(each)
+        return chosen
 
-    def _count(self, family: object, gone: set[Model]) -> int:
-        return sum(each.family is not None and each.family.name == family for each in self._held if each not in gone)
+
+@dataclass
+class _Lack:
+    """What keeps a model from coming: bytes, and places in its family; below nought where some are left."""
+
+    size: int
+    places: int
+    family: Family | None
+
+    @property
+    def is_none(self) -> bool:
+        return self.size <= 0 and self.places <= 0
+
+    def is_had_by(self, other: Model) -> bool:
+        return self.size > 0 or self._is_kin(other)
+
+    def take(self, other: Model, size: int) -> None:
+        self.size -= size
+        self.places -= self._is_kin(other)
+
+    def _is_kin(self, other: Model) -> bool:
+        return self.family is not None and other.family is not None and other.family.name == self.family.name
 
 
 def _has_run_long(model: Model) -> bool:

@@ -38,6 +38,8 @@ class Roster:
         self._host = host
         self._device = device
         self._models: dict[Hashable, Model] = {}
+        self.dropping = 0
+        """Threads that let go of models after a load: the next one waits for the memory."""
 
     def model(self, key: Hashable, handler: Handler[Any, Any, Any], clock: Clock, family: Family | None) -> Model:
         model = self._models.get(key)
@@ -51,7 +53,7 @@ class Roster:
         present = self.residency.models()
         for model in present:
             model.is_leaving = False
-        if any(model.state is State.LOADING and not model.is_overdue for model in present):
+        if self.dropping or any(model.state is State.LOADING and not model.is_overdue for model in present):
             return
         working = self._working(lanes)
         for model in self._wanted(working):
@@ -73,7 +75,7 @@ class Roster:
     def loaded(self, model: Model, attempt: int, loaded: Loaded, lanes: Iterable[Lane]) -> Dropped:
         """A load is done; returns what is to be dropped."""
         if attempt != model.attempt or model.state is not State.LOADING:
-            return [(loaded.copies, loaded.size)]  # Given up meanwhile.
+            return [loaded.let_go()]  # Given up meanwhile.
         now = self._host.now()
         model.size = loaded.size
         model.count_load(loaded.stats)
@@ -84,18 +86,18 @@ class Roster:
             self.residency.hold(model, loaded.size)
             model.arrived(loaded, now)
             return dropped
-        # It is larger than was thought. Now its size is known, and it comes again when there is room.
         model.go(now)
-        model.does_not_fit_beside = True
-        return [(loaded.copies, loaded.size)]
+        if self.residency.is_too_large(model):
+            self._fail_load(model, self._too_large(model), lanes)
+        else:  # It is larger than was thought. Now its size is known, and it comes again when there is room.
+            model.does_not_fit_beside = True
+        return [loaded.let_go()]
 
     def load_failed(self, model: Model, attempt: int, error: BaseException, lanes: Iterable[Lane]) -> None:
         if attempt == model.attempt and model.state is State.LOADING:
-            if model not in self._working(lanes):  # Nobody else will hear of it.
-                _LOGGER.error("A new version can't be loaded, and the one before it goes on: %s: %r", model.key, error)
             self.residency.release(model)
             model.go(self._host.now())
-            self._fail(model, error)
+            self._fail_load(model, error, lanes)
 
     def evict_one_idle(self, lanes: Iterable[Lane]) -> Dropped:
         """The model that was used longest ago, of those that nobody needs now and that take some room."""
@@ -109,6 +111,8 @@ class Roster:
 
     def overdue(self, model: Model, abandon: bool) -> None:
         """Its load takes too long for somebody; where it may hang for ever, the next attempt does not wait for it."""
+        if model.state is not State.LOADING:
+            return  # Another lane of it was late, too.
         model.is_overdue = True
         if abandon:
             self.residency.release(model)
@@ -159,6 +163,11 @@ class Roster:
     def _evict(self, model: Model) -> tuple[tuple[Any, ...], int]:
         self.residency.release(model)
         return model.go(self._host.now()), model.size or 0
+
+    def _fail_load(self, model: Model, error: BaseException, lanes: Iterable[Lane]) -> None:
+        if model not in self._working(lanes):  # Nobody else will hear of it.
+            _LOGGER.error("A new version can't be loaded, and the one before it goes on: %s: %r", model.key, error)
+        self._fail(model, error)
 
     def _fail(self, model: Model, error: BaseException) -> None:
         model.error, model.failed_at, model.is_awaited = error, self._host.now(), False

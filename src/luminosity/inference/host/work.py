@@ -83,7 +83,10 @@ class Batch:
     inputs: Any = None
     due_from: float | None = None
     """Since when its timeout runs: before its model is loaded."""
+    begun: float = 0.0
+    """When it was cut."""
     started: float = 0.0
+    """When its computation was; none: it has failed before."""
     started_ns: int = 0
     stage: Stage = Stage.WAITING
     abandoned: bool = False

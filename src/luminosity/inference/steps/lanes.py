@@ -82,10 +82,11 @@ class StepLanes:
 
     def leave_all_but(self, used: Collection[Use]) -> None:
         """Old versions: what neither was used nor will be, unless a side input says so."""
-        for (name, path), use in list(self._uses.items()):
-            if use not in used and not self._versions.needs(name, path):
+        needed = self._versions.needed()
+        for each, use in list(self._uses.items()):
+            if use not in used and each not in needed:
                 use.host.leave(use.lane)
-                del self._uses[name, path]
+                del self._uses[each]
 
     def leave_all(self) -> None:
         for use in self._uses.values():

@@ -57,7 +57,7 @@ class Versions:
             self._current[model, key] = wanted
         elif self._is_loaded(model, wanted):
             self._current[model, key] = wanted
-            if not self._uses(self._current, model, old.path):
+            if not self._is_used(model, old.path):
                 self._take_over(model, old, wanted)
         return self._current[model, key]
 
@@ -65,13 +65,13 @@ class Versions:
         """Whatever has a version so far: model and key."""
         return list(self._current)
 
-    def needs(self, model: Hashable, path: str) -> bool:
-        """Whether any key uses this version, or waits for it."""
-        return self._uses(self._current, model, path) or self._uses(self._wanted, model, path)
+    def needed(self) -> set[tuple[Hashable, str]]:
+        """The models and paths that some key uses, or waits for."""
+        both = [*self._current.items(), *self._wanted.items()]
+        return {(model, version.path) for (model, _), version in both}
 
-    @staticmethod
-    def _uses(versions: Mapping[tuple[Hashable, Hashable], Version], model: Hashable, path: str) -> bool:
-        return any(whose == model and version.path == path for (whose, _), version in versions.items())
+    def _is_used(self, model: Hashable, path: str) -> bool:
+        return any(whose == model and version.path == path for (whose, _), version in self._current.items())
 
     def _is_loaded(self, model: Hashable, wanted: Version) -> bool:
         # Where there is no room beside the old one it comes after it: that one gets no more work. One that can't be
