@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -13,11 +12,11 @@ from typing import Any
 import _measure
 import apache_beam as beam
 import numpy as np
+from _counters import print_counters
 from _texts import LONGEST, MODEL, WORKLOADS, Texts
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from luminosity import LuminosityRunner, RunInference
-from luminosity.core import InferenceMetrics
 from luminosity.inference.handlers.embedder import SentenceEmbedder
 
 _CORES = len(os.sched_getaffinity(0))
@@ -194,23 +193,8 @@ def _run(workload: str, shards: int, rows_per_shard: int) -> float:
     result = built.run()
     result.wait_until_finish()
     seconds = time.perf_counter() - start_s
-    _print_counters(f"{workload}, {shards * rows_per_shard:,} rows, {seconds:.1f} s", result.metrics())
+    print_counters(f"{workload}, {shards * rows_per_shard:,} rows, {seconds:.1f} s", result.metrics())
     return seconds
-
-
-def _print_counters(title: str, metrics: Any) -> None:
-    """What the model's host tells, to see what a run was waiting for."""
-    found = {counter.key.metric.name: counter.committed for counter in metrics.query()["counters"]}
-    seconds = {name: found.get(name, 0) / 1e6 for name in InferenceMetrics.ALL if name.endswith("micro_secs")}
-    padded = found[InferenceMetrics.PADDED_COST]
-    print(
-        f"{title}: {found[InferenceMetrics.BATCHES]} batches,",
-        f"{padded / found[InferenceMetrics.BATCHES]:,.0f} tokens each,",
-        f"padding {1 - found[InferenceMetrics.USEFUL_COST] / padded:.0%},",
-        f"fill {padded / found[InferenceMetrics.BUDGET_COST]:.0%};",
-        ", ".join(f"{name.removesuffix('_micro_secs')} {each:.1f} s" for name, each in sorted(seconds.items())),
-        file=sys.stderr,
-    )
 
 
 def report(results: _measure.Results) -> None:

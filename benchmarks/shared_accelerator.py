@@ -19,6 +19,7 @@ from typing import Any
 
 import _measure
 import apache_beam as beam
+from _counters import print_counters
 from _texts import LONGEST, MODEL, Texts
 from apache_beam.options.pipeline_options import PipelineOptions
 
@@ -28,7 +29,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 _CORES = len(os.sched_getaffinity(0))
 _ROWS_PER_SHARD = 4096
-_SHARDS = {"cuda": 80, "cpu": 1}
+_SHARDS = {"cuda": 320, "cpu": 1}
 _SHORT_ROWS = 16  # of a shard, in a run that shows the start-up
 _WORKLOAD = "skewed"
 
@@ -115,8 +116,11 @@ def _run(handlers: dict[str, Any], texts: Texts, shards: int, rows_per_shard: in
         )
         ones | f"Check {name}" >> _Check(shards * rows_per_shard)
     begun = time.perf_counter()
-    pipeline.run().wait_until_finish()
-    return time.perf_counter() - begun
+    result = pipeline.run()
+    result.wait_until_finish()
+    seconds = time.perf_counter() - begun
+    print_counters(f"{shards * rows_per_shard:,} rows, {seconds:.1f} s", result.metrics())
+    return seconds
 
 
 class _Check(beam.PTransform):
