@@ -1,0 +1,80 @@
+"""A worker's contact with the machine's model host: what it asks for, and what it hears when that can't be had."""
+
+from __future__ import annotations
+
+import os
+import signal
+import traceback
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from luminosity import Handler
+from luminosity.inference.host.lane import LaneSettings
+from luminosity.inference.host.work import Outcome
+from luminosity.inference.machine.folder import HostFolder
+from luminosity.inference.machine.host import MachineHost, MachineLane
+from luminosity.inference.options import ModelCacheConfig
+from tests.processes import wait_for
+
+_WAIT_S = 60.0
+
+
+class Doubles(Handler[Any, Any, Any]):
+    def load_model(self) -> None:
+        return None
+
+    def predict(self, model: Any, batch: Any, inference_args: dict[str, Any] | None = None) -> Any:
+        return [2 * example for example in batch]
+
+
+@pytest.fixture
+def run_id() -> Iterator[str]:
+    made = uuid.uuid4().hex
+    yield made
+    assert wait_for(lambda: not os.path.exists(HostFolder(made).path), _WAIT_S), "the folder of the host is still there"
+
+
+@pytest.fixture
+def host(run_id: str) -> Iterator[MachineHost]:
+    made = MachineHost(run_id, None, None, ModelCacheConfig())
+    yield made
+    for lane, users in list(made._lanes.values()):
+        for _ in range(users):
+            made.leave(lane)
+
+
+def entered(host: MachineHost, name: str, handler: Handler[Any, Any, Any]) -> MachineLane:
+    return host.enter(("step", name, ""), lambda: handler, LaneSettings())
+
+
+def outcomes(host: MachineHost, lane: MachineLane, examples: list[Any]) -> list[Outcome]:
+    session = host.open()
+    try:
+        session.submit(lane, examples, np.ones(len(examples)), None)
+        return [outcome for some in session.finish() for outcome in some]
+    finally:
+        session.close()
+
+
+def values(host: MachineHost, lane: MachineLane, examples: list[Any]) -> list[Any]:
+    return [value for outcome in outcomes(host, lane, examples) for value in outcome.values or []]
+
+
+def kill_host(run_id: str) -> None:
+    (process,) = [each for each in psutil.Process().children() if run_id in each.cmdline()]
+    process.send_signal(signal.SIGKILL)
+    assert wait_for(lambda: not process.is_running(), _WAIT_S)
+
+
+def test_a_lane_that_is_entered_after_a_death_does_not_hide_the_others(host: MachineHost, run_id: str) -> None:
+    one = entered(host, "one", Doubles())
+    assert values(host, one, [1]) == [2]
+    kill_host(run_id)
+    entered(host, "other", Doubles())
+    assert values(host, one, [3]) == [6]
+    host.leave(one)
