@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import traceback
 import uuid
 from collections.abc import Iterator
@@ -78,3 +79,29 @@ def test_a_lane_that_is_entered_after_a_death_does_not_hide_the_others(host: Mac
     entered(host, "other", Doubles())
     assert values(host, one, [3]) == [6]
     host.leave(one)
+
+
+class ReturnsLocks(Doubles):
+    def predict(self, model: Any, batch: Any, inference_args: dict[str, Any] | None = None) -> Any:
+        return [threading.Lock() for _ in batch]
+
+
+class Unreadable:
+    """Leaves a process, and arrives in none."""
+
+    def __reduce__(self) -> Any:
+        return _raise_unreadable, ()
+
+
+def _raise_unreadable() -> None:
+    raise ValueError("not to be read")
+
+
+def test_what_cannot_be_pickled_is_an_error_and_no_death_of_the_host(host: MachineHost, run_id: str) -> None:
+    lane = entered(host, "locks", ReturnsLocks())
+    with pytest.raises(TypeError, match=r"The model returned what can't be sent .*lock"):
+        outcomes(host, lane, [1])
+    with pytest.raises(ValueError, match="not to be read"):
+        outcomes(host, lane, [Unreadable()])
+    good = entered(host, "good", Doubles())
+    assert values(host, good, [3]) == [6]
