@@ -105,3 +105,19 @@ def test_what_cannot_be_pickled_is_an_error_and_no_death_of_the_host(host: Machi
         outcomes(host, lane, [Unreadable()])
     good = entered(host, "good", Doubles())
     assert values(host, good, [3]) == [6]
+
+
+def test_an_error_of_the_model_arrives_with_its_class_and_its_line(host: MachineHost) -> None:
+    class OutOfLuck(Exception):
+        """Of a script: no process finds it by its name."""
+
+    class Unlucky(Doubles):
+        def predict(self, model: Any, batch: Any, inference_args: dict[str, Any] | None = None) -> Any:
+            raise OutOfLuck("thirteen")
+
+    (outcome,) = outcomes(host, entered(host, "unlucky", Unlucky()), [13])
+    assert isinstance(outcome.error, OutOfLuck)
+    assert outcome.error.args == ("thirteen",)
+    told = "".join(traceback.format_exception(outcome.error))
+    assert 'raise OutOfLuck("thirteen")' in told
+    assert __file__ in told

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import threading
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, replace
@@ -20,7 +19,7 @@ from luminosity.inference.host.work import BatchStats, Outcome
 from luminosity.inference.machine.channel import Channel
 from luminosity.inference.machine.requests import UnknownLane, answer
 from luminosity.inference.options import ModelCacheConfig
-from luminosity.inference.portable_errors import packed
+from luminosity.inference.portable_errors import Travelling
 from luminosity.inference.threads import limit_threads
 
 __all__ = ["Order", "talk"]
@@ -150,4 +149,4 @@ def _entry(key: Hashable) -> _Entry:
 def _portable(outcome: Outcome) -> Outcome:
     if outcome.error is None:
         return outcome
-    return replace(outcome, error=pickle.loads(packed(outcome.error))[0])
+    return replace(outcome, error=Travelling(outcome.error))
