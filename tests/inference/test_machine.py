@@ -144,6 +144,24 @@ def test_after_a_kill_the_next_gets_a_new_host(run_id: str) -> None:
     assert wait_for(lambda: is_gone(first) and is_gone(second), _WAIT_S), "a host, or what is left of it, is there"
 
 
+def test_hosts_that_are_killed_before_they_are_ready_are_started_again(run_id: str) -> None:
+    killed: list[int] = []
+
+    def kill_first_two() -> None:
+        while len(killed) < 2:
+            for process in psutil.Process().children():
+                if run_id in process.cmdline() and process.pid not in killed:
+                    process.send_signal(signal.SIGKILL)
+                    killed.append(process.pid)
+
+    killer = threading.Thread(target=kill_first_two)
+    killer.start()
+    with connect(run_id, _ECHO) as channel:
+        killer.join(_WAIT_S)
+        assert ask(channel, "pid") not in killed
+    assert len(killed) == 2
+
+
 def test_a_forked_child_does_not_keep_the_connection(pair: tuple[Channel, Channel]) -> None:
     context = multiprocessing.get_context("fork")
     waiting, leave = context.Pipe(duplex=False)
