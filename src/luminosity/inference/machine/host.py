@@ -22,6 +22,7 @@ from luminosity.inference.machine.lanes import Order, talk
 from luminosity.inference.machine.requests import MOST_DEATHS, UnknownLane, asked
 from luminosity.inference.machine.session import MachineSession
 from luminosity.inference.options import ModelCacheConfig
+from luminosity.inference.threads import variables_set_here
 
 __all__ = ["MachineHost", "MachineLane", "machine_host_of"]
 
@@ -198,10 +199,9 @@ class MachineHost:
 
 def _environment() -> dict[str, str]:
     """The host has the whole machine, not this worker's share of it. Which devices it sees does not change."""
-    share = WorkerShare.current()
+    share, cores = WorkerShare.current(), usable_cores()
     if not share.pool:
-        return {}
-    cores = usable_cores()
+        return dict.fromkeys(variables_set_here(), str(cores))
     whole = WorkerShare("models", float(cores), machine_ram_bytes(), share.devices, 1)
     return {**whole.to_environment(), **dict.fromkeys(THREAD_VARIABLES, str(cores))}
 
