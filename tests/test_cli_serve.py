@@ -264,6 +264,7 @@ def test_malformed_embeddings(echo: Served, body: Any, status: int, told: str) -
         ([3], "found the input 3"),
         ([{"shape": [1]}], "name is None"),
         ([{"name": "x", "datatype": "FP32", "shape": [-1], "data": [1]}], "the shape [-1]"),
+        ([{"name": "x", "datatype": "FP32", "shape": [10**12, 0], "data": []}], "the shape [1000000000000, 0]"),
         ([{"name": "x", "datatype": "COLOUR", "shape": [1], "data": [1]}], "the datatype 'COLOUR'"),
         ([{"name": "x", "datatype": "FP32", "shape": [3], "data": [1, 2]}], "has 2 values"),
         ([{"name": "x", "datatype": "FP32", "shape": [1], "data": ["a"]}], "is not FP32"),
