@@ -15,8 +15,10 @@ import psutil
 import pytest
 
 from luminosity import Handler
+from luminosity.errors import HostUnavailable
 from luminosity.inference.host.lane import LaneSettings
 from luminosity.inference.host.work import Outcome
+from luminosity.inference.machine import host as contact
 from luminosity.inference.machine.folder import HostFolder
 from luminosity.inference.machine.host import MachineHost, MachineLane
 from luminosity.inference.options import ModelCacheConfig
@@ -121,3 +123,24 @@ def test_an_error_of_the_model_arrives_with_its_class_and_its_line(host: Machine
     told = "".join(traceback.format_exception(outcome.error))
     assert 'raise OutOfLuck("thirteen")' in told
     assert __file__ in told
+
+
+class Deadly(Doubles):
+    def load_model(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_model_that_kills_its_host_ends_with_a_reason(host: MachineHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contact, "MOST_DEATHS", 1)
+    lane = entered(host, "deadly", Deadly())
+    with pytest.raises(HostUnavailable, match="The model host ended 2 times before it had answered anything"):
+        host.load(lane)
+
+
+def test_a_host_that_was_told_of_nothing_does_not_stay(host: MachineHost) -> None:
+    class Unready(Doubles):
+        def set_environment_vars(self) -> None:
+            raise ValueError("not set")
+
+    with pytest.raises(ValueError, match="not set"):
+        entered(host, "unready", Unready())
