@@ -81,7 +81,7 @@ class _Conversation:
     def leave(self, key: Hashable) -> None:
         entry = next(entry for entry in self._entered if entry.lane.key == key)
         self._entered.remove(entry)
-        entry.host.leave(entry.lane)
+        _leave(entry)
 
     def load(self, key: Hashable) -> None:
         entry = _entry(key)
@@ -129,13 +129,22 @@ class _Conversation:
     def end(self) -> None:
         self.close()
         for entry in self._entered:
-            entry.host.leave(entry.lane)
+            _leave(entry)
 
     _finishing: Iterator[list[Outcome]] | None = None
 
     def _rest(self) -> Iterator[list[Outcome]]:
         for session in self._sessions.values():
             yield from session.finish()
+
+
+def _leave(entry: _Entry) -> None:
+    """Who is the last to leave a lane takes its name along: versions come and go as long as the host lives."""
+    with _lock:
+        entry.host.leave(entry.lane)
+        known = _entries.get(entry.lane.key)
+        if known is not None and known.lane is entry.lane and not entry.lane.users:
+            del _entries[entry.lane.key]
 
 
 def _entry(key: Hashable) -> _Entry:
