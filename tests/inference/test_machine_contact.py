@@ -149,19 +149,18 @@ def test_a_host_that_was_told_of_nothing_does_not_stay(host: MachineHost) -> Non
 
 def test_stats_of_a_version_that_only_another_worker_knows_are_not_lost(host: MachineHost, run_id: str) -> None:
     other = MachineHost(run_id, None, None, ModelCacheConfig())
-    old, new = entered(host, "old", Slow()), entered(other, "new", Doubles())
+    old, new = entered(host, "old", Slow(max_batch_size=1)), entered(other, "new", Doubles())
     session = host.open()
-    session.submit(old, [1], np.ones(1), None)
-    session.submit(old, [2, 3], np.ones(2), None)
+    session.submit(old, list(range(6)), np.ones(6), None)
     other._ask("take_over", old.key, new.key)
-    assert sum(len(outcome.places) for some in session.finish() for outcome in some) == 3
+    assert sum(len(outcome.places) for some in session.finish() for outcome in some) == 6
     stats = session.take_stats()
-    assert sum(batch.count for batches in stats.values() for batch in batches) == 3
+    assert sum(batch.count for batches in stats.values() for batch in batches) == 6
     session.close()
     other.leave(new)
 
 
 class Slow(Doubles):
     def predict(self, model: Any, batch: Any, inference_args: dict[str, Any] | None = None) -> Any:
-        time.sleep(1)
+        time.sleep(0.5)
         return super().predict(model, batch)
