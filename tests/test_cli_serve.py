@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -264,6 +265,7 @@ def test_malformed_embeddings(echo: Served, body: Any, status: int, told: str) -
         ([3], "found the input 3"),
         ([{"shape": [1]}], "name is None"),
         ([{"name": "x", "datatype": "FP32", "shape": [-1], "data": [1]}], "the shape [-1]"),
+        ([{"name": "x", "datatype": "FP32", "shape": [10**12, 0], "data": []}], "the shape [1000000000000, 0]"),
         ([{"name": "x", "datatype": "COLOUR", "shape": [1], "data": [1]}], "the datatype 'COLOUR'"),
         ([{"name": "x", "datatype": "FP32", "shape": [3], "data": [1, 2]}], "has 2 values"),
         ([{"name": "x", "datatype": "FP32", "shape": [1], "data": ["a"]}], "is not FP32"),
@@ -317,17 +319,24 @@ def test_more_requests_than_may_wait_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_key_is_asked_for(tmp_path: Path) -> None:
-    with served(tmp_path, "handlers:Echo", "--api-key-env", "KEY", KEY="secret") as server:
+    with served(tmp_path, "handlers:Echo", "--api-key-env", "KEY", KEY="secret\n") as server:
         assert server.ask("/v1/models").status == 401
         assert server.ask("/v1/models", headers={"Authorization": "Bearer wrong"}).json["error"]["code"]
         assert server.ask("/v1/models", headers={"Authorization": "Bearer secret"}).status == 200
         assert server.ask("/v2/health/ready").status == 200
 
 
+def _leave_in_the_midst_of_a_body(url: str) -> None:
+    host, _, port = url.removeprefix("http://").partition(":")
+    with socket.create_connection((host, int(port)), timeout=20) as client:
+        client.sendall(b"POST /v1/embeddings HTTP/1.1\r\nHost: here\r\nContent-Length: 1000\r\n\r\nhalf")
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_it_ends_and_leaves_nothing(tmp_path: Path, number: int, capfd: pytest.CaptureFixture[str]) -> None:
     with served(tmp_path, "handlers:Echo") as server:
         assert server.ask("/").status == 200
+        _leave_in_the_midst_of_a_body(server.url)
         children = psutil.Process(server.process.pid).children(recursive=True)
         server.process.send_signal(number)
         assert server.process.wait(timeout=20) == 0

@@ -126,6 +126,21 @@ def test_a_number_given_wins_over_the_environment_and_the_users_call_afterwards_
     assert answer(code, 1, OMP_NUM_THREADS="5") == [3, 4]
 
 
+@pytest.mark.skipif(usable_cores() < 2, reason="one core can't be shared")
+def test_the_machines_host_has_all_cores_whichever_worker_starts_it() -> None:
+    (variable,) = WorkerShare("", 1, 1, (), 1).to_environment()
+    code = f"""
+    del os.environ[{variable!r}]
+    from luminosity.inference import threads
+    from luminosity.inference.machine.host import _environment
+    threads._workers_here = lambda: 1000
+    limit_threads()
+    host = {{**os.environ, **_environment()}}
+    print(json.dumps([where.get(name) for where in (os.environ, host) for name in ("OMP_NUM_THREADS", "NPROC")]))
+    """
+    assert answer(code, NPROC="5") == ["1", "5", str(usable_cores()), "5"]
+
+
 def test_on_other_runners_one_process_has_all_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     (variable,) = WorkerShare("", 1, 1, (), 1).to_environment()
     monkeypatch.delenv(variable, raising=False)

@@ -134,7 +134,7 @@ def _last_part(handler: str) -> str:
 def _api_key(variable: str | None) -> str | None:
     if variable is None:
         return None
-    key = os.environ.get(variable, "")
+    key = os.environ.get(variable, "").strip()  # as clients take it: files end in a line break
     if not key:
         raise OptionError(f"--api-key-env={variable}: the environment has no such variable, or an empty one")
     return key

@@ -8,7 +8,7 @@ import threading
 
 from luminosity.core import OPENMP_VARIABLES, THREAD_VARIABLES, WorkerShare, usable_cores
 
-__all__ = ["limit_threads"]
+__all__ = ["limit_threads", "variables_set_here"]
 
 _OPENMP = "OMP_NUM_THREADS"
 _VARIABLE_OF_LOADED = {
@@ -21,6 +21,7 @@ _SDK_WORKER = b"apache_beam.runners.worker.sdk_worker_main"
 
 _lock = threading.Lock()
 _limited_to: int | None = None
+_set_here: set[str] = set()
 
 
 def limit_threads(threads: int | None = None) -> int:
@@ -43,6 +44,11 @@ def limit_threads(threads: int | None = None) -> int:
             _tell_later_libraries(_limited_to, replace=threads is not None)
             _tell_loaded_libraries()
         return _limited_to
+
+
+def variables_set_here() -> frozenset[str]:
+    """What says in the environment how many threads this process takes, and came from no user."""
+    return frozenset(_set_here)
 
 
 def share_of_cores() -> int:
@@ -69,7 +75,11 @@ def _is_sdk_worker(process: str) -> bool:
 
 
 def _tell_later_libraries(threads: int, replace: bool) -> None:
-    set_variable = os.environ.__setitem__ if replace else os.environ.setdefault
+    def set_variable(name: str, value: str) -> None:
+        if replace or name not in os.environ:
+            os.environ[name] = value
+            _set_here.add(name)
+
     set_variable(_OPENMP, str(threads))
     openmp = _number_in(_OPENMP) or threads
     for variable in THREAD_VARIABLES:

@@ -25,6 +25,8 @@ __all__ = ["connect", "last_words"]
 _MODULE = "luminosity.inference.machine"
 _POLL_S = 0.02
 _MOST_REFUSALS = 20
+_MOST_KILLED = 5
+"""Hosts in a row that a signal ended before they were ready: after that it is no accident."""
 
 
 def connect(
@@ -59,6 +61,7 @@ class _Search:
         self._environment = environment
         self._deadline = deadline
         self._refusals = 0
+        self._killed = 0
         self._obstacle = "nobody listens"
 
     def channel(self) -> Channel:
@@ -116,9 +119,10 @@ class _Search:
         except BaseException:
             process.kill()
             raise
-        if process.returncode:
+        self._killed += process.returncode < 0
+        if process.returncode > 0 or self._killed > _MOST_KILLED:
             raise HostUnavailable(f"the model host {_ending(process.returncode)} before it was ready{self._words()}")
-        return None  # it found another one
+        return None  # it found another one, or was killed: once more
 
     def _spawn(self) -> subprocess.Popen[bytes]:
         path = os.pathsep.join(os.path.abspath(entry) for entry in filter(None, sys.path))

@@ -22,6 +22,7 @@ from luminosity.inference.machine.lanes import Order, talk
 from luminosity.inference.machine.requests import MOST_DEATHS, UnknownLane, asked
 from luminosity.inference.machine.session import MachineSession
 from luminosity.inference.options import ModelCacheConfig
+from luminosity.inference.threads import variables_set_here
 
 __all__ = ["MachineHost", "MachineLane", "machine_host_of"]
 
@@ -134,8 +135,7 @@ class MachineHost:
                     return
             except ConnectionClosed:
                 self._anchor = None
-            for lane, _ in self._lanes.values():
-                self._tell(lane)
+            self._tell()
 
     def _ask(self, name: str, *arguments: Any) -> Any:
         """Of whichever host there is; these may be asked twice without harm."""
@@ -165,19 +165,27 @@ class MachineHost:
             "with_exception_handling(use_subprocess=True) finds." + (f" It wrote:\n{words}" if words else "")
         )
 
-    def _tell(self, lane: MachineLane) -> None:
+    def _tell(self, *new: MachineLane) -> None:
+        """Of new lanes; and a host that is another one than before of all lanes of this process."""
         deaths = 0
         while True:
-            if self._anchor is None:
-                self._anchor = self._connected()
+            before = self._anchor
+            anchor = self._anchor = before or self._connected()
+            known = () if before else tuple(lane for lane, _ in self._lanes.values())
             try:
-                asked(self._anchor, "enter", lane.order)
+                for lane in (*known, *new):
+                    asked(anchor, "enter", lane.order)
                 return
             except ConnectionClosed as error:
                 self._anchor = None
                 deaths += 1
                 if deaths > MOST_DEATHS:
                     raise self.died(deaths) from error
+            except BaseException:
+                if before is None:  # It keeps the host alive, which does not know all that it should.
+                    anchor.close()
+                    self._anchor = None
+                raise
 
     def _connected(self) -> Channel:
         name = f"{talk.__module__}:{talk.__name__}"
@@ -191,10 +199,9 @@ class MachineHost:
 
 def _environment() -> dict[str, str]:
     """The host has the whole machine, not this worker's share of it. Which devices it sees does not change."""
-    share = WorkerShare.current()
+    share, cores = WorkerShare.current(), usable_cores()
     if not share.pool:
-        return {}
-    cores = usable_cores()
+        return dict.fromkeys(variables_set_here(), str(cores))
     whole = WorkerShare("models", float(cores), machine_ram_bytes(), share.devices, 1)
     return {**whole.to_environment(), **dict.fromkeys(THREAD_VARIABLES, str(cores))}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import threading
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, replace
@@ -20,7 +19,7 @@ from luminosity.inference.host.work import BatchStats, Outcome
 from luminosity.inference.machine.channel import Channel
 from luminosity.inference.machine.requests import UnknownLane, answer
 from luminosity.inference.options import ModelCacheConfig
-from luminosity.inference.portable_errors import packed
+from luminosity.inference.portable_errors import Travelling
 from luminosity.inference.threads import limit_threads
 
 __all__ = ["Order", "talk"]
@@ -82,7 +81,7 @@ class _Conversation:
     def leave(self, key: Hashable) -> None:
         entry = next(entry for entry in self._entered if entry.lane.key == key)
         self._entered.remove(entry)
-        entry.host.leave(entry.lane)
+        _leave(entry)
 
     def load(self, key: Hashable) -> None:
         entry = _entry(key)
@@ -130,13 +129,22 @@ class _Conversation:
     def end(self) -> None:
         self.close()
         for entry in self._entered:
-            entry.host.leave(entry.lane)
+            _leave(entry)
 
     _finishing: Iterator[list[Outcome]] | None = None
 
     def _rest(self) -> Iterator[list[Outcome]]:
         for session in self._sessions.values():
             yield from session.finish()
+
+
+def _leave(entry: _Entry) -> None:
+    """Who is the last to leave a lane takes its name along: versions come and go as long as the host lives."""
+    with _lock:
+        entry.host.leave(entry.lane)
+        known = _entries.get(entry.lane.key)
+        if known is not None and known.lane is entry.lane and not entry.lane.users:
+            del _entries[entry.lane.key]
 
 
 def _entry(key: Hashable) -> _Entry:
@@ -150,4 +158,4 @@ def _entry(key: Hashable) -> _Entry:
 def _portable(outcome: Outcome) -> Outcome:
     if outcome.error is None:
         return outcome
-    return replace(outcome, error=pickle.loads(packed(outcome.error))[0])
+    return replace(outcome, error=Travelling(outcome.error))

@@ -11,6 +11,8 @@ from apache_beam.internal.cloudpickle import cloudpickle
 __all__ = ["pickled"]
 
 _SCRIPT = b"__main__"
+_APART_FROM = 8 << 10
+"""Bytes of a buffer; a copy of less costs less than to keep account of it."""
 
 
 def pickled(message: Any) -> tuple[bytes, list[pickle.PickleBuffer]]:
@@ -21,13 +23,21 @@ def pickled(message: Any) -> tuple[bytes, list[pickle.PickleBuffer]]:
     {'rows': [1, 2]}
     """
     buffers: list[pickle.PickleBuffer] = []
+
+    def is_within(buffer: pickle.PickleBuffer) -> bool:
+        with memoryview(buffer) as view:
+            if view.nbytes < _APART_FROM:
+                return True
+        buffers.append(buffer)
+        return False
+
     try:
-        data = pickle.dumps(message, protocol=5, buffer_callback=buffers.append)
+        data = pickle.dumps(message, protocol=5, buffer_callback=is_within)
         if _SCRIPT not in data:
             return data, buffers
     except (pickle.PicklingError, AttributeError):
         pass  # A class that pickle does not find by its name; the other pickler takes its definition along.
-    buffers = []
+    buffers.clear()
     file = io.BytesIO()
-    cloudpickle.Pickler(file, protocol=5, buffer_callback=buffers.append).dump(message)
+    cloudpickle.Pickler(file, protocol=5, buffer_callback=is_within).dump(message)
     return file.getvalue(), buffers

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from luminosity.inference.machine.channel import Channel
+from luminosity.inference.machine.channel import Channel, ConnectionClosed
 from luminosity.inference.portable_errors import packed, unpacked
 
 __all__ = ["MOST_DEATHS", "UnknownLane", "answer", "asked"]
@@ -27,12 +27,28 @@ def asked(channel: Channel, name: str, *arguments: Any) -> Any:
 
 
 def answer(channel: Channel, served: Any) -> None:
-    """Take the next request and do what it names, a method of ``served``; the answer is its value or its error."""
-    name, *arguments = channel.recv()
+    """Take the next request and do what it names, a method of ``served``; the answer is its value or its error.
+
+    A request that can't be read here, or an answer that can't be written, is an error like others.
+    """
     try:
+        name, *arguments = channel.recv()
         if name.startswith("_"):
             raise LookupError(f"found the request {name!r}, expected a public one")
-        reply = getattr(served, name)(*arguments), None
+        _send(channel, getattr(served, name)(*arguments))
+    except ConnectionClosed:
+        raise
     except BaseException as error:
-        reply = None, packed(error)
-    channel.send(reply)
+        channel.send((None, packed(error)))
+
+
+def _send(channel: Channel, value: Any) -> None:
+    try:
+        channel.send((value, None))
+    except ConnectionClosed:
+        raise
+    except Exception as error:
+        raise TypeError(
+            f"The model returned what can't be sent to another process ({error}); its handler shares it across "
+            "processes, so that predictions have to be picklable"
+        ) from error

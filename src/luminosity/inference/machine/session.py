@@ -81,8 +81,8 @@ class MachineSession:
             by_key = self._asked("close")
         except ConnectionClosed:
             return {}
-        known = ((self._host.lane(key), stats) for key, stats in by_key.items())
-        return {lane: stats for lane, stats in known if lane is not None}
+        # Another worker may have given examples of this one to a version that this one does not know: by its key then.
+        return {self._host.lane(key) or key: stats for key, stats in by_key.items()}
 
     def close(self) -> None:
         """Leave; what is not yet computed is forgotten."""

@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
@@ -90,6 +90,8 @@ def _guarded(endpoint: Endpoint, api_key: str | None) -> Endpoint:
             return await endpoint(request)
         except RequestError as error:
             return error_response(error, path)
+        except ClientDisconnect:  # Nobody is there to read it.
+            return error_response(RequestError(400, "the connection was closed before the whole body was here"), path)
         except asyncio.CancelledError:  # It took longer than a server that is told to stop can wait.
             return error_response(RequestError(503, "the server stops"), path)
         except Exception as error:
@@ -101,7 +103,7 @@ def _guarded(endpoint: Endpoint, api_key: str | None) -> Endpoint:
 
 def _check_key(request: Request, api_key: str) -> None:
     scheme, _, given = request.headers.get("authorization", "").partition(" ")
-    if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), api_key.encode()):
+    if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode("latin-1"), api_key.encode()):
         raise RequestError(401, "expected the header Authorization: Bearer with the server's key", "invalid_api_key")
 
 

@@ -123,7 +123,8 @@ def plain(value: Any) -> Any:
 
 def _shape(name: str, found: Any) -> list[int]:
     sizes = cast("list[Any]", found) if isinstance(found, list) else []
-    if not sizes or not all(type(size) is int and size >= 0 for size in sizes):
+    # Of examples without any values there could be any number, and nothing would bound it.
+    if not sizes or not all(type(size) is int and size >= 0 for size in sizes) or 0 in sizes[1:]:
         raise RequestError(
             400, f"input {name!r} has the shape {_short(found)}, expected a list of sizes, the number of examples first"
         )
