@@ -198,3 +198,34 @@ def test_a_side_input_and_a_pattern_are_too_much() -> None:
     metadata = beam.Pipeline("FnApiRunner") | beam.Create([ModelMetadata("x", "x")])
     with pytest.raises(ValueError, match="expected one of them"):
         RunInference(FromFile("x"), model_metadata_pcoll=metadata, watch_model_pattern="*")
+
+
+@pytest.mark.parametrize(
+    ("keyed", "found", "expected"),
+    [
+        (False, "v2.txt", "there are no keys, so expected ModelMetadata"),
+        (False, [KeyModelPathMapping(["a"], "v2.txt", "")], "there are no keys, so expected ModelMetadata"),
+        (True, ModelMetadata("v2.txt", ""), r"found ModelMetadata\(.* list of KeyModelPathMapping"),
+        (True, KeyModelPathMapping(["a"], "v2.txt", ""), r"found KeyModelPathMapping\(.* list of KeyModelPathMapping"),
+    ],
+)
+def test_a_side_input_of_another_kind(keyed: bool, found: Any, expected: str) -> None:
+    handler: Any = FromFile("x")
+    handler = KeyedModelHandler([KeyModelMapping(["a"], handler)]) if keyed else handler
+    pipeline = beam.Pipeline("FnApiRunner")
+    metadata = pipeline | "paths" >> beam.Create([found])
+    _ = pipeline | beam.Create([("a", 1)]) | RunInference(handler, model_metadata_pcoll=metadata)
+    with pytest.raises(Exception, match=expected):
+        pipeline.run()
+
+
+def test_a_model_that_cannot_be_loaded_is_tried_once_and_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = written(tmp_path / "v1.txt", "this is no number")
+    with pytest.raises(Exception, match="invalid literal"), beam.Pipeline("FnApiRunner") as pipeline:
+        _ = pipeline | beam.Create([1]) | RunInference(FromFile(path))
+    said = [record.getMessage() for record in caplog.records if "can't be loaded" in record.getMessage()]
+    assert len(said) == 1
+    assert said[0].startswith(f"The model of FromFile, {path} can't be loaded: ValueError(")
+    assert said[0].endswith("'this is no number'\")")
