@@ -23,7 +23,7 @@ from apache_beam.testing.util import assert_that, equal_to
 from apache_beam.transforms import window
 
 from luminosity import Handler, RunInference
-from tests.inference.conftest import Pipelines
+from tests.inference.conftest import Pipelines, counters
 
 
 class FromFile(Handler[int, Any, int]):
@@ -136,7 +136,7 @@ def test_a_side_input_for_each_key(pipelines: Pipelines, tmp_path: Path) -> None
     old = written(tmp_path / "old.txt", "0")
     new = [written(tmp_path / f"{name}.txt", str(number)) for number, name in ((100, "a"), (200, "b"))]
     handler = KeyedModelHandler([KeyModelMapping(["a", "b"], FromFile(old))])
-    with pipelines() as (pipeline, _):
+    with pipelines() as (pipeline, run):
         mappings = [KeyModelPathMapping(["a"], new[0], "a"), KeyModelPathMapping(["b"], new[1], "b")]
         predicted = (
             pipeline
@@ -149,6 +149,15 @@ def test_a_side_input_for_each_key(pipelines: Pipelines, tmp_path: Path) -> None
             return key, predicted.inference[0] - predicted.example, predicted.model_id
 
         assert_that(predicted | beam.Map(added), equal_to([("a", 100, new[0])] * 50 + [("b", 200, new[1])] * 50))
+    assert counters(run.result)["examples"] == 100
+
+
+def test_examples_of_all_versions_are_counted(pipelines: Pipelines, tmp_path: Path) -> None:
+    path = written(tmp_path / "v2.txt", "2")
+    with pipelines() as (pipeline, run):
+        metadata = pipeline | "paths" >> beam.Create([ModelMetadata(path, "v2")])
+        _ = pipeline | beam.Create(range(50)) | RunInference(FromFile(path), model_metadata_pcoll=metadata)
+    assert counters(run.result)["examples"] == counters(run.result)["v2_num_inferences"] == 50
 
 
 def test_watched_files_for_each_key(pipelines: Pipelines, tmp_path: Path) -> None:
