@@ -94,7 +94,9 @@ def test_help_has_examples() -> None:
         assert f"lum {command}" in lum(command, "--help").stdout.partition("examples:")[2]
 
 
-@pytest.mark.parametrize("command", [(), *((each,) for each in ["run", "plan", "runs", "show", "replay", "bench", "serve"])])
+@pytest.mark.parametrize(
+    "command", [(), *((each,) for each in ["run", "plan", "runs", "show", "replay", "bench", "serve"])]
+)
 def test_help_fits_a_narrow_terminal(command: tuple[str, ...]) -> None:
     done = lum(*command, "--help")
     assert [line for line in done.stdout.splitlines() if len(line) > 80] == []

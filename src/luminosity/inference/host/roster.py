@@ -92,9 +92,9 @@ class Roster:
 
     def load_failed(self, model: Model, attempt: int, error: BaseException, lanes: Iterable[Lane]) -> None:
         if attempt == model.attempt and model.state is State.LOADING:
-            is_needed = model in self._working(lanes)
-            rest = "" if is_needed else "; the version before it goes on"
-            _LOGGER.error("The model of %s can't be loaded: %r%s", model.label, error, rest)
+            if not model.waiters:  # Nobody else will hear of it, or not of which model it was.
+                rest = "" if model in self._working(lanes) else "; the version before it goes on"
+                _LOGGER.error("The model of %s can't be loaded: %r%s", model.label, error, rest)
             self.residency.release(model)
             model.go(self._host.now())
             self._fail(model, error)
