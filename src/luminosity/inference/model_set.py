@@ -22,7 +22,9 @@ class ModelSet:
     """Models by name. Those of a `KeyedModelHandler` go by the first of their keys, and keep all their own settings.
 
     >>> from apache_beam.ml.inference.base import KeyModelMapping
-    >>> mappings = [KeyModelMapping(["en", "de"], Handler()), KeyModelMapping(["ja"], Handler())]
+    >>> from luminosity import SentenceEmbedder
+    >>> latin, other = SentenceEmbedder("models/latin"), SentenceEmbedder("models/other")
+    >>> mappings = [KeyModelMapping(["en", "de"], latin), KeyModelMapping(["ja"], other)]
     >>> models = ModelSet(KeyedModelHandler(mappings))
     >>> list(models.handlers), models.name_of(("de", "Hallo"))
     (['en', 'ja'], 'en')
