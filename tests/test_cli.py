@@ -11,6 +11,8 @@ import pytest
 
 from luminosity.engine.monitor.events import RunStarted
 from luminosity.engine.monitor.recorder import Recorder
+from luminosity.engine.options import LuminosityOptions
+from luminosity.inference.options import ModelOptions
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -34,7 +36,7 @@ if __name__ == "__main__":
 def lum(*arguments: str, run_dir: Path | str = "") -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "luminosity.cli.main", *arguments],
-        env={**os.environ, **({"LUMINOSITY_RUN_DIR": str(run_dir)} if run_dir else {})},
+        env={**os.environ, "COLUMNS": "80", **({"LUMINOSITY_RUN_DIR": str(run_dir)} if run_dir else {})},
         capture_output=True,
         text=True,
         timeout=50,
@@ -90,6 +92,21 @@ def test_help_has_examples() -> None:
     assert "--missing_accelerator" in lum("run", "--help").stdout
     for command in ("runs", "show"):
         assert f"lum {command}" in lum(command, "--help").stdout.partition("examples:")[2]
+
+
+@pytest.mark.parametrize(
+    "command", [(), *((each,) for each in ["run", "plan", "runs", "show", "replay", "bench", "serve"])]
+)
+def test_help_fits_a_narrow_terminal(command: tuple[str, ...]) -> None:
+    done = lum(*command, "--help")
+    assert [line for line in done.stdout.splitlines() if len(line) > 80] == []
+
+
+def test_help_of_run_has_all_flags() -> None:
+    said = lum("run", "--help").stdout
+    for options in (LuminosityOptions, ModelOptions):
+        flags = options([]).get_all_options(current_only=True)
+        assert [flag for flag in flags if f"  --{flag}" not in said] == []
 
 
 def test_runs_are_listed_and_shown(script: Path, tmp_path: Path) -> None:

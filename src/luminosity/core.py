@@ -80,7 +80,7 @@ class InferenceMetrics:
     Times are whole microseconds, costs are in the units of the model's handler: tokens, pixels, examples.
     """
 
-    NUM_INFERENCES: Final = "num_inferences"  # Beam's own
+    EXAMPLES: Final = "examples"  # of all versions of a model: Beam's num_inferences has a name for each
     BATCHES: Final = "batches"
     USEFUL_COST: Final = "useful_cost"  # summed over examples
     PADDED_COST: Final = "padded_cost"  # summed over batches: the longest example times the number of examples
@@ -96,7 +96,7 @@ class InferenceMetrics:
 
     ALL: Final = frozenset(
         {
-            NUM_INFERENCES,
+            EXAMPLES,
             BATCHES,
             USEFUL_COST,
             PADDED_COST,

@@ -38,7 +38,7 @@ from tests.runners import IS_REFERENCE, finished, flags
 pytestmark = pytest.mark.skipif(IS_REFERENCE, reason="tests what only the engine does")
 
 _OF_A_BATCH = {
-    InferenceMetrics.NUM_INFERENCES: 41,
+    InferenceMetrics.EXAMPLES: 41,
     InferenceMetrics.BATCHES: 1,
     InferenceMetrics.USEFUL_COST: 94,
     InferenceMetrics.PADDED_COST: 100,

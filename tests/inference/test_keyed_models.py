@@ -10,6 +10,7 @@ from apache_beam.ml.inference.base import KeyedModelHandler, KeyModelMapping, Pr
 from apache_beam.testing.util import assert_that, equal_to
 
 from luminosity import Handler, RunInference
+from luminosity.inference.model_set import ModelSet
 from tests.inference.conftest import Pipelines, counters
 
 
@@ -83,6 +84,14 @@ def test_a_key_without_a_model_names_those_that_have_one(pipelines: Pipelines) -
     expected = r"no model has the key 'k9'; the KeyedModelHandler maps 'k0', 'also 0'"
     with pytest.raises(Exception, match=expected), pipelines() as (pipeline, _):
         _ = pipeline | beam.Create([("k9", 1)]) | RunInference(keyed(Times(1)))
+
+
+def test_of_many_keys_the_one_that_was_meant_is_named_first() -> None:
+    models = ModelSet(KeyedModelHandler([KeyModelMapping([f"customer {n}"], Times(n)) for n in range(30)]))
+    with pytest.raises(
+        KeyError, match=r"no model has the key 'custmer 17'; the KeyedModelHandler maps 'customer 17', "
+    ):
+        models.name_of_key("custmer 17")
 
 
 def test_a_key_without_a_model_is_a_dead_letter(pipelines: Pipelines) -> None:

@@ -250,9 +250,10 @@ def test_one_load_for_all_who_ask_at_once() -> None:
 
 def test_what_is_larger_than_the_budget_is_refused_with_both_numbers() -> None:
     host, machine = ModelHost(budget=50_000_000), Machine()
-    lane = host.enter("large", lambda: Tenant(machine, 0, size=70_000_000), LaneSettings())
+    settings = LaneSettings(label="Tenant, key 'large'")
+    lane = host.enter("large", lambda: Tenant(machine, 0, size=70_000_000), settings)
     for _ in range(2):
-        with pytest.raises(ModelTooLarge, match=r"takes 70 MB.* may take 50 MB"):
+        with pytest.raises(ModelTooLarge, match=r"Tenant, key 'large' takes 70 MB.* may take 50 MB"):
             ask(host, lane, [1])
     assert machine.loads == 1, "once its size is known it is not loaded again"
     host.check_integrity()

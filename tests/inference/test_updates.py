@@ -23,7 +23,7 @@ from apache_beam.testing.util import assert_that, equal_to
 from apache_beam.transforms import window
 
 from luminosity import Handler, RunInference
-from tests.inference.conftest import Pipelines
+from tests.inference.conftest import Pipelines, counters
 
 
 class FromFile(Handler[int, Any, int]):
@@ -136,7 +136,7 @@ def test_a_side_input_for_each_key(pipelines: Pipelines, tmp_path: Path) -> None
     old = written(tmp_path / "old.txt", "0")
     new = [written(tmp_path / f"{name}.txt", str(number)) for number, name in ((100, "a"), (200, "b"))]
     handler = KeyedModelHandler([KeyModelMapping(["a", "b"], FromFile(old))])
-    with pipelines() as (pipeline, _):
+    with pipelines() as (pipeline, run):
         mappings = [KeyModelPathMapping(["a"], new[0], "a"), KeyModelPathMapping(["b"], new[1], "b")]
         predicted = (
             pipeline
@@ -149,6 +149,15 @@ def test_a_side_input_for_each_key(pipelines: Pipelines, tmp_path: Path) -> None
             return key, predicted.inference[0] - predicted.example, predicted.model_id
 
         assert_that(predicted | beam.Map(added), equal_to([("a", 100, new[0])] * 50 + [("b", 200, new[1])] * 50))
+    assert counters(run.result)["examples"] == 100
+
+
+def test_examples_of_all_versions_are_counted(pipelines: Pipelines, tmp_path: Path) -> None:
+    path = written(tmp_path / "v2.txt", "2")
+    with pipelines() as (pipeline, run):
+        metadata = pipeline | "paths" >> beam.Create([ModelMetadata(path, "v2")])
+        _ = pipeline | beam.Create(range(50)) | RunInference(FromFile(path), model_metadata_pcoll=metadata)
+    assert counters(run.result)["examples"] == counters(run.result)["v2_num_inferences"] == 50
 
 
 def test_watched_files_for_each_key(pipelines: Pipelines, tmp_path: Path) -> None:
@@ -198,3 +207,39 @@ def test_a_side_input_and_a_pattern_are_too_much() -> None:
     metadata = beam.Pipeline("FnApiRunner") | beam.Create([ModelMetadata("x", "x")])
     with pytest.raises(ValueError, match="expected one of them"):
         RunInference(FromFile("x"), model_metadata_pcoll=metadata, watch_model_pattern="*")
+
+
+@pytest.mark.parametrize(
+    ("keyed", "found", "expected"),
+    [
+        (False, "v2.txt", "there are no keys, so expected ModelMetadata"),
+        (False, [KeyModelPathMapping(["a"], "v2.txt", "")], "there are no keys, so expected ModelMetadata"),
+        (True, ModelMetadata("v2.txt", ""), r"found ModelMetadata\(.* list of KeyModelPathMapping"),
+        (True, KeyModelPathMapping(["a"], "v2.txt", ""), r"found KeyModelPathMapping\(.* list of KeyModelPathMapping"),
+    ],
+)
+def test_a_side_input_of_another_kind(keyed: bool, found: Any, expected: str) -> None:
+    handler: Any = FromFile("x")
+    handler = KeyedModelHandler([KeyModelMapping(["a"], handler)]) if keyed else handler
+    pipeline = beam.Pipeline("FnApiRunner")
+    metadata = pipeline | "paths" >> beam.Create([found])
+    _ = pipeline | beam.Create([("a", 1)]) | RunInference(handler, model_metadata_pcoll=metadata)
+    with pytest.raises(Exception, match=expected):
+        pipeline.run()
+
+
+def test_a_first_model_that_cannot_be_loaded_is_tried_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = written(tmp_path / "v1.txt", "this is no number")
+    with pytest.raises(Exception, match="invalid literal"), beam.Pipeline("FnApiRunner") as pipeline:
+        _ = pipeline | beam.Create([1]) | RunInference(FromFile(path))
+    assert "can't be loaded" not in caplog.text, "it was tried again, for nobody"
+
+
+def test_of_many_models_the_one_that_cannot_be_loaded_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    paths = [written(tmp_path / "good.txt", "1"), written(tmp_path / "bad.txt", "this is no number")]
+    handler = KeyedModelHandler([KeyModelMapping([key], FromFile(path)) for key, path in zip("ab", paths, strict=True)])
+    with pytest.raises(Exception, match="invalid literal"), beam.Pipeline("FnApiRunner") as pipeline:
+        _ = pipeline | beam.Create([("a", 1), ("b", 1)]) | RunInference(handler)
+    assert f"The model of FromFile, key 'b', {paths[1]} can't be loaded: ValueError(" in caplog.text

@@ -23,14 +23,16 @@ _PIPED_WIDTH = 120
 _FAILED = 1
 _INTERRUPTED = 130  # as a shell reports a command that Ctrl-C ended
 _DESCRIPTION = """\
-Find the device, the dtype, the threads and the size of batches with which a model is fastest here, on your own data.
-Each candidate runs in processes of its own, warmed up before it is measured; one that fails is a line with the reason.
+Find the device, the dtype, the threads and the size of batches with which a
+model is fastest here, on your own data. Each candidate runs in processes of
+its own, warmed up before it is measured; one that fails is a line with the
+reason.
 """
 _EXAMPLES = """\
 examples:
   lum bench embed:models/encoder --data docs.parquet --column text
   lum bench classify:models/sentiment --data lines.txt --dtype float32,bfloat16
-  lum bench my_models:handler --data rows.parquet --column features --seconds 20 --json numbers.json
+  lum bench my_models:handler --data rows.jsonl --column pixels --json all.json
 """
 
 

@@ -48,8 +48,10 @@ def _found(name: str, module_name: str, path: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise  # The module is there, and something that it imports is not: its traceback tells more.
+        alike = difflib.get_close_matches(module_name, _KINDS)
+        hint = f"; did you mean {alike[0]}:{path}?" if alike else ""
         raise OptionError(
-            f"{name}: there is no module {error.name!r}, neither installed nor in {os.getcwd()}"
+            f"{name}: there is no module {error.name!r}, neither installed nor in {os.getcwd()}{hint}"
         ) from None
     owner = f"the module {module_name}"
     for attribute in path.split("."):

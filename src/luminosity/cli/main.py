@@ -15,19 +15,19 @@ _WRONG_USE = 2
 
 _EXAMPLES = """\
 examples:
-  lum run pipeline.py                              run a pipeline on this machine
-  lum run pipeline.py --input=in.csv               the pipeline's own options follow its name
-  lum run pipeline.py --cpu_workers=4              at most four CPU worker processes
-  lum run pipeline.py --accelerators=2             try the pools of a machine with two accelerators
-  lum plan pipeline.py                             show stages, pools and why fusion breaks; run nothing
-  lum plan pipeline.py --svg plan.svg              draw that
-  lum run pipeline.py --debug                      all in one process: breakpoint() works
-  lum run pipeline.py --save_failed=failed.lum     save the element that fails the run
-  lum replay failed.lum                            run it alone
-  lum runs                                         list past runs and those under way
-  lum show last                                    what the newest run did, stage by stage
-  lum bench embed:MODEL --data docs.parquet        find the best settings for a model on your data
-  lum serve embed:MODEL                            a model behind HTTP on this machine
+  lum run pipeline.py                         run a pipeline on this machine
+  lum run pipeline.py --input=in.csv          its own options follow its name
+  lum run pipeline.py --cpu_workers=4         at most four CPU worker processes
+  lum run pipeline.py --accelerators=2        the pools of another machine
+  lum plan pipeline.py                        stages and pools; nothing runs
+  lum plan pipeline.py --svg plan.svg         draw that
+  lum run pipeline.py --debug                 in one process: breakpoint() works
+  lum run pipeline.py --save_failed=bad.lum   save the element that fails
+  lum replay bad.lum                          run it alone
+  lum runs                                    past runs and those under way
+  lum show last                               what the newest run did
+  lum bench embed:MODEL --data docs.parquet   the best settings on your data
+  lum serve embed:MODEL                       a model behind HTTP, here
 """
 
 

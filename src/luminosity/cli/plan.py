@@ -21,19 +21,20 @@ if TYPE_CHECKING:
 _INTERRUPTED = 130  # as a shell reports a command that Ctrl-C ended
 
 _DESCRIPTION = """\
-Show how a pipeline would run here, without running it: worker pools and their sizes, stages and their steps, and each
-place where fusion breaks, with the reason. The script runs; its pipelines are planned where it would run them. What the
-script prints goes to standard error.
+Show how a pipeline would run here, without running it: worker pools and their
+sizes, stages and their steps, and each place where fusion breaks, with the
+reason. The script runs; its pipelines are planned where it would run them.
+What the script prints goes to standard error.
 """
 _EXAMPLES = """\
-The pipeline's own options and those of `lum run` follow the script's name. A script that has a --dot, --svg or --all of
-its own finds it behind a --.
+The pipeline's own options and those of `lum run` follow the script's name. A
+script that has a --dot, --svg or --all of its own finds it behind a --.
 
 examples:
   lum plan examples/bulk_inference.py
-  lum plan pipeline.py --accelerators=2            the pools of a machine with two accelerators
-  lum plan pipeline.py --svg plan.svg              draw it
-  lum plan pipeline.py --dot - | dot -Tpdf         hand it to Graphviz
+  lum plan pipeline.py --accelerators=2       the pools of another machine
+  lum plan pipeline.py --svg plan.svg         draw it
+  lum plan pipeline.py --dot - | dot -Tpdf    hand it to Graphviz
 """
 
 

@@ -21,8 +21,8 @@ _INTERRUPTED = 130
 _SHOWN = 20  # of each step's output
 
 _DESCRIPTION = """\
-Run, in this process, the element that --save_failed saved: breakpoint() works, and print prints here. Says what it
-gives, or where it fails.
+Run, in this process, the element that --save_failed saved: breakpoint() works,
+and print prints here. Says what it gives, or where it fails.
 
 The file holds code that is run: replay no file from somebody you do not trust.
 """

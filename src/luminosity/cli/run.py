@@ -18,23 +18,45 @@ _CANCEL_TIMEOUT_S = 15.0
 _INTERRUPTED = 130  # as a shell reports a command that Ctrl-C ended
 
 _DESCRIPTION = """\
-Run a script that builds and runs a Beam pipeline, on LuminosityRunner unless the script or --runner names another.
-The script sees all options in sys.argv, where Beam's PipelineOptions finds them.
+Run a script that builds and runs a Beam pipeline, on LuminosityRunner unless
+the script or --runner names another. The script sees all options in sys.argv,
+where Beam's PipelineOptions finds them.
 """
 _OPTIONS = """\
 options of the runner:
-  --cpu_workers=N              CPU worker processes (default: cores)
-  --accelerators=N             accelerators to use (default: those detected)
+  --cpu_workers=N          CPU worker processes (default: cores)
+  --accelerators=N         accelerators to use (default: those detected)
   --missing_accelerator=cpu|fail
-                               where a step asks for one that is not there (default: cpu)
-  --progress=auto|plain|off    a live view on a terminal and lines elsewhere (auto, the default), lines, nothing
-  --memory_budget=SIZE         memory for data between steps, such as 512MB (default: a quarter of RAM)
-  --spill_dir=DIR              where what is beyond the budget goes (default: the folder for temporary files)
+                           where a step asks for one that is not there
+                           (default: cpu)
+  --progress=auto|plain|off
+                           a live view on a terminal and lines elsewhere (auto,
+                           the default), lines, nothing
+  --memory_budget=SIZE     memory for data between steps, such as 512MB
+                           (default: a quarter of RAM)
+  --spill_dir=DIR          where what is beyond the budget goes (default: the
+                           folder for temporary files)
   --worker_start=auto|fork|spawn
-                               how worker processes start (default: auto)
-  --run_dir=DIR|off            where the run is recorded for `lum runs` (default: ~/.luminosity/runs)
-  --debug                      run in this process, one bundle at a time: breakpoint() works
-  --save_failed=FILE           save the element that fails the run, for `lum replay FILE`
+                           how worker processes start (default: auto)
+  --run_dir=DIR|off        where the run is recorded for `lum runs` (default:
+                           ~/.luminosity/runs)
+  --debug                  run in this process, one bundle at a time:
+                           breakpoint() works
+  --save_failed=FILE       save the element that fails the run, for
+                           `lum replay FILE`
+
+options of RunInference, on any runner:
+  --model_memory_budget=SIZE
+                           memory for all models together: on each accelerator,
+                           and on the CPU summed over workers (default: 90% of
+                           an accelerator's, half of the machine's)
+  --model_threads=N        threads of numerical libraries in each worker
+                           (default: its share of the cores)
+  --model_cache=DIR        where models from elsewhere are kept (default:
+                           ~/.cache/luminosity/models)
+  --model_cache_limit=SIZE
+                           how much is kept there (default: 50GB, but at most
+                           half of what is free)
 
 example:
   lum run examples/bulk_inference.py --cpu_workers=2

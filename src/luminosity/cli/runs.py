@@ -22,7 +22,8 @@ _GAP = 2
 _LEAST_REASON = 12
 _STYLES = {"done": "green", "failed": "red", "cancelled": "yellow", "running": "cyan", "lost": "red"}
 _EXAMPLES = """\
-A run is recorded in ~/.luminosity/runs, or where --run_dir or LUMINOSITY_RUN_DIR say. A lost run's process was killed.
+A run is recorded in ~/.luminosity/runs, or where --run_dir or
+LUMINOSITY_RUN_DIR say. A lost run's process was killed.
 
 examples:
   lum runs                      the newest runs

@@ -21,16 +21,17 @@ _LAST_PORT = 65_535
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 _DESCRIPTION = """\
-Put a model behind HTTP on this machine, to try the remote variant of a pipeline and to measure it against the local
-one. Requests that come at the same time are computed in one batch. Speaks OpenAI's embeddings (POST /v1/embeddings)
-and KServe's version 2 (POST /v2/models/NAME/infer).
+Put a model behind HTTP on this machine, to try the remote variant of a
+pipeline and to measure it against the local one. Requests that come at the
+same time are computed in one batch. Speaks OpenAI's embeddings (POST
+/v1/embeddings) and KServe's version 2 (POST /v2/models/NAME/infer).
 """
 _EXAMPLES = """\
 examples:
-  lum serve embed:sentence-transformers/all-MiniLM-L6-v2    embeddings, at http://127.0.0.1:8000
-  lum serve classify:models/sentiment --port 0              a model of a folder, at a port that is free
-  lum serve my_models:Translator --name translate           a handler of my_models.py
-  MY_KEY=... lum serve embed:MODEL --api-key-env MY_KEY     only for who has the key
+  lum serve embed:models/encoder                   at http://127.0.0.1:8000
+  lum serve classify:models/sentiment --port 0     at a port that is free
+  lum serve my_models:Translator --name translate  a handler of my_models.py
+  lum serve embed:MODEL --api-key-env MY_KEY       with the key in $MY_KEY
 """
 
 
@@ -55,7 +56,7 @@ def add_to(commands: Any) -> None:
     )
     parser.add_argument("--api-key-env", metavar="VARIABLE", help="the environment variable with a key to ask for")
     parser.add_argument(
-        "--max-waiting", type=int, default=256, metavar="N", help="requests that may wait; more get 503"
+        "--max-waiting", type=int, default=256, metavar="N", help="requests that may wait; more get 503 (default: 256)"
     )
     parser.add_argument("--max-body", default="64MB", metavar="SIZE", help="of a request (default: 64MB)")
     parser.set_defaults(command=serve)

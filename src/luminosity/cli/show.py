@@ -23,8 +23,8 @@ _PIPED_WIDTH = 120
 _EXAMPLES = """\
 examples:
   lum show last                       the newest run
-  lum show 20260301T101500-4f2a9c     the run with this id, as `lum runs` lists it
-  lum show 4f2a9c                     the same: a beginning or an end of an id that only one run has
+  lum show 20260301T101500-4f2a9c     an id, as `lum runs` lists it
+  lum show 4f2a9c                     the same: a part that is its alone
 """
 
 

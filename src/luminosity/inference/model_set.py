@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
@@ -21,7 +22,9 @@ class ModelSet:
     """Models by name. Those of a `KeyedModelHandler` go by the first of their keys, and keep all their own settings.
 
     >>> from apache_beam.ml.inference.base import KeyModelMapping
-    >>> mappings = [KeyModelMapping(["en", "de"], Handler()), KeyModelMapping(["ja"], Handler())]
+    >>> from luminosity import SentenceEmbedder
+    >>> latin, other = SentenceEmbedder("models/latin"), SentenceEmbedder("models/other")
+    >>> mappings = [KeyModelMapping(["en", "de"], latin), KeyModelMapping(["ja"], other)]
     >>> models = ModelSet(KeyedModelHandler(mappings))
     >>> list(models.handlers), models.name_of(("de", "Hallo"))
     (['en', 'ja'], 'en')
@@ -64,9 +67,15 @@ class ModelSet:
         try:
             return self._names[key]
         except KeyError:
-            known = ", ".join(repr(each) for each in list(self._names)[:_SOME_KEYS])
-            more = f" and {len(self._names) - _SOME_KEYS} more" if len(self._names) > _SOME_KEYS else ""
-            raise KeyError(f"no model has the key {key!r}; the KeyedModelHandler maps {known}{more}") from None
+            raise KeyError(f"no model has the key {key!r}; the KeyedModelHandler maps {self._some_near(key)}") from None
+
+    def _some_near(self, key: Hashable) -> str:
+        """Those that were perhaps meant, and then others."""
+        by_text = {str(each): each for each in self.keys}
+        near = [by_text[text] for text in difflib.get_close_matches(str(key), by_text, n=_SOME_KEYS)]
+        some = list(dict.fromkeys([*near, *self.keys]))[:_SOME_KEYS]
+        more = len(self.keys) - len(some)
+        return ", ".join(map(repr, some)) + (f" and {more} more" if more else "")
 
     def by_hints(self) -> Iterator[tuple[dict[str, Any], Sequence[Hashable]]]:
         """The models that ask for the same resources, with what they ask for."""

@@ -28,7 +28,7 @@ def _view(step: str, counters: dict[str, int], worker_seconds: float) -> Inferen
 
     return InferenceView(
         step,
-        inferences=count(InferenceMetrics.NUM_INFERENCES),
+        inferences=count(InferenceMetrics.EXAMPLES),
         batches=count(InferenceMetrics.BATCHES),
         useful_cost=count(InferenceMetrics.USEFUL_COST),
         padded_cost=count(InferenceMetrics.PADDED_COST),

@@ -67,6 +67,7 @@ class ModelHost:
                 handler = make_handler()
                 name = ("lane", key) if settings.model is None else ("model", settings.model)
                 model = self.roster.model(name, handler, settings.clock, settings.family)
+                model.label = settings.label or model.label
                 lane = self._lanes[key] = Lane(key, handler, model, settings)
             lane.users += 1
             self._unused.discard(lane)
@@ -100,7 +101,8 @@ class ModelHost:
                         raise model.error
                     self._wait(_LOOK_AGAIN_S)
             finally:
-                model.waiters -= 1
+                if model.failures == failures:  # Else nobody is counted any more: see Roster.
+                    model.waiters -= 1
 
     def load_ahead(self, lane: Lane) -> Ahead:
         """Have the model loaded before there is work for it, beside those that work; and tell how far that is."""

@@ -32,6 +32,8 @@ class LaneSettings:
     """Lanes that name the same one share its copies; None: it is this lane's own."""
     family: Family | None = None
     """Of which of its kin only some may be there at once."""
+    label: str = ""
+    """What messages call the model."""
     inference_args: dict[str, Any] | None = None
     isolate_failures: bool = False
     """Whether to find the examples at fault when a batch fails."""

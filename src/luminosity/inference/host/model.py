@@ -57,6 +57,8 @@ class Model:
 
     def __init__(self, key: Hashable, handler: Handler[Any, Any, Any], clock: Clock, family: Family | None) -> None:
         self.key = key
+        self.label = str(handler)
+        """What messages call it."""
         self.handler = handler
         self.clock = clock
         self.family = family

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Hashable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from luminosity.core import readable_bytes
+from luminosity.core import WorkerShare, readable_bytes
 from luminosity.errors import ModelTooLarge
 from luminosity.inference.handler import Handler
 from luminosity.inference.host import loader
@@ -24,6 +24,7 @@ __all__ = ["Roster"]
 
 _LOGGER = logging.getLogger(__name__)
 _WORTH_EVICTING = 1_000_000
+_OR_ONCE = "; or load it once for all workers, with large_model=True on the handler"
 
 
 class Roster:
@@ -165,19 +166,20 @@ class Roster:
         return model.go(self._host.now()), model.size or 0
 
     def _fail_load(self, model: Model, error: BaseException, lanes: Iterable[Lane]) -> None:
-        if model not in self._working(lanes):  # Nobody else will hear of it.
-            _LOGGER.error("A new version can't be loaded, and the one before it goes on: %s: %r", model.key, error)
+        if not model.waiters:  # Nobody else will hear of it, or not of which model it was.
+            rest = "" if model in self._working(lanes) else "; the version before it goes on"
+            _LOGGER.error("The model of %s can't be loaded: %r%s", model.label, error, rest)
         self._fail(model, error)
 
     def _fail(self, model: Model, error: BaseException) -> None:
         model.error, model.failed_at, model.is_awaited = error, self._host.now(), False
         model.failures += 1
+        model.waiters = 0  # They are told; who wants it after all waits anew, and only then is it loaded again.
         self._host.fail_work_of(model, error)
 
     def _too_large(self, model: Model) -> ModelTooLarge:
         return ModelTooLarge(
-            f"The model of {model.handler} takes {readable_bytes(model.size or 0)}, and the models of this process on "
+            f"The model of {model.label} takes {readable_bytes(model.size or 0)}, and the models of this process on "
             f"{self._device} may take {readable_bytes(self.residency.budget or 0)} together. If there is more memory "
-            "for it, say so with --model_memory_budget; where several workers each load it, large_model=True on the "
-            "handler loads it once for the machine."
+            f"for it, say so with --model_memory_budget{_OR_ONCE if WorkerShare.current().workers > 1 else ''}"
         )

@@ -35,6 +35,7 @@ class StepCounters:
         self._add(InferenceMetrics.OUT_OF_MEMORY, sum(batch.out_of_memory for batch in batches))
         if not done:
             return
+        self._add(InferenceMetrics.EXAMPLES, sum(batch.count for batch in done))
         self._add(InferenceMetrics.BATCHES, len(done))
         self._add(InferenceMetrics.USEFUL_COST, sum(batch.useful for batch in done))
         self._add(InferenceMetrics.PADDED_COST, sum(batch.padded for batch in done))

@@ -23,7 +23,7 @@ from luminosity.inference.steps.counters import StepCounters
 from luminosity.inference.steps.messages import PreparedBlock
 from luminosity.inference.steps.place import host_for
 from luminosity.inference.steps.settings import StepSettings
-from luminosity.inference.steps.versions import Version, Versions, versions_of_keys
+from luminosity.inference.steps.versions import Version, Versions, version_of_all, versions_of_keys
 from luminosity.inference.steps.watch import Watcher
 
 __all__ = ["StepLanes", "Use"]
@@ -100,7 +100,7 @@ class StepLanes:
             return Version(path, os.path.splitext(os.path.basename(path))[0])
         if not metadata or isinstance(metadata, pvalue.EmptySideInput):
             return self._versions.current(model, key)
-        return Version(metadata.model_id, metadata.model_name)
+        return version_of_all(metadata)
 
     def _named_by(self, metadata: Any) -> Mapping[Hashable, Version]:
         """The version of each key; what was named last where a window names none."""
@@ -151,12 +151,18 @@ class StepLanes:
         settings, most = self._settings, self._models.most_at_once
         return LaneSettings(
             model=(settings.model_tag, model, path, settings.use_subprocess),
+            label=self._label(model, path),
             family=None if most is None else Family(settings.model_tag, most),
             inference_args=settings.inference_args,
             isolate_failures=bool(settings.caught),
             timeout=settings.timeout,
             clock=settings.clock,
         )
+
+    def _label(self, model: Hashable, path: str) -> str:
+        handler = self._models.handlers[model]
+        key = f"key {model!r}" if self._models.is_keyed else ""
+        return ", ".join(filter(None, [str(handler), key, path or handler.model_id]))
 
 
 def _part(block: PreparedBlock, places: Any) -> PreparedBlock:

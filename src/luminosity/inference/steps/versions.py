@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from apache_beam.ml.inference.base import KeyModelPathMapping
+from apache_beam.ml.inference.base import KeyModelPathMapping, ModelMetadata
 
 from luminosity.inference.host.host import Ahead
 from luminosity.inference.model_set import ModelSet
 
-__all__ = ["Version", "Versions", "versions_of_keys"]
+__all__ = ["Version", "Versions", "version_of_all", "versions_of_keys"]
 
 
 @dataclass(frozen=True)
@@ -79,12 +79,30 @@ class Versions:
         return self._load_ahead(model, wanted) in (Ahead.READY, Ahead.NO_ROOM)
 
 
+def version_of_all(metadata: Any) -> Version:
+    """What a side input of `ModelMetadata` says, for a model without keys.
+
+    >>> version_of_all("models/v2.pt")
+    Traceback (most recent call last):
+    TypeError: found 'models/v2.pt' in model_metadata_pcoll; there are no keys, so expected ModelMetadata(path, name)
+    """
+    if not isinstance(metadata, ModelMetadata):
+        raise TypeError(
+            f"found {metadata!r} in model_metadata_pcoll; there are no keys, so expected ModelMetadata(path, name)"
+        )
+    return Version(metadata.model_id, metadata.model_name)
+
+
 def versions_of_keys(metadata: Any, models: ModelSet) -> Mapping[Hashable, Version]:
     """What a side input of `KeyModelPathMapping`s says, checked: every key has exactly one path."""
     found: dict[Hashable, Version] = {}
-    for mapping in list(metadata):
-        if not isinstance(mapping, KeyModelPathMapping):
-            raise TypeError(f"found {mapping!r} in model_metadata_pcoll, expected KeyModelPathMapping: there are keys")
+    mappings = [metadata] if isinstance(metadata, str | tuple) or not isinstance(metadata, Iterable) else list(metadata)
+    for mapping in mappings:
+        if mapping is metadata or not isinstance(mapping, KeyModelPathMapping):
+            raise TypeError(
+                f"found {mapping!r} in model_metadata_pcoll; there are keys, so expected its one element to be a list "
+                "of KeyModelPathMapping"
+            )
         if not mapping.update_path:
             raise ValueError(f"Invalid model update, path for {mapping.keys} is empty")
         for key in mapping.keys:

@@ -84,6 +84,8 @@ def _tls(error: exceptions.SSLError, url: str) -> Exception:
         hint = (
             "; where the server has a certificate of your own making, ca_file='...' names the file that vouches for it"
         )
+    elif getattr(inner, "reason", None) == "WRONG_VERSION_NUMBER":
+        hint = "; a server without TLS has an address that begins with http://"
     return EndpointError(f"{url} can't be trusted, TLS was refused: {_reason(error)}{hint}")
 
 
