@@ -15,6 +15,7 @@ import pytest
 
 from luminosity import Handler
 from luminosity.errors import ModelTooLarge
+from luminosity.inference.host import loader
 from luminosity.inference.host.budgets import model_budget
 from luminosity.inference.host.host import Ahead, ModelHost
 from luminosity.inference.host.lane import Lane, LaneSettings
@@ -426,6 +427,48 @@ def test_a_new_version_that_is_larger_than_the_budget_is_told_and_not_used(caplo
     until(lambda: host.load_ahead(new) is not Ahead.LOADING)
     assert host.load_ahead(new) is Ahead.FAILED
     assert "takes 200" in caplog.text
+
+
+def work_under_an_update(new_handler: Callable[[Machine], Tenant]) -> tuple[set[str | None], int]:
+    """Much work for an old version; a new one that has no room beside it. Who answered, and how often."""
+    host, machine = ModelHost(budget=_SIZE), Machine()
+    old = host.enter("old", lambda: Tenant(machine, 0, max_batch_size=5), LaneSettings())
+    new = host.enter("new", lambda: new_handler(machine), LaneSettings())
+    session = host.open()
+    session.submit(old, list(range(500)), np.ones(500), None)
+    until(lambda: old.model.run_seconds > 0)
+    until(lambda: host.load_ahead(new, instead_of=old) in (Ahead.READY, Ahead.FAILED))
+    found = [outcome for some in session.finish() for outcome in some]
+    for outcome in found:
+        name = int(outcome.model_id or 0)
+        assert outcome.values == [1000 * place + name for place in outcome.places.tolist()]
+    session.close()
+    assert machine.problems == []
+    assert machine.most_here == 1
+    host.check_integrity()
+    return {outcome.model_id for outcome in found}, sum(len(outcome.places) for outcome in found)
+
+
+def test_a_new_version_without_room_comes_after_the_old_one() -> None:
+    assert work_under_an_update(lambda machine: Tenant(machine, 1, max_batch_size=5)) == ({"0", "1"}, 500)
+
+
+def test_a_new_version_without_room_that_is_broken_leaves_the_work_to_the_old_one() -> None:
+    class Broken(Tenant):
+        def load_model(self) -> Loaded:
+            raise OSError("not a model")
+
+    assert work_under_an_update(lambda machine: Broken(machine, 1)) == ({"0"}, 500)
+
+
+def test_a_size_in_doubt_is_measured_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first model of a library brings the library with it."""
+    sizes = iter([0, 900, 900, 1000])
+    monkeypatch.setattr(loader, "resident_bytes", lambda: next(sizes))
+    host, machine = ModelHost(budget=500), Machine()
+    lane = host.enter("model", lambda: Tenant(machine, 7, size=None), LaneSettings())
+    assert ask(host, lane, [1]) == [1007]
+    assert (machine.loads, lane.model.size) == (2, 100)
 
 
 def test_a_failing_load_is_told_to_all_who_wait_and_tried_again_by_who_comes_later() -> None:

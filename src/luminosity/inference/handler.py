@@ -108,6 +108,10 @@ class Handler(ModelHandler[ExampleT, PredictionT, ModelT]):
     def abandon(self, model: ModelT) -> None:
         """A batch took too long, and the next one gets a model that is loaded anew: end what this one still does."""
 
+    def takes_updates(self) -> bool:
+        """Whether a new version of the model can be had: by `update_model_path`, which does nothing of its own."""
+        return type(self).update_model_path is not ModelHandler.update_model_path
+
     def num_examples(self, collated: Any, count: int) -> int:
         """How many predictions a batch stands for, where that is not the number of its examples."""
         return count

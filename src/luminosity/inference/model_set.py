@@ -46,6 +46,10 @@ class ModelSet:
         else:
             self.handlers = {THE_MODEL: adapt(handler)}
 
+    def without_updates(self) -> list[str]:
+        """Handlers to which a new version is nothing: Beam's own method does nothing unless it is overridden."""
+        return sorted({str(each) for each in self.handlers.values() if not each.takes_updates()})
+
     @property
     def is_keyed(self) -> bool:
         return self._names is not None

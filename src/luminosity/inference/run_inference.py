@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 import uuid
 import weakref
@@ -31,6 +32,7 @@ from luminosity.inference.steps.watch import Watch
 
 __all__ = ["RunInference"]
 
+_LOGGER = logging.getLogger(__name__)
 _BUNDLES_PER_DEVICE = 8
 _LOOK_EVERY_S = 360.0
 
@@ -199,6 +201,9 @@ class RunInference(beam.PTransform[Any, Any]):
         for handler in models.handlers.values():
             limits_of(handler)  # Settings that contradict each other are told here, not by a worker.
             warn_of_settings_without_meaning(handler.batch_elements_kwargs())
+        if self._watch_model_pattern is not None or self._model_metadata_pcoll is not None:
+            for name in models.without_updates():
+                _LOGGER.warning("%s has no update_model_path: new versions of its model will change nothing.", name)
         settings = self._settings(examples.pipeline, models)
         blocks = self._infer(examples, models, settings)
         results = beam.ParDo(ResultsDoFn(models, self._drop_example))

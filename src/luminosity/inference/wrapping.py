@@ -58,6 +58,12 @@ class BeamContract(Handler[Any, Any, Any]):
     def update_model_path(self, model_path: str | None = None) -> None:
         self._handler.update_model_path(model_path)
 
+    def takes_updates(self) -> bool:
+        inner: Any = self._handler
+        if isinstance(inner, Handler):
+            return inner.takes_updates()
+        return type(inner).update_model_path is not ModelHandler.update_model_path
+
     def update_model_paths(self, model: Any, model_paths: Any = None) -> None:
         self._handler.update_model_paths(model, model_paths)
 
@@ -97,6 +103,9 @@ class WrappedHandler(BeamContract):
 
     def __str__(self) -> str:
         return str(self._inner)
+
+    def takes_updates(self) -> bool:
+        return self._inner.takes_updates()
 
     @property
     def output_type(self) -> pa.DataType | None:  # type: ignore[override]  # Some handlers read a file for it.

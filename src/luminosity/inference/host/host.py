@@ -104,8 +104,11 @@ class ModelHost:
                 if model.failures == failures:  # Else nobody is counted any more: see Roster.
                     model.waiters -= 1
 
-    def load_ahead(self, lane: Lane) -> Ahead:
-        """Have the model loaded before there is work for it, beside those that work; and tell how far that is."""
+    def load_ahead(self, lane: Lane, instead_of: Lane | None = None) -> Ahead:
+        """Have the model loaded before there is work for it, beside those that work; and tell how far that is.
+
+        Where there is no room beside them it takes the place of another lane's model, and gets what waits for that one.
+        """
         model = lane.model
         with self.changed:
             if model.is_ready:
@@ -114,7 +117,9 @@ class ModelHost:
                 if model.error is not None and self.now() - model.failed_at < _TRY_AGAIN_S:
                     return Ahead.FAILED
                 if model.does_not_fit_beside:
-                    return Ahead.NO_ROOM
+                    if instead_of is None:
+                        return Ahead.NO_ROOM
+                    self.roster.succeed(instead_of, lane)
                 model.is_awaited = True
                 self.wake()
             return Ahead.LOADING

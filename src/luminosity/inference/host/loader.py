@@ -72,7 +72,7 @@ def load(handler: Handler[Any, Any, Any], copies: int, clock: Clock) -> Loaded:
     grown = max(resident_bytes() - before, 0)
     size = grown if None in told else sum(each or 0 for each in told)
     stats = LoadStats((clock.time_ns() - begun_ns) // 1_000_000, size)
-    return Loaded(tuple(loaded), size, time.monotonic() - begun, stats)
+    return Loaded(tuple(loaded), size, time.monotonic() - begun, stats, is_estimate=None in told)
 
 
 def _load_or_make_room(host: ModelHost, model: Model) -> Loaded:

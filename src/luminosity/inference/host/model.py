@@ -31,6 +31,8 @@ class Loaded:
     size: int
     seconds: float
     stats: LoadStats
+    is_estimate: bool = False
+    """Whether only the growth of the process tells the size."""
 
     def let_go(self) -> tuple[tuple[Any, ...], int]:
         """The copies, to be dropped by the caller, and their size; who still has this object keeps none of them."""
@@ -68,6 +70,8 @@ class Model:
         self.state = State.ABSENT
         self.size: int | None = None
         """In bytes; known once it was loaded."""
+        self.is_measured_again = False
+        """Its size was in doubt, and the second time counts."""
         self.users = 0
         """Batches that have been cut for it and are not yet done."""
         self.used_at = 0.0

@@ -39,9 +39,13 @@ class Residency:
     def models(self) -> list[Model]:
         return list(self._held)
 
+    def exceeds(self, size: int) -> bool:
+        """Whether this would not even fit alone."""
+        return self.budget is not None and size > self.budget
+
     def is_too_large(self, model: Model) -> bool:
-        """Whether it would not even fit alone, as far as is known."""
-        return self.budget is not None and model.size is not None and model.size > self.budget
+        """The same, as far as is known."""
+        return model.size is not None and self.exceeds(model.size)
 
     def room_for(self, model: Model, has_work: Callable[[Model], bool], may_displace: bool) -> Verdict:
         """How to make room: of those without work the one that was used longest ago goes first.

@@ -39,6 +39,8 @@ class Roster:
         self._host = host
         self._device = device
         self._models: dict[Hashable, Model] = {}
+        self._successions: dict[Model, list[tuple[Lane, Lane]]] = {}
+        """Of models that can only come where another one goes: what waits in the one lane shall wait in the other."""
         self.dropping = 0
         """Threads that let go of models after a load: the next one waits for the memory."""
 
@@ -61,15 +63,18 @@ class Roster:
             if self.residency.is_too_large(model):
                 self._fail(model, self._too_large(model))
                 continue
-            verdict = self.residency.room_for(model, working.__contains__, may_displace=model in working)
+            predecessors = self._predecessors(model)
+            needed = [each for each in working if each not in predecessors]
+            is_needed = model in working or bool(predecessors)
+            verdict = self.residency.room_for(model, set(needed).__contains__, may_displace=is_needed)
             if verdict.fits:
                 dropped = [self._evict(each) for each in verdict.evicted]
                 self.residency.reserve(model)
                 loader.start(self._host, model, model.begin(self._host.now()), dropped)
                 return
-            for each in verdict.leaving:
+            for each in (*verdict.leaving, *predecessors):
                 each.is_leaving = True
-            if model in working:
+            if is_needed:
                 return  # Nobody who came later is served before it.
             model.does_not_fit_beside, model.is_awaited = True, False
 
@@ -78,14 +83,22 @@ class Roster:
         if attempt != model.attempt or model.state is not State.LOADING:
             return [loaded.let_go()]  # Given up meanwhile.
         now = self._host.now()
-        model.size = loaded.size
         model.count_load(loaded.stats)
         self.residency.release(model)
+        if loaded.is_estimate and not model.is_measured_again and self.residency.exceeds(loaded.size):
+            # The first of its kind grows the process by more than itself, such as its library.
+            model.go(now)
+            model.is_measured_again = model.is_awaited = True
+            return [loaded.let_go()]
+        # Of a later load into memory that was freed before, nothing is seen.
+        model.size = max(loaded.size, model.size or 0) if loaded.is_estimate else loaded.size
         verdict = self.residency.room_for(model, self._working(lanes).__contains__, may_displace=False)
         if verdict.fits:
             dropped = [self._evict(each) for each in verdict.evicted]
-            self.residency.hold(model, loaded.size)
+            self.residency.hold(model, model.size)
             model.arrived(loaded, now)
+            for old, new in self._successions.pop(model, ()):
+                old.move_to(new)
             return dropped
         model.go(now)
         if self.residency.is_too_large(model):
@@ -99,6 +112,12 @@ class Roster:
             self.residency.release(model)
             model.go(self._host.now())
             self._fail_load(model, error, lanes)
+
+    def succeed(self, old: Lane, new: Lane) -> None:
+        """Load the model of one lane in the place of the other's; if that fails, the other one comes back."""
+        pairs = self._successions.setdefault(new.model, [])
+        if (old, new) not in pairs:
+            pairs.append((old, new))
 
     def evict_one_idle(self, lanes: Iterable[Lane]) -> Dropped:
         """The model that was used longest ago, of those that nobody needs now and that take some room."""
@@ -131,6 +150,7 @@ class Roster:
     def forget(self, model: Model) -> None:
         """No lane has it any more."""
         self._models.pop(model.key, None)
+        self._successions.pop(model, None)
         if model.is_ready:
             self.drop([self._evict(model)])
         elif model.state is State.LOADING:
@@ -155,6 +175,9 @@ class Roster:
                 since[lane.model] = min(since.get(lane.model, math.inf), lane.waiting_since())
         return since
 
+    def _predecessors(self, model: Model) -> set[Model]:
+        return {old.model for old, _ in self._successions.get(model, ()) if old.model.is_ready}
+
     def _wanted(self, working: dict[Model, float]) -> list[Model]:
         """Those that are not here, whoever has waited longest first."""
         since = {model: max(waiting, model.absent_since) for model, waiting in working.items()}
@@ -174,6 +197,7 @@ class Roster:
     def _fail(self, model: Model, error: BaseException) -> None:
         model.error, model.failed_at, model.is_awaited = error, self._host.now(), False
         model.failures += 1
+        self._successions.pop(model, None)
         model.waiters = 0  # They are told; who wants it after all waits anew, and only then is it loaded again.
         self._host.fail_work_of(model, error)
 

@@ -125,7 +125,7 @@ class _Search:
         return None  # it found another one, or was killed: once more
 
     def _spawn(self) -> subprocess.Popen[bytes]:
-        path = os.pathsep.join(os.path.abspath(entry) for entry in filter(None, sys.path))
+        path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)  # '' is where this process is
         flags = os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
         output = os.open(self._folder.output, flags, 0o600)
         try:
@@ -135,7 +135,8 @@ class _Search:
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
-                env={**os.environ, "PYTHONPATH": path, **self._environment},
+                # Nothing that lies around here comes before what this process imports.
+                env={**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1", **self._environment},
             )
         finally:
             os.close(output)

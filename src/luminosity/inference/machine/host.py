@@ -27,6 +27,8 @@ from luminosity.inference.threads import variables_set_here
 __all__ = ["MachineHost", "MachineLane", "machine_host_of"]
 
 _START_S = 120.0
+_ANSWER_S = 30.0
+"""For what takes no time: a host that does not answer it is none."""
 _MOST_FREE = 16
 
 
@@ -93,8 +95,8 @@ class MachineHost:
     def load(self, lane: MachineLane) -> None:
         self._ask("load", lane.key)
 
-    def load_ahead(self, lane: MachineLane) -> Ahead:
-        return self._ask("load_ahead", lane.key)
+    def load_ahead(self, lane: MachineLane, instead_of: MachineLane | None = None) -> Ahead:
+        return self._ask("load_ahead", lane.key, None if instead_of is None else instead_of.key)
 
     def take_over(self, old: MachineLane, new: MachineLane) -> None:
         self._ask("take_over", old.key, new.key)
@@ -129,12 +131,14 @@ class MachineHost:
             for channel in self._free:
                 channel.close()
             self._free = []
-            try:
-                if self._anchor is not None:
-                    asked(self._anchor, "ping")
+            anchor, self._anchor = self._anchor, None
+            if anchor is not None:
+                try:
+                    asked(anchor, "ping", timeout=_ANSWER_S)
+                    self._anchor = anchor
                     return
-            except ConnectionClosed:
-                self._anchor = None
+                except (ConnectionClosed, TimeoutError):
+                    anchor.close()
             self._tell()
 
     def _ask(self, name: str, *arguments: Any) -> Any:

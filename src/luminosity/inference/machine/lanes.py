@@ -87,9 +87,9 @@ class _Conversation:
         entry = _entry(key)
         entry.host.load(entry.lane)
 
-    def load_ahead(self, key: Hashable) -> Ahead:
+    def load_ahead(self, key: Hashable, instead_of: Hashable) -> Ahead:
         entry = _entry(key)
-        return entry.host.load_ahead(entry.lane)
+        return entry.host.load_ahead(entry.lane, None if instead_of is None else _entry(instead_of).lane)
 
     def take_over(self, old: Hashable, new: Hashable) -> None:
         entry = _entry(old)

@@ -17,10 +17,10 @@ class UnknownLane(LookupError):
     """A lane that this host never had: it is not the one that was told of it."""
 
 
-def asked(channel: Channel, name: str, *arguments: Any) -> Any:
+def asked(channel: Channel, name: str, *arguments: Any, timeout: float | None = None) -> Any:
     """The host's answer; raises what was raised there."""
     channel.send((name, *arguments))
-    answer, error = channel.recv()
+    answer, error = channel.recv(timeout)
     if error is not None:
         raise unpacked(error)
     return answer

@@ -25,6 +25,7 @@ __all__ = ["Limits", "app_of"]
 
 Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
 
+_BODY_S = 60.0
 _OPEN = "/v2/health/"
 """Who asks only whether the server lives needs no key."""
 
@@ -50,7 +51,7 @@ def app_of(model: ServedModel, limits: Limits, api_key: str | None = None) -> St
     def post(path: str, answer: Callable[[Request, bytes], Response]) -> Route:
         async def endpoint(request: Request) -> Response:
             with workers.place():
-                body = await read_body(request, limits.body_bytes)
+                body = await asyncio.wait_for(read_body(request, limits.body_bytes), _BODY_S)
                 return await workers.run(lambda: answer(request, body))
 
         return Route(path, _guarded(endpoint, api_key), methods=["POST"])
@@ -90,6 +91,8 @@ def _guarded(endpoint: Endpoint, api_key: str | None) -> Endpoint:
             return await endpoint(request)
         except RequestError as error:
             return error_response(error, path)
+        except asyncio.TimeoutError:
+            return error_response(RequestError(408, f"the body was not here within {_BODY_S:g} seconds"), path)
         except ClientDisconnect:  # Nobody is there to read it.
             return error_response(RequestError(400, "the connection was closed before the whole body was here"), path)
         except asyncio.CancelledError:  # It took longer than a server that is told to stop can wait.

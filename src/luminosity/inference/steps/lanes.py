@@ -110,9 +110,9 @@ class StepLanes:
             self._last_metadata = metadata, versions_of_keys(metadata, self._models)
         return self._last_metadata[1]
 
-    def _load_ahead(self, model: Hashable, version: Version) -> Ahead:
+    def _load_ahead(self, model: Hashable, version: Version, instead_of: Version | None) -> Ahead:
         use = self._use(model, version)
-        return use.host.load_ahead(use.lane)
+        return use.host.load_ahead(use.lane, None if instead_of is None else self._use(model, instead_of).lane)
 
     def _take_over(self, model: Hashable, old: Version, new: Version) -> None:
         use = self._use(model, old)

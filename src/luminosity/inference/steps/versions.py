@@ -28,13 +28,14 @@ class Versions:
 
     def __init__(
         self,
-        load_ahead: Callable[[Hashable, Version], Ahead],
+        load_ahead: Callable[[Hashable, Version, Version | None], Ahead],
         take_over: Callable[[Hashable, Version, Version], None],
         may_lag: bool,
     ) -> None:
         """
         Args:
-            load_ahead: asks for a version before there is work for it.
+            load_ahead: asks for a version before there is work for it; where there is no room beside the old one,
+                in the place of that, if it is named.
             take_over: gives the new version what still waits for the old one.
             may_lag: whether the old version may answer while the new one is loading.
         """
@@ -55,10 +56,14 @@ class Versions:
             return old
         if old is None or not self._may_lag:
             self._current[model, key] = wanted
-        elif self._is_loaded(model, wanted):
-            self._current[model, key] = wanted
-            if not self._is_used(model, old.path):
-                self._take_over(model, old, wanted)
+        else:
+            is_last = not self._is_used_by_others(model, key, old)
+            # One that can't be loaded never comes, and the host has said so. One that finds no room beside the old one
+            # comes where that goes; but not while other keys need that: then they take turns.
+            if self._load_ahead(model, wanted, old if is_last else None) in (Ahead.READY, Ahead.NO_ROOM):
+                self._current[model, key] = wanted
+                if is_last:
+                    self._take_over(model, old, wanted)
         return self._current[model, key]
 
     def known(self) -> list[tuple[Hashable, Hashable]]:
@@ -70,13 +75,9 @@ class Versions:
         both = [*self._current.items(), *self._wanted.items()]
         return {(model, version.path) for (model, _), version in both}
 
-    def _is_used(self, model: Hashable, path: str) -> bool:
-        return any(whose == model and version.path == path for (whose, _), version in self._current.items())
-
-    def _is_loaded(self, model: Hashable, wanted: Version) -> bool:
-        # Where there is no room beside the old one it comes after it: that one gets no more work. One that can't be
-        # loaded never comes, and the host has said so.
-        return self._load_ahead(model, wanted) in (Ahead.READY, Ahead.NO_ROOM)
+    def _is_used_by_others(self, model: Hashable, key: Hashable, version: Version) -> bool:
+        uses = (whose for whose, each in self._current.items() if each.path == version.path)
+        return any(whose[0] == model and whose[1] != key for whose in uses)
 
 
 def version_of_all(metadata: Any) -> Version:

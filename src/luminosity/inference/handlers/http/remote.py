@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import random
 import time
@@ -20,6 +21,10 @@ from luminosity.inference.handlers.http.status import Busy, check_status
 
 __all__ = ["RemoteModel"]
 
+_LOGGER = logging.getLogger(__name__)
+_TELL_AT = 4  # tries
+_TELL_EVERY_S = 60.0
+
 
 class RemoteModel:
     """Asks one endpoint, from any number of threads; keeps asking while that makes sense."""
@@ -32,6 +37,7 @@ class RemoteModel:
         self._gate = gate_of(f"{connection.address.shown()} {protocol.model}", connection.concurrency)
         self._door = Door(time.monotonic)
         self._dice = random.Random()
+        self._tell_after = 0.0
         self._facts = protocol.greet(self.send)
         self._door = Door(time.monotonic)  # What a protocol could do without is no reason to stay away.
 
@@ -55,12 +61,22 @@ class RemoteModel:
                 busy = self._once(request, slot, ends)
             if isinstance(busy, Reply):
                 return busy
+            if tries == _TELL_AT:
+                self._tell(busy)
             pause = delay(tries, busy.asked, self._dice)
             if time.monotonic() + pause >= ends:
                 break
             time.sleep(pause)
         assert busy is not None, "only a second turn is waited for with a bound"
         raise self._gave_up(busy, tries, ends - self._connection.deadline) from busy
+
+    def _tell(self, busy: Busy) -> None:
+        """Somebody may wonder why nothing happens; once a minute will do."""
+        now = time.monotonic()
+        if now >= self._tell_after:
+            self._tell_after = now + _TELL_EVERY_S
+            deadline = self._connection.deadline
+            _LOGGER.warning("%s. Requests are tried again until their deadline of %g seconds.", busy, deadline)
 
     def _once(self, request: Request, slot: Slot, ends: float) -> Reply | Busy:
         seconds = min(self._connection.timeout, max(ends - time.monotonic(), 0.001))
