@@ -24,6 +24,7 @@ _RUN_ID = re.compile(r"[0-9a-f]{1,64}")
 _LONGEST_SOCKET_PATH = 100  # bytes; Linux takes 107, macOS 103
 _SECRET_BYTES = 32
 _YOUNG_S = 60.0
+_POLL_S = 0.02
 
 
 class HostFolder:
@@ -71,6 +72,14 @@ class HostFolder:
         with contextlib.suppress(OSError):  # other runs have theirs there
             os.rmdir(self.base)
 
+    def remove_if_dead(self, seconds: float) -> None:
+        """What a host left behind that was killed, just now perhaps; whoever leaves last does it."""
+        end = time.monotonic() + seconds
+        with contextlib.suppress(OSError):  # It is not there, or another one is at it.
+            while not _remove_if_dead(self.path) and time.monotonic() < end:
+                time.sleep(_POLL_S)
+            os.rmdir(self.base)
+
 
 def remove_abandoned(base: str) -> None:
     """Remove what hosts left behind which were killed, and to which nobody came back."""
@@ -79,10 +88,16 @@ def remove_abandoned(base: str) -> None:
         with contextlib.suppress(OSError):
             if not entry.is_dir(follow_symlinks=False) or time.time() - entry.stat().st_mtime < _YOUNG_S:
                 continue
-            lock, alive = (os.path.join(entry.path, name) for name in ("lock", "alive"))
-            with try_exclusive(lock) as is_unused, try_exclusive(alive) as is_dead:
-                if is_unused and is_dead:
-                    _remove(entry.path)
+            _remove_if_dead(entry.path)
+
+
+def _remove_if_dead(path: str) -> bool:
+    lock, alive = (os.path.join(path, name) for name in ("lock", "alive"))
+    with try_exclusive(lock) as is_unused, try_exclusive(alive) as is_dead:
+        if is_unused and is_dead:
+            _remove(path)
+            return True
+    return False
 
 
 def _root(run_id: str) -> str:

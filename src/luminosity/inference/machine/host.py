@@ -18,6 +18,7 @@ from luminosity.inference.host.lane import LaneSettings
 from luminosity.inference.host.model import LoadStats
 from luminosity.inference.machine.channel import Channel, ConnectionClosed
 from luminosity.inference.machine.client import connect, last_words
+from luminosity.inference.machine.folder import HostFolder
 from luminosity.inference.machine.lanes import Order, talk
 from luminosity.inference.machine.requests import MOST_DEATHS, UnknownLane, asked
 from luminosity.inference.machine.session import MachineSession
@@ -29,6 +30,8 @@ __all__ = ["MachineHost", "MachineLane", "machine_host_of"]
 _START_S = 120.0
 _ANSWER_S = 30.0
 """For what takes no time: a host that does not answer it is none."""
+_END_S = 2.0
+"""For the system to end a process whose connections are closed already."""
 _MOST_FREE = 16
 
 
@@ -85,7 +88,7 @@ class MachineHost:
                 if self._anchor is not None:
                     asked(self._anchor, "leave", lane.key)
             except ConnectionClosed:
-                pass  # It has left everything behind by itself.
+                self._anchor = None  # It is dead, and nobody is there to clear up after it.
             if not self._lanes:
                 self._disconnect()
 
@@ -196,8 +199,12 @@ class MachineHost:
         return connect(self._run_id, name, timeout=_START_S, environment=_environment())
 
     def _disconnect(self) -> None:
-        for channel in [*self._free, *([] if self._anchor is None else [self._anchor])]:
+        for channel in self._free:
             channel.close()
+        if self._anchor is None:
+            HostFolder(self._run_id).remove_if_dead(_END_S)
+        else:
+            self._anchor.close()
         self._free, self._anchor = [], None
 
 
