@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import unittest
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -38,11 +39,12 @@ def taken_over(
     wanted: Callable[[type[unittest.TestCase], str], bool],
     left_out: Mapping[str, str],
     overrides: Mapping[str, Any] | None = None,
+    slow: Collection[str] = (),
 ) -> dict[str, type[unittest.TestCase]]:
     """Subclasses of the test classes of `module` that hold the wanted tests alone, by name.
 
     Tests in `left_out` (``Class.test`` or ``Class`` to the reason) are skipped. `overrides` replaces
-    attributes that a class has.
+    attributes that a class has. Those in `slow` (``Class.test``) get that mark.
     """
     classes: dict[str, type[unittest.TestCase]] = {}
     for base in _test_classes(module):
@@ -57,9 +59,21 @@ def taken_over(
             reason = left_out.get(f"{base.__name__}.{test}") or left_out.get(base.__name__)
             if reason:
                 members[test] = unittest.skip(reason)(getattr(base, test))
+            elif f"{base.__name__}.{test}" in slow:
+                members[test] = pytest.mark.slow(_copied(getattr(base, test)))
         name = f"{module.__name__.rpartition('.')[2]}_{base.__name__}"
         classes[name] = type(name, (base,), members)
     return classes
+
+
+def _copied(test: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of its own: marks stay on it, and several modules take over the same one."""
+
+    @functools.wraps(test)
+    def copy(*arguments: Any) -> Any:
+        return test(*arguments)
+
+    return copy
 
 
 @contextlib.contextmanager

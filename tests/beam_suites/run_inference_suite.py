@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import unittest
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -30,8 +30,8 @@ DIFFERENT_BY_DESIGN = {
 }
 
 
-def suite(left_out: Mapping[str, str]) -> dict[str, type[unittest.TestCase]]:
-    return taken_over(base_test, lambda _class, _test: True, {**DIFFERENT_BY_DESIGN, **left_out})
+def suite(left_out: Mapping[str, str], slow: Collection[str] = ()) -> dict[str, type[unittest.TestCase]]:
+    return taken_over(base_test, lambda _class, _test: True, {**DIFFERENT_BY_DESIGN, **left_out}, slow=slow)
 
 
 def our_transform_on(runner_name: str, options: str) -> Callable[[pytest.MonkeyPatch], Iterator[None]]:

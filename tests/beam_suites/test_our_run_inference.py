@@ -19,6 +19,17 @@ globals().update(
                 "counts calls of the model as if all elements were in one bundle"
             ),
             "RunInferenceBaseTest.test_increment_failed_batches_counter": "expects ValueError, not StepFailed",
-        }
+        },
+        # They sleep, and on FnApiRunner they run always.
+        slow={
+            "RunInferenceBaseTest.test_run_inference_timeout_does_garbage_collection",
+            "RunInferenceBaseTest.test_run_inference_timeout_not_hit",
+            "RunInferenceBaseTest.test_run_inference_timeout_on_inference_dlq",
+            "RunInferenceBaseTest.test_run_inference_timeout_on_load_dlq",
+            "RunInferenceBaseTest.test_model_status_provides_valid_garbage_collection",
+            "RunInferenceRemoteTest.test_repeated_requests_fail",
+            "RunInferenceRemoteTest.test_run_inference_with_rate_limiter",
+            "RunInferenceRemoteTest.test_works_on_retry",
+        },
     )
 )

@@ -147,16 +147,17 @@ class Counted(Where):
 
 
 @on_both_runners
+@pytest.mark.parametrize("times", [3, pytest.param(10, marks=pytest.mark.slow)])
 def test_killed_again_and_again_and_every_result_comes_once(
-    run: Callable[..., list[Any]], killer: Callable[[Path, int], list[int]], tmp_path: Path
+    times: int, run: Callable[..., list[Any]], killer: Callable[[Path, int], list[int]], tmp_path: Path
 ) -> None:
-    log = tmp_path / "log"
+    log, count = tmp_path / "log", 200 * times
     handler = Counted(log, seconds=0.01, max_batch_size=4, large_model=True)
-    killed = killer(Path(f"{log}.progress"), 3)
-    found = run(list(range(600)), RunInference(handler))
-    assert sorted((example, value) for _, example, (value, *_), *_ in found) == [(n, 2 * n) for n in range(600)]
-    assert len(killed) == 3
-    assert len(loads(log)) >= 3
+    killed = killer(Path(f"{log}.progress"), times)
+    found = run(list(range(count)), RunInference(handler))
+    assert sorted((example, value) for _, example, (value, *_), *_ in found) == [(n, 2 * n) for n in range(count)]
+    assert len(killed) == times
+    assert len(loads(log)) >= times
     assert not set(loads(log)) & {pid for *_, pid, _ in found}, "a worker has the model, too"
 
 
