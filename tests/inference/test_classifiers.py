@@ -130,3 +130,20 @@ def _without_scores(prediction: Any) -> Any:
     if isinstance(prediction, list):
         return [_without_scores(entity) for entity in prediction]
     return {name: value for name, value in prediction.items() if not name.startswith("score")}
+
+
+def test_a_new_version_needs_the_tokenizer_that_prepares_the_texts(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer, BertForSequenceClassification
+
+    from luminosity.errors import ModelUnavailable
+    from luminosity.inference.wrapping import NewVersion
+
+    first, same, other = (
+        save_with_tokenizer(BertForSequenceClassification(tiny_bert_config()), tmp_path / name)
+        for name in ("first", "same", "other")
+    )
+    AutoTokenizer.from_pretrained(first, do_lower_case=False).save_pretrained(other)
+    handler = TextClassifier(first)
+    NewVersion(TextClassifier(same), handler).load_model()
+    with pytest.raises(ModelUnavailable, match=r"other' has another tokenizer than .*first'"):
+        NewVersion(TextClassifier(other), handler).load_model()

@@ -112,6 +112,10 @@ class Handler(ModelHandler[ExampleT, PredictionT, ModelT]):
         """Whether a new version of the model can be had: by `update_model_path`, which does nothing of its own."""
         return type(self).update_model_path is not ModelHandler.update_model_path
 
+    def check_prepares_like(self, first: Any) -> None:
+        """Raise where this new version of a model can't use what `prepare` of the first one makes: workers that
+        prepare examples go on with that."""
+
     def num_examples(self, collated: Any, count: int) -> int:
         """How many predictions a batch stands for, where that is not the number of its examples."""
         return count

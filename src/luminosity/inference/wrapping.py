@@ -12,7 +12,7 @@ from apache_beam.ml.inference.base import ModelHandler
 from luminosity.inference.blocks import Block, sample
 from luminosity.inference.handler import Handler
 
-__all__ = ["BeamContract", "WrappedHandler"]
+__all__ = ["BeamContract", "NewVersion", "WrappedHandler"]
 
 
 class BeamContract(Handler[Any, Any, Any]):
@@ -107,6 +107,9 @@ class WrappedHandler(BeamContract):
     def takes_updates(self) -> bool:
         return self._inner.takes_updates()
 
+    def check_prepares_like(self, first: Any) -> None:
+        self._inner.check_prepares_like(first._inner if isinstance(first, WrappedHandler) else first)
+
     @property
     def output_type(self) -> pa.DataType | None:  # type: ignore[override]  # Some handlers read a file for it.
         return self._inner.output_type
@@ -157,3 +160,15 @@ class WrappedHandler(BeamContract):
 
     def result(self, example: Any, value: Any, model_id: str | None, drop_example: bool) -> Any:
         return self._inner.result(example, value, model_id, drop_example)
+
+
+class NewVersion(WrappedHandler):
+    """A model that takes the place of the one that a pipeline began with."""
+
+    def __init__(self, inner: Handler[Any, Any, Any], first: Handler[Any, Any, Any]) -> None:
+        super().__init__(inner)
+        self._first = first
+
+    def load_model(self) -> Any:
+        self._inner.check_prepares_like(self._first)
+        return super().load_model()

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from apache_beam.ml.inference.base import PredictionResult
 from typing_extensions import Unpack
 
+from luminosity.errors import ModelUnavailable
 from luminosity.inference.blocks import Block
 from luminosity.inference.extras import require
 from luminosity.inference.handler import ExampleT
@@ -18,7 +19,14 @@ from luminosity.inference.handlers.masks import takes_masks_by_key
 from luminosity.inference.handlers.on_torch import Batch, TorchHandler
 from luminosity.inference.handlers.options import HandlerOptions
 from luminosity.inference.handlers.pretrained import Pretrained, token_limit
-from luminosity.inference.handlers.tokens import Lists, Tokenizer, pad_tokens, texts_of, token_counts
+from luminosity.inference.handlers.tokens import (
+    Lists,
+    Tokenizer,
+    is_same_tokenizer,
+    pad_tokens,
+    texts_of,
+    token_counts,
+)
 
 __all__ = ["TextHandler"]
 
@@ -52,10 +60,17 @@ class TextHandler(TorchHandler[ExampleT, PredictionResult]):
         return self._pretrained.path
 
     def update_model_path(self, model_path: str | None = None) -> None:
-        """The next model; texts that are prepared already were cut into tokens by the old one's tokenizer."""
+        """The next model."""
         if model_path:
             self._pretrained = Pretrained(model_path, self._pretrained.arguments)
             self.forget()
+
+    def check_prepares_like(self, first: TextHandler[Any]) -> None:
+        if not is_same_tokenizer(self.source.tokenizer(), first.source.tokenizer()):
+            raise ModelUnavailable(
+                f"{self.model_id!r} has another tokenizer than {first.model_id!r}, with which the pipeline began and "
+                "which prepares its texts; a model with another one needs a new run"
+            )
 
     @property
     def source(self) -> Pretrained:

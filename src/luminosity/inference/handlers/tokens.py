@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Sequence
 from functools import cached_property
@@ -19,11 +20,34 @@ from luminosity.inference.handlers.padding import pad_rows
 from luminosity.inference.handlers.sizes import few_lengths
 from luminosity.inference.handlers.word_cache import WordCache
 
-__all__ = ["Lists", "Tokenizer", "flat_values", "list_array", "offsets_of", "pad_tokens", "texts_of", "token_counts"]
+__all__ = [
+    "Lists",
+    "Tokenizer",
+    "flat_values",
+    "is_same_tokenizer",
+    "list_array",
+    "offsets_of",
+    "pad_tokens",
+    "texts_of",
+    "token_counts",
+]
 
 Lists: TypeAlias = Any  # an Arrow ListArray: pyarrow has no types to name here
 
 _INT32 = np.dtype(np.int32)
+
+
+def is_same_tokenizer(one: Any, other: Any) -> bool:
+    """Whether two of transformers' tokenizers make the same ids of every text."""
+    if one.is_fast and other.is_fast:
+        return _rules(one) == _rules(other)
+    return type(one) is type(other) and one.get_vocab() == other.get_vocab()
+
+
+def _rules(tokenizer: Any) -> dict[str, Any]:
+    """All that it does to a text, but for what depends on how it is used."""
+    rules: dict[str, Any] = json.loads(tokenizer.backend_tokenizer.to_str())
+    return {name: rule for name, rule in rules.items() if name not in ("padding", "truncation")}
 
 
 class Tokenizer:

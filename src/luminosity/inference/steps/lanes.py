@@ -25,6 +25,7 @@ from luminosity.inference.steps.place import host_for
 from luminosity.inference.steps.settings import StepSettings
 from luminosity.inference.steps.versions import Version, Versions, version_of_all, versions_of_keys
 from luminosity.inference.steps.watch import Watcher
+from luminosity.inference.wrapping import NewVersion
 
 __all__ = ["StepLanes", "Use"]
 
@@ -143,7 +144,7 @@ class StepLanes:
     def _handler(self, model: Hashable, path: str) -> Handler[Any, Any, Any]:
         handler = self._models.handlers[model]
         if path:
-            handler = deepcopy(handler)
+            handler = NewVersion(deepcopy(handler), handler)
             handler.update_model_path(path)
         return IsolatedHandler(handler) if self._settings.use_subprocess else handler
 
