@@ -146,6 +146,23 @@ class Counted(Where):
         return found
 
 
+class InHost(Where):
+    """Says whether it computes in a host process."""
+
+    def predict(self, model: Any, batch: Any, inference_args: dict[str, Any] | None = None) -> Any:
+        is_host = "luminosity.inference.machine" in psutil.Process().cmdline()
+        return [[2 * example, os.getpid(), is_host] for example in batch]
+
+
+def test_the_worker_that_has_the_device_is_the_host(run: Callable[..., list[Any]], tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    transform = RunInference(InHost(log, large_model=True))
+    found = run(list(range(20)), transform.with_resource_hints(accelerator="type:any;count:1"), "--accelerators=1")
+    assert sorted((example, value) for _, example, (value, *_), *_ in found) == [(n, 2 * n) for n in range(20)]
+    assert {(pid, is_host) for _, _, (_, pid, is_host), *_ in found} == {(pid, False) for pid in loads(log)}
+    assert len(loads(log)) == 1
+
+
 @on_both_runners
 @pytest.mark.parametrize("times", [3, pytest.param(10, marks=pytest.mark.slow)])
 def test_killed_again_and_again_and_every_result_comes_once(
