@@ -17,7 +17,8 @@ pytestmark = pytest.mark.timeout(120)
 
 
 # Named through its module: a class imported by its name would be collected, too, and run on Beam's runner.
-class OneWorkerTest(fn_runner_test.FnApiRunnerTest):
+class OurRunnerTest(fn_runner_test.FnApiRunnerTest):
+    __test__ = False
     cpu_workers = 1
 
     def create_pipeline(self, is_drain: bool = False) -> beam.Pipeline:
@@ -27,5 +28,11 @@ class OneWorkerTest(fn_runner_test.FnApiRunnerTest):
     def test_batch_rebatch_pardos(self) -> None: ...
 
 
-class TwoWorkersTest(OneWorkerTest):
+@pytest.mark.slow  # With two they meet whatever they meet with one, and more.
+class OneWorkerTest(OurRunnerTest):
+    __test__ = True
+
+
+class TwoWorkersTest(OurRunnerTest):
+    __test__ = True
     cpu_workers = 2

@@ -65,8 +65,10 @@ class MachineSession:
     def finish(self) -> Iterator[list[Outcome]]:
         while self._sent:
             try:
-                outcomes, _ = self._asked("more")
+                outcomes, is_all = self._asked("more")
                 self._take(outcomes)
+                if is_all and self._sent:
+                    raise RuntimeError("The model host says that it is done, and has not answered everything.")
             except (ConnectionClosed, UnknownLane) as error:
                 self._begin_anew(error)
             if self._outcomes:
