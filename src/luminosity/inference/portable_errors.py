@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 import traceback
 from typing import Any
 
-from apache_beam.internal.cloudpickle import cloudpickle
+from luminosity.inference.machine.pickling import pickled
 
 __all__ = ["Travelling", "packed", "unpacked"]
-
-_SCRIPT = b"__main__"
 
 
 class Travelling(Exception):
@@ -28,22 +27,11 @@ def packed(error: BaseException) -> bytes:
     """The error as bytes; where it can't travel, its class and text do."""
     trace = "".join(traceback.format_exception(error))
     try:
-        answer = _dumps((error, trace))
+        answer, _ = pickled((error, trace), apart_from=math.inf)
         pickle.loads(answer)  # Some can be written and not read: their __init__ wants other arguments.
     except Exception:
         answer = pickle.dumps((RuntimeError(f"{type(error).__name__}: {error}"), trace))
     return answer
-
-
-def _dumps(value: Any) -> bytes:
-    """With the definition of a class of the user's script, which the other process does not find by its name."""
-    try:
-        data = pickle.dumps(value)
-        if _SCRIPT not in data:
-            return data
-    except (pickle.PicklingError, AttributeError):
-        pass  # A class without a name to find it by.
-    return cloudpickle.dumps(value)
 
 
 def unpacked(answer: bytes) -> BaseException:

@@ -130,9 +130,10 @@ class ModelHost:
             old.move_to(new)
             self.wake()
 
-    def take_load_stats(self, lane: Lane) -> list[LoadStats]:
+    def take_load_stats(self, lanes: list[Lane]) -> list[list[LoadStats]]:
+        """For each of these lanes."""
         with self.changed:
-            return lane.model.take_load_stats()
+            return [lane.model.take_load_stats() for lane in lanes]
 
     def wake(self) -> None:
         self.changed.notify_all()

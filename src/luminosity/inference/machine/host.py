@@ -104,8 +104,8 @@ class MachineHost:
     def take_over(self, old: MachineLane, new: MachineLane) -> None:
         self._ask("take_over", old.key, new.key)
 
-    def take_load_stats(self, lane: MachineLane) -> list[LoadStats]:
-        return self._ask("take_load_stats", lane.key)
+    def take_load_stats(self, lanes: list[MachineLane]) -> list[list[LoadStats]]:
+        return self._ask("take_load_stats", [lane.key for lane in lanes])
 
     def lane(self, key: Hashable) -> MachineLane | None:
         with self._lock:

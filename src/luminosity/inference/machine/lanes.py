@@ -95,9 +95,9 @@ class _Conversation:
         entry = _entry(old)
         entry.host.take_over(entry.lane, _entry(new).lane)
 
-    def take_load_stats(self, key: Hashable) -> list[LoadStats]:
-        entry = _entry(key)
-        return entry.host.take_load_stats(entry.lane)
+    def take_load_stats(self, keys: list[Hashable]) -> list[list[LoadStats]]:
+        entries = [_entry(key) for key in keys]
+        return [stats for entry in entries for stats in entry.host.take_load_stats([entry.lane])]
 
     def submit(self, key: Hashable, number: int, prepared: Any, costs: Any, weights: Any) -> list[Outcome]:
         entry = _entry(key)

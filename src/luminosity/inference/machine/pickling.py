@@ -15,8 +15,10 @@ _APART_FROM = 8 << 10
 """Bytes of a buffer; a copy of less costs less than to keep account of it."""
 
 
-def pickled(message: Any) -> tuple[bytes, list[pickle.PickleBuffer]]:
+def pickled(message: Any, apart_from: float = _APART_FROM) -> tuple[bytes, list[pickle.PickleBuffer]]:
     """Plain pickle, unless the message has classes of the user's script: the other process has another script.
+
+    Buffers of so many bytes and more are given apart.
 
     >>> data, buffers = pickled({"rows": [1, 2]})
     >>> pickle.loads(data)
@@ -26,7 +28,7 @@ def pickled(message: Any) -> tuple[bytes, list[pickle.PickleBuffer]]:
 
     def is_within(buffer: pickle.PickleBuffer) -> bool:
         with memoryview(buffer) as view:
-            if view.nbytes < _APART_FROM:
+            if view.nbytes < apart_from:
                 return True
         buffers.append(buffer)
         return False

@@ -76,29 +76,29 @@ class MachineSession:
         yield self.ready()
 
     def take_stats(self) -> dict[Any, list[BatchStats]]:
-        """Of what the host that lives now has done; what another one did is lost with it."""
-        if self._channel is None:
-            return {}
-        try:
-            by_key = self._asked("close")
-        except ConnectionClosed:
-            return {}
+        """The last that is asked. Of what the host that lives now has done; what another one did is lost with it."""
+        by_key = self._leave()
         # Another worker may have given examples of this one to a version that this one does not know: by its key then.
         return {self._host.lane(key) or key: stats for key, stats in by_key.items()}
 
     def close(self) -> None:
         """Leave; what is not yet computed is forgotten."""
+        if self._sent and self._channel is not None:
+            self._channel.close()  # The host sees it, and stops.
+            self._channel = None
+        self._leave()
+
+    def _leave(self) -> dict[Any, list[BatchStats]]:
         channel, self._channel = self._channel, None
         if channel is None:
-            return
-        if not self._sent:
-            try:
-                asked(channel, "close")
-                self._host.give_back(channel)
-                return
-            except ConnectionClosed:
-                pass  # So it need not be told.
-        channel.close()  # The host sees it, and stops.
+            return {}
+        try:
+            stats = asked(channel, "close")
+        except ConnectionClosed:
+            channel.close()
+            return {}
+        self._host.give_back(channel)
+        return stats
 
     def _send(self, number: int) -> None:
         """What has no outcome yet of this block."""

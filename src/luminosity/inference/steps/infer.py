@@ -67,8 +67,10 @@ class InferDoFn(beam.DoFn):
                 # Another bundle may have given this one's examples to a version that this one does not know yet.
                 use = self._lanes.use_of(lane) or next(iter(self._used))
                 use.counters.update(stats, [])
-        for use in self._lanes.all():
-            use.counters.update([], use.host.take_load_stats(use.lane))
+        for host, uses in self._lanes.by_host().items():
+            loads = host.take_load_stats([use.lane for use in uses])
+            for use, stats in zip(uses, loads, strict=True):
+                use.counters.update([], stats)
         self._lanes.leave_all_but(self._used)
         self._close_sessions()
 

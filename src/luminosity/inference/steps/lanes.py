@@ -119,8 +119,11 @@ class StepLanes:
         use = self._use(model, old)
         use.host.take_over(use.lane, self._use(model, new).lane)
 
-    def all(self) -> list[Use]:
-        return list(self._uses.values())
+    def by_host(self) -> dict[Host, list[Use]]:
+        by_host: dict[Host, list[Use]] = {}
+        for use in self._uses.values():
+            by_host.setdefault(use.host, []).append(use)
+        return by_host
 
     def use_of(self, lane: Any) -> Use | None:
         return next((use for use in self._uses.values() if use.lane is lane), None)
