@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from luminosity.engine.runner import LuminosityRunner
     from luminosity.errors import LuminosityError
     from luminosity.inference.adapt import adapt
+    from luminosity.inference.enrich.column import Column
+    from luminosity.inference.enrich.transform import Enrich
     from luminosity.inference.handler import Handler
     from luminosity.inference.handlers.classifier import TextClassifier
     from luminosity.inference.handlers.embedder import SentenceEmbedder
@@ -29,21 +31,35 @@ if TYPE_CHECKING:
     from luminosity.inference.handlers.torch import TorchModelHandler
     from luminosity.inference.options import ModelOptions
     from luminosity.inference.run_inference import RunInference
+    from luminosity.io.read_table import ReadTable
+    from luminosity.io.stores.search_qdrant import SearchQdrant
+    from luminosity.io.stores.write_lance import WriteLance
+    from luminosity.io.stores.write_qdrant import WriteQdrant
+    from luminosity.io.write_table import WriteTable
+    from luminosity.tables.map_table import MapTable
+    from luminosity.tables.rows import RowsFromTable, TableFromRows
 
 __all__ = [
     "BundleRetried",
+    "Column",
+    "Enrich",
     "Handler",
     "HttpModelHandler",
     "JaxModelHandler",
     "LuminosityError",
     "LuminosityOptions",
     "LuminosityRunner",
+    "MapTable",
     "ModelOptions",
+    "ReadTable",
+    "RowsFromTable",
     "RunEnded",
     "RunInference",
     "RunStarted",
+    "SearchQdrant",
     "SentenceEmbedder",
     "Snapshot",
+    "TableFromRows",
     "TextClassifier",
     "TextGenerator",
     "TokenClassifier",
@@ -51,6 +67,9 @@ __all__ = [
     "WorkerLost",
     "WorkerShare",
     "WorkerStarted",
+    "WriteLance",
+    "WriteQdrant",
+    "WriteTable",
     "adapt",
 ]
 
@@ -59,20 +78,30 @@ _HOMES = {
         ("BundleRetried", "RunEnded", "RunStarted", "Snapshot", "WorkerLost", "WorkerStarted"),
         "luminosity.engine.monitor.events",
     ),
+    "Column": "luminosity.inference.enrich.column",
+    "Enrich": "luminosity.inference.enrich.transform",
     "Handler": "luminosity.inference.handler",
     "HttpModelHandler": "luminosity.inference.handlers.http.handler",
     "JaxModelHandler": "luminosity.inference.handlers.jax",
     "LuminosityError": "luminosity.errors",
     "LuminosityOptions": "luminosity.engine.options",
     "LuminosityRunner": "luminosity.engine.runner",
+    "MapTable": "luminosity.tables.map_table",
     "ModelOptions": "luminosity.inference.options",
+    "ReadTable": "luminosity.io.read_table",
+    "RowsFromTable": "luminosity.tables.rows",
     "RunInference": "luminosity.inference.run_inference",
+    "SearchQdrant": "luminosity.io.stores.search_qdrant",
     "SentenceEmbedder": "luminosity.inference.handlers.embedder",
+    "TableFromRows": "luminosity.tables.rows",
     "TextClassifier": "luminosity.inference.handlers.classifier",
     "TextGenerator": "luminosity.inference.handlers.generator",
     "TokenClassifier": "luminosity.inference.handlers.token_classifier",
     "TorchModelHandler": "luminosity.inference.handlers.torch",
     "WorkerShare": "luminosity.core",
+    "WriteLance": "luminosity.io.stores.write_lance",
+    "WriteQdrant": "luminosity.io.stores.write_qdrant",
+    "WriteTable": "luminosity.io.write_table",
     "adapt": "luminosity.inference.adapt",
 }
 

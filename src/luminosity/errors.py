@@ -12,6 +12,9 @@
     ├── HostUnavailable (RuntimeError)        the process that runs models for all workers can't be started or reached
     ├── RemoteModelError (RuntimeError)       a model's server refused examples, or answered what nobody can read
     │   └── EndpointError                     the endpoint is at fault: key, address, certificate, or it is down
+    ├── TableError (ValueError)               a table's file can't be read, or is not like the others
+    ├── WriteError (OSError)                  a table can't be written
+    ├── StoreError (RuntimeError)             a vector store refuses rows, or can't be reached
     ├── RecordError (ValueError)              a recorded run is not there, or can't be read
     ├── ReplayError (ValueError)              a file can't be replayed
     └── RunFailed (RuntimeError)              the run ended before the pipeline was done
@@ -41,8 +44,11 @@ __all__ = [
     "RunFailed",
     "SpillFailed",
     "StepFailed",
+    "StoreError",
+    "TableError",
     "UnsupportedPipeline",
     "WorkerStartFailed",
+    "WriteError",
 ]
 
 
@@ -84,6 +90,18 @@ class RemoteModelError(LuminosityError, RuntimeError):
 
 class EndpointError(RemoteModelError):
     """The endpoint is at fault, whatever the examples: the key, the address, the certificate, or it is down."""
+
+
+class TableError(LuminosityError, ValueError):
+    """A table's file can't be read, or is not like the others."""
+
+
+class WriteError(LuminosityError, OSError):
+    """A table can't be written."""
+
+
+class StoreError(LuminosityError, RuntimeError):
+    """A vector store refuses rows, or can't be reached."""
 
 
 class RecordError(LuminosityError, ValueError):

@@ -79,7 +79,7 @@ def _serve(parsed: argparse.Namespace) -> int:
         raise OptionError(f"--name={name}: expected a name without '/', since it is part of addresses")
     if not 0 <= parsed.port <= _LAST_PORT:
         raise OptionError(f"--port={parsed.port}: expected a number from 0 to {_LAST_PORT}")
-    from luminosity.inference.extras import require
+    from luminosity.extras import require
 
     require("starlette", "serve")
     require("uvicorn", "serve")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from luminosity.inference.extras import require
+from luminosity.extras import require
 from luminosity.inference.handlers.pretrained import Pretrained
 
 __all__ = ["dense_width", "load_dense"]

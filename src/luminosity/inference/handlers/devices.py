@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 from luminosity.core import WorkerShare
-from luminosity.inference.extras import require
+from luminosity.extras import require
 
 __all__ = ["choose_device", "dtype_named", "module_bytes"]
 

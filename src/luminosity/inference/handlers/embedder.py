@@ -11,8 +11,8 @@ from typing import Any
 import pyarrow as pa
 from typing_extensions import Unpack
 
+from luminosity.extras import require
 from luminosity.inference.blocks import Block
-from luminosity.inference.extras import require
 from luminosity.inference.handlers.dense import dense_width, load_dense
 from luminosity.inference.handlers.on_torch import Batch, Outputs
 from luminosity.inference.handlers.options import HandlerOptions

@@ -16,8 +16,8 @@ import numpy.typing as npt
 from apache_beam.ml.inference.base import PredictionResult
 from typing_extensions import Self, Unpack
 
+from luminosity.extras import require
 from luminosity.inference.blocks import Block
-from luminosity.inference.extras import require
 from luminosity.inference.handler import Handler
 from luminosity.inference.handlers.columns import Columns, lengths, to_columns
 from luminosity.inference.handlers.few_shapes import Padded, Padding

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from luminosity.inference.extras import require
+from luminosity.extras import require
 
 __all__ = ["takes_masks_by_key"]
 

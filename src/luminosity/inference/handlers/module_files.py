@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from luminosity.inference.extras import require
+from luminosity.extras import require
 from luminosity.inference.files.local import local_copy
 
 __all__ = ["ModuleFiles"]

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 
 from typing_extensions import Self, Unpack
 
-from luminosity.inference.extras import require
+from luminosity.extras import require
 from luminosity.inference.handler import ExampleT, Handler, PredictionT
 from luminosity.inference.handlers.devices import choose_device, dtype_named, module_bytes
 from luminosity.inference.handlers.options import HandlerOptions

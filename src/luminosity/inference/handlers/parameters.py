@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from luminosity.inference.extras import require
+from luminosity.extras import require
 from luminosity.inference.files.local import local_copy
 
 __all__ = ["load_parameters"]

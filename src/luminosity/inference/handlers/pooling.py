@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from luminosity.inference.extras import require
+from luminosity.extras import require
 
 __all__ = ["POOLING_MODES", "check_modes", "pool"]
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from luminosity.errors import ModelUnavailable
-from luminosity.inference.extras import require
+from luminosity.extras import require
 from luminosity.inference.files.local import local_copy
 
 __all__ = ["Pretrained", "token_limit"]

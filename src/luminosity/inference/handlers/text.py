@@ -12,8 +12,8 @@ from apache_beam.ml.inference.base import PredictionResult
 from typing_extensions import Unpack
 
 from luminosity.errors import ModelUnavailable
+from luminosity.extras import require
 from luminosity.inference.blocks import Block
-from luminosity.inference.extras import require
 from luminosity.inference.handler import ExampleT
 from luminosity.inference.handlers.masks import takes_masks_by_key
 from luminosity.inference.handlers.on_torch import Batch, TorchHandler

@@ -14,8 +14,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from luminosity.core import WorkerShare
+from luminosity.extras import require
 from luminosity.inference.blocks import Block, rows
-from luminosity.inference.extras import require
 from luminosity.inference.handlers.padding import pad_rows
 from luminosity.inference.handlers.sizes import few_lengths
 from luminosity.inference.handlers.word_cache import WordCache

@@ -10,8 +10,8 @@ import numpy.typing as npt
 from apache_beam.ml.inference.base import PredictionResult
 from typing_extensions import Unpack
 
+from luminosity.extras import require
 from luminosity.inference.blocks import Block, rows
-from luminosity.inference.extras import require
 from luminosity.inference.handlers.module_files import ModuleFiles
 from luminosity.inference.handlers.on_torch import Batch, Outputs, TorchHandler, map_tensors
 from luminosity.inference.handlers.options import HandlerOptions

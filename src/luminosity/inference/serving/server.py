@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from luminosity.errors import OptionError
-from luminosity.inference.extras import require
+from luminosity.extras import require
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette

@@ -9,8 +9,8 @@ from typing import Any
 
 from apache_beam.ml.inference.base import ModelHandler
 
+from luminosity.extras import require
 from luminosity.inference.adapt import adapt
-from luminosity.inference.extras import require
 from luminosity.inference.handler import limits_of
 from luminosity.inference.handlers.jax import JaxModelHandler
 from luminosity.inference.handlers.on_torch import TorchHandler

@@ -131,7 +131,7 @@ class FakeDeviceHandler(Handler[Any, PredictionResult, FakeModel]):
     ['A', 'BCD']
     >>> handler.run_inference(["abcdefgh", "a"], handler.load_model())
     Traceback (most recent call last):
-    luminosity.testing.FakeOutOfMemory: CUDA out of memory (fake). Tried a batch of 2 x 8 = 16, and there is room for 8.
+    luminosity.testing.device.FakeOutOfMemory: CUDA out of memory (fake). Tried a batch of 2 x 8 = 16...
 
     `predict` returns at once; `wait` waits until the device is done.
 

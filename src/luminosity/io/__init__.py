@@ -1,0 +1,1 @@
+"""Tables from files and into files and vector stores. Knows nothing of the engine, nor of models."""
