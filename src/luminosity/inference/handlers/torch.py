@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 from apache_beam.ml.inference.base import PredictionResult
 from typing_extensions import Unpack
 
 from luminosity.extras import require
 from luminosity.inference.blocks import Block, rows
+from luminosity.inference.handlers.columns import to_columns, to_numpy, to_tree
 from luminosity.inference.handlers.module_files import ModuleFiles
 from luminosity.inference.handlers.on_torch import Batch, Outputs, TorchHandler, map_tensors
 from luminosity.inference.handlers.options import HandlerOptions
@@ -112,21 +115,30 @@ class TorchModelHandler(TorchHandler[Any, PredictionResult]):
             list(self.run_inference([self._warm_up_example], model))
 
     def prepare(self, block: Block) -> Block:
-        """Numpy arrays: they travel between processes far cheaper than tensors."""
+        """Numpy arrays: they travel between processes far cheaper than tensors. Of a table whole columns."""
         if isinstance(block, np.ndarray):
             return block
+        if isinstance(block, pa.RecordBatch | pa.Array) and self._inference_fn is None and not _is_ragged(block):
+            columns = to_columns(block)
+            return columns if isinstance(columns, pa.RecordBatch) else to_numpy(columns)
         return [_arrays_of(example) for example in rows(block)]
 
     def cost(self, prepared: Block) -> npt.NDArray[Any]:
+        if isinstance(prepared, np.ndarray | pa.RecordBatch):
+            arrays = to_tree(prepared, to_numpy).values() if isinstance(prepared, pa.RecordBatch) else [prepared]
+            return np.full(len(prepared), sum(math.prod(array.shape[1:]) for array in arrays), np.float64)
         return np.fromiter(map(_numbers_in, prepared), np.float64, len(prepared))
 
     def collate(self, prepared: Block) -> Batch:
         if self._inference_fn is not None:
             return Batch([_tensors_of(example) for example in prepared], len(prepared))
-        if not isinstance(prepared[0], dict):
+        if isinstance(prepared, pa.RecordBatch):
+            columns = {name: self._padded(array) for name, array in to_tree(prepared, to_numpy).items()}
+        elif not isinstance(prepared[0], dict):
             inputs, mask = self._padded(prepared)
             return Batch(([inputs], mask), len(prepared))
-        columns = {name: self._padded([example[name] for example in prepared]) for name in prepared[0]}
+        else:
+            columns = {name: self._padded([example[name] for example in prepared]) for name in prepared[0]}
         mask = next(iter(columns.values()))[1]
         return Batch(({name: inputs for name, (inputs, _) in columns.items()}, mask), len(prepared))
 
@@ -134,6 +146,7 @@ class TorchModelHandler(TorchHandler[Any, PredictionResult]):
         """A tensor of all, and the mask as the keyword argument that the model wants."""
         torch = require("torch", "torch")
         padded, lengths = pad_or_stack(arrays, self._pad_value, few=self._compile)
+        padded = np.require(padded, requirements=["C", "W"])  # A table's memory can't be written, and torch would warn.
         if self._mask is None:
             return torch.from_numpy(padded), {}
         if lengths is None:
@@ -161,6 +174,12 @@ class TorchModelHandler(TorchHandler[Any, PredictionResult]):
         if self._output == "numpy":
             values = map_tensors(lambda tensor: tensor.numpy(force=True), values)
         return _split(values, outputs.batch.count, "the model's output")
+
+
+def _is_ragged(block: Block) -> bool:
+    """Whether lists differ in length, or may."""
+    types = block.schema.types if isinstance(block, pa.RecordBatch) else [block.type]
+    return any(pa.types.is_list(each) or pa.types.is_large_list(each) for each in types)
 
 
 def _arrays_of(example: Any) -> Any:
