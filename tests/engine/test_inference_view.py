@@ -57,20 +57,24 @@ _TIMES = "waits 12 ms · batch 102 ms (prepare 3, transfer 1, compute 96, return
 
 
 class Counts(beam.DoFn):
-    """Counts what a batch of a model would."""
+    """Counts what a batch of each model would."""
+
+    def __init__(self, *models: str) -> None:
+        self._models = models
 
     def process(self, element: int) -> Iterable[int]:
-        for name, value in _OF_A_BATCH.items():
-            Metrics.counter("RunInference", name).inc(value)
+        for model in self._models:
+            for name, value in _OF_A_BATCH.items():
+                Metrics.counter(model, name).inc(value)
         Metrics.counter("mine", "other").inc()
         yield element
 
 
-def events_of_a_run(*extra: str) -> list[Event]:
+def events_of_a_run(*extra: str, models: tuple[str, ...] = ("RunInference",)) -> list[Event]:
     events: list[Event] = []
     options = PipelineOptions(flags("--cpu_workers=1", *extra))
     pipeline = beam.Pipeline(runner=LuminosityRunner(on_event=events.append), options=options)
-    _ = pipeline | "Read" >> beam.Create(range(20)) | beam.Reshuffle() | "Embed/Infer" >> beam.ParDo(Counts())
+    _ = pipeline | "Read" >> beam.Create(range(20)) | beam.Reshuffle() | "Embed/Infer" >> beam.ParDo(Counts(*models))
     finished(pipeline.run())
     return events
 
@@ -103,6 +107,13 @@ def test_the_counters_of_a_run_are_in_its_events_and_pictures(
     assert _WORDS in " ".join(text_of(summary(run, end), 100).split())
     assert main(["show", "last", f"--run_dir={tmp_path}"]) == 0
     assert _WORDS in " ".join(capsys.readouterr().out.split())
+
+
+def test_models_of_one_step_are_told_apart() -> None:
+    end = events_of_a_run("--run_dir=off", models=("mood", "semantic"))[-1]
+    assert isinstance(end, RunEnded)
+    assert [view.step for view in inference.of(end.last)] == ["Embed/Infer mood", "Embed/Infer semantic"]
+    assert {view.inferences for view in inference.of(end.last)} == {20 * 41}
 
 
 def a_snapshot(*views: InferenceView) -> tuple[RunStarted, Snapshot]:

@@ -9,12 +9,13 @@ from luminosity.engine.monitor.events import InferenceView
 
 
 def inference_views(stage: StageRun, metrics: RunMetrics) -> tuple[InferenceView, ...]:
-    """One for each step of a stage that has counted batches."""
+    """One for each model of a stage that has counted batches. Models of one step have a namespace each."""
     by_step = metrics.counters(stage.id, InferenceMetrics.ALL)
     worker_seconds = round(stage.busy.first_to_last_seconds * stage.pool.pool.workers, 3)
     return tuple(
-        _view(step, counters, worker_seconds)
-        for step, counters in by_step.items()
+        _view(step if len(by_namespace) == 1 else f"{step} {namespace}", counters, worker_seconds)
+        for step, by_namespace in by_step.items()
+        for namespace, counters in sorted(by_namespace.items())
         if counters.get(InferenceMetrics.BATCHES)
     )
 

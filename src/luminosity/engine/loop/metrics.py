@@ -66,15 +66,16 @@ class RunMetrics:
             ]
         return max(counts, default=0)
 
-    def counters(self, stage: str, names: Collection[str]) -> dict[str, dict[str, int]]:
-        """The user's counters with these names, for each step of a stage that has any; those of all namespaces."""
-        found: dict[str, dict[str, int]] = {}
+    def counters(self, stage: str, names: Collection[str]) -> dict[str, dict[str, dict[str, int]]]:
+        """The user's counters with these names, for each step of a stage that has any, by namespace."""
+        found: dict[str, dict[str, dict[str, int]]] = {}
         with self._lock:
             for info in self._by_stage.get(stage, {}).values():
                 name = info.labels.get(monitoring_infos.NAME_LABEL, "")
                 if info.urn == monitoring_infos.USER_COUNTER_URN and name in names:
                     of_step = found.setdefault(info.labels[monitoring_infos.PTRANSFORM_LABEL], {})
-                    of_step[name] = of_step.get(name, 0) + monitoring_infos.extract_counter_value(info)
+                    of_namespace = of_step.setdefault(info.labels.get(monitoring_infos.NAMESPACE_LABEL, ""), {})
+                    of_namespace[name] = of_namespace.get(name, 0) + monitoring_infos.extract_counter_value(info)
         return found
 
     def by_stage(self) -> dict[str, list[_Info]]:
