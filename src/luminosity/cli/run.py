@@ -11,7 +11,7 @@ from typing import Any
 
 from luminosity.engine.workers.launcher import warm_up
 from luminosity.errors import LuminosityError
-from luminosity.noise import quiet
+from luminosity.lean_beam import import_beam
 
 _RUNNER = "luminosity.LuminosityRunner"
 _CANCEL_TIMEOUT_S = 15.0
@@ -83,7 +83,7 @@ def run(words: list[str]) -> int:
         return 2
     signal.signal(signal.SIGTERM, _end_as_by_ctrl_c)
     warm_up("auto")  # the worker's imports run beside the script's own
-    quiet()
+    import_beam()
     try:
         run_script(script, options)
     except LuminosityError as error:
