@@ -36,23 +36,23 @@ class ReadTable(beam.PTransform[Any, Any]):
     [{'text': 'fine'}]
 
     Args:
-      pattern: files on any of Beam's file systems, as `FileSystems.match` takes them, or a list of such. A folder means all
-        tables' files in it, and in folders below it that are named `column=value`, which become columns. Files whose
-        names begin with `_` or `.` are left out.
+      pattern: files on any of Beam's file systems, as `FileSystems.match` takes them, or a list of such. A folder means
+        all tables' files in it, and in folders below it that are named `column=value`, which become columns. Files
+        whose names begin with `_` or `.` are left out.
       columns: those to read; None: all. Others are not even decoded.
-      where: a condition on rows, such as `pyarrow.compute.field("stars") >= 4`, on any column. Parquet's row groups whose
-        statistics exclude it are not read.
-      schema: the columns of the files; None: those of the first file that has any. Every file must have them, in any order.
-        Types of CSV and JSON lines are guessed from the first megabyte of that file, so give a schema where that
+      where: a condition on rows, such as `pyarrow.compute.field("stars") >= 4`, on any column. Row groups of Parquet
+        whose statistics exclude it are not read.
+      schema: the columns of the files; None: those of the first file that has any. Every file must have them, in any
+        order. Types of CSV and JSON lines are guessed from the first megabyte of that file: give a schema where that
         guess would be wrong.
       format: "parquet", "jsonl", "csv" or "arrow", for files whose names do not tell.
-      rows_per_batch: the most rows of a batch. Take fewer where a row is a lot of work: batches are what workers share.
+      rows_per_batch: the most rows of a batch. Fewer where a row is a lot of work: batches are what workers share.
       delimiter: of CSV.
       newlines_in_values: whether values of CSV have line breaks in them; such files are read in one piece each.
       null_values: what stands for null in CSV, unless it is quoted.
 
-    Its counters, in the namespace "ReadTable": `rows_read` (that were emitted), `bytes_read` (of the files, as far as they
-    are done), `files_read`.
+    Its counters, in the namespace "ReadTable": `rows_read` (that were emitted), `bytes_read` (of the files, as far as
+    they are done), `files_read`.
     """
 
     def __init__(
@@ -106,8 +106,8 @@ def _check_files(files: Sequence[TableFile], csv: CsvStyle) -> None:
     for file in files:
         if file.compression is not None and file.format in (Format.PARQUET, Format.ARROW):
             raise TableError(
-                f"{file.path}: {file.format.value} can't be read while it is packed as a whole with {file.compression}: "
-                "unpack it; its columns are best compressed when it is written"
+                f"{file.path}: {file.format.value} can't be read while it is packed as a whole with "
+                f"{file.compression}: unpack it; its columns are best compressed when it is written"
             )
     if csv != CsvStyle() and all(file.format is not Format.CSV for file in files):
         raise TableError(

@@ -9,8 +9,7 @@ import pyarrow as pa
 
 from luminosity.io.reading.files import TableFile
 from luminosity.io.reading.opening import open_bytes
-from luminosity.io.reading.ranges import EVERYTHING
-from luminosity.io.reading.reader import Claim, Reader
+from luminosity.io.reading.reader import Claim, Reader, claim_whole
 from luminosity.io.reading.wanted import Wanted
 
 __all__ = ["ArrowReader", "arrow_schema"]
@@ -36,8 +35,7 @@ class ArrowReader(Reader):
     def batches(self, start: int, stop: int, claim: Claim) -> Iterator[pa.RecordBatch]:
         reader = _open(self._source, self._options)
         if not self._is_file:
-            if start == 0:
-                claim(EVERYTHING)
+            if claim_whole(start, claim):
                 yield from reader
             return
         count = reader.num_record_batches

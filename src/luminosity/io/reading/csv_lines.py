@@ -13,14 +13,13 @@ from luminosity.errors import TableError
 from luminosity.io.reading.files import TableFile
 from luminosity.io.reading.limits import TEXT_BYTES
 from luminosity.io.reading.opening import open_text
-from luminosity.io.reading.ranges import EVERYTHING
-from luminosity.io.reading.reader import Claim, Reader
+from luminosity.io.reading.reader import Claim, Reader, claim_whole
 from luminosity.io.reading.text import BYTE_ORDER_MARK, blocks, explain, head
 from luminosity.io.reading.wanted import Wanted
 
 __all__ = ["CsvReader", "CsvStyle", "csv_schema"]
 
-_BLANK = re.compile(rb"^\r?(?:\n|\Z)", re.MULTILINE)
+_BLANK = re.compile(rb"^\r?\n", re.MULTILINE)
 _HEADER_BYTES = 64 << 10
 
 
@@ -74,8 +73,7 @@ class CsvReader(Reader):
         if not self._header:
             return
         if self._style.newlines_in_values:
-            if start == 0:
-                claim(EVERYTHING)
+            if claim_whole(start, claim):
                 yield from self._whole()
             return
         for position, data in blocks(self._file, self._first, start, stop, claim):
@@ -96,7 +94,7 @@ class CsvReader(Reader):
 
     def _parse(self, data: bytes) -> Any:
         table = self._read(data, self._converting)
-        if table.num_rows < _lines(data) or (data.count(b'"') % 2 and self._ends_in_quotes(data, table.num_rows)):
+        if _has_more_lines(data, table.num_rows) or self._ends_in_quotes(data, table.num_rows):
             raise TableError("a value begins in one line and ends in another")
         return table
 
@@ -107,6 +105,8 @@ class CsvReader(Reader):
 
     def _ends_in_quotes(self, data: bytes, rows: int) -> bool:
         """Whether one more line would be swallowed by a quote that is still open."""
+        if data.count(b'"') % 2 == 0:
+            return False
         line = self._style.delimiter.join("x" for _ in self._header).encode()
         as_text = CsvStyle().convert_options(pa.schema([(self._header[0], pa.string())]))
         return self._read(data + b"\n" + line + b"\n", as_text).num_rows == rows
@@ -123,17 +123,17 @@ def csv_schema(file: TableFile, style: CsvStyle) -> pa.Schema | None:
     names, _ = _header(data, style)
     if not names:
         return None
-    if len(set(names)) < len(names):
-        raise TableError(f"{file.path}: the header has a name twice: {', '.join(names)}")
     reading = csv.ReadOptions(block_size=len(data) + 1)
     table = csv.read_csv(pa.BufferReader(data + b"\n"), reading, style.parse_options(), style.convert_options())
     # A column that is empty so far is taken for text, which everything fits into.
     return pa.schema([(each.name, pa.string() if pa.types.is_null(each.type) else each.type) for each in table.schema])
 
 
-def _lines(data: bytes) -> int:
-    """Those that are not blank."""
-    return data.count(b"\n") + (not data.endswith(b"\n")) - len(_BLANK.findall(data))
+def _has_more_lines(data: bytes, rows: int) -> bool:
+    """Whether there are more lines than rows; blank lines, which are slow to find, don't count."""
+    is_last_whole = not data[data.rfind(b"\n") + 1 :].strip(b"\r")
+    lines = data.count(b"\n") + (not is_last_whole)
+    return lines > rows and lines - len(_BLANK.findall(data)) > rows
 
 
 def _header(data: bytes, style: CsvStyle) -> tuple[list[str], int]:

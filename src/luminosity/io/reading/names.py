@@ -14,7 +14,9 @@ from luminosity.errors import TableError
 __all__ = ["check_columns", "check_condition", "columns_of"]
 
 # pyarrow has no way to ask an expression for its columns but to bind it, and to read what is missing.
-_MISSING = re.compile(r"No match for FieldRef\.(?:Nested\(FieldRef\.)?Name\((.*?)\)(?: FieldRef\.Name\(.*\)\))? in ", re.S)
+_MISSING = re.compile(
+    r"No match for FieldRef\.(?:Nested\(FieldRef\.)?Name\((.*?)\)(?: FieldRef\.Name\(.*\)\))? in ", re.S
+)
 
 
 def check_columns(columns: Sequence[str], schema: pa.Schema, origin: str) -> None:

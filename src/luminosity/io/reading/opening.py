@@ -22,9 +22,15 @@ def open_bytes(file: TableFile) -> pa.NativeFile:
     They are not mapped into memory: a file that shrinks while it is mapped kills the process.
     """
     if FileSystems.get_scheme(file.path) is None:
-        return pa.OSFile(file.path)
-    opened = FileSystems.open(file.path, compression_type=CompressionTypes.UNCOMPRESSED)
-    return pa.PythonFile(opened, mode="r")
+        opened = pa.OSFile(file.path)
+    else:
+        opened = pa.PythonFile(FileSystems.open(file.path, compression_type=CompressionTypes.UNCOMPRESSED), mode="r")
+    if opened.size() != file.size:  # Ranges of what was there before would lose rows of this, or repeat them.
+        raise TableError(
+            f"{file.path}: has {opened.size()} bytes, and had {file.size} when the pipeline was built; "
+            "is something still writing it?"
+        )
+    return opened
 
 
 def open_text(file: TableFile) -> pa.NativeFile:

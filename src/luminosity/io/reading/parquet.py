@@ -113,9 +113,7 @@ def _rows_at_once(group: Any, most: int, columns: set[str]) -> int:
     if group.total_byte_size * most <= BATCH_BYTES * group.num_rows:
         return most
     chunks = (group.column(number) for number in range(group.num_columns))
-    size = sum(
-        chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema.partition(".")[0] in columns
-    )
+    size = sum(chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema.partition(".")[0] in columns)
     return max(1, min(most, BATCH_BYTES * group.num_rows // max(1, size)))
 
 

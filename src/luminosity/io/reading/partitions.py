@@ -35,9 +35,7 @@ def partition_schema(files: Sequence[TableFile], given: pa.Schema | None) -> pa.
     return pa.schema(fields)
 
 
-def partition_arrays(
-    schema: pa.Schema, partition: Sequence[tuple[str, str | None]], rows: int
-) -> dict[str, pa.Array]:
+def partition_arrays(schema: pa.Schema, partition: Sequence[tuple[str, str | None]], rows: int) -> dict[str, pa.Array]:
     """One value for all rows of a file."""
     return {
         name: pa.repeat(pa.scalar(value, pa.string()).cast(schema.field(name).type), rows)

@@ -18,6 +18,7 @@ from luminosity.io.reading.readers import Settings, open_reader
 
 __all__ = ["ReadRanges"]
 
+_RANGE = beam.DoFn.RestrictionParam()  # whose provider is the DoFn itself
 _ROWS = Metrics.counter("ReadTable", "rows_read")
 _BYTES = Metrics.counter("ReadTable", "bytes_read")
 _FILES = Metrics.counter("ReadTable", "files_read")
@@ -33,7 +34,7 @@ class ReadRanges(beam.DoFn, beam.RestrictionProvider):
         self._settings = settings
         self._open: tuple[TableFile, Reader] | None = None
 
-    def process(self, element: TableFile, tracker: Any = beam.DoFn.RestrictionParam()) -> Iterator[pa.RecordBatch]:
+    def process(self, element: TableFile, tracker: Any = _RANGE) -> Iterator[pa.RecordBatch]:
         start, stop = tracker.current_restriction()
         reached = start
 

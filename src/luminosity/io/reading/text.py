@@ -12,7 +12,7 @@ from luminosity.io.reading.files import TableFile
 from luminosity.io.reading.limits import TEXT_BYTES
 from luminosity.io.reading.opening import open_text
 from luminosity.io.reading.ranges import EVERYTHING
-from luminosity.io.reading.reader import Claim
+from luminosity.io.reading.reader import Claim, claim_whole
 
 __all__ = ["BYTE_ORDER_MARK", "blocks", "explain", "head"]
 
@@ -41,8 +41,7 @@ def blocks(file: TableFile, first: int, start: int, stop: int, claim: Claim) -> 
     if file.compression is None:
         with open_text(file) as stream:
             yield from _blocks(stream, _seek(stream, first, start), stop, claim)
-    elif start == 0:
-        claim(EVERYTHING)
+    elif claim_whole(start, claim):
         with open_text(file) as stream:
             stream.read(first)
             yield from _blocks(stream, first, EVERYTHING, lambda position: position)

@@ -50,10 +50,11 @@ class Wanted:
         raise TableError(f"{path} has other columns than {self.origin}: {_some(differences)}")
 
 
-def choose(
-    stored: pa.Schema, partition: pa.Schema, columns: Sequence[str] | None, where: Any, origin: str
-) -> Wanted:
+def choose(stored: pa.Schema, partition: pa.Schema, columns: Sequence[str] | None, where: Any, origin: str) -> Wanted:
     """Check what a user asks of a table that has these columns."""
+    for name in stored.names:
+        if stored.names.count(name) > 1:
+            raise TableError(f"{origin}: has the column {name!r} twice")
     stored = _plain(stored)
     partition = _plain(pa.schema([field for field in partition if field.name not in stored.names]))
     whole = pa.schema([*stored, *partition])
