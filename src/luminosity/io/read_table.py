@@ -8,7 +8,7 @@ from typing import Any
 import apache_beam as beam
 import pyarrow as pa
 
-import luminosity.tables  # noqa: F401, for the coder of record batches
+import luminosity.tables  # noqa: F401  # pyright: ignore[reportUnusedImport]  # for its coder of record batches
 from luminosity.errors import TableError
 from luminosity.io.formats import Format
 from luminosity.io.reading.csv_lines import CsvStyle
@@ -17,6 +17,7 @@ from luminosity.io.reading.limits import BATCH_ROWS
 from luminosity.io.reading.partitions import partition_schema
 from luminosity.io.reading.readers import Settings, schema_of
 from luminosity.io.reading.steps import ReadRanges
+from luminosity.io.reading.types import Schema
 from luminosity.io.reading.wanted import choose
 
 __all__ = ["ReadTable"]
@@ -61,7 +62,7 @@ class ReadTable(beam.PTransform[Any, Any]):
         columns: Sequence[str] | None = None,
         where: Any = None,
         *,
-        schema: pa.Schema | None = None,
+        schema: Schema | None = None,
         format: str | None = None,
         rows_per_batch: int = BATCH_ROWS,
         delimiter: str = ",",
@@ -81,7 +82,7 @@ class ReadTable(beam.PTransform[Any, Any]):
         self._settings = Settings(wanted, csv, rows_per_batch)
 
     @property
-    def schema(self) -> pa.Schema:
+    def schema(self) -> Schema:
         """Of the batches."""
         return self._settings.wanted.output
 
@@ -116,9 +117,7 @@ def _check_files(files: Sequence[TableFile], csv: CsvStyle) -> None:
         )
 
 
-def _stored(
-    files: Sequence[TableFile], given: pa.Schema | None, partition: pa.Schema, csv: CsvStyle
-) -> tuple[pa.Schema, str]:
+def _stored(files: Sequence[TableFile], given: Schema | None, partition: Schema, csv: CsvStyle) -> tuple[Schema, str]:
     """The columns that every file must have, and who says so."""
     if given is not None:
         return pa.schema([field for field in given if field.name not in partition.names]), "schema="

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import pyarrow as pa
+from luminosity.io.reading.types import RecordBatch
 
 __all__ = ["BATCH_BYTES", "BATCH_ROWS", "PIECE_BYTES", "TEXT_BYTES", "bounded"]
 
@@ -18,10 +18,10 @@ PIECE_BYTES = 8 << 20
 TEXT_BYTES = 4 << 20
 
 
-def bounded(batch: pa.RecordBatch, rows: int) -> Iterator[pa.RecordBatch]:
+def bounded(batch: RecordBatch, rows: int) -> Iterator[RecordBatch]:
     """Its rows, in batches that are not too large; nothing where there are none.
 
-    >>> [part.num_rows for part in bounded(pa.record_batch({"a": range(5)}), 2)]
+    >>> [part.num_rows for part in bounded(pa.record_batch({"a": [1, 2, 3, 4, 5]}), 2)]
     [2, 2, 1]
     """
     if batch.nbytes > BATCH_BYTES:

@@ -9,13 +9,14 @@ import pyarrow as pa
 
 from luminosity.errors import TableError
 from luminosity.io.reading.files import TableFile
+from luminosity.io.reading.types import Array, Schema
 
 __all__ = ["partition_arrays", "partition_schema"]
 
 _WHOLE_NUMBER = re.compile(r"0|-?[1-9]\d{0,17}")
 
 
-def partition_schema(files: Sequence[TableFile], given: pa.Schema | None) -> pa.Schema:
+def partition_schema(files: Sequence[TableFile], given: Schema | None) -> Schema:
     """Names and types of these columns: as in the schema that was given, else whole numbers or text."""
     names = [name for name, _ in files[0].partition]
     for file in files:
@@ -35,7 +36,7 @@ def partition_schema(files: Sequence[TableFile], given: pa.Schema | None) -> pa.
     return pa.schema(fields)
 
 
-def partition_arrays(schema: pa.Schema, partition: Sequence[tuple[str, str | None]], rows: int) -> dict[str, pa.Array]:
+def partition_arrays(schema: Schema, partition: Sequence[tuple[str, str | None]], rows: int) -> dict[str, Array]:
     """One value for all rows of a file."""
     return {
         name: pa.repeat(pa.scalar(value, pa.string()).cast(schema.field(name).type), rows)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import apache_beam as beam
-import pyarrow as pa
 from apache_beam.metrics import Metrics
 
 from luminosity.io.reading.files import TableFile
@@ -15,6 +14,7 @@ from luminosity.io.reading.opening import readable
 from luminosity.io.reading.ranges import EVERYTHING, ByteRange, ByteRangeTracker
 from luminosity.io.reading.reader import Reader
 from luminosity.io.reading.readers import Settings, open_reader
+from luminosity.io.reading.types import RecordBatch
 
 __all__ = ["ReadRanges"]
 
@@ -34,7 +34,7 @@ class ReadRanges(beam.DoFn, beam.RestrictionProvider):
         self._settings = settings
         self._open: tuple[TableFile, Reader] | None = None
 
-    def process(self, element: TableFile, tracker: Any = _RANGE) -> Iterator[pa.RecordBatch]:
+    def process(self, element: TableFile, tracker: Any = _RANGE) -> Iterator[RecordBatch]:
         start, stop = tracker.current_restriction()
         reached = start
 
@@ -72,7 +72,7 @@ class ReadRanges(beam.DoFn, beam.RestrictionProvider):
     def create_tracker(self, restriction: ByteRange) -> ByteRangeTracker:
         return ByteRangeTracker(restriction)
 
-    def split(self, element: TableFile, restriction: ByteRange) -> Iterator[ByteRange]:
+    def split(self, element: TableFile, restriction: ByteRange) -> Generator[ByteRange, Any, None]:
         if restriction.size <= PIECE_BYTES:
             yield restriction
             return

@@ -11,6 +11,7 @@ import pyarrow as pa
 from luminosity.errors import TableError
 from luminosity.io.reading.names import check_columns, check_condition, columns_of
 from luminosity.io.reading.partitions import partition_arrays
+from luminosity.io.reading.types import RecordBatch, Schema
 
 __all__ = ["Wanted", "choose"]
 
@@ -19,14 +20,14 @@ __all__ = ["Wanted", "choose"]
 class Wanted:
     """Each file must have the columns `stored`; of these `loaded` are read, and `output` is emitted."""
 
-    stored: pa.Schema
-    loaded: pa.Schema
-    output: pa.Schema
+    stored: Schema
+    loaded: Schema
+    output: Schema
     where: Any  # a pyarrow.compute.Expression, or nothing
-    partition: pa.Schema
+    partition: Schema
     origin: str  # of the schema: the first file, or the argument
 
-    def finish(self, batch: pa.RecordBatch, partition: Sequence[tuple[str, str | None]]) -> pa.RecordBatch:
+    def finish(self, batch: RecordBatch, partition: Sequence[tuple[str, str | None]]) -> RecordBatch:
         """The rows and columns that are wanted, of a batch that has what is loaded."""
         if len(self.partition):
             added = partition_arrays(self.partition, partition, batch.num_rows)
@@ -35,7 +36,7 @@ class Wanted:
             batch = batch.filter(self.where)
         return pa.RecordBatch.from_arrays([batch.column(name) for name in self.output.names], schema=self.output)
 
-    def check(self, path: str, found: pa.Schema) -> None:
+    def check(self, path: str, found: Schema) -> None:
         """That a file has the columns that all must have, whatever their order."""
         expected = {field.name: field.type for field in self.stored}
         there = {field.name: field.type for field in found}
@@ -50,7 +51,7 @@ class Wanted:
         raise TableError(f"{path} has other columns than {self.origin}: {_some(differences)}")
 
 
-def choose(stored: pa.Schema, partition: pa.Schema, columns: Sequence[str] | None, where: Any, origin: str) -> Wanted:
+def choose(stored: Schema, partition: Schema, columns: Sequence[str] | None, where: Any, origin: str) -> Wanted:
     """Check what a user asks of a table that has these columns."""
     for name in stored.names:
         if stored.names.count(name) > 1:
@@ -69,7 +70,7 @@ def choose(stored: pa.Schema, partition: pa.Schema, columns: Sequence[str] | Non
     return Wanted(stored, pa.schema(loaded or list(stored)[:1]), output, where, partition, origin)
 
 
-def _plain(schema: pa.Schema) -> pa.Schema:
+def _plain(schema: Schema) -> Schema:
     """Names and types alone: what else the first file says need not hold for the others."""
     return pa.schema([pa.field(field.name, field.type) for field in schema])
 
