@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import apache_beam as beam
 import pyarrow as pa
 from apache_beam.pvalue import AsIter
 from apache_beam.transforms.window import GlobalWindows
 
-from luminosity.core import WRITES_A_FILE_PER_BUNDLE
+from luminosity.core import TEMPORARY_FOLDER, WRITES_A_FILE_PER_BUNDLE
 from luminosity.errors import WriteError
 from luminosity.io.writing import existing
 from luminosity.io.writing.faults import clear_errors
@@ -60,8 +60,8 @@ class WriteTable(beam.PTransform[beam.PCollection[pa.RecordBatch], beam.PCollect
                 them when the new ones are complete; ``"append"``, add files beside them.
             format: Else the path's suffix tells, or it is Parquet.
             compression: Of Parquet ``"zstd"``, ``"snappy"``, ``"gzip"``, ``"lz4"``, ``"brotli"``, ``"none"``; by
-                default snappy for floats and zstd for all else. Of Arrow ``"lz4"`` (default), ``"zstd"``, ``"none"``. Of text,
-                ``"gzip"``, ``"bz2"``, ``"zstd"``, ``"lz4"``, by default what the path's suffix says, or none.
+                default snappy for floats and zstd for all else. Of Arrow ``"lz4"`` (default), ``"zstd"``, ``"none"``.
+                Of text ``"gzip"``, ``"bz2"``, ``"zstd"``, ``"lz4"``; by default what the path's suffix says, or none.
             schema: What all batches must have; without it, what the first one has. Where there are no batches at all,
                 an empty file is written only if it is given.
         """
@@ -79,8 +79,9 @@ class WriteTable(beam.PTransform[beam.PCollection[pa.RecordBatch], beam.PCollect
             existing.check(self._target)
         if not table.windowing.is_default():
             table |= "Global" >> beam.WindowInto(GlobalWindows())
-        with table.pipeline.transform_annotations(**{WRITES_A_FILE_PER_BUNDLE: ""}):
-            written = table | "Write" >> beam.ParDo(WriteDoFn(self._target))
+        annotations = {WRITES_A_FILE_PER_BUNDLE: "", TEMPORARY_FOLDER: self._target.temporary_folder}
+        with table.pipeline.transform_annotations(**annotations):
+            written: beam.PCollection[Any] = table | "Write" >> beam.ParDo(WriteDoFn(self._target))  # pyright: ignore
         return (
             table.pipeline
             | "Once" >> beam.Impulse()

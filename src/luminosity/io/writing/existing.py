@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from itertools import islice
 
+from apache_beam.io.filesystems import FileSystems
+
 from luminosity.errors import TableError, WriteError
 from luminosity.io.formats import recognise
 from luminosity.io.writing import files
@@ -17,6 +19,10 @@ _SHOWN = 3
 
 def check(target: Target) -> None:
     """Refuse a path where the table can't be, or must not because something is there."""
+    try:
+        FileSystems.get_filesystem(target.path)
+    except ValueError as error:
+        raise WriteError(f"{target.path}: {error}") from error
     if target.is_one_file:
         _check_file(target)
     else:

@@ -52,7 +52,8 @@ def finish(target: Target, written: list[Written]) -> list[str]:
     if is_begun or all(_has_sources(move, there) for move in moves):
         if not is_begun:
             existing.check(target)
-            files.OutputFile(files.join(target.temporary_folder, _BEGUN), None).close()
+            if moves:
+                files.OutputFile(files.join(target.temporary_folder, _BEGUN), None).close()
         for move in moves:
             if _has_sources(move, there):
                 files.move(joined(target, move.sources), move.final)

@@ -19,7 +19,8 @@ _CHUNK_BYTES = 4 << 20
 
 def joined(target: Target, sources: tuple[Written, ...]) -> str:
     """The path of a temporary file with all their rows."""
-    if len(sources) == 1 and target.format is not Format.CSV:
+    lacks_header = target.is_one_file and target.format is Format.CSV
+    if len(sources) == 1 and not lacks_header:
         return sources[0].path
     if target.format in (Format.CSV, Format.JSON_LINES):
         return _joined_text(target, sources)
