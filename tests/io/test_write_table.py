@@ -418,6 +418,9 @@ def test_options_that_make_no_sense(options: dict[str, Any], message: str) -> No
         ({"v": [[1]]}, {"format": "csv"}, "column 'v' is list<.*>, which CSV has no way to write; write Parquet"),
         ({"v": [b"x"]}, {"format": "csv"}, "column 'v' is binary, which is bytes and no text"),
         ({"v": [[b"x"]]}, {"format": "jsonl"}, "column 'v' is list<.*binary>, which is bytes and no text"),
+        ({"v": pa.array(["x"], pa.string_view())}, {"format": "csv"}, r"CSV can't take .* Found 'v' \(string_view\)"),
+        ({"v": pa.array([{1: 2}], pa.map_(pa.int8(), pa.int8()))}, {"format": "jsonl"}, "keys must be texts"),
+        ({"v": pa.array([[1]], pa.list_(pa.duration("s")))}, {"format": "jsonl"}, "a duration within it has no unit"),
         ({"v": [1]}, {"partition_by": "w"}, "there is no column 'w' to partition by; found 'v'"),
         ({"v": [1]}, {"partition_by": "v"}, "all columns are in partition_by"),
         ({"v": [[1]], "w": [1]}, {"partition_by": "v"}, "column 'v' is list<.*>, which makes no folder names"),
@@ -428,7 +431,7 @@ def test_options_that_make_no_sense(options: dict[str, Any], message: str) -> No
 def test_columns_that_cannot_be_written(tmp_path: Path, columns: Any, options: Any, message: str) -> None:
     with pytest.raises(WriteError, match=message):
         write([pa.record_batch(columns)], str(tmp_path / "out"), **options)
-    assert not everything_in(tmp_path)
+    assert everything_in(tmp_path) in ([], ["out"])
 
 
 def test_an_element_that_is_no_batch(tmp_path: Path) -> None:

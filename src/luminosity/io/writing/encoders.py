@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Generator
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -57,19 +59,26 @@ class _Csv:
 
         self._path = path
         self._schema = schema
-        self._writer = csv.CSVWriter(sink, schema, write_options=csv.WriteOptions(include_header=has_header))
+        options = csv.WriteOptions(include_header=has_header)
+        with self._refused():
+            self._writer = csv.CSVWriter(sink, schema, write_options=options)
 
     def write(self, table: pa.Table) -> None:
-        try:
+        with self._refused():
             self._writer.write_table(table)
+
+    def close(self) -> None:
+        self._writer.close()
+
+    @contextlib.contextmanager
+    def _refused(self) -> Generator[None]:
+        try:
+            yield
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             kinds = ", ".join(f"{field.name!r} ({field.type})" for field in self._schema)
             raise WriteError(
                 f"{self._path}: CSV can't take these columns: {error}. Found {kinds}; write Parquet, or cast before"
             ) from error
-
-    def close(self) -> None:
-        self._writer.close()
 
 
 class _JsonLines:

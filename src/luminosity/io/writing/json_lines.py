@@ -12,6 +12,8 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import compute, types
 
+from luminosity.errors import WriteError
+
 __all__ = ["json_lines"]
 
 pc: Any = compute  # which makes its functions when it is imported: a type checker sees none
@@ -66,7 +68,7 @@ def _within(value: Any) -> Any:
         return value.isoformat()
     if isinstance(value, Decimal):
         return str(value)
-    raise TypeError(
+    raise WriteError(
         f"a value of type {type(value).__name__} can't be written as JSON; write Parquet, or cast it before"
     )
 

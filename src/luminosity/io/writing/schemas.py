@@ -12,7 +12,7 @@ from luminosity.io.formats import Format
 from luminosity.io.writing.files import is_hidden
 from luminosity.io.writing.target import Target
 
-__all__ = ["check_same", "check_writable", "is_nested", "leaves"]
+__all__ = ["check_same", "check_writable", "is_nested", "parts"]
 
 
 def check_same(path: str, expected: pa.Schema, found: pa.Schema) -> None:
@@ -39,21 +39,20 @@ def check_writable(target: Target, schema: pa.Schema) -> None:
                 _check_text(target, field)
 
 
-def leaves(kind: pa.DataType) -> list[pa.DataType]:
-    """The types that hold values: its own, or those of its parts.
+def parts(kind: pa.DataType) -> list[pa.DataType]:
+    """The type, and the types of what is in its lists, structs and maps.
 
-    >>> leaves(pa.list_(pa.struct({"a": pa.int8(), "b": pa.binary()})))
-    [DataType(int8), DataType(binary)]
+    >>> parts(pa.list_(pa.struct({"a": pa.int8()})))
+    [ListType(list<item: struct<a: int8>>), StructType(struct<a: int8>), DataType(int8)]
     """
     if types.is_dictionary(kind):
-        return leaves(kind.value_type)
+        return parts(kind.value_type)
     if isinstance(kind, pa.BaseExtensionType):
-        return leaves(kind.storage_type)
-    if not types.is_nested(kind):
-        return [kind]
-    if types.is_map(kind):
-        return [*leaves(kind.key_type), *leaves(kind.item_type)]
-    return [leaf for index in range(kind.num_fields) for leaf in leaves(kind.field(index).type)]
+        return parts(kind.storage_type)
+    inner = (
+        [kind.key_type, kind.item_type] if types.is_map(kind) else [kind.field(n).type for n in range(kind.num_fields)]
+    )
+    return [kind, *(part for each in inner for part in parts(each))]
 
 
 def is_nested(kind: pa.DataType) -> bool:
@@ -68,7 +67,7 @@ def _check_partition(target: Target, schema: pa.Schema, name: str) -> None:
     if name not in schema.names:
         raise WriteError(f"{target.path}: there is no column {name!r} to partition by; found {_listed(schema.names)}")
     kind = schema.field(name).type
-    if is_nested(kind) or any(is_binary(leaf) for leaf in leaves(kind)):
+    if is_nested(kind) or any(map(is_binary, parts(kind))):
         raise WriteError(
             f"{target.path}: column {name!r} is {kind}, which makes no folder names; "
             "expected a column of texts, numbers, dates or booleans to partition by"
@@ -84,10 +83,19 @@ def _check_text(target: Target, field: pa.Field) -> None:
     where = f"{target.path}: column {field.name!r} is {field.type}, which "
     if target.format is Format.CSV and is_nested(field.type):
         raise WriteError(where + "CSV has no way to write; write Parquet or JSON lines, or drop the column")
-    if any(is_binary(leaf) for leaf in leaves(field.type)):
+    inner = parts(field.type)
+    if any(map(is_binary, inner)):
         raise WriteError(
             where + "is bytes and no text; write Parquet, or make texts of it before (base64, say), or drop the column"
         )
+    if any(types.is_map(part) and not _is_text(part.key_type) for part in inner):
+        raise WriteError(where + "JSON has no way to write: keys must be texts; write Parquet, or drop the column")
+    if is_nested(field.type) and any(map(types.is_duration, inner)):
+        raise WriteError(where + "JSON has no way to write: a duration within it has no unit there; write Parquet")
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return types.is_string(kind) or types.is_large_string(kind)
 
 
 def _difference(expected: pa.Schema, found: pa.Schema) -> str:
