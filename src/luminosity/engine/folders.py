@@ -7,6 +7,7 @@ import fcntl
 import os
 import shutil
 import tempfile
+from collections.abc import Iterable
 
 from luminosity.errors import OptionError
 
@@ -72,6 +73,13 @@ class RunFolders:
         for lock in self._locks:
             os.close(lock)
         self._locks.clear()
+
+
+def remove_local(folders: Iterable[str]) -> None:
+    """Remove those that are on this machine, with all that is in them."""
+    for folder in folders:
+        if os.path.isabs(folder):  # else an address on another file system
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def remove_abandoned(root: str) -> None:

@@ -9,7 +9,7 @@ from typing import Literal
 
 from apache_beam.runners.runner import PipelineState
 
-from luminosity.engine.folders import RunFolders
+from luminosity.engine.folders import RunFolders, remove_local
 from luminosity.engine.loop.metrics import RunMetrics
 from luminosity.engine.loop.reporter import Reporter
 from luminosity.engine.loop.scheduler import Scheduler
@@ -61,6 +61,7 @@ class Run:
         self._done = threading.Event()
         self._is_debug = config.debug
         self._folders = RunFolders(config.spill_dir)
+        self._of_steps = graph.temporary_folders()
         progress = "off" if config.debug else config.progress
         # A live view needs the terminal for itself: what workers print goes through this process.
         self._prints = WorkerPrints(self._folders.sockets) if choose.is_live(progress) else None
@@ -115,6 +116,8 @@ class Run:
             try:
                 self._server.stop()
                 self._remove_folders()
+                if self.state != PipelineState.DONE:
+                    remove_local(self._of_steps)
                 self._sampler.stop()
                 self._reporter.ended(_ENDINGS[self.state], _headline(self.failure))
                 if self.state == PipelineState.FAILED and self.on_failure is not None:

@@ -7,6 +7,8 @@ from enum import Enum
 
 from apache_beam.portability.api import beam_fn_api_pb2, beam_runner_api_pb2
 
+from luminosity.core import TEMPORARY_FOLDER
+
 
 class BufferKind(Enum):
     QUEUE = "queue"  # blocks move from writers to every reader
@@ -89,6 +91,11 @@ class Graph:
     buffers: dict[bytes, Buffer]
     components: beam_runner_api_pb2.Components = field(repr=False)
     safe_coders: dict[str, str] = field(repr=False)
+
+    def temporary_folders(self) -> list[str]:
+        """Those of steps, which are of no use once the run has failed."""
+        annotations = [transform.annotations for stage in self.stages for transform in stage.transforms]
+        return [found[TEMPORARY_FOLDER].decode() for found in annotations if TEMPORARY_FOLDER in found]
 
     def descriptor(self, stage: Stage, url: str) -> beam_fn_api_pb2.ProcessBundleDescriptor:
         """What a worker needs to know to run ``stage`` against the services at ``url``."""
