@@ -17,6 +17,7 @@ from luminosity.tables.types import fields_of, to_schema
 __all__ = ["BatchBuilder"]
 
 _ROW_CHARACTERS = 200
+_TOO_MUCH = "more than one array of Arrow can hold"
 _NOT_AN_ARRAY = (pa.ArrowException, ValueError, TypeError, OverflowError)
 
 
@@ -71,6 +72,8 @@ class BatchBuilder:
     def _told_array(self, rows: list[Any], field: pa.Field, values: list[Any]) -> pa.Array:
         try:
             array = array_of(values, field.type)
+        except pa.ArrowCapacityError as error:
+            raise OverflowError(_TOO_MUCH) from error
         except _NOT_AN_ARRAY as error:
             at = first_failing(values, lambda some: array_of(some, field.type))
             _refuse(rows[at], field.name, f"found {_shown(values[at])}, expected {field.type}: {error}")
@@ -83,6 +86,8 @@ class BatchBuilder:
         known = self._learned.get(name)
         try:
             array = inferred(values)
+        except pa.ArrowCapacityError as error:
+            raise OverflowError(_TOO_MUCH) from error
         except _NOT_AN_ARRAY as error:
             at = first_failing(values, inferred)
             _refuse(rows[at], name, f"found {_shown(values[at])}, which is not like the rows before: {error}", name)
@@ -94,7 +99,9 @@ class BatchBuilder:
             array = self._as_before(rows, name, values, array, known)
         return _whole(array)
 
-    def _as_before(self, rows: list[Any], name: str, values: list[Any], array: pa.Array, known: pa.DataType) -> pa.Array:
+    def _as_before(
+        self, rows: list[Any], name: str, values: list[Any], array: pa.Array, known: pa.DataType
+    ) -> pa.Array:
         def attempt(some: list[Any]) -> pa.Array:
             if not fits(inferred(some).type, known):
                 raise TypeError(f"not {known}")
@@ -113,7 +120,9 @@ class BatchBuilder:
             at = next((index for index, row in enumerate(rows) if name in _names(row)), 0)
             expected = f"expected the columns {', '.join(names)}"
             if self._schema is not None or self._is_closed:
-                _refuse(rows[at], name, f"found {_shown(values[at])}, {expected}; add it to the schema, or leave it out")
+                _refuse(
+                    rows[at], name, f"found {_shown(values[at])}, {expected}; add it to the schema, or leave it out"
+                )
             _refuse(rows[at], name, f"found {_shown(values[at])}, {expected} as in the rows before", name)
 
 
@@ -153,7 +162,7 @@ def _names(row: Any) -> Any:
 
 def _whole(array: pa.Array) -> pa.Array:
     if isinstance(array, pa.ChunkedArray):
-        raise OverflowError("more than one array of Arrow can hold")
+        raise OverflowError(_TOO_MUCH)
     return array
 
 

@@ -38,6 +38,4 @@ def _cast(array: pa.Array, field: pa.Field, who: str) -> pa.Array:
     try:
         return array.cast(field.type)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise TableError(
-            f"{who}: column {field.name!r}: found {array.type}, expected {field.type}: {error}"
-        ) from error
+        raise TableError(f"{who}: column {field.name!r}: found {array.type}, expected {field.type}: {error}") from error

@@ -84,7 +84,9 @@ def plain(value: Any) -> Any:
     if type(value) in _AS_THEY_ARE:
         return value
     if isinstance(value, Timestamp):
-        return datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc) + datetime.timedelta(microseconds=value.micros)
+        return datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc) + datetime.timedelta(
+            microseconds=value.micros
+        )
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, beam.Row):

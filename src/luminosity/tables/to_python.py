@@ -42,11 +42,15 @@ def python_values(array: pa.Array) -> list[Any]:
     if pa.types.is_struct(kind):
         columns = [python_values(array.field(index)) for index in range(kind.num_fields)]
         names = [field.name for field in kind]
-        rows = [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)] if columns else [{}] * len(array)
+        rows = (
+            [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)] if columns else [{}] * len(array)
+        )
         return _with_nulls(rows, array)
     if pa.types.is_map(kind):
         keys, items = array.keys, array.items
-        return _with_nulls([dict(zip(*pair, strict=True)) for pair in zip(_cut(array, keys), _cut(array, items))], array)
+        return _with_nulls(
+            [dict(zip(*pair, strict=True)) for pair in zip(_cut(array, keys), _cut(array, items))], array
+        )
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return _with_nulls(_cut(array, array.values), array)
     if pa.types.is_fixed_size_list(kind):
