@@ -99,8 +99,8 @@ def plain(value: Any) -> Any:
         names = getattr(value, "_fields", None)  # A tuple that names its items would else become a list.
         return tuple(items) if names is None else dict(zip(names, items, strict=True))
     if isinstance(value, list | set | frozenset):
-        kinds = set(map(type, value))
-        return value if kinds <= _AS_THEY_ARE else [plain(item) for item in value]
+        is_simple = isinstance(value, list) and set(map(type, value)) <= _AS_THEY_ARE
+        return value if is_simple else [plain(item) for item in value]
     return value
 
 

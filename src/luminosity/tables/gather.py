@@ -77,7 +77,8 @@ class GatherDoFn(beam.DoFn):
             yield from self._built(rows[:middle], start)
             yield from self._built(rows[middle:], start + middle)
             return
-        count = max(1, len(rows) * self._most_bytes // max(batch.nbytes, 1))
+        is_near = batch.nbytes <= 2 * self._most_bytes
+        count = len(rows) if is_near else max(1, len(rows) * self._most_bytes // batch.nbytes)
         for offset in range(0, len(rows), count):
             yield start + offset, batch.slice(offset, count)
 

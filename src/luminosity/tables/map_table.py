@@ -9,6 +9,7 @@ import apache_beam as beam
 import pyarrow as pa
 
 from luminosity.core import ELEMENT_AT_FAULT
+from luminosity.errors import TableError
 from luminosity.tables.arrow import Schema
 from luminosity.tables.coder import RecordBatch
 from luminosity.tables.conform import conform
@@ -68,7 +69,7 @@ class MapTable(beam.ParDo):
         # As Beam's own Map does: it looks there for defaults such as beam.DoFn.TimestampParam.
         run._argspec_fn = fn  # type: ignore[attr-defined]
         super().__init__(run, *args, **kwargs)
-        self.with_input_types(pa.RecordBatch).with_output_types(pa.RecordBatch)
+        self.with_output_types(pa.RecordBatch)
         self._name = name_of(fn)
 
     def default_label(self) -> str:
@@ -83,6 +84,11 @@ class _Mapper:
         self._same = SameSchema()
 
     def run(self, batch: RecordBatch, *args: Any, **kwargs: Any) -> list[RecordBatch]:
+        if not isinstance(batch, pa.RecordBatch):
+            raise TableError(
+                f"MapTable({name_of(self._fn)}): found an element of type {type(batch).__name__}, expected a "
+                "pyarrow.RecordBatch; TableFromRows() makes them of dicts, Beam Rows and dataclasses"
+            )
         frame = to_frame(batch, self._kind)
         try:
             result = self._fn(frame, *args, **kwargs)

@@ -41,21 +41,20 @@ def python_values(array: Array) -> list[Any]:
     if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind):
         return _numbers(array)
     if pa.types.is_struct(kind):
-        columns = [python_values(array.field(index)) for index in range(kind.num_fields)]
+        columns = [
+            python_values(child) for child in array.flatten()
+        ]  # Null where the struct is: else they may be anything.
         names = [field.name for field in kind]
-        rows = (
-            [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)] if columns else [{}] * len(array)
-        )
-        return _with_nulls(rows, array)
+        if not columns:
+            return _with_nulls([{} for _ in range(len(array))], array)
+        return _with_nulls([dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)], array)
     if pa.types.is_map(kind):
         pairs = zip(_cut(array, array.keys), _cut(array, array.items), strict=True)
         return _with_nulls([dict(zip(keys, items, strict=True)) for keys, items in pairs], array)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return _with_nulls(_cut(array, array.values), array)
     if pa.types.is_fixed_size_list(kind):
-        size = kind.list_size
-        values = python_values(array.values.slice(array.offset * size, len(array) * size))
-        return _with_nulls([values[index * size : (index + 1) * size] for index in range(len(array))], array)
+        return _vectors(array, kind.list_size)
     return _in_microseconds(array).to_pylist()
 
 
@@ -64,6 +63,12 @@ def _numbers(array: Array) -> list[Any]:
         return array.to_numpy(zero_copy_only=False).tolist()
     zero = pa.scalar(0).cast(array.type)
     return _with_nulls(array.fill_null(zero).to_numpy(zero_copy_only=False).tolist(), array)
+
+
+def _vectors(array: Array, size: int) -> list[Any]:
+    flat = iter(python_values(array.flatten()))  # Without those of lists that are null.
+    valid = array.is_valid().to_pylist() if array.null_count else [True] * len(array)
+    return [list(itertools.islice(flat, size)) if is_valid else None for is_valid in valid]
 
 
 def _cut(array: Array, values: Array) -> list[list[Any]]:
