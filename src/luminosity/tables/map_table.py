@@ -66,8 +66,10 @@ class MapTable(beam.ParDo):
         def run(batch: Any, *args: Any, **kwargs: Any) -> list[Any]:
             return mapper.run(batch, *args, **kwargs)
 
-        # As Beam's own Map does: it looks there for defaults such as beam.DoFn.TimestampParam.
+        # As Beam's own Map does: there it finds arguments and defaults such as beam.DoFn.TimestampParam, and it would
+        # take the annotations here for those of the function.
         run._argspec_fn = fn  # type: ignore[attr-defined]
+        run.__annotations__.clear()
         super().__init__(run, *args, **kwargs)
         self.with_output_types(pa.RecordBatch)
         self._name = name_of(fn)
