@@ -66,7 +66,7 @@ def test_functions_of_all_kinds_in_a_pipeline(pipelines: Pipelines) -> None:
             assert_that(table | MapTable(double), equal_table(DOUBLED), double.__name__)
 
 
-def longer_than(batch: pa.RecordBatch, least: int, column: str = "text", at: Any = beam.DoFn.TimestampParam) -> Any:
+def longer_than(batch: pa.RecordBatch, least: int, at: Any = beam.DoFn.TimestampParam, column: str = "text") -> Any:
     assert at.micros == 7_000_000
     return batch.filter(pc.greater_equal(pc.utf8_length(batch[column]), least))
 

@@ -201,6 +201,7 @@ class TestMistakes:
             (pa.schema([pa.field("n", pa.int64(), nullable=False)]), [{"n": 1}, {}], r"column 'n': found nothing"),
             (pa.schema([("s", pa.struct([("a", pa.int64())]))]), [{"s": {"a": 1, "b": 2}}], r"has b, which is not in"),
             (pa.schema([("v", pa.list_(pa.float32(), 2))]), [{"v": [1.0]}], r"column 'v': found \[1.0\] \(list\)"),
+            (None, [{}, {}], r"found 2 rows without a column"),
             (None, [3], r"found an element of type int, expected a dict"),
             (Loose, [Loose(1, 2)], r"the types of b in Loose do not tell"),
         ],

@@ -59,6 +59,8 @@ class BatchBuilder:
 
     def _built(self, rows: list[Any], columns: dict[str, list[Any]]) -> RecordBatch:
         names = self._names if self._names is not None else dict.fromkeys(columns)
+        if not names:
+            raise TableError(f"found {len(rows)} rows without a column, expected one at least")
         self._refuse_others(rows, columns, names)
         nothing = [None] * len(rows)
         arrays: list[Array] = []

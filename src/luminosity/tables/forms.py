@@ -64,9 +64,9 @@ def _form(kind: DataType) -> object:
 
 def _small(kind: DataType) -> DataType:
     """polars has only large texts and lists; other libraries read the usual ones best."""
-    if pa.types.is_large_string(kind) or kind == pa.string_view():
+    if pa.types.is_large_string(kind) or str(kind) == "string_view":
         return pa.string()
-    if pa.types.is_large_binary(kind) or kind == pa.binary_view():
+    if pa.types.is_large_binary(kind) or str(kind) == "binary_view":
         return pa.binary()
     if pa.types.is_large_list(kind) or pa.types.is_list(kind):
         return pa.list_(_small(kind.value_type))

@@ -84,6 +84,9 @@ def plain(value: Any) -> Any:
     """
     if type(value) in _AS_THEY_ARE:
         return value
+    if isinstance(value, list):
+        first = next((item for item in value if item is not None), None)  # The items of a list are alike.
+        return value if type(first) in _AS_THEY_ARE else [plain(item) for item in value]
     if isinstance(value, Timestamp):
         return datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc) + datetime.timedelta(
             microseconds=value.micros
@@ -98,9 +101,8 @@ def plain(value: Any) -> Any:
         items = [plain(item) for item in value]
         names = getattr(value, "_fields", None)  # A tuple that names its items would else become a list.
         return tuple(items) if names is None else dict(zip(names, items, strict=True))
-    if isinstance(value, list | set | frozenset):
-        is_simple = isinstance(value, list) and set(map(type, value)) <= _AS_THEY_ARE
-        return value if is_simple else [plain(item) for item in value]
+    if isinstance(value, set | frozenset):
+        return [plain(item) for item in value]
     return value
 
 

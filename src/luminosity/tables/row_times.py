@@ -22,7 +22,8 @@ def with_times(batch: RecordBatch, timestamps: list[Any]) -> RecordBatch:
     if TIMESTAMP in batch.schema.names:
         raise TableError(f"found rows that have {TIMESTAMP!r} and with_timestamps=True, which adds it; leave one out")
     micros = pa.array([None if time == MIN_TIMESTAMP else time.micros for time in timestamps], pa.int64())
-    return batch.append_column(TIMESTAMP, micros.cast(_TYPE))
+    columns = [*batch.columns, micros.cast(_TYPE)]
+    return pa.RecordBatch.from_arrays(columns, schema=batch.schema.append(pa.field(TIMESTAMP, _TYPE)))
 
 
 def times_of(batch: RecordBatch, timestamp: Any) -> tuple[list[Any], RecordBatch]:
