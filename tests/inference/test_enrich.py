@@ -255,15 +255,15 @@ def test_a_null_names_the_column_the_row_and_what_to_do(pipelines: Pipelines) ->
         _ = table_of(pipeline, table) | Enrich(length=Column(Lengths(), "text"))
 
 
-def test_what_is_not_caught_ends_the_pipeline(pipelines: Pipelines) -> None:
+def test_what_is_not_caught_ends_the_pipeline() -> None:
     enrich = Enrich(length=Column(Lengths(), "text")).with_exception_handling(exc_class=KeyError)
-    with pytest.raises(Exception, match="poison"), pipelines() as (pipeline, _):
+    with pytest.raises(Exception, match="poison"), beam.Pipeline("FnApiRunner") as pipeline:
         _ = table_of(pipeline, pa.record_batch({"text": ["a", "poison"]})) | enrich
 
 
-def test_threshold_counts_rows(pipelines: Pipelines) -> None:
+def test_threshold_counts_rows() -> None:
     table = pa.record_batch({"text": ["poison", *["a"] * 9]})
-    with pytest.raises(Exception, match="1 of 10 examples failed"), pipelines() as (pipeline, _):
+    with pytest.raises(Exception, match="1 of 10 examples failed"), beam.Pipeline("FnApiRunner") as pipeline:
         _ = table_of(pipeline, table) | Enrich(n=Column(Lengths(), "text")).with_exception_handling(threshold=0.05)
 
 
@@ -347,8 +347,8 @@ def test_a_handler_of_two_columns_is_one_model(pipelines: Pipelines, tmp_path: P
     assert log.read_text() == "loaded\n"
 
 
-def test_a_model_in_a_process_of_its_own(pipelines: Pipelines) -> None:
-    with pipelines() as (pipeline, _):
+def test_a_model_in_a_process_of_its_own() -> None:
+    with beam.Pipeline("FnApiRunner") as pipeline:
         enrich = Enrich(n=Column(Lengths(), "text")).with_exception_handling(use_subprocess=True, timeout=60)
         good, _bad = table_of(pipeline, pa.record_batch({"text": ["a", "poison"]})) | enrich
         check_rows(good, [{"text": "a", "n": 1}])
