@@ -1,7 +1,7 @@
 """Three text models through one Enrich, against the sum of what each computes alone, fed with ideal batches.
 
 The models have the shape of MiniLM and its tokenizer: the embedder itself, and two classifiers with random weights.
-Seconds are those that a long run takes beyond a short one, for the rows beyond the short one's: start-up does not matter.
+Seconds are those that a long run takes beyond a short one, for the rows beyond it: start-up does not matter.
 Tokenising is part of Enrich's time, not of the bare models'; what it takes alone is a line of its own.
 """
 
