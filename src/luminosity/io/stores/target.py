@@ -106,7 +106,9 @@ class Whereabouts:
 
     def open(self, on_retry: Callable[[], None]) -> QdrantTarget:
         if self.is_server:
-            raise NotImplementedError
+            from luminosity.io.stores.server import ServerTarget
+
+            return ServerTarget(self, on_retry)
         from luminosity.io.stores.embedded import EmbeddedTarget
 
         return EmbeddedTarget(self)
