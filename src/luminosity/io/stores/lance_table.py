@@ -1,0 +1,131 @@
+"""A Lance dataset, and how rows that are staged come into it: each way gives the same when it is done again."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Generator
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from apache_beam.io.filesystems import FileSystems
+
+from luminosity.errors import StoreError
+from luminosity.extras import require
+from luminosity.io.stores.points import DELETED
+from luminosity.io.stores.staging import StagedRows
+
+__all__ = ["LanceTable"]
+
+_KEYS_AT_ONCE = 1_000
+
+
+class LanceTable:
+    def __init__(self, path: str) -> None:
+        lancedb = require("lancedb", "lance")
+        self._path = path
+        folder, name = os.path.split(path)
+        self._name = name.removesuffix(".lance")
+        with self._errors():
+            self._database = lancedb.connect(folder or ".")
+
+    def overwrite(self, rows: StagedRows) -> None:
+        with self._errors():
+            self._database.create_table(self._name, rows.reader(), mode="overwrite")
+
+    def append(self, rows: StagedRows, count: int, note: str) -> None:
+        """Once, also if a worker died in the middle of it: the note tells what was there before."""
+        with self._errors():
+            table = self._opened()
+            before = _read_note(note)
+            if before is None:
+                before = 0 if table is None else table.version
+                _write_note(note, before)
+            elif table is not None and self._was_appended(table, before, count):
+                return
+            if table is None:
+                self._database.create_table(self._name, rows.reader())
+            else:
+                self._check(table, rows.schema)
+                table.add(rows.reader())
+
+    def merge(self, rows: StagedRows, key: str) -> None:
+        """File by file, since Lance wants a key once in what it merges."""
+        kept = pa.schema([field for field in rows.schema if field.name != DELETED])
+        with self._errors():
+            table = self._opened()
+            if table is None:
+                table = self._database.create_table(self._name, schema=kept)
+            self._check(table, kept)
+            for path in rows.paths:
+                found = _last_of_each(rows.reader(path).read_all(), key)
+                marks = pc.field(DELETED) if DELETED in found.schema.names else None
+                changed = found if marks is None else found.filter(marks.is_null() | ~marks)
+                if changed.num_rows:
+                    merging = table.merge_insert(key).when_matched_update_all().when_not_matched_insert_all()
+                    merging.execute(changed.select(kept.names))
+                if marks is not None:
+                    _delete(table, key, found.filter(marks)[key].to_pylist())
+
+    def _opened(self) -> Any:
+        """None if there is no such table."""
+        return self._database.open_table(self._name) if FileSystems.exists(self._path) else None
+
+    def _was_appended(self, table: Any, before: int, count: int) -> bool:
+        """Whether one of the versions since then has that many rows more than the one before it."""
+        rows = {0: 0} | {each["version"]: int(each["metadata"]["total_rows"]) for each in table.list_versions()}
+        return any(rows[version] - rows.get(version - 1, 0) == count for version in rows if version > before)
+
+    def _check(self, table: Any, schema: Any) -> None:
+        if {field.name: field.type for field in table.schema} != {field.name: field.type for field in schema}:
+            raise StoreError(
+                f"{self._path} has the columns\n{table.schema}\nexpected\n{schema}\n"
+                "Write into another dataset, or replace this one with mode='overwrite'"
+            )
+
+    @contextlib.contextmanager
+    def _errors(self) -> Generator[None]:
+        try:
+            yield
+        except (ValueError, RuntimeError, OSError) as error:
+            if isinstance(error, StoreError):
+                raise
+            raise StoreError(f"{self._path}: {error}") from error
+
+
+def _last_of_each(rows: Any, key: str) -> Any:
+    """
+    >>> _last_of_each(pa.table({"id": [1, 2, 1], "n": [1, 2, 3]}), "id")["n"].to_pylist()
+    [2, 3]
+    """
+    places = {value: place for place, value in enumerate(rows[key].to_pylist())}
+    return rows if len(places) == len(rows) else rows.take(pa.array(sorted(places.values())))
+
+
+def _delete(table: Any, key: str, values: list[Any]) -> None:
+    for first in range(0, len(values), _KEYS_AT_ONCE):
+        shown = ", ".join(_literal(value) for value in values[first : first + _KEYS_AT_ONCE])
+        table.delete(f"`{key}` IN ({shown})")
+
+
+def _literal(value: int | str) -> str:
+    """In SQL.
+
+    >>> _literal("it's"), _literal(7)
+    ("'it''s'", '7')
+    """
+    return str(value) if isinstance(value, int) else "'" + value.replace("'", "''") + "'"
+
+
+def _read_note(path: str) -> int | None:
+    if not FileSystems.exists(path):
+        return None
+    with FileSystems.open(path, "application/octet-stream") as file:
+        return json.loads(file.read())["version"]
+
+
+def _write_note(path: str, version: int) -> None:
+    with FileSystems.create(path, "application/octet-stream") as file:
+        file.write(json.dumps({"version": version}).encode())

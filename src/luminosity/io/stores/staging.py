@@ -1,0 +1,82 @@
+"""Rows on their way: files that workers write and one last step reads. Those of failed bundles nobody reads."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+from apache_beam.io.filesystems import FileSystems
+
+from luminosity.errors import StoreError
+from luminosity.tables.coder import RecordBatch
+
+__all__ = ["StagedFile", "StagedRows"]
+
+
+class StagedFile:
+    """An Arrow file in a folder, begun with its first batch."""
+
+    def __init__(self, folder: str) -> None:
+        self.path = FileSystems.join(folder, f"{uuid.uuid4().hex}.arrow")
+        self.rows = 0
+        self._folder = folder
+        self._schema: Any = None
+        self._sink: Any = None
+        self._writer: Any = None
+
+    def write(self, batch: RecordBatch) -> None:
+        if self._writer is None:
+            if not FileSystems.exists(self._folder):
+                _make(self._folder)
+            self._sink = FileSystems.create(self.path, "application/octet-stream")
+            self._schema = batch.schema
+            self._writer = pa.ipc.new_stream(self._sink, batch.schema)
+        if not batch.schema.equals(self._schema):
+            raise _differs(self._schema, batch.schema)
+        self._writer.write_batch(batch)
+        self.rows += batch.num_rows
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._sink.close()
+            self._writer = None
+
+
+class StagedRows:
+    """What files hold together, one batch at a time."""
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        self.paths = sorted(paths)
+        self.schema = self._common_schema()
+
+    def batches(self, *paths: str) -> Iterator[RecordBatch]:
+        for path in paths or self.paths:
+            with FileSystems.open(path, "application/octet-stream") as file, pa.ipc.open_stream(file) as reader:
+                yield from reader
+
+    def reader(self, *paths: str) -> Any:
+        return pa.RecordBatchReader.from_batches(self.schema, self.batches(*paths))
+
+    def _common_schema(self) -> Any:
+        common: Any = None
+        for path in self.paths:
+            with FileSystems.open(path, "application/octet-stream") as file, pa.ipc.open_stream(file) as reader:
+                common = reader.schema if common is None else common
+                if not reader.schema.equals(common):
+                    raise _differs(common, reader.schema)
+        return common
+
+
+def _make(folder: str) -> None:
+    try:
+        FileSystems.mkdirs(folder)
+    except OSError:
+        if not FileSystems.exists(folder):  # Else another worker was first.
+            raise
+
+
+def _differs(one: Any, other: Any) -> StoreError:
+    return StoreError(f"some rows have the columns\n{one}\nand others\n{other}\nexpected the same of all")

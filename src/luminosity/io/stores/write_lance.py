@@ -1,0 +1,167 @@
+"""Rows into a Lance dataset."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, get_args
+
+import apache_beam as beam
+import pyarrow as pa
+from apache_beam.io.filesystems import FileSystems
+from apache_beam.metrics import Metrics
+from apache_beam.pvalue import AsList, AsSingleton
+from apache_beam.transforms import window
+from apache_beam.transforms.window import WindowedValue
+
+from luminosity.errors import StoreError
+from luminosity.io.stores.lance_table import LanceTable
+from luminosity.io.stores.points import DELETED
+from luminosity.io.stores.staging import StagedFile, StagedRows
+from luminosity.tables.coder import RecordBatch
+
+__all__ = ["WriteLance"]
+
+Mode = Literal["append", "overwrite", "merge"]
+_Staged = tuple[str, int]
+"""A file and its number of rows."""
+
+
+class WriteLance(beam.PTransform[Any, Any]):
+    """Writes a table of bounded size into a Lance dataset; the result is the dataset's path, once all rows are in it.
+
+    Workers write their rows to files beside the dataset, and one last step commits them: readers see all rows of a run,
+    or none. Bundles, and that step too, may be retried: every row is there once.
+
+    >>> import tempfile
+    >>> path = tempfile.mkdtemp() + "/letters.lance"
+    >>> rows = pa.record_batch({"id": [1, 2], "embedding": pa.array([[0, 1], [1, 0]], pa.list_(pa.float32(), 2))})
+    >>> with beam.Pipeline() as pipeline:
+    ...     _ = pipeline | beam.Create([rows]) | WriteLance(path)
+    >>> import lancedb
+    >>> lancedb.connect(os.path.dirname(path)).open_table("letters").count_rows()
+    2
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        mode: Mode = "append",
+        key: str | None = None,
+        rows_per_file: int = 100_000,
+    ) -> None:
+        """
+        Args:
+            path: ends in `.lance`. Workers on several machines need one that all of them reach.
+            mode: `append` adds rows; `overwrite` replaces what was there; `merge` replaces rows with the same key, adds
+                the others, and deletes those marked `_deleted`. Of rows with the same key in a batch the last one
+                counts; merged rows are committed file by file. Where there are no rows at all, nothing is changed.
+            key: the column of integers or texts that tells rows apart, for `merge`.
+            rows_per_file: of the files beside the dataset, about.
+        """
+        super().__init__()
+        self._path = os.fspath(path)
+        if not os.path.basename(self._path).endswith(".lance") or os.path.basename(self._path) == ".lance":
+            raise ValueError(f"found path={self._path!r}, expected one that ends in .lance, such as data/reviews.lance")
+        if mode not in get_args(Mode):
+            raise ValueError(f"found mode={mode!r}, expected one of {', '.join(get_args(Mode))}")
+        if (mode == "merge") != (key is not None):
+            raise ValueError(f"found mode={mode!r} and key={key!r}, expected a key with 'merge' and only there")
+        if rows_per_file < 1:
+            raise ValueError(f"found rows_per_file={rows_per_file!r}, expected one row at least")
+        self._mode: Mode = mode
+        self._key = key
+        self._rows_per_file = rows_per_file
+
+    def expand(self, input_or_inputs: Any) -> Any:
+        pipeline = input_or_inputs.pipeline
+        one = pipeline | "One" >> beam.Create([None])
+        # Not named when the pipeline is built: it may be run twice.
+        folder = AsSingleton(one | "Folder" >> beam.Map(_new_folder, self._path))
+        staged = (
+            input_or_inputs
+            | "Global" >> beam.WindowInto(window.GlobalWindows())
+            | "Stage" >> beam.ParDo(_Stage(self._key, self._rows_per_file), folder).with_output_types(tuple[str, int])
+        )
+        return (
+            one
+            | "Commit" >> beam.Map(_commit, self._path, self._mode, self._key, folder, AsList(staged))
+            | "Once" >> beam.Reshuffle()
+            | "CleanUp" >> beam.Map(_clean_up, self._path).with_output_types(str)
+        )
+
+
+class _Stage(beam.DoFn):
+    def __init__(self, key: str | None, rows_per_file: int) -> None:
+        self._key = key
+        self._rows_per_file = rows_per_file
+        self._written = Metrics.counter(WriteLance, "rows_written")
+
+    def start_bundle(self) -> None:
+        self._file: StagedFile | None = None
+
+    def process(self, batch: RecordBatch, folder: str) -> Iterator[_Staged]:
+        if self._file is None:
+            self._file = StagedFile(folder)
+        if self._key is not None:
+            _check_keys(batch, self._key)
+        elif DELETED in batch.schema.names:
+            batch = _without_marks(batch)
+        self._file.write(batch)
+        self._written.inc(batch.num_rows)
+        if self._file.rows >= self._rows_per_file:
+            yield self._finished()
+
+    def finish_bundle(self) -> Iterator[WindowedValue]:  # type: ignore[override]  # Beam's says None, and takes these.
+        if self._file is not None:
+            yield window.GlobalWindows.windowed_value(self._finished())
+
+    def _finished(self) -> _Staged:
+        assert self._file is not None
+        self._file.close()
+        staged = self._file.path, self._file.rows
+        self._file = None
+        return staged
+
+
+def _new_folder(_: None, path: str) -> str:
+    return f"{path.removesuffix('.lance')}.staged-{uuid.uuid4().hex}"
+
+
+def _commit(_: None, path: str, mode: Mode, key: str | None, folder: str, staged: Sequence[_Staged]) -> str:
+    count = sum(rows for _, rows in staged)
+    if not count:
+        return folder
+    rows, table = StagedRows([file for file, _ in staged]), LanceTable(path)
+    if mode == "overwrite":
+        table.overwrite(rows)
+    elif key is not None:
+        table.merge(rows, key)
+    else:
+        table.append(rows, count, FileSystems.join(folder, "note.json"))
+    return folder
+
+
+def _clean_up(folder: str, path: str) -> str:
+    if FileSystems.exists(folder):
+        FileSystems.delete([folder])
+    return path
+
+
+def _without_marks(batch: RecordBatch) -> RecordBatch:
+    if True in batch.column(DELETED).to_pylist():
+        raise StoreError(f"found rows that are marked {DELETED}, expected none; mode='merge' with a key deletes them")
+    return batch.drop_columns([DELETED])
+
+
+def _check_keys(batch: RecordBatch, key: str) -> None:
+    if key not in batch.schema.names:
+        raise StoreError(f"there is no column {key!r}, expected one of {', '.join(batch.schema.names)}")
+    kind = batch.schema.field(key).type
+    if not (pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+        raise StoreError(f"the key column {key!r} is of type {kind}, expected integers or strings")
+    if batch.column(key).null_count:
+        row = batch.column(key).to_pylist().index(None)
+        raise StoreError(f"row {row} has no key, expected one in the column {key!r}")

@@ -1,0 +1,58 @@
+"""The example with BigQuery: Beam's own sink and source, against an emulator in an environment of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import apache_beam
+import pytest
+
+import luminosity
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "stores" / "bigquery.py"
+SOURCES = Path(luminosity.__file__).parents[1]
+PACKAGES = [
+    "bqemulator==1.4.*",
+    "duckdb==1.5.5",
+    "duckdb-extension-spatial==1.5.5",
+    "duckdb-extension-avro==1.5.5",
+    f"apache-beam[gcp]=={apache_beam.__version__}",
+    "pyarrow",
+]
+
+
+@pytest.fixture
+def python(tmp_path: Path) -> Path:
+    """Its packages are many and would disturb ours. `BIGQUERY_VENV` names a folder where they are already."""
+    folder = Path(os.environ.get("BIGQUERY_VENV") or tmp_path / "venv")
+    interpreter = folder / "bin" / "python"
+    if not interpreter.exists():
+        subprocess.run([sys.executable, "-m", "venv", folder], check=True, timeout=120)
+        done = subprocess.run(
+            [interpreter, "-m", "pip", "install", "-qq", *PACKAGES], capture_output=True, text=True, timeout=1_200
+        )
+        if done.returncode:
+            pytest.skip(f"the emulator can't be installed here: {done.stderr[-500:]}")
+    return interpreter
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1_500)
+def test_a_table_goes_to_bigquery_and_back(python: Path, tmp_path: Path) -> None:
+    emulator = Path(__file__).with_name("bigquery_emulator.py")
+    done = subprocess.run(
+        [python, emulator, EXAMPLE, "--table=project:dataset.colours"],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(SOURCES)},
+    )
+
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == 10
+    assert "crimson [0.86, 0.08, 0.24]" in lines

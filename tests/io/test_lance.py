@@ -1,0 +1,179 @@
+"""Tables into Lance datasets: every row once, whatever dies on the way."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import apache_beam as beam
+import lancedb
+import pyarrow as pa
+import pytest
+from apache_beam.testing.util import assert_that, equal_to
+
+from luminosity import WriteLance
+from luminosity.io.stores.lance_table import LanceTable
+from luminosity.io.stores.staging import StagedFile, StagedRows
+from tests.io.conftest import Pipelines, counters
+from tests.io.vectors import numbered, vectors
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    rows = lancedb.connect(path.parent).open_table(path.stem).to_arrow().to_pylist()
+    return sorted(rows, key=lambda row: row["id"])
+
+
+def write(path: Path, *batches: pa.RecordBatch, **settings: Any) -> list[dict[str, Any]]:
+    with beam.Pipeline("FnApiRunner") as pipeline:
+        _ = pipeline | beam.Create(batches, reshuffle=False) | WriteLance(path, **settings)
+    return rows_of(path)
+
+
+def test_rows_are_appended_by_one_commit(pipelines: Pipelines, tmp_path: Path) -> None:
+    path = tmp_path / "things.lance"
+    write(path, numbered(0, 1_000))
+    with pipelines() as (pipeline, run):
+        written = (
+            pipeline
+            | beam.Create(range(1_000, 2_000, 100))
+            | beam.Map(numbered, 100).with_output_types(pa.RecordBatch)
+            | WriteLance(path, rows_per_file=150)
+        )
+        assert_that(written, equal_to([str(path)]))
+
+    rows = rows_of(path)
+    assert [row["id"] for row in rows] == list(range(2_000))
+    assert rows[777]["vector"] == pytest.approx(numbered(777, 1).column("vector")[0].as_py())
+    assert lancedb.connect(tmp_path).open_table("things").version == 2
+    assert counters(run.result)["rows_written"] == 1_000
+    assert os.listdir(tmp_path) == ["things.lance"]
+
+
+class Deadly(beam.DoFn):
+    """Kills its worker once at some batches, when those before them have been staged already."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def process(self, first: int) -> Iterator[pa.RecordBatch]:
+        marker = self._folder / str(first)
+        if first % 500 == 490 and not marker.exists():
+            marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield numbered(first, 10)
+
+
+def test_rows_are_exact_though_workers_are_killed(tmp_path: Path) -> None:
+    path, markers = tmp_path / "data" / "things.lance", tmp_path / "markers"
+    markers.mkdir()
+    options = ["--runner=luminosity.LuminosityRunner", "--progress=off", "--cpu_workers=2"]
+    with beam.Pipeline(argv=options) as pipeline:
+        _ = (
+            pipeline
+            | beam.Create(range(0, 1_000, 10))
+            | beam.Reshuffle()
+            | beam.ParDo(Deadly(markers)).with_output_types(pa.RecordBatch)
+            | WriteLance(path, rows_per_file=20)
+        )
+
+    assert len(os.listdir(markers)) == 2
+    assert [row["id"] for row in rows_of(path)] == list(range(1_000))
+    assert os.listdir(path.parent) == ["things.lance"]
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_a_commit_that_is_repeated_appends_once(is_new: bool, tmp_path: Path) -> None:
+    """As it happens to a worker that dies after its commit; also where somebody else has appended meanwhile."""
+    path = tmp_path / "things.lance"
+    if not is_new:
+        write(path, numbered(0, 3))
+    file = StagedFile(str(tmp_path / "staged"))
+    file.write(numbered(10, 5))
+    file.close()
+    for _ in range(2):
+        LanceTable(str(path)).append(StagedRows([file.path]), 5, str(tmp_path / "staged" / "note.json"))
+        lancedb.connect(tmp_path).open_table("things").add(pa.table(numbered(20, 1)))
+
+    ids = [row["id"] for row in rows_of(path)]
+    assert ids == [*([] if is_new else range(3)), *range(10, 15), 20, 20]
+
+
+def test_overwriting_and_merging(tmp_path: Path) -> None:
+    path = tmp_path / "things.lance"
+    write(path, numbered(100, 5))
+    assert len(write(path, numbered(0, 5), mode="overwrite")) == 5
+    changes = pa.record_batch(
+        {
+            "id": pa.array([1, 2, 2, 3, 3, 9], pa.uint64()),
+            "text": ["one", "two", None, None, "three", "nine"],
+            "vector": vectors([[1, 1, 1, 1]] * 6),
+            "_deleted": [None, False, True, True, False, False],
+        }
+    )
+    for _ in range(2):
+        rows = write(path, changes, mode="merge", key="id")
+        assert {row["id"]: row["text"] for row in rows} == {0: "text 0", 1: "one", 3: "three", 4: "text 4", 9: "nine"}
+
+
+def test_merging_makes_the_dataset(tmp_path: Path) -> None:
+    rows = pa.record_batch({"id": ["it's", "b"], "n": [1, 2], "_deleted": [True, None]})
+    assert write(tmp_path / "new.lance", rows, mode="merge", key="id") == [{"id": "b", "n": 2}]
+
+
+def test_no_rows_change_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "things.lance"
+    write(path, numbered(0, 5))
+    assert len(write(path, numbered(0, 5).slice(0, 0), mode="overwrite")) == 5
+
+
+MISTAKES: dict[str, tuple[pa.RecordBatch, dict[str, Any], str]] = {
+    "columns": (
+        pa.record_batch({"id": [1]}),
+        {},
+        r"things.lance has the columns\nid: uint64(.|\n)*\nexpected\nid: int64",
+    ),
+    "NaN": (numbered(0, 1).set_column(2, "vector", vectors([[1, 2, 3, float("nan")]])), {}, "things.lance: .*NaN"),
+    "tombstones": (
+        numbered(0, 1).append_column("_deleted", pa.array([True])),
+        {},
+        "found rows that are marked _deleted",
+    ),
+    "no key": (pa.record_batch({"id": [1, None]}), {"mode": "merge", "key": "id"}, "row 1 has no key"),
+    "no column": (numbered(0, 1), {"mode": "merge", "key": "x"}, "there is no column 'x', expected one of id, text"),
+    "type of key": (
+        numbered(0, 1),
+        {"mode": "merge", "key": "vector"},
+        "is of type fixed_size_list.*expected integers",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "things.lance"
+    write(path, numbered(0, 5))
+    rows, settings, message = MISTAKES[name]
+    with pytest.raises(Exception, match=message):
+        write(path, rows, **settings)
+    assert len(rows_of(path)) == 5
+
+
+def test_rows_of_two_kinds(tmp_path: Path) -> None:
+    with pytest.raises(Exception, match=r"some rows have the columns\nid: (.|\n)*and others\nn: int64"):
+        write(tmp_path / "things.lance", numbered(0, 1), pa.record_batch({"n": [1]}))
+    assert not (tmp_path / "things.lance").exists()
+
+
+def test_settings_are_checked() -> None:
+    for settings, message in [
+        ({"path": "things"}, "expected one that ends in .lance"),
+        ({"mode": "replace"}, "found mode='replace', expected one of append, overwrite, merge"),
+        ({"mode": "merge"}, "expected a key with 'merge' and only there"),
+        ({"key": "id"}, "expected a key with 'merge' and only there"),
+        ({"rows_per_file": 0}, "expected one row at least"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            WriteLance(**{"path": "things.lance", **settings})

