@@ -25,7 +25,9 @@ def train_classifier(folder: Path, texts: Sequence[str], labels: Sequence[int], 
     """A BERT of one layer, with MiniLM's tokenizer; the folder, as transformers saves it."""
     import torch
     from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     torch.manual_seed(0)
     tokenizer = AutoTokenizer.from_pretrained(MINILM)
     tokens = tokenizer(list(texts), padding=True, truncation=True, max_length=48, return_tensors="pt")

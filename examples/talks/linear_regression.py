@@ -51,13 +51,14 @@ def report(rows: list[tuple[int, float, float]]) -> None:
     print(f"Of {len(rows)} patients, predictions are off by {error:.0f} on average.")
 
 
-def run(weights_file: Path, patients: Sequence[tuple[Patient, torch.Tensor]], beam_args: Sequence[str]) -> None:
+def run(weights_file: Path, patients: Sequence[tuple[Patient, list[float]]], beam_args: Sequence[str]) -> None:
     size: dict[str, Any] = {"in_features": 10, "out_features": 1}
     handler = PytorchModelHandlerTensor(str(weights_file), model_class=torch.nn.Linear, model_params=size)
     with beam.Pipeline(options=PipelineOptions(beam_args)) as pipeline:
         _ = (
             pipeline
             | "Patients" >> beam.Create(patients)
+            | "ToTensors" >> beam.MapTuple(lambda patient, row: (patient, torch.tensor(row)))
             | "Predict" >> RunInference(KeyedModelHandler(handler))
             | "Compare" >> beam.MapTuple(compare)
             | "Gather" >> beam.combiners.ToList()
@@ -72,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     features, targets = load_diabetes(return_X_y=True)
     rows, measured = torch.tensor(features).float(), torch.tensor(targets).float()
-    patients = list(zip(enumerate(measured.tolist()), rows, strict=True))[: arguments.rows]
+    patients = list(zip(enumerate(measured.tolist()), rows.tolist(), strict=True))[: arguments.rows]
     with tempfile.TemporaryDirectory() as folder:
         weights_file = Path(folder) / "weights.pt"
         train(weights_file, rows, measured)

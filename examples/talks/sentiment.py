@@ -1,7 +1,7 @@
 """The sentiment of reviews with RunInference: what `sentiment_by_hand.py` does, in a few lines.
 
-TextClassifier tokenises, sorts by length, pads, and finds the device; RunInference makes batches, halves those that do not
-fit into memory, counts, and hands over what failed as dead letters::
+TextClassifier tokenises, pads, and finds the device; RunInference makes batches of texts alike in length, halves those
+that do not fit into memory, counts, and hands over what failed as dead letters::
 
     lum run examples/talks/sentiment.py
     python examples/talks/sentiment.py --runner=FnApiRunner

@@ -1,8 +1,8 @@
 """The sentiment of reviews with a DoFn of one's own: everything that a model in production needs, written by hand.
 
-It loads the model, gathers batches across elements, tokenises, sorts by length, pads, finds the device, halves batches that
-do not fit into memory, tries again what may pass, counts, and hands over what failed as dead letters. `sentiment.py` does
-the same with RunInference, and `sentiment_compare.py` compares the two::
+It loads the model, gathers batches across elements, tokenises, sorts by length, pads, finds the device, halves batches
+that do not fit into memory, tries again what may pass, counts, and hands over what failed as dead letters.
+`sentiment.py` does the same with RunInference, and `sentiment_compare.py` compares the two::
 
     lum run examples/talks/sentiment_by_hand.py
     python examples/talks/sentiment_by_hand.py --runner=FnApiRunner
