@@ -7,7 +7,7 @@ from enum import Enum
 
 from luminosity.errors import TableError
 
-__all__ = ["Format", "recognise"]
+__all__ = ["Format", "compression_of", "recognise"]
 
 
 class Format(Enum):
@@ -39,12 +39,20 @@ def recognise(path: str) -> tuple[Format, str | None]:
     >>> recognise("reviews.parquet")
     (<Format.PARQUET: 'parquet'>, None)
     """
-    stem, suffix = os.path.splitext(path)
-    compression = _COMPRESSIONS.get(suffix.lower())
-    suffix = (os.path.splitext(stem)[1] if compression else suffix).lower()
+    compression = compression_of(path)
+    suffix = os.path.splitext(os.path.splitext(path)[0] if compression else path)[1].lower()
     if suffix not in _SUFFIXES:
         raise TableError(
             f"{path}: the name does not tell the format; expected it to end in one of {', '.join(_SUFFIXES)}, "
             f"perhaps with {', '.join(_COMPRESSIONS)} behind it; or say format= yourself"
         )
     return _SUFFIXES[suffix], compression
+
+
+def compression_of(path: str) -> str | None:
+    """How a file is compressed as a whole, as pyarrow calls it.
+
+    >>> compression_of("log.txt.zst")
+    'zstd'
+    """
+    return _COMPRESSIONS.get(os.path.splitext(path)[1].lower())

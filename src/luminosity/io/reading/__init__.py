@@ -1,0 +1,1 @@
+"""How files become record batches, a format in a file each."""

@@ -1,0 +1,86 @@
+"""JSON lines: an object in each line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+
+from luminosity.errors import TableError
+from luminosity.io.reading.files import TableFile
+from luminosity.io.reading.reader import Claim, Reader
+from luminosity.io.reading.text import blocks, explain, head
+from luminosity.io.reading.wanted import Wanted
+
+__all__ = ["JsonLinesReader", "json_lines_schema"]
+
+
+class JsonLinesReader(Reader):
+    """A key that is not in a line is null. One that is in no schema is an error, unless columns are chosen."""
+
+    def __init__(self, file: TableFile, wanted: Wanted) -> None:
+        from pyarrow import json
+
+        self._json = json
+        self._file = file
+        self._wanted = wanted
+        has_all = len(wanted.loaded) == len(wanted.stored)
+        self._options = json.ParseOptions(
+            explicit_schema=pa.schema([pa.field(field.name, _parsed_as(field.type)) for field in wanted.loaded]),
+            unexpected_field_behavior="error" if has_all else "ignore",
+        )
+
+    def cuts(self) -> list[int] | None:
+        return None if self._file.compression is None else []
+
+    def batches(self, start: int, stop: int, claim: Claim) -> Iterator[pa.RecordBatch]:
+        for position, data in blocks(self._file, 0, start, stop, claim):
+            try:
+                table = self._parse(data)
+            except pa.ArrowException as error:
+                advice = (
+                    f"the columns are those of {self._wanted.origin}: give schema= if there are more, or of other types"
+                )
+                raise explain(self._file, position, data, self._parse, error, advice) from error
+            yield from table.combine_chunks().to_batches()
+
+    def _parse(self, data: bytes) -> Any:
+        # One block for all: a line may be longer than any other size.
+        options = self._json.ReadOptions(block_size=max(1, len(data)))
+        table = self._json.read_json(pa.BufferReader(data), options, self._options)
+        return table.cast(self._wanted.loaded)
+
+    def close(self) -> None:
+        """Nothing stays open."""
+
+
+def json_lines_schema(file: TableFile) -> pa.Schema | None:
+    """Guessed from the first megabyte; None where there is no line."""
+    from pyarrow import json
+
+    data = head(file)
+    if not data.strip():
+        return None
+    options = json.ReadOptions(block_size=len(data))
+    try:
+        found = json.read_json(pa.BufferReader(data), options).schema
+    except pa.ArrowException as error:
+
+        def parse(lines: bytes) -> Any:
+            return json.read_json(pa.BufferReader(lines), json.ReadOptions(block_size=max(1, len(lines))))
+
+        raise explain(file, 0, data, parse, error, "expected an object in each line, with the same types") from error
+    if not len(found):
+        raise TableError(f"{file.path}: the objects in its first lines are empty, expected columns; or give schema=")
+    return pa.schema([pa.field(each.name, _unless_null(each.type)) for each in found])
+
+
+def _parsed_as(kind: Any) -> Any:
+    """pyarrow's parser does not know lists of a fixed size."""
+    return pa.list_(kind.value_field) if pa.types.is_fixed_size_list(kind) else kind
+
+
+def _unless_null(kind: Any) -> Any:
+    """A column of nulls so far is taken for text, since nothing would fit into a column of nulls."""
+    return pa.string() if pa.types.is_null(kind) else kind

@@ -1,0 +1,58 @@
+"""Open a table's file on any of Beam's file systems, and say what is wrong if that fails."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+from apache_beam.io.filesystem import BeamIOError, CompressionTypes
+from apache_beam.io.filesystems import FileSystems
+
+from luminosity.errors import TableError
+from luminosity.io.reading.files import TableFile
+
+__all__ = ["open_bytes", "open_text", "readable"]
+
+
+def open_bytes(file: TableFile) -> pa.NativeFile:
+    """The file as it lies there. pyarrow reads local files itself: Python's lock is not needed for that.
+
+    They are not mapped into memory: a file that shrinks while it is mapped kills the process.
+    """
+    if FileSystems.get_scheme(file.path) is None:
+        return pa.OSFile(file.path)
+    opened = FileSystems.open(file.path, compression_type=CompressionTypes.UNCOMPRESSED)
+    return pa.PythonFile(opened, mode="r")
+
+
+def open_text(file: TableFile) -> pa.NativeFile:
+    """The file, unpacked. What is compressed can't seek."""
+    opened = open_bytes(file)
+    return opened if file.compression is None else pa.CompressedInputStream(opened, file.compression)
+
+
+@contextmanager
+def readable(file: TableFile) -> Generator[None]:
+    """Errors of whatever reads the file become one that names it."""
+    try:
+        yield
+    except TableError:
+        raise
+    except (OSError, pa.ArrowException, BeamIOError) as error:
+        raise TableError(f"{file.path}: can't be read as {_kind(file)}; {_likely(file, error)} ({error})") from error
+
+
+def _kind(file: TableFile) -> str:
+    return file.format.value + (f" with {file.compression}" if file.compression else "")
+
+
+def _likely(file: TableFile, error: Any) -> str:
+    if isinstance(error, FileNotFoundError):
+        return "it is gone, and was there when the pipeline was built: does something clean up, or write there?"
+    if isinstance(error, PermissionError):
+        return "this user may not read it"
+    if file.compression is not None:
+        return f"it is damaged, cut off, or not {file.compression} at all"
+    return "it is damaged, cut off, or something else under that name"

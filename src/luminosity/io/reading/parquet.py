@@ -1,0 +1,129 @@
+"""Parquet: row groups, and stretches of rows within them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import accumulate
+from typing import Any
+
+import pyarrow as pa
+
+from luminosity.io.reading.files import TableFile
+from luminosity.io.reading.limits import BATCH_BYTES
+from luminosity.io.reading.opening import open_bytes
+from luminosity.io.reading.reader import Claim, Reader
+from luminosity.io.reading.wanted import Wanted
+
+__all__ = ["ParquetReader", "parquet_schema"]
+
+
+class ParquetReader(Reader):
+    """A range that begins inside a row group decodes its beginning in vain: pyarrow can't skip rows.
+
+    So files are first cut between row groups, and within them only when a runner takes away what a worker has not
+    come to. If it then gives that to the same worker, decoding goes on where it stopped.
+    """
+
+    def __init__(self, file: TableFile, wanted: Wanted, rows: int) -> None:
+        from pyarrow import parquet
+
+        self._source = open_bytes(file)
+        self._file: Any = parquet.ParquetFile(self._source, pre_buffer=True)
+        wanted.check(file.path, self._file.schema_arrow)
+        self._columns = wanted.loaded.names
+        self._layout = _Layout(self._file.metadata, file.size, rows, set(self._columns))
+        self._kept = None if wanted.where is None else _row_groups_to_read(file, wanted)
+        self._decoding: _RowGroup | None = None
+
+    def cuts(self) -> list[int]:
+        return [self._layout.position(group, 0) for group in range(self._file.num_row_groups)]
+
+    def batches(self, start: int, stop: int, claim: Claim) -> Iterator[pa.RecordBatch]:
+        for group in range(self._file.num_row_groups):
+            for stretch in range(self._layout.stretches(group)):
+                position = self._layout.position(group, stretch)
+                if position < start:
+                    continue
+                if claim(position + 1) <= position:
+                    return
+                if self._kept is None or group in self._kept:
+                    yield from self._decode(group, stretch)
+
+    def _decode(self, group: int, stretch: int) -> Iterator[pa.RecordBatch]:
+        rows = self._layout.stretch_rows[group]
+        decoding = self._decoding
+        if decoding is None or decoding.number != group or decoding.at > stretch * rows:
+            batches = self._file.iter_batches(rows, row_groups=[group], columns=self._columns)
+            self._decoding = decoding = _RowGroup(group, batches)
+        for _ in decoding.up_to(stretch * rows):
+            pass
+        yield from decoding.up_to(min((stretch + 1) * rows, self._layout.rows[group]))
+
+    def close(self) -> None:
+        self._decoding = None
+        self._file.close()
+        self._source.close()
+
+
+def parquet_schema(file: TableFile) -> pa.Schema:
+    from pyarrow import parquet
+
+    with open_bytes(file) as source:
+        return parquet.read_schema(source)
+
+
+class _RowGroup:
+    """A row group that is being decoded, and how far that is."""
+
+    def __init__(self, number: int, batches: Iterator[pa.RecordBatch]) -> None:
+        self.number = number
+        self.at = 0
+        self._batches = batches
+        self._rest: pa.RecordBatch | None = None
+
+    def up_to(self, row: int) -> Iterator[pa.RecordBatch]:
+        while self.at < row:
+            batch = next(self._batches) if self._rest is None else self._rest
+            part = batch.slice(0, row - self.at)
+            self._rest = batch.slice(part.num_rows) if part.num_rows < batch.num_rows else None
+            self.at += part.num_rows
+            yield part
+
+
+class _Layout:
+    """Row groups lie in the file by their size; where each stretch of their rows is taken to begin."""
+
+    def __init__(self, metadata: Any, size: int, rows: int, columns: set[str]) -> None:
+        groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+        weights = [0, *accumulate(group.total_byte_size for group in groups)]
+        self._starts = [weight * size // max(1, weights[-1]) for weight in weights]
+        self.rows = [int(group.num_rows) for group in groups]
+        self.stretch_rows = [_rows_at_once(group, rows, columns) for group in groups]
+
+    def stretches(self, group: int) -> int:
+        return -(-self.rows[group] // self.stretch_rows[group])
+
+    def position(self, group: int, stretch: int) -> int:
+        start, stop = self._starts[group : group + 2]
+        return start + (stop - start) * stretch // max(1, self.stretches(group))
+
+
+def _rows_at_once(group: Any, most: int, columns: set[str]) -> int:
+    """As many as a batch may have, by the size of the columns that are read."""
+    if group.total_byte_size * most <= BATCH_BYTES * group.num_rows:
+        return most
+    chunks = (group.column(number) for number in range(group.num_columns))
+    size = sum(
+        chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema.partition(".")[0] in columns
+    )
+    return max(1, min(most, BATCH_BYTES * group.num_rows // max(1, size)))
+
+
+def _row_groups_to_read(file: TableFile, wanted: Wanted) -> set[int]:
+    """Those for which the statistics do not rule out that a row is wanted."""
+    from pyarrow import dataset
+
+    with open_bytes(file) as source:
+        fragment = dataset.ParquetFileFormat().make_fragment(source)
+        kept = fragment.subset(filter=wanted.where, schema=pa.schema([*wanted.stored, *wanted.partition]))
+        return {group.id for group in kept.row_groups}

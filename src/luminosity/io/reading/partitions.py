@@ -1,0 +1,46 @@
+"""Columns that are not in the files but in the names of their folders: `country=DE/part-1.parquet`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from luminosity.errors import TableError
+from luminosity.io.reading.files import TableFile
+
+__all__ = ["partition_arrays", "partition_schema"]
+
+_WHOLE_NUMBER = re.compile(r"0|-?[1-9]\d{0,17}")
+
+
+def partition_schema(files: Sequence[TableFile], given: pa.Schema | None) -> pa.Schema:
+    """Names and types of these columns: as in the schema that was given, else whole numbers or text."""
+    names = [name for name, _ in files[0].partition]
+    for file in files:
+        if [name for name, _ in file.partition] != names:
+            raise TableError(
+                f"{file.path} lies in folders for the columns {[name for name, _ in file.partition]}, expected {names} "
+                f"as for {files[0].path}"
+            )
+    fields: list[pa.Field] = []
+    for at, name in enumerate(names):
+        if given is not None and name in given.names:
+            fields.append(given.field(name))
+            continue
+        values = {file.partition[at][1] for file in files} - {None}
+        is_number = bool(values) and all(_WHOLE_NUMBER.fullmatch(value or "") for value in values)
+        fields.append(pa.field(name, pa.int64() if is_number else pa.string()))
+    return pa.schema(fields)
+
+
+def partition_arrays(
+    schema: pa.Schema, partition: Sequence[tuple[str, str | None]], rows: int
+) -> dict[str, pa.Array]:
+    """One value for all rows of a file."""
+    return {
+        name: pa.repeat(pa.scalar(value, pa.string()).cast(schema.field(name).type), rows)
+        for name, value in partition
+        if name in schema.names
+    }
