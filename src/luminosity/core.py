@@ -70,6 +70,9 @@ THREAD_VARIABLES = (
 SORTS_ITS_BUNDLE = "luminosity:sorts_its_bundle"
 """An annotation of steps that do better work on more elements at once: they want long bundles."""
 
+WRITES_A_FILE_PER_BUNDLE = "luminosity:writes_a_file_per_bundle"
+"""An annotation of steps that do so: they want few bundles."""
+
 ELEMENT_AT_FAULT = "luminosity_element"
 """An attribute of exceptions: a few words on the element at fault, where the arguments of user code don't show it."""
 

@@ -11,7 +11,7 @@ from apache_beam.portability.api import beam_runner_api_pb2
 from apache_beam.runners.portability.fn_api_runner import translations
 from apache_beam.runners.worker import bundle_processor
 
-from luminosity.core import SORTS_ITS_BUNDLE
+from luminosity.core import SORTS_ITS_BUNDLE, WRITES_A_FILE_PER_BUNDLE
 from luminosity.engine.plan.graph import (
     Buffer,
     BufferKind,
@@ -27,8 +27,8 @@ from luminosity.errors import UnsupportedPipeline
 
 _SDF_PROCESS_URN = common_urns.sdf_components.PROCESS_SIZED_ELEMENTS_AND_RESTRICTIONS.urn
 _SDF_TRUNCATE_URN = common_urns.sdf_components.TRUNCATE_SIZED_RESTRICTION.urn
-# Beam's sinks without a number of shards; there is no other sign of them in the pipeline's proto.
-_WRITES_FILE_PER_BUNDLE = "/WriteImpl/WriteBundles"
+# Beam's sinks without a number of shards; there is no other sign of them in the pipeline's proto. Ours are annotated.
+_BEAM_WRITES_FILE_PER_BUNDLE = "/WriteImpl/WriteBundles"
 _IO_URNS = (bundle_processor.DATA_INPUT_URN, bundle_processor.DATA_OUTPUT_URN)
 
 
@@ -177,7 +177,8 @@ def _stage(
         timers=tuple(timers),
         is_stateful=is_stateful,
         is_splittable=is_splittable,
-        is_sink=any(step.endswith(_WRITES_FILE_PER_BUNDLE) for step in steps),
+        is_sink=any(step.endswith(_BEAM_WRITES_FILE_PER_BUNDLE) for step in steps)
+        or any(WRITES_A_FILE_PER_BUNDLE in transform.annotations for transform in stage.transforms),
         sorts_its_bundle=any(SORTS_ITS_BUNDLE in transform.annotations for transform in stage.transforms),
         transforms=tuple(stage.transforms),
         residual_reads=_residual_reads(stage.transforms),

@@ -1,0 +1,82 @@
+"""Rows as JSON, one a line. pyarrow reads it but has no writer for it."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import compute, types
+
+__all__ = ["json_lines"]
+
+pc: Any = compute  # which makes its functions when it is imported: a type checker sees none
+
+_ROWS = 8192  # as Python objects at a time
+
+
+def json_lines(table: pa.Table) -> Iterator[bytes]:
+    """Times in ISO 8601, decimals as texts, durations as numbers in their unit, NaN and infinity as null.
+
+    >>> table = pa.table({"at": pa.array([0], pa.timestamp("s", "UTC")), "x": [[1.0, float("nan")]]})
+    >>> b"".join(json_lines(table))
+    b'{"at":"1970-01-01T00:00:00Z","x":[1.0,null]}\\n'
+    """
+    plain = pa.table([_plain(column) for column in table.columns], names=table.column_names)
+    for batch in plain.to_batches(max_chunksize=_ROWS):
+        rows = batch.to_pylist(maps_as_pydicts="strict")
+        try:
+            lines = [_STRICT.encode(row) for row in rows]
+        except ValueError:  # a NaN within a list or a struct
+            lines = [_STRICT.encode(_without_nan(row)) for row in rows]
+        lines.append("")
+        yield "\n".join(lines).encode()
+
+
+def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Whole columns at once: the encoder then meets only what it knows."""
+    kind = column.type
+    if types.is_dictionary(kind):
+        return _plain(column.cast(kind.value_type))
+    if types.is_floating(kind):
+        column = column.cast(pa.float32()) if types.is_float16(kind) else column
+        return pc.if_else(pc.is_finite(column), column, pa.scalar(None, column.type))
+    if types.is_timestamp(kind):
+        if kind.tz is None:
+            return pc.strftime(column, format="%Y-%m-%dT%H:%M:%S")
+        return pc.strftime(column.cast(pa.timestamp(kind.unit, "UTC")), format="%Y-%m-%dT%H:%M:%SZ")
+    if types.is_date(kind) or types.is_time(kind) or types.is_decimal(kind):
+        return column.cast(pa.string())
+    if types.is_duration(kind):
+        return column.cast(pa.int64())
+    return column
+
+
+def _within(value: Any) -> Any:
+    """The same for values in lists and structs, one by one."""
+    if isinstance(value, datetime.datetime):
+        if value.tzinfo is not None:
+            return value.astimezone(datetime.timezone.utc).replace(tzinfo=None).isoformat() + "Z"
+        return value.isoformat()
+    if isinstance(value, (datetime.date, datetime.time)):
+        return value.isoformat()
+    if isinstance(value, Decimal):
+        return str(value)
+    raise TypeError(
+        f"a value of type {type(value).__name__} can't be written as JSON; write Parquet, or cast it before"
+    )
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _without_nan(part) for key, part in value.items()}
+    return [_without_nan(part) for part in value] if isinstance(value, list) else value
+
+
+_STRICT = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_within)
