@@ -1,0 +1,76 @@
+"""Types that say the same in another form: frames hand them back so."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from luminosity.errors import TableError
+from luminosity.tables.from_python import has_open_type
+
+__all__ = ["as_it_was"]
+
+
+def as_it_was(result: pa.RecordBatch, given: pa.Schema, schema: pa.Schema | None, who: str) -> pa.RecordBatch:
+    """A frame's columns with the types that columns of these names were given in, where only the form differs.
+
+    pandas makes lists of vectors, and polars large texts of texts.
+
+    >>> vectors = pa.schema([("v", pa.list_(pa.float64(), 2))])
+    >>> as_it_was(pa.record_batch({"v": [[0.5, 1.0]]}), vectors, None, "f").schema.types
+    [FixedSizeListType(fixed_size_list<item: double>[2])]
+    """
+    fields: list[pa.Field] = []
+    arrays: list[pa.Array] = []
+    for field, array in zip(result.schema, result.columns, strict=True):
+        if schema is None:
+            array = _as_given(array, given.field(field.name).type if field.name in given.names else None)
+            if has_open_type(array.type) and result.num_rows:
+                raise TableError(
+                    f"{who}: nothing in {result.num_rows} rows shows the type of the new column {field.name!r} "
+                    f"(found {array.type}); say it with MapTable(..., schema=pa.schema([...]))"
+                )
+        fields.append(pa.field(field.name, array.type))
+        arrays.append(array)
+    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+
+
+def _as_given(array: pa.Array, given: pa.DataType | None) -> pa.Array:
+    if array.type == given:
+        return array
+    if given is not None and (pa.types.is_null(array.type) or _form(array.type) == _form(given)):
+        try:
+            return array.cast(given)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+            pass  # It has another length now, or more digits: a type of its own.
+    small = _small(array.type)
+    return array if small == array.type else array.cast(small)
+
+
+def _form(kind: pa.DataType) -> object:
+    """Equal for types of the same values."""
+    if pa.types.is_dictionary(kind):
+        return "dictionary", _form(kind.value_type)
+    if pa.types.is_decimal(kind):
+        return "decimal"
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        return "list", _form(kind.value_type)
+    if pa.types.is_struct(kind):
+        return "struct", tuple((field.name, _form(field.type)) for field in kind)
+    return _small(kind)
+
+
+def _small(kind: pa.DataType) -> pa.DataType:
+    """polars has only large texts and lists; other libraries read the usual ones best."""
+    if pa.types.is_large_string(kind) or kind == pa.string_view():
+        return pa.string()
+    if pa.types.is_large_binary(kind) or kind == pa.binary_view():
+        return pa.binary()
+    if pa.types.is_large_list(kind):
+        return pa.list_(_small(kind.value_type))
+    if pa.types.is_list(kind):
+        return pa.list_(_small(kind.value_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([(field.name, _small(field.type)) for field in kind])
+    if pa.types.is_dictionary(kind):
+        return pa.dictionary(kind.index_type, _small(kind.value_type), kind.ordered)
+    return kind

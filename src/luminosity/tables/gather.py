@@ -1,0 +1,96 @@
+"""Rows of a bundle, gathered into record batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import apache_beam as beam
+import pyarrow as pa
+from apache_beam.transforms.window import WindowedValue
+
+from luminosity.tables.building import BatchBuilder
+from luminosity.tables.row_times import with_times
+from luminosity.tables.sizes import bytes_of_rows, pieces
+
+__all__ = ["GatherDoFn"]
+
+_MANY_WINDOWS = 1000
+
+
+class GatherDoFn(beam.DoFn):
+    """A batch never crosses a window, and none outlives its bundle."""
+
+    def __init__(self, builder: BatchBuilder, most_rows: int, most_bytes: int, with_timestamps: bool) -> None:
+        self._builder = builder
+        self._most_rows = most_rows
+        self._most_bytes = most_bytes
+        self._with_timestamps = with_timestamps
+        self._gathered: dict[Any, _Gathered] = {}
+
+    def start_bundle(self) -> None:
+        self._gathered = {}
+
+    def get_input_batch_type(self, input_element_type: Any) -> Any:
+        return list[input_element_type]
+
+    @beam.DoFn.yields_elements
+    def process_batch(  # type: ignore[override]  # Beam gives elements of one time and window at once: a tenth of the cost.
+        self, batch: list[Any], timestamp: Any = beam.DoFn.TimestampParam, window: Any = beam.DoFn.WindowParam
+    ) -> Iterator[WindowedValue]:
+        for rows, size in pieces(batch, bytes_of_rows(batch), self._most_rows, self._most_bytes):
+            gathered = self._gathered.setdefault(window, _Gathered())
+            if gathered.rows and (
+                len(gathered.rows) + len(rows) > self._most_rows or gathered.size + size > self._most_bytes
+            ):
+                yield from self._emit(window, gathered)
+                gathered = self._gathered[window] = _Gathered()
+            gathered.add(rows, timestamp, size)
+        everything = self._gathered.values()
+        if len(everything) > _MANY_WINDOWS or (
+            len(everything) > 1 and sum(gathered.size for gathered in everything) > self._most_bytes
+        ):
+            yield from self.finish_bundle()
+
+    def finish_bundle(self) -> Iterator[WindowedValue]:  # type: ignore[override]  # Beam's says None, and takes these.
+        for window, gathered in self._gathered.items():
+            yield from self._emit(window, gathered)
+        self._gathered = {}
+
+    def _emit(self, window: Any, gathered: _Gathered) -> Iterator[WindowedValue]:
+        for start, batch in self._built(gathered.rows, 0):
+            timestamps = gathered.timestamps[start : start + batch.num_rows]
+            if self._with_timestamps:
+                batch = with_times(batch, timestamps)
+            # Most are one and the same object, and comparing them is slow.
+            earliest = min({id(timestamp): timestamp for timestamp in timestamps}.values())
+            yield WindowedValue(batch, earliest, (window,))
+
+    def _built(self, rows: list[Any], start: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Batches, and the place of the first row of each. Sizes were estimated: now they are known."""
+        try:
+            batch = self._builder.build(rows)
+        except OverflowError:
+            if len(rows) == 1:
+                raise
+            middle = len(rows) // 2
+            yield from self._built(rows[:middle], start)
+            yield from self._built(rows[middle:], start + middle)
+            return
+        count = max(1, len(rows) * self._most_bytes // max(batch.nbytes, 1))
+        for offset in range(0, len(rows), count):
+            yield start + offset, batch.slice(offset, count)
+
+
+class _Gathered:
+    """Rows of one window that wait for more."""
+
+    def __init__(self) -> None:
+        self.rows: list[Any] = []
+        self.timestamps: list[Any] = []
+        self.size = 0
+
+    def add(self, rows: list[Any], timestamp: Any, size: int) -> None:
+        self.rows += rows
+        self.timestamps += [timestamp] * len(rows)
+        self.size += size

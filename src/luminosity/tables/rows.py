@@ -1,0 +1,106 @@
+"""Rows into tables and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import apache_beam as beam
+import pyarrow as pa
+from apache_beam.transforms.window import TimestampedValue
+
+from luminosity.tables.building import BatchBuilder
+from luminosity.tables.gather import GatherDoFn
+from luminosity.tables.reading import RowMaker
+from luminosity.tables.row_times import TIMESTAMP, times_of
+from luminosity.tables.types import row_hint, to_schema
+
+__all__ = ["RowsFromTable", "TableFromRows"]
+
+
+class TableFromRows(beam.PTransform[Any, Any]):
+    """Rows into a table: dicts, Beam Rows, NamedTuples or dataclasses into `pyarrow.RecordBatch`es.
+
+    >>> with beam.Pipeline(runner="FnApiRunner") as pipeline:
+    ...     rows = pipeline | beam.Create([{"text": "fine", "stars": 5}, {"text": "no"}])
+    ...     table = rows | TableFromRows(pa.schema([("text", pa.string()), ("stars", pa.int8())]))
+    ...     _ = table | beam.Map(lambda batch: print(batch.to_pydict()))
+    {'text': ['fine', 'no'], 'stars': [5, None]}
+
+    A batch never crosses a window or a bundle, and its time is the earliest of its rows'.
+
+    Args:
+        schema: the columns: a `pyarrow.Schema`, or a dataclass, NamedTuple or TypedDict class. What is missing in a row is null;
+            a row that has more is an error. Without it, the type of the rows tells, if Beam knows it; else every
+            worker learns the columns from its first rows, and later rows that differ are an error.
+        rows_per_batch: a batch has no more rows.
+        bytes_per_batch: nor, but for a single large row, about more bytes.
+        with_timestamps: keep the time of every row in the column `_timestamp`; `RowsFromTable` gives it back.
+    """
+
+    def __init__(
+        self,
+        schema: Any = None,
+        *,
+        rows_per_batch: int = 10_000,
+        bytes_per_batch: int = 16_000_000,
+        with_timestamps: bool = False,
+    ) -> None:
+        super().__init__()
+        self._schema = to_schema(schema)
+        for name, value in (("rows_per_batch", rows_per_batch), ("bytes_per_batch", bytes_per_batch)):
+            if value < 1:
+                raise ValueError(f"found {name}={value}, expected 1 or more")
+        if with_timestamps and self._schema is not None and TIMESTAMP in self._schema.names:
+            raise ValueError(
+                f"found {TIMESTAMP!r} in the schema and with_timestamps=True, which adds it; leave one out"
+            )
+        self._limits = rows_per_batch, bytes_per_batch
+        self._with_timestamps = with_timestamps
+
+    def expand(self, pcoll: Any) -> Any:  # type: ignore[override]
+        builder = BatchBuilder(self._schema, pcoll.element_type)
+        gather = GatherDoFn(builder, *self._limits, self._with_timestamps)
+        return pcoll | "Gather" >> beam.ParDo(gather).with_output_types(pa.RecordBatch)
+
+
+class RowsFromTable(beam.PTransform[Any, Any]):
+    """A table into rows, in the order in which they are in each batch.
+
+    >>> with beam.Pipeline(runner="FnApiRunner") as pipeline:
+    ...     table = pipeline | beam.Create([pa.record_batch({"text": ["fine", "no"], "stars": [5, None]})])
+    ...     _ = table | RowsFromTable() | beam.Map(print)
+    {'text': 'fine', 'stars': 5}
+    {'text': 'no', 'stars': None}
+
+    Vectors come as lists of floats, structs and maps as dicts, times as datetimes.
+
+    Args:
+        as_: `dict`, `beam.Row`, or a dataclass or NamedTuple class, which takes the columns that it has fields for.
+        schema: with `beam.Row`: the columns, so that Beam's schema-aware transforms (SQL, JDBC, other languages) know
+            them before the pipeline runs. Batches are cast to it. A class says them by itself.
+        with_timestamps: give rows the times in the column `_timestamp`, which is then left out.
+    """
+
+    def __init__(self, as_: Any = dict, *, schema: Any = None, with_timestamps: bool = False) -> None:
+        super().__init__()
+        self._maker = RowMaker(as_, to_schema(schema))
+        self._with_timestamps = with_timestamps
+        known = self._maker.schema
+        self._hint = dict[str, Any] if as_ is dict else row_hint(known) if known is not None else as_
+
+    def expand(self, pcoll: Any) -> Any:  # type: ignore[override]
+        scatter = _ScatterDoFn(self._maker, self._with_timestamps)
+        return pcoll | "Scatter" >> beam.ParDo(scatter).with_output_types(self._hint)
+
+
+class _ScatterDoFn(beam.DoFn):
+    def __init__(self, maker: RowMaker, with_timestamps: bool) -> None:
+        self._maker = maker
+        self._with_timestamps = with_timestamps
+
+    def process(self, element: pa.RecordBatch, timestamp: Any = beam.DoFn.TimestampParam) -> Any:
+        if not self._with_timestamps:
+            return self._maker.rows(element)
+        times, rest = times_of(element, timestamp)
+        rows = self._maker.rows(rest)
+        return [TimestampedValue(row, time) for row, time in zip(rows, times, strict=True)]
