@@ -1,0 +1,1 @@
+"""Tables into vector stores, and neighbours out of them."""

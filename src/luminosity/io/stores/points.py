@@ -1,0 +1,109 @@
+"""Rows of a table as points of a store: an id, vectors, and what is known beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from luminosity.errors import StoreError
+from luminosity.io.stores.ids import PointId, check_id_type, point_id
+from luminosity.io.stores.payload import json_values
+from luminosity.io.stores.vectors import VectorColumn, read_vectors
+from luminosity.tables.coder import RecordBatch
+
+__all__ = ["DELETED", "Changes", "Point", "PointColumns"]
+
+DELETED = "_deleted"
+"""The column that marks tombstones."""
+
+
+@dataclass(frozen=True)
+class Point:
+    id: PointId
+    vectors: Mapping[str, list[float]]
+    payload: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What rows ask for. An id has one entry, that of its last row; None stands for its deletion."""
+
+    points: dict[PointId, Point | None]
+    sizes: dict[str, int | None]
+    """Of each vector; None where no row tells."""
+
+
+@dataclass(frozen=True)
+class PointColumns:
+    """Which columns make a point."""
+
+    vectors: Mapping[str, str]
+    id: str = "id"
+    payload: Sequence[str] | None = None
+
+    def changes(self, batch: RecordBatch, first_row: int = 0) -> Changes:
+        """
+        >>> import pyarrow as pa
+        >>> rows = pa.record_batch({"id": [1, 1], "v": [[1.0], [2.0]], "n": ["a", "b"]})
+        >>> PointColumns({"": "v"}).changes(rows).points
+        {1: Point(id=1, vectors={'': [2.0]}, payload={'n': 'b'})}
+        """
+        names = self._payload_names(batch.schema)
+        check_id_type(self.id, batch.schema.field(self.id).type)
+        values = batch.column(self.id).to_pylist()
+        deleted = _marks(batch)
+
+        def row_name(row: int) -> str:
+            return f"row {first_row + row} (id {values[row]!r})"
+
+        vectors = {
+            name: read_vectors(name or column, batch.column(column), row_name) for name, column in self.vectors.items()
+        }
+        payloads = [json_values(batch.column(name)) for name in names]
+        points: dict[PointId, Point | None] = {}
+        for row, value in enumerate(values):
+            identity, told = self._identity(value, row_name(row))
+            points.pop(identity, None)
+            if deleted[row]:
+                points[identity] = None
+                continue
+            payload = {name: column[row] for name, column in zip(names, payloads, strict=True)}
+            if not told:
+                payload[self.id] = value
+            points[identity] = Point(identity, _vectors_of(vectors, row, row_name), payload)
+        return Changes(points, {name: column.size for name, column in vectors.items()})
+
+    def _payload_names(self, schema: Any) -> list[str]:
+        wanted = [self.id, *self.vectors.values(), *(self.payload or ())]
+        if missing := [name for name in wanted if name not in schema.names]:
+            raise StoreError(f"there is no column {missing[0]!r}, expected one of {', '.join(schema.names)}")
+        if self.payload is not None:
+            return list(self.payload)
+        return [name for name in schema.names if name not in (*wanted, DELETED)]
+
+    def _identity(self, value: Any, row: str) -> tuple[PointId, bool]:
+        if value is None:
+            raise StoreError(f"{row} has no id, expected one in the column {self.id!r}")
+        try:
+            return point_id(value)
+        except ValueError as error:
+            raise StoreError(f"the id of {row}: {error}") from None
+
+
+def _marks(batch: RecordBatch) -> list[bool | None]:
+    if DELETED not in batch.schema.names:
+        return [False] * batch.num_rows
+    return batch.column(DELETED).to_pylist()
+
+
+def _vectors_of(
+    columns: Mapping[str, VectorColumn], row: int, row_name: Callable[[int], str]
+) -> dict[str, list[float]]:
+    """A null vector is left out. A point that has none at all can never be found, so it is a mistake."""
+    found = {name: vector for name, column in columns.items() if (vector := column.rows[row]) is not None}
+    if not found:
+        raise StoreError(
+            f"{row_name(row)} has no vector, all are null; leave such rows out, or set {DELETED} to have them deleted"
+        )
+    return found

@@ -1,0 +1,160 @@
+"""Rows into Qdrant."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import apache_beam as beam
+from apache_beam.metrics import Metrics
+from apache_beam.transforms.window import WindowedValue
+from apache_beam.utils.timestamp import Timestamp
+
+from luminosity.errors import StoreError
+from luminosity.io.stores.ids import PointId
+from luminosity.io.stores.points import Changes, Point, PointColumns
+from luminosity.io.stores.target import DISTANCES, Distance, Whereabouts
+from luminosity.tables.coder import RecordBatch
+
+__all__ = ["WriteQdrant"]
+
+
+class WriteQdrant(beam.PTransform[Any, Any]):
+    """Upserts the rows of a table as points, and deletes those that are marked `_deleted`.
+
+    A point that is written twice is the same as one written once, so bundles may be retried. Of rows with the same id
+    in one batch the last one counts; batches come in no order. The result has the number of rows of every write, once
+    they are durable: what must wait for them can wait for it.
+
+    >>> import tempfile
+    >>> import pyarrow as pa
+    >>> folder = tempfile.mkdtemp()
+    >>> rows = pa.record_batch({"id": [1, 2], "text": ["a", "b"], "embedding": [[0.0, 1.0], [1.0, 0.0]]})
+    >>> with beam.Pipeline() as pipeline:
+    ...     _ = pipeline | beam.Create([rows]) | WriteQdrant(folder, "letters", vectors="embedding")
+    """
+
+    def __init__(
+        self,
+        where: str | os.PathLike[str],
+        collection: str,
+        *,
+        vectors: str | Mapping[str, str],
+        id: str = "id",
+        payload: Sequence[str] | None = None,
+        distance: Distance = "cosine",
+        create: bool = True,
+        batch_size: int = 1_000,
+        timeout: float = 120.0,
+        api_key_env: str | None = None,
+        api_key: Callable[[], str] | None = None,
+    ) -> None:
+        """
+        Args:
+            where: a server's address (`http://...`), or a folder of this machine, where Qdrant's engine keeps the
+                collection without a server.
+            collection: made when the first row comes, if there is none.
+            vectors: the column of the vector, or the column of each named vector. A null is left out; a row needs one
+                vector at least.
+            id: a column of unsigned integers, UUIDs, or other texts, which become UUIDs and are kept in the payload.
+            payload: the columns to keep beside the vectors; all others unless named.
+            create: False makes it an error that there is no such collection.
+            batch_size: how many points are written at once, at most.
+            timeout: how many seconds to try, while a server fails or other workers write into the folder.
+            api_key_env: the environment variable of the workers that holds the server's key.
+            api_key: a function that returns the key.
+        """
+        super().__init__()
+        if distance not in DISTANCES:
+            raise ValueError(f"found distance={distance!r}, expected one of {', '.join(DISTANCES)}")
+        named = {"": vectors} if isinstance(vectors, str) else dict(vectors)
+        if not named:
+            raise ValueError("found no vectors, expected a column, or a mapping of vector names to columns")
+        self._place = Whereabouts.of(
+            where, collection, timeout=timeout, batch_size=batch_size, api_key_env=api_key_env, api_key=api_key
+        )
+        self._columns = PointColumns(named, id, payload)
+        self._distance: Distance = distance
+        self._create = create
+
+    def expand(self, input_or_inputs: Any) -> Any:
+        step = _Write(self._place, self._columns, self._distance, self._create)
+        return input_or_inputs | "Upsert" >> beam.ParDo(step).with_output_types(int)
+
+    def default_label(self) -> str:
+        return f"WriteQdrant({self._place.collection})"
+
+
+class _Write(beam.DoFn):
+    def __init__(self, place: Whereabouts, columns: PointColumns, distance: Distance, create: bool) -> None:
+        self._place = place
+        self._columns = columns
+        self._distance: Distance = distance
+        self._create = create
+        self._upserted = Metrics.counter(WriteQdrant, "points_upserted")
+        self._deleted = Metrics.counter(WriteQdrant, "points_deleted")
+        self._retries = Metrics.counter(WriteQdrant, "retries")
+
+    def setup(self) -> None:
+        self._target = self._place.open(self._retries.inc)
+        self._ensured: dict[str, int] = {}
+
+    def start_bundle(self) -> None:
+        self._forget()
+
+    def process(
+        self, batch: RecordBatch, window: Any = beam.DoFn.WindowParam, timestamp: Any = beam.DoFn.TimestampParam
+    ) -> Iterator[WindowedValue]:
+        first = 0
+        while first < batch.num_rows:
+            rows = batch.slice(first, self._place.batch_size - len(self._points))
+            self._take(self._columns.changes(rows, first))
+            count, earliest = self._rows.get(window, (0, timestamp))
+            self._rows[window] = count + rows.num_rows, min(earliest, timestamp)
+            first += rows.num_rows
+            if len(self._points) >= self._place.batch_size:
+                yield from self._flush()
+
+    def finish_bundle(self) -> Iterator[WindowedValue]:  # type: ignore[override]  # Beam's says None, and takes these.
+        yield from self._flush()
+
+    def teardown(self) -> None:
+        self._target.close()
+
+    def _forget(self) -> None:
+        self._points: dict[PointId, Point | None] = {}
+        self._sizes: dict[str, int] = {}
+        self._rows: dict[Any, tuple[int, Timestamp]] = {}
+
+    def _take(self, changes: Changes) -> None:
+        self._points |= changes.points
+        for name, size in changes.sizes.items():
+            if size is not None and self._sizes.setdefault(name, size) != size:
+                raise StoreError(
+                    f"the vector {name or self._columns.vectors[name]!r} has {size} numbers in one batch and "
+                    f"{self._sizes[name]} in another, expected the same in all"
+                )
+
+    def _flush(self) -> Iterator[WindowedValue]:
+        upserts = [point for point in self._points.values() if point is not None]
+        deletes = [identity for identity, point in self._points.items() if point is None]
+        if upserts and not self._sizes.items() <= self._ensured.items():
+            self._ensure()
+        if self._points:
+            self._target.write(upserts, deletes)
+        self._upserted.inc(len(upserts))
+        self._deleted.inc(len(deletes))
+        for window, (count, earliest) in self._rows.items():
+            yield WindowedValue(count, earliest, (window,))
+        self._forget()
+
+    def _ensure(self) -> None:
+        sizes = self._ensured | self._sizes
+        if unknown := self._columns.vectors.keys() - sizes.keys():
+            raise StoreError(
+                f"the size of the vector {min(unknown)!r} can't be told: the column "
+                f"{self._columns.vectors[min(unknown)]!r} is null in all rows; expected a column of fixed-size lists"
+            )
+        self._target.ensure(sizes, self._distance, self._create)
+        self._ensured = sizes

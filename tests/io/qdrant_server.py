@@ -1,0 +1,133 @@
+"""A Qdrant server as far as the client asks it: HTTP on loopback, with the client's own memory store behind it."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from qdrant_client import QdrantClient, models
+
+Script = Callable[[str, str], tuple[int, str] | None]
+
+
+@dataclass
+class StandIn:
+    """What a test may set and see."""
+
+    url: str = ""
+    store: QdrantClient = field(default_factory=lambda: QdrantClient(":memory:"))
+    script: Script = lambda method, path: None
+    """What to answer to a request instead of doing it."""
+    after: Script = lambda method, path: None
+    """The same, once it is done: an answer that is lost."""
+    key: str | None = None
+    requests: list[str] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def points(self, collection: str) -> dict[Any, Any]:
+        records, _ = self.store.scroll(collection, limit=100_000, with_payload=True, with_vectors=True)
+        return {record.id: record for record in records}
+
+
+@contextmanager
+def qdrant_server() -> Iterator[StandIn]:
+    stand_in = StandIn()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def _serve(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            path = self.path.partition("?")[0]
+            with stand_in.lock:
+                stand_in.requests.append(f"{self.command} {path}")
+                status, answer = self._outcome(path, body)
+            told = json.dumps(answer).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(told)))
+            self.end_headers()
+            self.wfile.write(told)
+
+        do_GET = do_PUT = do_POST = _serve
+
+        def _outcome(self, path: str, body: bytes) -> tuple[int, Any]:
+            if stand_in.key is not None and self.headers.get("api-key") != stand_in.key:
+                return 401, _error(f"Must provide an API key, found {self.headers.get('api-key')}")
+            if scripted := stand_in.script(self.command, path):
+                return scripted[0], _error(scripted[1])
+            status, answer = _done(stand_in.store, self.command, path.strip("/").split("/")[1:], body)
+            if scripted := stand_in.after(self.command, path):
+                return scripted[0], _error(scripted[1])
+            return status, answer
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Tests are quiet."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+    thread.start()
+    stand_in.url = f"http://127.0.0.1:{server.server_address[1]}"
+    try:
+        yield stand_in
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(timeout=10)
+
+
+def fails(times: int, status: int, message: str, what: str = "") -> Script:
+    """Answers so many of the requests whose method and path begin like that with an error."""
+    left = times
+
+    def script(method: str, path: str) -> tuple[int, str] | None:
+        nonlocal left
+        if left and f"{method} {path}".startswith(what):
+            left -= 1
+            return status, message
+        return None
+
+    return script
+
+
+def _error(message: str) -> Any:
+    return {"status": {"error": message}, "time": 0.0}
+
+
+def _result(result: Any) -> tuple[int, Any]:
+    return 200, {"result": result, "status": "ok", "time": 0.0}
+
+
+def _done(store: QdrantClient, method: str, names: list[str], body: bytes) -> tuple[int, Any]:
+    collection, action = names[0], "/".join(names[1:])
+    if not store.collection_exists(collection) and (method, action) != ("PUT", ""):
+        return 404, _error(f"Not found: Collection `{collection}` doesn't exist!")
+    if method == "GET":
+        return _result(store.get_collection(collection).model_dump(mode="json"))
+    given = json.loads(body)
+    if (method, action) == ("PUT", ""):
+        if store.collection_exists(collection):
+            return 409, _error(f"Wrong input: Collection `{collection}` already exists!")
+        vectors = models.CreateCollection.model_validate(given).vectors
+        return _result(store.create_collection(collection, vectors))
+    if action == "points/count":
+        return _result({"count": store.count(collection).count})
+    if action == "points/query/batch":
+        requests = models.QueryRequestBatch.model_validate(given).searches
+        return _result([answer.model_dump(mode="json") for answer in store.query_batch_points(collection, requests)])
+    if action == "points/delete":
+        store.delete(collection, models.PointIdsList.model_validate(given))
+    elif (method, action) == ("PUT", "points"):
+        try:
+            store.upsert(collection, models.PointsList.model_validate(given).points)
+        except ValueError as error:
+            return 400, _error(f"Wrong input: {error}")
+    else:
+        return 404, _error(f"{method} {action} is not known here")
+    return _result({"operation_id": 1, "status": "completed"})

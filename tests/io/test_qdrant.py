@@ -1,0 +1,264 @@
+"""Tables into Qdrant's engine in a folder: its real engine, with workers in several processes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import uuid
+from datetime import datetime, timezone
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import apache_beam as beam
+import pyarrow as pa
+import pytest
+import qdrant_edge
+from apache_beam.testing.util import assert_that, equal_to
+
+from luminosity import WriteQdrant
+from luminosity.errors import StoreError
+from luminosity.io.stores.lock import held
+from luminosity.io.stores.target import Whereabouts
+from tests.io.conftest import Pipelines, counters
+from tests.io.vectors import numbered, vectors
+from tests.processes import kill_workers_of
+
+
+def stored(folder: Path, collection: str = "things") -> dict[Any, Any]:
+    """All points of a collection, by id."""
+    shard = qdrant_edge.EdgeShard.load(str(folder / collection))
+    records, _ = shard.scroll(qdrant_edge.ScrollRequest(limit=100_000, with_payload=True, with_vector=True))
+    shard.close()
+    return {record.id if isinstance(record.id, int) else str(record.id): record for record in records}
+
+
+def write(folder: Path, *batches: pa.RecordBatch, **settings: Any) -> dict[Any, Any]:
+    with beam.Pipeline("FnApiRunner") as pipeline:
+        _ = (
+            pipeline
+            | beam.Create(batches, reshuffle=False)
+            | WriteQdrant(folder, "things", **{"vectors": "vector", **settings})
+        )
+    return stored(folder)
+
+
+def test_every_row_becomes_a_point(pipelines: Pipelines, tmp_path: Path) -> None:
+    with pipelines() as (pipeline, run):
+        _ = (
+            pipeline
+            | beam.Create(range(0, 2_000, 100))
+            | beam.Map(numbered, 100).with_output_types(pa.RecordBatch)
+            | WriteQdrant(tmp_path, "things", vectors="vector", batch_size=150, distance="dot")
+        )
+
+    points = stored(tmp_path)
+    assert sorted(points) == list(range(2_000))
+    assert points[1_234].payload == {"text": "text 1234"}
+    expected = numbered(1_234, 1).column("vector")[0].as_py()
+    assert points[1_234].vector == pytest.approx(expected)
+    assert counters(run.result)["points_upserted"] == 2_000
+
+
+def test_a_write_can_be_waited_for(pipelines: Pipelines, tmp_path: Path) -> None:
+    """A step behind it sees how many rows were written, and they are there by then."""
+
+    def check(counts: int) -> int:
+        assert len(stored(tmp_path)) == 250
+        return counts
+
+    with pipelines() as (pipeline, _):
+        written = pipeline | beam.Create([numbered(0, 250)]) | WriteQdrant(tmp_path, "things", vectors="vector")
+        total = written | beam.CombineGlobally(sum) | beam.Map(check)
+        assert_that(total, equal_to([250]))
+
+
+def test_points_are_exact_while_workers_are_killed(tmp_path: Path) -> None:
+    """The engine allows one process at a time; two workers take turns, and leave the lock when they die."""
+    options = ["--runner=luminosity.LuminosityRunner", "--progress=off", "--cpu_workers=2"]
+    with kill_workers_of(os.getpid(), every_s=0.5) as kills, beam.Pipeline(argv=options) as pipeline:
+        _ = (
+            pipeline
+            | beam.Create(range(0, 4_000, 50))
+            | beam.Reshuffle()
+            | beam.Map(numbered, 50).with_output_types(pa.RecordBatch)
+            | WriteQdrant(tmp_path, "things", vectors="vector", batch_size=50)
+        )
+
+    assert kills.count >= 2
+    points = stored(tmp_path)
+    assert sorted(points) == list(range(4_000))
+    assert all(point.payload == {"text": f"text {number}"} for number, point in points.items())
+
+
+def test_named_vectors_and_a_null_among_them(tmp_path: Path) -> None:
+    rows = pa.record_batch(
+        {"id": [1, 2], "title": vectors([[1, 0], [0, 1]]), "body": vectors([[1, 2, 3], None]), "stars": [5, 4]}
+    )
+    points = write(tmp_path, rows, vectors={"t": "title", "b": "body"}, distance="euclid")
+
+    assert points[1].vector == {"t": [1, 0], "b": [1, 2, 3]}
+    assert points[2].vector == {"t": [0, 1]}
+    assert points[2].payload == {"stars": 4}
+
+
+def test_ids_of_all_kinds(tmp_path: Path) -> None:
+    known = str(uuid.uuid4())
+    rows = pa.record_batch({"id": [known, "review 7"], "vector": vectors([[1], [2]])})
+    points = write(tmp_path, rows)
+    again = write(tmp_path, rows)
+
+    assert points.keys() == again.keys()
+    assert points[known].payload == {}
+    (other,) = points.keys() - {known}
+    assert uuid.UUID(other).version == 5
+    assert points[other].payload == {"id": "review 7"}
+
+
+def test_payloads_are_json(tmp_path: Path) -> None:
+    rows = pa.record_batch(
+        {
+            "id": [1],
+            "vector": vectors([[1]]),
+            "at": pa.array([datetime(2026, 3, 1, 12, tzinfo=timezone.utc)], pa.timestamp("ns", "UTC")),
+            "price": pa.array([Decimal("1.50")]),
+            "tags": [[{"name": "a", "since": None}]],
+            "nothing": pa.nulls(1),
+            "ratio": [float("nan")],
+            "kind": pa.array(["x"]).dictionary_encode(),
+        }
+    )
+    assert write(tmp_path, rows)[1].payload == {
+        "at": "2026-03-01T12:00:00+00:00",
+        "price": "1.50",
+        "tags": [{"name": "a", "since": None}],
+        "nothing": None,
+        "ratio": None,
+        "kind": "x",
+    }
+    assert write(tmp_path, rows, payload=["kind"])[1].payload == {"kind": "x"}
+
+
+def test_tombstones_delete_and_the_last_row_wins(tmp_path: Path) -> None:
+    write(tmp_path, numbered(0, 5))
+    rows = pa.record_batch(
+        {
+            "id": [1, 2, 2, 3, 3, 99],
+            "text": ["one", "two", None, None, "three", None],
+            "vector": vectors([[1, 0, 0, 0], [1, 0, 0, 0], None, None, [1, 0, 0, 0], None]),
+            "_deleted": [None, False, True, True, False, True],
+        }
+    )
+    points = write(tmp_path, rows)
+
+    assert sorted(points) == [0, 1, 3, 4]
+    assert [points[number].payload["text"] for number in (0, 1, 3)] == ["text 0", "one", "three"]
+
+
+def test_tombstones_alone_need_no_collection(tmp_path: Path) -> None:
+    rows = pa.record_batch({"id": [1], "vector": pa.array([None], pa.list_(pa.float32())), "_deleted": [True]})
+    with beam.Pipeline("FnApiRunner") as pipeline:
+        _ = pipeline | beam.Create([rows]) | WriteQdrant(tmp_path, "things", vectors="vector")
+    assert not (tmp_path / "things").exists()
+
+
+def table(**columns: Any) -> pa.RecordBatch:
+    return pa.record_batch({"id": [7, 8], "vector": vectors([[1, 2], [3, 4]]), **columns})
+
+
+MISTAKES = {
+    "no id": (table(id=pa.array([7, None])), r"row 1 \(id None\) has no id"),
+    "a negative id": (table(id=[7, -8]), r"the id of row 1 \(id -8\): found -8, expected an integer that is not neg"),
+    "ids of another type": (table(id=[0.5, 1.5]), "the id column 'id' is of type double, expected unsigned integers"),
+    "no such column": (table().drop_columns(["id"]), "there is no column 'id', expected one of vector"),
+    "NaN": (table(vector=vectors([[1, 2], [3, float("nan")]])), r"the vector 'vector' of row 1 \(id 8\) has a number"),
+    "null within": (table(vector=vectors([[1, 2], [3, None]])), r"the vector 'vector' of row 1 \(id 8\) has a number"),
+    "no vector": (table(vector=vectors([[1, 2], None])), r"row 1 \(id 8\) has no vector, all are null"),
+    "no vectors": (table(vector=[1.0, 2.0]), "the vector column 'vector' is of type double, expected lists of numbers"),
+    "sizes": (table(vector=[[1.0], [1.0, 2.0]]), r"of row 1 \(id 8\) has 2 numbers, that of row 0 \(id 7\) has 1"),
+    "another size": (table(vector=[[1.0], [1.0]]), "'vector' has 1 numbers in one batch and 2 in another"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_names_the_row(name: str, tmp_path: Path) -> None:
+    rows, message = MISTAKES[name]
+    good = pa.record_batch({"id": [1], "vector": vectors([[1, 2]])})
+    with pytest.raises(Exception, match=message):  # Beam wraps what a step raises
+        write(tmp_path, good, rows)
+    assert not (tmp_path / "things").exists()
+
+
+def test_a_collection_with_other_vectors_is_left_alone(tmp_path: Path) -> None:
+    write(tmp_path, numbered(0, 3))
+    place = f"the collection 'things' at {tmp_path}"
+    for settings, size, message in [
+        ({}, 5, f"{place} has a vector without a name of 4 numbers with cosine distance, expected 5 numbers"),
+        ({"distance": "dot"}, 4, "with cosine distance, expected 4 numbers with dot distance"),
+        ({"vectors": {"a": "vector"}}, 4, f"{place} has no vector 'a', it has one without a name"),
+    ]:
+        with pytest.raises(Exception, match=message):
+            write(tmp_path, numbered(0, 1, size), **settings)
+    assert len(stored(tmp_path)) == 3
+
+
+def test_a_collection_that_must_be_there(tmp_path: Path) -> None:
+    with pytest.raises(Exception, match="is not there, and create=False"):
+        write(tmp_path, numbered(0, 1), create=False)
+
+
+def test_a_file_where_the_folder_should_be(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(Exception, match=r"can't be made: .*File exists"):
+        write(tmp_path / "file", numbered(0, 1))
+
+
+def _hold(path: str, taken: Any, done: Any) -> None:
+    with held(path, 1):
+        taken.set()
+        done.wait(30)
+
+
+def test_a_lock_held_too_long_names_its_holder(tmp_path: Path) -> None:
+    write(tmp_path, numbered(0, 1))
+    context = multiprocessing.get_context("spawn")
+    taken, done = context.Event(), context.Event()
+    holder = context.Process(target=_hold, args=(str(tmp_path / "things.lock"), taken, done))
+    holder.start()
+    assert taken.wait(30)
+    target = Whereabouts.of(tmp_path, "things", timeout=0.2).open(lambda: None)
+    with pytest.raises(StoreError, match=rf"waited 0.2 s for {tmp_path}/things.lock, which process {holder.pid} holds"):
+        target.count()
+    done.set()
+    holder.join(30)
+    assert target.count() == 1
+
+
+def test_a_folder_that_is_open_elsewhere(tmp_path: Path) -> None:
+    write(tmp_path, numbered(0, 1))
+    shard = qdrant_edge.EdgeShard.load(str(tmp_path / "things"))
+    with pytest.raises(Exception, match=r"is open elsewhere, and was for 0.3 s: one process at a time"):
+        write(tmp_path, numbered(1, 1), timeout=0.3)
+    shard.close()
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        ({"where": "s3://bucket/x"}, ValueError, "expected an address .http://.... or a folder of this machine"),
+        ({"where": "http://me:word@host"}, ValueError, "found a user or a password in the address of host"),
+        ({"where": "http://host", "api_key": "secret"}, TypeError, "api_key is not a function"),
+        ({"api_key_env": "KEY"}, ValueError, "found an API key for the folder"),
+        ({"collection": "../x"}, ValueError, "found the collection name '../x'"),
+        ({"distance": "far"}, ValueError, "found distance='far', expected one of cosine, dot, euclid, manhattan"),
+        ({"vectors": {}}, ValueError, "found no vectors"),
+        ({"batch_size": 0}, ValueError, "batch_size=0, expected more than nothing"),
+    ],
+)
+def test_settings_are_checked_when_the_pipeline_is_built(
+    settings: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message) as raised:
+        WriteQdrant(**{"where": "folder", "collection": "things", "vectors": "vector", **settings})
+    assert "word@" not in str(raised.value)
+    assert "secret" not in str(raised.value)
