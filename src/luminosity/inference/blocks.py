@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-__all__ = ["Block", "as_block", "concat", "join", "piece", "rows", "sample", "size", "take"]
+__all__ = ["Block", "Indices", "as_block", "concat", "join", "piece", "rows", "sample", "size", "take"]
 
 Block: TypeAlias = Any  # pyarrow has no types to name here
 """Any number of examples: an Arrow array, a record batch, a numpy array (first axis) or a list."""

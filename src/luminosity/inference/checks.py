@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from apache_beam.ml.inference.base import ModelHandler
 
-from luminosity.inference.handler import Handler
+from luminosity.inference.batching.limits import warn_of_settings_without_meaning
+from luminosity.inference.handler import Handler, limits_of
 
-__all__ = ["check_handler"]
+__all__ = ["check_batching", "check_handler"]
 
 
 def check_handler(handler: Any) -> None:
@@ -23,3 +25,10 @@ def check_handler(handler: Any) -> None:
         if kind.run_inference is not Handler.run_inference:
             hint = "; it has `run_inference`, which is all that a subclass of Beam's own ModelHandler needs"
         raise TypeError(f"{kind.__name__} has no method `predict(self, model, batch, inference_args=None)`{hint}")
+
+
+def check_batching(handlers: Iterable[Handler[Any, Any, Any]]) -> None:
+    """Settings of batches that contradict each other are told here, not by a worker."""
+    for handler in handlers:
+        limits_of(handler)
+        warn_of_settings_without_meaning(handler.batch_elements_kwargs())

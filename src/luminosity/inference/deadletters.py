@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import apache_beam as beam
@@ -10,19 +11,26 @@ from apache_beam import pvalue
 __all__ = ["check_threshold"]
 
 
-def check_threshold(good: Any, bad: Any, threshold: float) -> None:
-    """Fail the pipeline when more than this share of examples failed, window by window."""
+def _one(_: Any) -> int:
+    return 1
+
+
+def check_threshold(good: Any, bad: Any, threshold: float, count: Callable[[Any], int] = _one) -> None:
+    """Fail the pipeline when more than this share of examples failed, window by window.
+
+    `count` tells how many an element stands for.
+    """
+
+    def counted(values: Any, label: str) -> Any:
+        return values | label >> beam.Map(count).with_output_types(int)
+
     total = (
-        (_ones(good, "CountGood"), _ones(bad, "CountBad"))
+        (counted(good, "CountGood"), counted(bad, "CountBad"))
         | "AllExamples" >> beam.Flatten()
         | "Total" >> beam.CombineGlobally(sum).without_defaults()
     )
-    failures = _ones(bad, "CountFailures") | "Failures" >> beam.CombineGlobally(sum).without_defaults()
+    failures = counted(bad, "CountFailures") | "Failures" >> beam.CombineGlobally(sum).without_defaults()
     _ = failures | "CheckThreshold" >> beam.Map(_check, pvalue.AsSingleton(total), threshold)
-
-
-def _ones(values: Any, label: str) -> Any:
-    return values | label >> beam.Map(lambda _: 1).with_output_types(int)
 
 
 def _check(bad: int, total: int, threshold: float, window: Any = beam.DoFn.WindowParam) -> None:

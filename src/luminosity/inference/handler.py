@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -61,6 +61,9 @@ class Handler(ModelHandler[ExampleT, PredictionT, ModelT]):
     self_batching: bool = False
     """Whether the model batches by itself, as vLLM does: `predict` then gets one example at a time, `concurrency` of
     them at once."""
+    columnar: bool = False
+    """Whether it takes the columns of a table as they are: `prepare` gets an Arrow array, a numpy matrix or a record
+    batch where it gets a list of examples else, and does next to nothing for each row."""
     concurrency: int = 1
     """How many calls of `predict` may run at once. More than one only for models that other threads may use."""
 
@@ -79,6 +82,11 @@ class Handler(ModelHandler[ExampleT, PredictionT, ModelT]):
 
     def prepare(self, block: Block) -> Block:
         return block
+
+    def prepare_key(self) -> Hashable | None:
+        """Equal for handlers with the same `prepare` that make the same of every example: models of one table then
+        have it made once. None: nobody else does."""
+        return None
 
     def cost(self, prepared: Block) -> npt.NDArray[Any]:
         return np.ones(len(prepared))

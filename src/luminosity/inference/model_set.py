@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable
 from typing import Any
 
 from apache_beam.ml.inference.base import KeyedModelHandler, ModelHandler
@@ -80,16 +80,6 @@ class ModelSet:
         some = list(dict.fromkeys([*near, *self.keys]))[:_SOME_KEYS]
         more = len(self.keys) - len(some)
         return ", ".join(map(repr, some)) + (f" and {more} more" if more else "")
-
-    def by_hints(self) -> Iterator[tuple[dict[str, Any], Sequence[Hashable]]]:
-        """The models that ask for the same resources, with what they ask for."""
-        left = {name: handler.get_resource_hints() for name, handler in self.handlers.items()}
-        while left:
-            hints = next(iter(left.values()))
-            same = [name for name, each in left.items() if each == hints]
-            for name in same:
-                del left[name]
-            yield hints, same
 
 
 def _shortened(example: Any) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-import weakref
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeAlias
 
@@ -16,13 +15,11 @@ from apache_beam.transforms import window
 from apache_beam.utils.timestamp import MAX_TIMESTAMP, Timestamp
 
 from luminosity.core import SORTS_ITS_BUNDLE
-from luminosity.inference.batching.limits import warn_of_settings_without_meaning
-from luminosity.inference.checks import check_handler
+from luminosity.inference.checks import check_batching, check_handler
 from luminosity.inference.deadletters import check_threshold
-from luminosity.inference.handler import limits_of
 from luminosity.inference.host.model import Clock
 from luminosity.inference.model_set import ModelSet
-from luminosity.inference.options import ModelCacheConfig, memory_budget_of, processes_of, threads_of
+from luminosity.inference.steps.expanding import by_hints, in_pipeline, with_shared_bundles
 from luminosity.inference.steps.infer import InferDoFn
 from luminosity.inference.steps.messages import PreparedBlock, ResultBlock
 from luminosity.inference.steps.prepare import PrepareDoFn
@@ -33,7 +30,6 @@ from luminosity.inference.steps.watch import Watch
 __all__ = ["RunInference"]
 
 _LOGGER = logging.getLogger(__name__)
-_BUNDLES_PER_DEVICE = 8
 _LOOK_EVERY_S = 360.0
 
 Collection: TypeAlias = Any  # Beam types `|` as PValue, whatever the transform gives.
@@ -198,9 +194,7 @@ class RunInference(beam.PTransform[Any, Any]):
 
     def _predict(self, examples: Collection) -> tuple[Collection, Collection | None]:
         models = ModelSet(self._model_handler)
-        for handler in models.handlers.values():
-            limits_of(handler)  # Settings that contradict each other are told here, not by a worker.
-            warn_of_settings_without_meaning(handler.batch_elements_kwargs())
+        check_batching(models.handlers.values())
         if self._watch_model_pattern is not None or self._model_metadata_pcoll is not None:
             for name in models.without_updates():
                 _LOGGER.warning("%s has no update_model_path: new versions of its model will change nothing.", name)
@@ -220,7 +214,7 @@ class RunInference(beam.PTransform[Any, Any]):
         metadata = self._model_metadata_pcoll
         side_input = None if metadata is None else pvalue.AsSingleton(metadata)
         prepared = examples | "Prepare" >> beam.ParDo(PrepareDoFn(models, settings)).with_output_types(PreparedBlock)
-        groups = list(models.by_hints())
+        groups = list(by_hints({name: each.get_resource_hints() for name, each in models.handlers.items()}))
         results: list[Collection] = []
         for number, (hints, names) in enumerate(groups, start=1):
             label = "Infer" if len(groups) == 1 else f"Infer {number}"
@@ -229,15 +223,17 @@ class RunInference(beam.PTransform[Any, Any]):
                 mine = prepared | f"For {label}" >> beam.Filter(_is_for, frozenset(names))
             infer = beam.ParDo(InferDoFn(self._model_handler, settings), side_input).with_output_types(ResultBlock)
             with examples.pipeline.transform_annotations(**{SORTS_ITS_BUNDLE: ""}):
-                results.append(mine | label >> infer.with_resource_hints(**self._infer_hints(hints)))
+                results.append(
+                    mine | label >> infer.with_resource_hints(**with_shared_bundles({**hints, **self._hints}))
+                )
         return results[0] if len(results) == 1 else results | beam.Flatten()
 
     def _settings(self, pipeline: beam.Pipeline, models: ModelSet) -> StepSettings:
-        metadata, options = self._model_metadata_pcoll, pipeline.options
+        metadata = self._model_metadata_pcoll
         handling = self._exception_handling or {}
         caught = handling.get("exc_class", ())
         timeout = handling.get("timeout")
-        return StepSettings(
+        settings = StepSettings(
             step_id=self._step_id,
             model_tag=self._model_tag,
             metrics_namespace=self._metrics_namespace or self._model_handler.get_metrics_namespace(),
@@ -249,19 +245,8 @@ class RunInference(beam.PTransform[Any, Any]):
             use_subprocess=bool(handling.get("use_subprocess")),
             updates_may_lag=metadata is None or isinstance(metadata.windowing.windowfn, window.GlobalWindows),
             watch=self._watch(models),
-            model_cache=ModelCacheConfig.of(options),
-            threads=threads_of(options),
-            memory_budget=memory_budget_of(options),
-            workers=processes_of(pipeline),
-            run_id=_run_id(pipeline),
         )
-
-    def _infer_hints(self, of_the_models: dict[str, Any]) -> dict[str, Any]:
-        hints = {**of_the_models, **self._hints}
-        if hints:
-            # Bundles share the model, and what they hold at once is what batches are made of.
-            hints.setdefault("max_active_bundles_per_worker", str(_BUNDLES_PER_DEVICE))
-        return hints
+        return in_pipeline(settings, pipeline)
 
     def _watch(self, models: ModelSet) -> Watch | None:
         if self._watch_model_pattern is None:
@@ -292,11 +277,3 @@ class RunInference(beam.PTransform[Any, Any]):
 
 def _is_for(block: PreparedBlock, names: frozenset[Hashable]) -> bool:
     return block.model in names
-
-
-_run_ids: weakref.WeakKeyDictionary[beam.Pipeline, str] = weakref.WeakKeyDictionary()
-
-
-def _run_id(pipeline: beam.Pipeline) -> str:
-    """The same for all transforms of a pipeline: their models share the memory of one machine."""
-    return _run_ids.setdefault(pipeline, uuid.uuid4().hex)

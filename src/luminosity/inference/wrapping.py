@@ -100,6 +100,7 @@ class WrappedHandler(BeamContract):
         self._inner = inner
         self.self_batching = inner.self_batching
         self.concurrency = inner.concurrency
+        self.columnar = inner.columnar
 
     def __str__(self) -> str:
         return str(self._inner)

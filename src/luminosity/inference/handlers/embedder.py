@@ -20,7 +20,7 @@ from luminosity.inference.handlers.pooling import check_modes, pool
 from luminosity.inference.handlers.pretrained import Pretrained, token_limit
 from luminosity.inference.handlers.sentence_recipe import SentenceRecipe
 from luminosity.inference.handlers.text import TextHandler
-from luminosity.inference.handlers.tokens import Tokenizer, texts_of
+from luminosity.inference.handlers.tokens import Tokenizer
 
 __all__ = ["SentenceEmbedder"]
 
@@ -114,10 +114,6 @@ class SentenceEmbedder(TextHandler[str]):
             return 0
         ids = self.tokenizer.ids([self.prompt])[0].as_py()
         return len(ids) - (ids[-1] in self.tokenizer.whole.all_special_ids)
-
-    def prepare(self, block: Block) -> Block:
-        texts = texts_of(block)
-        return self.tokenizer.ids([self.prompt + text for text in texts] if self.prompt else texts)
 
     def load_model(self) -> Any:
         """The encoder, then the Dense steps."""

@@ -95,6 +95,9 @@ class TextGenerator(TextHandler["str | Messages"]):
         # Prompts come first in `both`, then chats; the stable order of the flags tells whose place is where.
         return both.take(pa.array(np.argsort(np.argsort(chats, kind="stable"))))
 
+    def prepare_key(self) -> None:
+        """Its chat template writes prompts of its own."""
+
     def _rendered(self, messages: Any) -> str:
         listed: list[Any] = cast("list[Any]", list(messages)) if isinstance(messages, list | tuple) else []
         if not listed or not all(isinstance(message, Mapping) for message in listed):

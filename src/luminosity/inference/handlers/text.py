@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -95,8 +95,18 @@ class TextHandler(TorchHandler[ExampleT, PredictionResult]):
         candidates = (self.config.get_text_config().pad_token_id, self.tokenizer.whole.pad_token_id)
         return next((token for token in candidates if token is not None), 0)
 
+    @cached_property
+    def prompt(self) -> str:
+        """What stands before each text."""
+        return ""
+
     def prepare(self, block: Block) -> Block:
-        return self.tokenizer.ids(texts_of(block))
+        texts = texts_of(block)
+        return self.tokenizer.ids([self.prompt + text for text in texts] if self.prompt else texts)
+
+    def prepare_key(self) -> Hashable | None:
+        rules = self.tokenizer.rules
+        return None if rules is None else (rules, self.prompt)
 
     def tokens_of(self, prepared: Block) -> Lists:
         """The token ids in what `prepare` made."""

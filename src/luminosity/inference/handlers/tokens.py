@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from functools import cached_property
 from itertools import chain
 from typing import Any, TypeAlias
@@ -84,6 +85,14 @@ class Tokenizer:
     def _words(self) -> WordCache | None:
         return WordCache.of(self._fast, self.limit, self._cut)
 
+    @property
+    def rules(self) -> Hashable | None:
+        """Equal where the same ids are made of every text; None: only the tokenizer itself knows how it makes them."""
+        if self._fast is None:
+            return None
+        digest = hashlib.sha256(json.dumps(_rules(self.whole), sort_keys=True).encode()).hexdigest()
+        return digest, self.limit, self._cut, self._beginning
+
     def lower_case(self) -> None:
         """Make lower case of all texts first, before any are tokenised."""
         normalizers = require("tokenizers.normalizers", "transformers")
@@ -101,11 +110,14 @@ class Tokenizer:
     def _never_empty(self, lists: list[list[int]]) -> Lists:
         """Models can't see a text of no tokens: it gets the token that stands at a text's beginning."""
         if not all(lists):
-            whole = self.whole
-            candidates = (whole.bos_token_id, whole.cls_token_id, whole.eos_token_id, whole.pad_token_id, 0)
-            beginning = next(token for token in candidates if token is not None)
-            lists = [ids or [beginning] for ids in lists]
+            lists = [ids or [self._beginning] for ids in lists]
         return list_array(lists, _INT32)
+
+    @property
+    def _beginning(self) -> int:
+        whole = self.whole
+        candidates = (whole.bos_token_id, whole.cls_token_id, whole.eos_token_id, whole.pad_token_id, 0)
+        return next(token for token in candidates if token is not None)
 
 
 def texts_of(block: Block, expected: str = "str") -> list[str]:

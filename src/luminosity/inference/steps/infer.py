@@ -11,12 +11,11 @@ from apache_beam.transforms.window import WindowedValue
 
 from luminosity.core import ELEMENT_AT_FAULT
 from luminosity.inference.blocks import join, take
-from luminosity.inference.host.contact import Host, HostSession
-from luminosity.inference.host.counting import current_step
 from luminosity.inference.host.work import Outcome
 from luminosity.inference.model_set import ModelSet
-from luminosity.inference.steps.lanes import StepLanes, Use
+from luminosity.inference.steps.lanes import StepLanes
 from luminosity.inference.steps.messages import Failed, PreparedBlock, ResultBlock, at_fault, described, earliest
+from luminosity.inference.steps.sessions import Sessions
 from luminosity.inference.steps.settings import StepSettings
 
 __all__ = ["InferDoFn"]
@@ -32,8 +31,7 @@ class InferDoFn(beam.DoFn):
     def setup(self) -> None:
         self._settings.set_up_process()
         self._lanes = StepLanes(ModelSet(self._handler), self._settings)
-        self._sessions: dict[Host, HostSession] = {}
-        self._used: set[Use] = set()
+        self._sessions = Sessions()
         try:
             self._lanes.set_up()
         except BaseException:
@@ -41,7 +39,7 @@ class InferDoFn(beam.DoFn):
             raise
 
     def start_bundle(self) -> None:
-        self._close_sessions()
+        self._sessions.close()
 
     def process(
         self, block: PreparedBlock, metadata: Any, window: Any = beam.DoFn.WindowParam
@@ -51,44 +49,20 @@ class InferDoFn(beam.DoFn):
         if block.examples:
             for use, part in self._lanes.parts(block, metadata):
                 prepared = part.examples if part.prepared is None else part.prepared
-                self._session(use.host).submit(use.lane, prepared, part.costs, (window, part), part.weights)
-                self._used.add(use)
+                self._sessions.submit(use, prepared, part.costs, (window, part), part.weights)
                 use.counters.prepared(part.seconds)
-        for session in self._sessions.values():
-            yield from self._emit(session.ready())
+        for outcomes in self._sessions.ready():
+            yield from self._emit(outcomes)
 
     def finish_bundle(self) -> Iterator[WindowedValue]:  # type: ignore[override]  # Beam's says None, and takes these.
-        for session in self._sessions.values():
-            for outcomes in session.finish():
-                yield from self._emit(outcomes)
-                self._lanes.look_for_updates()
-        for session in self._sessions.values():
-            for lane, stats in session.take_stats().items():
-                # Another bundle may have given this one's examples to a version that this one does not know yet.
-                use = self._lanes.use_of(lane) or next(iter(self._used))
-                use.counters.update(stats, [])
-        for host, uses in self._lanes.by_host().items():
-            loads = host.take_load_stats([use.lane for use in uses])
-            for use, stats in zip(uses, loads, strict=True):
-                use.counters.update([], stats)
-        self._lanes.leave_all_but(self._used)
-        self._close_sessions()
+        for outcomes in self._sessions.finish():
+            yield from self._emit(outcomes)
+            self._lanes.look_for_updates()
+        self._sessions.end([self._lanes])
 
     def teardown(self) -> None:
-        self._close_sessions()
+        self._sessions.close()
         self._lanes.leave_all()
-
-    def _session(self, host: Host) -> HostSession:
-        session = self._sessions.get(host)
-        if session is None:
-            session = self._sessions[host] = host.open(current_step())
-        return session
-
-    def _close_sessions(self) -> None:
-        for session in self._sessions.values():
-            session.close()
-        self._sessions = {}
-        self._used = set()
 
     def _emit(self, outcomes: list[Outcome]) -> Iterator[WindowedValue]:
         alike: dict[tuple[Any, Any, str | None], list[Outcome]] = {}

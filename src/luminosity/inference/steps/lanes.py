@@ -61,8 +61,7 @@ class StepLanes:
     def parts(self, block: PreparedBlock, metadata: Any) -> Iterator[tuple[Use, PreparedBlock]]:
         """The block by the versions that its examples get; most often that is one."""
         if not self._models.is_keyed:
-            wanted = self._wanted(THE_MODEL, THE_MODEL, metadata)
-            yield self._use(THE_MODEL, self._versions.next(THE_MODEL, THE_MODEL, wanted)), block
+            yield self.the_use(metadata), block
             return
         named = self._named_by(metadata)
         keys = [example[0] for example in block.examples]
@@ -74,6 +73,11 @@ class StepLanes:
         for use in different:
             chosen = [uses[key] is use for key in keys]
             yield use, block if len(different) == 1 else _part(block, np.flatnonzero(chosen))
+
+    def the_use(self, metadata: Any = None) -> Use:
+        """What all examples get where there is one model, and no keys."""
+        wanted = self._wanted(THE_MODEL, THE_MODEL, metadata)
+        return self._use(THE_MODEL, self._versions.next(THE_MODEL, THE_MODEL, wanted))
 
     def look_for_updates(self) -> None:
         """While nothing new is handed over: what waits may get a version that has appeared meanwhile."""
@@ -119,11 +123,15 @@ class StepLanes:
         use = self._use(model, old)
         use.host.take_over(use.lane, self._use(model, new).lane)
 
-    def by_host(self) -> dict[Host, list[Use]]:
+    def count_loads(self) -> None:
+        """Of all versions, with one request to each host."""
         by_host: dict[Host, list[Use]] = {}
         for use in self._uses.values():
             by_host.setdefault(use.host, []).append(use)
-        return by_host
+        for host, uses in by_host.items():
+            loads = host.take_load_stats([use.lane for use in uses])
+            for use, stats in zip(uses, loads, strict=True):
+                use.counters.update([], stats)
 
     def use_of(self, lane: Any) -> Use | None:
         return next((use for use in self._uses.values() if use.lane is lane), None)

@@ -10,7 +10,7 @@ from typing import Any
 import apache_beam as beam
 from apache_beam.transforms.window import WindowedValue
 
-from luminosity.inference.blocks import size
+from luminosity.inference.blocks import size, take
 from luminosity.inference.model_set import THE_MODEL, ModelSet
 from luminosity.inference.preparing import Preparer
 from luminosity.inference.steps.messages import Failed, PreparedBlock, described, earliest
@@ -102,22 +102,12 @@ class PrepareDoFn(beam.DoFn):
         return WindowedValue(block, earliest(timestamps), (window,))
 
     def _prepare(self, preparer: Preparer, examples: list[Any], timestamps: list[Any]) -> PreparedBlock:
-        try:
-            return _block(preparer, examples, timestamps)
-        except self._settings.caught as error:
-            if len(examples) == 1:
-                return PreparedBlock([], [], None, failed=(Failed(examples[0], timestamps[0], described(error)),))
-        # Someone in this block is at fault: who fails alone.
-        alone = [self._prepare(preparer, [example], [time]) for example, time in zip(examples, timestamps, strict=True)]
-        failed = tuple(failure for block in alone for failure in block.failed)
-        good = [block for block in alone if not block.failed]
-        if not good:
+        attempt = preparer.attempt(examples, self._settings.caught)
+        failed = tuple(Failed(examples[place], timestamps[place], described(error)) for place, error in attempt.failed)
+        prepared = attempt.prepared
+        if prepared is None:
             return PreparedBlock([], [], None, failed=failed)
-        examples, timestamps = [block.examples[0] for block in good], [block.timestamps[0] for block in good]
-        return replace(_block(preparer, examples, timestamps), failed=failed)
-
-
-def _block(preparer: Preparer, examples: list[Any], timestamps: list[Any]) -> PreparedBlock:
-    prepared = preparer.prepare(examples)
-    block = None if prepared.block is examples else prepared.block
-    return PreparedBlock(examples, timestamps, block, prepared.costs, prepared.weights)
+        if failed:
+            timestamps = take(timestamps, attempt.places)
+        block = None if prepared.block is prepared.examples else prepared.block
+        return PreparedBlock(prepared.examples, timestamps, block, prepared.costs, prepared.weights, failed)

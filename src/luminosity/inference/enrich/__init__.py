@@ -1,0 +1,1 @@
+"""Enrich: columns that models add to a table."""

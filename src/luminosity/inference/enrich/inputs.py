@@ -1,0 +1,76 @@
+"""What a model gets of a table: a column, a matrix, or several columns by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from luminosity.inference.blocks import Block
+from luminosity.inference.enrich.arrow import DataType, Table
+from luminosity.inference.enrich.column import Column
+from luminosity.inference.handlers.columns import to_numpy
+
+__all__ = ["block_of", "examples_of"]
+
+
+def block_of(table: Table, column: Column) -> Block:
+    """The inputs of this column, without a Python object for each row.
+
+    >>> from luminosity.testing import FakeDevice, FakeDeviceHandler
+    >>> handler = FakeDeviceHandler(FakeDevice())
+    >>> table = pa.record_batch({"a": [1, 2], "b": [0.5, 1.5]})
+    >>> block_of(table, Column(handler, ["a", "b"])).tolist()
+    [[1.0, 0.5], [2.0, 1.5]]
+    >>> block_of(table, Column(handler, {"x": "b"})).schema.names
+    ['x']
+    """
+    inputs = column.inputs
+    if isinstance(inputs, str):
+        return _plain(table.column(inputs))
+    if isinstance(inputs, Mapping):
+        arrays = [_plain(table.column(name)) for name in inputs.values()]
+        return pa.RecordBatch.from_arrays(arrays, names=list(inputs))
+    return _matrix({name: table.column(name) for name in inputs})
+
+
+def examples_of(block: Block) -> list[Any]:
+    """The same for handlers that take examples: what each would be in a collection of them.
+
+    >>> examples_of(pa.array(["a", "b"])), examples_of(np.array([[1, 2], [3, 4]]))
+    (['a', 'b'], [array([1, 2]), array([3, 4])])
+    """
+    if isinstance(block, pa.Array) and _is_vectors(block.type) and not block.flatten().null_count:
+        return list(to_numpy(block))
+    return list(block) if isinstance(block, np.ndarray) else block.to_pylist()
+
+
+def _matrix(columns: Mapping[str, Any]) -> npt.NDArray[Any]:
+    arrays: list[npt.NDArray[Any]] = []
+    for name, column in columns.items():
+        kind = column.type
+        if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
+            raise TypeError(
+                f"the column {name!r} holds {kind}, expected numbers: a list of columns is a vector for the model; "
+                "a dict of names to columns takes any"
+            )
+        arrays.append(column.to_numpy(zero_copy_only=False))
+    matrix = np.empty((len(arrays[0]), len(arrays)), np.result_type(*arrays))
+    for place, array in enumerate(arrays):
+        matrix[:, place] = array
+    return matrix
+
+
+def _plain(column: Any) -> Any:
+    """Values themselves: files may hold numbers of a dictionary instead."""
+    return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+
+
+def _is_vectors(kind: DataType) -> bool:
+    if not pa.types.is_fixed_size_list(kind):
+        return False
+    value: DataType = kind.value_type
+    return pa.types.is_integer(value) or pa.types.is_floating(value) or _is_vectors(value)

@@ -1,0 +1,86 @@
+"""What a model gave, batch by batch, as one column."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from luminosity.inference.blocks import Block, Indices, join
+from luminosity.inference.enrich.arrow import DataType, Values
+from luminosity.inference.handlers.columns import to_columns
+
+__all__ = ["NewColumn"]
+
+
+class NewColumn:
+    """The same type for all batches of a table: the one asked for, else the handler's, else that of the first values.
+
+    >>> NewColumn("score", None).of(3, [(np.array([2, 0]), np.array([0.25, 0.5]))]).to_pylist()
+    [0.5, None, 0.25]
+    """
+
+    def __init__(self, name: str, type: DataType | None) -> None:
+        self._name = name
+        self._type = type
+        self._is_found = type is None
+        """Whether the type is only what values were so far."""
+
+    def of(self, count: int, parts: Sequence[tuple[Indices, Block]]) -> Values:
+        """The column of a batch with so many rows, null where no part has a value."""
+        if not parts:
+            return pa.nulls(count, self._type)
+        values = self._arrow(join([block for _, block in parts]))
+        places = np.concatenate([places for places, _ in parts])
+        if len(places) == count and (places == np.arange(count)).all():
+            return values
+        order = np.full(count, -1)
+        order[places] = np.arange(len(places))
+        return values.take(pa.array(order, mask=order < 0))
+
+    def _arrow(self, values: Block) -> Values:
+        wanted = self._type
+        try:
+            found = _arrow(values, wanted)
+            if wanted is None or found.type == wanted:
+                if not pa.types.is_null(found.type):
+                    self._type = found.type
+                return found
+            if not self._is_found or pa.types.is_null(found.type):
+                return found.cast(wanted)
+        except (pa.ArrowException, ValueError) as error:
+            raise ValueError(
+                f"what the model of the column {self._name!r} gave can't become {wanted or 'Arrow'}: {error}; "
+                "Column(..., output=) says which type it is to have"
+            ) from error
+        raise ValueError(
+            f"the column {self._name!r} was {wanted} in one batch and is {found.type} in another: "
+            "say which it is to be, with Column(..., output=)"
+        )
+
+
+def _arrow(values: Block, wanted: DataType | None) -> Values:
+    """Arrays become columns at once; only of Python's own values is each looked at."""
+    if isinstance(values, pa.Array):
+        return values
+    if isinstance(values, pa.RecordBatch):
+        return values.to_struct_array()
+    if isinstance(values, np.ndarray):
+        return _of_numpy(values, wanted)
+    if _are_arrays(values) and len({(value.shape, value.dtype) for value in values}) == 1:
+        return _of_numpy(np.stack(values), wanted)
+    return pa.array(values, wanted)
+
+
+def _of_numpy(values: Any, wanted: DataType | None) -> Values:
+    if values.dtype.kind in "biuf" and values.dtype.itemsize <= 8:
+        return to_columns(values)
+    if values.dtype.kind == "V":  # bfloat16, which Arrow does not have
+        return to_columns(values.astype(np.float32))
+    return pa.array(values) if values.dtype.kind in "mM" and values.ndim == 1 else pa.array(values.tolist(), wanted)
+
+
+def _are_arrays(values: Sequence[Any]) -> bool:
+    return all(isinstance(value, np.ndarray | np.generic) for value in values)

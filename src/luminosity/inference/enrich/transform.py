@@ -1,0 +1,171 @@
+"""Enrich: any number of models over a table, a new column for each."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import apache_beam as beam
+import pyarrow as pa
+
+from luminosity.core import SORTS_ITS_BUNDLE
+from luminosity.inference.checks import check_batching
+from luminosity.inference.deadletters import check_threshold
+from luminosity.inference.enrich.arrow import Table
+from luminosity.inference.enrich.begin import BeginDoFn
+from luminosity.inference.enrich.column import Column
+from luminosity.inference.enrich.finish import FAILED, FinishDoFn
+from luminosity.inference.enrich.infer import InferColumnsDoFn
+from luminosity.inference.enrich.levels import levels
+from luminosity.inference.enrich.messages import TableBlock
+from luminosity.inference.enrich.models import model_of
+from luminosity.inference.enrich.prepare import PrepareColumnsDoFn
+from luminosity.inference.steps.expanding import by_hints, in_pipeline, with_shared_bundles
+from luminosity.inference.steps.settings import StepSettings
+
+__all__ = ["Enrich"]
+
+
+class Enrich(beam.PTransform[Any, Any]):
+    """Adds a column to a table for each model.
+
+    A table is a collection of `pyarrow.RecordBatch`; rows keep their order in a batch. All models share the model host,
+    and those with the same tokenizer the work of tokenising. A model may take another one's column.
+
+    >>> import apache_beam as beam
+    >>> import pyarrow as pa
+    >>> from luminosity import Column, Enrich, Handler
+    >>> class Lengths(Handler[str, int, None]):
+    ...     def load_model(self):
+    ...         return None
+    ...
+    ...     def predict(self, model, batch, inference_args=None):
+    ...         return [len(text) for text in batch]
+    >>> with beam.Pipeline(runner="FnApiRunner") as pipeline:
+    ...     table = pipeline | beam.Create([pa.record_batch({"text": ["one", "three"]})])
+    ...     _ = table | Enrich(length=Column(Lengths(), "text")) | beam.Map(lambda batch: print(batch.to_pylist()))
+    [{'text': 'one', 'length': 3}, {'text': 'three', 'length': 5}]
+
+    Rows whose `_deleted` is true are seen by no model: their new columns are null. Resource hints, the handlers' or
+    given to this transform, apply to the steps that run models alone.
+    """
+
+    def __init__(self, **columns: Column) -> None:
+        super().__init__()
+        if not columns:
+            raise ValueError("found no columns, expected at least one: Enrich(name=Column(handler, inputs))")
+        for name, column in columns.items():
+            if not isinstance(column, Column):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise TypeError(f"found {name}={column!r}, expected {name}=Column(handler, inputs)")
+        self._columns = columns
+        self._levels = levels(columns)
+        self._hints: dict[str, Any] = {}
+        self._settings = StepSettings(step_id=uuid.uuid4().hex, model_tag="", metrics_namespace="")
+        self._gives_letters = False
+        self._threshold = 1.0
+
+    def with_resource_hints(self, **kwargs: Any) -> Enrich:
+        """For the steps that run models; they win over the handlers' own hints."""
+        self._hints.update(kwargs)
+        return self
+
+    def with_exception_handling(
+        self,
+        *,
+        exc_class: type[BaseException] | tuple[type[BaseException], ...] = Exception,
+        use_subprocess: bool = False,
+        threshold: float = 1,
+        timeout: float | None = None,
+    ) -> Enrich:
+        """Dead letters instead of a failed pipeline: returns `(good, bad)`, two tables.
+
+        A row that a model can't take or fails on is in `bad`, with the columns that it came with, the name of the new
+        column in `_model` and why in `_reason`. It is not in `good`, and models that come later don't see it.
+
+        Args:
+            exc_class: what to catch.
+            use_subprocess: run each model in a process of its own, so that its crash is a failure like others.
+            threshold: the share of failed rows up to which the pipeline goes on.
+            timeout: seconds for one batch, with the load of the model if that is not done yet.
+        """
+        self._settings = replace(
+            self._settings,
+            load_late=timeout is not None,
+            caught=exc_class if isinstance(exc_class, tuple) else (exc_class,),
+            timeout=timeout,
+            use_subprocess=use_subprocess,
+        )
+        self._gives_letters = True
+        self._threshold = threshold
+        return self
+
+    def annotations(self) -> dict[str, Any]:
+        handlers = {name: str(model_of(column.handler)) for name, column in self._columns.items()}
+        return {**{f"model_handler_of_{name}": handler for name, handler in handlers.items()}, **super().annotations()}
+
+    def expand(self, input_or_inputs: Any) -> Any:
+        models = {name: model_of(column.handler) for name, column in self._columns.items()}
+        check_batching(models.values())
+        self._slow = [name for name, model in models.items() if not model.columnar]
+        """Columns of models that work on each row before they predict, or in ways unknown."""
+        begin = beam.ParDo(BeginDoFn(self._columns, cuts=bool(self._slow)))
+        blocks = input_or_inputs | "Begin" >> begin.with_output_types(TableBlock)
+        if self._slow:
+            blocks = blocks | "Spread" >> beam.Reshuffle()  # One file's rows for all workers.
+        settings = in_pipeline(self._settings, input_or_inputs.pipeline)
+        for names in self._levels:
+            blocks = self._prepare(blocks, names, settings)
+            hints = {name: {**models[name].get_resource_hints(), **self._hints} for name in names}
+            for asked, alike in by_hints(hints):
+                blocks = self._infer(blocks, alike, settings, asked)
+        return self._finish(blocks)
+
+    def _prepare(self, blocks: Any, names: Sequence[str], settings: StepSettings) -> Any:
+        mine = {name: self._columns[name] for name in names if name in self._slow}
+        if not mine:
+            return blocks
+        prepare = beam.ParDo(PrepareColumnsDoFn(mine, settings))
+        return blocks | self._label("Prepare", list(mine)) >> prepare.with_output_types(TableBlock)
+
+    def _infer(self, blocks: Any, names: Sequence[str], settings: StepSettings, hints: dict[str, Any]) -> Any:
+        infer = beam.ParDo(
+            InferColumnsDoFn(
+                {name: self._columns[name] for name in names},
+                {name: self._settings_of(name, settings) for name in names},
+            )
+        ).with_output_types(TableBlock)
+        sorts = any(name in self._slow for name in names)
+        with blocks.pipeline.transform_annotations(**({SORTS_ITS_BUNDLE: ""} if sorts else {})):
+            return blocks | self._label("Infer", names) >> infer.with_resource_hints(**with_shared_bundles(hints))
+
+    def _settings_of(self, name: str, settings: StepSettings) -> StepSettings:
+        column = self._columns[name]
+        # A handler that makes two columns is one model.
+        first = next(each for each, other in self._columns.items() if other.handler is column.handler)
+        return replace(
+            settings,
+            step_id=f"{settings.step_id}/{name}",
+            model_tag=f"{settings.step_id}/{first}",
+            metrics_namespace=name,
+            inference_args=column.inference_args,
+        )
+
+    def _label(self, step: str, names: Sequence[str]) -> str:
+        return step if len(self._columns) == len(names) else f"{step} {', '.join(names)}"
+
+    def _finish(self, blocks: Any) -> Any:
+        finish = beam.ParDo(FinishDoFn(list(self._columns)))
+        if not self._gives_letters:
+            return blocks | "Finish" >> finish.with_output_types(pa.RecordBatch)
+        outputs = blocks | "Finish" >> finish.with_outputs(FAILED, main="good").with_output_types(pa.RecordBatch)
+        good, bad = outputs.good, outputs[FAILED]
+        bad.element_type = pa.RecordBatch
+        if self._threshold < 1:
+            check_threshold(good, bad, self._threshold, _rows)
+        return good, bad
+
+
+def _rows(table: Table) -> int:
+    return table.num_rows
