@@ -2,20 +2,38 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from apache_beam.metrics.metric import MetricResults
+from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions
 from rich.console import Console
 from rich.table import Table
 
-from luminosity import RunEnded
+from luminosity import LuminosityRunner, RunEnded
 from luminosity.core import InferenceMetrics
 
 Counters = Mapping[str, Mapping[str, int]]  # by model, then by the counter's name
 _MICROSECONDS = 1e6
+
+
+class Told:
+    """What LuminosityRunner tells about a run; nothing of other runners."""
+
+    def __init__(self) -> None:
+        self.ended: RunEnded | None = None
+
+    def runner(self, options: PipelineOptions) -> LuminosityRunner | None:
+        """One that tells, if it is the runner that the options name; else Beam finds the one that they do."""
+        name = options.view_as(StandardOptions).runner or ""
+        return LuminosityRunner(on_event=self._take) if name.endswith(LuminosityRunner.__name__) else None
+
+    def _take(self, event: object) -> None:
+        if isinstance(event, RunEnded):
+            self.ended = event
 
 
 def counters_by_model(metrics: MetricResults) -> Counters:
@@ -65,6 +83,13 @@ def print_sentiments(console: Console, reviews: Any) -> None:
         told = ", ".join(f"{language} {count:,}" for language, count in often)
         table.add_row(str(source), f"{rows.sum():,}", f"{is_right[rows].mean():.1%}", told)
     console.print(table)
+
+
+def print_nearest(console: Console, query: str, found: Any) -> None:
+    console.print(f"\nNearest to [bold]{query}[/bold]:")
+    for neighbour in found["neighbours"][0].as_py():
+        mood = "good" if neighbour["sentiment"] > 0.5 else "bad"
+        console.print(f"{neighbour['score']:5.2f}  {mood:4}  {textwrap.shorten(neighbour['text'], 110)}", markup=False)
 
 
 def _table(first: str, *others: str) -> Table:

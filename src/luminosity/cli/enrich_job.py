@@ -10,7 +10,6 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import apache_beam as beam
@@ -19,7 +18,6 @@ from apache_beam.options.pipeline_options import PipelineOptions, StandardOption
 
 from luminosity import Enrich, LuminosityOptions, LuminosityRunner, MapTable, ReadTable, WriteQdrant, WriteTable
 from luminosity.cli.enrich_columns import Asked, check, near
-from luminosity.cli.enrich_input import first_rows, schema_of
 from luminosity.cli.enrich_report import print_report
 from luminosity.engine.machine import Machine
 from luminosity.errors import OptionError
@@ -48,7 +46,7 @@ class Job:
     @classmethod
     def of(cls, parsed: argparse.Namespace, asked: Sequence[Asked]) -> Job:
         columns = [name for name in (parsed.columns or "").split(",") if name] or None
-        there = list(schema_of(parsed.table, columns).names)
+        there = list(ReadTable(parsed.table, columns).schema.names)
         check(asked, there)
         if parsed.vector_store and not any(each.is_vector for each in asked):
             raise OptionError("--vector-store needs a vector to keep: add one with --embed COLUMN=MODEL")
@@ -82,11 +80,11 @@ def run(job: Job, flags: Sequence[str]) -> int:
 
 
 def _build(pipeline: beam.Pipeline, job: Job, hints: Mapping[str, str]) -> None:
+    reading = ReadTable(job.table, job.columns)
     if job.rows is None:
-        table = pipeline | "Read" >> ReadTable(job.table, columns=job.columns)
+        table = pipeline | "Read" >> reading
     else:
-        first = first_rows(job.table, job.columns, job.rows)
-        table = pipeline | "First" >> beam.Create(first).with_output_types(pa.RecordBatch)
+        table = pipeline | "First" >> beam.Create(reading.first(job.rows)).with_output_types(pa.RecordBatch)
     models = Enrich(**{each.name: each.column() for each in job.asked}).with_resource_hints(**hints)
     if job.dead_letters is None:
         good = table | "Enrich" >> models
@@ -97,7 +95,7 @@ def _build(pipeline: beam.Pipeline, job: Job, hints: Mapping[str, str]) -> None:
     if job.vector_store is not None:
         vectors = {each.name: each.name for each in job.asked if each.is_vector}
         if job.id is None:
-            good |= "Ids" >> MapTable(partial(with_row_ids, made={each.name for each in job.asked}))
+            good |= "Ids" >> MapTable(with_row_ids, made={each.name for each in job.asked})
         _ = good | "Store" >> WriteQdrant(job.vector_store, job.collection, vectors=vectors, id=job.id or _ROW_ID)
 
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from luminosity.cli.enrich_input import first_rows
+from luminosity import ReadTable
 from luminosity.core import InferenceMetrics
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def _model(counts: Counter[str]) -> str:
 
 
 def _rows(job: Job) -> Table:
-    batches = first_rows(job.out, None, job.show or 0)
+    batches = ReadTable(job.out).first(job.show or 0)
     table = Table()
     for name in batches[0].schema.names if batches else ():
         table.add_column(Text(name), overflow="fold")
