@@ -61,7 +61,10 @@ def qdrant_server() -> Iterator[StandIn]:
                 return 401, _error(f"Must provide an API key, found {self.headers.get('api-key')}")
             if scripted := stand_in.script(self.command, path):
                 return scripted[0], _error(scripted[1])
-            status, answer = _done(stand_in.store, self.command, path.strip("/").split("/")[1:], body)
+            try:
+                status, answer = _done(stand_in.store, self.command, path.strip("/").split("/")[1:], body)
+            except ValueError as error:
+                return 400, _error(f"Wrong input: {error}")
             if scripted := stand_in.after(self.command, path):
                 return scripted[0], _error(scripted[1])
             return status, answer
@@ -124,10 +127,7 @@ def _done(store: QdrantClient, method: str, names: list[str], body: bytes) -> tu
     if action == "points/delete":
         store.delete(collection, models.PointIdsList.model_validate(given))
     elif (method, action) == ("PUT", "points"):
-        try:
-            store.upsert(collection, models.PointsList.model_validate(given).points)
-        except ValueError as error:
-            return 400, _error(f"Wrong input: {error}")
+        store.upsert(collection, models.PointsList.model_validate(given).points)
     else:
         return 404, _error(f"{method} {action} is not known here")
     return _result({"operation_id": 1, "status": "completed"})

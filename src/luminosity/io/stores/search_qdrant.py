@@ -1,0 +1,168 @@
+"""Neighbours out of Qdrant, as a column."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import apache_beam as beam
+import pyarrow as pa
+from apache_beam.metrics import Metrics
+
+from luminosity.errors import StoreError
+from luminosity.io.stores.target import Hit, QdrantTarget, Query, Whereabouts
+from luminosity.io.stores.vectors import read_vectors
+from luminosity.tables.coder import RecordBatch
+
+__all__ = ["SearchQdrant"]
+
+
+class SearchQdrant(beam.PTransform[Any, Any]):
+    """Adds a column with the nearest points of each row's vector, the best first.
+
+    The column holds a list of structs: `id` (as text), `score`, and a field for each of `with_payload`. A row whose
+    vector is null has null there.
+
+    >>> import tempfile
+    >>> from luminosity import WriteQdrant
+    >>> folder = tempfile.mkdtemp()
+    >>> rows = pa.record_batch({"id": [1, 2], "text": ["up", "right"], "embedding": [[0.0, 1.0], [1.0, 0.0]]})
+    >>> with beam.Pipeline() as pipeline:
+    ...     _ = pipeline | beam.Create([rows]) | WriteQdrant(folder, "ways", vectors="embedding")
+    >>> search = SearchQdrant(folder, "ways", vector_column="embedding", limit=1, with_payload=["text"])
+    >>> with beam.Pipeline() as pipeline:
+    ...     found = pipeline | beam.Create([pa.record_batch({"embedding": [[0.1, 0.9]]})]) | search
+    ...     _ = found | beam.Map(lambda batch: print(batch.column("neighbours")[0].as_py()[0]["text"]))
+    up
+    """
+
+    def __init__(
+        self,
+        where: str | os.PathLike[str],
+        collection: str,
+        *,
+        vector_column: str,
+        using: str | None = None,
+        limit: int = 5,
+        with_payload: Sequence[str] | Mapping[str, Any] = (),
+        output: str = "neighbours",
+        score_threshold: float | None = None,
+        filter: Mapping[str, Any] | None = None,
+        batch_size: int = 256,
+        timeout: float = 120.0,
+        api_key_env: str | None = None,
+        api_key: Callable[[], str] | None = None,
+    ) -> None:
+        """
+        Args:
+            where: a server's address (`http://...`), or a folder that WriteQdrant wrote.
+            using: the name of the vector to compare with, where vectors have names.
+            with_payload: fields of the payload to return, as text (what is no text, in JSON); or a mapping of fields
+                to Arrow types.
+            score_threshold: leave out what is less alike (with distances, what is farther away).
+            filter: of payload fields, the value that a point must have, or a list of those that it may have.
+            batch_size: how many vectors to ask for at once, at most.
+            timeout: how many seconds to try, while a server fails or other workers use the folder.
+            api_key_env: the environment variable of the workers that holds the server's key.
+            api_key: a function that returns the key.
+        """
+        super().__init__()
+        if limit < 1:
+            raise ValueError(f"found limit={limit!r}, expected one neighbour at least")
+        place = Whereabouts.of(
+            where, collection, timeout=timeout, batch_size=batch_size, api_key_env=api_key_env, api_key=api_key
+        )
+        types = dict(with_payload) if isinstance(with_payload, Mapping) else dict.fromkeys(with_payload, pa.string())
+        if taken := types.keys() & {"id", "score"}:
+            raise ValueError(f"found {min(taken)!r} in with_payload, which is a field of every neighbour already")
+        query = Query(using, limit, list(types), score_threshold, _conditions(filter or {}))
+        self._place = place
+        self._step = _Search(place, query, vector_column, output, types)
+
+    def expand(self, input_or_inputs: Any) -> Any:
+        return input_or_inputs | "Search" >> beam.ParDo(self._step).with_output_types(pa.RecordBatch)
+
+    def default_label(self) -> str:
+        return f"SearchQdrant({self._place.collection})"
+
+
+class _Search(beam.DoFn):
+    def __init__(
+        self, place: Whereabouts, query: Query, vector_column: str, output: str, types: Mapping[str, Any]
+    ) -> None:
+        self._place = place
+        self._query = query
+        self._vector_column = vector_column
+        self._output = output
+        self._types = types
+        self._retries = Metrics.counter(SearchQdrant, "retries")
+        self._searches = Metrics.counter(SearchQdrant, "vectors_searched")
+
+    def setup(self) -> None:
+        self._target: QdrantTarget = self._place.open(self._retries.inc)
+
+    def process(self, batch: RecordBatch) -> Iterator[RecordBatch]:
+        names = batch.schema.names
+        if self._vector_column not in names:
+            raise StoreError(f"there is no column {self._vector_column!r}, expected one of {', '.join(names)}")
+        if self._output in names:
+            raise StoreError(f"there is a column {self._output!r} already; name another with output=...")
+        vectors = read_vectors(self._vector_column, batch.column(self._vector_column), "row {}".format).rows
+        wanted = [vector for vector in vectors if vector is not None]
+        answers = iter(self._answers(wanted))
+        found = [None if vector is None else next(answers) for vector in vectors]
+        self._searches.inc(len(wanted))
+        yield batch.append_column(self._output, self._column(found))
+
+    def teardown(self) -> None:
+        self._target.close()
+
+    def _answers(self, vectors: Sequence[Sequence[float]]) -> Iterator[list[Hit]]:
+        for first in range(0, len(vectors), self._place.batch_size):
+            yield from self._target.search(vectors[first : first + self._place.batch_size], self._query)
+
+    def _column(self, found: Sequence[list[Hit] | None]) -> Any:
+        hits = [hit for hits in found if hits is not None for hit in hits]
+        offsets = [0]
+        for row in found:
+            offsets.append(offsets[-1] + len(row or ()))
+        fields = {
+            "id": pa.array([str(hit.id) for hit in hits], pa.string()),
+            "score": pa.array([hit.score for hit in hits], pa.float32()),
+        }
+        for name, kind in self._types.items():
+            fields[name] = _field(name, [hit.payload.get(name) for hit in hits], kind)
+        structs = pa.StructArray.from_arrays(list(fields.values()), list(fields))
+        missing = pa.array([row is None for row in found], pa.bool_())
+        return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), structs, mask=missing)
+
+
+def _field(name: str, values: list[Any], kind: Any) -> Any:
+    """Payloads are JSON: times and decimals come back as texts, and may be read as what they were.
+
+    >>> _field("at", ["2026-03-01T12:00:00", None], pa.timestamp("s"))[0].as_py().hour
+    12
+    """
+    try:
+        if pa.types.is_string(kind):
+            return pa.array([value if isinstance(value, str | None) else json.dumps(value) for value in values], kind)
+        if all(isinstance(value, str | None) for value in values):
+            return pa.array(values, pa.string()).cast(kind)
+        return pa.array(values, kind)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+        raise StoreError(
+            f"the payload field {name!r} can't be read as {kind}: {error}; name another type with with_payload={{...}}"
+        ) from error
+
+
+def _conditions(equal: Mapping[str, Any]) -> dict[str, Any]:
+    for name, value in equal.items():
+        values = value if isinstance(value, list) else [value]
+        if not values or not all(isinstance(each, str | int | bool) for each in values):
+            raise ValueError(
+                f"found filter={{{name!r}: {value!r}}}, expected a text, an integer or a truth value to be equal to, "
+                "or a list of them"
+            )
+    return dict(equal)
