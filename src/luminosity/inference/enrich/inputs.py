@@ -20,8 +20,8 @@ __all__ = ["block_of", "examples_of"]
 def block_of(table: Table, column: Column) -> Block:
     """The inputs of this column, without a Python object for each row.
 
-    >>> from luminosity.testing import FakeDevice, FakeDeviceHandler
-    >>> handler = FakeDeviceHandler(FakeDevice())
+    >>> from luminosity import JaxModelHandler
+    >>> handler = JaxModelHandler(lambda params, batch: batch, ())
     >>> table = pa.record_batch({"a": [1, 2], "b": [0.5, 1.5]})
     >>> block_of(table, Column(handler, ["a", "b"])).tolist()
     [[1.0, 0.5], [2.0, 1.5]]

@@ -43,13 +43,13 @@ class NewColumn:
     def _arrow(self, values: Block) -> Values:
         wanted = self._type
         try:
-            found = _arrow(values, wanted)
+            found = _arrow(values)
             if wanted is None or found.type == wanted:
                 if not pa.types.is_null(found.type):
                     self._type = found.type
                 return found
             if not self._is_found or pa.types.is_null(found.type):
-                return found.cast(wanted)
+                return _cast(found, values, wanted)
         except (pa.ArrowException, ValueError) as error:
             raise ValueError(
                 f"what the model of the column {self._name!r} gave can't become {wanted or 'Arrow'}: {error}; "
@@ -61,26 +61,36 @@ class NewColumn:
         )
 
 
-def _arrow(values: Block, wanted: DataType | None) -> Values:
+def _arrow(values: Block) -> Values:
     """Arrays become columns at once; only of Python's own values is each looked at."""
     if isinstance(values, pa.Array):
         return values
     if isinstance(values, pa.RecordBatch):
         return values.to_struct_array()
     if isinstance(values, np.ndarray):
-        return _of_numpy(values, wanted)
+        return _of_numpy(values)
     if _are_arrays(values) and len({(value.shape, value.dtype) for value in values}) == 1:
-        return _of_numpy(np.stack(values), wanted)
-    return pa.array(values, wanted)
+        return _of_numpy(np.stack(values))
+    return pa.array(values)
 
 
-def _of_numpy(values: Any, wanted: DataType | None) -> Values:
+def _of_numpy(values: Any) -> Values:
     if values.dtype.kind in "biuf" and values.dtype.itemsize <= 8:
         return to_columns(values)
     if values.dtype.kind == "V":  # bfloat16, which Arrow does not have
         return to_columns(values.astype(np.float32))
-    return pa.array(values) if values.dtype.kind in "mM" and values.ndim == 1 else pa.array(values.tolist(), wanted)
+    return pa.array(values) if values.dtype.kind in "mM" and values.ndim == 1 else pa.array(values.tolist())
 
 
 def _are_arrays(values: Sequence[Any]) -> bool:
     return all(isinstance(value, np.ndarray | np.generic) for value in values)
+
+
+def _cast(found: Values, values: Block, wanted: DataType) -> Values:
+    """Nothing is lost: `pa.array(values, wanted)` would make 2 of 2.5, so that is left to what has no cast."""
+    try:
+        return found.cast(wanted)
+    except (pa.ArrowNotImplementedError, pa.ArrowTypeError):
+        if not isinstance(values, list):
+            raise
+        return pa.array(values, wanted)
