@@ -11,6 +11,8 @@ import pyarrow as pa
 
 from luminosity.core import ELEMENT_AT_FAULT
 from luminosity.errors import TableError
+from luminosity.tables.arrow import Array, DataType, Field
+from luminosity.tables.coder import RecordBatch
 from luminosity.tables.from_python import array_of, first_failing, fits, has_open_type, inferred
 from luminosity.tables.types import fields_of, to_schema
 
@@ -39,12 +41,12 @@ class BatchBuilder:
     def __init__(self, schema: Any, row_type: Any) -> None:
         self._schema = to_schema(schema)
         fields = fields_of(row_type) if self._schema is None else None
-        self._told: dict[str, pa.DataType] = {name: kind for name, kind in (fields or {}).items() if kind is not None}
+        self._told: dict[str, DataType] = {name: kind for name, kind in (fields or {}).items() if kind is not None}
         self._names: dict[str, None] | None = None if fields is None else dict.fromkeys(fields)
         self._is_closed = fields is not None
-        self._learned: dict[str, pa.DataType] = {}
+        self._learned: dict[str, DataType] = {}
 
-    def build(self, rows: list[Any]) -> pa.RecordBatch:
+    def build(self, rows: list[Any]) -> RecordBatch:
         """One batch; a TableError names the row and the column that are at fault. OverflowError: too much for one."""
         columns = _columns(rows)
         schema = self._schema
@@ -55,11 +57,11 @@ class BatchBuilder:
         arrays = [self._told_array(rows, field, columns.get(field.name, nothing)) for field in schema]
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
-    def _built(self, rows: list[Any], columns: dict[str, list[Any]]) -> pa.RecordBatch:
+    def _built(self, rows: list[Any], columns: dict[str, list[Any]]) -> RecordBatch:
         names = self._names if self._names is not None else dict.fromkeys(columns)
         self._refuse_others(rows, columns, names)
         nothing = [None] * len(rows)
-        arrays: list[pa.Array] = []
+        arrays: list[Array] = []
         for name in names:
             values = columns.get(name, nothing)
             if name in self._told:
@@ -69,7 +71,7 @@ class BatchBuilder:
         self._names = names
         return pa.RecordBatch.from_arrays(arrays, names=list(names))
 
-    def _told_array(self, rows: list[Any], field: pa.Field, values: list[Any]) -> pa.Array:
+    def _told_array(self, rows: list[Any], field: Field, values: list[Any]) -> Array:
         try:
             array = array_of(values, field.type)
         except pa.ArrowCapacityError as error:
@@ -82,7 +84,7 @@ class BatchBuilder:
             _refuse(rows[at], field.name, f"found nothing, expected {field.type}, as the schema says not null")
         return _whole(array)
 
-    def _learned_array(self, rows: list[Any], name: str, values: list[Any]) -> pa.Array:
+    def _learned_array(self, rows: list[Any], name: str, values: list[Any]) -> Array:
         known = self._learned.get(name)
         try:
             array = inferred(values)
@@ -99,10 +101,8 @@ class BatchBuilder:
             array = self._as_before(rows, name, values, array, known)
         return _whole(array)
 
-    def _as_before(
-        self, rows: list[Any], name: str, values: list[Any], array: pa.Array, known: pa.DataType
-    ) -> pa.Array:
-        def attempt(some: list[Any]) -> pa.Array:
+    def _as_before(self, rows: list[Any], name: str, values: list[Any], array: Array, known: DataType) -> Array:
+        def attempt(some: list[Any]) -> Array:
             if not fits(inferred(some).type, known):
                 raise TypeError(f"not {known}")
             return array_of(some, known)
@@ -130,9 +130,10 @@ def _columns(rows: list[Any]) -> dict[str, list[Any]]:
     """The values by column. A row may lack some: they are None."""
     kinds = set(map(type, rows))
     if len(kinds) == 1:
-        kind: Any = kinds.pop()
-        if issubclass(kind, tuple) and hasattr(kind, "_fields"):
-            return dict(zip(kind._fields, map(list, zip(*rows, strict=True)), strict=True))
+        kind = kinds.pop()
+        names = getattr(kind, "_fields", None)
+        if issubclass(kind, tuple) and names is not None:
+            return dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
         if dataclasses.is_dataclass(kind):
             names = [field.name for field in dataclasses.fields(kind)]
             return {name: [getattr(row, name) for row in rows] for name in names}
@@ -160,7 +161,7 @@ def _names(row: Any) -> Any:
     return _as_dict(row).keys()
 
 
-def _whole(array: pa.Array) -> pa.Array:
+def _whole(array: Array) -> Array:
     if isinstance(array, pa.ChunkedArray):
         raise OverflowError(_TOO_MUCH)
     return array

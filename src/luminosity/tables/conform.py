@@ -5,11 +5,13 @@ from __future__ import annotations
 import pyarrow as pa
 
 from luminosity.errors import TableError
+from luminosity.tables.arrow import Array, Field, Schema
+from luminosity.tables.coder import RecordBatch
 
 __all__ = ["conform"]
 
 
-def conform(batch: pa.RecordBatch, schema: pa.Schema, who: str) -> pa.RecordBatch:
+def conform(batch: RecordBatch, schema: Schema, who: str) -> RecordBatch:
     """The batch with these columns, in this order and of these types; nothing is copied that is right already.
 
     >>> conform(pa.record_batch({"a": [1]}), pa.schema([("a", pa.float64())]), "here").schema.types
@@ -30,7 +32,7 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema, who: str) -> pa.RecordBatc
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _cast(array: pa.Array, field: pa.Field, who: str) -> pa.Array:
+def _cast(array: Array, field: Field, who: str) -> Array:
     if array.null_count and not field.nullable:
         raise TableError(f"{who}: column {field.name!r} has nulls; expected none, as the schema says not null")
     if array.type == field.type:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import pyarrow as pa
 
 from luminosity.errors import TableError
+from luminosity.tables.arrow import Array, DataType, Field, Schema
+from luminosity.tables.coder import RecordBatch
 from luminosity.tables.from_python import has_open_type
+from luminosity.tables.types import is_any_list
 
 __all__ = ["as_it_was"]
 
 
-def as_it_was(result: pa.RecordBatch, given: pa.Schema, schema: pa.Schema | None, who: str) -> pa.RecordBatch:
+def as_it_was(result: RecordBatch, given: Schema, schema: Schema | None, who: str) -> RecordBatch:
     """A frame's columns with the types that columns of these names were given in, where only the form differs.
 
     pandas makes lists of vectors, and polars large texts of texts.
@@ -19,8 +22,8 @@ def as_it_was(result: pa.RecordBatch, given: pa.Schema, schema: pa.Schema | None
     >>> as_it_was(pa.record_batch({"v": [[0.5, 1.0]]}), vectors, None, "f").schema.types
     [FixedSizeListType(fixed_size_list<item: double>[2])]
     """
-    fields: list[pa.Field] = []
-    arrays: list[pa.Array] = []
+    fields: list[Field] = []
+    arrays: list[Array] = []
     for field, array in zip(result.schema, result.columns, strict=True):
         if schema is None:
             array = _as_given(array, given.field(field.name).type if field.name in given.names else None)
@@ -34,7 +37,7 @@ def as_it_was(result: pa.RecordBatch, given: pa.Schema, schema: pa.Schema | None
     return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
 
 
-def _as_given(array: pa.Array, given: pa.DataType | None) -> pa.Array:
+def _as_given(array: Array, given: DataType | None) -> Array:
     if array.type == given:
         return array
     if given is not None and (pa.types.is_null(array.type) or _form(array.type) == _form(given)):
@@ -46,28 +49,26 @@ def _as_given(array: pa.Array, given: pa.DataType | None) -> pa.Array:
     return array if small == array.type else array.cast(small)
 
 
-def _form(kind: pa.DataType) -> object:
+def _form(kind: DataType) -> object:
     """Equal for types of the same values."""
     if pa.types.is_dictionary(kind):
         return "dictionary", _form(kind.value_type)
     if pa.types.is_decimal(kind):
         return "decimal"
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+    if is_any_list(kind):
         return "list", _form(kind.value_type)
     if pa.types.is_struct(kind):
         return "struct", tuple((field.name, _form(field.type)) for field in kind)
     return _small(kind)
 
 
-def _small(kind: pa.DataType) -> pa.DataType:
+def _small(kind: DataType) -> DataType:
     """polars has only large texts and lists; other libraries read the usual ones best."""
     if pa.types.is_large_string(kind) or kind == pa.string_view():
         return pa.string()
     if pa.types.is_large_binary(kind) or kind == pa.binary_view():
         return pa.binary()
-    if pa.types.is_large_list(kind):
-        return pa.list_(_small(kind.value_type))
-    if pa.types.is_list(kind):
+    if pa.types.is_large_list(kind) or pa.types.is_list(kind):
         return pa.list_(_small(kind.value_type))
     if pa.types.is_struct(kind):
         return pa.struct([(field.name, _small(field.type)) for field in kind])

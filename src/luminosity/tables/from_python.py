@@ -14,7 +14,8 @@ import numpy as np
 import pyarrow as pa
 from apache_beam.utils.timestamp import Timestamp
 
-from luminosity.tables.types import DECIMAL
+from luminosity.tables.arrow import Array, DataType
+from luminosity.tables.types import DECIMAL, is_any_list
 
 __all__ = ["array_of", "fits", "has_open_type", "inferred", "plain"]
 
@@ -24,7 +25,7 @@ _AS_THEY_ARE = {
 }
 
 
-def array_of(values: list[Any], kind: pa.DataType) -> pa.Array:
+def array_of(values: list[Any], kind: DataType) -> Array:
     """The values as this type, or an exception if one can't be without a loss.
 
     >>> array_of([1, None, 2.0], pa.int32()).to_pylist()
@@ -38,7 +39,7 @@ def array_of(values: list[Any], kind: pa.DataType) -> pa.Array:
     return pa.array(values, kind)
 
 
-def inferred(values: list[Any]) -> pa.Array:
+def inferred(values: list[Any]) -> Array:
     """The values as the type that they show. Digits and time zones, in which values differ, are those of all columns.
 
     >>> inferred([Decimal("1.5"), None]).type, inferred([1, 2.5]).type
@@ -50,7 +51,7 @@ def inferred(values: list[Any]) -> pa.Array:
     return array if kind == array.type else pa.array(values, kind)
 
 
-def has_open_type(kind: pa.DataType) -> bool:
+def has_open_type(kind: DataType) -> bool:
     """Whether it is, or has in it, the type of nulls: then nothing was there to show the type.
 
     >>> has_open_type(pa.array([[], None]).type)
@@ -59,7 +60,7 @@ def has_open_type(kind: pa.DataType) -> bool:
     return pa.types.is_null(kind) or any(has_open_type(kind.field(index).type) for index in range(kind.num_fields))
 
 
-def fits(found: pa.DataType, known: pa.DataType) -> bool:
+def fits(found: DataType, known: DataType) -> bool:
     """Whether values that show one type can be of another without a loss.
 
     >>> fits(pa.int64(), pa.float64()), fits(pa.float64(), pa.int64())
@@ -95,8 +96,8 @@ def plain(value: Any) -> Any:
         return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, tuple):
         items = [plain(item) for item in value]
-        # A tuple that names its items would else become a list.
-        return dict(zip(value._fields, items, strict=True)) if hasattr(value, "_fields") else tuple(items)
+        names = getattr(value, "_fields", None)  # A tuple that names its items would else become a list.
+        return tuple(items) if names is None else dict(zip(names, items, strict=True))
     if isinstance(value, list | set | frozenset):
         kinds = set(map(type, value))
         return value if kinds <= _AS_THEY_ARE else [plain(item) for item in value]
@@ -107,7 +108,7 @@ def _plain_column(values: list[Any]) -> list[Any]:
     return values if set(map(type, values)) <= _AS_THEY_ARE else [plain(value) for value in values]
 
 
-def _check(values: list[Any], kind: pa.DataType) -> None:
+def _check(values: list[Any], kind: DataType) -> None:
     """What pyarrow would lose without a word: fractions of integers, and fields that a struct does not have."""
     if pa.types.is_integer(kind):
         for number in values:
@@ -124,24 +125,24 @@ def _check(values: list[Any], kind: pa.DataType) -> None:
     elif pa.types.is_map(kind):
         maps = [value for value in values if isinstance(value, dict)]
         _check_where_needed([item for value in maps for item in value.values()], kind.item_type)
-    elif pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-        if _may_lose(kind.value_type):
-            _check(list(itertools.chain.from_iterable(value for value in values if value is not None)), kind.value_type)
+    elif is_any_list(kind) and _may_lose(kind.value_type):
+        lists = (value for value in values if value is not None)
+        _check(list(itertools.chain.from_iterable(lists)), kind.value_type)
 
 
-def _check_where_needed(values: list[Any], kind: pa.DataType) -> None:
+def _check_where_needed(values: list[Any], kind: DataType) -> None:
     if _may_lose(kind):
         _check(values, kind)
 
 
-def _may_lose(kind: pa.DataType) -> bool:
+def _may_lose(kind: DataType) -> bool:
     """Vectors of floats, the longest of lists, need not be looked at."""
     if pa.types.is_integer(kind) or pa.types.is_struct(kind):
         return True
     return any(_may_lose(kind.field(index).type) for index in range(kind.num_fields))
 
 
-def _settled(kind: pa.DataType) -> pa.DataType:
+def _settled(kind: DataType) -> DataType:
     if pa.types.is_decimal(kind):
         return DECIMAL
     if pa.types.is_timestamp(kind) and kind.tz is not None:

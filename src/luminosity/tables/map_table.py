@@ -9,6 +9,8 @@ import apache_beam as beam
 import pyarrow as pa
 
 from luminosity.core import ELEMENT_AT_FAULT
+from luminosity.tables.arrow import Schema
+from luminosity.tables.coder import RecordBatch
 from luminosity.tables.conform import conform
 from luminosity.tables.frames import Kind, from_result, kind_of, to_frame
 from luminosity.tables.naming import name_of, place_of
@@ -27,13 +29,12 @@ class MapTable(beam.ParDo):
     ...     _ = table | MapTable(long_ones) | beam.Map(lambda batch: print(batch.to_pylist()))
     [{'text': 'fine'}]
 
-    The function may return more rows or fewer; of no rows there is no element. Its first parameter's annotation says what it
-    gets: `pyarrow.RecordBatch` (also without an annotation), `pyarrow.Table`, `pandas.DataFrame` or `polars.DataFrame`.
-    It returns the same, or what Arrow has.
+    The function may return more rows or fewer; of no rows there is no element. The annotation of its first parameter
+    says what it gets: a `pyarrow.RecordBatch` (also without an annotation), a `pyarrow.Table`, a `pandas.DataFrame` or
+    a `polars.DataFrame`. It returns the same, or what Arrow has.
 
-    Batches that have the same columns must still have the same columns afterwards: a type that depends on the
-    values (a new column that is null in all rows of a batch, or has whole numbers in one batch and others in the next) is an
-    error, which `schema` avoids.
+    Results must have the same columns for all batches that have. A type that depends on the values (a new column that
+    is null in all rows of a batch, whole numbers in one batch and fractions in the next) is an error; `schema` helps.
 
     Args:
         fn: the function. What it raises is raised, with the function's name and the batch's columns in the message.
@@ -50,7 +51,7 @@ class MapTable(beam.ParDo):
         fn: Callable[..., Any],
         *args: Any,
         as_: Literal["arrow", "pandas", "polars"] | None = None,
-        schema: pa.Schema | None = None,
+        schema: Schema | None = None,
         **kwargs: Any,
     ) -> None:
         if not callable(fn):
@@ -75,13 +76,13 @@ class MapTable(beam.ParDo):
 
 
 class _Mapper:
-    def __init__(self, fn: Callable[..., Any], kind: Kind, schema: pa.Schema | None) -> None:
+    def __init__(self, fn: Callable[..., Any], kind: Kind, schema: Schema | None) -> None:
         self._fn = fn
         self._kind: Kind = kind
         self._schema = schema
         self._same = SameSchema()
 
-    def run(self, batch: pa.RecordBatch, *args: Any, **kwargs: Any) -> list[pa.RecordBatch]:
+    def run(self, batch: RecordBatch, *args: Any, **kwargs: Any) -> list[RecordBatch]:
         frame = to_frame(batch, self._kind)
         try:
             result = self._fn(frame, *args, **kwargs)
@@ -96,7 +97,7 @@ class _Mapper:
             return [conform(table, self._schema, f"{who} with MapTable(schema=)")]
         return [self._same.check(batch.schema, table, who)]
 
-    def _explain(self, error: Exception, batch: pa.RecordBatch) -> None:
+    def _explain(self, error: Exception, batch: RecordBatch) -> None:
         """Its type stays, so that `with_exception_handling(exc_class=)` finds it."""
         columns = ", ".join(f"{field.name}: {field.type}" for field in batch.schema)
         what = f"a batch of {batch.num_rows} rows with the columns {columns}"

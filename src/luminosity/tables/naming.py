@@ -23,7 +23,7 @@ def name_of(fn: Callable[..., Any]) -> str:
 def place_of(fn: Callable[..., Any], error: BaseException | None = None) -> str:
     """File and line: of the line in it that raised, else of its beginning."""
     inner = _function(fn)
-    code = getattr(inner, "__code__", None) or getattr(getattr(type(inner), "__call__", None), "__code__", None)
+    code = getattr(inner, "__code__", None) or getattr(type(inner).__call__, "__code__", None)
     if code is None:
         return "which is not written in Python"
     line = code.co_firstlineno

@@ -8,6 +8,7 @@ import pyarrow as pa
 from apache_beam.utils.timestamp import MIN_TIMESTAMP, Timestamp
 
 from luminosity.errors import TableError
+from luminosity.tables.coder import RecordBatch
 
 __all__ = ["TIMESTAMP", "times_of", "with_times"]
 
@@ -17,18 +18,18 @@ TIMESTAMP = "_timestamp"
 _TYPE = pa.timestamp("us", "UTC")
 
 
-def with_times(batch: pa.RecordBatch, timestamps: list[Any]) -> pa.RecordBatch:
+def with_times(batch: RecordBatch, timestamps: list[Any]) -> RecordBatch:
     if TIMESTAMP in batch.schema.names:
         raise TableError(f"found rows that have {TIMESTAMP!r} and with_timestamps=True, which adds it; leave one out")
     micros = pa.array([None if time == MIN_TIMESTAMP else time.micros for time in timestamps], pa.int64())
     return batch.append_column(TIMESTAMP, micros.cast(_TYPE))
 
 
-def times_of(batch: pa.RecordBatch, timestamp: Any) -> tuple[list[Any], pa.RecordBatch]:
+def times_of(batch: RecordBatch, timestamp: Any) -> tuple[list[Any], RecordBatch]:
     """The times of the rows, and the other columns."""
     if TIMESTAMP not in batch.schema.names:
         raise TableError(
-            f"found no column {TIMESTAMP!r} among {', '.join(batch.schema.names)}, expected one for with_timestamps=True; "
+            f"found the columns {', '.join(batch.schema.names)}, expected {TIMESTAMP!r} for with_timestamps=True; "
             "TableFromRows(with_timestamps=True) adds it"
         )
     micros = batch.column(TIMESTAMP).cast(_TYPE).cast(pa.int64())

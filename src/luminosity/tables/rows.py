@@ -9,6 +9,7 @@ import pyarrow as pa
 from apache_beam.transforms.window import TimestampedValue
 
 from luminosity.tables.building import BatchBuilder
+from luminosity.tables.coder import RecordBatch
 from luminosity.tables.gather import GatherDoFn
 from luminosity.tables.reading import RowMaker
 from luminosity.tables.row_times import TIMESTAMP, times_of
@@ -29,9 +30,9 @@ class TableFromRows(beam.PTransform[Any, Any]):
     A batch never crosses a window or a bundle, and its time is the earliest of its rows'.
 
     Args:
-        schema: the columns: a `pyarrow.Schema`, or a dataclass, NamedTuple or TypedDict class. What is missing in a row is null;
-            a row that has more is an error. Without it, the type of the rows tells, if Beam knows it; else every
-            worker learns the columns from its first rows, and later rows that differ are an error.
+        schema: the columns: a `pyarrow.Schema`, or a dataclass, NamedTuple or TypedDict class. What is missing in a row
+            is null; a row that has more is an error. Without it, the type of the rows tells, if Beam knows it; else
+            every worker learns the columns from its first rows, and later rows that differ are an error.
         rows_per_batch: a batch has no more rows.
         bytes_per_batch: nor, but for a single large row, about more bytes.
         with_timestamps: keep the time of every row in the column `_timestamp`; `RowsFromTable` gives it back.
@@ -98,7 +99,7 @@ class _ScatterDoFn(beam.DoFn):
         self._maker = maker
         self._with_timestamps = with_timestamps
 
-    def process(self, element: pa.RecordBatch, timestamp: Any = beam.DoFn.TimestampParam) -> Any:
+    def process(self, element: RecordBatch, timestamp: Any = beam.DoFn.TimestampParam) -> Any:
         if not self._with_timestamps:
             return self._maker.rows(element)
         times, rest = times_of(element, timestamp)

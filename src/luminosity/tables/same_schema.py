@@ -5,6 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 
 from luminosity.errors import TableError
+from luminosity.tables.arrow import Array, Field, Schema
+from luminosity.tables.coder import RecordBatch
 from luminosity.tables.from_python import fits
 
 __all__ = ["SameSchema"]
@@ -24,9 +26,9 @@ class SameSchema:
     """
 
     def __init__(self) -> None:
-        self._schemas: dict[pa.Schema, pa.Schema] = {}
+        self._schemas: dict[Schema, Schema] = {}
 
-    def check(self, given: pa.Schema, result: pa.RecordBatch, who: str) -> pa.RecordBatch:
+    def check(self, given: Schema, result: RecordBatch, who: str) -> RecordBatch:
         if given not in self._schemas:
             if len(self._schemas) >= _MOST_SCHEMAS:
                 self._schemas.clear()
@@ -39,13 +41,13 @@ class SameSchema:
             if all(array is not None for array in arrays):
                 return pa.RecordBatch.from_arrays(arrays, schema=first)
         raise TableError(
-            f"{who} returned other columns than before, for a batch with the same columns. Found: {_shown(result.schema, first)}; "
-            f"expected as before: {_shown(first, result.schema)}. Types that depend on the values of a batch are said "
-            "with MapTable(..., schema=pa.schema([...]))"
+            f"{who} returned other columns than before, for a batch with the same columns: found "
+            f"{_shown(result.schema, first)}, expected {_shown(first, result.schema)}. Types that depend on the values "
+            "of a batch are said with MapTable(..., schema=pa.schema([...]))"
         )
 
 
-def _alike(array: pa.Array, field: pa.Field) -> pa.Array | None:
+def _alike(array: Array, field: Field) -> Array | None:
     if array.type == field.type:
         return array
     if not fits(array.type, field.type):
@@ -56,7 +58,7 @@ def _alike(array: pa.Array, field: pa.Field) -> pa.Array | None:
         return None
 
 
-def _shown(schema: pa.Schema, other: pa.Schema) -> str:
+def _shown(schema: Schema, other: Schema) -> str:
     """What it has that the other has not."""
     fields = [field for field in schema if field not in list(other)] or list(schema)
     return ", ".join(f"{field.name}: {field.type}" for field in fields)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import itertools
 import types
 import typing
 from collections.abc import Callable
@@ -12,10 +13,10 @@ from typing import Any, TypeAlias
 import apache_beam as beam
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from apache_beam.utils.timestamp import Timestamp
 
-from luminosity.tables.types import field_hints, is_row_class
+from luminosity.tables.arrow import Array, DataType
+from luminosity.tables.types import field_hints, is_any_list, is_row_class
 
 __all__ = ["Maker", "maker_for_annotation", "maker_for_row", "python_values"]
 
@@ -26,7 +27,7 @@ _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 _MICROSECOND = datetime.timedelta(microseconds=1)
 
 
-def python_values(array: pa.Array) -> list[Any]:
+def python_values(array: Array) -> list[Any]:
     """The values as Python has them: vectors as lists, structs and maps as dicts, times as datetimes.
 
     >>> python_values(pa.array([[0.5, 1.5], None], pa.list_(pa.float32(), 2)))
@@ -47,10 +48,8 @@ def python_values(array: pa.Array) -> list[Any]:
         )
         return _with_nulls(rows, array)
     if pa.types.is_map(kind):
-        keys, items = array.keys, array.items
-        return _with_nulls(
-            [dict(zip(*pair, strict=True)) for pair in zip(_cut(array, keys), _cut(array, items))], array
-        )
+        pairs = zip(_cut(array, array.keys), _cut(array, array.items), strict=True)
+        return _with_nulls([dict(zip(keys, items, strict=True)) for keys, items in pairs], array)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return _with_nulls(_cut(array, array.values), array)
     if pa.types.is_fixed_size_list(kind):
@@ -60,29 +59,29 @@ def python_values(array: pa.Array) -> list[Any]:
     return _in_microseconds(array).to_pylist()
 
 
-def _numbers(array: pa.Array) -> list[Any]:
+def _numbers(array: Array) -> list[Any]:
     if not array.null_count:
         return array.to_numpy(zero_copy_only=False).tolist()
     zero = pa.scalar(0).cast(array.type)
     return _with_nulls(array.fill_null(zero).to_numpy(zero_copy_only=False).tolist(), array)
 
 
-def _cut(array: pa.Array, values: pa.Array) -> list[list[Any]]:
+def _cut(array: Array, values: Array) -> list[list[Any]]:
     """Of the values of all lists, each list's own."""
     offsets = array.offsets.to_numpy().tolist()
     start = offsets[0]
     flat = python_values(values.slice(start, offsets[-1] - start))
-    return [flat[begin - start : end - start] for begin, end in zip(offsets, offsets[1:], strict=False)]
+    return [flat[begin - start : end - start] for begin, end in itertools.pairwise(offsets)]
 
 
-def _with_nulls(values: list[Any], array: pa.Array) -> list[Any]:
+def _with_nulls(values: list[Any], array: Array) -> list[Any]:
     if array.null_count:
-        for index in np.flatnonzero(pc.is_null(array).to_numpy(zero_copy_only=False)):
+        for index in np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False)):
             values[index] = None
     return values
 
 
-def _in_microseconds(array: pa.Array) -> pa.Array:
+def _in_microseconds(array: Array) -> Array:
     """Python knows no nanoseconds. A cast that would lose some raises."""
     kind = array.type
     if pa.types.is_timestamp(kind) and kind.unit == "ns":
@@ -92,7 +91,7 @@ def _in_microseconds(array: pa.Array) -> pa.Array:
     return array.cast(pa.time64("us")) if kind == pa.time64("ns") else array
 
 
-def maker_for_row(kind: pa.DataType) -> Maker | None:
+def maker_for_row(kind: DataType) -> Maker | None:
     """What Beam's Rows want otherwise: structs are Rows, and times are Beam's."""
     if pa.types.is_timestamp(kind):
         return beam_time
@@ -101,7 +100,7 @@ def maker_for_row(kind: pa.DataType) -> Maker | None:
         return lambda value: beam.Row(**_made(value, makers))
     if pa.types.is_map(kind):
         return _of_each_value(maker_for_row(kind.item_type))
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+    if is_any_list(kind):
         return _of_each(maker_for_row(kind.value_type), list)
     return None
 

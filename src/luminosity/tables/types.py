@@ -18,12 +18,14 @@ from apache_beam.typehints.native_type_compatibility import convert_to_python_ty
 from apache_beam.typehints.row_type import RowTypeConstraint
 from apache_beam.utils.timestamp import Timestamp
 
-__all__ = ["DECIMAL", "arrow_type", "field_hints", "fields_of", "is_row_class", "row_hint", "to_schema"]
+from luminosity.tables.arrow import DataType, Field, Schema
+
+__all__ = ["DECIMAL", "arrow_type", "field_hints", "fields_of", "is_any_list", "is_row_class", "row_hint", "to_schema"]
 
 DECIMAL = pa.decimal128(38, 9)
 """What a `Decimal` is unless a schema says more: numbers of rows differ in their digits, those of a column must not."""
 
-_SIMPLE: dict[Any, pa.DataType] = {
+_SIMPLE: dict[Any, DataType] = {
     bool: pa.bool_(),
     int: pa.int64(),
     float: pa.float64(),
@@ -49,7 +51,7 @@ def is_row_class(kind: Any) -> bool:
     return isinstance(kind, type) and (dataclasses.is_dataclass(kind) or _is_named_tuple(kind))
 
 
-def fields_of(kind: Any) -> dict[str, pa.DataType | None] | None:
+def fields_of(kind: Any) -> dict[str, DataType | None] | None:
     """The columns that rows of this type have, and None for those whose type it leaves open; None: it does not tell.
 
     >>> from typing import NamedTuple
@@ -64,7 +66,7 @@ def fields_of(kind: Any) -> dict[str, pa.DataType | None] | None:
 def field_hints(kind: Any) -> dict[str, Any] | None:
     """The annotations of a dataclass, a NamedTuple, a TypedDict, or of what Beam knows of a Row."""
     if isinstance(kind, RowTypeConstraint):
-        # Of a user's class, Beam keeps annotations that are strings as strings; a class that Beam made has no better ones.
+        # Of a user's class, Beam keeps annotations that are strings as they are; the class knows what they mean.
         if is_row_class(kind.user_type) and not kind.user_type.__name__.startswith("BeamSchema_"):
             return field_hints(kind.user_type)
         return dict(kind._fields)  # pyright: ignore[reportPrivateUsage]  # There is no public way.
@@ -79,7 +81,7 @@ def field_hints(kind: Any) -> dict[str, Any] | None:
     return {name: hints[name] for name in getattr(kind, "_fields", hints)}
 
 
-def arrow_type(hint: Any) -> pa.DataType | None:
+def arrow_type(hint: Any) -> DataType | None:
     """What values of this type are in Arrow; None: it does not tell.
 
     >>> arrow_type(Optional[list[float]]), arrow_type(typing.Annotated[list[float], pa.list_(pa.float32(), 8)])
@@ -112,7 +114,7 @@ def arrow_type(hint: Any) -> pa.DataType | None:
     return _SIMPLE.get(hint) if isinstance(hint, collections.abc.Hashable) else None
 
 
-def to_schema(schema: Any) -> pa.Schema | None:
+def to_schema(schema: Any) -> Schema | None:
     """A schema as users give it: one of Arrow's, or a class that has all it takes."""
     if schema is None or isinstance(schema, pa.Schema):
         return schema
@@ -124,13 +126,13 @@ def to_schema(schema: Any) -> pa.Schema | None:
     unknown = [name for name, kind in fields.items() if kind is None]
     if unknown:
         raise TypeError(
-            f"the types of {', '.join(unknown)} in {schema.__name__} have no counterpart in Arrow that could be told; "
-            "annotate them with one, as in Annotated[list[float], pa.list_(pa.float32(), 384)], or give a pyarrow.Schema"
+            f"the types of {', '.join(unknown)} in {schema.__name__} do not tell one of Arrow's; "
+            "annotate them, as in Annotated[list[float], pa.list_(pa.float32(), 384)], or give a pyarrow.Schema"
         )
     return pa.schema(list(fields.items()))
 
 
-def row_hint(schema: pa.Schema) -> Any:
+def row_hint(schema: Schema) -> Any:
     """Beam's type of Rows with these columns: what its schema-aware transforms need to know.
 
     >>> row_hint(pa.schema([("text", pa.string())]))
@@ -139,7 +141,7 @@ def row_hint(schema: pa.Schema) -> Any:
     return RowTypeConstraint.from_fields([(field.name, _hint(field)) for field in schema])
 
 
-_HINTS: list[tuple[Callable[[pa.DataType], bool], Any]] = [
+_HINTS: list[tuple[Callable[[DataType], bool], Any]] = [
     (pa.types.is_boolean, bool),
     (pa.types.is_integer, int),
     (pa.types.is_floating, float),
@@ -151,24 +153,33 @@ _HINTS: list[tuple[Callable[[pa.DataType], bool], Any]] = [
 ]
 
 
-def _hint(field: pa.Field) -> Any:
+def _hint(field: Field) -> Any:
     hint = _type_hint(field.type)
     return Optional[hint] if field.nullable and hint is not Any else hint  # noqa: UP045  # of a Beam type, `|` would fail
 
 
-def _type_hint(kind: pa.DataType) -> Any:
+def _type_hint(kind: DataType) -> Any:
     if pa.types.is_dictionary(kind):
         return _type_hint(kind.value_type)
     if pa.types.is_struct(kind):
         return row_hint(pa.schema(list(kind)))
     if pa.types.is_map(kind):
         return Mapping[_type_hint(kind.key_type), _hint(kind.item_field)]
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+    if is_any_list(kind):
         return Sequence[_hint(kind.value_field)]
     return next((hint for holds, hint in _HINTS if holds(kind)), Any)
 
 
-def _is_fixed_binary(kind: pa.DataType) -> bool:
+def is_any_list(kind: DataType) -> bool:
+    """Of any length, long ones too, or all of one length: vectors.
+
+    >>> is_any_list(pa.list_(pa.float32(), 8))
+    True
+    """
+    return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+
+
+def _is_fixed_binary(kind: DataType) -> bool:
     return pa.types.is_fixed_size_binary(kind) and not pa.types.is_decimal(kind)
 
 

@@ -1,4 +1,4 @@
-"""Fakes for tests: a device without hardware, a model for it, a clock that moves when told."""
+"""Fakes for tests: a device without hardware, a model for it, a clock that moves when told, and tables."""
 
 from luminosity.testing.device import (
     Clock,
@@ -9,5 +9,17 @@ from luminosity.testing.device import (
     FakeModel,
     FakeOutOfMemory,
 )
+from luminosity.testing.equal_table import equal_table
+from luminosity.testing.tables import FakeTable
 
-__all__ = ["Clock", "FakeBatch", "FakeClock", "FakeDevice", "FakeDeviceHandler", "FakeModel", "FakeOutOfMemory"]
+__all__ = [
+    "Clock",
+    "FakeBatch",
+    "FakeClock",
+    "FakeDevice",
+    "FakeDeviceHandler",
+    "FakeModel",
+    "FakeOutOfMemory",
+    "FakeTable",
+    "equal_table",
+]

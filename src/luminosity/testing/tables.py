@@ -1,0 +1,168 @@
+"""Tables for tests, made up of a seed."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import csv, parquet
+
+from luminosity.io.formats import Format, recognise
+from luminosity.tables.arrow import Array, DataType, Schema, Table
+from luminosity.tables.coder import RecordBatch
+from luminosity.tables.types import arrow_type, is_any_list
+
+__all__ = ["FakeTable", "OneOf"]
+
+_WORDS = [
+    "the",
+    "a",
+    "this",
+    "film",
+    "book",
+    "meal",
+    "was",
+    "is",
+    "never",
+    "always",
+    "really",
+    "good",
+    "bad",
+    "long",
+    "short",
+    "funny",
+    "sad",
+    "worth",
+    "my",
+    "time",
+    "again",
+]
+
+
+class OneOf:
+    """A column whose values are picked from these."""
+
+    def __init__(self, *values: Any) -> None:
+        self.values = pa.array(values)
+
+
+class FakeTable:
+    """A table of made-up rows, the same for the same seed.
+
+    >>> columns = {"id": int, "text": str, "lang": FakeTable.one_of("en", "de"), "vector": FakeTable.vector(8)}
+    >>> fake = FakeTable(columns, rows=100)
+    >>> fake.table().num_rows, len(fake.batches(rows_per_batch=40))
+    (100, 3)
+    >>> fake.schema.field("vector").type
+    FixedSizeListType(fixed_size_list<item: float>[8])
+
+    Args:
+        columns: for each name a Python type, a type of Arrow, `FakeTable.vector(n)` or `FakeTable.one_of(...)`.
+            Integers are ids: every number below `rows` once, in a random order. Texts are a few words.
+        rows: how many.
+        seed: another one gives other rows.
+        nulls: the share of values that are null, for all columns or by name.
+    """
+
+    def __init__(
+        self,
+        columns: Mapping[str, Any],
+        *,
+        rows: int = 1000,
+        seed: int = 0,
+        nulls: float | Mapping[str, float] = 0.0,
+    ) -> None:
+        self._rows = rows
+        random = np.random.default_rng(seed)
+        shares = nulls if isinstance(nulls, Mapping) else dict.fromkeys(columns, nulls)
+        arrays = {name: _made_up(name, kind, rows, random, shares.get(name, 0.0)) for name, kind in columns.items()}
+        self._table = pa.table(arrays)
+
+    @staticmethod
+    def vector(size: int, of: DataType | None = None) -> DataType:
+        """Vectors of so many numbers: 32-bit floats unless said."""
+        return pa.list_(pa.float32() if of is None else of, size)
+
+    @staticmethod
+    def one_of(*values: Any) -> OneOf:
+        return OneOf(*values)
+
+    @property
+    def schema(self) -> Schema:
+        return self._table.schema
+
+    def table(self) -> Table:
+        return self._table
+
+    def batches(self, rows_per_batch: int = 100) -> list[RecordBatch]:
+        """Elements for `beam.Create`."""
+        return self._table.to_batches(max_chunksize=rows_per_batch)
+
+    def rows(self) -> list[dict[str, Any]]:
+        return self._table.to_pylist()
+
+    def write(self, path: Any) -> None:
+        """Into one local file; its name tells the format and the compression."""
+        kind, compression = recognise(str(path))
+        if kind is Format.PARQUET:
+            parquet.write_table(self._table, path)
+            return
+        with pa.output_stream(str(path), compression=compression) as stream:
+            if kind is Format.CSV:
+                csv.write_csv(self._table, stream)
+            elif kind is Format.ARROW:
+                with pa.ipc.new_file(stream, self.schema) as writer:
+                    writer.write_table(self._table)
+            else:
+                stream.write("".join(json.dumps(row, default=str) + "\n" for row in self.rows()).encode())
+
+
+def _made_up(name: str, kind: Any, rows: int, random: np.random.Generator, nulls: float) -> Array:
+    mask = random.random(rows) < nulls
+    if isinstance(kind, OneOf):
+        picked = random.integers(len(kind.values), size=rows)
+        return kind.values.take(pa.array(picked, mask=mask))
+    arrow = kind if isinstance(kind, pa.DataType) else arrow_type(kind)
+    if arrow is None:
+        raise TypeError(
+            f"found {kind!r} for the column {name!r}, expected a Python type, a type of Arrow or FakeTable.one_of()"
+        )
+    values = _values(arrow, rows, random)
+    return pa.array([None if null else value for value, null in zip(values, mask.tolist(), strict=True)], arrow)
+
+
+def _values(kind: DataType, rows: int, random: np.random.Generator) -> list[Any]:
+    if pa.types.is_boolean(kind):
+        return (random.random(rows) < 0.5).tolist()
+    if pa.types.is_integer(kind):
+        return (random.permutation(rows) % 2 ** min(kind.bit_width - 1, 62)).tolist()
+    if pa.types.is_floating(kind):
+        numbers = random.standard_normal(rows)
+        return (
+            numbers.astype(kind.to_pandas_dtype()).tolist()
+            if not pa.types.is_float16(kind)
+            else list(numbers.astype("f2"))
+        )
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return [" ".join(random.choice(_WORDS, size=count)) for count in random.integers(1, 12, size=rows)]
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        return [random.bytes(count) for count in random.integers(1, 16, size=rows)]
+    if pa.types.is_fixed_size_list(kind):
+        values = _values(kind.value_type, rows * kind.list_size, random)
+        return [values[at : at + kind.list_size] for at in range(0, len(values), kind.list_size)]
+    if is_any_list(kind):
+        return [_values(kind.value_type, int(count), random) for count in random.integers(0, 4, size=rows)]
+    if pa.types.is_struct(kind):
+        columns = {field.name: _values(field.type, rows, random) for field in kind}
+        return [{name: values[index] for name, values in columns.items()} for index in range(rows)]
+    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
+        start = datetime.datetime(2024, 1, 1, tzinfo=datetime.timezone.utc if getattr(kind, "tz", None) else None)
+        times = [
+            start + datetime.timedelta(seconds=second) for second in random.integers(365 * 86400, size=rows).tolist()
+        ]
+        return [time.date() for time in times] if pa.types.is_date(kind) else times
+    raise TypeError(f"found {kind}, for which there are no made-up values; make this column yourself, of table()")
