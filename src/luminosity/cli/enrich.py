@@ -122,11 +122,10 @@ def _check_known(options: list[str]) -> None:
     """Beam takes options that it does not know, with a warning at most."""
     from apache_beam.options.pipeline_options import PipelineOptions
 
-    import luminosity.engine.options
-    import luminosity.inference.options  # noqa: F401  # Their flags are known when they are imported.
+    from luminosity import LuminosityOptions, ModelOptions
 
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, conflict_handler="resolve")
-    for kind in PipelineOptions.__subclasses__():
+    parser: Any = argparse.ArgumentParser(add_help=False, allow_abbrev=False, conflict_handler="resolve")
+    for kind in {*PipelineOptions.__subclasses__(), LuminosityOptions, ModelOptions}:
         kind._add_argparse_args(parser)  # pyright: ignore[reportPrivateUsage]  # There is no other way to ask.
     unknown = parser.parse_known_args(options)[1]
     if not unknown:
@@ -134,7 +133,7 @@ def _check_known(options: list[str]) -> None:
     if not unknown[0].startswith("-"):
         raise OptionError(f"found {unknown[0]!r} beside IN and OUT; quote a pattern, so that the shell leaves it alone")
     _add_options(parser)
-    flags = [flag for flag in parser._option_string_actions if flag.startswith("--")]  # pyright: ignore[reportPrivateUsage]
+    flags = [flag for flag in parser._option_string_actions if flag.startswith("--")]
     alike = difflib.get_close_matches(unknown[0].partition("=")[0], flags, n=1)
     raise OptionError(f"{unknown[0]}: no such option{f'; did you mean {alike[0]}?' if alike else ''}")
 
