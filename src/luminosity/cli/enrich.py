@@ -9,6 +9,7 @@ import sys
 from typing import Any
 
 from luminosity.cli.enrich_columns import KINDS, asked_for
+from luminosity.engine.workers.launcher import warm_up
 from luminosity.errors import LuminosityError, OptionError, RunFailed
 from luminosity.noise import quiet
 
@@ -112,6 +113,7 @@ def _run(parsed: argparse.Namespace, rest: list[str]) -> int:
     asked = [asked_for(option, text) for option in KINDS for text in getattr(parsed, option)]
     quiet()
     sys.argv = ["lum enrich", *rest]  # what the run is called, and where its workers look for --debug
+    warm_up("auto")  # the worker's imports run beside those that follow
     from luminosity.cli.enrich_job import Job, run
 
     _check_known(rest)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -61,7 +62,24 @@ def asked_for(option: str, text: str) -> Asked:
     is_wrong = not (equals and model and all(inputs)) or (colon and not name) or (option != "model" and len(inputs) > 1)
     if is_wrong:
         raise OptionError(f"--{option} {text}: expected {_FORMS[option]}")
+    if option != "model":
+        model = os.path.expanduser(model)  # a shell leaves a ~ alone that follows a =
+        _check_folder(option, text, model)
     return Asked(option, name or f"{'_'.join(inputs)}_{KINDS[option]}", inputs, model)
+
+
+def _check_folder(option: str, text: str, model: str) -> None:
+    """What can't be a name on the hub must be there. A name has at most one slash."""
+    parent = os.path.dirname(model)
+    is_path = model.startswith((".", "/")) or model.count("/") > 1 or bool(parent and os.path.isdir(parent))
+    if not is_path or "://" in model or os.path.exists(model):
+        return
+    while parent and not os.path.isdir(parent):
+        parent = os.path.dirname(parent)
+    there = sorted(os.listdir(parent or "."))
+    alike = difflib.get_close_matches(os.path.relpath(model, parent or ".").split("/")[0], there, n=1)
+    hint = f"; did you mean {os.path.join(parent, alike[0])}?" if alike else ""
+    raise OptionError(f"--{option} {text}: there is no folder {model}{hint}")
 
 
 def check(asked: Sequence[Asked], there: Sequence[str]) -> None:

@@ -25,39 +25,48 @@ _NUMBERS_SHOWN = 3
 
 def print_report(job: Job, metrics: MetricResults, seconds: float) -> None:
     console = Console(highlight=False)
-    counts = _counts(metrics)
     if job.show is not None:
         console.print(_rows(job))
+    models, written = _counts(metrics)
     grid = Table.grid(padding=(0, 2, 0, 0))
     for name in (each.name for each in job.asked):
-        grid.add_row(Text(name), Text(_model(counts[name])))
-    grid.add_row("written", Text(job.out), style="bold")
-    if job.vector_store is not None:
-        grid.add_row("stored", Text(f"{job.vector_store}, collection {job.collection}"))
+        grid.add_row(Text(name), Text(_model(models[name])))
+    grid.add_row("written", Text(f"{_many(written['Write'])} to {job.out}"))
     if job.dead_letters is not None:
-        grid.add_row("failed", Text(job.dead_letters))
+        failed = written["DeadLetters"]
+        grid.add_row("failed", Text(f"{_many(failed)}, in {job.dead_letters}" if failed else "none"))
+    if job.vector_store is not None:
+        grid.add_row("stored", Text(f"in collection {job.collection} of {job.vector_store}"))
     grid.add_row("took", Text(f"{seconds:.1f} s, start-up included"))
     console.print(grid)
 
 
-def _counts(metrics: MetricResults) -> dict[str, Counter[str]]:
-    """Of each new column."""
-    found: dict[str, Counter[str]] = defaultdict(Counter)
+def _counts(metrics: MetricResults) -> tuple[dict[str, Counter[str]], Counter[str]]:
+    """Of each new column what its model counted, and of each writing step the rows."""
+    models: dict[str, Counter[str]] = defaultdict(Counter)
+    written: Counter[str] = Counter()
     for counter in metrics.query()["counters"]:
-        if counter.key.metric.name in InferenceMetrics.ALL:
-            found[counter.key.metric.namespace][counter.key.metric.name] += counter.result
-    return found
+        metric = counter.key.metric
+        if metric.name in InferenceMetrics.ALL:
+            models[metric.namespace][metric.name] += counter.result
+        elif metric.name == "rows_written":
+            written[counter.key.step.partition("/")[0]] += counter.result
+    return models, written
 
 
 def _model(counts: Counter[str]) -> str:
     rows, seconds = counts[InferenceMetrics.EXAMPLES], counts[InferenceMetrics.COMPUTE] / _MICROSECONDS
     padded = counts[InferenceMetrics.PADDED_COST]
-    said = [f"{rows:,} {'row' if rows == 1 else 'rows'}"]
+    said = [_many(rows)]
     if seconds:
         said.append(f"{rows / seconds:,.0f} a second of computing")
     if padded > counts[InferenceMetrics.USEFUL_COST]:
         said.append(f"padding {1 - counts[InferenceMetrics.USEFUL_COST] / padded:.0%}")
     return " · ".join(said)
+
+
+def _many(rows: int) -> str:
+    return f"{rows:,} {'row' if rows == 1 else 'rows'}"
 
 
 def _rows(job: Job) -> Table:
