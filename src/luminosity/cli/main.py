@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from luminosity.cli import bench, plan, replay, run, runs, serve, show
+from luminosity.cli import bench, enrich, plan, replay, run, runs, serve, show
 from luminosity.errors import LuminosityError
 
 _WRONG_USE = 2
@@ -26,6 +26,7 @@ examples:
   lum replay bad.lum                          run it alone
   lum runs                                    past runs and those under way
   lum show last                               what the newest run did
+  lum enrich in.parquet out --embed text=MODEL  run models over a table
   lum bench embed:MODEL --data docs.parquet   the best settings on your data
   lum serve embed:MODEL                       a model behind HTTP, here
 """
@@ -40,12 +41,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"luminosity {version('luminosity')}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for subcommand in (run, plan, runs, show, replay, bench, serve):
+    for subcommand in (run, plan, runs, show, replay, enrich, bench, serve):
         subcommand.add_to(commands)
     words = list(sys.argv[1:] if arguments is None else arguments)
-    command = {"run": run.run, "plan": plan.plan}.get(words[0] if words else "")
+    command = {"run": run.run, "plan": plan.plan, "enrich": enrich.enrich}.get(words[0] if words else "")
     if command and words[1:2] not in (["-h"], ["--help"]):
-        return command(words[1:])  # what follows belongs to the pipeline: argparse must not look at it
+        return command(words[1:])  # what follows is the pipeline's, or the runner's: argparse must not look at it
     parsed = parser.parse_args(words)
     try:
         code = parsed.command(parsed)

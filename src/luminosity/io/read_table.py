@@ -13,12 +13,14 @@ from luminosity.errors import TableError
 from luminosity.io.formats import Format
 from luminosity.io.reading.csv_lines import CsvStyle
 from luminosity.io.reading.files import TableFile, find
+from luminosity.io.reading.first import first_rows
 from luminosity.io.reading.limits import BATCH_ROWS
 from luminosity.io.reading.partitions import partition_schema
 from luminosity.io.reading.readers import Settings, schema_of
 from luminosity.io.reading.steps import ReadRanges
 from luminosity.io.reading.types import Schema
 from luminosity.io.reading.wanted import choose
+from luminosity.tables.coder import RecordBatch
 
 __all__ = ["ReadTable"]
 
@@ -85,6 +87,10 @@ class ReadTable(beam.PTransform[Any, Any]):
     def schema(self) -> Schema:
         """Of the batches."""
         return self._settings.wanted.output
+
+    def first(self, rows: int) -> list[RecordBatch]:
+        """The first rows of the first files, read here and now: to look at a table, or to try something on it."""
+        return first_rows(self._files, self._settings, rows)
 
     def expand(self, input_or_inputs: Any) -> Any:
         files = input_or_inputs | "Files" >> beam.Create(self._files, reshuffle=False)

@@ -68,6 +68,8 @@ def _of_folder(folder: str, table_format: Format | None) -> Iterator[TableFile]:
 
 
 def _match(pattern: str) -> list[FileMetadata]:
+    if FileSystems.get_scheme(pattern) is None and not os.path.dirname(pattern):
+        pattern = os.path.join(".", pattern)  # Beam finds nothing for a pattern that is a bare name.
     try:
         return FileSystems.match([pattern])[0].metadata_list
     except (BeamIOError, ValueError) as error:

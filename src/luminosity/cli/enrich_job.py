@@ -1,0 +1,132 @@
+"""The pipeline that ``lum enrich`` runs."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import apache_beam as beam
+import pyarrow as pa
+from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions
+
+from luminosity import Enrich, LuminosityOptions, LuminosityRunner, MapTable, ReadTable, WriteQdrant, WriteTable
+from luminosity.cli.enrich_columns import Asked, check, near
+from luminosity.cli.enrich_report import print_report
+from luminosity.engine.machine import Machine
+from luminosity.errors import OptionError
+
+__all__ = ["Job", "run"]
+
+_ROW_ID = "id"
+
+
+@dataclass(frozen=True)
+class Job:
+    """The command line, checked against the table that it names."""
+
+    table: str
+    out: str
+    asked: Sequence[Asked]
+    columns: Sequence[str] | None
+    rows: int | None
+    show: int | None
+    if_exists: Any
+    dead_letters: str | None
+    vector_store: str | None
+    collection: str
+    id: str | None  # None: a hash of the row
+
+    @classmethod
+    def of(cls, parsed: argparse.Namespace, asked: Sequence[Asked]) -> Job:
+        columns = [name for name in (parsed.columns or "").split(",") if name] or None
+        there = list(ReadTable(parsed.table, columns).schema.names)
+        check(asked, there)
+        if parsed.vector_store and not any(each.is_vector for each in asked):
+            raise OptionError("--vector-store needs a vector to keep: add one with --embed COLUMN=MODEL")
+        if parsed.id and parsed.id not in there:
+            raise OptionError(f"--id {parsed.id}: there is no such column; {near(parsed.id, there)}")
+        return cls(
+            table=parsed.table,
+            out=parsed.out,
+            asked=asked,
+            columns=columns,
+            rows=parsed.rows,
+            show=parsed.show,
+            if_exists=parsed.if_exists,
+            dead_letters=parsed.dead_letters,
+            vector_store=parsed.vector_store,
+            collection=parsed.collection or _stem(parsed.table),
+            id=parsed.id or (_ROW_ID if _ROW_ID in there else None),
+        )
+
+
+def run(job: Job, flags: Sequence[str]) -> int:
+    options = PipelineOptions(flags)
+    runner = options.view_as(StandardOptions).runner or LuminosityRunner()
+    pipeline = beam.Pipeline(runner=runner, options=options)
+    _build(pipeline, job, _hints(options))
+    began = time.monotonic()
+    result = pipeline.run()
+    result.wait_until_finish()
+    print_report(job, result.metrics(), time.monotonic() - began)
+    return 0
+
+
+def _build(pipeline: beam.Pipeline, job: Job, hints: Mapping[str, str]) -> None:
+    reading = ReadTable(job.table, job.columns)
+    if job.rows is None:
+        table = pipeline | "Read" >> reading
+    else:
+        table = pipeline | "First" >> beam.Create(reading.first(job.rows)).with_output_types(pa.RecordBatch)
+    models = Enrich(**{each.name: each.column() for each in job.asked}).with_resource_hints(**hints)
+    if job.dead_letters is None:
+        good = table | "Enrich" >> models
+    else:
+        good, bad = table | "Enrich" >> models.with_exception_handling()
+        _ = bad | "DeadLetters" >> WriteTable(job.dead_letters, if_exists=job.if_exists)
+    _ = good | "Write" >> WriteTable(job.out, if_exists=job.if_exists)
+    if job.vector_store is not None:
+        vectors = {each.name: each.name for each in job.asked if each.is_vector}
+        if job.id is None:
+            good |= "Ids" >> MapTable(with_row_ids, made={each.name for each in job.asked})
+        _ = good | "Store" >> WriteQdrant(job.vector_store, job.collection, vectors=vectors, id=job.id or _ROW_ID)
+
+
+def with_row_ids(batch: Any, made: set[str]) -> Any:
+    """A column with an id for each row: the same for the same row, whatever models say of it.
+
+    >>> rows = pa.record_batch({"text": ["a", "b", "a"], "score": [1.0, 2.0, 3.0]})
+    >>> ids = with_row_ids(rows, {"score"})["id"].to_pylist()
+    >>> ids[0] == ids[2] != ids[1]
+    True
+    """
+    own = batch.select([name for name in batch.schema.names if name not in made])
+    return batch.append_column(_ROW_ID, pa.array([_row_id(row) for row in own.to_pylist()], pa.string()))
+
+
+def _row_id(row: dict[str, Any]) -> str:
+    content = json.dumps(row, sort_keys=True, default=str).encode()
+    return str(uuid.UUID(bytes=hashlib.blake2b(content, digest_size=16).digest()))
+
+
+def _hints(options: PipelineOptions) -> dict[str, str]:
+    """Models get an accelerator where there is one."""
+    declared = options.view_as(LuminosityOptions).accelerators
+    devices = Machine.detect(int(declared) if str(declared).isdigit() else None).devices
+    return {"accelerator": "count:1"} if devices else {}
+
+
+def _stem(table: str) -> str:
+    """
+    >>> _stem("data/reviews-*.jsonl.gz"), _stem("gs://bucket/reviews/"), _stem("*.csv")
+    ('reviews', 'reviews', 'rows')
+    """
+    name = os.path.basename(table.rstrip("/")).partition(".")[0]
+    return name.partition("*")[0].strip("-_ ") or "rows"

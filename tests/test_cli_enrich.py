@@ -1,0 +1,191 @@
+"""``lum enrich``: real models over small tables, in real processes; and what it says of mistakes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import apache_beam as beam
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
+
+from luminosity import SearchQdrant, SentenceEmbedder
+from luminosity.cli.main import main
+from tests.inference.texts import MINILM, save_with_tokenizer, sentences, tiny_bert_config
+
+pytestmark = pytest.mark.timeout(120)
+
+_TEXTS = [text for text in sentences(40) if text]
+_HANDLERS = """
+import pyarrow as pa
+from luminosity import Handler
+
+
+class Total(Handler):
+    output_type = pa.float64()
+
+    def load_model(self):
+        return None
+
+    def predict(self, model, batch, inference_args=None):
+        return [float(sum(row)) for row in batch]
+
+
+class Fussy(Handler):
+    output_type = pa.int64()
+
+    def load_model(self):
+        return None
+
+    def predict(self, model, batch, inference_args=None):
+        if any(str(text) == "bad" for text in batch):
+            raise ValueError("not this one")
+        return [len(str(text)) for text in batch]
+"""
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A small one with random weights."""
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    config = tiny_bert_config(id2label={0: "bad", 1: "good"}, label2id={"bad": 0, "good": 1})
+    model = transformers.BertForSequenceClassification(config)
+    return save_with_tokenizer(model, tmp_path_factory.mktemp("models") / "classifier")
+
+
+def lum(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "luminosity.cli.main", "enrich", *arguments, "--run_dir=off", "--progress=off"],
+        cwd=folder,
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+
+
+def test_vectors_and_labels_become_columns_and_points(tmp_path: Path, classifier: str) -> None:
+    table = pa.table({"id": range(len(_TEXTS)), "text": _TEXTS, "other": ["x"] * len(_TEXTS)})
+    pq.write_table(table, tmp_path / "in.parquet")
+
+    done = lum(
+        "in.parquet",
+        "out.parquet",
+        *(f"--embed=text={MINILM}", f"--classify=mood:text={classifier}", "--columns=id,text"),
+        *("--vector-store=store", "--show=2"),
+        folder=tmp_path,
+    )
+
+    assert done.returncode == 0, done.stderr
+    found = pq.read_table(tmp_path / "out.parquet").sort_by("id")
+    assert found.schema.names == ["id", "text", "text_embedding", "mood"]
+    assert found["text"].to_pylist() == _TEXTS
+    embedder = SentenceEmbedder(MINILM, device="cpu")
+    expected = [result.inference for result in embedder.run_inference(_TEXTS[:3], embedder.load_model())]
+    np.testing.assert_allclose(found["text_embedding"].to_pylist()[:3], expected, atol=1e-5)
+    assert {mood["label"] for mood in found["mood"].to_pylist()} <= {"bad", "good"}
+    assert f"{len(_TEXTS)} rows to out.parquet" in done.stdout
+    assert "in collection in of store" in done.stdout
+    assert "384" in done.stdout  # how long the vectors that are shown are
+    assert nearest(tmp_path / "store", "in", found["text_embedding"][5].as_py()) == "5"
+
+
+def nearest(store: Path, collection: str, vector: list[float]) -> str:
+    search = SearchQdrant(store, collection, vector_column="v", using="text_embedding", limit=1)
+    with beam.Pipeline(runner="FnApiRunner") as pipeline:
+        query = pipeline | beam.Create([pa.record_batch({"v": [vector]})])
+        _ = query | search | beam.Map(lambda batch: (store / "found.json").write_text(json.dumps(batch.to_pylist())))
+    return json.loads((store / "found.json").read_text())[0]["neighbours"][0]["id"]
+
+
+def test_a_try_reads_the_first_rows_alone(tmp_path: Path) -> None:
+    """Behind them is something that can't be read, in the same file and in the next one."""
+    (tmp_path / "handlers.py").write_text(_HANDLERS)
+    lines = "a,b,text\n" + "".join(f"{n},{n},t\n" for n in range(500_000))
+    (tmp_path / "in-1.csv").write_text(lines + "oh no,1,t\n")
+    (tmp_path / "in-2.csv").write_text("something else\n")
+
+    done = lum("in-*.csv", "out.jsonl", "--model=sum:a,b=handlers:Total", "--rows=3", folder=tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert sorted(row["sum"] for row in rows) == [0.0, 2.0, 4.0]
+
+
+def test_rows_that_fail_go_to_the_dead_letters(tmp_path: Path) -> None:
+    (tmp_path / "handlers.py").write_text(_HANDLERS)
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in ("one", "bad", "three")))
+
+    done = lum("in.jsonl", "out", "--model=text=handlers:Fussy", "--dead-letters=letters.jsonl", folder=tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    assert sorted(pq.read_table(tmp_path / "out")["text_prediction"].to_pylist()) == [3, 5]
+    [letter] = [json.loads(line) for line in (tmp_path / "letters.jsonl").read_text().splitlines()]
+    assert letter["text"] == "bad"
+    assert letter["_model"] == "text_prediction"
+    assert "not this one" in letter["_reason"]
+    assert "1 row, in letters.jsonl" in done.stdout
+
+
+def test_a_row_that_fails_fails_the_run(tmp_path: Path) -> None:
+    (tmp_path / "handlers.py").write_text(_HANDLERS)
+    (tmp_path / "in.jsonl").write_text('{"text": "bad"}\n')
+
+    done = lum("in.jsonl", "out", "--model=text=handlers:Fussy", folder=tmp_path)
+
+    assert done.returncode == 1
+    assert "not this one" in done.stderr
+    assert "Traceback" not in done.stderr.split("lum enrich:")[0]
+    assert not list(tmp_path.glob("out/*"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["in.csv", "out"], "no model is named; expected --embed, --classify or --model"),
+        (["no.csv", "out", "--embed=text=M"], "no table's file matches no.csv"),
+        (["in.csv", "out", "--embed=texts=M"], "there is no column 'texts'; did you mean 'text'?"),
+        (["in.csv", "out", "--embed=M"], "--embed M: expected [NAME:]COLUMN=MODEL, such as text=models/minilm"),
+        (["in.csv", "out", "--embed=a,b=M"], "--embed a,b=M: expected [NAME:]COLUMN=MODEL"),
+        (["in.csv", "out", "--embed=stars:text=M"], "adds a column 'stars', and the table has one of that name"),
+        (["in.csv", "out", "--embed=text=./N"], "there is no folder ./N"),
+        (["in.csv", "out", "--embed=text=M", "--embed=text=L"], "adds a column 'text_embedding', and two models have"),
+        (["in.csv", "out", "--embed=text=M", "--columns=stars"], "there is no column 'text'; expected one of stars"),
+        (["in.csv", "out", "--embed=text=M", "--columns=star"], "did you mean 'stars'?"),
+        (["in.csv", "out", "--embed=text=M", "--cpu_worker=2"], "--cpu_worker=2: no such option; did you mean"),
+        (["in.csv", "out", "more", "--embed=text=M"], "found 'more' beside IN and OUT"),
+        (["in.csv", "out", "--embed=text=M", "--id=stars"], "--id are of a vector store: give --vector-store, too"),
+        (["in.csv", "out", "--classify=text=M", "--vector-store=s"], "--vector-store needs a vector to keep"),
+        (["in.csv", "out", "--embed=text=M", "--vector-store=s", "--id=star"], "did you mean 'stars'?"),
+        (["in.csv", "in.csv", "--embed=text=M"], "in.csv"),
+        (["in.csv", "out", "--model=text=json:dumbs"], "the module json has no 'dumbs'; did you mean dumps or dump?"),
+    ],
+)
+def test_mistakes_are_named_before_anything_runs(
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("luminosity.cli.enrich.warm_up", lambda _: None)
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    pyarrow.csv.write_csv(pa.table({"text": ["fine"], "stars": [4]}), "in.csv")
+
+    code = main(["enrich", *arguments])
+
+    error = capsys.readouterr().err
+    assert code == 2
+    assert error.startswith("lum enrich: ")
+    assert message in error
+    assert os.listdir() == ["in.csv"]
