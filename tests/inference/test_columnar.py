@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import apache_beam as beam
 import numpy as np
 import onnx
 import pandas as pd
@@ -16,11 +17,13 @@ import torch
 from apache_beam.ml.inference.onnx_inference import OnnxModelHandlerNumpy
 from apache_beam.ml.inference.pytorch_inference import PytorchModelHandlerKeyedTensor, PytorchModelHandlerTensor
 from apache_beam.ml.inference.sklearn_inference import SklearnModelHandlerNumpy, SklearnModelHandlerPandas
+from apache_beam.testing.util import assert_that
 from sklearn.linear_model import LinearRegression
 
-from luminosity import Handler, JaxModelHandler, TorchModelHandler
+from luminosity import Column, Enrich, Handler, JaxModelHandler, TorchModelHandler
 from luminosity.inference.blocks import take
 from luminosity.inference.columnar.adapt import takes_names, whole_columns
+from tests.inference.conftest import Pipelines
 
 WEIGHTS = np.array([1.0, 2.0, 3.0])
 ROWS = np.random.default_rng(0).normal(size=(50, 3))
@@ -110,6 +113,22 @@ def test_named_columns(tmp_path: Path) -> None:
         TorchModelHandler(state, WeightedByName, dtype="float32"),
     ):
         np.testing.assert_allclose(predictions(handler, NAMED), EXPECTED, rtol=1e-4, atol=1e-5, err_msg=str(handler))
+
+
+def test_a_table_through_enrich(pipelines: Pipelines, tmp_path: Path) -> None:
+    """A list of columns is a matrix, or a frame for a model that knows its columns by name."""
+    frame = pd.DataFrame(ROWS, columns=list("abc"))
+    plain = SklearnModelHandlerNumpy(pickled(tmp_path / "plain.pkl", LinearRegression().fit(ROWS, EXPECTED)))
+    named = SklearnModelHandlerPandas(pickled(tmp_path / "named.pkl", LinearRegression().fit(frame, EXPECTED)))
+
+    def check(found: list[pa.RecordBatch]) -> None:
+        (table,) = found
+        np.testing.assert_allclose(table["plain"], EXPECTED, rtol=1e-6)
+        np.testing.assert_allclose(table["named"], EXPECTED, rtol=1e-6)
+
+    with pipelines() as (pipeline, _):
+        enrich = Enrich(plain=Column(plain, ["a", "b", "c"]), named=Column(named, ["a", "b", "c"]))
+        assert_that(pipeline | beam.Create([NAMED]) | enrich, check)
 
 
 def test_code_of_the_users_own_keeps_its_rows(tmp_path: Path) -> None:

@@ -24,6 +24,8 @@ class WholeColumns(BeamContract):
     Everything else, from the files of the model to the limits of batches, is as the handler says.
     """
 
+    columnar = True
+
     def __init__(self, handler: ModelHandler[Any, Any, Any], call: Call, model_id: str | None) -> None:
         super().__init__(handler)
         self._call = call

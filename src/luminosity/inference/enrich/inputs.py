@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from luminosity.inference.blocks import Block
+from luminosity.inference.columnar.adapt import takes_names
 from luminosity.inference.enrich.arrow import DataType, Table
 from luminosity.inference.enrich.column import Column
 from luminosity.inference.handlers.columns import to_numpy
@@ -31,6 +32,8 @@ def block_of(table: Table, column: Column) -> Block:
     inputs = column.inputs
     if isinstance(inputs, str):
         return _plain(table.column(inputs))
+    if not isinstance(inputs, Mapping) and takes_names(column.handler):
+        inputs = {name: name for name in inputs}
     if isinstance(inputs, Mapping):
         arrays = [_plain(table.column(name)) for name in inputs.values()]
         return pa.RecordBatch.from_arrays(arrays, names=list(inputs))

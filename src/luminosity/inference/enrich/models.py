@@ -8,6 +8,7 @@ from apache_beam.ml.inference.base import ModelHandler, PredictionResult
 
 from luminosity.inference.adapt import adapt
 from luminosity.inference.blocks import Block, rows
+from luminosity.inference.columnar.adapt import whole_columns
 from luminosity.inference.handler import Handler
 from luminosity.inference.wrapping import WrappedHandler
 
@@ -16,7 +17,9 @@ __all__ = ["model_of"]
 
 def model_of(handler: ModelHandler[Any, Any, Any]) -> Handler[Any, Any, Any]:
     """The handler with all hooks, giving values alone."""
-    return handler if isinstance(handler, Handler) else _Values(adapt(handler))
+    if isinstance(handler, Handler):
+        return handler
+    return whole_columns(handler) or _Values(adapt(handler))
 
 
 class _Values(WrappedHandler):

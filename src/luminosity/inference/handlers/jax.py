@@ -70,6 +70,8 @@ class JaxModelHandler(Handler[Any, PredictionResult, JaxModel]):
     one shape. A prediction is one row of what `fn` returns.
     """
 
+    columnar = True
+
     def __init__(
         self,
         fn: Callable[..., Tree],

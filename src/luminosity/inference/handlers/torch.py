@@ -87,6 +87,7 @@ class TorchModelHandler(TorchHandler[Any, PredictionResult]):
             dict(load_model_args or {}),
         )
         self._inference_fn = inference_fn
+        self.columnar = inference_fn is None
         self._compile = compile
         self._pad_value = pad_value
         self._mask = mask
