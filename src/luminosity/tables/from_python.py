@@ -17,7 +17,7 @@ from apache_beam.utils.timestamp import Timestamp
 from luminosity.tables.arrow import Array, DataType
 from luminosity.tables.types import DECIMAL, is_any_list
 
-__all__ = ["array_of", "fits", "has_open_type", "inferred", "plain"]
+__all__ = ["array_of", "first_failing", "fits", "has_open_type", "inferred"]
 
 _AS_THEY_ARE = {
     *(type(None), bool, int, float, str, bytes, Decimal),

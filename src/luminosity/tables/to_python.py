@@ -18,7 +18,7 @@ from apache_beam.utils.timestamp import Timestamp
 from luminosity.tables.arrow import Array, DataType
 from luminosity.tables.types import field_hints, is_any_list, is_row_class
 
-__all__ = ["Maker", "maker_for_annotation", "maker_for_row", "python_values"]
+__all__ = ["Maker", "constructor_fields", "maker_for_annotation", "maker_for_row", "python_values"]
 
 Maker: TypeAlias = Callable[[Any], Any]
 """Makes of a value as `python_values` gives it, never None, what the user wants to see."""
@@ -106,7 +106,7 @@ def _in_microseconds(array: Array) -> Array:
 def maker_for_row(kind: DataType) -> Maker | None:
     """What Beam's Rows want otherwise: structs are Rows, and times are Beam's."""
     if pa.types.is_timestamp(kind):
-        return beam_time
+        return _beam_time
     if pa.types.is_struct(kind):
         makers = {field.name: maker_for_row(field.type) for field in kind}
         return lambda value: beam.Row(**_made(value, makers))
@@ -120,7 +120,7 @@ def maker_for_row(kind: DataType) -> Maker | None:
 def maker_for_annotation(hint: Any) -> Maker | None:
     """What a field of a class wants otherwise; None: nothing."""
     if hint is Timestamp:
-        return beam_time
+        return _beam_time
     if is_row_class(hint):
         return _class_maker(hint)
     origin, arguments = typing.get_origin(hint) or hint, typing.get_args(hint)
@@ -157,7 +157,7 @@ def constructor_fields(kind: Any) -> dict[str, bool]:
     return {name: name in kind._field_defaults for name in kind._fields}
 
 
-def beam_time(value: datetime.datetime) -> Timestamp:
+def _beam_time(value: datetime.datetime) -> Timestamp:
     """A time without a zone is taken as UTC, as Arrow does."""
     utc = value if value.tzinfo is not None else value.replace(tzinfo=datetime.timezone.utc)
     return Timestamp(micros=(utc - _EPOCH) // _MICROSECOND)
