@@ -17,7 +17,6 @@ from pyarrow import parquet
 from luminosity import ReadTable
 from luminosity.errors import TableError
 from luminosity.io.reading import limits, text
-from luminosity.io.reading import parquet as parquet_reading
 from luminosity.io.reading.ranges import ByteRangeTracker
 from luminosity.io.reading.steps import ReadRanges
 from tests.io.conftest import Pipelines
@@ -58,17 +57,23 @@ def test_large_files_are_cut_before_they_are_read(tmp_path: Path, pipelines: Pip
 def test_a_parquet_file_is_first_cut_between_row_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "t.parquet", numbered(1000), 100)
     monkeypatch.setattr("luminosity.io.reading.steps.PIECE_BYTES", 1000)
-    read: list[int] = []
-    decode = parquet_reading.ParquetReader._decode
+    read = row_groups_read(monkeypatch)
 
-    def counted(self: Any, group: int, stretch: int) -> Any:
-        read.append(group)
-        return decode(self, group, stretch)
-
-    monkeypatch.setattr(parquet_reading.ParquetReader, "_decode", counted)
-
-    assert len(read_alone(ReadTable(str(tmp_path)))) == 1000
+    assert len(read_alone(ReadTable(str(tmp_path), rows_per_batch=30))) == 1000
     assert sorted(read) == list(range(10))
+
+
+def row_groups_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Those whose decoding was begun, from now on."""
+    read: list[int] = []
+    iter_batches = parquet.ParquetFile.iter_batches
+
+    def counted(self: Any, *args: Any, row_groups: list[int], **kwargs: Any) -> Any:
+        read.extend(row_groups)
+        return iter_batches(self, *args, row_groups=row_groups, **kwargs)
+
+    monkeypatch.setattr(parquet.ParquetFile, "iter_batches", counted)
+    return read
 
 
 def test_only_the_columns_that_are_asked_for(tmp_path: Path) -> None:
@@ -92,14 +97,7 @@ def test_a_condition_on_a_column_that_is_not_asked_for(tmp_path: Path, pipelines
 
 def test_row_groups_that_a_condition_excludes_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "t.parquet", numbered(1000), 100)
-    read: list[int] = []
-    iter_batches = parquet.ParquetFile.iter_batches
-
-    def counted(self: Any, *args: Any, row_groups: list[int], **kwargs: Any) -> Any:
-        read.extend(row_groups)
-        return iter_batches(self, *args, row_groups=row_groups, **kwargs)
-
-    monkeypatch.setattr(parquet.ParquetFile, "iter_batches", counted)
+    read = row_groups_read(monkeypatch)
 
     rows = read_alone(ReadTable(str(tmp_path), where=(pc.field("id") > 850) & (pc.field("text") != "row 999")))
 
@@ -138,14 +136,7 @@ def test_what_a_split_gives_back_goes_on_where_decoding_stopped(
 ) -> None:
     """A runner that stops a range every few batches must not make the row group be decoded over and over."""
     write(tmp_path / "t.parquet", numbered(1000), 1000)
-    begun: list[int] = []
-    iter_batches = parquet.ParquetFile.iter_batches
-
-    def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
-        begun.append(1)
-        return iter_batches(self, *args, **kwargs)
-
-    monkeypatch.setattr(parquet.ParquetFile, "iter_batches", counted)
+    begun = row_groups_read(monkeypatch)
     transform = ReadTable(str(tmp_path), rows_per_batch=10)
     step = ReadRanges(transform._settings)
     (file,) = transform._files
@@ -276,6 +267,16 @@ def test_columns_in_the_names_of_folders(tmp_path: Path, pipelines: Pipelines) -
     assert read_alone(ReadTable(str(tmp_path), columns=["year"], where=where)) == [{"year": 2024}, {"year": 2025}]
     as_text = pa.schema({"id": pa.int64(), "year": pa.string(), "place": pa.string()})
     assert read_alone(ReadTable(str(tmp_path), columns=["year"], schema=as_text))[0] == {"year": "2024"}
+
+
+def test_files_that_their_folders_exclude_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for year in ("2024", "2025", "__HIVE_DEFAULT_PARTITION__"):
+        (tmp_path / f"year={year}").mkdir()
+        write(tmp_path / f"year={year}" / "t.parquet", numbered(2))
+    read = row_groups_read(monkeypatch)
+
+    assert len(read_alone(ReadTable(str(tmp_path), where=pc.field("year") == 2025))) == 2
+    assert len(read) == 1
 
 
 def test_format_for_names_that_do_not_tell(tmp_path: Path) -> None:

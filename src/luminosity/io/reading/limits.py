@@ -21,6 +21,7 @@ TEXT_BYTES = 4 << 20
 def bounded(batch: RecordBatch, rows: int) -> Iterator[RecordBatch]:
     """Its rows, in batches that are not too large; nothing where there are none.
 
+    >>> import pyarrow as pa
     >>> [part.num_rows for part in bounded(pa.record_batch({"a": [1, 2, 3, 4, 5]}), 2)]
     [2, 2, 1]
     """

@@ -11,6 +11,7 @@ import pyarrow as pa
 from luminosity.io.reading.files import TableFile
 from luminosity.io.reading.limits import BATCH_BYTES
 from luminosity.io.reading.opening import open_bytes
+from luminosity.io.reading.partitions import partition_condition
 from luminosity.io.reading.reader import Claim, Reader
 from luminosity.io.reading.types import RecordBatch, Schema
 from luminosity.io.reading.wanted import Wanted
@@ -119,10 +120,11 @@ def _rows_at_once(group: Any, most: int, columns: set[str]) -> int:
 
 
 def _row_groups_to_read(file: TableFile, wanted: Wanted) -> set[int]:
-    """Those for which the statistics do not rule out that a row is wanted."""
+    """Those for which neither the statistics nor the names of folders rule out that a row is wanted."""
     from pyarrow import dataset
 
     with open_bytes(file) as source:
-        fragment = dataset.ParquetFileFormat().make_fragment(source)
+        known = partition_condition(wanted.partition, file.partition)
+        fragment = dataset.ParquetFileFormat().make_fragment(source, partition_expression=known)
         kept = fragment.subset(filter=wanted.where, schema=pa.schema([*wanted.stored, *wanted.partition]))
         return {group.id for group in kept.row_groups}

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 import re
 from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 
@@ -11,7 +14,9 @@ from luminosity.errors import TableError
 from luminosity.io.reading.files import TableFile
 from luminosity.io.reading.types import Array, Schema
 
-__all__ = ["partition_arrays", "partition_schema"]
+__all__ = ["partition_arrays", "partition_condition", "partition_schema"]
+
+Partition: TypeAlias = Sequence[tuple[str, str | None]]
 
 _WHOLE_NUMBER = re.compile(r"0|-?[1-9]\d{0,17}")
 
@@ -36,10 +41,25 @@ def partition_schema(files: Sequence[TableFile], given: Schema | None) -> Schema
     return pa.schema(fields)
 
 
-def partition_arrays(schema: Schema, partition: Sequence[tuple[str, str | None]], rows: int) -> dict[str, Array]:
+def partition_arrays(schema: Schema, partition: Partition, rows: int) -> dict[str, Array]:
     """One value for all rows of a file."""
-    return {
-        name: pa.repeat(pa.scalar(value, pa.string()).cast(schema.field(name).type), rows)
+    return {name: pa.repeat(value, rows) for name, value in _values(schema, partition)}
+
+
+def partition_condition(schema: Schema, partition: Partition) -> Any:
+    """What is known of all rows of a file; None where that is nothing."""
+    from pyarrow import compute
+
+    known = [
+        compute.field(name) == value if value.is_valid else compute.field(name).is_null()
+        for name, value in _values(schema, partition)
+    ]
+    return functools.reduce(operator.and_, known) if known else None
+
+
+def _values(schema: Schema, partition: Partition) -> list[tuple[str, Any]]:
+    return [
+        (name, pa.scalar(value, pa.string()).cast(schema.field(name).type))
         for name, value in partition
         if name in schema.names
-    }
+    ]
