@@ -93,7 +93,8 @@ def print_nearest(console: Console, query: str, found: Any) -> None:
     console.print(f"\nNearest to [bold]{query}[/bold]:")
     for neighbour in found["neighbours"][0].as_py():
         mood = "good" if neighbour["sentiment"] > 0.5 else "bad"
-        console.print(f"{neighbour['score']:5.2f}  {mood:4}  {textwrap.shorten(neighbour['text'], 110)}", markup=False)
+        text = textwrap.shorten(neighbour["text"], console.width - 13, placeholder=" …")
+        console.print(f"{neighbour['score']:5.2f}  {mood:4}  {text}", markup=False)
 
 
 def _table(first: str, *others: str) -> Table:
