@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import random
 import tempfile
@@ -68,14 +69,14 @@ class Kills:
 
 
 @contextlib.contextmanager
-def kill_workers_of(pid: int, every_s: float, seed: int = 0) -> Iterator[Kills]:
-    """Within the context, kill -9 one random worker of process `pid` every so often."""
+def kill_workers_of(pid: int, every_s: float, seed: int = 0, most: float = math.inf) -> Iterator[Kills]:
+    """Within the context, kill -9 one random worker of process `pid` every so often, `most` of them in all."""
     kills = Kills()
     stop = threading.Event()
     chooser = random.Random(seed)
 
     def kill() -> None:
-        while not stop.wait(every_s):
+        while kills.count < most and not stop.wait(every_s):
             workers = sorted(workers_of(pid), key=lambda worker: worker.pid)
             if not workers:
                 continue

@@ -64,7 +64,8 @@ def test_every_row_once_while_workers_are_killed(tmp_path: Path, name: str, opti
         numbers = pipeline | beam.Create(range(200)) | beam.Reshuffle()
         _ = numbers | beam.Map(slowly).with_output_types(pa.RecordBatch) | WriteTable(path, **options)
 
-    with kill_workers_of(os.getpid(), every_s=0.7) as kills:
+    # One fewer than it takes to think that an element ends its workers.
+    with kill_workers_of(os.getpid(), every_s=0.5, most=3) as kills:
         result = run_ours(build)
     assert kills.count >= 2
     assert sorted(table_of(path)["id"].to_pylist()) == list(range(2000))

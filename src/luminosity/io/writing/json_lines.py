@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 from pyarrow import compute, types
 
@@ -18,28 +19,54 @@ __all__ = ["json_lines"]
 
 pc: Any = compute  # which makes its functions when it is imported: a type checker sees none
 
-_ROWS = 8192  # as Python objects at a time
+_ROWS = 8192  # at a time, so that what they become on the way stays small
+_TEXT = pa.large_string()
 
 
-def json_lines(table: pa.Table) -> Iterator[bytes]:
+def json_lines(table: pa.Table) -> Iterator[pa.Buffer]:
     """Times in ISO 8601, decimals as texts, durations as numbers in their unit, NaN and infinity as null.
 
     >>> table = pa.table({"at": pa.array([0], pa.timestamp("s", "UTC")), "x": [[1.0, float("nan")]]})
     >>> b"".join(json_lines(table))
     b'{"at":"1970-01-01T00:00:00Z","x":[1.0,null]}\\n'
     """
-    plain = pa.table([_plain(column) for column in table.columns], names=table.column_names)
-    for batch in plain.to_batches(max_chunksize=_ROWS):
-        rows = batch.to_pylist(maps_as_pydicts="strict")
-        try:
-            lines = [_STRICT.encode(row) for row in rows]
-        except ValueError:  # a NaN within a list or a struct
-            lines = [_STRICT.encode(_without_nan(row)) for row in rows]
-        lines.append("")
-        yield "\n".join(lines).encode()
+    names = [f"{',' if number else '{'}{json.dumps(name)}:" for number, name in enumerate(table.column_names)]
+    for batch in table.to_batches(max_chunksize=_ROWS):
+        pieces: list[Any] = []
+        for name, column in zip(names, batch.columns, strict=True):
+            pieces += [pa.scalar(name, _TEXT), _texts(_plain(column))]
+        rows = pc.binary_join_element_wise(*pieces, pa.scalar("}\n", _TEXT), pa.scalar("", _TEXT))
+        yield _joined(rows)
 
 
-def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
+def _joined(rows: pa.LargeStringArray) -> pa.Buffer:
+    """Texts that were just made lie one behind the other."""
+    _, offsets, data = rows.buffers()
+    return data.slice(0, int(np.frombuffer(offsets, np.int64)[len(rows)]))
+
+
+def _texts(column: pa.Array) -> pa.Array:
+    """Each value as JSON: numbers as whole columns, texts and nested values one by one."""
+    kind = column.type
+    if types.is_integer(kind) or types.is_boolean(kind):
+        return pc.fill_null(column.cast(_TEXT), "null")
+    if types.is_floating(kind):
+        texts = column.cast(_TEXT)
+        # Else readers would take a column of whole numbers for one of integers.
+        is_whole = pc.match_substring_regex(texts, "^-?[0-9]+$")
+        tail = pc.if_else(is_whole, pa.scalar(".0", _TEXT), pa.scalar("", _TEXT))
+        return pc.fill_null(pc.binary_join_element_wise(texts, tail, pa.scalar("", _TEXT)), "null")
+    return pa.array([_encoded(value) for value in column.to_pylist(maps_as_pydicts="strict")], _TEXT)
+
+
+def _encoded(value: Any) -> str:
+    try:
+        return _STRICT.encode(value)
+    except ValueError:  # a NaN within a list or a struct
+        return _STRICT.encode(_without_nan(value))
+
+
+def _plain(column: pa.Array) -> pa.Array:
     """Whole columns at once: the encoder then meets only what it knows."""
     kind = column.type
     if types.is_dictionary(kind):
