@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from luminosity import WriteLance
 from luminosity.io.stores.lance_table import LanceTable
 from luminosity.io.stores.staging import StagedFile, StagedRows
 from tests.io.conftest import Pipelines, counters
+from tests.io.deadly import Deadly
 from tests.io.vectors import numbered, vectors
 
 
@@ -52,20 +51,6 @@ def test_rows_are_appended_by_one_commit(pipelines: Pipelines, tmp_path: Path) -
     assert os.listdir(tmp_path) == ["things.lance"]
 
 
-class Deadly(beam.DoFn):
-    """Kills its worker once at some batches, when those before them have been staged already."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def process(self, first: int) -> Iterator[pa.RecordBatch]:
-        marker = self._folder / str(first)
-        if first % 500 == 490 and not marker.exists():
-            marker.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        yield numbered(first, 10)
-
-
 def test_rows_are_exact_though_workers_are_killed(tmp_path: Path) -> None:
     path, markers = tmp_path / "data" / "things.lance", tmp_path / "markers"
     markers.mkdir()
@@ -75,7 +60,7 @@ def test_rows_are_exact_though_workers_are_killed(tmp_path: Path) -> None:
             pipeline
             | beam.Create(range(0, 1_000, 10))
             | beam.Reshuffle()
-            | beam.ParDo(Deadly(markers)).with_output_types(pa.RecordBatch)
+            | beam.ParDo(Deadly(markers, {300, 700}, rows=10, after_s=0.0)).with_output_types(pa.RecordBatch)
             | WriteLance(path, rows_per_file=20)
         )
 

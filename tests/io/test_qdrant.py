@@ -21,8 +21,8 @@ from luminosity.errors import StoreError
 from luminosity.io.stores.lock import held
 from luminosity.io.stores.target import Whereabouts
 from tests.io.conftest import Pipelines, counters
+from tests.io.deadly import Deadly
 from tests.io.vectors import numbered, vectors
-from tests.processes import kill_workers_of
 
 
 def stored(folder: Path, collection: str = "things") -> dict[Any, Any]:
@@ -73,21 +73,24 @@ def test_a_write_can_be_waited_for(pipelines: Pipelines, tmp_path: Path) -> None
         assert_that(total, equal_to([250]))
 
 
-def test_points_are_exact_while_workers_are_killed(tmp_path: Path) -> None:
+def test_points_are_exact_though_workers_are_killed(tmp_path: Path) -> None:
     """The engine allows one process at a time; two workers take turns, and leave the lock when they die."""
+    folder, markers = tmp_path / "stores", tmp_path / "markers"
+    markers.mkdir()
+    deaths = {200, 850, 1_500}
     options = ["--runner=luminosity.LuminosityRunner", "--progress=off", "--cpu_workers=2"]
-    with kill_workers_of(os.getpid(), every_s=0.5) as kills, beam.Pipeline(argv=options) as pipeline:
+    with beam.Pipeline(argv=options) as pipeline:
         _ = (
             pipeline
-            | beam.Create(range(0, 4_000, 50))
+            | beam.Create(range(0, 2_000, 50))
             | beam.Reshuffle()
-            | beam.Map(numbered, 50).with_output_types(pa.RecordBatch)
-            | WriteQdrant(tmp_path, "things", vectors="vector", batch_size=50)
+            | beam.ParDo(Deadly(markers, deaths, rows=50, after_s=0.03)).with_output_types(pa.RecordBatch)
+            | WriteQdrant(folder, "things", vectors="vector", batch_size=50)
         )
 
-    assert kills.count >= 2
-    points = stored(tmp_path)
-    assert sorted(points) == list(range(4_000))
+    assert {int(name) for name in os.listdir(markers)} == deaths
+    points = stored(folder)
+    assert sorted(points) == list(range(2_000))
     assert all(point.payload == {"text": f"text {number}"} for number, point in points.items())
 
 
