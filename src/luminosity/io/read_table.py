@@ -18,9 +18,7 @@ from luminosity.io.reading.limits import BATCH_ROWS
 from luminosity.io.reading.partitions import partition_schema
 from luminosity.io.reading.readers import Settings, schema_of
 from luminosity.io.reading.steps import ReadRanges
-from luminosity.io.reading.types import Schema
 from luminosity.io.reading.wanted import choose
-from luminosity.tables.coder import RecordBatch
 
 __all__ = ["ReadTable"]
 
@@ -64,7 +62,7 @@ class ReadTable(beam.PTransform[Any, Any]):
         columns: Sequence[str] | None = None,
         where: Any = None,
         *,
-        schema: Schema | None = None,
+        schema: pa.Schema | None = None,
         format: str | None = None,
         rows_per_batch: int = BATCH_ROWS,
         delimiter: str = ",",
@@ -84,11 +82,11 @@ class ReadTable(beam.PTransform[Any, Any]):
         self._settings = Settings(wanted, csv, rows_per_batch)
 
     @property
-    def schema(self) -> Schema:
+    def schema(self) -> pa.Schema:
         """Of the batches."""
         return self._settings.wanted.output
 
-    def first(self, rows: int) -> list[RecordBatch]:
+    def first(self, rows: int) -> list[pa.RecordBatch]:
         """The first rows of the first files, read here and now: to look at a table, or to try something on it."""
         return first_rows(self._files, self._settings, rows)
 
@@ -123,7 +121,9 @@ def _check_files(files: Sequence[TableFile], csv: CsvStyle) -> None:
         )
 
 
-def _stored(files: Sequence[TableFile], given: Schema | None, partition: Schema, csv: CsvStyle) -> tuple[Schema, str]:
+def _stored(
+    files: Sequence[TableFile], given: pa.Schema | None, partition: pa.Schema, csv: CsvStyle
+) -> tuple[pa.Schema, str]:
     """The columns that every file must have, and who says so."""
     if given is not None:
         return pa.schema([field for field in given if field.name not in partition.names]), "schema="

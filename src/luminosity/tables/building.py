@@ -11,8 +11,6 @@ import pyarrow as pa
 
 from luminosity.core import ELEMENT_AT_FAULT
 from luminosity.errors import TableError
-from luminosity.tables.arrow import Array, DataType, Field
-from luminosity.tables.coder import RecordBatch
 from luminosity.tables.from_python import array_of, first_failing, fits, has_open_type, inferred
 from luminosity.tables.types import fields_of, to_schema
 
@@ -41,12 +39,12 @@ class BatchBuilder:
     def __init__(self, schema: Any, row_type: Any) -> None:
         self._schema = to_schema(schema)
         fields = fields_of(row_type) if self._schema is None else None
-        self._told: dict[str, DataType] = {name: kind for name, kind in (fields or {}).items() if kind is not None}
+        self._told: dict[str, pa.DataType] = {name: kind for name, kind in (fields or {}).items() if kind is not None}
         self._names: dict[str, None] | None = None if fields is None else dict.fromkeys(fields)
         self._is_closed = fields is not None
-        self._learned: dict[str, DataType] = {}
+        self._learned: dict[str, pa.DataType] = {}
 
-    def build(self, rows: list[Any]) -> RecordBatch:
+    def build(self, rows: list[Any]) -> pa.RecordBatch:
         """One batch; a TableError names the row and the column that are at fault. OverflowError: too much for one."""
         columns = _columns(rows)
         schema = self._schema
@@ -57,13 +55,13 @@ class BatchBuilder:
         arrays = [self._told_array(rows, field, columns.get(field.name, nothing)) for field in schema]
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
-    def _built(self, rows: list[Any], columns: dict[str, list[Any]]) -> RecordBatch:
+    def _built(self, rows: list[Any], columns: dict[str, list[Any]]) -> pa.RecordBatch:
         names = self._names if self._names is not None else dict.fromkeys(columns)
         if not names:
             raise TableError(f"found {len(rows)} rows without a column, expected one at least")
         self._refuse_others(rows, columns, names)
         nothing = [None] * len(rows)
-        arrays: list[Array] = []
+        arrays: list[pa.Array] = []
         for name in names:
             values = columns.get(name, nothing)
             if name in self._told:
@@ -73,7 +71,7 @@ class BatchBuilder:
         self._names = names
         return pa.RecordBatch.from_arrays(arrays, names=list(names))
 
-    def _told_array(self, rows: list[Any], field: Field, values: list[Any]) -> Array:
+    def _told_array(self, rows: list[Any], field: pa.Field, values: list[Any]) -> pa.Array:
         try:
             array = array_of(values, field.type)
         except pa.ArrowCapacityError as error:
@@ -86,7 +84,7 @@ class BatchBuilder:
             _refuse(rows[at], field.name, f"found nothing, expected {field.type}, as the schema says not null")
         return _whole(array)
 
-    def _learned_array(self, rows: list[Any], name: str, values: list[Any]) -> Array:
+    def _learned_array(self, rows: list[Any], name: str, values: list[Any]) -> pa.Array:
         known = self._learned.get(name)
         try:
             array = inferred(values)
@@ -103,8 +101,10 @@ class BatchBuilder:
             array = self._as_before(rows, name, values, array, known)
         return _whole(array)
 
-    def _as_before(self, rows: list[Any], name: str, values: list[Any], array: Array, known: DataType) -> Array:
-        def attempt(some: list[Any]) -> Array:
+    def _as_before(
+        self, rows: list[Any], name: str, values: list[Any], array: pa.Array, known: pa.DataType
+    ) -> pa.Array:
+        def attempt(some: list[Any]) -> pa.Array:
             if not fits(inferred(some).type, known):
                 raise TypeError(f"not {known}")
             return array_of(some, known)
@@ -163,7 +163,7 @@ def _names(row: Any) -> Any:
     return _as_dict(row).keys()
 
 
-def _whole(array: Array) -> Array:
+def _whole(array: pa.Array) -> pa.Array:
     if isinstance(array, pa.ChunkedArray):
         raise OverflowError(_TOO_MUCH)
     return array

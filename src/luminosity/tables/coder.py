@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any
 
 import pyarrow as pa
 from apache_beam import coders
 from apache_beam.coders import coder_impl
 
-__all__ = ["RecordBatch", "RecordBatchCoder", "register"]
-
-RecordBatch: TypeAlias = Any
-"""A `pyarrow.RecordBatch`: pyarrow has no types to name."""
+__all__ = ["RecordBatchCoder", "register"]
 
 
 class RecordBatchCoder(coders.Coder):
@@ -26,7 +23,7 @@ class RecordBatchCoder(coders.Coder):
     def _create_impl(self) -> coder_impl.CallbackCoderImpl:
         return coder_impl.CallbackCoderImpl(self.encode, self.decode, self.estimate_size)
 
-    def encode(self, value: RecordBatch) -> bytes:
+    def encode(self, value: pa.RecordBatch) -> bytes:
         if not isinstance(value, pa.RecordBatch):
             raise TypeError(
                 f"found an element of type {type(value).__name__}, expected a pyarrow.RecordBatch; "
@@ -37,11 +34,11 @@ class RecordBatchCoder(coders.Coder):
             writer.write_batch(value)
         return sink.getvalue().to_pybytes()
 
-    def decode(self, encoded: bytes) -> RecordBatch:
+    def decode(self, encoded: bytes) -> pa.RecordBatch:
         with pa.ipc.open_stream(encoded) as reader:
             return reader.read_next_batch()
 
-    def estimate_size(self, value: RecordBatch) -> int:
+    def estimate_size(self, value: pa.RecordBatch) -> int:
         return int(value.nbytes)
 
     def is_deterministic(self) -> bool:

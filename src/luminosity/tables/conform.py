@@ -5,13 +5,11 @@ from __future__ import annotations
 import pyarrow as pa
 
 from luminosity.errors import TableError
-from luminosity.tables.arrow import Array, Field, Schema
-from luminosity.tables.coder import RecordBatch
 
 __all__ = ["conform"]
 
 
-def conform(batch: RecordBatch, schema: Schema, who: str) -> RecordBatch:
+def conform(batch: pa.RecordBatch, schema: pa.Schema, who: str) -> pa.RecordBatch:
     """The batch with these columns, in this order and of these types; nothing is copied that is right already.
 
     >>> conform(pa.record_batch({"a": [1]}), pa.schema([("a", pa.float64())]), "here").schema.types
@@ -32,7 +30,7 @@ def conform(batch: RecordBatch, schema: Schema, who: str) -> RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _cast(array: Array, field: Field, who: str) -> Array:
+def _cast(array: pa.Array, field: pa.Field, who: str) -> pa.Array:
     if array.null_count and not field.nullable:
         raise TableError(f"{who}: column {field.name!r} has nulls; expected none, as the schema says not null")
     if array.type == field.type:

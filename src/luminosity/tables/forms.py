@@ -5,15 +5,13 @@ from __future__ import annotations
 import pyarrow as pa
 
 from luminosity.errors import TableError
-from luminosity.tables.arrow import Array, DataType, Field, Schema
-from luminosity.tables.coder import RecordBatch
 from luminosity.tables.from_python import has_open_type
 from luminosity.tables.types import is_any_list
 
 __all__ = ["as_it_was"]
 
 
-def as_it_was(result: RecordBatch, given: Schema, schema: Schema | None, who: str) -> RecordBatch:
+def as_it_was(result: pa.RecordBatch, given: pa.Schema, schema: pa.Schema | None, who: str) -> pa.RecordBatch:
     """A frame's columns with the types that columns of these names were given in, where only the form differs.
 
     pandas makes lists of vectors, and polars large texts of texts.
@@ -22,8 +20,8 @@ def as_it_was(result: RecordBatch, given: Schema, schema: Schema | None, who: st
     >>> as_it_was(pa.record_batch({"v": [[0.5, 1.0]]}), vectors, None, "f").schema.types
     [FixedSizeListType(fixed_size_list<item: double>[2])]
     """
-    fields: list[Field] = []
-    arrays: list[Array] = []
+    fields: list[pa.Field] = []
+    arrays: list[pa.Array] = []
     for field, array in zip(result.schema, result.columns, strict=True):
         if schema is None:
             array = _as_given(array, given.field(field.name).type if field.name in given.names else None)
@@ -37,7 +35,7 @@ def as_it_was(result: RecordBatch, given: Schema, schema: Schema | None, who: st
     return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
 
 
-def _as_given(array: Array, given: DataType | None) -> Array:
+def _as_given(array: pa.Array, given: pa.DataType | None) -> pa.Array:
     if array.type == given:
         return array
     if given is not None and (pa.types.is_null(array.type) or _form(array.type) == _form(given)):
@@ -49,7 +47,7 @@ def _as_given(array: Array, given: DataType | None) -> Array:
     return array if small == array.type else array.cast(small)
 
 
-def _form(kind: DataType) -> object:
+def _form(kind: pa.DataType) -> object:
     """Equal for types of the same values."""
     if pa.types.is_dictionary(kind):
         return "dictionary", _form(kind.value_type)
@@ -62,7 +60,7 @@ def _form(kind: DataType) -> object:
     return _small(kind)
 
 
-def _small(kind: DataType) -> DataType:
+def _small(kind: pa.DataType) -> pa.DataType:
     """polars has only large texts and lists; other libraries read the usual ones best."""
     if pa.types.is_large_string(kind) or str(kind) == "string_view":
         return pa.string()

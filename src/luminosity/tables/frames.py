@@ -10,8 +10,6 @@ import pyarrow as pa
 
 from luminosity.errors import TableError
 from luminosity.extras import require
-from luminosity.tables.arrow import DataType, Schema, Table
-from luminosity.tables.coder import RecordBatch
 from luminosity.tables.forms import as_it_was
 from luminosity.tables.naming import name_of, place_of
 
@@ -62,7 +60,7 @@ def kind_of(fn: Callable[..., Any], as_: str | None) -> Kind:
     return kind
 
 
-def to_frame(batch: RecordBatch, kind: Kind) -> Any:
+def to_frame(batch: pa.RecordBatch, kind: Kind) -> Any:
     if kind == "pandas":
         return _to_pandas(batch)
     if kind == "polars":
@@ -70,7 +68,7 @@ def to_frame(batch: RecordBatch, kind: Kind) -> Any:
     return pa.Table.from_batches([batch]) if kind == "table" else batch
 
 
-def from_result(result: Any, kind: Kind, who: str, given: Schema, schema: Schema | None) -> RecordBatch:
+def from_result(result: Any, kind: Kind, who: str, given: pa.Schema, schema: pa.Schema | None) -> pa.RecordBatch:
     """What a function returned, as one batch; columns of a frame as they were, where only their form differs."""
     if isinstance(result, pa.RecordBatch):
         return result
@@ -101,13 +99,13 @@ def _first_annotation(fn: Callable[..., Any]) -> Any:
         return annotation
 
 
-def _to_pandas(batch: RecordBatch) -> Any:
+def _to_pandas(batch: pa.RecordBatch) -> Any:
     """As everyone knows them, but integers and booleans with nulls stay so, in pandas' own nullable types.
 
     They would become floats and objects, and so be of another type than in a batch without nulls.
     """
     pandas = require("pandas", "pandas")
-    nullable: dict[DataType, Any] = {pa.bool_(): pandas.BooleanDtype()}
+    nullable: dict[pa.DataType, Any] = {pa.bool_(): pandas.BooleanDtype()}
     for bits in (8, 16, 32, 64):
         nullable[getattr(pa, f"int{bits}")()] = getattr(pandas, f"Int{bits}Dtype")()
         nullable[getattr(pa, f"uint{bits}")()] = getattr(pandas, f"UInt{bits}Dtype")()
@@ -115,7 +113,7 @@ def _to_pandas(batch: RecordBatch) -> Any:
     return batch.to_pandas(types_mapper={kind: nullable[kind] for kind in with_nulls & nullable.keys()}.get)
 
 
-def _from_pandas(frame: Any, schema: Schema | None, who: str) -> RecordBatch:
+def _from_pandas(frame: Any, schema: pa.Schema | None, who: str) -> pa.RecordBatch:
     if not all(isinstance(name, str) for name in frame.columns):
         raise TableError(
             f"{who} returned a frame with the columns {list(frame.columns)}, expected names that are texts"
@@ -130,7 +128,7 @@ def _from_pandas(frame: Any, schema: Schema | None, who: str) -> RecordBatch:
     return batch.replace_schema_metadata(None)
 
 
-def _one_batch(table: Table) -> RecordBatch:
+def _one_batch(table: pa.Table) -> pa.RecordBatch:
     """Nothing is copied where each column is in one piece already."""
     if not table.num_columns or not table.num_rows:
         return pa.RecordBatch.from_pylist([], schema=table.schema)

@@ -14,7 +14,6 @@ import numpy as np
 import pyarrow as pa
 from apache_beam.utils.timestamp import Timestamp
 
-from luminosity.tables.arrow import Array, DataType
 from luminosity.tables.types import DECIMAL, is_any_list
 
 __all__ = ["array_of", "first_failing", "fits", "has_open_type", "inferred"]
@@ -25,7 +24,7 @@ _AS_THEY_ARE = {
 }
 
 
-def array_of(values: list[Any], kind: DataType) -> Array:
+def array_of(values: list[Any], kind: pa.DataType) -> pa.Array:
     """The values as this type, or an exception if one can't be without a loss.
 
     >>> array_of([1, None, 2.0], pa.int32()).to_pylist()
@@ -39,7 +38,7 @@ def array_of(values: list[Any], kind: DataType) -> Array:
     return pa.array(values, kind)
 
 
-def inferred(values: list[Any]) -> Array:
+def inferred(values: list[Any]) -> pa.Array:
     """The values as the type that they show. Digits and time zones, in which values differ, are those of all columns.
 
     >>> inferred([Decimal("1.5"), None]).type, inferred([1, 2.5]).type
@@ -51,7 +50,7 @@ def inferred(values: list[Any]) -> Array:
     return array if kind == array.type else pa.array(values, kind)
 
 
-def has_open_type(kind: DataType) -> bool:
+def has_open_type(kind: pa.DataType) -> bool:
     """Whether it is, or has in it, the type of nulls: then nothing was there to show the type.
 
     >>> has_open_type(pa.array([[], None]).type)
@@ -60,7 +59,7 @@ def has_open_type(kind: DataType) -> bool:
     return pa.types.is_null(kind) or any(has_open_type(kind.field(index).type) for index in range(kind.num_fields))
 
 
-def fits(found: DataType, known: DataType) -> bool:
+def fits(found: pa.DataType, known: pa.DataType) -> bool:
     """Whether values that show one type can be of another without a loss.
 
     >>> fits(pa.int64(), pa.float64()), fits(pa.float64(), pa.int64())
@@ -110,7 +109,7 @@ def _plain_column(values: list[Any]) -> list[Any]:
     return values if set(map(type, values)) <= _AS_THEY_ARE else [plain(value) for value in values]
 
 
-def _check(values: list[Any], kind: DataType) -> None:
+def _check(values: list[Any], kind: pa.DataType) -> None:
     """What pyarrow would lose without a word: fractions of integers, and fields that a struct does not have."""
     if pa.types.is_integer(kind):
         for number in values:
@@ -132,19 +131,19 @@ def _check(values: list[Any], kind: DataType) -> None:
         _check(list(itertools.chain.from_iterable(lists)), kind.value_type)
 
 
-def _check_where_needed(values: list[Any], kind: DataType) -> None:
+def _check_where_needed(values: list[Any], kind: pa.DataType) -> None:
     if _may_lose(kind):
         _check(values, kind)
 
 
-def _may_lose(kind: DataType) -> bool:
+def _may_lose(kind: pa.DataType) -> bool:
     """Vectors of floats, the longest of lists, need not be looked at."""
     if pa.types.is_integer(kind) or pa.types.is_struct(kind):
         return True
     return any(_may_lose(kind.field(index).type) for index in range(kind.num_fields))
 
 
-def _settled(kind: DataType) -> DataType:
+def _settled(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_decimal(kind):
         return DECIMAL
     if pa.types.is_timestamp(kind) and kind.tz is not None:

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import apache_beam as beam
+import pyarrow as pa
 from apache_beam.transforms.window import WindowedValue
 
 from luminosity.tables.building import BatchBuilder
-from luminosity.tables.coder import RecordBatch
 from luminosity.tables.row_times import with_times
 from luminosity.tables.sizes import bytes_of_rows, pieces
 
@@ -66,7 +66,7 @@ class GatherDoFn(beam.DoFn):
             earliest = min({id(timestamp): timestamp for timestamp in timestamps}.values())
             yield WindowedValue(batch, earliest, (window,))
 
-    def _built(self, rows: list[Any], start: int) -> Iterator[tuple[int, RecordBatch]]:
+    def _built(self, rows: list[Any], start: int) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Batches, and the place of the first row of each. Sizes were estimated: now they are known."""
         try:
             batch = self._builder.build(rows)

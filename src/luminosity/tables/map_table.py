@@ -10,8 +10,6 @@ import pyarrow as pa
 
 from luminosity.core import ELEMENT_AT_FAULT
 from luminosity.errors import TableError
-from luminosity.tables.arrow import Schema
-from luminosity.tables.coder import RecordBatch
 from luminosity.tables.conform import conform
 from luminosity.tables.frames import Kind, from_result, kind_of, to_frame
 from luminosity.tables.naming import name_of, place_of
@@ -52,7 +50,7 @@ class MapTable(beam.ParDo):
         fn: Callable[..., Any],
         *args: Any,
         as_: Literal["arrow", "pandas", "polars"] | None = None,
-        schema: Schema | None = None,
+        schema: pa.Schema | None = None,
         **kwargs: Any,
     ) -> None:
         if not callable(fn):
@@ -79,13 +77,13 @@ class MapTable(beam.ParDo):
 
 
 class _Mapper:
-    def __init__(self, fn: Callable[..., Any], kind: Kind, schema: Schema | None) -> None:
+    def __init__(self, fn: Callable[..., Any], kind: Kind, schema: pa.Schema | None) -> None:
         self._fn = fn
         self._kind: Kind = kind
         self._schema = schema
         self._same = SameSchema()
 
-    def run(self, batch: RecordBatch, *args: Any, **kwargs: Any) -> list[RecordBatch]:
+    def run(self, batch: pa.RecordBatch, *args: Any, **kwargs: Any) -> list[pa.RecordBatch]:
         if not isinstance(batch, pa.RecordBatch):
             raise TableError(
                 f"MapTable({name_of(self._fn)}): found an element of type {type(batch).__name__}, expected a "
@@ -105,7 +103,7 @@ class _Mapper:
             return [conform(table, self._schema, f"{who} with MapTable(schema=)")]
         return [self._same.check(batch.schema, table, who)]
 
-    def _explain(self, error: Exception, batch: RecordBatch) -> None:
+    def _explain(self, error: Exception, batch: pa.RecordBatch) -> None:
         """Its type stays, so that `with_exception_handling(exc_class=)` finds it."""
         columns = ", ".join(f"{field.name}: {field.type}" for field in batch.schema)
         what = f"a batch of {batch.num_rows} rows with the columns {columns}"

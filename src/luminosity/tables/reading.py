@@ -8,8 +8,6 @@ import apache_beam as beam
 import pyarrow as pa
 
 from luminosity.errors import TableError
-from luminosity.tables.arrow import Schema
-from luminosity.tables.coder import RecordBatch
 from luminosity.tables.conform import conform
 from luminosity.tables.to_python import (
     Maker,
@@ -30,7 +28,7 @@ class RowMaker:
     [{'text': 'a', 'vector': [0.5]}]
     """
 
-    def __init__(self, as_: Any, schema: Schema | None = None) -> None:
+    def __init__(self, as_: Any, schema: pa.Schema | None = None) -> None:
         if as_ is not dict and as_ is not beam.Row and not is_row_class(as_):
             raise TypeError(f"found as_={as_!r}, expected dict, beam.Row, or a dataclass or NamedTuple class")
         if schema is not None and as_ is not beam.Row:
@@ -38,7 +36,7 @@ class RowMaker:
         self._as = as_
         self.schema = schema
 
-    def rows(self, batch: RecordBatch) -> list[Any]:
+    def rows(self, batch: pa.RecordBatch) -> list[Any]:
         if self._as is dict:
             names, columns = batch.schema.names, [_values(batch, name, None) for name in batch.schema.names]
             return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
@@ -48,7 +46,7 @@ class RowMaker:
         columns = [_values(batch, name, maker) for name, maker in makers.items()]
         return [self._as(**dict(zip(makers, row, strict=True))) for row in zip(*columns, strict=True)]
 
-    def _class_makers(self, batch: RecordBatch) -> dict[str, Maker | None]:
+    def _class_makers(self, batch: pa.RecordBatch) -> dict[str, Maker | None]:
         fields = constructor_fields(self._as)
         missing = [name for name, has_default in fields.items() if not has_default and name not in batch.schema.names]
         if missing:
@@ -60,11 +58,11 @@ class RowMaker:
         return {name: maker_for_annotation(hints[name]) for name in fields if name in batch.schema.names}
 
 
-def _row_makers(batch: RecordBatch) -> dict[str, Maker | None]:
+def _row_makers(batch: pa.RecordBatch) -> dict[str, Maker | None]:
     return {field.name: maker_for_row(field.type) for field in batch.schema}
 
 
-def _values(batch: RecordBatch, name: str, maker: Maker | None) -> list[Any]:
+def _values(batch: pa.RecordBatch, name: str, maker: Maker | None) -> list[Any]:
     array = batch.column(name)
     try:
         values = python_values(array)

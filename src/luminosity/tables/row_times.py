@@ -8,7 +8,6 @@ import pyarrow as pa
 from apache_beam.utils.timestamp import MIN_TIMESTAMP, Timestamp
 
 from luminosity.errors import TableError
-from luminosity.tables.coder import RecordBatch
 
 __all__ = ["TIMESTAMP", "times_of", "with_times"]
 
@@ -18,7 +17,7 @@ TIMESTAMP = "_timestamp"
 _TYPE = pa.timestamp("us", "UTC")
 
 
-def with_times(batch: RecordBatch, timestamps: list[Any]) -> RecordBatch:
+def with_times(batch: pa.RecordBatch, timestamps: list[Any]) -> pa.RecordBatch:
     if TIMESTAMP in batch.schema.names:
         raise TableError(f"found rows that have {TIMESTAMP!r} and with_timestamps=True, which adds it; leave one out")
     micros = pa.array([None if time == MIN_TIMESTAMP else time.micros for time in timestamps], pa.int64())
@@ -26,7 +25,7 @@ def with_times(batch: RecordBatch, timestamps: list[Any]) -> RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=batch.schema.append(pa.field(TIMESTAMP, _TYPE)))
 
 
-def times_of(batch: RecordBatch, timestamp: Any) -> tuple[list[Any], RecordBatch]:
+def times_of(batch: pa.RecordBatch, timestamp: Any) -> tuple[list[Any], pa.RecordBatch]:
     """The times of the rows, and the other columns."""
     if TIMESTAMP not in batch.schema.names:
         raise TableError(

@@ -9,7 +9,6 @@ import pyarrow as pa
 from apache_beam.transforms.window import TimestampedValue
 
 from luminosity.tables.building import BatchBuilder
-from luminosity.tables.coder import RecordBatch
 from luminosity.tables.gather import GatherDoFn
 from luminosity.tables.reading import RowMaker
 from luminosity.tables.row_times import TIMESTAMP, times_of
@@ -99,7 +98,7 @@ class _ScatterDoFn(beam.DoFn):
         self._maker = maker
         self._with_timestamps = with_timestamps
 
-    def process(self, element: RecordBatch, timestamp: Any = beam.DoFn.TimestampParam) -> Any:
+    def process(self, element: pa.RecordBatch, timestamp: Any = beam.DoFn.TimestampParam) -> Any:
         if not self._with_timestamps:
             return self._maker.rows(element)
         times, rest = times_of(element, timestamp)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import pyarrow as pa
 
 from luminosity.errors import TableError
-from luminosity.tables.arrow import Array, Field, Schema
-from luminosity.tables.coder import RecordBatch
 from luminosity.tables.from_python import fits
 
 __all__ = ["SameSchema"]
@@ -26,9 +24,9 @@ class SameSchema:
     """
 
     def __init__(self) -> None:
-        self._schemas: dict[Schema, Schema] = {}
+        self._schemas: dict[pa.Schema, pa.Schema] = {}
 
-    def check(self, given: Schema, result: RecordBatch, who: str) -> RecordBatch:
+    def check(self, given: pa.Schema, result: pa.RecordBatch, who: str) -> pa.RecordBatch:
         if given not in self._schemas:
             if len(self._schemas) >= _MOST_SCHEMAS:
                 self._schemas.clear()
@@ -47,7 +45,7 @@ class SameSchema:
         )
 
 
-def _alike(array: Array, field: Field) -> Array | None:
+def _alike(array: pa.Array, field: pa.Field) -> pa.Array | None:
     if array.type == field.type:
         return array
     if not fits(array.type, field.type):
@@ -58,7 +56,7 @@ def _alike(array: Array, field: Field) -> Array | None:
         return None
 
 
-def _shown(schema: Schema, other: Schema) -> str:
+def _shown(schema: pa.Schema, other: pa.Schema) -> str:
     """What it has that the other has not."""
     fields = [field for field in schema if field not in list(other)] or list(schema)
     return ", ".join(f"{field.name}: {field.type}" for field in fields)

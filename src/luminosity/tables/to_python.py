@@ -15,7 +15,6 @@ import numpy as np
 import pyarrow as pa
 from apache_beam.utils.timestamp import Timestamp
 
-from luminosity.tables.arrow import Array, DataType
 from luminosity.tables.types import field_hints, is_any_list, is_row_class
 
 __all__ = ["Maker", "constructor_fields", "maker_for_annotation", "maker_for_row", "python_values"]
@@ -27,7 +26,7 @@ _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 _MICROSECOND = datetime.timedelta(microseconds=1)
 
 
-def python_values(array: Array) -> list[Any]:
+def python_values(array: pa.Array) -> list[Any]:
     """The values as Python has them: vectors as lists, structs and maps as dicts, times as datetimes.
 
     >>> python_values(pa.array([[0.5, 1.5], None], pa.list_(pa.float32(), 2)))
@@ -58,14 +57,14 @@ def python_values(array: Array) -> list[Any]:
     return _in_microseconds(array).to_pylist()
 
 
-def _numbers(array: Array) -> list[Any]:
+def _numbers(array: pa.Array) -> list[Any]:
     if not array.null_count:
         return array.to_numpy(zero_copy_only=False).tolist()
     zero = pa.scalar(0).cast(array.type)
     return _with_nulls(array.fill_null(zero).to_numpy(zero_copy_only=False).tolist(), array)
 
 
-def _vectors(array: Array, size: int) -> list[Any]:
+def _vectors(array: pa.Array, size: int) -> list[Any]:
     numbers = array.flatten()  # Without those of lists that are null.
     if pa.types.is_floating(numbers.type) and not numbers.null_count:
         lists = numbers.to_numpy(zero_copy_only=False).reshape(-1, size).tolist()
@@ -78,7 +77,7 @@ def _vectors(array: Array, size: int) -> list[Any]:
     return [next(rest) if is_valid else None for is_valid in array.is_valid().to_pylist()]
 
 
-def _cut(array: Array, values: Array) -> list[list[Any]]:
+def _cut(array: pa.Array, values: pa.Array) -> list[list[Any]]:
     """Of the values of all lists, each list's own."""
     offsets = array.offsets.to_numpy().tolist()
     start = offsets[0]
@@ -86,14 +85,14 @@ def _cut(array: Array, values: Array) -> list[list[Any]]:
     return [flat[begin - start : end - start] for begin, end in itertools.pairwise(offsets)]
 
 
-def _with_nulls(values: list[Any], array: Array) -> list[Any]:
+def _with_nulls(values: list[Any], array: pa.Array) -> list[Any]:
     if array.null_count:
         for index in np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False)):
             values[index] = None
     return values
 
 
-def _in_microseconds(array: Array) -> Array:
+def _in_microseconds(array: pa.Array) -> pa.Array:
     """Python knows no nanoseconds. A cast that would lose some raises."""
     kind = array.type
     if pa.types.is_timestamp(kind) and kind.unit == "ns":
@@ -103,7 +102,7 @@ def _in_microseconds(array: Array) -> Array:
     return array.cast(pa.time64("us")) if kind == pa.time64("ns") else array
 
 
-def maker_for_row(kind: DataType) -> Maker | None:
+def maker_for_row(kind: pa.DataType) -> Maker | None:
     """What Beam's Rows want otherwise: structs are Rows, and times are Beam's."""
     if pa.types.is_timestamp(kind):
         return _beam_time

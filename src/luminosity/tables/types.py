@@ -18,14 +18,12 @@ from apache_beam.typehints.native_type_compatibility import convert_to_python_ty
 from apache_beam.typehints.row_type import RowTypeConstraint
 from apache_beam.utils.timestamp import Timestamp
 
-from luminosity.tables.arrow import DataType, Field, Schema
-
 __all__ = ["DECIMAL", "arrow_type", "field_hints", "fields_of", "is_any_list", "is_row_class", "row_hint", "to_schema"]
 
 DECIMAL = pa.decimal128(38, 9)
 """What a `Decimal` is unless a schema says more: numbers of rows differ in their digits, those of a column must not."""
 
-_SIMPLE: dict[Any, DataType] = {
+_SIMPLE: dict[Any, pa.DataType] = {
     bool: pa.bool_(),
     int: pa.int64(),
     float: pa.float64(),
@@ -51,7 +49,7 @@ def is_row_class(kind: Any) -> bool:
     return isinstance(kind, type) and (dataclasses.is_dataclass(kind) or _is_named_tuple(kind))
 
 
-def fields_of(kind: Any) -> dict[str, DataType | None] | None:
+def fields_of(kind: Any) -> dict[str, pa.DataType | None] | None:
     """The columns that rows of this type have, and None for those whose type it leaves open; None: it does not tell.
 
     >>> from typing import NamedTuple
@@ -81,7 +79,7 @@ def field_hints(kind: Any) -> dict[str, Any] | None:
     return {name: hints[name] for name in getattr(kind, "_fields", hints)}
 
 
-def arrow_type(hint: Any) -> DataType | None:
+def arrow_type(hint: Any) -> pa.DataType | None:
     """What values of this type are in Arrow; None: it does not tell.
 
     >>> arrow_type(Optional[list[float]]), arrow_type(typing.Annotated[list[float], pa.list_(pa.float32(), 8)])
@@ -114,7 +112,7 @@ def arrow_type(hint: Any) -> DataType | None:
     return _SIMPLE.get(hint) if isinstance(hint, collections.abc.Hashable) else None
 
 
-def to_schema(schema: Any) -> Schema | None:
+def to_schema(schema: Any) -> pa.Schema | None:
     """A schema as users give it: one of Arrow's, or a class that has all it takes."""
     if schema is None or isinstance(schema, pa.Schema):
         return schema
@@ -132,7 +130,7 @@ def to_schema(schema: Any) -> Schema | None:
     return pa.schema(list(fields.items()))
 
 
-def row_hint(schema: Schema) -> Any:
+def row_hint(schema: pa.Schema) -> Any:
     """Beam's type of Rows with these columns: what its schema-aware transforms need to know.
 
     >>> row_hint(pa.schema([("text", pa.string())]))
@@ -141,7 +139,7 @@ def row_hint(schema: Schema) -> Any:
     return RowTypeConstraint.from_fields([(field.name, _hint(field)) for field in schema])
 
 
-_HINTS: list[tuple[Callable[[DataType], bool], Any]] = [
+_HINTS: list[tuple[Callable[[pa.DataType], bool], Any]] = [
     (pa.types.is_boolean, bool),
     (pa.types.is_integer, int),
     (pa.types.is_floating, float),
@@ -153,12 +151,12 @@ _HINTS: list[tuple[Callable[[DataType], bool], Any]] = [
 ]
 
 
-def _hint(field: Field) -> Any:
+def _hint(field: pa.Field) -> Any:
     hint = _type_hint(field.type)
     return Optional[hint] if field.nullable and hint is not Any else hint  # noqa: UP045  # of a Beam type, `|` would fail
 
 
-def _type_hint(kind: DataType) -> Any:
+def _type_hint(kind: pa.DataType) -> Any:
     if pa.types.is_dictionary(kind):
         return _type_hint(kind.value_type)
     if pa.types.is_struct(kind):
@@ -170,7 +168,7 @@ def _type_hint(kind: DataType) -> Any:
     return next((hint for holds, hint in _HINTS if holds(kind)), Any)
 
 
-def is_any_list(kind: DataType) -> bool:
+def is_any_list(kind: pa.DataType) -> bool:
     """Of any length, long ones too, or all of one length: vectors.
 
     >>> is_any_list(pa.list_(pa.float32(), 8))
@@ -179,7 +177,7 @@ def is_any_list(kind: DataType) -> bool:
     return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
 
 
-def _is_fixed_binary(kind: DataType) -> bool:
+def _is_fixed_binary(kind: pa.DataType) -> bool:
     return pa.types.is_fixed_size_binary(kind) and not pa.types.is_decimal(kind)
 
 

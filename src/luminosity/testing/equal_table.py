@@ -9,15 +9,12 @@ from typing import Any
 import pyarrow as pa
 from apache_beam.testing.util import BeamAssertException
 
-from luminosity.tables.arrow import Schema, Table
-from luminosity.tables.coder import RecordBatch
-
 __all__ = ["equal_table"]
 
 _SHOWN_ROWS = 5
 
 
-def equal_table(expected: Any, *, ordered: bool = False) -> Callable[[Iterable[RecordBatch]], None]:
+def equal_table(expected: Any, *, ordered: bool = False) -> Callable[[Iterable[pa.RecordBatch]], None]:
     """A matcher for Beam's `assert_that`: the same columns and rows, however they are cut into batches.
 
     >>> equal_table(pa.table({"n": [1, 2]}))([pa.record_batch({"n": [2]}), pa.record_batch({"n": [1]})])
@@ -33,7 +30,7 @@ def equal_table(expected: Any, *, ordered: bool = False) -> Callable[[Iterable[R
     """
     wanted = _as_table(expected)
 
-    def matches(actual: Iterable[RecordBatch]) -> None:
+    def matches(actual: Iterable[pa.RecordBatch]) -> None:
         batches = list(actual)
         differences = _differing_batches(batches, wanted.schema)
         if not differences:
@@ -45,13 +42,13 @@ def equal_table(expected: Any, *, ordered: bool = False) -> Callable[[Iterable[R
     return matches
 
 
-def _as_table(expected: Any) -> Table:
+def _as_table(expected: Any) -> pa.Table:
     if isinstance(expected, pa.Table):
         return expected
     return pa.Table.from_batches([expected] if isinstance(expected, pa.RecordBatch) else expected)
 
 
-def _differing_batches(batches: list[RecordBatch], wanted: Schema) -> list[str]:
+def _differing_batches(batches: list[pa.RecordBatch], wanted: pa.Schema) -> list[str]:
     """What is wrong with the columns of the first batch that has others."""
     for batch in batches:
         if not isinstance(batch, pa.RecordBatch):
@@ -73,7 +70,7 @@ def _differing_batches(batches: list[RecordBatch], wanted: Schema) -> list[str]:
     return []
 
 
-def _columns(schema: Schema) -> list[tuple[str, str]]:
+def _columns(schema: pa.Schema) -> list[tuple[str, str]]:
     return [(field.name, f"{field.type}{'' if field.nullable else ' not null'}") for field in schema]
 
 

@@ -12,8 +12,6 @@ import pyarrow as pa
 from pyarrow import csv, parquet
 
 from luminosity.io.formats import Format, recognise
-from luminosity.tables.arrow import Array, DataType, Schema, Table
-from luminosity.tables.coder import RecordBatch
 from luminosity.tables.types import arrow_type, is_any_list
 
 __all__ = ["FakeTable", "OneOf"]
@@ -83,7 +81,7 @@ class FakeTable:
         self._table = pa.table(arrays)
 
     @staticmethod
-    def vector(size: int, of: DataType | None = None) -> DataType:
+    def vector(size: int, of: pa.DataType | None = None) -> pa.DataType:
         """Vectors of so many numbers: 32-bit floats unless said."""
         return pa.list_(pa.float32() if of is None else of, size)
 
@@ -92,13 +90,13 @@ class FakeTable:
         return OneOf(*values)
 
     @property
-    def schema(self) -> Schema:
+    def schema(self) -> pa.Schema:
         return self._table.schema
 
-    def table(self) -> Table:
+    def table(self) -> pa.Table:
         return self._table
 
-    def batches(self, rows_per_batch: int = 100) -> list[RecordBatch]:
+    def batches(self, rows_per_batch: int = 100) -> list[pa.RecordBatch]:
         """Elements for `beam.Create`."""
         return self._table.to_batches(max_chunksize=rows_per_batch)
 
@@ -121,7 +119,7 @@ class FakeTable:
                 stream.write("".join(json.dumps(row, default=str) + "\n" for row in self.rows()).encode())
 
 
-def _made_up(name: str, kind: Any, rows: int, random: np.random.Generator, nulls: float) -> Array:
+def _made_up(name: str, kind: Any, rows: int, random: np.random.Generator, nulls: float) -> pa.Array:
     mask = random.random(rows) < nulls
     if isinstance(kind, OneOf):
         picked = random.integers(len(kind.values), size=rows)
@@ -135,7 +133,7 @@ def _made_up(name: str, kind: Any, rows: int, random: np.random.Generator, nulls
     return pa.array([None if null else value for value, null in zip(values, mask.tolist(), strict=True)], arrow)
 
 
-def _values(kind: DataType, rows: int, random: np.random.Generator) -> list[Any]:
+def _values(kind: pa.DataType, rows: int, random: np.random.Generator) -> list[Any]:
     if pa.types.is_boolean(kind):
         return (random.random(rows) < 0.5).tolist()
     if pa.types.is_integer(kind):

@@ -9,7 +9,6 @@ from typing import Any
 import apache_beam as beam
 import pyarrow as pa
 
-from luminosity.inference.enrich.arrow import Schema, Table
 from luminosity.inference.enrich.column import Column
 from luminosity.inference.enrich.messages import DELETED, TableBlock
 
@@ -25,7 +24,7 @@ class BeginDoFn(beam.DoFn):
         self._cuts = cuts
         self._checked: Any = None
 
-    def process(self, table: Table) -> Iterator[TableBlock]:
+    def process(self, table: pa.RecordBatch) -> Iterator[TableBlock]:
         if not isinstance(table, pa.RecordBatch):
             raise TypeError(
                 f"found an element of type {type(table).__name__}, expected a pyarrow.RecordBatch; "
@@ -41,7 +40,7 @@ class BeginDoFn(beam.DoFn):
             yield TableBlock(table, table.num_columns)
 
 
-def check_schema(schema: Schema, columns: Mapping[str, Column]) -> None:
+def check_schema(schema: pa.Schema, columns: Mapping[str, Column]) -> None:
     """Whether a table has what models take, and room for what they give."""
     there = list(schema.names)
     taken = [name for name in columns if name in there]
@@ -66,7 +65,7 @@ def check_schema(schema: Schema, columns: Mapping[str, Column]) -> None:
         )
 
 
-def _pieces(table: Table, start: int) -> Iterator[TableBlock]:
+def _pieces(table: pa.RecordBatch, start: int) -> Iterator[TableBlock]:
     """The rows in pieces that are not too large, unless a single row is."""
     count = table.num_rows
     if count <= 1 or table.nbytes <= _MOST_BYTES:

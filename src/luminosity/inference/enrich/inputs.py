@@ -11,14 +11,13 @@ import pyarrow as pa
 
 from luminosity.inference.blocks import Block
 from luminosity.inference.columnar.adapt import takes_names
-from luminosity.inference.enrich.arrow import DataType, Table
 from luminosity.inference.enrich.column import Column
 from luminosity.inference.handlers.columns import to_numpy
 
 __all__ = ["block_of", "examples_of"]
 
 
-def block_of(table: Table, column: Column) -> Block:
+def block_of(table: pa.RecordBatch, column: Column) -> Block:
     """The inputs of this column, without a Python object for each row.
 
     >>> from luminosity import JaxModelHandler
@@ -72,8 +71,8 @@ def _plain(column: Any) -> Any:
     return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
 
 
-def _is_vectors(kind: DataType) -> bool:
+def _is_vectors(kind: pa.DataType) -> bool:
     if not pa.types.is_fixed_size_list(kind):
         return False
-    value: DataType = kind.value_type
+    value: pa.DataType = kind.value_type
     return pa.types.is_integer(value) or pa.types.is_floating(value) or _is_vectors(value)

@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 
 from luminosity.inference.blocks import Block, Indices, join
-from luminosity.inference.enrich.arrow import DataType, Values
 from luminosity.inference.handlers.columns import to_columns
 
 __all__ = ["NewColumn"]
@@ -22,13 +21,13 @@ class NewColumn:
     [0.5, None, 0.25]
     """
 
-    def __init__(self, name: str, type: DataType | None) -> None:
+    def __init__(self, name: str, type: pa.DataType | None) -> None:
         self._name = name
         self._type = type
         self._is_found = type is None
         """Whether the type is only what values were so far."""
 
-    def of(self, count: int, parts: Sequence[tuple[Indices, Block]]) -> Values:
+    def of(self, count: int, parts: Sequence[tuple[Indices, Block]]) -> pa.Array:
         """The column of a batch with so many rows, null where no part has a value."""
         if not parts:
             return pa.nulls(count, self._type)
@@ -40,7 +39,7 @@ class NewColumn:
         order[places] = np.arange(len(places))
         return values.take(pa.array(order, mask=order < 0))
 
-    def _arrow(self, values: Block) -> Values:
+    def _arrow(self, values: Block) -> pa.Array:
         wanted = self._type
         try:
             found = _arrow(values)
@@ -61,7 +60,7 @@ class NewColumn:
         )
 
 
-def _arrow(values: Block) -> Values:
+def _arrow(values: Block) -> pa.Array:
     """Arrays become columns at once; only of Python's own values is each looked at."""
     if isinstance(values, pa.Array):
         return values
@@ -74,7 +73,7 @@ def _arrow(values: Block) -> Values:
     return pa.array(values)
 
 
-def _of_numpy(values: Any) -> Values:
+def _of_numpy(values: Any) -> pa.Array:
     if values.dtype.kind in "biuf" and values.dtype.itemsize <= 8:
         return to_columns(values)
     if values.dtype.kind == "V":  # bfloat16, which Arrow does not have
@@ -86,7 +85,7 @@ def _are_arrays(values: Sequence[Any]) -> bool:
     return all(isinstance(value, np.ndarray | np.generic) for value in values)
 
 
-def _cast(found: Values, values: Block, wanted: DataType) -> Values:
+def _cast(found: pa.Array, values: Block, wanted: pa.DataType) -> pa.Array:
     """Nothing is lost: `pa.array(values, wanted)` would make 2 of 2.5, so that is left to what has no cast."""
     try:
         return found.cast(wanted)

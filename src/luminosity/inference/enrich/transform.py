@@ -13,7 +13,6 @@ import pyarrow as pa
 from luminosity.core import SORTS_ITS_BUNDLE
 from luminosity.inference.checks import check_batching
 from luminosity.inference.deadletters import check_threshold
-from luminosity.inference.enrich.arrow import Table
 from luminosity.inference.enrich.begin import BeginDoFn
 from luminosity.inference.enrich.column import Column
 from luminosity.inference.enrich.finish import FAILED, FinishDoFn
@@ -167,5 +166,5 @@ class Enrich(beam.PTransform[Any, Any]):
         return good, bad
 
 
-def _rows(table: Table) -> int:
+def _rows(table: pa.RecordBatch) -> int:
     return table.num_rows

@@ -10,7 +10,6 @@ import pyarrow as pa
 from luminosity.io.reading.files import TableFile
 from luminosity.io.reading.opening import open_bytes
 from luminosity.io.reading.reader import Claim, Reader, claim_whole
-from luminosity.io.reading.types import NativeFile, RecordBatch, Schema
 from luminosity.io.reading.wanted import Wanted
 
 __all__ = ["ArrowReader", "arrow_schema"]
@@ -33,7 +32,7 @@ class ArrowReader(Reader):
     def cuts(self) -> list[int] | None:
         return None if self._is_file else []
 
-    def batches(self, start: int, stop: int, claim: Claim) -> Iterator[RecordBatch]:
+    def batches(self, start: int, stop: int, claim: Claim) -> Iterator[pa.RecordBatch]:
         reader = _open(self._source, self._options)
         if not self._is_file:
             if claim_whole(start, claim):
@@ -52,16 +51,16 @@ class ArrowReader(Reader):
         self._source.close()
 
 
-def arrow_schema(file: TableFile) -> Schema:
+def arrow_schema(file: TableFile) -> pa.Schema:
     with open_bytes(file) as source:
         return _open(source, None).schema
 
 
-def _open(source: NativeFile, options: Any) -> Any:
+def _open(source: pa.NativeFile, options: Any) -> Any:
     return (pa.ipc.open_file if _is_file(source) else pa.ipc.open_stream)(source, options=options)
 
 
-def _is_file(source: NativeFile) -> bool:
+def _is_file(source: pa.NativeFile) -> bool:
     source.seek(0)
     magic = source.read(len(_MAGIC_OF_FILES))
     source.seek(0)

@@ -15,7 +15,6 @@ from luminosity.io.reading.limits import TEXT_BYTES
 from luminosity.io.reading.opening import open_text
 from luminosity.io.reading.reader import Claim, Reader, claim_whole
 from luminosity.io.reading.text import BYTE_ORDER_MARK, blocks, explain, head
-from luminosity.io.reading.types import RecordBatch, Schema, Table
 from luminosity.io.reading.wanted import Wanted
 
 __all__ = ["CsvReader", "CsvStyle", "csv_schema"]
@@ -35,7 +34,7 @@ class CsvStyle:
 
         return csv.ParseOptions(delimiter=self.delimiter, newlines_in_values=self.newlines_in_values)
 
-    def convert_options(self, schema: Schema | None = None) -> Any:
+    def convert_options(self, schema: pa.Schema | None = None) -> Any:
         """What is quoted is never null: so nulls and empty texts both come back as they were written."""
         from pyarrow import csv
 
@@ -70,7 +69,7 @@ class CsvReader(Reader):
     def cuts(self) -> list[int] | None:
         return None if self._file.compression is None and not self._style.newlines_in_values else []
 
-    def batches(self, start: int, stop: int, claim: Claim) -> Iterator[RecordBatch]:
+    def batches(self, start: int, stop: int, claim: Claim) -> Iterator[pa.RecordBatch]:
         if not self._header:
             return
         if self._style.newlines_in_values:
@@ -84,7 +83,7 @@ class CsvReader(Reader):
                 raise explain(self._file, position, data, self._parse, error, self._advice) from error
             yield from table.combine_chunks().to_batches()
 
-    def _whole(self) -> Iterator[RecordBatch]:
+    def _whole(self) -> Iterator[pa.RecordBatch]:
         """Only who reads it from its beginning knows which line breaks are within values."""
         reading = self._csv.ReadOptions(block_size=TEXT_BYTES)
         with open_text(self._file) as stream:
@@ -93,13 +92,13 @@ class CsvReader(Reader):
             except pa.ArrowException as error:
                 raise TableError(f"{self._file.path}: {error}; {self._advice}") from error
 
-    def _parse(self, data: bytes) -> Table:
+    def _parse(self, data: bytes) -> pa.Table:
         table = self._read(data, self._converting)
         if b'"' in data and (_has_more_lines(data, table.num_rows) or self._ends_in_quotes(data, table.num_rows)):
             raise TableError("a value begins in one line and ends in another")
         return table
 
-    def _read(self, data: bytes, converting: Any) -> Table:
+    def _read(self, data: bytes, converting: Any) -> pa.Table:
         # One block for all: a line may be longer than any other size.
         reading = self._csv.ReadOptions(column_names=self._header, block_size=max(1, len(data)))
         return self._csv.read_csv(pa.BufferReader(data), reading, self._parsing, converting)
@@ -116,7 +115,7 @@ class CsvReader(Reader):
         """Nothing stays open."""
 
 
-def csv_schema(file: TableFile, style: CsvStyle) -> Schema | None:
+def csv_schema(file: TableFile, style: CsvStyle) -> pa.Schema | None:
     """Names of the header, types guessed from the first megabyte; None where there is not even a header."""
     from pyarrow import csv
 

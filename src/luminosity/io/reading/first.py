@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 
+import pyarrow as pa
+
 from luminosity.io.reading.files import TableFile
 from luminosity.io.reading.opening import readable
 from luminosity.io.reading.ranges import EVERYTHING
 from luminosity.io.reading.readers import Settings, open_reader
-from luminosity.tables.coder import RecordBatch
 
 __all__ = ["first_rows"]
 
 
-def first_rows(files: Sequence[TableFile], settings: Settings, count: int) -> list[RecordBatch]:
+def first_rows(files: Sequence[TableFile], settings: Settings, count: int) -> list[pa.RecordBatch]:
     """No more is read than the batches, blocks or row groups that have them."""
-    found: list[RecordBatch] = []
+    found: list[pa.RecordBatch] = []
     for batch in _batches(files, settings):
         found.append(batch.slice(0, count))
         count -= found[-1].num_rows
@@ -25,7 +26,7 @@ def first_rows(files: Sequence[TableFile], settings: Settings, count: int) -> li
     return [batch for batch in found if batch.num_rows]
 
 
-def _batches(files: Sequence[TableFile], settings: Settings) -> Iterator[RecordBatch]:
+def _batches(files: Sequence[TableFile], settings: Settings) -> Iterator[pa.RecordBatch]:
     for file in files:
         with readable(file), closing(open_reader(file, settings)) as reader:
             for batch in reader.batches(0, EVERYTHING, lambda position: position):

@@ -10,7 +10,6 @@ from luminosity.errors import TableError
 from luminosity.io.reading.files import TableFile
 from luminosity.io.reading.reader import Claim, Reader
 from luminosity.io.reading.text import blocks, explain, head
-from luminosity.io.reading.types import DataType, RecordBatch, Schema, Table
 from luminosity.io.reading.wanted import Wanted
 
 __all__ = ["JsonLinesReader", "json_lines_schema"]
@@ -34,7 +33,7 @@ class JsonLinesReader(Reader):
     def cuts(self) -> list[int] | None:
         return None if self._file.compression is None else []
 
-    def batches(self, start: int, stop: int, claim: Claim) -> Iterator[RecordBatch]:
+    def batches(self, start: int, stop: int, claim: Claim) -> Iterator[pa.RecordBatch]:
         for position, data in blocks(self._file, 0, start, stop, claim):
             try:
                 table = self._parse(data)
@@ -45,7 +44,7 @@ class JsonLinesReader(Reader):
                 raise explain(self._file, position, data, self._parse, error, advice) from error
             yield from table.combine_chunks().to_batches()
 
-    def _parse(self, data: bytes) -> Table:
+    def _parse(self, data: bytes) -> pa.Table:
         # One block for all: a line may be longer than any other size.
         options = self._json.ReadOptions(block_size=max(1, len(data)))
         table = self._json.read_json(pa.BufferReader(data), options, self._options)
@@ -55,7 +54,7 @@ class JsonLinesReader(Reader):
         """Nothing stays open."""
 
 
-def json_lines_schema(file: TableFile) -> Schema | None:
+def json_lines_schema(file: TableFile) -> pa.Schema | None:
     """Guessed from the first megabyte; None where there is no line."""
     from pyarrow import json
 
@@ -67,7 +66,7 @@ def json_lines_schema(file: TableFile) -> Schema | None:
         found = json.read_json(pa.BufferReader(data), options).schema
     except pa.ArrowException as error:
 
-        def parse(lines: bytes) -> Table:
+        def parse(lines: bytes) -> pa.Table:
             return json.read_json(pa.BufferReader(lines), json.ReadOptions(block_size=max(1, len(lines))))
 
         raise explain(file, 0, data, parse, error, "expected an object in each line, with the same types") from error
@@ -76,11 +75,11 @@ def json_lines_schema(file: TableFile) -> Schema | None:
     return pa.schema([pa.field(each.name, _unless_null(each.type)) for each in found])
 
 
-def _parsed_as(kind: DataType) -> DataType:
+def _parsed_as(kind: pa.DataType) -> pa.DataType:
     """pyarrow's parser does not know lists of a fixed size."""
     return pa.list_(kind.value_field) if pa.types.is_fixed_size_list(kind) else kind
 
 
-def _unless_null(kind: DataType) -> DataType:
+def _unless_null(kind: pa.DataType) -> pa.DataType:
     """A column of nulls so far is taken for text, since nothing would fit into a column of nulls."""
     return pa.string() if pa.types.is_null(kind) else kind

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from luminosity.io.reading.types import RecordBatch
+import pyarrow as pa
 
 __all__ = ["BATCH_BYTES", "BATCH_ROWS", "PIECE_BYTES", "TEXT_BYTES", "bounded"]
 
@@ -18,7 +18,7 @@ PIECE_BYTES = 8 << 20
 TEXT_BYTES = 4 << 20
 
 
-def bounded(batch: RecordBatch, rows: int) -> Iterator[RecordBatch]:
+def bounded(batch: pa.RecordBatch, rows: int) -> Iterator[pa.RecordBatch]:
     """Its rows, in batches that are not too large; nothing where there are none.
 
     >>> import pyarrow as pa

@@ -10,7 +10,6 @@ from typing import Any
 import pyarrow as pa
 
 from luminosity.errors import TableError
-from luminosity.io.reading.types import Schema
 
 __all__ = ["check_columns", "check_condition", "columns_of"]
 
@@ -20,7 +19,7 @@ _MISSING = re.compile(
 )
 
 
-def check_columns(columns: Sequence[str], schema: Schema, origin: str) -> None:
+def check_columns(columns: Sequence[str], schema: pa.Schema, origin: str) -> None:
     if isinstance(columns, str):
         raise TableError(f"columns={columns!r}: expected a list of names, such as [{columns!r}]")
     if not columns:
@@ -32,7 +31,7 @@ def check_columns(columns: Sequence[str], schema: Schema, origin: str) -> None:
             raise TableError(f"columns= names {name!r}, which {origin} does not have; {_near(name, schema)}")
 
 
-def check_condition(where: Any, schema: Schema, origin: str) -> None:
+def check_condition(where: Any, schema: pa.Schema, origin: str) -> None:
     """That it is a condition over these columns."""
     from pyarrow.compute import Expression
 
@@ -49,7 +48,7 @@ def check_condition(where: Any, schema: Schema, origin: str) -> None:
     raise TableError(f"where={where}: can't be decided for the columns of {origin}: {error}") from error
 
 
-def columns_of(where: Any, schema: Schema) -> set[str]:
+def columns_of(where: Any, schema: pa.Schema) -> set[str]:
     """The columns that a condition reads.
 
     >>> import pyarrow.compute as pc
@@ -66,7 +65,7 @@ def columns_of(where: Any, schema: Schema) -> set[str]:
     return set(used)
 
 
-def _binding_error(where: Any, schema: Schema) -> Exception | None:
+def _binding_error(where: Any, schema: pa.Schema) -> Exception | None:
     try:
         schema.empty_table().filter(where)
     except (pa.ArrowException, TypeError, ValueError) as error:
@@ -74,7 +73,7 @@ def _binding_error(where: Any, schema: Schema) -> Exception | None:
     return None
 
 
-def _near(name: str, schema: Schema) -> str:
+def _near(name: str, schema: pa.Schema) -> str:
     near = difflib.get_close_matches(name, schema.names, n=3)
     if near:
         return f"did you mean {' or '.join(map(repr, near))}?"

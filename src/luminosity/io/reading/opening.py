@@ -12,12 +12,11 @@ from apache_beam.io.filesystems import FileSystems
 
 from luminosity.errors import TableError
 from luminosity.io.reading.files import TableFile
-from luminosity.io.reading.types import NativeFile
 
 __all__ = ["open_bytes", "open_text", "readable"]
 
 
-def open_bytes(file: TableFile) -> NativeFile:
+def open_bytes(file: TableFile) -> pa.NativeFile:
     """The file as it lies there. pyarrow reads local files itself: Python's lock is not needed for that.
 
     They are not mapped into memory: a file that shrinks while it is mapped kills the process.
@@ -34,7 +33,7 @@ def open_bytes(file: TableFile) -> NativeFile:
     return opened
 
 
-def open_text(file: TableFile) -> NativeFile:
+def open_text(file: TableFile) -> pa.NativeFile:
     """The file, unpacked. What is compressed can't seek."""
     opened = open_bytes(file)
     return opened if file.compression is None else pa.CompressedInputStream(opened, file.compression)

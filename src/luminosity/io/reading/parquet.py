@@ -13,7 +13,6 @@ from luminosity.io.reading.limits import BATCH_BYTES
 from luminosity.io.reading.opening import open_bytes
 from luminosity.io.reading.partitions import partition_condition
 from luminosity.io.reading.reader import Claim, Reader
-from luminosity.io.reading.types import RecordBatch, Schema
 from luminosity.io.reading.wanted import Wanted
 
 __all__ = ["ParquetReader", "parquet_schema"]
@@ -40,7 +39,7 @@ class ParquetReader(Reader):
     def cuts(self) -> list[int]:
         return [self._layout.position(group, 0) for group in range(self._file.num_row_groups)]
 
-    def batches(self, start: int, stop: int, claim: Claim) -> Iterator[RecordBatch]:
+    def batches(self, start: int, stop: int, claim: Claim) -> Iterator[pa.RecordBatch]:
         for group in range(self._file.num_row_groups):
             for stretch in range(self._layout.stretches(group)):
                 position = self._layout.position(group, stretch)
@@ -51,7 +50,7 @@ class ParquetReader(Reader):
                 if self._kept is None or group in self._kept:
                     yield from self._decode(group, stretch)
 
-    def _decode(self, group: int, stretch: int) -> Iterator[RecordBatch]:
+    def _decode(self, group: int, stretch: int) -> Iterator[pa.RecordBatch]:
         rows = self._layout.stretch_rows[group]
         decoding = self._decoding
         if decoding is None or decoding.number != group or decoding.at > stretch * rows:
@@ -67,7 +66,7 @@ class ParquetReader(Reader):
         self._source.close()
 
 
-def parquet_schema(file: TableFile) -> Schema:
+def parquet_schema(file: TableFile) -> pa.Schema:
     from pyarrow import parquet
 
     with open_bytes(file) as source:
@@ -77,13 +76,13 @@ def parquet_schema(file: TableFile) -> Schema:
 class _RowGroup:
     """A row group that is being decoded, and how far that is."""
 
-    def __init__(self, number: int, batches: Iterator[RecordBatch]) -> None:
+    def __init__(self, number: int, batches: Iterator[pa.RecordBatch]) -> None:
         self.number = number
         self.at = 0
         self._batches = batches
-        self._rest: RecordBatch | None = None
+        self._rest: pa.RecordBatch | None = None
 
-    def up_to(self, row: int) -> Iterator[RecordBatch]:
+    def up_to(self, row: int) -> Iterator[pa.RecordBatch]:
         while self.at < row:
             batch = next(self._batches) if self._rest is None else self._rest
             part = batch.slice(0, row - self.at)

@@ -12,7 +12,6 @@ import pyarrow as pa
 
 from luminosity.errors import TableError
 from luminosity.io.reading.files import TableFile
-from luminosity.io.reading.types import Array, Schema
 
 __all__ = ["partition_arrays", "partition_condition", "partition_schema"]
 
@@ -21,7 +20,7 @@ Partition: TypeAlias = Sequence[tuple[str, str | None]]
 _WHOLE_NUMBER = re.compile(r"0|-?[1-9]\d{0,17}")
 
 
-def partition_schema(files: Sequence[TableFile], given: Schema | None) -> Schema:
+def partition_schema(files: Sequence[TableFile], given: pa.Schema | None) -> pa.Schema:
     """Names and types of these columns: as in the schema that was given, else whole numbers or text."""
     names = [name for name, _ in files[0].partition]
     for file in files:
@@ -41,12 +40,12 @@ def partition_schema(files: Sequence[TableFile], given: Schema | None) -> Schema
     return pa.schema(fields)
 
 
-def partition_arrays(schema: Schema, partition: Partition, rows: int) -> dict[str, Array]:
+def partition_arrays(schema: pa.Schema, partition: Partition, rows: int) -> dict[str, pa.Array]:
     """One value for all rows of a file."""
     return {name: pa.repeat(value, rows) for name, value in _values(schema, partition)}
 
 
-def partition_condition(schema: Schema, partition: Partition) -> Any:
+def partition_condition(schema: pa.Schema, partition: Partition) -> Any:
     """What is known of all rows of a file; None where that is nothing."""
     from pyarrow import compute
 
@@ -57,7 +56,7 @@ def partition_condition(schema: Schema, partition: Partition) -> Any:
     return functools.reduce(operator.and_, known) if known else None
 
 
-def _values(schema: Schema, partition: Partition) -> list[tuple[str, Any]]:
+def _values(schema: pa.Schema, partition: Partition) -> list[tuple[str, Any]]:
     return [
         (name, pa.scalar(value, pa.string()).cast(schema.field(name).type))
         for name, value in partition

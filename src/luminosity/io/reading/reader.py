@@ -5,8 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 
+import pyarrow as pa
+
 from luminosity.io.reading.ranges import EVERYTHING
-from luminosity.io.reading.types import RecordBatch
 
 __all__ = ["Claim", "Reader", "claim_whole"]
 
@@ -22,7 +23,7 @@ class Reader(ABC):
         return None
 
     @abstractmethod
-    def batches(self, start: int, stop: int, claim: Claim) -> Iterator[RecordBatch]:
+    def batches(self, start: int, stop: int, claim: Claim) -> Iterator[pa.RecordBatch]:
         """What begins in this range: the columns that are loaded, in any order. Claimed before it is given.
 
         `stop` says how far reading ahead is of use; what counts is what `claim` grants.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import pyarrow as pa
+
 from luminosity.io.formats import Format
 from luminosity.io.reading.arrow import ArrowReader, arrow_schema
 from luminosity.io.reading.csv_lines import CsvReader, CsvStyle, csv_schema
@@ -12,7 +14,6 @@ from luminosity.io.reading.json_lines import JsonLinesReader, json_lines_schema
 from luminosity.io.reading.opening import readable
 from luminosity.io.reading.parquet import ParquetReader, parquet_schema
 from luminosity.io.reading.reader import Reader
-from luminosity.io.reading.types import Schema
 from luminosity.io.reading.wanted import Wanted
 
 __all__ = ["Settings", "open_reader", "schema_of"]
@@ -35,7 +36,7 @@ def open_reader(file: TableFile, settings: Settings) -> Reader:
     return JsonLinesReader(file, settings.wanted)
 
 
-def schema_of(file: TableFile, csv: CsvStyle) -> Schema | None:
+def schema_of(file: TableFile, csv: CsvStyle) -> pa.Schema | None:
     """The columns of a file; None where it is text with nothing in it."""
     with readable(file):
         if file.format is Format.PARQUET:

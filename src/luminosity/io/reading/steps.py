@@ -6,6 +6,7 @@ from collections.abc import Generator, Iterator
 from typing import Any
 
 import apache_beam as beam
+import pyarrow as pa
 from apache_beam.metrics import Metrics
 
 from luminosity.io.reading.files import TableFile
@@ -14,7 +15,6 @@ from luminosity.io.reading.opening import readable
 from luminosity.io.reading.ranges import EVERYTHING, ByteRange, ByteRangeTracker
 from luminosity.io.reading.reader import Reader
 from luminosity.io.reading.readers import Settings, open_reader
-from luminosity.io.reading.types import RecordBatch
 
 __all__ = ["ReadRanges"]
 
@@ -34,7 +34,7 @@ class ReadRanges(beam.DoFn, beam.RestrictionProvider):
         self._settings = settings
         self._open: tuple[TableFile, Reader] | None = None
 
-    def process(self, element: TableFile, tracker: Any = _RANGE) -> Iterator[RecordBatch]:
+    def process(self, element: TableFile, tracker: Any = _RANGE) -> Iterator[pa.RecordBatch]:
         start, stop = tracker.current_restriction()
         reached = start
 

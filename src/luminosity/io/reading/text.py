@@ -13,7 +13,6 @@ from luminosity.io.reading.limits import TEXT_BYTES
 from luminosity.io.reading.opening import open_text
 from luminosity.io.reading.ranges import EVERYTHING
 from luminosity.io.reading.reader import Claim, claim_whole
-from luminosity.io.reading.types import NativeFile
 
 __all__ = ["BYTE_ORDER_MARK", "blocks", "explain", "head"]
 
@@ -48,7 +47,7 @@ def blocks(file: TableFile, first: int, start: int, stop: int, claim: Claim) -> 
             yield from _blocks(stream, first, EVERYTHING, lambda position: position)
 
 
-def _seek(stream: NativeFile, first: int, start: int) -> int:
+def _seek(stream: pa.NativeFile, first: int, start: int) -> int:
     """Go to the first line that begins at `start` or behind it."""
     if start <= first:
         stream.seek(first)
@@ -64,7 +63,7 @@ def _seek(stream: NativeFile, first: int, start: int) -> int:
     return position
 
 
-def _blocks(stream: NativeFile, position: int, stop: int, claim: Claim) -> Iterator[tuple[int, bytes]]:
+def _blocks(stream: pa.NativeFile, position: int, stop: int, claim: Claim) -> Iterator[tuple[int, bytes]]:
     begun = b""
     while True:
         read = stream.read(min(TEXT_BYTES, max(stop - position - len(begun), 0) + _READ_AHEAD))

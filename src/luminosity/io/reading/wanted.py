@@ -11,7 +11,6 @@ import pyarrow as pa
 from luminosity.errors import TableError
 from luminosity.io.reading.names import check_columns, check_condition, columns_of
 from luminosity.io.reading.partitions import partition_arrays
-from luminosity.io.reading.types import RecordBatch, Schema
 
 __all__ = ["Wanted", "choose"]
 
@@ -20,14 +19,14 @@ __all__ = ["Wanted", "choose"]
 class Wanted:
     """Each file must have the columns `stored`; of these `loaded` are read, and `output` is emitted."""
 
-    stored: Schema
-    loaded: Schema
-    output: Schema
+    stored: pa.Schema
+    loaded: pa.Schema
+    output: pa.Schema
     where: Any  # a pyarrow.compute.Expression, or nothing
-    partition: Schema
+    partition: pa.Schema
     origin: str  # of the schema: the first file, or the argument
 
-    def finish(self, batch: RecordBatch, partition: Sequence[tuple[str, str | None]]) -> RecordBatch:
+    def finish(self, batch: pa.RecordBatch, partition: Sequence[tuple[str, str | None]]) -> pa.RecordBatch:
         """The rows and columns that are wanted, of a batch that has what is loaded."""
         if len(self.partition):
             added = partition_arrays(self.partition, partition, batch.num_rows)
@@ -36,7 +35,7 @@ class Wanted:
             batch = batch.filter(self.where)
         return pa.RecordBatch.from_arrays([batch.column(name) for name in self.output.names], schema=self.output)
 
-    def check(self, path: str, found: Schema) -> None:
+    def check(self, path: str, found: pa.Schema) -> None:
         """That a file has the columns that all must have, whatever their order."""
         expected = {field.name: field.type for field in self.stored}
         there = {field.name: field.type for field in found}
@@ -51,7 +50,7 @@ class Wanted:
         raise TableError(f"{path} has other columns than {self.origin}: {_some(differences)}")
 
 
-def choose(stored: Schema, partition: Schema, columns: Sequence[str] | None, where: Any, origin: str) -> Wanted:
+def choose(stored: pa.Schema, partition: pa.Schema, columns: Sequence[str] | None, where: Any, origin: str) -> Wanted:
     """Check what a user asks of a table that has these columns."""
     for name in stored.names:
         if stored.names.count(name) > 1:
@@ -70,7 +69,7 @@ def choose(stored: Schema, partition: Schema, columns: Sequence[str] | None, whe
     return Wanted(stored, pa.schema(loaded or list(stored)[:1]), output, where, partition, origin)
 
 
-def _plain(schema: Schema) -> Schema:
+def _plain(schema: pa.Schema) -> pa.Schema:
     """Names and types alone: what else the first file says need not hold for the others."""
     return pa.schema([pa.field(field.name, field.type) for field in schema])
 

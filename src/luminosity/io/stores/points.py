@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import pyarrow as pa
+
 from luminosity.errors import StoreError
 from luminosity.io.stores.ids import PointId, check_id_type, point_id
 from luminosity.io.stores.payload import json_values
 from luminosity.io.stores.vectors import VectorColumn, read_vectors
-from luminosity.tables.coder import RecordBatch
 
 __all__ = ["DELETED", "Changes", "Point", "PointColumns"]
 
@@ -42,7 +43,7 @@ class PointColumns:
     id: str = "id"
     payload: Sequence[str] | None = None
 
-    def changes(self, batch: RecordBatch, first_row: int = 0) -> Changes:
+    def changes(self, batch: pa.RecordBatch, first_row: int = 0) -> Changes:
         """
         >>> import pyarrow as pa
         >>> rows = pa.record_batch({"id": [1, 1], "v": [[1.0], [2.0]], "n": ["a", "b"]})
@@ -91,7 +92,7 @@ class PointColumns:
             raise StoreError(f"the id of {row}: {error}") from None
 
 
-def _marks(batch: RecordBatch) -> list[bool | None]:
+def _marks(batch: pa.RecordBatch) -> list[bool | None]:
     if DELETED not in batch.schema.names:
         return [False] * batch.num_rows
     return batch.column(DELETED).to_pylist()

@@ -14,7 +14,6 @@ from apache_beam.metrics import Metrics
 from luminosity.errors import StoreError
 from luminosity.io.stores.target import Hit, QdrantTarget, Query, Whereabouts
 from luminosity.io.stores.vectors import read_vectors
-from luminosity.tables.coder import RecordBatch
 
 __all__ = ["SearchQdrant"]
 
@@ -103,7 +102,7 @@ class _Search(beam.DoFn):
     def setup(self) -> None:
         self._target: QdrantTarget = self._place.open(self._retries.inc)
 
-    def process(self, batch: RecordBatch) -> Iterator[RecordBatch]:
+    def process(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         names = batch.schema.names
         if self._vector_column not in names:
             raise StoreError(f"there is no column {self._vector_column!r}, expected one of {', '.join(names)}")

@@ -10,7 +10,6 @@ import pyarrow as pa
 from apache_beam.io.filesystems import FileSystems
 
 from luminosity.errors import StoreError
-from luminosity.tables.coder import RecordBatch
 
 __all__ = ["StagedFile", "StagedRows"]
 
@@ -26,7 +25,7 @@ class StagedFile:
         self._sink: Any = None
         self._writer: Any = None
 
-    def write(self, batch: RecordBatch) -> None:
+    def write(self, batch: pa.RecordBatch) -> None:
         if self._writer is None:
             if not FileSystems.exists(self._folder):
                 _make(self._folder)
@@ -52,7 +51,7 @@ class StagedRows:
         self.paths = sorted(paths)
         self.schema = self._common_schema()
 
-    def batches(self, *paths: str) -> Iterator[RecordBatch]:
+    def batches(self, *paths: str) -> Iterator[pa.RecordBatch]:
         for path in paths or self.paths:
             with FileSystems.open(path, "application/octet-stream") as file, pa.ipc.open_stream(file) as reader:
                 yield from reader

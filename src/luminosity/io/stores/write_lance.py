@@ -19,7 +19,6 @@ from luminosity.errors import StoreError
 from luminosity.io.stores.lance_table import LanceTable
 from luminosity.io.stores.points import DELETED
 from luminosity.io.stores.staging import StagedFile, StagedRows
-from luminosity.tables.coder import RecordBatch
 
 __all__ = ["WriteLance"]
 
@@ -102,7 +101,7 @@ class _Stage(beam.DoFn):
     def start_bundle(self) -> None:
         self._file: StagedFile | None = None
 
-    def process(self, batch: RecordBatch, folder: str) -> Iterator[_Staged]:
+    def process(self, batch: pa.RecordBatch, folder: str) -> Iterator[_Staged]:
         if self._file is None:
             self._file = StagedFile(folder)
         if self._key is not None:
@@ -150,13 +149,13 @@ def _clean_up(folder: str, path: str) -> str:
     return path
 
 
-def _without_marks(batch: RecordBatch) -> RecordBatch:
+def _without_marks(batch: pa.RecordBatch) -> pa.RecordBatch:
     if True in batch.column(DELETED).to_pylist():
         raise StoreError(f"found rows that are marked {DELETED}, expected none; mode='merge' with a key deletes them")
     return batch.drop_columns([DELETED])
 
 
-def _check_keys(batch: RecordBatch, key: str) -> None:
+def _check_keys(batch: pa.RecordBatch, key: str) -> None:
     if key not in batch.schema.names:
         raise StoreError(f"there is no column {key!r}, expected one of {', '.join(batch.schema.names)}")
     kind = batch.schema.field(key).type

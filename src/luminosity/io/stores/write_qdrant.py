@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import apache_beam as beam
+import pyarrow as pa
 from apache_beam.metrics import Metrics
 from apache_beam.transforms.window import WindowedValue
 from apache_beam.utils.timestamp import Timestamp
@@ -15,7 +16,6 @@ from luminosity.errors import StoreError
 from luminosity.io.stores.ids import PointId
 from luminosity.io.stores.points import Changes, Point, PointColumns
 from luminosity.io.stores.target import DISTANCES, Distance, Whereabouts
-from luminosity.tables.coder import RecordBatch
 
 __all__ = ["WriteQdrant"]
 
@@ -104,7 +104,7 @@ class _Write(beam.DoFn):
         self._forget()
 
     def process(
-        self, batch: RecordBatch, window: Any = beam.DoFn.WindowParam, timestamp: Any = beam.DoFn.TimestampParam
+        self, batch: pa.RecordBatch, window: Any = beam.DoFn.WindowParam, timestamp: Any = beam.DoFn.TimestampParam
     ) -> Iterator[WindowedValue]:
         first = 0
         while first < batch.num_rows:
