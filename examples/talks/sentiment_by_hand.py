@@ -53,6 +53,7 @@ class ClassifySentiment(beam.DoFn):
         self._max_batch = max_batch
         self._max_length = max_length
         self._buffer: list[Waiting] = []
+        self._model: Any = None
         self._classified = Metrics.counter(NAMESPACE, "classified")
         self._failed = Metrics.counter(NAMESPACE, "failed")
         self._retried = Metrics.counter(NAMESPACE, "retried")
