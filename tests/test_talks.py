@@ -147,10 +147,10 @@ def test_the_transform_by_hand_keeps_what_it_promises(sentiment_model: str, monk
     flaky = Flaky(largest=8)
     monkeypatch.setattr(by_hand.ClassifySentiment, "_predict", lambda _, batch: flaky.predict(batch))
     monkeypatch.setattr(by_hand, "FIRST_WAIT_S", 0.01)
-    rows = [(number, "poison" if number == 17 else f"review {number}") for number in range(40)]
+    rows = [(number, "poison" if number == 17 else f"review {number}") for number in range(100)]
     with beam.Pipeline(runner="FnApiRunner") as pipeline:
         good, dead = by_hand.classify(pipeline | beam.Create(rows), sentiment_model)
-        assert_that(good, equal_to([(number, "positive", 0.75) for number in range(40) if number != 17]), label="good")
+        assert_that(good, equal_to([(number, "positive", 0.75) for number in range(100) if number != 17]), label="good")
         assert_that(dead, equal_to([(17, "can't read this")]), label="dead")
     assert max(flaky.sizes) == 32
     assert 8 in flaky.sizes
@@ -171,8 +171,11 @@ def test_the_table_of_patterns_has_every_example() -> None:
 @pytest.mark.slow
 def test_large_model_loads_one_copy_for_all_workers(run: Run) -> None:
     printed = run("large_model", *WITH_WORKERS)
-    assert "large_model=False  100 reviews embedded, copies of the model loaded: 2" in printed
-    assert "large_model=True   100 reviews embedded, copies of the model loaded: 1" in printed
+    copies, shared = [
+        int(count) for count in re.findall(r"100 reviews embedded, copies of the model loaded: (\d+)", printed)
+    ]
+    assert 1 <= copies <= 2, "as many as workers that got reviews"
+    assert shared == 1
 
 
 @pytest.mark.slow

@@ -53,6 +53,7 @@ class ClassifySentiment(beam.DoFn):
         self._max_batch = max_batch
         self._max_length = max_length
         self._buffer: list[Waiting] = []
+        self._model: Any = None
         self._classified = Metrics.counter(NAMESPACE, "classified")
         self._failed = Metrics.counter(NAMESPACE, "failed")
         self._retried = Metrics.counter(NAMESPACE, "retried")
@@ -144,8 +145,9 @@ class ClassifySentiment(beam.DoFn):
         """Classify all that waits, those of like length together: a batch takes the time of its longest text."""
         waiting = sorted(self._buffer, key=lambda each: len(each.token_ids), reverse=True)
         self._buffer = []
-        for start in range(0, len(waiting), self._max_batch):
-            yield from self._classify(waiting[start : start + self._max_batch])
+        while waiting:
+            batch, waiting = waiting[: self._max_batch], waiting[self._max_batch :]
+            yield from self._classify(batch)
 
     def _classify(self, batch: list[Waiting]) -> Iterator[Any]:
         """Predictions for a batch, or for its halves where it does not fit or where one text is at fault."""
