@@ -18,8 +18,8 @@ $(READY): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
-demo: setup ## run a model over a table
-	@$(BIN)/lum run examples/bulk_inference.py
+demo: setup ## run four models over reviews, into a table and a vector store
+	@$(BIN)/lum run examples/reviews/pipeline.py
 
 test: setup ## run the tests and doctests, without the slow ones
 	$(BIN)/python -m pytest -m "not slow"

@@ -65,6 +65,11 @@ def test_a_lost_worker_makes_bundles_smaller() -> None:
     assert size.next(1000.0, queued=10**6, slots=1) < before
 
 
+def test_a_sinks_first_bundle_is_all_there_is_unless_that_is_a_lot() -> None:
+    assert BundleSize(is_sink=True).next(0.0, queued=8, slots=2, queued_size=1e6) == 8
+    assert BundleSize(is_sink=True).next(0.0, queued=8, slots=2, queued_size=1e8) == 4
+
+
 def test_a_timer_fires_when_its_time_has_come_and_once() -> None:
     store = TimerStore()
     store.apply(_FAMILY, [timer(b"a", 10), timer(b"b", 20)])

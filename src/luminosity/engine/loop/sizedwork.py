@@ -32,6 +32,11 @@ class SizedWork:
         is_known = self._seen <= _MOST_ELEMENTS and math.isfinite(self._total) and self._total > 0
         return self._total if is_known else None
 
+    @property
+    def left(self) -> float:
+        """What is not done yet, as far as that is known."""
+        return max(0.0, (self.total or 0.0) - self._done)
+
     def came(self, read_id: str, block: Block) -> None:
         self._total += self._size(read_id, (block,))
 

@@ -15,6 +15,7 @@ _PART_OF_ELAPSED_SORTED = 0.2
 _GROWTH = 8
 _SHORTEST_DEADLINE_S = 0.1
 SINK_ELEMENTS = 1000
+_WORTH_SEVERAL_FILES = 16_000_000  # bytes
 _MOST_PATIENCE = 64
 
 
@@ -37,12 +38,15 @@ class BundleSize:
             return _SHORTEST_S
         return min(self._longest, max(_SHORTEST_S, self._part_of_elapsed * (now - self._started_at)))
 
-    def next(self, now: float, queued: int, slots: int) -> int:
-        """Elements for a bundle, of ``queued``, while this many slots could take, or will want, one."""
+    def next(self, now: float, queued: int, slots: int, queued_size: float = 0.0) -> int:
+        """Elements for a bundle, of ``queued``, while this many slots could take, or will want, one.
+
+        ``queued_size``: the bytes that these are, or stand for, as far as that is known.
+        """
         if self._started_at is None:
             self._started_at = now
         if self._is_sink:
-            return self._next_of_sink(queued, slots)
+            return self._next_of_sink(queued, slots, queued_size)
         if self._seconds_per_element is None:
             return 1
         target = self.target_seconds(now)
@@ -51,10 +55,11 @@ class BundleSize:
         fair = max(math.ceil(queued / max(1, slots)), int(_SHORTEST_S / self._seconds_per_element))
         return max(1, min(fitting, fair, self._last * _GROWTH))
 
-    def _next_of_sink(self, queued: int, slots: int) -> int:
+    def _next_of_sink(self, queued: int, slots: int, queued_size: float) -> int:
         """A file is written per bundle: few bundles, and one alone where there is little to write."""
         if self._seconds_per_element is None:
-            return min(queued, SINK_ELEMENTS)
+            files = slots if queued_size >= _WORTH_SEVERAL_FILES else 1
+            return min(math.ceil(queued / max(1, files)), SINK_ELEMENTS)
         if queued * self._seconds_per_element < _LONGEST_S / 2:
             return queued
         fitting = max(1, int(_LONGEST_S / self._seconds_per_element))

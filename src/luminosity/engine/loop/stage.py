@@ -179,8 +179,11 @@ class StageRun:
             return Bundle(self, lane, {}, due)
         if lane.count:
             # Long bundles end together only if the last ones are small: each takes its part of what is left.
-            slots = self.pool.all_slots() if self.stage.sorts_its_bundle else self.pool.free_slots()
-            elements = self.size.next(now, lane.count, max(1, slots))
+            # And a sink's first bundle leaves some for workers that are still to come.
+            is_for_all = self.stage.sorts_its_bundle or self.stage.is_sink
+            slots = self.pool.all_slots() if is_for_all else self.pool.free_slots()
+            size = lane.bytes if self.sized_work is None else self.sized_work.left
+            elements = self.size.next(now, lane.count, max(1, slots), size)
             if most_elements is not None:
                 elements = min(elements, most_elements)
             return Bundle(self, lane, lane.take(self._codecs, elements, self._bundle_bytes))

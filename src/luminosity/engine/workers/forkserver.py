@@ -33,6 +33,12 @@ _PRELOADED = (
     "apache_beam.runners.worker.sdk_worker_main",
     "luminosity.engine.workers.harness",
     "pyarrow",
+    # Of which the engine knows nothing; but a pipeline of tables and models needs them in every worker at once.
+    "luminosity.inference.enrich.transform",
+    "luminosity.inference.run_inference",
+    "luminosity.io.read_table",
+    "luminosity.io.write_table",
+    "pyarrow.parquet",
 )
 
 
