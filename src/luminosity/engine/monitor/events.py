@@ -95,7 +95,7 @@ class StageView:
     queued_bytes: int = 0
     running: int = 0  # bundles
     workers: int = 0  # that run a bundle of it
-    busy_seconds: float = 0.0  # summed over its bundles
+    busy_seconds: float = 0.0  # of workers; a bundle beside others counts for its slot's share
     fraction: float | None = None  # done of what there is to do, where that is known
     seconds_left: float | None = None  # about, where that is known
     inference: tuple[InferenceView, ...] = ()  # of its steps that run models
@@ -107,8 +107,8 @@ class PoolView:
     workers: int = 0  # that are up
     busy: int = 0  # bundles that run
     slots: int = 0  # bundles that could run, were all its workers up
-    busy_seconds: float = 0.0  # summed over its bundles
-    busy_fraction: float = 0.0  # of what its slots could have done since the run began
+    busy_seconds: float = 0.0  # that its workers had something to do
+    busy_fraction: float = 0.0  # of the time that they could have since the run began
 
 
 @dataclass(frozen=True)
