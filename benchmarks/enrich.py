@@ -25,7 +25,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
-_ROWS = 3000
+_ROWS = 1500
 _SHORT = 6  # of the long run, in the short one
 _COLUMNS = ("semantic", "mood", "topic")
 

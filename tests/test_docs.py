@@ -9,15 +9,21 @@ from pathlib import Path
 
 import pytest
 
-MODELS = (Path(__file__).parent.parent / "docs" / "models.md").read_text()
-SNIPPETS = re.findall(r"^```python\n(.*?)^```$", MODELS, re.DOTALL | re.MULTILINE)
+PAGES = {
+    name: (Path(__file__).parent.parent / "docs" / f"{name}.md").read_text() for name in ("models", "tables", "enrich")
+}
+SNIPPETS = {
+    f"{page} {number}": snippet
+    for page, text in PAGES.items()
+    for number, snippet in enumerate(re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE))
+}
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(150)
-@pytest.mark.parametrize("number", range(len(SNIPPETS)))
-def test_snippets_about_models(number: int, tmp_path: Path) -> None:
-    (tmp_path / "snippet.py").write_text(SNIPPETS[number])
+@pytest.mark.parametrize("name", SNIPPETS)
+def test_snippets(name: str, tmp_path: Path) -> None:
+    (tmp_path / "snippet.py").write_text(SNIPPETS[name])
     done = subprocess.run(
         [sys.executable, "snippet.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
     )
@@ -25,8 +31,9 @@ def test_snippets_about_models(number: int, tmp_path: Path) -> None:
     assert done.stdout
 
 
-def test_every_place_that_models_names_is_there() -> None:
-    """The table at the top leads to sections of the page."""
-    headings = re.findall(r"^## (.*)$", MODELS, re.MULTILINE)
+@pytest.mark.parametrize("page", PAGES)
+def test_every_place_that_a_page_names_is_there(page: str) -> None:
+    """Links lead to sections of the same page."""
+    headings = re.findall(r"^##+ (.*)$", PAGES[page], re.MULTILINE)
     anchors = {heading.lower().replace(" ", "-") for heading in headings}
-    assert set(re.findall(r"\]\(#([^)]*)\)", MODELS)) <= anchors
+    assert set(re.findall(r"\]\(#([^)]*)\)", PAGES[page])) <= anchors

@@ -23,7 +23,7 @@ from sklearn.linear_model import LinearRegression
 from luminosity import Column, Enrich, Handler, JaxModelHandler, TorchModelHandler
 from luminosity.inference.blocks import take
 from luminosity.inference.columnar.adapt import takes_names, whole_columns
-from tests.inference.conftest import Pipelines
+from tests.both_runners import Pipelines
 
 WEIGHTS = np.array([1.0, 2.0, 3.0])
 ROWS = np.random.default_rng(0).normal(size=(50, 3))

@@ -21,7 +21,7 @@ from luminosity.inference.enrich.begin import BeginDoFn
 from luminosity.inference.enrich.outputs import NewColumn
 from luminosity.inference.enrich.prepare import alike
 from luminosity.inference.handlers.columns import to_numpy
-from tests.inference.conftest import Pipelines, counters
+from tests.both_runners import Pipelines, counters
 from tests.inference.texts import MINILM, save_with_tokenizer, sentences, tiny_bert_config
 from tests.plans import explained
 

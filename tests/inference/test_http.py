@@ -27,7 +27,7 @@ from luminosity.inference.handlers.http.door import Door
 from luminosity.inference.handlers.http.gate import Gate
 from luminosity.inference.handlers.http.limit import AdaptiveLimit
 from luminosity.testing import FakeClock
-from tests.inference.conftest import Pipelines
+from tests.both_runners import Pipelines
 from tests.inference.model_server import (
     ModelServer,
     Said,

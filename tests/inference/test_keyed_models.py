@@ -11,7 +11,7 @@ from apache_beam.testing.util import assert_that, equal_to
 
 from luminosity import Handler, RunInference
 from luminosity.inference.model_set import ModelSet
-from tests.inference.conftest import Pipelines, counters
+from tests.both_runners import Pipelines, counters
 
 
 class Times(Handler[int, int, int]):

@@ -21,7 +21,7 @@ from luminosity.inference.steps.messages import PreparedBlock
 from luminosity.inference.steps.prepare import PrepareDoFn
 from luminosity.inference.steps.settings import StepSettings
 from luminosity.testing import FakeDevice, FakeDeviceHandler
-from tests.inference.conftest import Pipelines, counters
+from tests.both_runners import Pipelines, counters
 
 
 class Squares(ModelHandler[int, PredictionResult, str]):

@@ -23,7 +23,7 @@ from apache_beam.testing.util import assert_that, equal_to
 from apache_beam.transforms import window
 
 from luminosity import Handler, RunInference
-from tests.inference.conftest import Pipelines, counters
+from tests.both_runners import Pipelines, counters
 
 
 class FromFile(Handler[int, Any, int]):

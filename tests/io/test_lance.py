@@ -15,7 +15,7 @@ from apache_beam.testing.util import assert_that, equal_to
 from luminosity import WriteLance
 from luminosity.io.stores.lance_table import LanceTable
 from luminosity.io.stores.staging import StagedFile, StagedRows
-from tests.io.conftest import Pipelines, counters
+from tests.both_runners import Pipelines, counters
 from tests.io.deadly import Deadly
 from tests.io.vectors import numbered, vectors
 

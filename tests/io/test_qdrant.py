@@ -20,7 +20,7 @@ from luminosity import WriteQdrant
 from luminosity.errors import StoreError
 from luminosity.io.stores.lock import held
 from luminosity.io.stores.target import Whereabouts
-from tests.io.conftest import Pipelines, counters
+from tests.both_runners import Pipelines, counters
 from tests.io.deadly import Deadly
 from tests.io.vectors import numbered, vectors
 

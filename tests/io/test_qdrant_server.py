@@ -14,7 +14,7 @@ import pytest
 from luminosity import WriteQdrant
 from luminosity.errors import StoreError
 from luminosity.io.stores.target import Whereabouts
-from tests.io.conftest import Pipelines, counters
+from tests.both_runners import Pipelines, counters
 from tests.io.qdrant_server import StandIn, fails, qdrant_server
 from tests.io.vectors import numbered, vectors
 

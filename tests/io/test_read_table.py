@@ -19,7 +19,7 @@ from luminosity.errors import TableError
 from luminosity.io.reading import limits, text
 from luminosity.io.reading.ranges import ByteRangeTracker
 from luminosity.io.reading.steps import ReadRanges
-from tests.io.conftest import Pipelines
+from tests.both_runners import Pipelines
 from tests.io.reads import counters, numbered, read_alone, write, write_bytes
 
 NAMES = ["t.parquet", "t.arrow", "t.csv", "t.jsonl", "t.csv.gz", "t.jsonl.gz", "t.csv.bz2", "t.jsonl.zst", "t.csv.lz4"]

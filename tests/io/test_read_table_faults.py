@@ -14,7 +14,7 @@ import pytest
 from luminosity import ReadTable
 from luminosity.errors import TableError
 from luminosity.io.reading import text
-from tests.io.conftest import Pipelines
+from tests.both_runners import Pipelines
 from tests.io.reads import numbered, read_alone, write, write_bytes
 
 

@@ -15,7 +15,7 @@ from apache_beam.testing.util import assert_that
 
 from luminosity import SearchQdrant, WriteQdrant
 from luminosity.tables.coder import RecordBatchCoder
-from tests.io.conftest import Pipelines, counters
+from tests.both_runners import Pipelines, counters
 from tests.io.qdrant_server import fails, qdrant_server
 from tests.io.vectors import numbered, vectors
 

@@ -18,7 +18,7 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
 from luminosity import LuminosityRunner, WriteTable
 from luminosity.errors import StepFailed, WriteError
-from tests.io.conftest import Pipelines, counters
+from tests.both_runners import Pipelines, counters
 from tests.io.written import everything_in, table_of
 from tests.marks import first_time, note, notes
 from tests.processes import kill_workers_of

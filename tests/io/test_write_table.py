@@ -28,7 +28,7 @@ from luminosity import WriteTable
 from luminosity.errors import WriteError
 from luminosity.io.writing import finish_step, open_files, table_file
 from luminosity.io.writing.target import Target
-from tests.io.conftest import Pipelines, counters
+from tests.both_runners import Pipelines, counters
 from tests.io.written import everything_in, in_order, rows_of, table_of
 
 pytestmark = pytest.mark.timeout(120)

@@ -19,7 +19,7 @@ from luminosity.errors import TableError
 from luminosity.tables.frames import from_result, kind_of, to_frame
 from luminosity.tables.map_table import _Mapper  # pyright: ignore[reportPrivateUsage]
 from luminosity.testing import equal_table
-from tests.tables.conftest import Pipelines
+from tests.both_runners import Pipelines
 
 if TYPE_CHECKING:
     import pandas as unknown_at_run_time
@@ -60,7 +60,7 @@ def test_every_kind_of_frame_keeps_the_types(double: Any) -> None:
 
 
 def test_functions_of_all_kinds_in_a_pipeline(pipelines: Pipelines) -> None:
-    with pipelines() as pipeline:
+    with pipelines() as (pipeline, _):
         table = pipeline | beam.Create([TABLE.slice(0, 1), TABLE.slice(1)])
         for double in DOUBLERS:
             assert_that(table | MapTable(double), equal_table(DOUBLED), double.__name__)
@@ -72,7 +72,7 @@ def longer_than(batch: pa.RecordBatch, least: int, at: Any = beam.DoFn.Timestamp
 
 
 def test_arguments_side_inputs_and_beams_own_parameters(pipelines: Pipelines) -> None:
-    with pipelines() as pipeline:
+    with pipelines() as (pipeline, _):
         least = pipeline | "Least" >> beam.Create([4])
         table = pipeline | "Table" >> beam.Create([TABLE]) | beam.Map(lambda batch: TimestampedValue(batch, 7))
         one = table | "Argument" >> MapTable(longer_than, 4)
@@ -91,7 +91,7 @@ def fail_on_no(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def test_batches_that_fail_go_their_own_way(pipelines: Pipelines) -> None:
-    with pipelines() as pipeline:
+    with pipelines() as (pipeline, _):
         table = pipeline | beam.Create([TABLE.slice(0, 1), TABLE.slice(1)])
         good, bad = table | MapTable(fail_on_no).with_exception_handling(exc_class=LookupError)
         assert_that(good, equal_table(TABLE.slice(0, 1)), "Good")
@@ -101,7 +101,7 @@ def test_batches_that_fail_go_their_own_way(pipelines: Pipelines) -> None:
 
 def test_an_error_names_the_function_its_line_and_the_columns(pipelines: Pipelines) -> None:
     def run() -> None:
-        with pipelines() as pipeline:
+        with pipelines() as (pipeline, _):
             _ = pipeline | beam.Create([TABLE.select(["text", "stars"])]) | MapTable(fail_on_no)
 
     line = fail_on_no.__code__.co_firstlineno + 2

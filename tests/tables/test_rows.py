@@ -24,7 +24,7 @@ from luminosity.errors import TableError
 from luminosity.tables.building import BatchBuilder
 from luminosity.tables.gather import GatherDoFn
 from luminosity.tables.reading import RowMaker
-from tests.tables.conftest import Pipelines
+from tests.both_runners import Pipelines
 
 UTC = datetime.timezone.utc
 
@@ -74,7 +74,7 @@ def schema_of(batch: pa.RecordBatch) -> str:
 
 
 def test_types_of_a_named_tuple_become_the_schema_and_rows_come_back(pipelines: Pipelines) -> None:
-    with pipelines() as pipeline:
+    with pipelines() as (pipeline, _):
         table = pipeline | beam.Create(REVIEWS).with_output_types(Review) | TableFromRows()
         expected = "text: string, stars: int64, vector: fixed_size_list<item: float>[2]"
         assert_that(table | beam.Map(schema_of) | beam.Distinct(), equal_to([expected]), "Schema")
@@ -82,7 +82,7 @@ def test_types_of_a_named_tuple_become_the_schema_and_rows_come_back(pipelines: 
 
 
 def test_a_dataclass_with_everything_comes_back_as_it_was(pipelines: Pipelines) -> None:
-    with pipelines() as pipeline:
+    with pipelines() as (pipeline, _):
         books = pipeline | beam.Create(BOOKS) | TableFromRows(Book) | RowsFromTable(Book)
         assert_that(books | beam.Map(repr), equal_to([repr(_with_nine_digits(book)) for book in BOOKS]))
 
@@ -94,14 +94,14 @@ def _with_nine_digits(book: Book) -> Book:
 def test_dicts_with_a_schema_may_lack_columns(pipelines: Pipelines) -> None:
     schema = pa.schema([("text", pa.string()), ("stars", pa.int8()), ("vector", pa.list_(pa.float32(), 2))])
     rows = [{"text": "fine", "vector": np.array([0.5, 1.5])}, {"stars": 3}]
-    with pipelines() as pipeline:
+    with pipelines() as (pipeline, _):
         back = pipeline | beam.Create(rows) | TableFromRows(schema) | RowsFromTable()
         expected = [{"text": "fine", "stars": None, "vector": [0.5, 1.5]}, {"text": None, "stars": 3, "vector": None}]
         assert_that(back, equal_to(expected))
 
 
 def test_what_beam_knows_of_rows_is_the_schema(pipelines: Pipelines) -> None:
-    with pipelines() as pipeline:
+    with pipelines() as (pipeline, _):
         rows = pipeline | beam.Create([1, 2]) | beam.Map(lambda n: beam.Row(n=int(n), half=n / 2, name=str(n)))
         table = rows | TableFromRows()
         assert_that(
@@ -117,7 +117,7 @@ def test_rows_with_a_schema_have_a_type_that_beam_knows(pipelines: Pipelines) ->
     kind = pa.struct([("name", pa.string())])
     schema = pa.schema([("who", kind), ("at", pa.timestamp("us", "UTC")), ("n", pa.float64())])
     batch = pa.record_batch({"who": [{"name": "A"}], "at": [datetime.datetime(1970, 1, 1, 0, 1)], "n": [3]})
-    with pipelines() as pipeline:
+    with pipelines() as (pipeline, _):
         rows = pipeline | beam.Create([batch]) | RowsFromTable(beam.Row, schema=schema)
         assert isinstance(beam.coders.registry.get_coder(rows.element_type), beam.coders.RowCoder)
         summed = (
@@ -130,7 +130,7 @@ def test_rows_with_a_schema_have_a_type_that_beam_knows(pipelines: Pipelines) ->
 
 def test_batches_keep_windows_and_times(pipelines: Pipelines) -> None:
     """No batch crosses a window; its time is its earliest row's; rows get theirs back."""
-    with pipelines() as pipeline:
+    with pipelines() as (pipeline, _):
         rows = pipeline | beam.Create([{"t": t} for t in range(20)])
         timed = rows | beam.Map(lambda row: TimestampedValue(row, row["t"])) | beam.WindowInto(FixedWindows(10))
         table = timed | TableFromRows(pa.schema([("t", pa.int64())]), with_timestamps=True)
@@ -176,7 +176,7 @@ def test_without_event_times_the_column_is_null() -> None:
 class TestMistakes:
     def test_the_row_at_fault_is_named_in_a_pipeline(self, pipelines: Pipelines) -> None:
         def run() -> None:
-            with pipelines() as pipeline:
+            with pipelines() as (pipeline, _):
                 rows = pipeline | beam.Create([{"n": 1}, {"n": "x", "text": "this one"}])
                 _ = rows | TableFromRows(pa.schema([("n", pa.int64()), ("text", pa.string())]))
 

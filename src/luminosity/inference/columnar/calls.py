@@ -18,7 +18,7 @@ def sklearn_numpy(handler: Any, model: Any, inputs: Any, inference_args: dict[st
 
 
 def sklearn_pandas(handler: Any, model: Any, inputs: Any, inference_args: dict[str, Any]) -> Any:
-    return model.predict(require("pandas", "demo").DataFrame(inputs))  # As Beam's: the inference_args are not used.
+    return model.predict(require("pandas", "pandas").DataFrame(inputs))  # As Beam's: the inference_args are not used.
 
 
 def onnx_numpy(handler: Any, model: Any, inputs: Any, inference_args: dict[str, Any]) -> Any:
