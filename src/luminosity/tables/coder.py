@@ -39,7 +39,10 @@ class RecordBatchCoder(coders.Coder):
             return reader.read_next_batch()
 
     def estimate_size(self, value: pa.RecordBatch) -> int:
-        return int(value.nbytes)
+        try:
+            return int(value.nbytes)
+        except pa.ArrowTypeError:  # Older Arrow can't tell what part of its buffers a view of texts uses.
+            return int(value.get_total_buffer_size())
 
     def is_deterministic(self) -> bool:
         return False  # The same rows may lie in memory in more than one way.
