@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
+from sklearn.linear_model import LinearRegression
 
 from luminosity import SearchQdrant, SentenceEmbedder
 from luminosity.cli.main import main
@@ -119,6 +121,21 @@ def test_a_try_reads_the_first_rows_alone(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert sorted(row["sum"] for row in rows) == [0.0, 2.0, 4.0]
+
+
+def test_a_handler_of_beams_gives_values_not_results(tmp_path: Path) -> None:
+    with open(tmp_path / "line.pkl", "wb") as file:
+        pickle.dump(LinearRegression().fit(np.array([[0, 0], [1, 0], [0, 1]]), [10, 12, 11]), file)
+    (tmp_path / "handlers.py").write_text(
+        "from apache_beam.ml.inference.sklearn_inference import SklearnModelHandlerNumpy\n"
+        "line = SklearnModelHandlerNumpy('line.pkl')\n"
+    )
+    (tmp_path / "in.csv").write_text("a,b\n1,1\n2,0\n")
+
+    done = lum("in.csv", "out.parquet", "--model=price:a,b=handlers:line", folder=tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    assert sorted(pq.read_table(tmp_path / "out.parquet")["price"].to_pylist()) == pytest.approx([13.0, 14.0])
 
 
 def test_rows_that_fail_go_to_the_dead_letters(tmp_path: Path) -> None:

@@ -58,6 +58,8 @@ def test_no_file_matches(tmp_path: Path) -> None:
         "which has reviews.parquet",
     ):
         ReadTable(f"{tmp_path}/data/*.parquet")
+    with pytest.raises(TableError, match=r"did you mean reviews.parquet\?"):
+        ReadTable(f"{tmp_path}/review.parquet")
     (tmp_path / "empty").mkdir()
     with pytest.raises(TableError, match=r"the nearest folder that exists is .*/empty, which has nothing in it"):
         ReadTable(f"{tmp_path}/empty")

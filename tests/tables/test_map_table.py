@@ -157,7 +157,7 @@ def test_objects_and_methods_are_functions_too() -> None:
         (
             lambda batch: None,
             "arrow",
-            r"<lambda> \(.*test_map_table.py:\d+\) returned builtins.NoneType.*return missing",
+            r"<lambda> \(.*test_map_table.py:\d+\) returned NoneType.*return missing",
         ),
         (lambda frame: frame["text"], "pandas", r"returned pandas.Series, expected pandas.DataFrame"),
         (lambda frame: frame.lazy(), "polars", r"returned polars.LazyFrame, expected polars.DataFrame.*collect"),

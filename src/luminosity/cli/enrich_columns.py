@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from luminosity.cli.handlers import handler_of
+from luminosity.cli.handlers import named_handler
 from luminosity.errors import OptionError
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Asked:
     def column(self) -> Column:
         from luminosity import Column
 
-        handler = handler_of(self.model if self.option == "model" else f"{self.option}:{self.model}")
+        handler = named_handler(self.model if self.option == "model" else f"{self.option}:{self.model}")
         return Column(handler, self.inputs[0] if len(self.inputs) == 1 else list(self.inputs))
 
 

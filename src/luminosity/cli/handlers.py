@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 from luminosity.errors import OptionError
 
 if TYPE_CHECKING:
+    from apache_beam.ml.inference.base import ModelHandler
+
     from luminosity.inference.handler import Handler
 
-__all__ = ["HANDLER_HELP", "handler_of"]
+__all__ = ["HANDLER_HELP", "handler_of", "named_handler"]
 
 HANDLER_HELP = "module:object (a handler, or what makes one), embed:PATH or classify:PATH (a folder or a model's name)"
 
@@ -22,9 +24,16 @@ _KINDS = {"embed": "SentenceEmbedder", "classify": "TextClassifier"}
 
 
 def handler_of(name: str) -> Handler[Any, Any, Any]:
-    """The handler of this name; the current directory is importable.
+    """The handler of this name, with all hooks."""
+    from luminosity.inference.adapt import adapt
 
-    >>> handler_of("json:dumbs")
+    return adapt(named_handler(name))
+
+
+def named_handler(name: str) -> ModelHandler[Any, Any, Any]:
+    """The handler of this name as it is, Beam's or ours; the current directory is importable.
+
+    >>> named_handler("json:dumbs")
     Traceback (most recent call last):
     luminosity.errors.OptionError: json:dumbs: the module json has no 'dumbs'; did you mean dumps or dump?
     """
@@ -76,15 +85,15 @@ def _made(name: str, found: Any) -> Any:
     return found()
 
 
-def _checked(name: str, handler: Any) -> Handler[Any, Any, Any]:
+def _checked(name: str, handler: Any) -> ModelHandler[Any, Any, Any]:
     from luminosity.inference.adapt import adapt
 
     try:
-        adapted = adapt(handler)
+        adapt(handler)
     except TypeError as error:
         raise OptionError(f"{name}: {error}") from None
     if list(handler.get_preprocess_fns()) or list(handler.get_postprocess_fns()):
         raise OptionError(
             f"{name} has functions before or after the model, which a pipeline runs: name the handler without them"
         )
-    return adapted
+    return handler

@@ -80,7 +80,8 @@ def from_result(result: Any, kind: Kind, who: str, given: pa.Schema, schema: pa.
     if (kind, library, name) == ("pandas", "pandas", "DataFrame"):
         return as_it_was(_from_pandas(result, schema, who), given, schema, who)
     hint = "; is a return missing?" if result is None else "; call .collect() on it" if name == "LazyFrame" else ""
-    raise TableError(f"{who} returned {library}.{name}, expected {_EXPECTED[kind]}{hint}")
+    found = name if library == "builtins" else f"{library}.{name}"
+    raise TableError(f"{who} returned {found}, expected {_EXPECTED[kind]}{hint}")
 
 
 def _first_annotation(fn: Callable[..., Any]) -> Any:

@@ -38,7 +38,7 @@ class MapTable(beam.ParDo):
     Args:
         fn: the function. What it raises is raised, with the function's name and the batch's columns in the message.
         args: further arguments of it, also side inputs, as `beam.Map` takes them.
-        as_: what it gets, where there is no annotation.
+        as_: what it gets, where there is no annotation; a record batch where neither says.
         schema: what the columns are afterwards; results are cast to it.
         kwargs: further named arguments of it.
 

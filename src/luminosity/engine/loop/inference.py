@@ -13,11 +13,21 @@ def inference_views(stage: StageRun, metrics: RunMetrics) -> tuple[InferenceView
     by_step = metrics.counters(stage.id, InferenceMetrics.ALL)
     worker_seconds = round(stage.busy.first_to_last_seconds * stage.pool.pool.workers, 3)
     return tuple(
-        _view(step if len(by_namespace) == 1 else f"{step} {namespace}", counters, worker_seconds)
+        _view(step if len(by_namespace) == 1 else _of_one(step, namespace), counters, worker_seconds)
         for step, by_namespace in by_step.items()
         for namespace, counters in sorted(by_namespace.items())
         if counters.get(InferenceMetrics.BATCHES)
     )
+
+
+def _of_one(step: str, namespace: str) -> str:
+    """A step may be called after all of its models.
+
+    >>> _of_one("Enrich/Infer language, tone", "tone")
+    'Enrich/Infer tone'
+    """
+    parent, slash, label = step.rpartition("/")
+    return f"{parent}{slash}{label.partition(' ')[0]} {namespace}"
 
 
 def _view(step: str, counters: dict[str, int], worker_seconds: float) -> InferenceView:

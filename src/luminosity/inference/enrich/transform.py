@@ -57,7 +57,8 @@ class Enrich(beam.PTransform[Any, Any]):
             raise ValueError("found no columns, expected at least one: Enrich(name=Column(handler, inputs))")
         for name, column in columns.items():
             if not isinstance(column, Column):  # pyright: ignore[reportUnnecessaryIsInstance]
-                raise TypeError(f"found {name}={column!r}, expected {name}=Column(handler, inputs)")
+                kind = type(column).__name__  # pyright: ignore[reportUnknownArgumentType]
+                raise TypeError(f"found {name}= of type {kind}, expected {name}=Column(handler, inputs)")
         self._columns = columns
         self._levels = levels(columns)
         self._hints: dict[str, Any] = {}

@@ -126,8 +126,8 @@ def texts_of(block: Block, expected: str = "str") -> list[str]:
     for kind in set(map(type, texts)):
         if not issubclass(kind, str):
             raise TypeError(
-                f"an example is of type {kind.__name__}, expected {expected}: map the elements to their text before, "
-                "or give the handler a `with_preprocess_fn`"
+                f"an example is of type {kind.__name__}, expected {expected}: make texts of the elements before, "
+                "with beam.Map, or of a table's column, with MapTable"
             )
     return texts
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import posixpath
 import re
@@ -103,4 +104,6 @@ def _what_is_there(pattern: str) -> str:
         folder = os.path.dirname(folder)
     names = sorted(os.listdir(folder))
     shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-    return f"the nearest folder that exists is {folder}, which has {shown or 'nothing in it'}"
+    alike = difflib.get_close_matches(os.path.relpath(pattern, folder), names, n=1)
+    hint = f"; did you mean {alike[0]}?" if alike else ""
+    return f"the nearest folder that exists is {folder}, which has {shown or 'nothing in it'}{hint}"
