@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from luminosity.io.formats import LIST_SIZE
 from luminosity.io.reading.files import TableFile
 from luminosity.io.reading.limits import BATCH_BYTES
 from luminosity.io.reading.opening import open_bytes
@@ -30,8 +31,9 @@ class ParquetReader(Reader):
 
         self._source = open_bytes(file)
         self._file: Any = parquet.ParquetFile(self._source, pre_buffer=True)
-        wanted.check(file.path, self._file.schema_arrow)
+        wanted.check(file.path, _with_list_sizes(self._file.schema_arrow))
         self._columns = wanted.loaded.names
+        self._loaded = wanted.loaded
         self._layout = _Layout(self._file.metadata, file.size, rows, set(self._columns))
         self._kept = None if wanted.where is None else _row_groups_to_read(file, wanted)
         self._decoding: _RowGroup | None = None
@@ -58,7 +60,13 @@ class ParquetReader(Reader):
             self._decoding = decoding = _RowGroup(group, batches)
         for _ in decoding.up_to(stretch * rows):
             pass
-        yield from decoding.up_to(min((stretch + 1) * rows, self._layout.rows[group]))
+        for batch in decoding.up_to(min((stretch + 1) * rows, self._layout.rows[group])):
+            yield self._with_types(batch)
+
+    def _with_types(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Without columns that pyarrow took along, since their names begin alike: `a` brings `a.b`."""
+        batch = batch.select(self._columns)
+        return batch if batch.schema.types == self._loaded.types else batch.cast(self._loaded)
 
     def close(self) -> None:
         self._decoding = None
@@ -70,7 +78,17 @@ def parquet_schema(file: TableFile) -> pa.Schema:
     from pyarrow import parquet
 
     with open_bytes(file) as source:
-        return parquet.read_schema(source)
+        return _with_list_sizes(parquet.read_schema(source))
+
+
+def _with_list_sizes(schema: pa.Schema) -> pa.Schema:
+    """As it was before it was written: vectors, of which some are null, are called plain lists in the file."""
+    fields = list(schema)
+    for at, field in enumerate(fields):
+        size = (field.metadata or {}).get(LIST_SIZE)
+        if size is not None and pa.types.is_list(field.type):
+            fields[at] = field.with_type(pa.list_(field.type.value_field, int(size)))
+    return pa.schema(fields, schema.metadata)
 
 
 class _RowGroup:

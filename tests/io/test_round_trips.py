@@ -1,0 +1,47 @@
+"""What WriteTable writes, ReadTable reads: the same rows, with the same types."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import apache_beam as beam
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from luminosity import ReadTable, WriteTable
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def written(path: Path, *batches: pa.RecordBatch, **options: Any) -> str:
+    with beam.Pipeline("FnApiRunner") as pipeline:
+        _ = pipeline | beam.Create(batches, reshuffle=False) | WriteTable(str(path), **options)
+    return str(path)
+
+
+def read(path: str, **options: Any) -> pa.Table:
+    transform = ReadTable(path, **options)
+    return pa.Table.from_batches(transform.first(1_000_000), transform.schema)
+
+
+@pytest.mark.parametrize("name", ["out", "out.parquet"])
+def test_vectors_of_which_some_are_null_come_back_from_parquet(tmp_path: Path, name: str) -> None:
+    kind = pa.list_(pa.float32(), 2)
+    whole = pa.record_batch({"n": [0, 1], "v": pa.array([[1, 2], [3, 4]], kind)})
+    with_null = pa.record_batch({"n": [2, 3, 4], "v": pa.array([[5, 6], None, [7, 8]], kind)})
+    path = written(tmp_path / name, whole, with_null)
+    expected = pa.Table.from_batches([whole, with_null])
+    found = read(path).sort_by("n")
+    assert found.schema == expected.schema
+    assert found.to_pylist() == expected.to_pylist()
+    # pyarrow alone reads it, too, which it can't if a file says that such a column's lists are of a fixed size.
+    assert parquet.read_table(path).sort_by("n").to_pylist() == expected.to_pylist()
+
+
+def test_vectors_without_nulls_are_of_a_fixed_size_for_other_readers_too(tmp_path: Path) -> None:
+    batch = pa.record_batch({"v": pa.array([[1, 2]], pa.list_(pa.float32(), 2))}).replace_schema_metadata({"by": "us"})
+    found = parquet.read_table(written(tmp_path / "out", batch))
+    assert found.schema.equals(batch.schema, check_metadata=False)
+    assert found.schema.metadata == {b"by": b"us"}
