@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 import apache_beam as beam
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from pyarrow import parquet
 
@@ -45,3 +47,23 @@ def test_vectors_without_nulls_are_of_a_fixed_size_for_other_readers_too(tmp_pat
     found = parquet.read_table(written(tmp_path / "out", batch))
     assert found.schema.equals(batch.schema, check_metadata=False)
     assert found.schema.metadata == {b"by": b"us"}
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        ~(pc.field("x") > 5),
+        ~(pc.field("x") <= pc.field("y")),
+        pc.field("x").is_null(nan_is_null=True),
+        (pc.field("x") > 5) & (pc.field("n") < 2),
+    ],
+    ids=str,
+)
+def test_rows_with_nan_are_not_lost_with_the_row_groups_that_a_condition_rules_out(tmp_path: Path, where: Any) -> None:
+    table = pa.table(
+        {"x": [6.0, 7.0, math.nan, 1.0, 2.0, None], "y": [9.0, math.nan, 9.0, 9.0, 9.0, 9.0], "n": range(6)}
+    )
+    parquet.write_table(table, tmp_path / "x.parquet", row_group_size=3)
+    expected = table.filter(where)["n"].to_pylist()
+    assert expected
+    assert read(str(tmp_path / "x.parquet"), where=where)["n"].to_pylist() == expected

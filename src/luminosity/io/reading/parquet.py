@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import math
+import operator
 from collections.abc import Iterator
-from itertools import accumulate
+from itertools import accumulate, combinations
 from typing import Any
 
 import pyarrow as pa
@@ -11,12 +14,15 @@ import pyarrow as pa
 from luminosity.io.formats import LIST_SIZE
 from luminosity.io.reading.files import TableFile
 from luminosity.io.reading.limits import BATCH_BYTES
+from luminosity.io.reading.names import columns_of
 from luminosity.io.reading.opening import open_bytes
 from luminosity.io.reading.partitions import partition_condition
 from luminosity.io.reading.reader import Claim, Reader
 from luminosity.io.reading.wanted import Wanted
 
 __all__ = ["ParquetReader", "parquet_schema"]
+
+_MOST_FLOATS = 4  # in a condition: each may be NaN or not
 
 
 class ParquetReader(Reader):
@@ -136,12 +142,26 @@ def _rows_at_once(group: Any, most: int, columns: set[str]) -> int:
     return max(1, min(most, BATCH_BYTES * group.num_rows // max(1, size)))
 
 
-def _row_groups_to_read(file: TableFile, wanted: Wanted) -> set[int]:
-    """Those for which neither the statistics nor the names of folders rule out that a row is wanted."""
-    from pyarrow import dataset
+def _row_groups_to_read(file: TableFile, wanted: Wanted) -> set[int] | None:
+    """Those for which neither the statistics nor the names of folders rule out that a row is wanted; None: all.
 
+    Statistics say nothing of NaN, which may be in any row group: so the condition is asked again, as if there was one.
+    """
+    from pyarrow import compute, dataset
+
+    whole = pa.schema([*wanted.stored, *wanted.partition])
+    used = [field for field in wanted.loaded if field.name in columns_of(wanted.where, whole)]
+    floats = [field for field in used if pa.types.is_floating(field.type)]
+    if len(floats) > _MOST_FLOATS or any(pa.types.is_nested(field.type) for field in used):
+        return None
+    nan = [compute.field(field.name) == pa.scalar(math.nan, field.type) for field in floats]
+    known = partition_condition(wanted.partition, file.partition)
+    kept: set[int] = set()
     with open_bytes(file) as source:
-        known = partition_condition(wanted.partition, file.partition)
-        fragment = dataset.ParquetFileFormat().make_fragment(source, partition_expression=known)
-        kept = fragment.subset(filter=wanted.where, schema=pa.schema([*wanted.stored, *wanted.partition]))
-        return {group.id for group in kept.row_groups}
+        for count in range(len(nan) + 1):
+            for some in combinations(nan, count):
+                conditions = [*some, *([] if known is None else [known])]
+                given = functools.reduce(operator.and_, conditions) if conditions else None
+                fragment = dataset.ParquetFileFormat().make_fragment(source, partition_expression=given)
+                kept |= {group.id for group in fragment.subset(filter=wanted.where, schema=whole).row_groups}
+    return kept
