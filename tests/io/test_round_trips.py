@@ -13,6 +13,7 @@ import pytest
 from pyarrow import parquet
 
 from luminosity import ReadTable, WriteTable
+from luminosity.errors import TableError
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -67,3 +68,17 @@ def test_rows_with_nan_are_not_lost_with_the_row_groups_that_a_condition_rules_o
     expected = table.filter(where)["n"].to_pylist()
     assert expected
     assert read(str(tmp_path / "x.parquet"), where=where)["n"].to_pylist() == expected
+
+
+@pytest.mark.parametrize("options", [{}, {"newlines_in_values": True}], ids=str)
+@pytest.mark.parametrize("name", ["out", "out.csv", "out.csv.gz"])
+def test_nulls_of_a_single_csv_column_are_rows_too(tmp_path: Path, name: str, options: dict[str, Any]) -> None:
+    batch = pa.record_batch({"text": ["a", None, "", 'say "b"', None]})
+    path = written(tmp_path / name, batch, format="csv")
+    assert read(path, **options).to_pylist() == batch.to_pylist()
+
+
+def test_a_line_break_within_a_single_column_is_still_found(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text('text\n\n"a\nb"\n')
+    with pytest.raises(TableError, match="a value begins in one line and ends in another"):
+        read(str(tmp_path / "x.csv"))
