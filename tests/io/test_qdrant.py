@@ -269,5 +269,5 @@ def test_settings_are_checked_when_the_pipeline_is_built(
 
 def test_ids_of_arrows_own_type_of_uuids(tmp_path: Path) -> None:
     identity = uuid.uuid4()
-    rows = pa.record_batch({"id": pa.array([identity.bytes], pa.uuid()), "v": vectors([[1, 1]])})
+    rows = pa.record_batch({"id": pa.array([identity.bytes], pa.uuid()), "vector": vectors([[1, 1]])})
     assert list(write(tmp_path, rows)) == [str(identity)]
