@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import datetime
 import math
+from datetime import date, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -82,3 +85,26 @@ def test_a_line_break_within_a_single_column_is_still_found(tmp_path: Path) -> N
     (tmp_path / "x.csv").write_text('text\n\n"a\nb"\n')
     with pytest.raises(TableError, match="a value begins in one line and ends in another"):
         read(str(tmp_path / "x.csv"))
+
+
+def test_what_json_lines_take_comes_back_by_a_schema(tmp_path: Path) -> None:
+    day, time, span = date(2024, 1, 31), datetime.time(12, 0, 1, 7), timedelta(seconds=5)
+    columns = {
+        "day": pa.array([day, None]),
+        "days": pa.array([[day], None], pa.list_(pa.date32())),
+        "time": pa.array([time, None], pa.time64("us")),
+        "span": pa.array([span, None], pa.duration("ms")),
+        "at": pa.array([datetime.datetime(2024, 1, 31, 12), None], pa.timestamp("ms", "Europe/Berlin")),
+        "price": pa.array([Decimal("1.50"), None], pa.decimal128(5, 2)),
+        "kind": pa.array(["a", None]).dictionary_encode(),
+        "long": pa.array([["a", None], None], pa.large_list(pa.string())),
+        "vectors": pa.array([[[1, 2]], None], pa.list_(pa.list_(pa.float32(), 2))),
+        "both": pa.array(
+            [{"v": [1, 2], "day": day}, None], pa.struct({"v": pa.list_(pa.float32(), 2), "day": pa.date32()})
+        ),
+    }
+    batch = pa.record_batch(columns)
+    path = written(tmp_path / "out", batch, format="jsonl")
+    found = read(path, schema=batch.schema)
+    assert found.schema == batch.schema
+    assert found.to_pylist() == batch.to_pylist()
