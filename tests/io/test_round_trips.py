@@ -108,3 +108,11 @@ def test_what_json_lines_take_comes_back_by_a_schema(tmp_path: Path) -> None:
     found = read(path, schema=batch.schema)
     assert found.schema == batch.schema
     assert found.to_pylist() == batch.to_pylist()
+
+
+def test_a_folder_whose_value_is_of_another_type_is_named(tmp_path: Path) -> None:
+    path = written(
+        tmp_path / "out", pa.record_batch({"year": ["2024", "soon", None], "n": [1, 2, 3]}), partition_by="year"
+    )
+    with pytest.raises(TableError, match=r"year=soon/.*: its folder says year=soon, and schema= that this is int32"):
+        read(path, schema=pa.schema({"year": pa.int32(), "n": pa.int64()}))
