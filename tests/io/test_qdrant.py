@@ -265,3 +265,9 @@ def test_settings_are_checked_when_the_pipeline_is_built(
         WriteQdrant(**{"where": "folder", "collection": "things", "vectors": "vector", **settings})
     assert "word@" not in str(raised.value)
     assert "secret" not in str(raised.value)
+
+
+def test_ids_of_arrows_own_type_of_uuids(tmp_path: Path) -> None:
+    identity = uuid.uuid4()
+    rows = pa.record_batch({"id": pa.array([identity.bytes], pa.uuid()), "vector": vectors([[1, 1]])})
+    assert list(write(tmp_path, rows)) == [str(identity)]

@@ -119,6 +119,12 @@ def test_no_such_collection(tmp_path: Path) -> None:
         searched(str(tmp_path), pa.record_batch({"v": vectors([[1, 1]])}))
 
 
+def test_types_of_fields_hold_where_nothing_is_found(where: str) -> None:
+    types = {"tags": pa.list_(pa.string()), "size": pa.struct({"width": pa.int8()}), "at": pa.timestamp("us")}
+    found = searched(where, pa.record_batch({"v": vectors([[1, 1]])}), filter={"kind": "none"}, with_payload=types)
+    assert found.column("neighbours").to_pylist() == [[]]
+
+
 def test_settings_are_checked() -> None:
     for settings, message in [
         ({"limit": 0}, "found limit=0"),

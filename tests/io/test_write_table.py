@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import functools
 import gzip
 import json
 import os
@@ -466,3 +467,49 @@ def _full(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 _FILL = {"text": "none", "stars": 0.5}
+
+
+def test_one_transform_writes_several_tables(tmp_path: Path) -> None:
+    """Each application has temporary files of its own: else the first to finish would remove the other's."""
+    write = WriteTable(str(tmp_path / "out"), if_exists="append")
+    with beam.Pipeline("FnApiRunner") as pipeline:
+        for name in ("first", "second"):
+            _ = pipeline | f"Create {name}" >> beam.Create([pa.record_batch({"name": [name]})]) | name >> write
+    assert rows_of(tmp_path / "out") == [{"name": "first"}, {"name": "second"}]
+    assert len(everything_in(tmp_path / "out")) == 2
+
+
+@pytest.mark.parametrize("removals", range(5))
+def test_a_last_step_that_is_killed_while_it_cleans_up_may_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, removals: int
+) -> None:
+    target = Target.of(str(tmp_path / "out.parquet"))
+    written: list[table_file.Written] = []
+    for number in range(3):
+        bundle = open_files.OpenFiles(target)
+        bundle.add(pa.record_batch({"n": [number]}))
+        written += bundle.close()
+    left = removals
+
+    def remove(real: Any, *arguments: Any, **options: Any) -> None:
+        nonlocal left
+        if not left:
+            raise KeyboardInterrupt
+        left -= 1
+        real(*arguments, **options)
+
+    with monkeypatch.context() as patched:
+        for name in ("unlink", "remove", "rmdir"):
+            patched.setattr(os, name, functools.partial(remove, getattr(os, name)))
+        with pytest.raises(KeyboardInterrupt):
+            finish_step.finish(target, list(written))
+    assert finish_step.finish(target, list(written)) == [target.path]
+    assert rows_of(target.path) == [{"n": 0}, {"n": 1}, {"n": 2}]
+
+
+def test_a_type_that_the_format_does_not_have_is_named_and_nothing_is_left(tmp_path: Path) -> None:
+    batch = pa.record_batch({"nothing": pa.array([{}], pa.struct([])), "n": [1]})
+    with pytest.raises(WriteError, match=r"out: the table can't be written in this format: .*'nothing'"):  # noqa: SIM117
+        with beam.Pipeline("FnApiRunner") as pipeline:
+            _ = pipeline | beam.Create([batch]) | WriteTable(str(tmp_path / "out"))
+    assert everything_in(tmp_path / "out") == []

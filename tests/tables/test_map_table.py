@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import functools
 from typing import TYPE_CHECKING, Any
 
@@ -231,3 +232,14 @@ def test_what_is_no_table_or_no_function_is_refused() -> None:
         _Mapper(double_in_arrow, "arrow", None).run({"a": 1})
     with pytest.raises(TypeError, match="found 3, expected a function"):
         MapTable(3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["pandas", "polars"])
+def test_times_and_columns_of_nulls_come_back_as_they_were(kind: Any) -> None:
+    batch = pa.record_batch({"none": pa.nulls(2), "time": pa.array([datetime.time(1), None], pa.time64("us"))})
+    with beam.Pipeline("FnApiRunner") as pipeline:
+        table = pipeline | beam.Create([batch]) | MapTable(lambda frame: frame, as_=kind)
+        assert_that(
+            table | beam.Map(lambda found: (found.schema.types, found.to_pylist())),
+            equal_to([(batch.schema.types, batch.to_pylist())]),
+        )

@@ -333,3 +333,19 @@ def test_rows_come_back_as_they_were_for_any_schema(data: st.DataObject, kinds: 
 
     assert RowMaker(dict).rows(batch) == rows
     assert RowMaker(dict).rows(batch.slice(skip)) == rows[skip:]
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "message"),
+    [
+        (pa.date32(), datetime.datetime(2024, 1, 31, 12), "2024-01-31 12:00:00 is more than a date"),
+        (pa.list_(pa.date32()), [datetime.datetime(2024, 1, 31, 12)], "2024-01-31 12:00:00 is more than a date"),
+        (pa.list_(pa.string()), "abc", "a text is no list"),
+        (pa.list_(pa.list_(pa.string())), ["abc"], "a text is no list"),
+    ],
+)
+def test_values_that_would_change_without_a_word_are_refused(kind: pa.DataType, value: object, message: str) -> None:
+    builder = BatchBuilder(pa.schema([("x", kind)]), None)
+    with pytest.raises(TableError, match=message):
+        builder.build([{"x": None}, {"x": value}])
+    assert builder.build([{"x": None}]).num_rows == 1

@@ -7,7 +7,11 @@ from enum import Enum
 
 from luminosity.errors import TableError
 
-__all__ = ["Format", "compression_of", "recognise"]
+__all__ = ["LIST_SIZE", "Format", "compression_of", "recognise"]
+
+
+LIST_SIZE = b"luminosity.list_size"
+"""In the metadata of a Parquet file's column: its lists are all of this size, though they are called plain ones."""
 
 
 class Format(Enum):

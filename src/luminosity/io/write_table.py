@@ -70,20 +70,21 @@ class WriteTable(beam.PTransform[beam.PCollection[pa.RecordBatch], beam.PCollect
 
     def expand(self, input_or_inputs: beam.PCollection[pa.RecordBatch]) -> beam.PCollection[str]:
         table = input_or_inputs
+        target = self._target.for_another_run()  # One transform may be applied to several tables.
         if not table.is_bounded:
             raise WriteError(
-                f"{self._target.path}: the input never ends, so the files would never be complete; "
+                f"{target.path}: the input never ends, so the files would never be complete; "
                 "WriteTable takes bounded input, or write each window by beam.io.fileio.WriteToFiles"
             )
-        with clear_errors(self._target.path):
-            existing.check(self._target)
+        with clear_errors(target.path):
+            existing.check(target)
         if not table.windowing.is_default():
             table |= "Global" >> beam.WindowInto(GlobalWindows())
-        annotations = {WRITES_A_FILE_PER_BUNDLE: "", TEMPORARY_FOLDER: self._target.temporary_folder}
+        annotations = {WRITES_A_FILE_PER_BUNDLE: "", TEMPORARY_FOLDER: target.temporary_folder}
         with table.pipeline.transform_annotations(**annotations):
-            written: beam.PCollection[Any] = table | "Write" >> beam.ParDo(WriteDoFn(self._target))  # pyright: ignore
+            written: beam.PCollection[Any] = table | "Write" >> beam.ParDo(WriteDoFn(target))  # pyright: ignore
         return (
             table.pipeline
             | "Once" >> beam.Impulse()
-            | "Finish" >> beam.ParDo(FinishDoFn(self._target), AsIter(written)).with_output_types(str)
+            | "Finish" >> beam.ParDo(FinishDoFn(target), AsIter(written)).with_output_types(str)
         )

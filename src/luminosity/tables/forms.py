@@ -25,7 +25,8 @@ def as_it_was(result: pa.RecordBatch, given: pa.Schema, schema: pa.Schema | None
     for field, array in zip(result.schema, result.columns, strict=True):
         if schema is None:
             array = _as_given(array, given.field(field.name).type if field.name in given.names else None)
-            if has_open_type(array.type) and result.num_rows:
+            is_as_given = field.name in given.names and array.type == given.field(field.name).type
+            if has_open_type(array.type) and result.num_rows and not is_as_given:
                 raise TableError(
                     f"{who}: nothing in {result.num_rows} rows shows the type of the new column {field.name!r} "
                     f"(found {array.type}); say it with MapTable(..., schema=pa.schema([...]))"
@@ -53,6 +54,10 @@ def _form(kind: pa.DataType) -> object:
         return "dictionary", _form(kind.value_type)
     if pa.types.is_decimal(kind):
         return "decimal"
+    if pa.types.is_time(kind):
+        return "time"
+    if pa.types.is_map(kind):
+        return "map", _form(kind.key_type), _form(kind.item_type)
     if is_any_list(kind):
         return "list", _form(kind.value_type)
     if pa.types.is_struct(kind):

@@ -110,7 +110,16 @@ def _plain_column(values: list[Any]) -> list[Any]:
 
 
 def _check(values: list[Any], kind: pa.DataType) -> None:
-    """What pyarrow would lose without a word: fractions of integers, and fields that a struct does not have."""
+    """What pyarrow would lose or change without a word.
+
+    Fractions of integers, fields that a struct does not have, the time of day of a date, a text that is no list.
+    """
+    if pa.types.is_date(kind):
+        for day in values:
+            if isinstance(day, datetime.datetime) and day.time() != datetime.time():
+                raise ValueError(f"{day} is more than a date")
+    if is_any_list(kind) and any(isinstance(value, str) for value in values):
+        raise ValueError("a text is no list")
     if pa.types.is_integer(kind):
         for number in values:
             if isinstance(number, float | np.floating) and not float(number).is_integer():
@@ -138,7 +147,7 @@ def _check_where_needed(values: list[Any], kind: pa.DataType) -> None:
 
 def _may_lose(kind: pa.DataType) -> bool:
     """Vectors of floats, the longest of lists, need not be looked at."""
-    if pa.types.is_integer(kind) or pa.types.is_struct(kind):
+    if pa.types.is_integer(kind) or pa.types.is_struct(kind) or pa.types.is_date(kind) or is_any_list(kind):
         return True
     return any(_may_lose(kind.field(index).type) for index in range(kind.num_fields))
 

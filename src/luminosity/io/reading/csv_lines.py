@@ -29,10 +29,13 @@ class CsvStyle:
     newlines_in_values: bool = False
     null_values: tuple[str, ...] = ("",)
 
-    def parse_options(self) -> Any:
+    def parse_options(self, columns: int) -> Any:
+        """An empty line is nothing, but in a file of one column: there it is how a null is written."""
         from pyarrow import csv
 
-        return csv.ParseOptions(delimiter=self.delimiter, newlines_in_values=self.newlines_in_values)
+        return csv.ParseOptions(
+            delimiter=self.delimiter, newlines_in_values=self.newlines_in_values, ignore_empty_lines=columns != 1
+        )
 
     def convert_options(self, schema: pa.Schema | None = None) -> Any:
         """What is quoted is never null: so nulls and empty texts both come back as they were written."""
@@ -59,7 +62,7 @@ class CsvReader(Reader):
         if self._header:
             expected = {field.name: field.type for field in wanted.stored}
             wanted.check(file.path, pa.schema([(name, expected.get(name, pa.string())) for name in self._header]))
-        self._parsing = style.parse_options()
+        self._parsing = style.parse_options(len(self._header))
         self._converting = style.convert_options(wanted.loaded)
         self._advice = (
             f"the types are those of {wanted.origin}: give schema= for other types, null_values= for other nulls, "
@@ -94,7 +97,7 @@ class CsvReader(Reader):
 
     def _parse(self, data: bytes) -> pa.Table:
         table = self._read(data, self._converting)
-        if b'"' in data and (_has_more_lines(data, table.num_rows) or self._ends_in_quotes(data, table.num_rows)):
+        if b'"' in data and (self._has_more_lines(data, table.num_rows) or self._ends_in_quotes(data, table.num_rows)):
             raise TableError("a value begins in one line and ends in another")
         return table
 
@@ -102,6 +105,12 @@ class CsvReader(Reader):
         # One block for all: a line may be longer than any other size.
         reading = self._csv.ReadOptions(column_names=self._header, block_size=max(1, len(data)))
         return self._csv.read_csv(pa.BufferReader(data), reading, self._parsing, converting)
+
+    def _has_more_lines(self, data: bytes, rows: int) -> bool:
+        """Whether there are more lines than rows; blank lines, which are slow to find, don't count."""
+        is_last_whole = not data[data.rfind(b"\n") + 1 :].strip(b"\r")
+        lines = data.count(b"\n") + (not is_last_whole)
+        return lines > rows and (len(self._header) == 1 or lines - len(_BLANK.findall(data)) > rows)
 
     def _ends_in_quotes(self, data: bytes, rows: int) -> bool:
         """Whether one more line would be swallowed by a quote that is still open."""
@@ -124,16 +133,11 @@ def csv_schema(file: TableFile, style: CsvStyle) -> pa.Schema | None:
     if not names:
         return None
     reading = csv.ReadOptions(block_size=len(data) + 1)
-    table = csv.read_csv(pa.BufferReader(data + b"\n"), reading, style.parse_options(), style.convert_options())
+    table = csv.read_csv(
+        pa.BufferReader(data + b"\n"), reading, style.parse_options(len(names)), style.convert_options()
+    )
     # A column that is empty so far is taken for text, which everything fits into.
     return pa.schema([(each.name, pa.string() if pa.types.is_null(each.type) else each.type) for each in table.schema])
-
-
-def _has_more_lines(data: bytes, rows: int) -> bool:
-    """Whether there are more lines than rows; blank lines, which are slow to find, don't count."""
-    is_last_whole = not data[data.rfind(b"\n") + 1 :].strip(b"\r")
-    lines = data.count(b"\n") + (not is_last_whole)
-    return lines > rows and lines - len(_BLANK.findall(data)) > rows
 
 
 def _header(data: bytes, style: CsvStyle) -> tuple[list[str], int]:
@@ -145,6 +149,7 @@ def _header(data: bytes, style: CsvStyle) -> tuple[list[str], int]:
         stop = data.find(b"\n", start) + 1 or len(data)
         line = data[start:stop]
         if line.strip():
-            return csv.read_csv(pa.BufferReader(line + b"\n"), parse_options=style.parse_options()).column_names, stop
+            found = csv.read_csv(pa.BufferReader(line + b"\n"), parse_options=style.parse_options(len(line)))
+            return found.column_names, stop
         start = stop
     return [], start

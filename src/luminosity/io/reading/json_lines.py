@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pyarrow as pa
+from pyarrow import compute
 
 from luminosity.errors import TableError
 from luminosity.io.reading.files import TableFile
@@ -13,6 +15,8 @@ from luminosity.io.reading.text import blocks, explain, head
 from luminosity.io.reading.wanted import Wanted
 
 __all__ = ["JsonLinesReader", "json_lines_schema"]
+
+pc: Any = compute  # which makes its functions when it is imported: a type checker sees none
 
 
 class JsonLinesReader(Reader):
@@ -48,7 +52,8 @@ class JsonLinesReader(Reader):
         # One block for all: a line may be longer than any other size.
         options = self._json.ReadOptions(block_size=max(1, len(data)))
         table = self._json.read_json(pa.BufferReader(data), options, self._options)
-        return table.cast(self._wanted.loaded)
+        columns = [_times(column, field.type) for column, field in zip(table.columns, self._wanted.loaded, strict=True)]
+        return pa.table(columns, names=table.column_names).cast(self._wanted.loaded)
 
     def close(self) -> None:
         """Nothing stays open."""
@@ -76,8 +81,31 @@ def json_lines_schema(file: TableFile) -> pa.Schema | None:
 
 
 def _parsed_as(kind: pa.DataType) -> pa.DataType:
-    """pyarrow's parser does not know lists of a fixed size."""
-    return pa.list_(kind.value_field) if pa.types.is_fixed_size_list(kind) else kind
+    """What pyarrow's parser knows; it becomes the type itself by a cast. Dates and times are texts, as in ISO 8601.
+
+    >>> _parsed_as(pa.struct({"v": pa.list_(pa.float32(), 2), "day": pa.date32()}))
+    StructType(struct<v: list<item: float>, day: string>)
+    """
+    types = pa.types
+    if types.is_fixed_size_list(kind) or types.is_large_list(kind) or types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_parsed_as(kind.value_type)))
+    if types.is_struct(kind):
+        return pa.struct([field.with_type(_parsed_as(field.type)) for field in kind])
+    if types.is_dictionary(kind):
+        return _parsed_as(kind.value_type)
+    if types.is_date(kind) or types.is_time(kind):
+        return pa.string()
+    if types.is_duration(kind):
+        return pa.int64()
+    return pa.float32() if types.is_float16(kind) else kind
+
+
+def _times(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+    """pyarrow makes times of day of timestamps, but not of texts."""
+    if not pa.types.is_time(kind):
+        return column
+    texts = pc.binary_join_element_wise(pa.scalar("1970-01-01"), column, pa.scalar(" "))
+    return texts.cast(pa.timestamp(kind.unit)).cast(kind)
 
 
 def _unless_null(kind: pa.DataType) -> pa.DataType:

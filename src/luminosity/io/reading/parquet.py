@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import functools
+import math
+import operator
 from collections.abc import Iterator
-from itertools import accumulate
+from itertools import accumulate, combinations
 from typing import Any
 
 import pyarrow as pa
 
+from luminosity.io.formats import LIST_SIZE
 from luminosity.io.reading.files import TableFile
 from luminosity.io.reading.limits import BATCH_BYTES
+from luminosity.io.reading.names import columns_of
 from luminosity.io.reading.opening import open_bytes
 from luminosity.io.reading.partitions import partition_condition
 from luminosity.io.reading.reader import Claim, Reader
 from luminosity.io.reading.wanted import Wanted
 
 __all__ = ["ParquetReader", "parquet_schema"]
+
+_MOST_FLOATS = 4  # in a condition: each may be NaN or not
 
 
 class ParquetReader(Reader):
@@ -30,8 +37,9 @@ class ParquetReader(Reader):
 
         self._source = open_bytes(file)
         self._file: Any = parquet.ParquetFile(self._source, pre_buffer=True)
-        wanted.check(file.path, self._file.schema_arrow)
+        wanted.check(file.path, _with_list_sizes(self._file.schema_arrow))
         self._columns = wanted.loaded.names
+        self._loaded = wanted.loaded
         self._layout = _Layout(self._file.metadata, file.size, rows, set(self._columns))
         self._kept = None if wanted.where is None else _row_groups_to_read(file, wanted)
         self._decoding: _RowGroup | None = None
@@ -58,7 +66,13 @@ class ParquetReader(Reader):
             self._decoding = decoding = _RowGroup(group, batches)
         for _ in decoding.up_to(stretch * rows):
             pass
-        yield from decoding.up_to(min((stretch + 1) * rows, self._layout.rows[group]))
+        for batch in decoding.up_to(min((stretch + 1) * rows, self._layout.rows[group])):
+            yield self._with_types(batch)
+
+    def _with_types(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Without columns that pyarrow took along, since their names begin alike: `a` brings `a.b`."""
+        batch = batch.select(self._columns)
+        return batch if batch.schema.types == self._loaded.types else batch.cast(self._loaded)
 
     def close(self) -> None:
         self._decoding = None
@@ -70,7 +84,17 @@ def parquet_schema(file: TableFile) -> pa.Schema:
     from pyarrow import parquet
 
     with open_bytes(file) as source:
-        return parquet.read_schema(source)
+        return _with_list_sizes(parquet.read_schema(source))
+
+
+def _with_list_sizes(schema: pa.Schema) -> pa.Schema:
+    """As it was before it was written: vectors, of which some are null, are called plain lists in the file."""
+    fields = list(schema)
+    for at, field in enumerate(fields):
+        size = (field.metadata or {}).get(LIST_SIZE)
+        if size is not None and pa.types.is_list(field.type):
+            fields[at] = field.with_type(pa.list_(field.type.value_field, int(size)))
+    return pa.schema(fields, schema.metadata)
 
 
 class _RowGroup:
@@ -118,12 +142,26 @@ def _rows_at_once(group: Any, most: int, columns: set[str]) -> int:
     return max(1, min(most, BATCH_BYTES * group.num_rows // max(1, size)))
 
 
-def _row_groups_to_read(file: TableFile, wanted: Wanted) -> set[int]:
-    """Those for which neither the statistics nor the names of folders rule out that a row is wanted."""
-    from pyarrow import dataset
+def _row_groups_to_read(file: TableFile, wanted: Wanted) -> set[int] | None:
+    """Those for which neither the statistics nor the names of folders rule out that a row is wanted; None: all.
 
+    Statistics say nothing of NaN, which may be in any row group: so the condition is asked again, as if there was one.
+    """
+    from pyarrow import compute, dataset
+
+    whole = pa.schema([*wanted.stored, *wanted.partition])
+    used = [field for field in wanted.loaded if field.name in columns_of(wanted.where, whole)]
+    floats = [field for field in used if pa.types.is_floating(field.type)]
+    if len(floats) > _MOST_FLOATS or any(pa.types.is_nested(field.type) for field in used):
+        return None
+    nan = [compute.field(field.name) == pa.scalar(math.nan, field.type) for field in floats]
+    known = partition_condition(wanted.partition, file.partition)
+    kept: set[int] = set()
     with open_bytes(file) as source:
-        known = partition_condition(wanted.partition, file.partition)
-        fragment = dataset.ParquetFileFormat().make_fragment(source, partition_expression=known)
-        kept = fragment.subset(filter=wanted.where, schema=pa.schema([*wanted.stored, *wanted.partition]))
-        return {group.id for group in kept.row_groups}
+        for count in range(len(nan) + 1):
+            for some in combinations(nan, count):
+                conditions = [*some, *([] if known is None else [known])]
+                given = functools.reduce(operator.and_, conditions) if conditions else None
+                fragment = dataset.ParquetFileFormat().make_fragment(source, partition_expression=given)
+                kept |= {group.id for group in fragment.subset(filter=wanted.where, schema=whole).row_groups}
+    return kept

@@ -33,11 +33,24 @@ def partition_schema(files: Sequence[TableFile], given: pa.Schema | None) -> pa.
     for at, name in enumerate(names):
         if given is not None and name in given.names:
             fields.append(given.field(name))
+            _check_values(files, at, given.field(name).type)
             continue
         values = {file.partition[at][1] for file in files} - {None}
         is_number = bool(values) and all(_WHOLE_NUMBER.fullmatch(value or "") for value in values)
         fields.append(pa.field(name, pa.int64() if is_number else pa.string()))
     return pa.schema(fields)
+
+
+def _check_values(files: Sequence[TableFile], at: int, kind: pa.DataType) -> None:
+    """Before anything runs: a value that does not fit is the fault of the folder's name, not of the file in it."""
+    for value, file in {file.partition[at][1]: file for file in files}.items():
+        try:
+            _scalar(value, kind)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise TableError(
+                f"{file.path}: its folder says {file.partition[at][0]}={value}, and schema= that this is {kind}: "
+                f"{error}"
+            ) from error
 
 
 def partition_arrays(schema: pa.Schema, partition: Partition, rows: int) -> dict[str, pa.Array]:
@@ -57,8 +70,8 @@ def partition_condition(schema: pa.Schema, partition: Partition) -> Any:
 
 
 def _values(schema: pa.Schema, partition: Partition) -> list[tuple[str, Any]]:
-    return [
-        (name, pa.scalar(value, pa.string()).cast(schema.field(name).type))
-        for name, value in partition
-        if name in schema.names
-    ]
+    return [(name, _scalar(value, schema.field(name).type)) for name, value in partition if name in schema.names]
+
+
+def _scalar(value: str | None, kind: pa.DataType) -> Any:
+    return pa.scalar(None, kind) if value is None else pa.scalar(value, pa.string()).cast(kind)

@@ -22,11 +22,12 @@ _NAMESPACE = uuid.UUID("6f1a3d0e-4f0b-5c7e-9a53-0d0c5a6c1f27")
 def check_id_type(name: str, kind: Any) -> None:
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
-    if not (pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)):
-        raise StoreError(f"the id column {name!r} is of type {kind}, expected unsigned integers or strings")
+    is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    if not (pa.types.is_integer(kind) or is_text or str(kind) == "extension<arrow.uuid>"):
+        raise StoreError(f"the id column {name!r} is of type {kind}, expected unsigned integers, UUIDs or strings")
 
 
-def point_id(value: int | str) -> tuple[PointId, bool]:
+def point_id(value: int | str | uuid.UUID) -> tuple[PointId, bool]:
     """The point's id, and whether the value can be told from it.
 
     >>> point_id(7), point_id("0FD9D9A2-0B1E-4A6F-9C87-0A2F5F0D3E11")
@@ -38,6 +39,8 @@ def point_id(value: int | str) -> tuple[PointId, bool]:
         if value < 0:
             raise ValueError(f"found {value}, expected an integer that is not negative")
         return value, True
+    if isinstance(value, uuid.UUID):
+        return str(value), True
     if _UUID.fullmatch(value):
         return value.lower(), True
     return str(uuid.uuid5(_NAMESPACE, value)), False

@@ -147,7 +147,7 @@ def _field(name: str, values: list[Any], kind: Any) -> Any:
     try:
         if pa.types.is_string(kind):
             return pa.array([value if isinstance(value, str | None) else json.dumps(value) for value in values], kind)
-        if all(isinstance(value, str | None) for value in values):
+        if any(isinstance(value, str) for value in values):
             return pa.array(values, pa.string()).cast(kind)
         return pa.array(values, kind)
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:

@@ -7,6 +7,7 @@ import errno
 import shutil
 from collections.abc import Generator
 
+import pyarrow as pa
 from apache_beam.io.filesystem import BeamIOError
 
 from luminosity.core import readable_bytes
@@ -29,6 +30,8 @@ def clear_errors(path: str) -> Generator[None]:
         raise
     except OSError as error:
         raise WriteError(_message(path, error)) from error
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise WriteError(f"{path}: the table can't be written in this format: {error}") from error
 
 
 def _message(path: str, error: OSError) -> str:

@@ -132,7 +132,7 @@ class OutputFile:
 
     def abandon(self) -> None:
         """Close and remove it, as far as that can be done."""
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError, pa.ArrowException):
             self.close()
         with contextlib.suppress(OSError):
             remove_file(self.path)

@@ -59,7 +59,7 @@ def finish(target: Target, written: list[Written]) -> list[str]:
                 files.move(joined(target, move.sources), move.final)
         if target.if_exists == "replace":
             _remove_old(target, {move.final for move in moves})
-        files.remove_folder(target.temporary_folder)
+        _remove_temporary(target, moves)
     return [_checked(target, move.final) for move in moves]
 
 
@@ -71,6 +71,13 @@ def _empty(target: Target) -> Written:
 
 def _has_sources(move: Move, there: set[str]) -> bool:
     return all(files.split(source.path)[1] in there for source in move.sources)
+
+
+def _remove_temporary(target: Target, moves: list[Move]) -> None:
+    """The mark goes after the files: without it, a second try would take them for files that wait for their names."""
+    for source in (source for move in moves for source in move.sources if target.is_one_file):
+        files.remove_file(source.path)  # Others have been moved.
+    files.remove_folder(target.temporary_folder)
 
 
 def _remove_old(target: Target, new: set[str]) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 from typing import Any
 
 import pyarrow as pa
 from pyarrow import compute, types
+
+from luminosity.io.formats import LIST_SIZE
 
 __all__ = ["ParquetEncoder"]
 
@@ -20,6 +23,9 @@ class ParquetEncoder:
 
     A dictionary of values that hardly repeat, such as measured floats, takes row groups of 64k rows eight times as long
     to write, and a quarter more room. And floats hardly shrink, whatever the codec, but zstd costs them twice the time.
+
+    Parquet has no lists of a fixed size, only a note of Arrow's; and Arrow can't read such a column if there is a null
+    in it. So the note is written last, and calls columns with nulls plain lists; ReadTable knows better.
     """
 
     def __init__(self, sink: Any, schema: pa.Schema, compression: str | None) -> None:
@@ -27,16 +33,24 @@ class ParquetEncoder:
         self._schema = schema
         self._compression = compression
         self._writer: Any = None
+        self._with_nulls: set[str] = set()
 
     def write(self, table: pa.Table) -> None:
         if self._writer is None:
             self._writer = self._open(table)
+        self._with_nulls |= {field.name for field in table.schema if table.column(field.name).null_count}
         self._writer.write_table(table)
 
     def close(self) -> None:
         if self._writer is None:
             self._writer = self._open(self._schema.empty_table())
+        self._writer.add_key_value_metadata(self._notes())
         self._writer.close()
+
+    def _notes(self) -> dict[bytes, bytes]:
+        fields = [_plain_list(field) if field.name in self._with_nulls else field for field in self._schema]
+        note = pa.schema(fields, self._schema.metadata).serialize().to_pybytes()
+        return {**(self._schema.metadata or {}), b"ARROW:schema": base64.b64encode(note)}
 
     def _open(self, first: pa.Table) -> Any:
         from pyarrow import parquet
@@ -46,8 +60,16 @@ class ParquetEncoder:
             self._sink,
             self._schema,
             compression=self._compression or _codecs(self._schema),
+            store_schema=False,
             use_dictionary=[name for name in self._schema.names if _repeats(first.column(name))],
         )
+
+
+def _plain_list(field: pa.Field) -> pa.Field:
+    if not types.is_fixed_size_list(field.type):
+        return field
+    size = {LIST_SIZE: str(field.type.list_size).encode()}
+    return field.with_type(pa.list_(field.type.value_field)).with_metadata({**(field.metadata or {}), **size})
 
 
 def _repeats(column: pa.ChunkedArray) -> bool:

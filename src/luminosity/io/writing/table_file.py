@@ -86,6 +86,6 @@ class TableFile:
     def abandon(self) -> None:
         """Remove it. What is wrong with it is known already."""
         self._waiting.clear()
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError, pa.ArrowException):
             self._encoder.close()
         self._file.abandon()

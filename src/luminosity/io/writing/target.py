@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 from uuid import uuid4
 
@@ -28,6 +28,10 @@ _CODECS = {
 }
 
 
+def _new_id() -> str:
+    return uuid4().hex[:12]
+
+
 @dataclass(frozen=True)
 class Target:
     """A folder of files, or one file (``is_one_file``); ``compression`` is None where the format chooses.
@@ -46,7 +50,7 @@ class Target:
     rows_per_file: int | None
     if_exists: IfExists
     schema: pa.Schema | None
-    run_id: str = field(default_factory=lambda: uuid4().hex[:12])
+    run_id: str = field(default_factory=_new_id)
 
     @classmethod
     def of(
@@ -75,6 +79,10 @@ class Target:
         # Workers may stand in another folder than this process.
         whole = os.path.abspath(path) if files.is_local(path) else path.rstrip("/")
         return cls(whole, named is not None, kind, codec, by, rows_per_file, if_exists, schema)
+
+    def for_another_run(self) -> Target:
+        """The same, with temporary files of its own."""
+        return replace(self, run_id=_new_id())
 
     @property
     def folder(self) -> str:
