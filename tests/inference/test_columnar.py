@@ -46,6 +46,13 @@ class WeightedByName(Weighted):
         return torch.stack([a, b, c], dim=1) @ self.weights
 
 
+class TwoOutputs(Weighted):
+    """As models of transformers return them, and in a type that numpy does not have."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return {"sum": super().forward(x).bfloat16(), "x": x}
+
+
 def predictions(handler: Handler[Any, Any, Any] | None, block: Any) -> Any:
     """What the host would do with one batch, in another order than the rows came in."""
     assert handler is not None
@@ -143,6 +150,14 @@ def test_code_of_the_users_own_keeps_its_rows(tmp_path: Path) -> None:
     assert whole_columns(SklearnModelHandlerNumpy(path, inference_fn=infer)) is None
     assert whole_columns(Own(path)) is None
     assert not takes_names(Own(path))
+
+
+def test_a_model_with_several_outputs(tmp_path: Path) -> None:
+    handler = whole_columns(PytorchModelHandlerTensor(saved(tmp_path / "weights.pt", Weighted()), TwoOutputs))
+    assert handler is not None
+    found = handler.predict(handler.load_model(), ROWS)
+    assert found.schema.types == [pa.float32(), pa.list_(pa.float32(), 3)]
+    np.testing.assert_allclose(found["sum"], EXPECTED, rtol=0.01, atol=0.02)
 
 
 def test_lists_of_different_lengths_are_padded_by_torch() -> None:

@@ -11,6 +11,7 @@ import apache_beam as beam
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 from apache_beam.ml.inference.base import KeyedModelHandler, ModelHandler, PredictionResult
 from apache_beam.ml.inference.sklearn_inference import SklearnModelHandlerNumpy
 from apache_beam.testing.util import assert_that
@@ -427,6 +428,9 @@ def test_mistakes_are_told_at_once(make: Any, message: str) -> None:
         make()
 
 
+MATRICES = pa.struct({"m": pa.list_(pa.list_(pa.float32()))})
+
+
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
@@ -437,6 +441,9 @@ def test_mistakes_are_told_at_once(make: Any, message: str) -> None:
         (np.array(["a", "bc"]), pa.array(["a", "bc"])),
         ([{"label": "x"}, None], pa.array([{"label": "x"}, None])),
         (pa.record_batch({"a": [1, 2]}), pa.array([{"a": 1}, {"a": 2}])),
+        ([{"m": np.ones((1, 2), np.float32)}] * 2, pa.array([{"m": [[1, 1]]}] * 2, MATRICES)),
+        ([{"m": torch.ones((1, 2), dtype=torch.bfloat16)}] * 2, pa.array([{"m": [[1, 1]]}] * 2, MATRICES)),
+        ([torch.tensor(1.5), torch.tensor(2.5)], pa.array([1.5, 2.5], pa.float32())),
     ],
 )
 def test_values_become_arrow(values: Any, expected: Any) -> None:
@@ -450,6 +457,8 @@ def test_types_are_asked_for_or_stay() -> None:
     assert NewColumn("n", pa.int8()).of(1, [(places, np.array([3]))]).type == pa.int8()
     with pytest.raises(ValueError, match=r"'n' gave can't become int8.*300.*output="):
         NewColumn("n", pa.int8()).of(1, [(places, np.array([300]))])
+    named = pa.struct({"number": pa.int64(), "name": pa.string()})
+    assert NewColumn("n", named).of(1, [(places, [(1, "a")])]).to_pylist() == [{"number": 1, "name": "a"}]
     found = NewColumn("n", None)
     found.of(1, [(places, [3])])
     assert found.of(1, [(places, [None])]).type == pa.int64()

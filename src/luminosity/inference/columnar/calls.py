@@ -5,8 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from luminosity.extras import require
+from luminosity.inference.blocks import Block
+from luminosity.inference.handlers.columns import to_columns
+from luminosity.inference.handlers.plain import from_tensor
 
 __all__ = ["onnx_numpy", "sklearn_numpy", "sklearn_pandas", "torch_keyed_tensor", "torch_tensor"]
 
@@ -47,4 +51,12 @@ def _torch(handler: Any, model: Any, args: list[Any], kwargs: dict[str, Any], in
 
     with torch.no_grad():
         outputs = model(*map(tensor, args), **{name: tensor(each) for name, each in kwargs.items()}, **inference_args)
-    return outputs.numpy(force=True)
+    return _columns_of(outputs)
+
+
+def _columns_of(outputs: Any) -> Block:
+    """Models of transformers, and others, return several tensors by name."""
+    if not isinstance(outputs, dict):
+        return from_tensor(outputs)
+    arrays = [to_columns(from_tensor(each)) for each in outputs.values()]
+    return pa.RecordBatch.from_arrays(arrays, names=list(outputs))

@@ -10,6 +10,7 @@ from luminosity.inference.adapt import adapt
 from luminosity.inference.blocks import Block, rows
 from luminosity.inference.columnar.adapt import whole_columns
 from luminosity.inference.handler import Handler
+from luminosity.inference.handlers.plain import from_tensor
 from luminosity.inference.wrapping import WrappedHandler
 
 __all__ = ["model_of"]
@@ -31,4 +32,4 @@ class _Values(WrappedHandler):
 
 def _value(result: Any) -> Any:
     value: Any = result.inference if isinstance(result, PredictionResult) else result
-    return value.numpy(force=True) if hasattr(value, "detach") else value  # a tensor, of whatever device
+    return from_tensor(value) if hasattr(value, "detach") else value
