@@ -23,6 +23,7 @@ from sklearn.linear_model import LinearRegression
 from luminosity import Column, Enrich, Handler, JaxModelHandler, TorchModelHandler
 from luminosity.inference.blocks import take
 from luminosity.inference.columnar.adapt import takes_names, whole_columns
+from luminosity.inference.enrich.inputs import block_of
 from tests.both_runners import Pipelines
 
 WEIGHTS = np.array([1.0, 2.0, 3.0])
@@ -119,7 +120,11 @@ def test_named_columns(tmp_path: Path) -> None:
         whole_columns(keyed),
         TorchModelHandler(state, WeightedByName, dtype="float32"),
     ):
-        np.testing.assert_allclose(predictions(handler, NAMED), EXPECTED, rtol=1e-4, atol=1e-5, err_msg=str(handler))
+        for block in (NAMED, NAMED.to_struct_array()):
+            found = predictions(handler, block)
+            np.testing.assert_allclose(found, EXPECTED, rtol=1e-4, atol=1e-5, err_msg=str(handler))
+    assert block_of(NAMED, Column(sklearn, "a")).schema.names == ["a"]
+    assert block_of(NAMED, Column(keyed, ["b", "a"])).schema.names == ["b", "a"]
 
 
 def test_a_table_through_enrich(pipelines: Pipelines, tmp_path: Path) -> None:

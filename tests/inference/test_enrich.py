@@ -410,6 +410,7 @@ HANDLER = Lengths()
         (lambda: Column(Lengths, "text"), "found the class Lengths"),  # type: ignore[arg-type]
         (lambda: Column(HANDLER, []), "found inputs=\\[\\], expected the name of a column"),
         (lambda: Column(HANDLER, ["a", 5]), "expected the name of a column"),  # type: ignore[list-item]
+        (lambda: Column(HANDLER, {"a", "b"}), "expected the name of a column"),  # type: ignore[arg-type]
         (lambda: Column(HANDLER, "text", str), "expected an Arrow type"),  # type: ignore[arg-type]
         (lambda: Column(KeyedModelHandler(HANDLER), "text"), "rows of a table have no keys"),
         (lambda: Column(HANDLER.with_preprocess_fn(str), "text"), "Lengths has functions before or after it"),
@@ -426,6 +427,28 @@ HANDLER = Lengths()
 def test_mistakes_are_told_at_once(make: Any, message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
         make()
+
+
+def test_any_table_and_any_name() -> None:
+    """Numbers in a dictionary, a null in one, a column twice in a vector, two columns of one name, and `self`."""
+    numbers = pa.DictionaryArray.from_arrays(pa.array([0, 1, 0]), pa.array([5, None]))
+    columns = [pa.array([1, 2, 3]), pa.array([4, 5, 6]), pa.array([7, 8, 9]), numbers]
+    table = pa.RecordBatch.from_arrays(columns, ["a", "a", "b", "c"])
+    vector = pa.list_(pa.int64(), 3)
+
+    def check_good(batches: list[Any]) -> None:
+        assert [batch.schema.names for batch in batches] == [["a", "a", "b", "c", "self"]]
+        assert batches[0].column(4).equals(pa.array([[10, 14, 14], [10, 18, 18]], vector))
+
+    def check_bad(batches: list[Any]) -> None:
+        assert [batch.schema.names for batch in batches] == [["a", "a", "b", "c", "_model", "_reason"]]
+        assert batches[0]["_reason"].to_pylist() == ["ValueError: 'c' is null"]
+
+    with beam.Pipeline() as pipeline:
+        enrich = Enrich(self=Column(Doubles(), ["c", "b", "b"]))
+        good, bad = table_of(pipeline, table) | enrich.with_exception_handling()
+        assert_that(good, check_good, "good")
+        assert_that(bad, check_bad, "bad")
 
 
 MATRICES = pa.struct({"m": pa.list_(pa.list_(pa.float32()))})

@@ -11,7 +11,7 @@ import numpy as np
 from luminosity.core import ELEMENT_AT_FAULT
 from luminosity.inference.blocks import Block, Indices
 from luminosity.inference.enrich.column import Column
-from luminosity.inference.enrich.inputs import block_of, examples_of
+from luminosity.inference.enrich.inputs import block_of, decoded, examples_of
 from luminosity.inference.enrich.messages import Letter, PreparedRows, TableBlock
 from luminosity.inference.handler import Handler
 from luminosity.inference.preparing import Attempt, Preparer
@@ -62,7 +62,7 @@ class RowPreparer:
         seen = block.seen()
         letters: dict[int, Letter] = {}
         for name in self._column.names:
-            column = block.table.column(name)
+            column = decoded(block.table.column(name))  # A dictionary may hold a null, too.
             if not column.null_count:
                 continue
             lacking = np.flatnonzero(seen & column.is_null().to_numpy(zero_copy_only=False))
