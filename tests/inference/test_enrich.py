@@ -14,10 +14,10 @@ import pytest
 import torch
 from apache_beam.ml.inference.base import KeyedModelHandler, ModelHandler, PredictionResult
 from apache_beam.ml.inference.sklearn_inference import SklearnModelHandlerNumpy
-from apache_beam.testing.util import assert_that
+from apache_beam.testing.util import assert_that, equal_to
 from apache_beam.transforms import window
 
-from luminosity import Column, Enrich, Handler, SentenceEmbedder, TextClassifier, TokenClassifier
+from luminosity import Column, Enrich, Handler, JaxModelHandler, SentenceEmbedder, TextClassifier, TokenClassifier
 from luminosity.inference.enrich.begin import BeginDoFn
 from luminosity.inference.enrich.outputs import NewColumn
 from luminosity.inference.enrich.prepare import alike
@@ -449,6 +449,21 @@ def test_any_table_and_any_name() -> None:
         good, bad = table_of(pipeline, table) | enrich.with_exception_handling()
         assert_that(good, check_good, "good")
         assert_that(bad, check_bad, "bad")
+
+
+def test_rows_that_fail_only_together() -> None:
+    """Lists of different lengths for a model of one shape: each alone would do."""
+
+    def check(batches: list[Any]) -> None:
+        reasons = [reason for batch in batches for reason in batch["_reason"].to_pylist()]
+        assert len(reasons) == 2
+        assert all("is it ragged=True that you mean?" in reason for reason in reasons)
+
+    with beam.Pipeline() as pipeline:
+        enrich = Enrich(sum=Column(JaxModelHandler(lambda params, batch: batch.sum(1), ()), "lists"))
+        good, bad = table_of(pipeline, pa.record_batch({"lists": [[1], [2, 3]]})) | enrich.with_exception_handling()
+        assert_that(good, equal_to([]), "good")
+        assert_that(bad, check, "bad")
 
 
 MATRICES = pa.struct({"m": pa.list_(pa.list_(pa.float32()))})

@@ -76,10 +76,12 @@ class RowPreparer:
         error = ValueError(f"{name!r} is null")
         if isinstance(error, self._caught):
             return error
-        raise ValueError(
+        error = ValueError(
             f"the column {self.names[0]!r} takes {name!r}, which is null in {block.row(place)}: filter such rows out "
             "before, or have them as dead letters, with Enrich(...).with_exception_handling()"
         )
+        setattr(error, ELEMENT_AT_FAULT, block.row(place))
+        raise error
 
     def _attempt(self, block: TableBlock, places: Indices) -> Attempt:
         table = block.table.select(list(dict.fromkeys(self._column.names)))
