@@ -15,7 +15,12 @@ import pyarrow as pa
 import pytest
 import torch
 from apache_beam.ml.inference.onnx_inference import OnnxModelHandlerNumpy
-from apache_beam.ml.inference.pytorch_inference import PytorchModelHandlerKeyedTensor, PytorchModelHandlerTensor
+from apache_beam.ml.inference.pytorch_inference import (
+    PytorchModelHandlerKeyedTensor,
+    PytorchModelHandlerTensor,
+    make_keyed_tensor_model_fn,
+    make_tensor_model_fn,
+)
 from apache_beam.ml.inference.sklearn_inference import SklearnModelHandlerNumpy, SklearnModelHandlerPandas
 from apache_beam.testing.util import assert_that
 from sklearn.linear_model import LinearRegression
@@ -155,6 +160,22 @@ def test_code_of_the_users_own_keeps_its_rows(tmp_path: Path) -> None:
     assert whole_columns(SklearnModelHandlerNumpy(path, inference_fn=infer)) is None
     assert whole_columns(Own(path)) is None
     assert not takes_names(Own(path))
+
+
+def test_code_of_the_users_own_around_a_torch_model_gets_tensors(tmp_path: Path) -> None:
+    state = saved(tmp_path / "weights.pt", Weighted())
+    vectors = PytorchModelHandlerTensor(state, Weighted, inference_fn=make_tensor_model_fn("forward"))
+    by_name = make_keyed_tensor_model_fn("forward")
+    named = PytorchModelHandlerKeyedTensor(state, WeightedByName, inference_fn=by_name)
+
+    def check(found: list[pa.RecordBatch]) -> None:
+        (table,) = found
+        np.testing.assert_allclose(table["vectors"], EXPECTED, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(table["named"], EXPECTED, rtol=1e-4, atol=1e-5)
+
+    with beam.Pipeline() as pipeline:
+        columns = {"vectors": Column(vectors, ["a", "b", "c"]), "named": Column(named, {"a": "a", "b": "b", "c": "c"})}
+        assert_that(pipeline | beam.Create([NAMED]) | Enrich(**columns), check)
 
 
 def test_a_model_with_several_outputs(tmp_path: Path) -> None:
