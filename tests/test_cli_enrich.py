@@ -155,14 +155,27 @@ def test_rows_that_fail_go_to_the_dead_letters(tmp_path: Path) -> None:
 
 def test_a_row_that_fails_fails_the_run(tmp_path: Path) -> None:
     (tmp_path / "handlers.py").write_text(_HANDLERS)
-    (tmp_path / "in.jsonl").write_text('{"text": "bad"}\n')
+    (tmp_path / "in.jsonl").write_text('{"text": "bad"}\n{"text": "good"}\n')
 
     done = lum("in.jsonl", "out", "--model=text=handlers:Fussy", folder=tmp_path)
 
     assert done.returncode == 1
     assert "not this one" in done.stderr
     assert "Traceback" not in done.stderr.split("lum enrich:")[0]
+    assert "--dead-letters PATH tells which" in done.stderr
     assert not list(tmp_path.glob("out/*"))
+
+
+def test_where_every_row_fails_there_is_nothing_to_show(tmp_path: Path) -> None:
+    (tmp_path / "handlers.py").write_text(_HANDLERS)
+    (tmp_path / "in.jsonl").write_text('{"text": "bad"}\n')
+
+    done = lum("in.jsonl", "out", "--model=text=handlers:Fussy", "--dead-letters=bad.csv", "--show", folder=tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    said = [line.split() for line in done.stdout.splitlines()]
+    assert ["written", "nothing"] in said
+    assert ["failed", "1", "row,", "in", "bad.csv"] in said
 
 
 @pytest.mark.parametrize(
@@ -183,7 +196,9 @@ def test_a_row_that_fails_fails_the_run(tmp_path: Path) -> None:
         (["in.csv", "out", "--embed=text=M", "--id=stars"], "--id are of a vector store: give --vector-store, too"),
         (["in.csv", "out", "--classify=text=M", "--vector-store=s"], "--vector-store needs a vector to keep"),
         (["in.csv", "out", "--embed=text=M", "--vector-store=s", "--id=star"], "did you mean 'stars'?"),
-        (["in.csv", "in.csv", "--embed=text=M"], "in.csv"),
+        (["in.csv", "in.csv", "--embed=text=M"], "choose another name, or say --if-exists replace"),
+        (["in.csv", "out", "--embed=text=M", "--dead-letters=./out"], "--dead-letters ./out: that is OUT"),
+        (["in.csv", "out", "--embed=text=M", "--columns=stars, txt"], "--columns names 'txt'"),
         (["in.csv", "out", "--model=text=json:dumbs"], "the module json has no 'dumbs'; did you mean dumps or dump?"),
     ],
 )

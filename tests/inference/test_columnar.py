@@ -15,7 +15,12 @@ import pyarrow as pa
 import pytest
 import torch
 from apache_beam.ml.inference.onnx_inference import OnnxModelHandlerNumpy
-from apache_beam.ml.inference.pytorch_inference import PytorchModelHandlerKeyedTensor, PytorchModelHandlerTensor
+from apache_beam.ml.inference.pytorch_inference import (
+    PytorchModelHandlerKeyedTensor,
+    PytorchModelHandlerTensor,
+    make_keyed_tensor_model_fn,
+    make_tensor_model_fn,
+)
 from apache_beam.ml.inference.sklearn_inference import SklearnModelHandlerNumpy, SklearnModelHandlerPandas
 from apache_beam.testing.util import assert_that
 from sklearn.linear_model import LinearRegression
@@ -23,6 +28,7 @@ from sklearn.linear_model import LinearRegression
 from luminosity import Column, Enrich, Handler, JaxModelHandler, TorchModelHandler
 from luminosity.inference.blocks import take
 from luminosity.inference.columnar.adapt import takes_names, whole_columns
+from luminosity.inference.enrich.inputs import block_of
 from tests.both_runners import Pipelines
 
 WEIGHTS = np.array([1.0, 2.0, 3.0])
@@ -44,6 +50,13 @@ class Weighted(torch.nn.Module):
 class WeightedByName(Weighted):
     def forward(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         return torch.stack([a, b, c], dim=1) @ self.weights
+
+
+class TwoOutputs(Weighted):
+    """As models of transformers return them, and in a type that numpy does not have."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return {"sum": super().forward(x).bfloat16(), "x": x}
 
 
 def predictions(handler: Handler[Any, Any, Any] | None, block: Any) -> Any:
@@ -112,7 +125,11 @@ def test_named_columns(tmp_path: Path) -> None:
         whole_columns(keyed),
         TorchModelHandler(state, WeightedByName, dtype="float32"),
     ):
-        np.testing.assert_allclose(predictions(handler, NAMED), EXPECTED, rtol=1e-4, atol=1e-5, err_msg=str(handler))
+        for block in (NAMED, NAMED.to_struct_array()):
+            found = predictions(handler, block)
+            np.testing.assert_allclose(found, EXPECTED, rtol=1e-4, atol=1e-5, err_msg=str(handler))
+    assert block_of(NAMED, Column(sklearn, "a")).schema.names == ["a"]
+    assert block_of(NAMED, Column(keyed, ["b", "a"])).schema.names == ["b", "a"]
 
 
 def test_a_table_through_enrich(pipelines: Pipelines, tmp_path: Path) -> None:
@@ -143,6 +160,30 @@ def test_code_of_the_users_own_keeps_its_rows(tmp_path: Path) -> None:
     assert whole_columns(SklearnModelHandlerNumpy(path, inference_fn=infer)) is None
     assert whole_columns(Own(path)) is None
     assert not takes_names(Own(path))
+
+
+def test_code_of_the_users_own_around_a_torch_model_gets_tensors(tmp_path: Path) -> None:
+    state = saved(tmp_path / "weights.pt", Weighted())
+    vectors = PytorchModelHandlerTensor(state, Weighted, inference_fn=make_tensor_model_fn("forward"))
+    by_name = make_keyed_tensor_model_fn("forward")
+    named = PytorchModelHandlerKeyedTensor(state, WeightedByName, inference_fn=by_name)
+
+    def check(found: list[pa.RecordBatch]) -> None:
+        (table,) = found
+        np.testing.assert_allclose(table["vectors"], EXPECTED, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(table["named"], EXPECTED, rtol=1e-4, atol=1e-5)
+
+    with beam.Pipeline() as pipeline:
+        columns = {"vectors": Column(vectors, ["a", "b", "c"]), "named": Column(named, {"a": "a", "b": "b", "c": "c"})}
+        assert_that(pipeline | beam.Create([NAMED]) | Enrich(**columns), check)
+
+
+def test_a_model_with_several_outputs(tmp_path: Path) -> None:
+    handler = whole_columns(PytorchModelHandlerTensor(saved(tmp_path / "weights.pt", Weighted()), TwoOutputs))
+    assert handler is not None
+    found = handler.predict(handler.load_model(), ROWS)
+    assert found.schema.types == [pa.float32(), pa.list_(pa.float32(), 3)]
+    np.testing.assert_allclose(found["sum"], EXPECTED, rtol=0.01, atol=0.02)
 
 
 def test_lists_of_different_lengths_are_padded_by_torch() -> None:

@@ -11,12 +11,13 @@ import apache_beam as beam
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 from apache_beam.ml.inference.base import KeyedModelHandler, ModelHandler, PredictionResult
 from apache_beam.ml.inference.sklearn_inference import SklearnModelHandlerNumpy
-from apache_beam.testing.util import assert_that
+from apache_beam.testing.util import assert_that, equal_to
 from apache_beam.transforms import window
 
-from luminosity import Column, Enrich, Handler, SentenceEmbedder, TextClassifier, TokenClassifier
+from luminosity import Column, Enrich, Handler, JaxModelHandler, SentenceEmbedder, TextClassifier, TokenClassifier
 from luminosity.inference.enrich.begin import BeginDoFn
 from luminosity.inference.enrich.outputs import NewColumn
 from luminosity.inference.enrich.prepare import alike
@@ -409,6 +410,7 @@ HANDLER = Lengths()
         (lambda: Column(Lengths, "text"), "found the class Lengths"),  # type: ignore[arg-type]
         (lambda: Column(HANDLER, []), "found inputs=\\[\\], expected the name of a column"),
         (lambda: Column(HANDLER, ["a", 5]), "expected the name of a column"),  # type: ignore[list-item]
+        (lambda: Column(HANDLER, {"a", "b"}), "expected the name of a column"),  # type: ignore[arg-type]
         (lambda: Column(HANDLER, "text", str), "expected an Arrow type"),  # type: ignore[arg-type]
         (lambda: Column(KeyedModelHandler(HANDLER), "text"), "rows of a table have no keys"),
         (lambda: Column(HANDLER.with_preprocess_fn(str), "text"), "Lengths has functions before or after it"),
@@ -427,6 +429,46 @@ def test_mistakes_are_told_at_once(make: Any, message: str) -> None:
         make()
 
 
+def test_any_table_and_any_name() -> None:
+    """Numbers in a dictionary, a null in one, a column twice in a vector, two columns of one name, and `self`."""
+    numbers = pa.DictionaryArray.from_arrays(pa.array([0, 1, 0]), pa.array([5, None]))
+    columns = [pa.array([1, 2, 3]), pa.array([4, 5, 6]), pa.array([7, 8, 9]), numbers]
+    table = pa.RecordBatch.from_arrays(columns, ["a", "a", "b", "c"])
+    vector = pa.list_(pa.int64(), 3)
+
+    def check_good(batches: list[Any]) -> None:
+        assert [batch.schema.names for batch in batches] == [["a", "a", "b", "c", "self"]]
+        assert batches[0].column(4).equals(pa.array([[10, 14, 14], [10, 18, 18]], vector))
+
+    def check_bad(batches: list[Any]) -> None:
+        assert [batch.schema.names for batch in batches] == [["a", "a", "b", "c", "_model", "_reason"]]
+        assert batches[0]["_reason"].to_pylist() == ["ValueError: 'c' is null"]
+
+    with beam.Pipeline() as pipeline:
+        enrich = Enrich(self=Column(Doubles(), ["c", "b", "b"]))
+        good, bad = table_of(pipeline, table) | enrich.with_exception_handling()
+        assert_that(good, check_good, "good")
+        assert_that(bad, check_bad, "bad")
+
+
+def test_rows_that_fail_only_together() -> None:
+    """Lists of different lengths for a model of one shape: each alone would do."""
+
+    def check(batches: list[Any]) -> None:
+        reasons = [reason for batch in batches for reason in batch["_reason"].to_pylist()]
+        assert len(reasons) == 2
+        assert all("is it ragged=True that you mean?" in reason for reason in reasons)
+
+    with beam.Pipeline() as pipeline:
+        enrich = Enrich(sum=Column(JaxModelHandler(lambda params, batch: batch.sum(1), ()), "lists"))
+        good, bad = table_of(pipeline, pa.record_batch({"lists": [[1], [2, 3]]})) | enrich.with_exception_handling()
+        assert_that(good, equal_to([]), "good")
+        assert_that(bad, check, "bad")
+
+
+MATRICES = pa.struct({"m": pa.list_(pa.list_(pa.float32()))})
+
+
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
@@ -437,6 +479,9 @@ def test_mistakes_are_told_at_once(make: Any, message: str) -> None:
         (np.array(["a", "bc"]), pa.array(["a", "bc"])),
         ([{"label": "x"}, None], pa.array([{"label": "x"}, None])),
         (pa.record_batch({"a": [1, 2]}), pa.array([{"a": 1}, {"a": 2}])),
+        ([{"m": np.ones((1, 2), np.float32)}] * 2, pa.array([{"m": [[1, 1]]}] * 2, MATRICES)),
+        ([{"m": torch.ones((1, 2), dtype=torch.bfloat16)}] * 2, pa.array([{"m": [[1, 1]]}] * 2, MATRICES)),
+        ([torch.tensor(1.5), torch.tensor(2.5)], pa.array([1.5, 2.5], pa.float32())),
     ],
 )
 def test_values_become_arrow(values: Any, expected: Any) -> None:
@@ -450,6 +495,8 @@ def test_types_are_asked_for_or_stay() -> None:
     assert NewColumn("n", pa.int8()).of(1, [(places, np.array([3]))]).type == pa.int8()
     with pytest.raises(ValueError, match=r"'n' gave can't become int8.*300.*output="):
         NewColumn("n", pa.int8()).of(1, [(places, np.array([300]))])
+    named = pa.struct({"number": pa.int64(), "name": pa.string()})
+    assert NewColumn("n", named).of(1, [(places, [(1, "a")])]).to_pylist() == [{"number": 1, "name": "a"}]
     found = NewColumn("n", None)
     found.of(1, [(places, [3])])
     assert found.of(1, [(places, [None])]).type == pa.int64()

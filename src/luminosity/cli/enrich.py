@@ -40,6 +40,13 @@ examples:
   lum enrich in.parquet out --embed text=MODEL --vector-store store
                         and into Qdrant, here without a server
 """
+_ARGUMENTS = {
+    "if_exists='replace'": "--if-exists replace",
+    "if_exists='append'": "--if-exists append",
+    "Enrich(...).with_exception_handling()": "--dead-letters PATH",
+    "with_exception_handling()": "--dead-letters PATH",
+    "columns= names": "--columns names",
+}
 _TEXTS: dict[str, Any] = {
     "usage": "lum enrich IN OUT [--embed [NAME:]COLUMN=MODEL] [--classify [NAME:]COLUMN=MODEL] [options]",
     "description": _DESCRIPTION,
@@ -62,9 +69,9 @@ def enrich(words: list[str]) -> int:
     try:
         return _run(parsed, rest)
     except RunFailed as error:
-        return _say(str(error), _FAILED)
+        return _say(_as_options(str(error)), _FAILED)
     except LuminosityError as error:
-        return _say(str(error), _WRONG_USE)
+        return _say(_as_options(str(error)), _WRONG_USE)
     except KeyboardInterrupt:
         return _say("interrupted", _INTERRUPTED)
 
@@ -148,6 +155,13 @@ def _count(text: str) -> int:
 
 def _end_as_by_ctrl_c(*_: object) -> None:
     raise KeyboardInterrupt
+
+
+def _as_options(message: str) -> str:
+    """What is advised to those who write pipelines, in words for here."""
+    for argument, option in _ARGUMENTS.items():
+        message = message.replace(argument, option)
+    return message
 
 
 def _say(message: str, status: int) -> int:

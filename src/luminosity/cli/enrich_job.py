@@ -45,11 +45,13 @@ class Job:
 
     @classmethod
     def of(cls, parsed: argparse.Namespace, asked: Sequence[Asked]) -> Job:
-        columns = [name for name in (parsed.columns or "").split(",") if name] or None
+        columns = [name.strip() for name in (parsed.columns or "").split(",") if name.strip()] or None
         there = list(ReadTable(parsed.table, columns).schema.names)
         check(asked, there)
         if parsed.vector_store and not any(each.is_vector for each in asked):
             raise OptionError("--vector-store needs a vector to keep: add one with --embed COLUMN=MODEL")
+        if parsed.dead_letters and os.path.normpath(parsed.dead_letters) == os.path.normpath(parsed.out):
+            raise OptionError(f"--dead-letters {parsed.dead_letters}: that is OUT; such rows need a table of their own")
         if parsed.id and parsed.id not in there:
             raise OptionError(f"--id {parsed.id}: there is no such column; {near(parsed.id, there)}")
         return cls(

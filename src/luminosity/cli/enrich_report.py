@@ -25,13 +25,14 @@ _NUMBERS_SHOWN = 3
 
 def print_report(job: Job, metrics: MetricResults, seconds: float) -> None:
     console = Console(highlight=False)
-    if job.show is not None:
-        console.print(_rows(job))
     models, written = _counts(metrics)
+    if job.show is not None and written["Write"]:
+        console.print(_rows(job))
     grid = Table.grid(padding=(0, 2, 0, 0))
     for name in (each.name for each in job.asked):
         grid.add_row(Text(name), Text(_model(models[name])))
-    grid.add_row("written", Text(f"{_many(written['Write'])} to {job.out}"))
+    # Of no rows there is no file.
+    grid.add_row("written", Text(f"{_many(written['Write'])} to {job.out}" if written["Write"] else "nothing"))
     if job.dead_letters is not None:
         failed = written["DeadLetters"]
         grid.add_row("failed", Text(f"{_many(failed)}, in {job.dead_letters}" if failed else "none"))

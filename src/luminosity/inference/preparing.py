@@ -58,7 +58,12 @@ class Preparer:
         alone = [self.attempt(take(examples, everyone[place : place + 1]), caught) for place in everyone]
         failed = [(place, error) for place, each in enumerate(alone) for _, error in each.failed]
         good = np.delete(everyone, [place for place, _ in failed])
-        return Attempt(self.prepare(take(examples, good)) if len(good) else None, good, failed)
+        if not len(good):
+            return Attempt(None, good, failed)
+        try:
+            return Attempt(self.prepare(take(examples, good)), good, failed)
+        except caught as error:  # Nobody fails alone, and all do together: arrays of different shapes, for one.
+            return Attempt(None, good[:0], [*failed, *((place, error) for place in good.tolist())])
 
     def prepare(self, examples: Block) -> Prepared:
         prepared = as_block(self._handler.prepare(examples))

@@ -11,7 +11,7 @@ from apache_beam.ml.inference.base import ModelHandler
 from luminosity.inference.columnar import calls
 from luminosity.inference.columnar.handler import Call, WholeColumns
 
-__all__ = ["takes_names", "whole_columns"]
+__all__ = ["takes_names", "takes_tensors", "whole_columns"]
 
 _BEAM = "apache_beam.ml.inference."
 
@@ -99,6 +99,14 @@ def takes_names(handler: ModelHandler[Any, Any, Any]) -> bool:
     """Whether an example is a dict or a frame: several columns keep their names."""
     kind = _kind_of(handler)
     return kind is not None and kind.takes_names
+
+
+def takes_tensors(handler: ModelHandler[Any, Any, Any]) -> bool:
+    """Whether it is one of Beam's for torch, whatever runs the model."""
+    module: Any = sys.modules.get(_BEAM + "pytorch_inference")
+    return module is not None and isinstance(
+        handler, module.PytorchModelHandlerTensor | module.PytorchModelHandlerKeyedTensor
+    )
 
 
 def _kind_of(handler: ModelHandler[Any, Any, Any]) -> _Kind | None:

@@ -5,8 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from luminosity.extras import require
+from luminosity.inference.blocks import Block
+from luminosity.inference.columnar.tensors import in_weights_type
+from luminosity.inference.handlers.columns import to_columns
+from luminosity.inference.handlers.plain import from_tensor
 
 __all__ = ["onnx_numpy", "sklearn_numpy", "sklearn_pandas", "torch_keyed_tensor", "torch_tensor"]
 
@@ -38,13 +43,19 @@ def torch_keyed_tensor(handler: Any, model: Any, inputs: Any, inference_args: di
 def _torch(handler: Any, model: Any, args: list[Any], kwargs: dict[str, Any], inference_args: dict[str, Any]) -> Any:
     torch = require("torch", "torch")
     device: Any = handler._device
-    weights = next((each.dtype for each in model.parameters() if each.is_floating_point()), None)
 
     def tensor(array: Any) -> Any:
-        # Columns are most often of 64 bits and weights of 32: torch would refuse to mix them.
         values = torch.from_numpy(np.require(array, requirements=["C", "W"])).to(device)  # else torch warns
-        return values.to(weights) if weights is not None and values.is_floating_point() else values
+        return in_weights_type(model, values)
 
     with torch.no_grad():
         outputs = model(*map(tensor, args), **{name: tensor(each) for name, each in kwargs.items()}, **inference_args)
-    return outputs.numpy(force=True)
+    return _columns_of(outputs)
+
+
+def _columns_of(outputs: Any) -> Block:
+    """Models of transformers, and others, return several tensors by name."""
+    if not isinstance(outputs, dict):
+        return from_tensor(outputs)
+    arrays = [to_columns(from_tensor(each)) for each in outputs.values()]
+    return pa.RecordBatch.from_arrays(arrays, names=list(outputs))

@@ -45,7 +45,9 @@ class Column:
     def __post_init__(self) -> None:
         check_handler(self.handler)
         _check_takes_rows(self.handler)
-        names = self.names
+        # A set has no order, and a matrix needs one.
+        is_ordered = isinstance(self.inputs, Sequence | Mapping)  # pyright: ignore[reportUnnecessaryIsInstance]
+        names = self.names if is_ordered else ()
         if not names or not all(isinstance(name, str) and name for name in (*names, *self.inputs)):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(
                 f"found inputs={self.inputs!r}, expected the name of a column, a list of names, "

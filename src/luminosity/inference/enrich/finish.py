@@ -26,7 +26,9 @@ class FinishDoFn(beam.DoFn):
 
     def process(self, block: TableBlock) -> Iterator[Any]:
         own = block.table.schema.names[: block.own]
-        table = block.table.select([*own, *self._names])
+        # By number: a table may have two columns of one name, where no model takes them.
+        new = [block.table.schema.get_field_index(name) for name in self._names]
+        table = block.table.select([*range(len(own)), *new])
         if not block.failed:
             yield table
             return
@@ -36,7 +38,8 @@ class FinishDoFn(beam.DoFn):
         if good.any():
             yield table.filter(pa.array(good))
         # Those of letters that come back are about an earlier try.
-        letters = table.select([name for name in own if name not in (MODEL, REASON)]).take(pa.array(places))
+        kept = [number for number, name in enumerate(own) if name not in (MODEL, REASON)]
+        letters = table.select(kept).take(pa.array(places))
         told = [block.failed[place] for place in places.tolist()]
         letters = letters.append_column(MODEL, pa.array([letter.model for letter in told], pa.string()))
         letters = letters.append_column(REASON, pa.array([letter.reason for letter in told], pa.string()))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from luminosity.inference.columnar.adapt import takes_names
 from luminosity.inference.enrich.column import Column
 from luminosity.inference.handlers.columns import to_numpy
 
-__all__ = ["block_of", "examples_of"]
+__all__ = ["block_of", "decoded", "examples_of"]
 
 
 def block_of(table: pa.RecordBatch, column: Column) -> Block:
@@ -30,13 +30,15 @@ def block_of(table: pa.RecordBatch, column: Column) -> Block:
     """
     inputs = column.inputs
     if isinstance(inputs, str):
-        return _plain(table.column(inputs))
+        values = decoded(table.column(inputs))
+        if pa.types.is_struct(values.type) or not takes_names(column.handler):
+            return values
     if not isinstance(inputs, Mapping) and takes_names(column.handler):
-        inputs = {name: name for name in inputs}
+        inputs = {name: name for name in column.names}
     if isinstance(inputs, Mapping):
-        arrays = [_plain(table.column(name)) for name in inputs.values()]
+        arrays = [decoded(table.column(name)) for name in inputs.values()]
         return pa.RecordBatch.from_arrays(arrays, names=list(inputs))
-    return _matrix({name: table.column(name) for name in inputs})
+    return _matrix(inputs, [decoded(table.column(name)) for name in inputs])
 
 
 def examples_of(block: Block) -> list[Any]:
@@ -50,9 +52,9 @@ def examples_of(block: Block) -> list[Any]:
     return list(block) if isinstance(block, np.ndarray) else block.to_pylist()
 
 
-def _matrix(columns: Mapping[str, Any]) -> npt.NDArray[Any]:
+def _matrix(names: Sequence[str], columns: Sequence[Any]) -> npt.NDArray[Any]:
     arrays: list[npt.NDArray[Any]] = []
-    for name, column in columns.items():
+    for name, column in zip(names, columns, strict=True):
         kind = column.type
         if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
             raise TypeError(
@@ -66,7 +68,7 @@ def _matrix(columns: Mapping[str, Any]) -> npt.NDArray[Any]:
     return matrix
 
 
-def _plain(column: Any) -> Any:
+def decoded(column: Any) -> Any:
     """Values themselves: files may hold numbers of a dictionary instead."""
     return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
 

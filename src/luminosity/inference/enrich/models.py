@@ -8,8 +8,10 @@ from apache_beam.ml.inference.base import ModelHandler, PredictionResult
 
 from luminosity.inference.adapt import adapt
 from luminosity.inference.blocks import Block, rows
-from luminosity.inference.columnar.adapt import whole_columns
+from luminosity.inference.columnar.adapt import takes_tensors, whole_columns
+from luminosity.inference.columnar.tensors import OfTensors
 from luminosity.inference.handler import Handler
+from luminosity.inference.handlers.plain import from_tensor
 from luminosity.inference.wrapping import WrappedHandler
 
 __all__ = ["model_of"]
@@ -19,7 +21,7 @@ def model_of(handler: ModelHandler[Any, Any, Any]) -> Handler[Any, Any, Any]:
     """The handler with all hooks, giving values alone."""
     if isinstance(handler, Handler):
         return handler
-    return whole_columns(handler) or _Values(adapt(handler))
+    return whole_columns(handler) or _Values(OfTensors(adapt(handler)) if takes_tensors(handler) else adapt(handler))
 
 
 class _Values(WrappedHandler):
@@ -31,4 +33,4 @@ class _Values(WrappedHandler):
 
 def _value(result: Any) -> Any:
     value: Any = result.inference if isinstance(result, PredictionResult) else result
-    return value.numpy(force=True) if hasattr(value, "detach") else value  # a tensor, of whatever device
+    return from_tensor(value) if hasattr(value, "detach") else value

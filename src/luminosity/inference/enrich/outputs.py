@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from luminosity.inference.blocks import Block, Indices, join
 from luminosity.inference.handlers.columns import to_columns
+from luminosity.inference.handlers.plain import plain
 
 __all__ = ["NewColumn"]
 
@@ -42,7 +43,7 @@ class NewColumn:
     def _arrow(self, values: Block) -> pa.Array:
         wanted = self._type
         try:
-            found = _arrow(values)
+            found = _arrow(values, wanted)
             if wanted is None or found.type == wanted:
                 if not pa.types.is_null(found.type):
                     self._type = found.type
@@ -60,7 +61,7 @@ class NewColumn:
         )
 
 
-def _arrow(values: Block) -> pa.Array:
+def _arrow(values: Block, wanted: pa.DataType | None) -> pa.Array:
     """Arrays become columns at once; only of Python's own values is each looked at."""
     if isinstance(values, pa.Array):
         return values
@@ -70,7 +71,20 @@ def _arrow(values: Block) -> pa.Array:
         return _of_numpy(values)
     if _are_arrays(values) and len({(value.shape, value.dtype) for value in values}) == 1:
         return _of_numpy(np.stack(values))
-    return pa.array(values)
+    return _of_python(values, wanted)
+
+
+def _of_python(values: Sequence[Any], wanted: pa.DataType | None) -> pa.Array:
+    try:
+        return pa.array(values)
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        values = plain(list(values))
+    try:
+        return pa.array(values)
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        if wanted is None:
+            raise
+        return pa.array(values, wanted)  # Which type tuples have, for one, no value tells.
 
 
 def _of_numpy(values: Any) -> pa.Array:

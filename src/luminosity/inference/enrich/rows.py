@@ -11,7 +11,7 @@ import numpy as np
 from luminosity.core import ELEMENT_AT_FAULT
 from luminosity.inference.blocks import Block, Indices
 from luminosity.inference.enrich.column import Column
-from luminosity.inference.enrich.inputs import block_of, examples_of
+from luminosity.inference.enrich.inputs import block_of, decoded, examples_of
 from luminosity.inference.enrich.messages import Letter, PreparedRows, TableBlock
 from luminosity.inference.handler import Handler
 from luminosity.inference.preparing import Attempt, Preparer
@@ -62,7 +62,7 @@ class RowPreparer:
         seen = block.seen()
         letters: dict[int, Letter] = {}
         for name in self._column.names:
-            column = block.table.column(name)
+            column = decoded(block.table.column(name))  # A dictionary may hold a null, too.
             if not column.null_count:
                 continue
             lacking = np.flatnonzero(seen & column.is_null().to_numpy(zero_copy_only=False))
@@ -76,10 +76,12 @@ class RowPreparer:
         error = ValueError(f"{name!r} is null")
         if isinstance(error, self._caught):
             return error
-        raise ValueError(
+        error = ValueError(
             f"the column {self.names[0]!r} takes {name!r}, which is null in {block.row(place)}: filter such rows out "
             "before, or have them as dead letters, with Enrich(...).with_exception_handling()"
         )
+        setattr(error, ELEMENT_AT_FAULT, block.row(place))
+        raise error
 
     def _attempt(self, block: TableBlock, places: Indices) -> Attempt:
         table = block.table.select(list(dict.fromkeys(self._column.names)))

@@ -51,7 +51,7 @@ class Enrich(beam.PTransform[Any, Any]):
     given to this transform, apply to the steps that run models alone.
     """
 
-    def __init__(self, **columns: Column) -> None:
+    def __init__(self, /, **columns: Column) -> None:
         super().__init__()
         if not columns:
             raise ValueError("found no columns, expected at least one: Enrich(name=Column(handler, inputs))")

@@ -36,6 +36,8 @@ def to_columns(block: Block, ragged: bool | Collection[str] = False) -> Columns:
     >>> to_columns([{"x": 1.5, "y": [1, 2]}]).schema.names
     ['x', 'y']
     """
+    if isinstance(block, pa.StructArray):
+        block = pa.RecordBatch.from_struct_array(block)
     if isinstance(block, pa.RecordBatch):
         names: list[str] = block.schema.names
         return _record_batch(names, block.columns, block.schema.metadata, ragged)

@@ -179,6 +179,8 @@ class TorchModelHandler(TorchHandler[Any, PredictionResult]):
 
 def _is_ragged(block: Block) -> bool:
     """Whether lists differ in length, or may."""
+    if isinstance(block, pa.StructArray):
+        block = pa.RecordBatch.from_struct_array(block)
     types = block.schema.types if isinstance(block, pa.RecordBatch) else [block.type]
     return any(pa.types.is_list(each) or pa.types.is_large_list(each) for each in types)
 
