@@ -196,6 +196,7 @@ def test_where_every_row_fails_there_is_nothing_to_show(tmp_path: Path) -> None:
         (["in.csv", "out", "--embed=text=M", "--id=stars"], "--id are of a vector store: give --vector-store, too"),
         (["in.csv", "out", "--classify=text=M", "--vector-store=s"], "--vector-store needs a vector to keep"),
         (["in.csv", "out", "--embed=text=M", "--vector-store=s", "--id=star"], "did you mean 'stars'?"),
+        (["in.csv", "out", "--embed=text=M", "--vector-store=http://127.0.0.1:9"], "no server answers there"),
         (["in.csv", "in.csv", "--embed=text=M"], "choose another name, or say --if-exists replace"),
         (["in.csv", "out", "--embed=text=M", "--dead-letters=./out"], "--dead-letters ./out: that is OUT"),
         (["in.csv", "out", "--embed=text=M", "--columns=stars, txt"], "--columns names 'txt'"),

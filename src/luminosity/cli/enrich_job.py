@@ -14,6 +14,7 @@ from typing import Any
 
 import apache_beam as beam
 import pyarrow as pa
+import urllib3
 from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions
 
 from luminosity import Enrich, LuminosityOptions, LuminosityRunner, MapTable, ReadTable, WriteQdrant, WriteTable
@@ -24,6 +25,7 @@ from luminosity.errors import OptionError
 
 __all__ = ["Job", "run"]
 
+_ANSWER_S = 10.0
 _ROW_ID = "id"
 
 
@@ -50,6 +52,8 @@ class Job:
         check(asked, there)
         if parsed.vector_store and not any(each.is_vector for each in asked):
             raise OptionError("--vector-store needs a vector to keep: add one with --embed COLUMN=MODEL")
+        if parsed.vector_store:
+            _check_answers(parsed.vector_store)
         if parsed.dead_letters and os.path.normpath(parsed.dead_letters) == os.path.normpath(parsed.out):
             raise OptionError(f"--dead-letters {parsed.dead_letters}: that is OUT; such rows need a table of their own")
         if parsed.id and parsed.id not in there:
@@ -67,6 +71,18 @@ class Job:
             collection=parsed.collection or _stem(parsed.table),
             id=parsed.id or (_ROW_ID if _ROW_ID in there else None),
         )
+
+
+def _check_answers(store: str) -> None:
+    """A worker would ask a server that is not there for minutes."""
+    if not store.startswith(("http://", "https://")):
+        return
+    try:
+        urllib3.request("GET", store, timeout=_ANSWER_S, retries=False)
+    except urllib3.exceptions.HTTPError as error:
+        raise OptionError(
+            f"--vector-store {store}: no server answers there ({error}). Is it up? A folder's name needs no server"
+        ) from None
 
 
 def run(job: Job, flags: Sequence[str]) -> int:
