@@ -13,6 +13,7 @@ import importlib
 import json
 import logging
 import os
+import select
 import selectors
 import shutil
 import signal
@@ -33,7 +34,9 @@ _PRELOADED = (
     "apache_beam.runners.worker.sdk_worker_main",
     "luminosity.engine.workers.harness",
     "pyarrow",
-    # Of which the engine knows nothing; but a pipeline of tables and models needs them in every worker at once.
+)
+# Of which the engine knows nothing; but a pipeline of tables and models needs them in every worker at once.
+_PRELOADED_IF_TIME_IS_LEFT = (
     "luminosity.inference.enrich.transform",
     "luminosity.inference.run_inference",
     "luminosity.io.read_table",
@@ -61,6 +64,15 @@ def _preload() -> None:
     gc.freeze()  # keeps the collector of a worker from writing to, and so copying, the pages it shares
 
 
+def _preload_more(control: socket.socket) -> None:
+    """While nobody asks for a worker: a script that is still being imported leaves some tenths of a second."""
+    for module in _PRELOADED_IF_TIME_IS_LEFT:
+        if select.select([control], [], [], 0)[0]:
+            break
+        importlib.import_module(module)
+    gc.freeze()
+
+
 def _fork() -> int:
     """Python 3.12 warns where it counts numpy's threads, which numpy's BLAS ends before any fork."""
     with warnings.catch_warnings():
@@ -86,6 +98,7 @@ class _Server:
         selector.register(self._control, selectors.EVENT_READ)
         selector.register(self._wakeup, selectors.EVENT_READ)
         self._say({"ready": True})
+        _preload_more(self._control)
         received = b""
         while True:
             for key, _ in selector.select():
