@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from luminosity.cli.handlers import HANDLER_HELP, handler_of
+from luminosity.cli.interrupts import INTERRUPTED
 from luminosity.errors import OptionError
 from luminosity.noise import quiet
 
@@ -21,7 +22,6 @@ _ROWS = 2000
 _SECONDS = 60.0
 _PIPED_WIDTH = 120
 _FAILED = 1
-_INTERRUPTED = 130  # as a shell reports a command that Ctrl-C ended
 _DESCRIPTION = """\
 Find the device, the dtype, the threads and the size of batches with which a
 model is fastest here, on your own data. Each candidate runs in processes of
@@ -73,7 +73,7 @@ def bench(parsed: argparse.Namespace) -> int:
         _run_with_progress(tuning)
     except KeyboardInterrupt:
         print("lum bench: interrupted; this is what there is so far", file=sys.stderr)
-        return _INTERRUPTED if not tuning.search.trials else _report(parsed, tuning, len(examples))
+        return INTERRUPTED if not tuning.search.trials else _report(parsed, tuning, len(examples))
     return _report(parsed, tuning, len(examples))
 
 

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import signal
 import sys
 from typing import Any
 
 from luminosity.cli.enrich_columns import KINDS, asked_for
+from luminosity.cli.interrupts import INTERRUPTED, cancel_runs, end_as_by_ctrl_c
 from luminosity.engine.workers.launcher import warm_up
 from luminosity.errors import LuminosityError, OptionError, RunFailed
-from luminosity.noise import quiet
+from luminosity.lean_beam import import_beam
 
 _FAILED = 1
 _WRONG_USE = 2
-_INTERRUPTED = 130  # as a shell reports a command that Ctrl-C ended
 
 _DESCRIPTION = """\
 Read a table, add a column to it for each model, and write it. Tables are
@@ -65,7 +64,7 @@ def enrich(words: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="lum enrich", allow_abbrev=False, **_TEXTS)
     _add_options(parser)
     parsed, rest = parser.parse_known_args(words)
-    signal.signal(signal.SIGTERM, _end_as_by_ctrl_c)
+    end_as_by_ctrl_c()
     try:
         return _run(parsed, rest)
     except RunFailed as error:
@@ -73,7 +72,8 @@ def enrich(words: list[str]) -> int:
     except LuminosityError as error:
         return _say(_as_options(str(error)), _WRONG_USE)
     except KeyboardInterrupt:
-        return _say("interrupted", _INTERRUPTED)
+        cancel_runs()
+        return _say("interrupted", INTERRUPTED)
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
@@ -118,9 +118,9 @@ def _run(parsed: argparse.Namespace, rest: list[str]) -> int:
     if not parsed.vector_store and (parsed.collection or parsed.id):
         raise OptionError("--collection and --id are of a vector store: give --vector-store, too")
     asked = [asked_for(option, text) for option in KINDS for text in getattr(parsed, option)]
-    quiet()
     sys.argv = ["lum enrich", *rest]  # what the run is called, and where its workers look for --debug
     warm_up("auto")  # the worker's imports run beside those that follow
+    import_beam()
     from luminosity.cli.enrich_job import Job, run
 
     _check_known(rest)
@@ -151,10 +151,6 @@ def _count(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number from 1")
     return int(text)
-
-
-def _end_as_by_ctrl_c(*_: object) -> None:
-    raise KeyboardInterrupt
 
 
 def _as_options(message: str) -> str:

@@ -33,10 +33,9 @@ _ROW_ID = "id"
 class Job:
     """The command line, checked against the table that it names."""
 
-    table: str
+    reading: ReadTable  # which has looked at the table: once is enough
     out: str
     asked: Sequence[Asked]
-    columns: Sequence[str] | None
     rows: int | None
     show: int | None
     if_exists: Any
@@ -48,7 +47,8 @@ class Job:
     @classmethod
     def of(cls, parsed: argparse.Namespace, asked: Sequence[Asked]) -> Job:
         columns = [name.strip() for name in (parsed.columns or "").split(",") if name.strip()] or None
-        there = list(ReadTable(parsed.table, columns).schema.names)
+        reading = ReadTable(parsed.table, columns)
+        there = list(reading.schema.names)
         check(asked, there)
         if parsed.vector_store and not any(each.is_vector for each in asked):
             raise OptionError("--vector-store needs a vector to keep: add one with --embed COLUMN=MODEL")
@@ -59,10 +59,9 @@ class Job:
         if parsed.id and parsed.id not in there:
             raise OptionError(f"--id {parsed.id}: there is no such column; {near(parsed.id, there)}")
         return cls(
-            table=parsed.table,
+            reading=reading,
             out=parsed.out,
             asked=asked,
-            columns=columns,
             rows=parsed.rows,
             show=parsed.show,
             if_exists=parsed.if_exists,
@@ -98,11 +97,10 @@ def run(job: Job, flags: Sequence[str]) -> int:
 
 
 def _build(pipeline: beam.Pipeline, job: Job, hints: Mapping[str, str]) -> None:
-    reading = ReadTable(job.table, job.columns)
     if job.rows is None:
-        table = pipeline | "Read" >> reading
+        table = pipeline | "Read" >> job.reading
     else:
-        table = pipeline | "First" >> beam.Create(reading.first(job.rows)).with_output_types(pa.RecordBatch)
+        table = pipeline | "First" >> beam.Create(job.reading.first(job.rows)).with_output_types(pa.RecordBatch)
     models = Enrich(**{each.name: each.column() for each in job.asked}).with_resource_hints(**hints)
     if job.dead_letters is None:
         good = table | "Enrich" >> models

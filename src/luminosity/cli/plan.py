@@ -10,6 +10,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from luminosity.cli.interrupts import INTERRUPTED
 from luminosity.cli.run import problem, run_script
 from luminosity.errors import LuminosityError
 from luminosity.noise import quiet
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from luminosity.engine.dryrun import DryRun
     from luminosity.engine.plan.explanation import Explanation
 
-_INTERRUPTED = 130  # as a shell reports a command that Ctrl-C ended
 
 _DESCRIPTION = """\
 Show how a pipeline would run here, without running it: worker pools and their
@@ -122,7 +122,7 @@ def _show(runs: list[DryRun], name: str, own: argparse.Namespace) -> None:
 def _status(ending: BaseException | None, script: str, *, has_plan: bool) -> int:
     """Say what is to be said about the script's ending; the command's own status."""
     if isinstance(ending, KeyboardInterrupt):
-        return _say("interrupted", _INTERRUPTED)
+        return _say("interrupted", INTERRUPTED)
     if isinstance(ending, LuminosityError):
         return _say(str(ending), 1)
     if isinstance(ending, SystemExit):

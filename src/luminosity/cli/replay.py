@@ -10,6 +10,7 @@ import sys
 import traceback
 from typing import TYPE_CHECKING, Any
 
+from luminosity.cli.interrupts import INTERRUPTED
 from luminosity.errors import LuminosityError, ReplayError
 from luminosity.noise import quiet
 
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from luminosity.engine.debugging.replay import Output
     from luminosity.engine.debugging.savefile import Manifest
 
-_INTERRUPTED = 130
 _SHOWN = 20  # of each step's output
 
 _DESCRIPTION = """\
@@ -68,7 +68,7 @@ def replay(path: str, *, with_debugger: bool) -> int:
         return 2 if isinstance(error, ReplayError) else 1
     except KeyboardInterrupt:
         print("lum replay: interrupted", file=sys.stderr)
-        return _INTERRUPTED
+        return INTERRUPTED
     _show(outputs)
     return 0
 

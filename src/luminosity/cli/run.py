@@ -5,17 +5,15 @@ from __future__ import annotations
 import argparse
 import os
 import runpy
-import signal
 import sys
 from typing import Any
 
+from luminosity.cli.interrupts import INTERRUPTED, cancel_runs, end_as_by_ctrl_c
 from luminosity.engine.workers.launcher import warm_up
 from luminosity.errors import LuminosityError
 from luminosity.lean_beam import import_beam
 
 _RUNNER = "luminosity.LuminosityRunner"
-_CANCEL_TIMEOUT_S = 15.0
-_INTERRUPTED = 130  # as a shell reports a command that Ctrl-C ended
 
 _DESCRIPTION = """\
 Run a script that builds and runs a Beam pipeline, on LuminosityRunner unless
@@ -81,7 +79,7 @@ def run(words: list[str]) -> int:
     if wrong := problem(script):
         print(f"lum run: {wrong}; expected PIPELINE.py, then options", file=sys.stderr)
         return 2
-    signal.signal(signal.SIGTERM, _end_as_by_ctrl_c)
+    end_as_by_ctrl_c()
     warm_up("auto")  # the worker's imports run beside the script's own
     import_beam()
     try:
@@ -90,21 +88,10 @@ def run(words: list[str]) -> int:
         print(f"lum run: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        _cancel_all()
+        cancel_runs()
         print("lum run: interrupted", file=sys.stderr)
-        return _INTERRUPTED
+        return INTERRUPTED
     return 0
-
-
-def _cancel_all() -> None:
-    """Where Ctrl-C came while the script did something else than wait for its run."""
-    from luminosity.engine.run import cancel_all
-
-    cancel_all(_CANCEL_TIMEOUT_S)
-
-
-def _end_as_by_ctrl_c(*_: object) -> None:
-    raise KeyboardInterrupt
 
 
 def run_script(script: str, options: list[str]) -> None:
