@@ -15,6 +15,7 @@
     ├── TableError (ValueError)               a table's file can't be read, or is not like the others
     ├── WriteError (OSError)                  a table can't be written
     ├── StoreError (RuntimeError)             a vector store refuses rows, or can't be reached
+    ├── DriftError (ValueError)               samples can't be compared, or a test is told what it can't do
     ├── RecordError (ValueError)              a recorded run is not there, or can't be read
     ├── ReplayError (ValueError)              a file can't be replayed
     └── RunFailed (RuntimeError)              the run ended before the pipeline was done
@@ -28,6 +29,7 @@
 from __future__ import annotations
 
 __all__ = [
+    "DriftError",
     "ElementKillsWorker",
     "EndpointError",
     "HostUnavailable",
@@ -102,6 +104,10 @@ class WriteError(LuminosityError, OSError):
 
 class StoreError(LuminosityError, RuntimeError):
     """A vector store refuses rows, or can't be reached."""
+
+
+class DriftError(LuminosityError, ValueError):
+    """Samples can't be compared, or a test is told what it can't do."""
 
 
 class RecordError(LuminosityError, ValueError):

@@ -1,0 +1,44 @@
+"""Whether two sets of embeddings come from one distribution: at once, in a pipeline, or as they arrive.
+
+Everything here is imported when it is first used: JAX is large.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from luminosity.drift.kernels import RBF, BlockKernel, Kernel, Laplacian, Linear, Polynomial, RowKernel
+    from luminosity.drift.mmd import mmd2, mmd_test
+    from luminosity.drift.result import KernelResult, MMDTestResult
+
+__all__ = [
+    "RBF",
+    "BlockKernel",
+    "Kernel",
+    "KernelResult",
+    "Laplacian",
+    "Linear",
+    "MMDTestResult",
+    "Polynomial",
+    "RowKernel",
+    "mmd2",
+    "mmd_test",
+]
+
+_HOMES = {
+    **dict.fromkeys(["RBF", "BlockKernel", "Kernel", "Laplacian", "Linear", "Polynomial", "RowKernel"], "kernels"),
+    **dict.fromkeys(["KernelResult", "MMDTestResult"], "result"),
+    **dict.fromkeys(["mmd2", "mmd_test"], "mmd"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,96 @@
+"""From the sums over pairs of bins to the result of a test."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from luminosity.drift.bins import BinCounts
+from luminosity.drift.fuse import fused
+from luminosity.drift.kernels import Kernel
+from luminosity.drift.permute import estimates, jackknife, null_estimates, observed_side
+from luminosity.drift.result import QUANTILES, Histogram, KernelResult, MMDTestResult
+from luminosity.errors import DriftError
+
+__all__ = ["Settings", "conclude", "p_value"]
+
+_NORMAL_97_5 = 1.959964
+_HISTOGRAM_BARS = 60
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a test is told, checked once."""
+
+    permutations: int = 1000
+    level: float = 0.05
+    seed: int = 0
+    precision: str = "float32"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.level < 1:
+            raise DriftError(f"Found level={self.level}, expected a number between 0 and 1, such as 0.05.")
+        if self.permutations < 1 / self.level - 1:
+            raise DriftError(
+                f"Found permutations={self.permutations}, expected at least {int(np.ceil(1 / self.level - 1))}: "
+                f"with fewer no p-value can be as low as {self.level}."
+            )
+        if self.precision not in ("float32", "float64"):
+            raise DriftError(f"Found precision={self.precision!r}, expected 'float32' or 'float64'.")
+
+
+def conclude(sums: Any, counts: Any, bins: BinCounts, kernels: Sequence[Kernel], settings: Settings) -> MMDTestResult:
+    """``sums`` has a matrix for each kernel; ``counts`` the rows of each bin, the reference's bins first."""
+    counts = np.asarray(counts, dtype=np.float64)
+    side = observed_side(bins)
+    observed = np.array([estimates(each, counts, side[None, :])[0] for each in sums])
+    null = null_estimates(sums, counts, bins, settings.permutations, settings.seed)
+    each = [
+        _of_kernel(kernel, value, of_null, jackknife(matrix, counts, bins))
+        for kernel, value, of_null, matrix in zip(kernels, observed, null, sums, strict=True)
+    ]
+    statistic, of_null = (float(observed[0]), null[0]) if len(each) == 1 else fused(observed, null)
+    strongest = min(each, key=lambda found: (found.p_value, -found.mmd2 / (found.null_sd or 1)))
+    p = p_value(statistic, of_null)
+    heights, edges = np.histogram(of_null, bins=_HISTOGRAM_BARS)
+    return MMDTestResult(
+        mmd2=strongest.mmd2,
+        interval=strongest.interval,
+        statistic=statistic,
+        p_value=p,
+        p_value_interval=_of_proportion(p, settings.permutations),
+        level=settings.level,
+        null_sd=float(of_null.std()),
+        null_quantiles=dict(zip(QUANTILES, map(float, np.quantile(of_null, QUANTILES)), strict=True)),
+        null_histogram=Histogram(tuple(map(float, edges)), tuple(map(int, heights))),
+        kernels=tuple(each),
+        reference_rows=int(counts[: bins.reference].sum()),
+        current_rows=int(counts[bins.reference :].sum()),
+        reference_bins=bins.reference,
+        current_bins=bins.current,
+        permutations=settings.permutations,
+        seed=settings.seed,
+        precision=settings.precision,
+    )
+
+
+def p_value(observed: float, null: Any) -> float:
+    """The data's own order is one of the permutations, so that it is never zero and the level is kept."""
+    rounding = 1e-9 * float(np.abs(null).max(initial=0.0))  # The same parting of bins may come out a bit lower.
+    return float((1 + np.count_nonzero(null >= observed - rounding)) / (1 + len(null)))
+
+
+def _of_kernel(kernel: Kernel, value: float, null: Any, error: float) -> KernelResult:
+    value = float(value)
+    interval = (value - _NORMAL_97_5 * error, value + _NORMAL_97_5 * error)
+    return KernelResult(kernel.name, kernel.scale, value, interval, float(null.std()), p_value(value, null))
+
+
+def _of_proportion(p: float, count: int) -> tuple[float, float]:
+    """Wilson's interval."""
+    z = _NORMAL_97_5**2 / count
+    middle, half = (p + z / 2) / (1 + z), (p * (1 - p) * z + z * z / 4) ** 0.5 / (1 + z)
+    return max(0.0, middle - half), min(1.0, middle + half)

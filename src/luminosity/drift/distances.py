@@ -1,0 +1,54 @@
+"""Distances of rows, in forms that run at the speed of a matrix product."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+__all__ = ["euclidean_pairs", "manhattan", "manhattan_pairs", "minus_half_squared"]
+
+
+def minus_half_squared(x: Any, y: Any) -> Any:
+    """``-|x - y|² / 2`` for each pair, all of it in one matrix product: the norms are two more columns."""
+    import jax.numpy as jnp
+
+    def norms(rows: Any) -> Any:
+        return -0.5 * jnp.sum(rows * rows, axis=1, keepdims=True)
+
+    left = jnp.concatenate([x, norms(x), jnp.ones((x.shape[0], 1), x.dtype)], axis=1)
+    right = jnp.concatenate([y, jnp.ones((y.shape[0], 1), y.dtype), norms(y)], axis=1)
+    return jnp.matmul(left, right.T, precision="highest")
+
+
+def manhattan(x: Any, y: Any) -> Any:
+    """Sums of absolute differences, column by column: nothing larger than the result is ever held."""
+    import jax
+    import jax.numpy as jnp
+
+    def add(total: Any, columns: tuple[Any, Any]) -> tuple[Any, None]:
+        return total + jnp.abs(columns[0][:, None] - columns[1][None, :]), None
+
+    return jax.lax.scan(add, jnp.zeros((x.shape[0], y.shape[0]), x.dtype), (x.T, y.T))[0]
+
+
+def euclidean_pairs(sample: Any) -> Any:
+    """The distance of each pair of rows, once."""
+    sample = np.asarray(sample, dtype=np.float64)
+    sample = sample - sample.mean(axis=0)
+    norms = (sample * sample).sum(axis=1)
+    squared = norms[:, None] + norms[None, :] - 2 * sample @ sample.T
+    squared[squared < 1e-12 * norms.max()] = 0  # Rounding makes equal rows differ.
+    return np.sqrt(squared[_pairs(sample)])
+
+
+def manhattan_pairs(sample: Any) -> Any:
+    sample = np.asarray(sample, dtype=np.float64)
+    total = np.zeros((len(sample), len(sample)))
+    for column in sample.T:
+        total += np.abs(column[:, None] - column[None, :])
+    return total[_pairs(sample)]
+
+
+def _pairs(sample: Any) -> Any:
+    return np.triu_indices(len(sample), 1)

@@ -1,0 +1,194 @@
+"""How alike two rows are. The test asks whether rows of one sample are more alike than rows of different samples.
+
+A kernel is a small frozen object. Its numbers (a bandwidth, say) are passed to compiled code apart from its form, so
+that another bandwidth compiles nothing again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+
+from luminosity.errors import DriftError
+
+__all__ = ["RBF", "BlockKernel", "Kernel", "Laplacian", "Linear", "Polynomial", "RowKernel"]
+
+
+class Kernel:
+    """What all kernels have. ``values`` runs inside compiled code, on JAX arrays; see RowKernel for one of your own."""
+
+    shift_invariant: ClassVar[bool] = True
+    """Whether moving all rows by one vector leaves MMD² as it is: then rows are centred first, which keeps digits."""
+
+    @property
+    def name(self) -> str:
+        return type(self).__name__
+
+    @property
+    def scale(self) -> float | None:
+        """The bandwidth, for kernels that have one."""
+        return None
+
+    def resolved(self, sample: Any) -> Kernel:
+        """With everything that was left open decided from a sample of all rows."""
+        return self
+
+    def parameters(self) -> tuple[float, ...]:
+        return ()
+
+    def form(self) -> Kernel:
+        """What compiled code depends on: this without its numbers."""
+        return self
+
+    def values(self, parameters: Sequence[Any], x: Any, y: Any) -> Any:
+        """The kernel of each row of ``x`` with each row of ``y``."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class _WithBandwidth(Kernel):
+    bandwidth: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.bandwidth is not None and not (np.isfinite(self.bandwidth) and self.bandwidth > 0):
+            raise DriftError(
+                f"Found a bandwidth of {self.bandwidth}, expected a positive number, or None for the median."
+            )
+
+    @property
+    def name(self) -> str:
+        return f"{type(self).__name__}({'median' if self.bandwidth is None else format(self.bandwidth, '.4g')})"
+
+    @property
+    def scale(self) -> float | None:
+        return self.bandwidth
+
+    def resolved(self, sample: Any) -> Kernel:
+        return self if self.bandwidth is not None else replace(self, bandwidth=self.median_distance(sample))
+
+    def median_distance(self, sample: Any) -> float:
+        from luminosity.drift.bandwidth import median_of
+
+        return median_of(self.distances(sample))
+
+    def distances(self, sample: Any) -> Any:
+        raise NotImplementedError
+
+    def form(self) -> Kernel:
+        return type(self)()
+
+    def parameters(self) -> tuple[float, ...]:
+        assert self.bandwidth is not None, "resolved() comes first"
+        return (self.bandwidth,)
+
+
+@dataclass(frozen=True)
+class RBF(_WithBandwidth):
+    """``exp(-|x - y|² / (2 bandwidth²))``; without a bandwidth, the median distance of the pooled rows."""
+
+    def values(self, parameters: Sequence[Any], x: Any, y: Any) -> Any:
+        import jax.numpy as jnp
+
+        from luminosity.drift.distances import minus_half_squared
+
+        (bandwidth,) = parameters
+        return jnp.exp(minus_half_squared(x, y) * (1 / bandwidth**2))
+
+    def distances(self, sample: Any) -> Any:
+        from luminosity.drift.distances import euclidean_pairs
+
+        return euclidean_pairs(sample)
+
+
+@dataclass(frozen=True)
+class Laplacian(_WithBandwidth):
+    """``exp(-|x - y|₁ / bandwidth)``: sums of absolute differences, so outliers weigh less; slower than RBF."""
+
+    def values(self, parameters: Sequence[Any], x: Any, y: Any) -> Any:
+        import jax.numpy as jnp
+
+        from luminosity.drift.distances import manhattan
+
+        (bandwidth,) = parameters
+        return jnp.exp(-manhattan(x, y) / bandwidth)
+
+    def distances(self, sample: Any) -> Any:
+        from luminosity.drift.distances import manhattan_pairs
+
+        return manhattan_pairs(sample)
+
+
+@dataclass(frozen=True)
+class Linear(Kernel):
+    """``x · y``: sees shifts of the mean, nothing else."""
+
+    def values(self, parameters: Sequence[Any], x: Any, y: Any) -> Any:
+        return x @ y.T
+
+
+@dataclass(frozen=True)
+class Polynomial(Kernel):
+    """``(x · y / width + offset) ** degree``: sees the first ``degree`` moments."""
+
+    shift_invariant: ClassVar[bool] = False
+    degree: int = 3
+    offset: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.degree < 1 or self.degree != int(self.degree):
+            raise DriftError(f"Found a degree of {self.degree}, expected a whole number from 1 on.")
+
+    @property
+    def name(self) -> str:
+        return f"Polynomial({self.degree})"
+
+    def values(self, parameters: Sequence[Any], x: Any, y: Any) -> Any:
+        return (x @ y.T / x.shape[1] + self.offset) ** self.degree
+
+
+@dataclass(frozen=True)
+class RowKernel(Kernel):
+    """Your own: a pure JAX function of two rows that gives a number, symmetric and positive definite.
+
+    >>> import jax.numpy as jnp
+    >>> cosine = RowKernel(lambda x, y: x @ y / jnp.sqrt((x @ x) * (y @ y)))
+    """
+
+    shift_invariant: ClassVar[bool] = False
+    function: Callable[[Any, Any], Any]
+
+    @property
+    def name(self) -> str:
+        return getattr(self.function, "__name__", type(self.function).__name__)
+
+    def values(self, parameters: Sequence[Any], x: Any, y: Any) -> Any:
+        import jax
+
+        return jax.vmap(lambda row: jax.vmap(lambda other: self.function(row, other))(y))(x)
+
+
+@dataclass(frozen=True)
+class BlockKernel(Kernel):
+    """Your own, for strings, graphs or anything else: a function of two lists that gives their matrix of kernel values.
+
+    >>> shared = BlockKernel(lambda a, b: [[len(set(x) & set(y)) for y in b] for x in a])
+    """
+
+    shift_invariant: ClassVar[bool] = False
+    function: Callable[[Sequence[Any], Sequence[Any]], Any]
+
+    @property
+    def name(self) -> str:
+        return getattr(self.function, "__name__", type(self.function).__name__)
+
+    def values(self, parameters: Sequence[Any], x: Any, y: Any) -> Any:
+        found = np.asarray(self.function(x, y), dtype=np.float64)
+        if found.shape != (len(x), len(y)):
+            raise DriftError(
+                f"The kernel {self.name} gave an array of shape {found.shape} for lists of {len(x)} and {len(y)}. "
+                f"Expected {(len(x), len(y))}: a value for each pair."
+            )
+        return found

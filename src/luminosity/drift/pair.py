@@ -1,0 +1,117 @@
+"""Two samples made ready: checked, a bandwidth for each kernel, centred, as single or double precision."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from luminosity.drift.bandwidth import SAMPLE_ROWS
+from luminosity.drift.bins import BinCounts, balanced_bins, hashed_bins
+from luminosity.drift.block_sums import Progress, block_sums, sums_of_lists
+from luminosity.drift.hashing import hash_ids
+from luminosity.drift.kernels import BlockKernel, Kernel
+from luminosity.drift.offsets import kernel_offsets
+from luminosity.drift.rows import Precision, as_rows, same_width
+from luminosity.errors import DriftError
+
+__all__ = ["Pair", "centre_of"]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Rows are numbered through: the reference's first."""
+
+    reference: Any
+    current: Any
+    kernels: tuple[Kernel, ...]
+    offsets: tuple[float, ...]
+    centre: Any
+    precision: Precision
+    hashes: tuple[Any, Any] | None  # of the rows' ids
+
+    @classmethod
+    def of(
+        cls,
+        reference: Any,
+        current: Any,
+        kernels: Sequence[Kernel],
+        seed: int,
+        precision: Precision,
+        ids: tuple[Any, Any] | None = None,
+    ) -> Pair:
+        if not kernels:
+            raise DriftError("Found an empty list of kernels, expected at least one.")
+        if any(isinstance(kernel, BlockKernel) for kernel in kernels):
+            return cls._of_lists(reference, current, kernels, precision)
+        reference, current = as_rows(reference, "The reference"), as_rows(current, "The current sample")
+        same_width(reference, current)
+        hashes = None if ids is None else _hashes(ids, len(reference), len(current), seed)
+        if hashes is None:
+            chosen = np.random.default_rng((seed, 3)).permutation(len(reference) + len(current))[:SAMPLE_ROWS]
+        else:
+            chosen = np.argsort(np.concatenate(hashes), kind="stable")[:SAMPLE_ROWS]
+        sample = _numbered(reference, current, chosen).astype(np.float64)
+        centre = centre_of(kernels, sample)
+        resolved = tuple(kernel.resolved(sample - centre) for kernel in kernels)
+        offsets = kernel_offsets(resolved, sample - centre)
+        return cls(reference, current, resolved, tuple(offsets), centre, precision, hashes)
+
+    @classmethod
+    def _of_lists(cls, reference: Any, current: Any, kernels: Sequence[Kernel], precision: Precision) -> Pair:
+        if not all(isinstance(kernel, BlockKernel) for kernel in kernels):
+            raise DriftError(
+                "Found a BlockKernel among others, expected BlockKernels alone: they see things, not rows."
+            )
+        for things, name in ((reference, "The reference"), (current, "The current sample")):
+            if len(things) < 2:
+                raise DriftError(f"{name} has {len(things)} examples, expected at least 2.")
+        return cls(reference, current, tuple(kernels), (0.0,) * len(kernels), 0.0, precision, None)
+
+    def bins(self, planned: BinCounts, seed: int) -> Any:
+        """The bin of each row."""
+        if self.hashes is None:
+            reference = balanced_bins(len(self.reference), planned.reference, seed, 0)
+            current = balanced_bins(len(self.current), planned.current, seed, 1)
+        else:
+            reference = hashed_bins(self.hashes[0], planned.reference)
+            current = hashed_bins(self.hashes[1], planned.current)
+        return np.concatenate([reference, current + planned.reference])
+
+    def sums(self, bins: Any, planned: BinCounts, progress: Progress | None) -> Any:
+        if isinstance(self.kernels[0], BlockKernel):
+            lists = [kernel for kernel in self.kernels if isinstance(kernel, BlockKernel)]
+            return sums_of_lists(lists, [*self.reference, *self.current], bins, planned.all)
+
+        def rows(numbers: Any) -> Any:
+            return (_numbered(self.reference, self.current, numbers) - self.centre).astype(self.precision)
+
+        return block_sums(self.kernels, self.offsets, rows, bins, planned.all, progress)
+
+
+def centre_of(kernels: Sequence[Kernel], sample: Any) -> Any:
+    """What to subtract from all rows: the mean of a sample of both, where that changes nothing but rounding."""
+    if all(kernel.shift_invariant for kernel in kernels):
+        return np.asarray(sample, dtype=np.float64).mean(axis=0)
+    return np.zeros(np.shape(sample)[1])
+
+
+def _numbered(reference: Any, current: Any, numbers: Any) -> Any:
+    of_reference = numbers < len(reference)
+    dtype = np.result_type(reference, current)
+    found = np.empty((len(numbers), reference.shape[1]), dtype=dtype)
+    found[of_reference] = reference[numbers[of_reference]]
+    found[~of_reference] = current[numbers[~of_reference] - len(reference)]
+    return found
+
+
+def _hashes(ids: tuple[Any, Any], reference_rows: int, current_rows: int, seed: int) -> tuple[Any, Any]:
+    """The two samples have different seeds: one id in both must not mean one bin in both."""
+    found = hash_ids(ids[0], 2 * seed), hash_ids(ids[1], 2 * seed + 1)
+    if (len(found[0]), len(found[1])) != (reference_rows, current_rows):
+        raise DriftError(
+            f"Found {len(found[0]):,} and {len(found[1]):,} ids for {reference_rows:,} and {current_rows:,} rows."
+        )
+    return found

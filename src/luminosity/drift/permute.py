@@ -1,0 +1,64 @@
+"""From sums over pairs of bins: MMD², its distribution under the null hypothesis, and how sure the estimate is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from luminosity.drift.bins import BinCounts
+
+__all__ = ["estimates", "jackknife", "null_estimates", "observed_side"]
+
+_AT_ONCE = 1 << 22  # numbers in a chunk of permutations
+
+
+def observed_side(bins: BinCounts) -> Any:
+    """1 for bins of the reference, 0 for the others."""
+    return np.repeat([1.0, 0.0], [bins.reference, bins.current])
+
+
+def estimates(sums: Any, counts: Any, sides: Any) -> Any:
+    """The unbiased MMD² for each row of ``sides``, which says with 1 and 0 where each bin belongs.
+
+    ``sums`` holds k(x, y) over all ordered pairs of different rows, by the bins of x and y; ``counts`` the bins' rows.
+    """
+    x_rows = sides @ counts
+    y_rows = counts.sum() - x_rows
+    xx = ((sides @ sums) * sides).sum(axis=1)
+    x_all = sides @ sums.sum(axis=1)
+    yy = sums.sum() - 2 * x_all + xx
+    return xx / (x_rows * (x_rows - 1)) + yy / (y_rows * (y_rows - 1)) - 2 * (x_all - xx) / (x_rows * y_rows)
+
+
+def null_estimates(sums: Any, counts: Any, bins: BinCounts, permutations: int, seed: int) -> Any:
+    """MMD² of each kernel (first axis) for so many random ways to part the bins as they are parted."""
+    random = np.random.default_rng((seed, 2))
+    chunk = max(1, _AT_ONCE // bins.all)
+    parts: list[Any] = []
+    for start in range(0, permutations, chunk):
+        keys = random.random((min(chunk, permutations - start), bins.all))
+        chosen = np.argpartition(keys, bins.reference - 1, axis=1)[:, : bins.reference]
+        sides = np.zeros_like(keys)
+        np.put_along_axis(sides, chosen, 1.0, axis=1)
+        parts.append(np.stack([estimates(each, counts, sides) for each in sums]))
+    return np.concatenate(parts, axis=1)
+
+
+def jackknife(sums: Any, counts: Any, bins: BinCounts) -> float:
+    """The standard error of MMD², from leaving out each bin in turn; the two samples are independent."""
+    if min(bins.reference, bins.current) < 3:
+        return float("nan")
+    x = observed_side(bins) == 1
+    return float((_spread(sums, counts, x) + _spread(sums, counts, ~x)) ** 0.5)
+
+
+def _spread(sums: Any, counts: Any, x: Any) -> float:
+    """The jackknife's variance from one sample: ``x`` says which bins are its own."""
+    own, across = sums[x][:, x], sums[x][:, ~x].sum(axis=1)
+    x_rows, y_rows = counts[x].sum() - counts[x], counts[~x].sum()
+    xx = own.sum() - 2 * own.sum(axis=1) + own.diagonal()
+    xy = across.sum() - across
+    yy = sums[~x][:, ~x].sum()
+    left_out = xx / (x_rows * (x_rows - 1)) + yy / (y_rows * (y_rows - 1)) - 2 * xy / (x_rows * y_rows)
+    return (len(own) - 1) / len(own) * float(((left_out - left_out.mean()) ** 2).sum())

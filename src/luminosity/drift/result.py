@@ -1,0 +1,73 @@
+"""What a test found."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+__all__ = ["QUANTILES", "Histogram", "KernelResult", "MMDTestResult"]
+
+QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
+
+
+@dataclass(frozen=True)
+class KernelResult:
+    """One kernel by itself. Of several the smallest p-value must not be picked: the test's own accounts for that."""
+
+    kernel: str
+    bandwidth: float | None
+    mmd2: float
+    interval: tuple[float, float]
+    null_sd: float
+    p_value: float
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Counts between consecutive edges."""
+
+    edges: tuple[float, ...]
+    counts: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class MMDTestResult:
+    """Whether two samples come from one distribution.
+
+    ``statistic`` is what was permuted: MMD² itself with one kernel, a soft maximum over standardised ones with several;
+    the null's quantiles and histogram are in its unit. ``mmd2`` and its 95% ``interval`` are those of the kernel that
+    sees most.
+    """
+
+    mmd2: float
+    interval: tuple[float, float]
+    statistic: float
+    p_value: float
+    p_value_interval: tuple[float, float]  # 95%, from the finite number of permutations
+    level: float
+    null_sd: float
+    null_quantiles: dict[float, float]
+    null_histogram: Histogram
+    kernels: tuple[KernelResult, ...]
+    reference_rows: int
+    current_rows: int
+    reference_bins: int
+    current_bins: int
+    permutations: int
+    seed: int
+    precision: str
+
+    @property
+    def drift(self) -> bool:
+        return self.p_value <= self.level
+
+    def as_dict(self) -> dict[str, Any]:
+        """Of plain values, as JSON has them."""
+        found = asdict(self)
+        found["null_quantiles"] = {format(at, "g"): value for at, value in self.null_quantiles.items()}
+        return {"drift": self.drift, **found}
+
+    def __str__(self) -> str:
+        verdict = "drift" if self.drift else "no drift"
+        low, high = self.interval
+        return f"{verdict}: p = {self.p_value:.4g}, MMD² = {self.mmd2:.4g} ({low:.4g} to {high:.4g})"

@@ -1,0 +1,70 @@
+"""What users hand over, as rows of numbers that can be compared, or an error that says why not."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from luminosity.errors import DriftError
+
+__all__ = ["Precision", "Rows", "as_rows", "check_precision", "same_width"]
+
+Rows: TypeAlias = "np.ndarray[tuple[int, int], np.dtype[Any]]"
+Precision: TypeAlias = Literal["float32", "float64"]
+
+
+def as_rows(values: Any, name: str, least: int = 2) -> Rows:
+    """A matrix with one row per example; a list of numbers is a matrix with one column.
+
+    >>> as_rows([1, 2, 3], "x").shape
+    (3, 1)
+    """
+    try:
+        rows = np.asarray(values)
+    except ValueError as error:
+        raise DriftError(
+            f"{name} is no matrix ({error}). Expected rows of one width; perhaps some are shorter."
+        ) from None
+    if rows.dtype.kind not in "fiub":
+        raise DriftError(f"{name} holds {rows.dtype}, expected numbers. For other things use a BlockKernel.")
+    rows = rows[:, None] if rows.ndim == 1 else rows
+    if rows.ndim != 2:
+        raise DriftError(f"{name} has {rows.ndim} dimensions ({rows.shape}), expected 2: one row per example.")
+    if len(rows) < least:
+        raise DriftError(
+            f"{name} has {_count(len(rows))}, expected at least {least}: the estimate takes pairs of rows."
+        )
+    if rows.shape[1] == 0:
+        raise DriftError(f"{name} has rows without any numbers in them.")
+    if rows.dtype.name not in ("float32", "float64"):
+        rows = rows.astype(np.float32 if rows.dtype == np.float16 else np.float64)
+    check_finite(rows, name)
+    return rows
+
+
+def check_finite(rows: Rows, name: str) -> None:
+    bad = ~np.isfinite(rows).all(axis=1)
+    if bad.any():
+        first = int(bad.argmax())
+        raise DriftError(
+            f"{name} has {_count(int(bad.sum()))} with NaN or infinity, the first at {first}. "
+            "Leave such rows out, or fill them in, before they are compared."
+        )
+
+
+def same_width(reference: Rows, current: Rows) -> None:
+    if reference.shape[1] != current.shape[1]:
+        raise DriftError(
+            f"The reference has rows of {reference.shape[1]} numbers, the current sample of {current.shape[1]}. "
+            "Expected one width; perhaps they come from different models."
+        )
+
+
+def check_precision(precision: str) -> None:
+    if precision not in ("float32", "float64"):
+        raise DriftError(f"Found precision={precision!r}, expected 'float32' or 'float64'.")
+
+
+def _count(rows: int) -> str:
+    return "no rows" if rows == 0 else "one row" if rows == 1 else f"{rows:,} rows"
