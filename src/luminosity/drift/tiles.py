@@ -44,7 +44,7 @@ def _compiled() -> Any:
 def tile_sums(
     kernels: Sequence[Kernel], offsets: Sequence[float], group: int, same: bool, x: Any, wx: Any, y: Any, wy: Any
 ) -> Any:
-    """For each kernel its values, less its offset, summed over groups of rows; ``same`` leaves out rows with themselves.
+    """For each kernel its values, less its offset, summed over groups of rows; ``same`` leaves out each with itself.
 
     An offset near the mean of the kernel leaves MMD² as it is, and keeps in single precision the digits that matter.
     """
