@@ -9,12 +9,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from luminosity.drift.aggregate import Aggregate
     from luminosity.drift.kernels import RBF, BlockKernel, Kernel, Laplacian, Linear, Polynomial, RowKernel
     from luminosity.drift.mmd import mmd2, mmd_test
     from luminosity.drift.result import KernelResult, MMDTestResult
 
 __all__ = [
     "RBF",
+    "Aggregate",
     "BlockKernel",
     "Kernel",
     "KernelResult",
@@ -28,6 +30,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Aggregate": "aggregate",
     **dict.fromkeys(["RBF", "BlockKernel", "Kernel", "Laplacian", "Linear", "Polynomial", "RowKernel"], "kernels"),
     **dict.fromkeys(["KernelResult", "MMDTestResult"], "result"),
     **dict.fromkeys(["mmd2", "mmd_test"], "mmd"),
