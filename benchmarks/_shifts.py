@@ -39,9 +39,7 @@ def scaled(by: float) -> Draw:
 
 def correlated(share: float) -> Draw:
     """Each column still has variance one; any two of them have this correlation."""
-    return lambda random, rows: (
-        (1 - share) ** 0.5 * normal(random, rows) + share**0.5 * random.normal(size=(rows, 1))
-    )
+    return lambda random, rows: (1 - share) ** 0.5 * normal(random, rows) + share**0.5 * random.normal(size=(rows, 1))
 
 
 def with_outliers(share: float) -> Draw:
