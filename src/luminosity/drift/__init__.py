@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from luminosity.drift.kernels import RBF, BlockKernel, Kernel, Laplacian, Linear, Polynomial, RowKernel
     from luminosity.drift.mmd import mmd2, mmd_test
+    from luminosity.drift.pca import PCA, PCASums
     from luminosity.drift.result import KernelResult, MMDTestResult
 
 __all__ = [
+    "PCA",
     "RBF",
     "BlockKernel",
     "Kernel",
@@ -21,6 +23,7 @@ __all__ = [
     "Laplacian",
     "Linear",
     "MMDTestResult",
+    "PCASums",
     "Polynomial",
     "RowKernel",
     "mmd2",
@@ -31,6 +34,7 @@ _HOMES = {
     **dict.fromkeys(["RBF", "BlockKernel", "Kernel", "Laplacian", "Linear", "Polynomial", "RowKernel"], "kernels"),
     **dict.fromkeys(["KernelResult", "MMDTestResult"], "result"),
     **dict.fromkeys(["mmd2", "mmd_test"], "mmd"),
+    **dict.fromkeys(["PCA", "PCASums"], "pca"),
 }
 
 
