@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from luminosity.drift.kernels import RBF, BlockKernel, Kernel, Laplacian, Linear, Polynomial, RowKernel
     from luminosity.drift.mmd import mmd2, mmd_test
+    from luminosity.drift.pairwise import distance_blocks, pairwise_distances
     from luminosity.drift.pca import PCA, PCASums
     from luminosity.drift.result import KernelResult, MMDTestResult
 
@@ -26,14 +27,17 @@ __all__ = [
     "PCASums",
     "Polynomial",
     "RowKernel",
+    "distance_blocks",
     "mmd2",
     "mmd_test",
+    "pairwise_distances",
 ]
 
 _HOMES = {
     **dict.fromkeys(["RBF", "BlockKernel", "Kernel", "Laplacian", "Linear", "Polynomial", "RowKernel"], "kernels"),
     **dict.fromkeys(["KernelResult", "MMDTestResult"], "result"),
     **dict.fromkeys(["mmd2", "mmd_test"], "mmd"),
+    **dict.fromkeys(["distance_blocks", "pairwise_distances"], "pairwise"),
     **dict.fromkeys(["PCA", "PCASums"], "pca"),
 }
 
