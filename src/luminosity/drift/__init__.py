@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from luminosity.drift.pairwise import distance_blocks, pairwise_distances
     from luminosity.drift.pca import PCA, PCASums
     from luminosity.drift.result import KernelResult, MMDTestResult
+    from luminosity.drift.rff import RFFSums, rff_mmd
 
 __all__ = [
     "PCA",
@@ -26,11 +27,13 @@ __all__ = [
     "MMDTestResult",
     "PCASums",
     "Polynomial",
+    "RFFSums",
     "RowKernel",
     "distance_blocks",
     "mmd2",
     "mmd_test",
     "pairwise_distances",
+    "rff_mmd",
 ]
 
 _HOMES = {
@@ -39,6 +42,7 @@ _HOMES = {
     **dict.fromkeys(["mmd2", "mmd_test"], "mmd"),
     **dict.fromkeys(["distance_blocks", "pairwise_distances"], "pairwise"),
     **dict.fromkeys(["PCA", "PCASums"], "pca"),
+    **dict.fromkeys(["RFFSums", "rff_mmd"], "rff"),
 }
 
 
