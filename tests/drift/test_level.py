@@ -36,11 +36,9 @@ def _without_drift(
     [
         {},
         {"with_ids": True},
-        {"rows": (15, 45)},
         {"rows": (15, 45), "with_ids": True},
         {"rows": (10, 12), "bins": 120, "with_ids": True},
         {"kernel": Laplacian()},
-        {"kernel": Polynomial()},
         {"kernel": [RBF(), Linear()]},
     ],
     ids=repr,
