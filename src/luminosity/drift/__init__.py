@@ -9,28 +9,43 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from luminosity.drift.aggregate import Aggregate
     from luminosity.drift.kernels import RBF, BlockKernel, Kernel, Laplacian, Linear, Polynomial, RowKernel
     from luminosity.drift.mmd import mmd2, mmd_test
+    from luminosity.drift.pairwise import distance_blocks, pairwise_distances
+    from luminosity.drift.pca import PCA, PCASums
     from luminosity.drift.result import KernelResult, MMDTestResult
+    from luminosity.drift.rff import RFFSums, rff_mmd
 
 __all__ = [
+    "PCA",
     "RBF",
+    "Aggregate",
     "BlockKernel",
     "Kernel",
     "KernelResult",
     "Laplacian",
     "Linear",
     "MMDTestResult",
+    "PCASums",
     "Polynomial",
+    "RFFSums",
     "RowKernel",
+    "distance_blocks",
     "mmd2",
     "mmd_test",
+    "pairwise_distances",
+    "rff_mmd",
 ]
 
 _HOMES = {
+    "Aggregate": "aggregate",
     **dict.fromkeys(["RBF", "BlockKernel", "Kernel", "Laplacian", "Linear", "Polynomial", "RowKernel"], "kernels"),
     **dict.fromkeys(["KernelResult", "MMDTestResult"], "result"),
     **dict.fromkeys(["mmd2", "mmd_test"], "mmd"),
+    **dict.fromkeys(["distance_blocks", "pairwise_distances"], "pairwise"),
+    **dict.fromkeys(["PCA", "PCASums"], "pca"),
+    **dict.fromkeys(["RFFSums", "rff_mmd"], "rff"),
 }
 
 
