@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from luminosity.drift.kernels import RBF, BlockKernel, Kernel, Laplacian, Linear, Polynomial, RowKernel
     from luminosity.drift.mmd import mmd2, mmd_test
     from luminosity.drift.result import KernelResult, MMDTestResult
+    from luminosity.drift.witness_function import witness
 
 __all__ = [
     "RBF",
@@ -25,12 +26,14 @@ __all__ = [
     "RowKernel",
     "mmd2",
     "mmd_test",
+    "witness",
 ]
 
 _HOMES = {
     **dict.fromkeys(["RBF", "BlockKernel", "Kernel", "Laplacian", "Linear", "Polynomial", "RowKernel"], "kernels"),
     **dict.fromkeys(["KernelResult", "MMDTestResult"], "result"),
     **dict.fromkeys(["mmd2", "mmd_test"], "mmd"),
+    "witness": "witness_function",
 }
 
 
