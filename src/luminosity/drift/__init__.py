@@ -9,31 +9,38 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from luminosity.drift.history import DriftHistory, PastTest
     from luminosity.drift.kernels import RBF, BlockKernel, Kernel, Laplacian, Linear, Polynomial, RowKernel
     from luminosity.drift.mmd import mmd2, mmd_test
+    from luminosity.drift.report.write import write_report
     from luminosity.drift.result import KernelResult, MMDTestResult
     from luminosity.drift.witness_function import witness
 
 __all__ = [
     "RBF",
     "BlockKernel",
+    "DriftHistory",
     "Kernel",
     "KernelResult",
     "Laplacian",
     "Linear",
     "MMDTestResult",
+    "PastTest",
     "Polynomial",
     "RowKernel",
     "mmd2",
     "mmd_test",
     "witness",
+    "write_report",
 ]
 
 _HOMES = {
     **dict.fromkeys(["RBF", "BlockKernel", "Kernel", "Laplacian", "Linear", "Polynomial", "RowKernel"], "kernels"),
     **dict.fromkeys(["KernelResult", "MMDTestResult"], "result"),
     **dict.fromkeys(["mmd2", "mmd_test"], "mmd"),
+    **dict.fromkeys(["DriftHistory", "PastTest"], "history"),
     "witness": "witness_function",
+    "write_report": "report.write",
 }
 
 
