@@ -12,11 +12,13 @@ if TYPE_CHECKING:
     from luminosity.drift.history import DriftHistory, PastTest
     from luminosity.drift.kernels import RBF, BlockKernel, Kernel, Laplacian, Linear, Polynomial, RowKernel
     from luminosity.drift.mmd import mmd2, mmd_test
+    from luminosity.drift.pca import PCA, PCASums
     from luminosity.drift.report.write import write_report
     from luminosity.drift.result import KernelResult, MMDTestResult
     from luminosity.drift.witness_function import witness
 
 __all__ = [
+    "PCA",
     "RBF",
     "BlockKernel",
     "DriftHistory",
@@ -25,6 +27,7 @@ __all__ = [
     "Laplacian",
     "Linear",
     "MMDTestResult",
+    "PCASums",
     "PastTest",
     "Polynomial",
     "RowKernel",
@@ -41,6 +44,7 @@ _HOMES = {
     **dict.fromkeys(["DriftHistory", "PastTest"], "history"),
     "witness": "witness_function",
     "write_report": "report.write",
+    **dict.fromkeys(["PCA", "PCASums"], "pca"),
 }
 
 
