@@ -31,7 +31,7 @@ _INDEX = "CREATE INDEX tests_of_one_kind ON tests (reference, columns, kernel)"
 
 @dataclass(frozen=True)
 class PastTest:
-    """``reference``, ``columns`` and ``kernel`` say which tests can be compared; ``time`` is UTC, as ISO 8601 has it."""
+    """``reference``, ``columns`` and ``kernel`` say which tests can be compared; ``time`` is UTC as ISO 8601 has it."""
 
     time: str
     reference: str
