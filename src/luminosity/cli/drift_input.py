@@ -11,9 +11,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from luminosity.cli.drift_vectors import Vectors, check_usable, vector_columns
+from luminosity.drift.pca import PCA
 from luminosity.errors import DriftError, OptionError
 
-__all__ = ["Sample", "Source", "read_sample", "source_of"]
+__all__ = ["Compared", "Sample", "Source", "read_sample", "source_of"]
 
 _ROWS_AT_ONCE = 1 << 16
 
@@ -40,6 +41,22 @@ class Source(Protocol):
     def details(self, numbers: Sequence[int]) -> list[dict[str, Any]]:
         """What else the table says about these rows."""
         ...
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Both samples as they were read, and their rows as they are compared: projected, if there are components."""
+
+    sources: tuple[Source, Source]
+    samples: tuple[Sample, Sample]
+    reference: Any
+    current: Any
+    pca: PCA | None
+
+    def details(self, side: int) -> Callable[[Sequence[int]], list[dict[str, Any]]]:
+        """For a function that knows the compared rows alone."""
+        numbers = self.samples[side].numbers
+        return lambda rows: self.sources[side].details([int(numbers[row]) for row in rows])
 
 
 def source_of(pattern: str, columns: Sequence[str]) -> Source:
@@ -117,11 +134,15 @@ class _Table:
                 current, file_first = file, first
             for number in (number for number in numbers if first <= number < first + batch.num_rows):
                 row = batch.slice(number - first, 1).to_pylist()[0] if others else {}
-                found[number] = {"file": os.path.basename(file), "row": number - file_first, **row}
+                found[number] = {**self._named(file), "row": number - file_first, **row}
             first += batch.num_rows
             if len(found) == len(set(numbers)):
                 break
         return [found[number] for number in numbers]
+
+    def _named(self, file: str) -> dict[str, str]:
+        """Of one file alone nobody needs the name."""
+        return {} if self._pattern.endswith(os.path.basename(file)) else {"file": os.path.basename(file)}
 
 
 class _Arrays:
@@ -149,10 +170,8 @@ class _Arrays:
     def details(self, numbers: Sequence[int]) -> list[dict[str, Any]]:
         starts = np.cumsum([0, *(len(array) for _, array in self._files)])
         at = np.searchsorted(starts, numbers, side="right") - 1
-        return [
-            {"file": os.path.basename(self._files[index][0]), "row": int(number - starts[index])}
-            for index, number in zip(at, numbers, strict=True)
-        ]
+        names = [{"file": os.path.basename(path)} if len(self._files) > 1 else {} for path, _ in self._files]
+        return [{**names[index], "row": int(number - starts[index])} for index, number in zip(at, numbers, strict=True)]
 
 
 def _mapped(path: str) -> Any:

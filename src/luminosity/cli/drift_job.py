@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import time
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
 from typing import Any
 
-from luminosity.cli.drift_input import Sample, Source, read_sample, source_of
+from luminosity.cli.drift_input import Compared, Sample, Source, read_sample, source_of
 from luminosity.cli.drift_progress import Stages
+from luminosity.cli.drift_tell import as_json, as_told, settings_of, verdict
 from luminosity.drift.history import DriftHistory, PastTest
-from luminosity.drift.pca import PCA, PCASums
+from luminosity.drift.pca import PCASums
 from luminosity.drift.result import MMDTestResult
 from luminosity.drift.rows import as_rows, same_width
 from luminosity.errors import DriftError, OptionError
@@ -33,25 +32,14 @@ def run(parsed: argparse.Namespace) -> int:
     history = DriftHistory(parsed.history) if parsed.history else None
     require("jax", "jax")
     with Stages() as stages:
-        sources = _sources(parsed)
-        samples = [_read(source, parsed, name, stages) for source, name in zip(sources, ("REFERENCE", "CURRENT"), strict=True)]
-        rows, pca = _projected(samples, parsed, stages)
-        from luminosity.drift.mmd import mmd_test
-
-        result = mmd_test(
-            *rows,
-            _kernel(parsed),
-            permutations=parsed.permutations,
-            level=parsed.level,
-            seed=parsed.seed,
-            progress=stages.tiles("comparing pairs of rows"),
-        )
-        settings = _settings(parsed, sources, samples, rows[0].shape[1], pca)
-        past = _remember(history, result, parsed, sources, settings)
+        compared = _compared(parsed, stages)
+        result = _tested(parsed, compared, stages)
+        settings = settings_of(parsed, compared)
+        past = [] if history is None else _remember(history, result, parsed, settings)
         if parsed.report:
-            _report(parsed, result, sources, samples, rows, past, settings, stages)
+            _report(parsed, compared, result, past, settings, stages)
     seconds = time.monotonic() - began
-    print(_as_json(result, settings, seconds) if parsed.json else _verdict(result, seconds))
+    print(as_json(result, settings, seconds) if parsed.json else verdict(result, seconds))
     return _DRIFT if result.drift else 0
 
 
@@ -90,24 +78,38 @@ def _read(source: Source, parsed: argparse.Namespace, name: str, stages: Stages)
     return sample
 
 
-def _projected(samples: Sequence[Sample], parsed: argparse.Namespace, stages: Stages) -> tuple[list[Any], PCA | None]:
+def _compared(parsed: argparse.Namespace, stages: Stages) -> Compared:
     """Components are those of both samples together: of one alone they would tell the samples apart."""
-    reference, current = (
-        as_rows(sample.rows, name) for sample, name in zip(samples, (parsed.reference, parsed.current), strict=True)
-    )
+    sources = _sources(parsed)
+    samples = _read(sources[0], parsed, "REFERENCE", stages), _read(sources[1], parsed, "CURRENT", stages)
+    reference, current = as_rows(samples[0].rows, parsed.reference), as_rows(samples[1].rows, parsed.current)
     same_width(reference, current)
     width = reference.shape[1]
     wanted = parsed.components if parsed.components is not None else _COMPONENTS if width > _COMPONENTS else 0
     if wanted > width:
         raise OptionError(f"--components={wanted}: the rows have {width} numbers, so that there are no more directions")
     if not wanted:
-        return [reference, current], None
+        return Compared(sources, samples, reference, current, None)
     stages.begin("projecting onto principal components")
     sums = PCASums()
-    for rows in (reference, current):
-        sums.add(rows)
-    pca = sums.pca(min(wanted, len(reference) + len(current)))
-    return [pca.transform(rows) for rows in (reference, current)], pca
+    sums.add(reference)
+    sums.add(current)
+    pca = sums.pca(min(wanted, sums.count))
+    return Compared(sources, samples, pca.transform(reference), pca.transform(current), pca)
+
+
+def _tested(parsed: argparse.Namespace, compared: Compared, stages: Stages) -> MMDTestResult:
+    from luminosity.drift.mmd import mmd_test
+
+    return mmd_test(
+        compared.reference,
+        compared.current,
+        _kernel(parsed),
+        permutations=parsed.permutations,
+        level=parsed.level,
+        seed=parsed.seed,
+        progress=stages.tiles("comparing pairs of rows"),
+    )
 
 
 def _kernel(parsed: argparse.Namespace) -> Any:
@@ -123,61 +125,20 @@ def _kernel(parsed: argparse.Namespace) -> Any:
     return [kind(each) for each in parsed.bandwidth or (None,)]
 
 
-def _settings(
-    parsed: argparse.Namespace, sources: Sequence[Source], samples: Sequence[Sample], width: int, pca: PCA | None
-) -> dict[str, Any]:
-    return {
-        "columns": _columns(sources),
-        "kernel": _asked_kernel(parsed),
-        "width": int(samples[0].rows.shape[1]),
-        "components": None if pca is None else width,
-        "explained_variance": None if pca is None else round(float(sum(pca.explained_variance_ratio)), 4),
-        "rows_asked_for": parsed.rows,
-        "rows_read": [sample.read for sample in samples],
-        "rows_skipped": [sample.skipped for sample in samples],
-        "versions": {name: version(name) for name in ("luminosity", "jax", "numpy")},
-        "device": _device(),
-    }
-
-
-def _device() -> str:
-    import jax
-
-    device = jax.devices()[0]
-    return f"{jax.device_count()} of {device.device_kind}" if jax.device_count() > 1 else str(device.device_kind)
-
-
-def _columns(sources: Sequence[Source]) -> str:
-    return ", ".join(sources[0].columns or sources[1].columns)
-
-
-def _asked_kernel(parsed: argparse.Namespace) -> str:
-    bandwidths = ",".join(format(each, "g") for each in parsed.bandwidth)
-    return f"{parsed.kernel}({bandwidths})" if bandwidths else parsed.kernel
-
-
 def _remember(
-    history: DriftHistory | None,
-    result: MMDTestResult,
-    parsed: argparse.Namespace,
-    sources: Sequence[Source],
-    settings: Mapping[str, Any],
+    history: DriftHistory, result: MMDTestResult, parsed: argparse.Namespace, settings: Mapping[str, Any]
 ) -> list[PastTest]:
-    """This test goes into the file; the ones it can be compared with come back, and this one."""
-    if history is None:
-        return []
-    reference, columns, kernel = _address(parsed.reference), _columns(sources), _asked_kernel(parsed)
-    history.append(
-        PastTest.of(
-            result,
-            reference=reference,
-            current=_address(parsed.current),
-            columns=columns,
-            kernel=kernel,
-            settings=settings,
-        )
+    """This test goes into the file; those that it can be compared with come back, itself the last."""
+    test = PastTest.of(
+        result,
+        reference=_address(parsed.reference),
+        current=_address(parsed.current),
+        columns=settings["columns"],
+        kernel=settings["kernel"],
+        settings=settings,
     )
-    return history.last(reference, columns, kernel, _PAST_TESTS)
+    history.append(test)
+    return history.last(test.reference, test.columns, test.kernel, _PAST_TESTS)
 
 
 def _address(pattern: str) -> str:
@@ -187,50 +148,22 @@ def _address(pattern: str) -> str:
 
 def _report(
     parsed: argparse.Namespace,
+    compared: Compared,
     result: MMDTestResult,
-    sources: Sequence[Source],
-    samples: Sequence[Sample],
-    rows: Sequence[Any],
     past: Sequence[PastTest],
     settings: Mapping[str, Any],
     stages: Stages,
 ) -> None:
     from luminosity.drift.report.write import write_report
 
-    def details(side: int) -> Any:
-        return lambda numbers: sources[side].details([int(samples[side].numbers[number]) for number in numbers])
-
     write_report(
         parsed.report,
         result,
-        *rows,
+        compared.reference,
+        compared.current,
         names=(parsed.reference, parsed.current),
-        details=(details(0), details(1)),
+        details=(compared.details(0), compared.details(1)),
         history=past,
-        settings=_as_told(settings),
+        settings=as_told(settings),
         progress=stages.tiles("looking for the rows that differ most"),
     )
-
-
-def _as_told(settings: Mapping[str, Any]) -> dict[str, Any]:
-    told = {name.replace("_", " "): value for name, value in settings.items() if value not in (None, "", [0, 0])}
-    told["rows read"] = "{:,} and {:,}".format(*settings["rows_read"])
-    told["versions"] = ", ".join(f"{name} {number}" for name, number in settings["versions"].items())
-    return told
-
-
-def _as_json(result: MMDTestResult, settings: Mapping[str, Any], seconds: float) -> str:
-    return json.dumps(_strict({**result.as_dict(), "settings": settings, "seconds": round(seconds, 3)}), indent=2)
-
-
-def _strict(value: Any) -> Any:
-    """JSON has no NaN, whatever Python writes."""
-    if isinstance(value, Mapping):
-        return {str(name): _strict(each) for name, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_strict(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _verdict(result: MMDTestResult, seconds: float) -> str:
-    return f"{result} · {result.reference_rows:,} rows against {result.current_rows:,} · {seconds:.1f} s"

@@ -37,7 +37,7 @@ class Vectors:
         null = np.asarray(values.is_null())
         if not _is_list(values.type):
             return _numbers(name, values, file)[:, None], null
-        lengths = np.asarray(pc.fill_null(pc.list_value_length(values), 0))
+        lengths = np.asarray(pc.fill_null(pc.call_function("list_value_length", [values]), 0))
         if null.all():  # How wide they would be is not known yet; such rows are left out, or refused.
             return np.full((len(values), self._widths.get(name, (1, ""))[0]), np.nan, np.float32), null
         width, origin = self._widths.setdefault(name, (int(lengths[~null][0]), f"{file}, row {first_row}"))

@@ -165,5 +165,6 @@ def _version(database: sqlite3.Connection) -> int:
 
 
 def _test(row: tuple[Any, ...]) -> PastTest:
-    values = dict(zip((each.name for each in fields(PastTest)), row, strict=True))
-    return PastTest(**{**values, "drift": bool(values["drift"]), "settings": json.loads(values["settings"])})
+    values: dict[str, Any] = dict(zip((each.name for each in fields(PastTest)), row, strict=True))
+    values |= {"drift": bool(values["drift"]), "settings": json.loads(values["settings"])}
+    return PastTest(**values)

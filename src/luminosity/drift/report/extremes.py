@@ -36,7 +36,7 @@ def find_extremes(
 ) -> Extremes:
     random = np.random.default_rng((seed, 7))
     chosen = [_chosen(len(rows), random) for rows in (reference, current)]
-    samples = [rows[numbers] for rows, numbers in zip((reference, current), chosen, strict=True)]
+    samples = reference[chosen[0]], current[chosen[1]]
     of_reference, of_current = witness(*samples, kernel, against=AGAINST, seed=seed, progress=progress)
     lowest, highest = np.argsort(of_reference)[:CANDIDATES], np.argsort(-of_current)[:CANDIDATES]
     return Extremes(

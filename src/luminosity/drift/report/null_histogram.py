@@ -50,7 +50,7 @@ def _bar(x: Scale, y: Scale, start: float, end: float, count: int, in_tail: bool
 def _threshold(x: Scale, value: float, level: float) -> Markup:
     line = element("line", x1=x(value), x2=x(value), y1=_FRAME.top, y2=_FRAME.bottom, class_="threshold")
     text = f"{plain(100 * (1 - level))}% lie below"
-    return joined([line, element("text", text, x=x(value), y=_FRAME.top - 8, text_anchor="middle", class_="muted")])
+    return joined([line, element("text", text, x=x(value) + 6, y=_FRAME.top + 10, class_="muted")])
 
 
 def _statistic(x: Scale, result: MMDTestResult, beyond: bool) -> Markup:

@@ -61,13 +61,11 @@ def page(contents: Contents) -> str:
 def _headline(contents: Contents) -> Markup:
     result = contents.result
     kind, verdict = ("drifted", "Drift") if result.drift else ("steady", "No drift")
-    said = (
-        "The two samples come from different distributions: a difference this large would come about by chance "
-        if result.drift
-        else "The two samples can't be told apart: a difference this large would come about by chance "
-    )
+    said = "The two samples differ by more than chance" if result.drift else "The two samples can't be told apart"
+    reached = round(result.p_value * (result.permutations + 1)) - 1
     chance = (
-        f"in {plain(100 * result.p_value)}% of all cases (p = {plain(result.p_value)}, level {plain(result.level)})."
+        f": {f'{reached:,}' if reached else 'none'} of {result.permutations:,} random ways to part the rows "
+        f"gave a difference as large (p = {plain(result.p_value)}, level {plain(result.level)})."
     )
     names = element("p", f"{contents.names[1]} against {contents.names[0]}", class_="muted")
     verdict_box = element("div", element("h1", verdict), names, element("p", said + chance), class_=f"verdict {kind}")

@@ -29,8 +29,8 @@ p.muted { font-size: 14px; }
 table { border-collapse: collapse; width: 100%; font-size: 14px; font-variant-numeric: tabular-nums; }
 th { text-align: left; font-weight: 600; color: var(--muted); font-size: 13px; white-space: nowrap; }
 th, td { padding: 7px 14px 7px 0; border-bottom: 1px solid var(--rule); vertical-align: top; }
-td { overflow-wrap: anywhere; } .number { text-align: right; padding-right: 24px; }
-.wide { overflow-x: auto; } .wide td:first-child { white-space: nowrap; }
+td { overflow-wrap: break-word; } .number { text-align: right; padding-right: 24px; }
+.wide { overflow-x: auto; } .wide td:first-child { white-space: nowrap; } .wide td { max-width: 560px; }
 table.settings th { width: 220px; font-size: 14px; font-weight: 400; vertical-align: top; }
 svg { display: block; width: 100%; height: auto;
   font: 12.5px system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
