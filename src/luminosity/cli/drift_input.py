@@ -146,7 +146,7 @@ class _Table:
 
 
 class _Arrays:
-    """Files of NumPy, mapped into memory: of a sample, the rest is never read."""
+    """Files of NumPy, mapped into memory."""
 
     columns: tuple[str, ...] = ()
 

@@ -50,7 +50,7 @@ def as_told(settings: Mapping[str, Any]) -> dict[str, Any]:
     told = {name.replace("_", " "): value for name, value in settings.items() if value not in (None, "")}
     told["rows skipped"] = "{:,} and {:,}".format(*settings["rows_skipped"])
     told["rows read"] = "{:,} and {:,}".format(*settings["rows_read"])
-    told["versions"] = ", ".join(f"{name} {number}" for name, number in settings["versions"].items())
+    del told["versions"]  # The page says them anyway.
     return told
 
 

@@ -60,7 +60,7 @@ def _statistic(x: Scale, result: MMDTestResult, beyond: bool) -> Markup:
     said = f"this comparison: {plain(result.statistic)}"
     if beyond:
         away = (result.statistic - result.null_quantiles[0.5]) / (result.null_sd or 1)
-        said += f", {plain(away, 2)} standard deviations out →"
+        said += f", {plain(away, 2)} standard deviations out"
     text = element("text", said, x=at, y=_FRAME.top - 28, text_anchor=anchor, class_=f"{kind} strong")
     if beyond:
         middle = (_FRAME.top + _FRAME.bottom) / 2

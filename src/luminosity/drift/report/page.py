@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from importlib.metadata import version
 from typing import Any
 
 from luminosity.drift.history import PastTest
@@ -48,7 +49,7 @@ def page(contents: Contents) -> str:
     )
     sections = [_headline(contents), _chance(result), _kernels(result)]
     if contents.scatter is not None:
-        sections.append(_scatter(contents.scatter))
+        sections.append(_both(contents.scatter))
     if contents.extremes is not None:
         sections.append(_rows(contents, contents.extremes))
     if contents.history:
@@ -107,10 +108,10 @@ def _kernels(result: MMDTestResult) -> Markup:
     return _section("What each kernel sees", said, element("div", kernel_table(result), class_="wide"))
 
 
-def _scatter(drawn: Markup) -> Markup:
+def _both(drawn: Markup) -> Markup:
     said = (
-        f"At most {POINTS:,} random rows of each, along the directions in which both together vary most. "
-        "Two samples can differ in ways that no plane shows."
+        f"At most {POINTS:,} random rows of each; where rows have many numbers, along the directions in which both "
+        "together vary most. Two samples can differ in ways that no plane shows."
     )
     return _section("Both samples", said, drawn)
 
@@ -139,6 +140,7 @@ def _settings(contents: Contents) -> Markup:
         "seed": str(result.seed),
         "precision": result.precision,
         **{str(name): _told(value) for name, value in contents.settings.items() if value is not None},
+        "versions": ", ".join(f"{name} {version(name)}" for name in ("luminosity", "jax", "numpy")),
         "made": datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S %Z"),
     }
     rows = [element("tr", element("th", name), element("td", value)) for name, value in told.items()]

@@ -37,6 +37,7 @@ svg { display: block; width: 100%; height: auto;
 svg text { fill: var(--ink); font-variant-numeric: tabular-nums; }
 svg text.muted, svg text.title { fill: var(--muted); }
 svg.small { display: inline-block; width: auto; vertical-align: -4px; }
+svg text.muted { paint-order: stroke; stroke: var(--ground); stroke-width: 5px; stroke-linejoin: round; }
 svg .strong { font-weight: 600; font-size: 14px; }
 .axis { stroke: var(--muted); stroke-width: 1; } .grid { stroke: var(--rule); stroke-width: 1; }
 .bar { fill: var(--bar); } .bar.tail { fill: var(--tail); }
