@@ -91,6 +91,16 @@ def test_patterns_formats_and_columns_of_numbers(capsys: pytest.CaptureFixture[s
         assert (found["reference_rows"], found["settings"]["columns"], found["settings"]["width"]) == (400, "a, b", 2)
 
 
+def test_columns_count_alike_whatever_their_unit(capsys: pytest.CaptureFixture[str]) -> None:
+    """Years that moved by one standard deviation, beside incomes that did not and have large numbers."""
+    for name, shift in (("before", 0), ("after", 12)):
+        years, incomes = _RANDOM.normal(40 + shift, 12, 300), _RANDOM.normal(50_000, 20_000, 300)
+        pq.write_table(pa.table({"years": years, "income": incomes}), f"{name}.parquet")
+    assert main(["drift", "before.parquet", "after.parquet", "--column=years,income"]) == 3
+    assert main(["drift", "before.parquet", "after.parquet", "--column=income"]) == 0
+    assert capsys.readouterr().err == ""
+
+
 def test_wide_rows_are_projected(capsys: pytest.CaptureFixture[str]) -> None:
     random = np.random.default_rng(1)
     for name in ("a", "b"):

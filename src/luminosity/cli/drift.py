@@ -20,7 +20,7 @@ that a scheduler can act; 0 otherwise; 1 on errors.
 _EPILOG = """\
 examples:
   lum drift january.parquet february.parquet --column embedding
-  lum drift 'train/*.parquet' 'live/*.parquet' --column age --column income
+  lum drift 'train/*.parquet' 'live/*.parquet' --column age,income
   lum drift old.npy new.npy --rows 5000           a try with a random part
   lum drift old.parquet new.parquet --report drift.html
                         what drifted: drawings, and the rows that differ most
@@ -44,8 +44,8 @@ def add_to(commands: Any) -> None:
         "--column",
         action="append",
         default=[],
-        metavar="C",
-        help="what to compare: a column of vectors, or numbers; may be repeated (default: the only column of vectors)",
+        metavar="C,...",
+        help="what to compare: a column of vectors, or columns of numbers: A,B (default: the only column of vectors)",
     )
     parser.add_argument("--rows", type=_count, metavar="N", help="for a try: so many random rows of each")
     parser.add_argument(

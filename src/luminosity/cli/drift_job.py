@@ -84,6 +84,8 @@ def _compared(parsed: argparse.Namespace, stages: Stages) -> Compared:
     samples = _read(sources[0], parsed, "REFERENCE", stages), _read(sources[1], parsed, "CURRENT", stages)
     reference, current = as_rows(samples[0].rows, parsed.reference), as_rows(samples[1].rows, parsed.current)
     same_width(reference, current)
+    if len(sources[0].columns or sources[1].columns) > 1:
+        reference, current = _scaled(reference, current)
     width = reference.shape[1]
     wanted = parsed.components if parsed.components is not None else _COMPONENTS if width > _COMPONENTS else 0
     if wanted > width:
@@ -96,6 +98,16 @@ def _compared(parsed: argparse.Namespace, stages: Stages) -> Compared:
     sums.add(current)
     pca = sums.pca(min(wanted, sums.count))
     return Compared(sources, samples, pca.transform(reference), pca.transform(current), pca)
+
+
+def _scaled(reference: Any, current: Any) -> tuple[Any, Any]:
+    """Columns in units of their own spread, in both together: else years would count for nothing beside incomes."""
+    sums = PCASums()
+    sums.add(reference)
+    sums.add(current)
+    spread = (sums.scatter.diagonal() / sums.count) ** 0.5
+    spread[spread == 0] = 1
+    return (reference - sums.mean) / spread, (current - sums.mean) / spread
 
 
 def _tested(parsed: argparse.Namespace, compared: Compared, stages: Stages) -> MMDTestResult:

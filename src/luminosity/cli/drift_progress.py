@@ -46,12 +46,6 @@ class Stages:
         return lambda done: self._progress.update(task, more=f"{done:,} rows")
 
     def tiles(self, what: str) -> Callable[[int, int], None]:
-        """To be called with what is done and with all there is to do; the stage begins with the first call."""
-        task: list[TaskID] = []
-
-        def update(done: int, in_all: int) -> None:
-            if not task:
-                task.append(self.begin(what))
-            self._progress.update(task[0], completed=done, total=in_all)
-
-        return update
+        """To be called with what is done and with all there is to do."""
+        task = self.begin(what)
+        return lambda done, in_all: self._progress.update(task, completed=done, total=in_all)
