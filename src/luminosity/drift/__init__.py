@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from luminosity.drift.aggregate import Aggregate
     from luminosity.drift.history import DriftHistory, PastTest
     from luminosity.drift.kernels import RBF, BlockKernel, Kernel, Laplacian, Linear, Polynomial, RowKernel
     from luminosity.drift.mmd import mmd2, mmd_test
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "PCA",
     "RBF",
+    "Aggregate",
     "BlockKernel",
     "DriftHistory",
     "Kernel",
@@ -38,6 +40,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Aggregate": "aggregate",
     **dict.fromkeys(["RBF", "BlockKernel", "Kernel", "Laplacian", "Linear", "Polynomial", "RowKernel"], "kernels"),
     **dict.fromkeys(["KernelResult", "MMDTestResult"], "result"),
     **dict.fromkeys(["mmd2", "mmd_test"], "mmd"),
