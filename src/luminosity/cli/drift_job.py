@@ -125,11 +125,9 @@ def _tested(parsed: argparse.Namespace, compared: Compared, stages: Stages) -> M
 
 
 def _kernel(parsed: argparse.Namespace) -> Any:
-    from luminosity.drift import RBF, Laplacian, Linear, Polynomial
+    from luminosity.drift import RBF, Aggregate, Laplacian, Linear, Polynomial
 
     if parsed.kernel == "aggregate":
-        from luminosity.drift import Aggregate
-
         return Aggregate()
     if parsed.kernel in ("linear", "polynomial"):
         return Linear() if parsed.kernel == "linear" else Polynomial()
