@@ -91,7 +91,7 @@ class Frame:
             )
             for value in at
         ]
-        label = element("text", _with_unit(title, power), x=self.left, y=self.top - 12, class_="title")
+        label = element("text", _with_unit(title, power), x=8, y=self.top - 12, class_="title")
         return joined([*parts, label])
 
 
