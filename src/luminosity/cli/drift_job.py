@@ -71,7 +71,8 @@ def _sources(parsed: argparse.Namespace) -> tuple[Source, Source]:
 
 def _read(source: Source, parsed: argparse.Namespace, name: str, stages: Stages) -> Sample:
     told = getattr(parsed, name.lower())
-    sample = read_sample(source, parsed.rows, parsed.seed, parsed.skip_missing, stages.rows(f"reading {name}"))
+    seed = 2 * parsed.seed + (name == "CURRENT")  # Rows in the same places of both must not be chosen together.
+    sample = read_sample(source, parsed.rows, seed, parsed.skip_missing, stages.rows(f"reading {name}"))
     if len(sample.rows) < 2:
         left = f", and {sample.skipped:,} without a value" if sample.skipped else ""
         raise DriftError(f"{told} has {len(sample.rows)} rows to compare{left}; expected at least 2")
