@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from luminosity.cli import bench, enrich, plan, replay, run, runs, serve, show
+from luminosity.cli import bench, drift, enrich, plan, replay, run, runs, serve, show
 from luminosity.errors import LuminosityError
 
 _WRONG_USE = 2
@@ -29,6 +29,7 @@ examples:
   lum enrich in.parquet out --embed text=MODEL  run models over a table
   lum bench embed:MODEL --data docs.parquet   the best settings on your data
   lum serve embed:MODEL                       a model behind HTTP, here
+  lum drift old.parquet new.parquet           whether embeddings have drifted
 """
 
 
@@ -41,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"luminosity {version('luminosity')}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for subcommand in (run, plan, runs, show, replay, enrich, bench, serve):
+    for subcommand in (run, plan, runs, show, replay, enrich, bench, serve, drift):
         subcommand.add_to(commands)
     words = list(sys.argv[1:] if arguments is None else arguments)
     command = {"run": run.run, "plan": plan.plan, "enrich": enrich.enrich}.get(words[0] if words else "")

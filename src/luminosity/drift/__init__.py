@@ -10,24 +10,29 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from luminosity.drift.aggregate import Aggregate
+    from luminosity.drift.history import DriftHistory, PastTest
     from luminosity.drift.kernels import RBF, BlockKernel, Kernel, Laplacian, Linear, Polynomial, RowKernel
     from luminosity.drift.mmd import mmd2, mmd_test
     from luminosity.drift.pairwise import distance_blocks, pairwise_distances
     from luminosity.drift.pca import PCA, PCASums
+    from luminosity.drift.report.write import write_report
     from luminosity.drift.result import KernelResult, MMDTestResult
     from luminosity.drift.rff import RFFSums, rff_mmd
+    from luminosity.drift.witness_function import witness
 
 __all__ = [
     "PCA",
     "RBF",
     "Aggregate",
     "BlockKernel",
+    "DriftHistory",
     "Kernel",
     "KernelResult",
     "Laplacian",
     "Linear",
     "MMDTestResult",
     "PCASums",
+    "PastTest",
     "Polynomial",
     "RFFSums",
     "RowKernel",
@@ -36,16 +41,21 @@ __all__ = [
     "mmd_test",
     "pairwise_distances",
     "rff_mmd",
+    "witness",
+    "write_report",
 ]
 
 _HOMES = {
     "Aggregate": "aggregate",
-    **dict.fromkeys(["RBF", "BlockKernel", "Kernel", "Laplacian", "Linear", "Polynomial", "RowKernel"], "kernels"),
-    **dict.fromkeys(["KernelResult", "MMDTestResult"], "result"),
+    **dict.fromkeys(["DriftHistory", "PastTest"], "history"),
+    **dict.fromkeys(["BlockKernel", "Kernel", "Laplacian", "Linear", "Polynomial", "RBF", "RowKernel"], "kernels"),
     **dict.fromkeys(["mmd2", "mmd_test"], "mmd"),
     **dict.fromkeys(["distance_blocks", "pairwise_distances"], "pairwise"),
     **dict.fromkeys(["PCA", "PCASums"], "pca"),
+    "write_report": "report.write",
+    **dict.fromkeys(["KernelResult", "MMDTestResult"], "result"),
     **dict.fromkeys(["RFFSums", "rff_mmd"], "rff"),
+    "witness": "witness_function",
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import apache_beam as beam
@@ -13,7 +13,7 @@ from luminosity.errors import TableError
 from luminosity.io.formats import Format
 from luminosity.io.reading.csv_lines import CsvStyle
 from luminosity.io.reading.files import TableFile, find
-from luminosity.io.reading.first import first_rows
+from luminosity.io.reading.first import all_rows, first_rows
 from luminosity.io.reading.limits import BATCH_ROWS
 from luminosity.io.reading.partitions import partition_schema
 from luminosity.io.reading.readers import Settings, schema_of
@@ -89,6 +89,10 @@ class ReadTable(beam.PTransform[Any, Any]):
     def first(self, rows: int) -> list[pa.RecordBatch]:
         """The first rows of the first files, read here and now: to look at a table, or to try something on it."""
         return first_rows(self._files, self._settings, rows)
+
+    def all(self) -> Iterator[tuple[str, pa.RecordBatch]]:
+        """All rows in the order of the files, read here and now, each batch with the path of its file."""
+        return all_rows(self._files, self._settings)
 
     def expand(self, input_or_inputs: Any) -> Any:
         files = input_or_inputs | "Files" >> beam.Create(self._files, reshuffle=False)

@@ -1,4 +1,4 @@
-"""The first rows of a table, without a pipeline."""
+"""The rows of a table, without a pipeline."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from luminosity.io.reading.opening import readable
 from luminosity.io.reading.ranges import EVERYTHING
 from luminosity.io.reading.readers import Settings, open_reader
 
-__all__ = ["first_rows"]
+__all__ = ["all_rows", "first_rows"]
 
 
 def first_rows(files: Sequence[TableFile], settings: Settings, count: int) -> list[pa.RecordBatch]:
     """No more is read than the batches, blocks or row groups that have them."""
     found: list[pa.RecordBatch] = []
-    for batch in _batches(files, settings):
+    for _, batch in all_rows(files, settings):
         found.append(batch.slice(0, count))
         count -= found[-1].num_rows
         if not count:
@@ -26,8 +26,9 @@ def first_rows(files: Sequence[TableFile], settings: Settings, count: int) -> li
     return [batch for batch in found if batch.num_rows]
 
 
-def _batches(files: Sequence[TableFile], settings: Settings) -> Iterator[pa.RecordBatch]:
+def all_rows(files: Sequence[TableFile], settings: Settings) -> Iterator[tuple[str, pa.RecordBatch]]:
+    """Each batch with the path of its file."""
     for file in files:
         with readable(file), closing(open_reader(file, settings)) as reader:
             for batch in reader.batches(0, EVERYTHING, lambda position: position):
-                yield settings.wanted.finish(batch, file.partition)
+                yield file.path, settings.wanted.finish(batch, file.partition)

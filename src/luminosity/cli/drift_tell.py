@@ -1,0 +1,71 @@
+"""What ``lum drift`` says about a test."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Mapping
+from importlib.metadata import version
+from typing import Any
+
+from luminosity.cli.drift_input import Compared
+from luminosity.drift.result import MMDTestResult
+
+__all__ = ["as_json", "as_told", "settings_of", "verdict"]
+
+
+def settings_of(parsed: argparse.Namespace, compared: Compared) -> dict[str, Any]:
+    """What a test can't say of itself."""
+    samples, pca = compared.samples, compared.pca
+    return {
+        "reference": parsed.reference,
+        "current": parsed.current,
+        "columns": ", ".join(compared.sources[0].columns or compared.sources[1].columns),
+        "kernel": _asked_kernel(parsed),
+        "width": int(samples[0].rows.shape[1]),
+        "components": None if pca is None else len(pca.components),
+        "explained_variance": None if pca is None else round(float(pca.explained_variance_ratio.sum()), 4),
+        "rows_asked_for": parsed.rows,
+        "rows_read": [sample.read for sample in samples],
+        "rows_skipped": [sample.skipped for sample in samples],
+        "versions": {name: version(name) for name in ("luminosity", "jax", "numpy")},
+        "device": _device(),
+    }
+
+
+def _device() -> str:
+    import jax
+
+    device = jax.devices()[0]
+    return f"{jax.device_count()} of {device.device_kind}" if jax.device_count() > 1 else str(device.device_kind)
+
+
+def _asked_kernel(parsed: argparse.Namespace) -> str:
+    bandwidths = ",".join(format(each, "g") for each in parsed.bandwidth)
+    return f"{parsed.kernel}({bandwidths})" if bandwidths else parsed.kernel
+
+
+def as_told(settings: Mapping[str, Any]) -> dict[str, Any]:
+    told = {name.replace("_", " "): value for name, value in settings.items() if value not in (None, "")}
+    told["rows skipped"] = "{:,} and {:,}".format(*settings["rows_skipped"])
+    told["rows read"] = "{:,} and {:,}".format(*settings["rows_read"])
+    del told["versions"]  # The page says them anyway.
+    return told
+
+
+def as_json(result: MMDTestResult, settings: Mapping[str, Any], seconds: float) -> str:
+    return json.dumps(_strict({**result.as_dict(), "settings": settings, "seconds": round(seconds, 3)}), indent=2)
+
+
+def _strict(value: Any) -> Any:
+    """JSON has no NaN, whatever Python writes."""
+    if isinstance(value, Mapping):
+        return {str(name): _strict(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_strict(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def verdict(result: MMDTestResult, seconds: float) -> str:
+    return f"{result} · {result.reference_rows:,} rows against {result.current_rows:,} · {seconds:.1f} s"

@@ -1,0 +1,1 @@
+"""A test's result as one page of HTML: nothing is fetched, nothing runs."""

@@ -1,0 +1,105 @@
+"""From values to places in a drawing, and the axes that say so."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from luminosity.drift.report.markup import Markup, element, joined
+from luminosity.drift.report.numbers import plain, power_of, times_power
+
+__all__ = ["Frame", "Scale", "drawing", "ticks"]
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Values from ``low`` to ``high`` lie between two places, on a logarithmic scale if so wished."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+    logarithmic: bool = False
+
+    def __call__(self, value: float) -> float:
+        low, high, here = self.low, self.high, value
+        if self.logarithmic:
+            low, high, here = math.log10(low), math.log10(high), math.log10(value)
+        return self.start + (here - low) / (high - low or 1.0) * (self.end - self.start)
+
+    def ticks(self, about: int) -> list[float]:
+        if not self.logarithmic:
+            return ticks(self.low, self.high, about)
+        return [10.0**power for power in range(math.ceil(math.log10(self.low)), math.floor(math.log10(self.high)) + 1)]
+
+
+def ticks(low: float, high: float, about: int = 6) -> list[float]:
+    """Round numbers in between.
+
+    >>> ticks(0.3, 9.7)
+    [2.0, 4.0, 6.0, 8.0]
+    """
+    step = 10.0 ** math.floor(math.log10((high - low) / about)) if high > low else 1.0
+    factor = next(each for each in (1, 2, 5, 10) if each * step * (about + 0.5) >= high - low)
+    step *= factor
+    first = math.ceil(low / step - 1e-9)
+    return [number * step for number in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The space between a drawing's axes."""
+
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+    def x(self, low: float, high: float) -> Scale:
+        return Scale(low, high, self.left, self.right)
+
+    def y(self, low: float, high: float, logarithmic: bool = False) -> Scale:
+        return Scale(low, high, self.bottom, self.top, logarithmic)
+
+    def x_axis(self, scale: Scale, title: str, about: int = 8) -> Markup:
+        at = scale.ticks(about)
+        power = power_of(at)
+        labels = [
+            element("text", plain(value / 10**power), x=scale(value), y=self.bottom + 18, text_anchor="middle")
+            for value in at
+        ]
+        marks = [
+            element("line", x1=scale(value), x2=scale(value), y1=self.bottom, y2=self.bottom + 5, class_="axis")
+            for value in at
+        ]
+        line = element("line", x1=self.left, x2=self.right, y1=self.bottom, y2=self.bottom, class_="axis")
+        return joined([line, *marks, *labels, self.x_title(_with_unit(title, power))])
+
+    def x_title(self, title: str) -> Markup:
+        middle = (self.left + self.right) / 2
+        return element("text", title, x=middle, y=self.bottom + 40, text_anchor="middle", class_="title")
+
+    def y_axis(self, scale: Scale, title: str, about: int = 5) -> Markup:
+        at = scale.ticks(about)
+        power = 0 if scale.logarithmic else power_of(at)
+        parts = [
+            joined(
+                [
+                    element("line", x1=self.left, x2=self.right, y1=scale(value), y2=scale(value), class_="grid"),
+                    element("text", plain(value / 10**power), x=self.left - 8, y=scale(value) + 4, text_anchor="end"),
+                ]
+            )
+            for value in at
+        ]
+        label = element("text", _with_unit(title, power), x=8, y=self.top - 12, class_="title")
+        return joined([*parts, label])
+
+
+def drawing(width: float, height: float, label: str, *parts: Markup) -> Markup:
+    """``label`` is what a screen reader says."""
+    box = f"0 0 {width:g} {height:g}"
+    return element("svg", *parts, viewBox=box, role="img", aria_label=label, xmlns="http://www.w3.org/2000/svg")
+
+
+def _with_unit(title: str, power: int) -> str:
+    return f"{title} ({times_power(power).strip()})" if power else title

@@ -1,0 +1,156 @@
+"""The page's sections, in the order in which they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from importlib.metadata import version
+from typing import Any
+
+from luminosity.drift.history import PastTest
+from luminosity.drift.report.extremes import Extremes
+from luminosity.drift.report.kernel_table import kernel_table
+from luminosity.drift.report.markup import Markup, element, joined
+from luminosity.drift.report.null_histogram import null_histogram
+from luminosity.drift.report.numbers import plain
+from luminosity.drift.report.over_time import over_time
+from luminosity.drift.report.scatter import POINTS
+from luminosity.drift.report.style import STYLE
+from luminosity.drift.report.witness_rows import WitnessRow, witness_tables
+from luminosity.drift.result import MMDTestResult
+
+__all__ = ["Contents", "page"]
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What there is to show beside the result; what is missing is left out of the page."""
+
+    result: MMDTestResult
+    names: tuple[str, str]
+    scatter: Markup | None = None
+    extremes: Extremes | None = None
+    gone: Sequence[WitnessRow] = ()
+    new: Sequence[WitnessRow] = ()
+    history: Sequence[PastTest] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+def page(contents: Contents) -> str:
+    result = contents.result
+    verdict = "Drift" if result.drift else "No drift"
+    title = f"{verdict}: {contents.names[0]} and {contents.names[1]}"
+    head = element(
+        "head",
+        Markup('<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'),
+        element("title", title),
+        element("style", Markup(STYLE)),
+    )
+    sections = [_headline(contents), _chance(result), _kernels(result)]
+    if contents.scatter is not None:
+        sections.append(_both(contents.scatter))
+    if contents.extremes is not None:
+        sections.append(_rows(contents, contents.extremes))
+    if contents.history:
+        sections.append(_history(contents.history))
+    sections.append(_settings(contents))
+    body = element("body", element("main", *sections))
+    return f"<!doctype html>\n{element('html', head, body, lang='en')}\n"
+
+
+def _headline(contents: Contents) -> Markup:
+    result = contents.result
+    kind, verdict = ("drifted", "Drift") if result.drift else ("steady", "No drift")
+    said = "The two samples differ by more than chance" if result.drift else "The two samples can't be told apart"
+    reached = round(result.p_value * (result.permutations + 1)) - 1
+    chance = (
+        f": {f'{reached:,}' if reached else 'none'} of {result.permutations:,} random ways to part the rows "
+        f"gave a difference as large (p = {plain(result.p_value)}, level {plain(result.level)})."
+    )
+    names = element("p", f"{contents.names[1]} against {contents.names[0]}", class_="muted")
+    verdict_box = element("div", element("h1", verdict), names, element("p", said + chance), class_=f"verdict {kind}")
+    low, high = result.interval
+    facts = [
+        ("p-value", plain(result.p_value), f"{result.permutations:,} permutations"),
+        ("MMD²", plain(result.mmd2), f"95%: {plain(low)} to {plain(high)}" if low == low else ""),
+        ("reference", f"{result.reference_rows:,}", "rows"),
+        ("current", f"{result.current_rows:,}", "rows"),
+    ]
+    boxes = [
+        element("div", element("dt", name), element("dd", value, element("small", more)), class_="fact")
+        for name, value, more in facts
+    ]
+    return joined([verdict_box, element("dl", *boxes, class_="facts")])
+
+
+def _section(title: str, said: str, *parts: Markup) -> Markup:
+    return element("section", element("h2", title), element("p", said, class_="muted"), *parts)
+
+
+def _chance(result: MMDTestResult) -> Markup:
+    low, high = result.p_value_interval
+    said = (
+        f"The bars show what {result.permutations:,} random ways to part the rows give, if there were no difference. "
+        f"The p-value is the share of them that reaches this comparison; with so many permutations it is known to lie "
+        f"between {plain(low, 2)} and {plain(high, 2)}."
+    )
+    return _section("Could it be chance?", said, null_histogram(result))
+
+
+def _kernels(result: MMDTestResult) -> Markup:
+    said = "A kernel says how alike two rows are; its bandwidth is the distance that counts as near."
+    if len(result.kernels) > 1:
+        said += (
+            f" Each line is a kernel by itself. The test's own p-value, {plain(result.p_value)}, accounts for having "
+            "looked at all of them: do not pick the smallest here."
+        )
+    return _section("What each kernel sees", said, element("div", kernel_table(result), class_="wide"))
+
+
+def _both(drawn: Markup) -> Markup:
+    said = (
+        f"At most {POINTS:,} random rows of each; where rows have many numbers, along the directions in which both "
+        "together vary most. Two samples can differ in ways that no plane shows."
+    )
+    return _section("Both samples", said, drawn)
+
+
+def _rows(contents: Contents, extremes: Extremes) -> Markup:
+    said = "What came, and what went: the rows by which the samples are told apart best, rows that say the same once."
+    if not contents.result.drift:
+        said = "No drift was found, so that these are no more than the ends of what chance gives."
+    return _section("The rows that differ most", said, witness_tables(contents.gone, contents.new, extremes))
+
+
+def _history(tests: Sequence[PastTest]) -> Markup:
+    said = (
+        f"The last {len(tests)} tests" if len(tests) > 1 else "The first test"
+    ) + " of these columns against this reference with this kernel. The dashed line is what must be exceeded."
+    return _section("Over time", said, over_time(tests))
+
+
+def _settings(contents: Contents) -> Markup:
+    result = contents.result
+    told = {
+        "reference": contents.names[0],
+        "current": contents.names[1],
+        "permutations": f"{result.permutations:,} of {result.reference_bins} and {result.current_bins} bins",
+        "level": plain(result.level),
+        "seed": str(result.seed),
+        "precision": result.precision,
+        **{str(name): _told(value) for name, value in contents.settings.items() if value is not None},
+        "versions": ", ".join(f"{name} {version(name)}" for name in ("luminosity", "jax", "numpy")),
+        "made": datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S %Z"),
+    }
+    rows = [element("tr", element("th", name), element("td", value)) for name, value in told.items()]
+    table = element("table", element("tbody", *rows), class_="settings")
+    return element("section", element("h2", "Settings"), table)
+
+
+def _told(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, (int, float)):
+        return plain(float(value), 4)
+    return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)

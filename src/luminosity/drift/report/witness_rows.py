@@ -1,0 +1,107 @@
+"""The rows that differ most, with what the table says about them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from luminosity.drift.report.extremes import Extremes
+from luminosity.drift.report.markup import Markup, element, joined
+from luminosity.drift.report.numbers import MISSING, plain
+
+__all__ = ["Details", "WitnessRow", "shown_rows", "witness_tables"]
+
+Details = Callable[[Sequence[int]], Sequence[Mapping[str, Any]]]
+"""What else is known of the rows with these numbers."""
+
+_SHOWN = 8
+_COLUMNS = 7
+_CHARACTERS = 240
+_NUMBERS = 4
+_BAR_PIXELS = 70.0
+
+
+@dataclass(frozen=True)
+class WitnessRow:
+    number: int
+    score: float
+    cells: Mapping[str, str]
+    alike: int = 0  # further rows that say the same
+
+
+def shown_rows(found: Sequence[tuple[int, float]], details: Details | None, values: Any) -> list[WitnessRow]:
+    """The first few that differ in what is shown; without details, the rows' own numbers."""
+    numbers = [number for number, _ in found]
+    told = details(numbers) if details is not None else [_own(number, values[number]) for number in numbers]
+    rows: dict[tuple[str, ...], WitnessRow] = {}
+    for (number, score), each in zip(found, told, strict=True):
+        cells = {str(name): _cell(value) for name, value in list(each.items())[:_COLUMNS]}
+        same = tuple(text for name, text in cells.items() if name not in ("file", "row")) or (str(number),)
+        first = rows.get(same)
+        if first is not None:
+            rows[same] = WitnessRow(first.number, first.score, first.cells, first.alike + 1)
+        elif len(rows) < _SHOWN:
+            rows[same] = WitnessRow(number, score, cells)
+    return list(rows.values())
+
+
+def witness_tables(gone: Sequence[WitnessRow], new: Sequence[WitnessRow], extremes: Extremes) -> Markup:
+    most = max((abs(row.score) for row in (*gone, *new)), default=1.0) or 1.0
+    scored, against = extremes.scored, extremes.against
+    note = (
+        f"The score is how alike a row is to rows of the current sample, less how alike to rows of the reference, by "
+        f"{extremes.kernel}. {scored[0]:,} rows of the reference and {scored[1]:,} of the current sample were scored, "
+        f"each against {against[0]:,} and {against[1]:,}."
+    )
+    return joined(
+        [
+            element("h3", element("span", class_="key current"), "New: rows most typical of the current sample"),
+            _table(new, most, "current"),
+            element("h3", element("span", class_="key reference"), "Gone: rows most typical of the reference"),
+            _table(gone, most, "reference"),
+            element("p", note, class_="muted"),
+        ]
+    )
+
+
+def _table(rows: Sequence[WitnessRow], most: float, kind: str) -> Markup:
+    names = list(dict.fromkeys(name for row in rows for name in row.cells))
+    head = element("tr", element("th", "score"), *(element("th", name) for name in names))
+    body = [
+        element("tr", element("td", _score(row.score, most, kind)), *(_td(row, name, names) for name in names))
+        for row in rows
+    ]
+    return element("div", element("table", element("thead", head), element("tbody", *body)), class_="wide")
+
+
+def _td(row: WitnessRow, name: str, names: Sequence[str]) -> Markup:
+    text = row.cells.get(name, "")
+    if row.alike and name == names[-1]:
+        more = f" and {row.alike} more {'row' if row.alike == 1 else 'rows'} alike"
+        return element("td", text, element("span", more, class_="muted"))
+    return element("td", text)
+
+
+def _score(score: float, most: float, kind: str) -> Markup:
+    bar = element("rect", x=0, y=3, width=max(1.0, abs(score) / most * _BAR_PIXELS), height=12, rx=2, class_=kind)
+    drawn = element("svg", bar, width=_BAR_PIXELS, height=18, class_="small", aria_hidden="true")
+    return joined([drawn, " ", plain(score, 2)])
+
+
+def _own(number: int, values: Any) -> dict[str, Any]:
+    return {"row": number, "numbers": [float(value) for value in values]}
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return MISSING
+    if isinstance(value, float):
+        return plain(value, 4)
+    if isinstance(value, bytes):
+        return f"{len(value):,} bytes"
+    if isinstance(value, list) and value and all(isinstance(each, (int, float)) for each in value):
+        shown = ", ".join(plain(float(each), 2) for each in value[:_NUMBERS])
+        return f"[{shown}, … {len(value)} numbers]" if len(value) > _NUMBERS else f"[{shown}]"
+    text = " ".join(str(value).split())
+    return text if len(text) <= _CHARACTERS else text[: _CHARACTERS - 1] + "…"

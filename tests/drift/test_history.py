@@ -1,0 +1,84 @@
+"""Past tests in a file of SQLite."""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+from datetime import datetime, timezone
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from luminosity.drift import DriftHistory, MMDTestResult, PastTest, mmd_test
+from luminosity.errors import DriftError
+
+_WRITER = """
+import sys
+from luminosity.drift import DriftHistory, PastTest
+
+for number in range(20):
+    test = PastTest("now", "r", "c", "", "RBF", number, None, 0.0, 1.0, 0.05, False, 2, 2)
+    DriftHistory(sys.argv[1]).append(test)
+"""
+
+
+@pytest.fixture(scope="module")
+def result() -> MMDTestResult:
+    rows = np.random.default_rng(0).normal(size=(100, 2))
+    return mmd_test(rows[:50], rows[50:] + 2)
+
+
+def test_what_is_appended_is_found_again(tmp_path: Path, result: MMDTestResult) -> None:
+    history = DriftHistory(tmp_path / "drift.sqlite")
+    for day in (1, 2, 3):
+        time = datetime(2030, 1, day, tzinfo=timezone.utc)
+        history.append(PastTest.of(result, reference="r", current=f"c{day}", columns="v", kernel="rbf", time=time))
+    history.append(PastTest.of(result, reference="other", current="c", columns="v", settings={"rows": 7}))
+
+    found = history.last("r", "v", "rbf", most=2)
+    assert [test.current for test in found] == ["c2", "c3"]
+    assert found[1].time == "2030-01-03T00:00:00.000+00:00"
+    assert (found[1].p_value, found[1].drift, found[1].mmd2) == (result.p_value, True, result.mmd2)
+    assert found[1].threshold == result.null_quantiles[0.95]
+    assert history.last("other", "v")[0].settings == {"rows": 7}
+    assert history.last("r", "another") == history.last("r", "v", "linear") == []
+    assert history.last("r", "v", "rbf")[0].as_dict()["current"] == "c1"
+
+
+def test_nothing_is_lost_where_two_write_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "drift.sqlite"
+    writers = [subprocess.Popen([sys.executable, "-c", _WRITER, str(path)]) for _ in range(2)]
+    assert [writer.wait(50) for writer in writers] == [0, 0]
+    assert sorted(test.statistic for test in DriftHistory(path).last("r")) == sorted([*range(20)] * 2)
+
+
+def test_files_of_something_else_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("not a database, and long enough to tell " * 100)
+    with pytest.raises(DriftError, match=r"notes\.txt: can't be used .* not a database"):
+        DriftHistory(tmp_path / "notes.txt")
+    with sqlite3.connect(tmp_path / "shop.sqlite") as database:
+        database.execute("CREATE TABLE orders (id)")
+    with pytest.raises(DriftError, match=r"something else \(tables: orders\)"):
+        DriftHistory(tmp_path / "shop.sqlite")
+    with pytest.raises(DriftError, match="there is no folder"):
+        DriftHistory(tmp_path / "missing" / "drift.sqlite")
+
+
+def test_another_version_is_refused(tmp_path: Path, result: MMDTestResult) -> None:
+    path = tmp_path / "drift.sqlite"
+    DriftHistory(path).append(PastTest.of(result, reference="r", current="c"))
+    with sqlite3.connect(path) as database:
+        database.execute("PRAGMA user_version = 2")
+    with pytest.raises(DriftError, match="version 2, expected 1"):
+        DriftHistory(path)
+
+
+def test_an_empty_file_becomes_a_history(tmp_path: Path, result: MMDTestResult) -> None:
+    path = tmp_path / "drift.sqlite"
+    path.touch()
+    history = DriftHistory(path)
+    assert history.last("r") == []
+    history.append(PastTest.of(result, reference="r", current="c"))
+    assert len(history.last("r")) == 1

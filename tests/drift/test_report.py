@@ -1,0 +1,155 @@
+"""The page of a test: what it shows, that it needs nothing else, and that no table can write into it."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from luminosity.drift import RBF, Linear, MMDTestResult, PastTest, Polynomial, RowKernel, mmd_test, write_report
+from luminosity.drift.report.extremes import strongest_kernel
+from luminosity.errors import DriftError
+
+_RANDOM = np.random.default_rng(0)
+_REFERENCE = _RANDOM.normal(size=(3000, 5)).astype(np.float32)
+_CURRENT = np.concatenate([_RANDOM.normal(size=(2500, 5)), _RANDOM.normal(5, 0.3, size=(500, 5))]).astype(np.float32)
+
+
+class Page(HTMLParser):
+    """Which tags there are, what they refer to, and the text between them."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.classes: list[str] = []
+        self.references: list[str] = []
+        self.text = ""
+        self._open: list[str] = []
+        self.feed(path.read_text())
+        assert self._open == [], "every tag is closed"
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.tags.append(tag)
+        self.classes.append(dict(attrs).get("class", ""))
+        self.references += [value for name, value in attrs if name in ("src", "href", "xlink:href", "action")]
+        assert not any(name.startswith("on") for name, _ in attrs)
+        if tag != "meta":
+            self._open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if not self._open or self._open[-1] != "style":
+            self.text += f"{data}\n"
+
+
+@pytest.fixture(scope="module")
+def drifted() -> MMDTestResult:
+    return mmd_test(_REFERENCE, _CURRENT, [RBF(1.0), RBF(3.0)])
+
+
+def test_everything_is_on_one_page_that_needs_nothing_else(tmp_path: Path, drifted: MMDTestResult) -> None:
+    path = tmp_path / "drift.html"
+    tests = [PastTest.of(drifted, reference="r", current=f"c{day}") for day in range(3)]
+    write_report(path, drifted, _REFERENCE, _CURRENT, history=tests, settings={"columns": "v"})
+
+    page = Page(path)
+    for heading in ("Drift", "Could it be chance?", "What each kernel sees", "Both samples", "Over time", "Settings"):
+        assert f"{heading}\n" in page.text
+    assert page.references == []
+    assert not {"script", "link", "img", "iframe"} & set(page.tags)
+    assert not re.search(r"url\(|@import", path.read_text())
+    assert path.stat().st_size < 2_000_000
+    assert page.classes.count("dot reference") == page.classes.count("dot current") == 2000
+    assert page.classes.count("drifted mark") == 2 * 3 + 1  # the statistic and p of each test, and the legend
+    assert "none of 1,000 random ways to part the rows" in page.text
+    assert "\n3,000\n" in page.text
+
+
+def test_new_rows_are_named_with_what_the_table_says(tmp_path: Path, drifted: MMDTestResult) -> None:
+    """Those that were moved are the last 500; rows that say the same are shown once."""
+    asked: list[int] = []
+
+    def of_current(numbers: Any) -> list[dict[str, Any]]:
+        asked.extend(numbers)
+        return [{"row": number, "text": "same" if number % 2 else f"text {number}"} for number in numbers]
+
+    write_report(
+        tmp_path / "drift.html",
+        drifted,
+        _REFERENCE,
+        _CURRENT,
+        details=(lambda numbers: [{"row": number, "gone": None, "data": b"1234"} for number in numbers], of_current),
+    )
+    assert min(asked) >= 2500
+    text = Page(tmp_path / "drift.html").text
+    assert text.count("\nsame\n") == 1
+    assert re.search(r"and \d+ more rows alike", text)
+    assert "4 bytes" in text
+
+
+def test_no_table_can_write_into_the_page(tmp_path: Path, drifted: MMDTestResult) -> None:
+    evil = "</td></table><script>alert(1)</script><img src=x onerror=alert(1)>\"'&" + "x" * 5000
+
+    def details(numbers: Any) -> list[dict[str, Any]]:
+        return [{evil: evil, "nested": {"a": [evil]}} for _ in numbers]
+
+    tests = [PastTest.of(drifted, reference=evil, current=evil)]
+    write_report(
+        tmp_path / "drift.html",
+        drifted,
+        _REFERENCE[:100],
+        _CURRENT[-100:],
+        names=(evil, evil),
+        details=(details, details),
+        history=tests,
+        settings={evil: evil},
+    )
+    page = Page(tmp_path / "drift.html")
+    assert not {"script", "img"} & set(page.tags)
+    assert "<script>alert(1)</script>" in page.text
+
+
+@pytest.mark.parametrize("width", [1, 2])
+def test_narrow_rows_without_drift(tmp_path: Path, width: int) -> None:
+    result = mmd_test(_REFERENCE[:200, :width], _REFERENCE[200:400, :width])
+    write_report(tmp_path / "page.html", result, _REFERENCE[:200, :width], _REFERENCE[200:400, :width])
+    page = Page(tmp_path / "page.html")
+    assert "No drift\n" in page.text
+    assert "the ends of what chance gives" in page.text
+    assert ("Histograms of both samples" in (tmp_path / "page.html").read_text()) == (width == 1)
+
+
+def test_a_result_alone_makes_a_page(tmp_path: Path) -> None:
+    """Few rows have no interval, and all of the null's values may be equal."""
+    write_report(tmp_path / "page.html", mmd_test([0.0, 0.0], [1.0, 1.0], permutations=19))
+    page = Page(tmp_path / "page.html")
+    assert "nan" not in page.text.lower()
+    assert "Both samples" not in page.text
+
+
+def test_constant_columns_are_drawn(tmp_path: Path) -> None:
+    rows = np.zeros((50, 3))
+    write_report(tmp_path / "page.html", mmd_test(rows, rows, RBF(1.0)), rows, rows)
+    assert "nan" not in (tmp_path / "page.html").read_text()
+
+
+def test_the_kernel_that_sees_most_says_which_rows_differ(tmp_path: Path, drifted: MMDTestResult) -> None:
+    assert strongest_kernel(drifted) in (RBF(1.0), RBF(3.0))
+    small = _REFERENCE[:50], _CURRENT[-50:]
+    for kernel in (Linear(), Polynomial(2)):
+        assert strongest_kernel(mmd_test(*small, kernel)) == kernel
+    own = RowKernel(lambda x, y: x @ y)
+    with pytest.raises(DriftError, match="a kernel of your own"):
+        write_report(tmp_path / "page.html", mmd_test(*small, own), *small)
+    write_report(tmp_path / "page.html", mmd_test(*small, own), *small, kernel=own)
+
+
+def test_a_place_that_cannot_be_written_to_is_named(tmp_path: Path, drifted: MMDTestResult) -> None:
+    with pytest.raises(DriftError, match=r"missing/drift\.html: can't write"):
+        write_report(tmp_path / "missing" / "drift.html", drifted)

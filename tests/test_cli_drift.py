@@ -1,0 +1,219 @@
+"""``lum drift``, as a person and a scheduler run it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
+
+from luminosity.cli.main import main
+from luminosity.drift import PCA, mmd_test
+from tests.processes import wait_for
+
+pytestmark = pytest.mark.timeout(120)
+
+_RANDOM = np.random.default_rng(0)
+_OLD = _RANDOM.normal(size=(400, 8)).astype(np.float32)
+_SAME = _RANDOM.normal(size=(300, 8)).astype(np.float32)
+_NEW = np.concatenate([_SAME[:250], _SAME[250:] + 3])
+
+
+def table(rows: Any, **columns: Any) -> pa.Table:
+    vectors = pa.FixedSizeListArray.from_arrays(rows.ravel(), rows.shape[1])
+    return pa.table({"id": range(len(rows)), "text": [f"text {n}" for n in range(len(rows))], "v": vectors, **columns})
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name, rows in (("old", _OLD), ("same", _SAME), ("new", _NEW)):
+        pq.write_table(table(rows), f"{name}.parquet")
+        np.save(f"{name}.npy", rows)
+    return tmp_path
+
+
+def lum(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "luminosity.cli.main", "drift", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+
+
+def test_the_exit_code_says_whether_there_is_drift() -> None:
+    same = lum("old.parquet", "same.parquet", "--column", "v")
+    assert (same.returncode, same.stderr) == (0, "")
+    assert same.stdout.startswith("no drift: p = 0.")
+    assert "· 400 rows against 300 ·" in same.stdout
+    assert same.stdout.count("\n") == 1
+    new = lum("old.npy", "new.npy", "--json")
+    assert (new.returncode, new.stderr) == (3, "")
+    assert json.loads(new.stdout)["drift"] is True
+
+
+def test_json_has_the_result_of_the_library_and_the_settings(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--json", "--permutations=199", "--level=0.1", "--seed=3", "--kernel=rbf", "--components=4"]
+    assert main(["drift", "old.parquet", "new.npy", "--column=v", *arguments]) == 3
+    captured = capsys.readouterr()
+    found = json.loads(captured.out)
+    pca = PCA.fit(np.concatenate([_OLD, _NEW]), 4)
+    expected = mmd_test(pca.transform(_OLD), pca.transform(_NEW), permutations=199, level=0.1, seed=3)
+    settings, _ = found.pop("settings"), found.pop("seconds")
+    assert found == json.loads(json.dumps(expected.as_dict()))
+    assert (settings["columns"], settings["kernel"], settings["width"], settings["components"]) == ("v", "rbf", 8, 4)
+    assert settings["rows_read"] == [400, 300]
+    assert captured.err == ""
+
+
+@pytest.mark.parametrize("kernel", ["laplacian", "linear", "polynomial", "aggregate"])
+def test_every_kernel_sees_a_shift(kernel: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["drift", "old.npy", "new.npy", f"--kernel={kernel}"]) == 3
+    assert capsys.readouterr().out.startswith("drift: p = 0.000999, MMD² = ")
+
+
+def test_patterns_formats_and_columns_of_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    for part in range(3):
+        pq.write_table(pa.table({"a": _OLD[part::3, 0], "b": (_OLD[part::3, 1] * 10).astype(int)}), f"part-{part}.pq")
+    rows = [{"b": int(row[1] * 10), "a": float(row[0])} for row in _NEW]
+    Path("new.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    pyarrow.csv.write_csv(pa.Table.from_pylist(rows), "new.csv")
+    for current in ("new.jsonl", "new.csv"):
+        assert main(["drift", "part-*.pq", current, "--column=a", "--column=b", "--json"]) == 3
+        found = json.loads(capsys.readouterr().out)
+        assert (found["reference_rows"], found["settings"]["columns"], found["settings"]["width"]) == (400, "a, b", 2)
+
+
+def test_columns_count_alike_whatever_their_unit(capsys: pytest.CaptureFixture[str]) -> None:
+    """Years that moved by one standard deviation, beside incomes that did not and have large numbers."""
+    for name, shift in (("before", 0), ("after", 12)):
+        years, incomes = _RANDOM.normal(40 + shift, 12, 300), _RANDOM.normal(50_000, 20_000, 300)
+        pq.write_table(pa.table({"years": years, "income": incomes}), f"{name}.parquet")
+    assert main(["drift", "before.parquet", "after.parquet", "--column=years,income"]) == 3
+    assert main(["drift", "before.parquet", "after.parquet", "--column=income"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_wide_rows_are_projected(capsys: pytest.CaptureFixture[str]) -> None:
+    random = np.random.default_rng(1)
+    for name in ("a", "b"):
+        np.save(f"{name}.npy", random.normal(size=(200, 70)).astype(np.float16))
+    assert main(["drift", "a.npy", "b.npy", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["settings"]["components"] == 50
+    assert main(["drift", "a.npy", "b.npy", "--json", "--components=0"]) == 0
+    assert json.loads(capsys.readouterr().out)["settings"]["components"] is None
+
+
+def test_a_try_takes_random_rows(capsys: pytest.CaptureFixture[str]) -> None:
+    for _ in range(2):
+        assert main(["drift", "old.parquet", "new.parquet", "--rows=100", "--json"]) in (0, 3)
+    found = json.loads(capsys.readouterr().out.partition("}\n{")[0] + "}")
+    assert (found["reference_rows"], found["current_rows"]) == (100, 100)
+    assert found["settings"]["rows_read"] == [400, 300]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["gone.parquet", "new.parquet"], "no table's file matches gone.parquet"),
+        (["gone*.npy", "new.npy"], "no file matches gone*.npy"),
+        (["old.npy", "new.npy", "--column=v"], "--column is of tables"),
+        (["old.parquet", "new.parquet", "--column=w"], "'w'"),
+        (["old.parquet", "new.parquet", "--column=text"], "column 'text' holds string, expected vectors or numbers"),
+        (["plain.parquet", "new.parquet"], "no column of vectors; --column says what to compare"),
+        (["old.npy", "narrow.npy"], "rows of 8 numbers, the current sample of 3"),
+        (["old.npy", "new.npy", "--components=9"], "--components=9: the rows have 8 numbers"),
+        (["old.npy", "new.npy", "--bandwidth=1", "--kernel=linear"], "--bandwidth is of --kernel rbf or laplacian"),
+        (["old.npy", "new.npy", "--permutations=10"], "--permutations=10: expected at least 19"),
+        (["old.npy", "new.npy", "--report=no/drift.html"], "--report=no/drift.html: expected the name of a file"),
+        (["old.npy", "new.npy", "--history=old.npy"], "old.npy: can't be used as a history"),
+        (["old.npy", "one.npy"], "one.npy has 1 rows to compare; expected at least 2"),
+        (["old.npy", "words.npy"], "words.npy: holds <U1, expected numbers"),
+        (["old.npy", "text.npy"], "text.npy: can't be read as an array of NumPy"),
+        (["old.npy", "nan.npy"], "nan.npy: found NaN or infinity in row 7 (counted from 0)"),
+        (["old.parquet", "null.parquet"], "null.parquet: found null in row 5 (counted from 0) of v"),
+        (["old.parquet", "inner.parquet"], "inner.parquet: found NaN or infinity in row 1 (counted from 0) of v"),
+        (["old.parquet", "ragged.parquet"], "ragged.parquet: row 2 (counted from 0) of column 'v' has 3 numbers"),
+    ],
+)
+def test_errors_say_what_is_wrong_and_exit_with_1(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = _NEW.copy()
+    broken[7, 2] = np.nan
+    np.save("nan.npy", broken)
+    np.save("narrow.npy", _NEW[:, :3])
+    np.save("one.npy", _NEW[:1])
+    np.save("words.npy", np.array(["a", "b"]))
+    Path("text.npy").write_text("no array")
+    pq.write_table(pa.table({"a": [1.0, 2.0]}), "plain.parquet")
+    vectors = _NEW.tolist()
+    pq.write_table(pa.table({"v": [*vectors[:5], None, *vectors[5:]]}), "null.parquet")
+    pq.write_table(pa.table({"v": [vectors[0], [None, *vectors[1][1:]]]}), "inner.parquet")
+    pq.write_table(pa.table({"v": [*vectors[:2], [1.0, 2.0, 3.0]]}), "ragged.parquet")
+    assert main(["drift", *words]) == 1
+    captured = capsys.readouterr()
+    assert captured.err.startswith("lum drift: ")
+    assert said in captured.err
+    assert captured.out == ""
+
+
+def test_rows_without_a_value_are_left_out_if_so_wished(capsys: pytest.CaptureFixture[str]) -> None:
+    vectors: list[Any] = _NEW.tolist()
+    vectors[:0] = [None, None]
+    vectors[100][3] = float("inf")
+    pq.write_table(pa.table({"v": vectors}), "null.parquet")
+    assert main(["drift", "old.parquet", "null.parquet", "--skip-missing", "--json"]) == 3
+    found = json.loads(capsys.readouterr().out)
+    assert found["current_rows"] == 299
+    assert found["settings"]["rows_skipped"] == [0, 3]
+
+
+def test_wrong_use_is_told_by_argparse(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["old.npy"], ["old.npy", "new.npy", "--kernel=best"], ["old.npy", "new.npy", "--level=2"]):
+        with pytest.raises(SystemExit) as exit:
+            main(["drift", *words])
+        assert exit.value.code == 2
+    assert "'2': expected a number between 0 and 1" in capsys.readouterr().err
+
+
+def test_the_report_shows_what_the_table_says_about_new_rows_and_the_past(capsys: pytest.CaptureFixture[str]) -> None:
+    for part in range(2):
+        rows = _NEW[part * 150 : (part + 1) * 150]
+        pq.write_table(table(rows, note=[f"<i>{part * 150 + n}</i>" for n in range(150)]), f"new-{part}.parquet")
+    options = ["--report=drift.html", "--history=drift.sqlite", "--rows=290"]
+    assert main(["drift", "old.parquet", "same.parquet", *options]) == 0
+    assert main(["drift", "./old.parquet", "new-*.parquet", *options]) == 3
+    assert main(["drift", "old.parquet", "new.parquet", *options, "--kernel=linear"]) == 3
+    assert main(["drift", "old.parquet", "new-*.parquet", *options]) == 3
+    page = Path("drift.html").read_text()
+    shown = [number for number in range(300) if f"&lt;i&gt;{number}&lt;/i&gt;" in page]
+    assert shown
+    assert min(shown) >= 250  # the rows that were moved
+    assert all(f"<td>{number - 150}</td>" in page for number in shown)  # counted in the second file
+    assert "new-1.parquet" in page
+    assert "The last 3 tests" in page  # not the one with another kernel
+    assert "<i>" not in page
+    with sqlite3.connect("drift.sqlite") as database:
+        found = database.execute("SELECT drift, kernel, current FROM tests ORDER BY time").fetchall()
+    assert [row[:2] for row in found] == [(0, "rbf"), (1, "rbf"), (1, "linear"), (1, "rbf")]
+    assert found[0][2] == os.path.abspath("same.parquet")
+    assert capsys.readouterr().err == ""
+
+
+def test_ctrl_c_ends_it() -> None:
+    rows = np.random.default_rng(0).normal(size=(200_000, 20)).astype(np.float32)
+    np.save("large.npy", rows)
+    command = [sys.executable, "-m", "luminosity.cli.main", "drift", "large.npy", "large.npy"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert wait_for(lambda: "large.npy" in Path(f"/proc/{process.pid}/maps").read_text(), 60)
+        process.send_signal(signal.SIGINT)
+        out, errors = process.communicate(timeout=60)
+    assert (process.returncode, out, errors) == (130, "", "lum drift: interrupted\n")
