@@ -13,15 +13,23 @@ if TYPE_CHECKING:
     from luminosity.drift.mmd import mmd2, mmd_test
     from luminosity.drift.pca import PCA, PCASums
     from luminosity.drift.result import KernelResult, MMDTestResult
+    from luminosity.drift.transforms.apply_pca import ApplyPCA
+    from luminosity.drift.transforms.fit_pca import FitPCA
+    from luminosity.drift.transforms.mmd import MMD
+    from luminosity.drift.transforms.mmd_test import MMDTest
 
 __all__ = [
+    "MMD",
     "PCA",
     "RBF",
+    "ApplyPCA",
     "BlockKernel",
+    "FitPCA",
     "Kernel",
     "KernelResult",
     "Laplacian",
     "Linear",
+    "MMDTest",
     "MMDTestResult",
     "PCASums",
     "Polynomial",
@@ -35,6 +43,10 @@ _HOMES = {
     **dict.fromkeys(["KernelResult", "MMDTestResult"], "result"),
     **dict.fromkeys(["mmd2", "mmd_test"], "mmd"),
     **dict.fromkeys(["PCA", "PCASums"], "pca"),
+    "ApplyPCA": "transforms.apply_pca",
+    "FitPCA": "transforms.fit_pca",
+    "MMD": "transforms.mmd",
+    "MMDTest": "transforms.mmd_test",
 }
 
 
