@@ -10,6 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.testing.test_stream import TestStream
 from apache_beam.testing.util import assert_that
 
 from luminosity.drift import MMD, PCA, RBF, FitPCA, Laplacian, MMDTest, MMDTestResult, RowKernel, mmd_test
@@ -20,7 +22,7 @@ from tests.both_runners import Pipelines, counters
 _RANDOM = np.random.default_rng(0)
 X, Y = _RANDOM.normal(size=(700, 5)), _RANDOM.normal(0.05, 1, size=(600, 5))
 X_IDS, Y_IDS = np.arange(700), np.array([f"y{number}" for number in range(600)])
-MANY_STRIPS = Cutting(few_rows=0, strip_rows=150)
+MANY_STRIPS = Cutting(few_rows=0, strip_rows=300)
 
 
 def table(rows: Any, ids: Any, **more: Any) -> pa.RecordBatch:
@@ -67,8 +69,8 @@ def test_a_table_however_it_is_spread(pipelines: Pipelines, monkeypatch: pytest.
             test = MMDTest(reference, column="embedding", id="id", precision=precision)
             assert_that(current | name >> test, same(expected), label=f"{name} is the same")
     found = counters(run.result)
-    assert found["reference_rows"], found["current_rows"] == (1400, 1200)
-    assert found["tiles"] == 1 + 9 * 10 // 2
+    assert (found["reference_rows"], found["current_rows"]) == (1400, 1200)
+    assert found["tiles"] == 1 + 5 * 6 // 2
 
 
 def test_vectors_and_several_kernels(pipelines: Pipelines, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,6 +148,23 @@ def test_windows(pipelines: Pipelines) -> None:
         assert_that(
             current | MMDTest(reference) | beam.Map(stamped) | beam.WindowInto(beam.window.GlobalWindows()), check
         )
+
+
+def test_windows_of_a_stream() -> None:
+    """As time goes on, not at the end."""
+    events = TestStream()
+    for start in (0, 60):
+        events = events.add_elements([beam.window.TimestampedValue(row, start + 1) for row in Y[start : start + 60]])
+        events = events.advance_watermark_to(start + 61)
+
+    def check(found: list[Any]) -> None:
+        results = [mmd_test(X, rows, ids=(row_ids(X), row_ids(rows))) for rows in (Y[:60], Y[60:120])]
+        assert sorted(result.mmd2 for result in found) == pytest.approx(sorted(result.mmd2 for result in results), rel=1e-3)
+
+    with beam.Pipeline("FnApiRunner", PipelineOptions(["--streaming"])) as pipeline:
+        reference = pipeline | "X" >> beam.Create(list(X))
+        current = pipeline | events.advance_watermark_to_infinity() | beam.WindowInto(beam.window.FixedWindows(60))
+        assert_that(current | MMDTest(reference) | beam.WindowInto(beam.window.GlobalWindows()), check)
 
 
 def test_references_in_files(pipelines: Pipelines, tmp_path: Path) -> None:

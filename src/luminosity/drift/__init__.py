@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from luminosity.drift.aggregate import Aggregate
     from luminosity.drift.kernels import RBF, BlockKernel, Kernel, Laplacian, Linear, Polynomial, RowKernel
     from luminosity.drift.mmd import mmd2, mmd_test
     from luminosity.drift.pca import PCA, PCASums
@@ -22,6 +23,7 @@ __all__ = [
     "MMD",
     "PCA",
     "RBF",
+    "Aggregate",
     "ApplyPCA",
     "BlockKernel",
     "FitPCA",
@@ -39,6 +41,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Aggregate": "aggregate",
     **dict.fromkeys(["RBF", "BlockKernel", "Kernel", "Laplacian", "Linear", "Polynomial", "RowKernel"], "kernels"),
     **dict.fromkeys(["KernelResult", "MMDTestResult"], "result"),
     **dict.fromkeys(["mmd2", "mmd_test"], "mmd"),

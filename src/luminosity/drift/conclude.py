@@ -18,6 +18,7 @@ from luminosity.errors import DriftError
 __all__ = ["Settings", "conclude", "p_value"]
 
 _NORMAL_97_5 = 1.959964
+_ROUNDING = 1e-9  # of the kernel's values: less than a thousandth of the null's spread even with a million rows
 _HISTOGRAM_BARS = 60
 
 
@@ -48,20 +49,25 @@ def conclude(sums: Any, counts: Any, bins: BinCounts, kernels: Sequence[Kernel],
     side = observed_side(bins)
     observed = np.array([estimates(each, counts, side[None, :])[0] for each in sums])
     null = null_estimates(sums, counts, bins, settings.permutations, settings.seed)
+    rounding = [_ROUNDING * float(np.abs(matrix).sum()) / (counts.sum() * (counts.sum() - 1)) for matrix in sums]
+    quantile = _student_97_5(min(bins.reference, bins.current) - 1)
     each = [
-        _of_kernel(kernel, value, of_null, jackknife(matrix, counts, bins))
-        for kernel, value, of_null, matrix in zip(kernels, observed, null, sums, strict=True)
+        _of_kernel(*found, quantile * jackknife(matrix, counts, bins))
+        for *found, matrix in zip(kernels, map(float, observed), null, rounding, sums, strict=True)
     ]
-    statistic, of_null = (float(observed[0]), null[0]) if len(each) == 1 else fused(observed, null)
+    if len(each) == 1:
+        statistic, of_null, slack = float(observed[0]), null[0], rounding[0]
+    else:
+        (statistic, of_null), slack = fused(observed, null, rounding), 0.0
     strongest = min(each, key=lambda found: (found.p_value, -found.mmd2 / (found.null_sd or 1)))
-    p = p_value(statistic, of_null)
+    p = p_value(statistic, of_null, slack)
     heights, edges = np.histogram(of_null, bins=_HISTOGRAM_BARS)
     return MMDTestResult(
         mmd2=strongest.mmd2,
         interval=strongest.interval,
         statistic=statistic,
         p_value=p,
-        p_value_interval=_of_proportion(p, settings.permutations),
+        p_value_interval=_around(p, settings.permutations),
         level=settings.level,
         null_sd=float(of_null.std()),
         null_quantiles=dict(zip(QUANTILES, map(float, np.quantile(of_null, QUANTILES)), strict=True)),
@@ -77,20 +83,29 @@ def conclude(sums: Any, counts: Any, bins: BinCounts, kernels: Sequence[Kernel],
     )
 
 
-def p_value(observed: float, null: Any) -> float:
-    """The data's own order is one of the permutations, so that it is never zero and the level is kept."""
-    rounding = 1e-9 * float(np.abs(null).max(initial=0.0))  # The same parting of bins may come out a bit lower.
-    return float((1 + np.count_nonzero(null >= observed - rounding)) / (1 + len(null)))
+def p_value(observed: float, null: Any, rounding: float = 0.0) -> float:
+    """The data's own order is one of the permutations, so that it is never zero and the level is kept.
+
+    Permutations that part the rows in the same way may come out a bit lower, by ``rounding``: they count.
+    """
+    slack = max(rounding, 1e-9 * float(np.abs(null).max(initial=0.0)))
+    return float((1 + np.count_nonzero(null >= observed - slack)) / (1 + len(null)))
 
 
-def _of_kernel(kernel: Kernel, value: float, null: Any, error: float) -> KernelResult:
-    value = float(value)
-    interval = (value - _NORMAL_97_5 * error, value + _NORMAL_97_5 * error)
-    return KernelResult(kernel.name, kernel.scale, value, interval, float(null.std()), p_value(value, null))
+def _of_kernel(kernel: Kernel, value: float, null: Any, rounding: float, half: float) -> KernelResult:
+    p = p_value(value, null, rounding)
+    return KernelResult(kernel.name, kernel.scale, value, (value - half, value + half), float(null.std()), p)
 
 
-def _of_proportion(p: float, count: int) -> tuple[float, float]:
-    """Wilson's interval."""
-    z = _NORMAL_97_5**2 / count
-    middle, half = (p + z / 2) / (1 + z), (p * (1 - p) * z + z * z / 4) ** 0.5 / (1 + z)
+def _student_97_5(freedom: int) -> float:
+    """Few bins do not tell their spread well, so that an interval made with it must be wider than a normal one."""
+    from scipy.special import stdtrit
+
+    return float(stdtrit(max(freedom, 1), 0.975))
+
+
+def _around(p: float, count: int) -> tuple[float, float]:
+    """Wilson's interval for what all permutations would give: of those drawn, without the data's own order."""
+    share, z = (p * (count + 1) - 1) / count, _NORMAL_97_5**2 / count
+    middle, half = (share + z / 2) / (1 + z), (share * (1 - share) * z + z * z / 4) ** 0.5 / (1 + z)
     return max(0.0, middle - half), min(1.0, middle + half)

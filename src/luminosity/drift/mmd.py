@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from luminosity.drift.aggregate import Aggregate
 from luminosity.drift.bins import BINS, BinCounts, plan_bins
 from luminosity.drift.block_sums import Progress
 from luminosity.drift.conclude import Settings, conclude
@@ -46,7 +47,7 @@ def mmd2(
 def mmd_test(
     reference: Any,
     current: Any,
-    kernel: Kernel | Sequence[Kernel] | None = None,
+    kernel: Kernel | Aggregate | Sequence[Kernel | Aggregate] | None = None,
     *,
     permutations: int = 1000,
     level: float = 0.05,
@@ -59,6 +60,7 @@ def mmd_test(
     """Whether the two samples come from one distribution.
 
     Rows are put into random bins, and bins are permuted: one pass over the pairs of rows, however many permutations.
+    Several kernels, or an ``Aggregate`` of many bandwidths, make one test that keeps its level.
     With ``ids`` of the rows, bins come from their hashes, as in a pipeline: the order of rows then changes nothing.
 
     >>> import numpy as np
@@ -67,7 +69,7 @@ def mmd_test(
     (False, True)
     """
     settings = Settings(permutations, level, seed, precision)
-    kernels = [kernel or RBF()] if isinstance(kernel, (Kernel, type(None))) else list(kernel)
+    kernels = [kernel or RBF()] if isinstance(kernel, (Kernel, Aggregate, type(None))) else list(kernel)
     pair = Pair.of(reference, current, kernels, seed, precision, ids)
     planned = plan_bins(len(pair.reference), len(pair.current), bins)
     of_rows = pair.bins(planned, seed)

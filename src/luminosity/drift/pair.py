@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from luminosity.drift.aggregate import Aggregate
 from luminosity.drift.bandwidth import SAMPLE_ROWS
 from luminosity.drift.bins import BinCounts, balanced_bins, hashed_bins
 from luminosity.drift.block_sums import Progress, block_sums, sums_of_lists
@@ -37,7 +38,7 @@ class Pair:
         cls,
         reference: Any,
         current: Any,
-        kernels: Sequence[Kernel],
+        kernels: Sequence[Kernel | Aggregate],
         seed: int,
         precision: Precision,
         ids: tuple[Any, Any] | None = None,
@@ -55,20 +56,23 @@ class Pair:
             chosen = np.argsort(np.concatenate(hashes), kind="stable")[:SAMPLE_ROWS]
         sample = _numbered(reference, current, chosen).astype(np.float64)
         centre = centre_of(kernels, sample)
-        resolved = tuple(kernel.resolved(sample - centre) for kernel in kernels)
+        resolved = tuple(each for kernel in kernels for each in kernel.resolved_all(sample - centre))
         offsets = kernel_offsets(resolved, sample - centre)
         return cls(reference, current, resolved, tuple(offsets), centre, precision, hashes)
 
     @classmethod
-    def _of_lists(cls, reference: Any, current: Any, kernels: Sequence[Kernel], precision: Precision) -> Pair:
-        if not all(isinstance(kernel, BlockKernel) for kernel in kernels):
+    def _of_lists(
+        cls, reference: Any, current: Any, kernels: Sequence[Kernel | Aggregate], precision: Precision
+    ) -> Pair:
+        lists = [kernel for kernel in kernels if isinstance(kernel, BlockKernel)]
+        if len(lists) < len(kernels):
             raise DriftError(
                 "Found a BlockKernel among others, expected BlockKernels alone: they see things, not rows."
             )
         for things, name in ((reference, "The reference"), (current, "The current sample")):
             if len(things) < 2:
                 raise DriftError(f"{name} has {len(things)} examples, expected at least 2.")
-        return cls(reference, current, tuple(kernels), (0.0,) * len(kernels), 0.0, precision, None)
+        return cls(reference, current, tuple(lists), (0.0,) * len(lists), 0.0, precision, None)
 
     def bins(self, planned: BinCounts, seed: int) -> Any:
         """The bin of each row."""
@@ -91,7 +95,7 @@ class Pair:
         return block_sums(self.kernels, self.offsets, rows, bins, planned.all, progress)
 
 
-def centre_of(kernels: Sequence[Kernel], sample: Any) -> Any:
+def centre_of(kernels: Sequence[Kernel | Aggregate], sample: Any) -> Any:
     """What to subtract from all rows: the mean of a sample of both, where that changes nothing but rounding."""
     if all(kernel.shift_invariant for kernel in kernels):
         return np.asarray(sample, dtype=np.float64).mean(axis=0)

@@ -41,15 +41,29 @@ def null_estimates(sums: Any, counts: Any, bins: BinCounts, permutations: int, s
         chosen = np.argpartition(keys, bins.reference - 1, axis=1)[:, : bins.reference]
         sides = np.zeros_like(keys)
         np.put_along_axis(sides, chosen, 1.0, axis=1)
+        sides[~_can_be_estimated(sides, counts)] = observed_side(bins)
         parts.append(np.stack([estimates(each, counts, sides) for each in sums]))
     return np.concatenate(parts, axis=1)
 
 
+def _can_be_estimated(sides: Any, counts: Any) -> Any:
+    """Not where a side has less than two rows, as happens when few rows fall into few bins by their hashes.
+
+    Such a parting is taken for the observed one, which can only raise the p-value.
+    """
+    rows = sides @ counts
+    return np.minimum(rows, counts.sum() - rows) >= 2
+
+
 def jackknife(sums: Any, counts: Any, bins: BinCounts) -> float:
-    """The standard error of MMD², from leaving out each bin in turn; the two samples are independent."""
-    if min(bins.reference, bins.current) < 3:
-        return float("nan")
+    """The standard error of MMD², from leaving out each bin in turn; the two samples are independent.
+
+    Not a number where there is none: with less than three bins, or less than two rows left.
+    """
     x = observed_side(bins) == 1
+    left = min((counts[each].sum() - counts[each]).min() for each in (x, ~x))
+    if min(bins.reference, bins.current) < 3 or left < 2:
+        return float("nan")
     return float((_spread(sums, counts, x) + _spread(sums, counts, ~x)) ** 0.5)
 
 

@@ -34,7 +34,7 @@ class Histogram:
 class MMDTestResult:
     """Whether two samples come from one distribution.
 
-    ``statistic`` is what was permuted: MMD² itself with one kernel, a soft maximum over standardised ones with several;
+    ``statistic`` is what was permuted: MMD² itself with one kernel, the largest of standardised ones with several;
     the null's quantiles and histogram are in its unit. ``mmd2`` and its 95% ``interval`` are those of the kernel that
     sees most.
     """

@@ -19,6 +19,7 @@ from typing import Any
 import apache_beam as beam
 from apache_beam.pvalue import AsMultiMap
 
+from luminosity.drift.aggregate import Aggregate
 from luminosity.drift.kernels import BlockKernel, Kernel
 from luminosity.drift.transforms.block import Block
 from luminosity.drift.transforms.gather import Gather
@@ -108,7 +109,7 @@ def _summaries(summarise: Summarise) -> Any:
     return beam.CombinePerKey(summarise).with_output_types(tuple[Any, Summary])
 
 
-def check_kernels(kernels: Sequence[Kernel]) -> None:
+def check_kernels(kernels: Sequence[Kernel | Aggregate]) -> None:
     if not kernels:
         raise DriftError("Found an empty list of kernels, expected at least one.")
     if any(isinstance(kernel, BlockKernel) for kernel in kernels):

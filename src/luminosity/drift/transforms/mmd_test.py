@@ -7,6 +7,7 @@ from typing import Any
 
 import apache_beam as beam
 
+from luminosity.drift.aggregate import Aggregate
 from luminosity.drift.bins import BINS, plan_bins
 from luminosity.drift.conclude import Settings, conclude
 from luminosity.drift.kernels import RBF, Kernel
@@ -41,7 +42,7 @@ class MMDTest(beam.PTransform[Any, Any]):
     Args:
         reference: a PCollection of the same kind, which becomes a side input; an array; or a path of Parquet or npy
             files, which may have ``*`` in it. An array or npy file is the reference of every key.
-        kernel: one, or several for one test that keeps its level. RBF at the median distance, if there is none.
+        kernel: one, or several, or an `Aggregate`, for one test that keeps its level. RBF at the median distance, if there is none.
         column: of record batches: the one with vectors, or several of numbers that are a vector together.
         id: the column with the rows' ids, whole numbers or texts, from which random bins come. Without it they come
             from the bytes of the row: then equal rows share a bin, which makes the test cautious where there are many.
@@ -61,7 +62,7 @@ class MMDTest(beam.PTransform[Any, Any]):
     def __init__(
         self,
         reference: Reference,
-        kernel: Kernel | Sequence[Kernel] | None = None,
+        kernel: Kernel | Aggregate | Sequence[Kernel | Aggregate] | None = None,
         *,
         column: Columns | None = None,
         id: str | None = None,
@@ -76,7 +77,7 @@ class MMDTest(beam.PTransform[Any, Any]):
     ) -> None:
         super().__init__()
         self._settings = Settings(permutations, level, seed, precision)
-        kernels = [kernel or RBF()] if isinstance(kernel, (Kernel, type(None))) else list(kernel)
+        kernels = [kernel or RBF()] if isinstance(kernel, (Kernel, Aggregate, type(None))) else list(kernel)
         check_kernels(kernels)
         plan_bins(2, 2, bins)  # Says now what is wrong with their number.
         self._comparison = Comparison(

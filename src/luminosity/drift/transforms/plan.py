@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from apache_beam.internal import pickler
 
+from luminosity.drift.aggregate import Aggregate
 from luminosity.drift.bandwidth import SAMPLE_ROWS
 from luminosity.drift.bins import BinCounts, hashed_bins, most_rows, plan_bins
 from luminosity.drift.kernels import Kernel
@@ -86,7 +87,7 @@ class Plan:
 class Planner:
     """``bins`` is None where nothing is permuted: one for each sample is enough."""
 
-    kernels: Sequence[Kernel]
+    kernels: Sequence[Kernel | Aggregate]
     bins: int | None
     precision: str
     components: int | None
@@ -103,7 +104,7 @@ class Planner:
         if pca is not None:
             sample = pca.transform(sample, self.precision).astype(np.float64)  # type: ignore[arg-type]
         centre = centre_of(self.kernels, sample)
-        kernels = tuple(kernel.resolved(sample - centre) for kernel in self.kernels)
+        kernels = tuple(each for kernel in self.kernels for each in kernel.resolved_all(sample - centre))
         offsets = tuple(kernel_offsets(kernels, sample - centre))
         bins = BinCounts(1, 1) if self.bins is None else plan_bins(used, current.rows, self.bins)
         recipe = Recipe(bins, offsets, pickler.dumps(kernels))

@@ -1,0 +1,51 @@
+"""Kernels of many bandwidths, chosen from the data, for one test that keeps its level."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from luminosity.drift.bandwidth import range_of
+from luminosity.drift.kernels import RBF, Kernel, Laplacian
+from luminosity.errors import DriftError
+
+__all__ = ["Aggregate"]
+
+_KINDS: dict[str, Callable[[float], RBF | Laplacian]] = {"rbf": RBF, "laplacian": Laplacian}
+_FEWEST, _MOST = 2, 50
+
+
+@dataclass(frozen=True)
+class Aggregate:
+    """Where one bandwidth would have to be guessed: several, from the smallest distances of rows to the largest.
+
+    Give it to ``mmd_test`` as its kernel. The level is kept however many bandwidths there are (see fuse.py).
+
+    >>> import numpy as np
+    >>> from luminosity.drift import mmd_test
+    >>> x = np.random.default_rng(0).uniform(size=(800, 1))
+    >>> wavy = x + 0.02 * np.sin(40 * x)
+    >>> mmd_test(x[:400], wavy[400:]).drift, mmd_test(x[:400], wavy[400:], Aggregate()).drift
+    (False, True)
+    """
+
+    shift_invariant: ClassVar[bool] = True
+
+    kinds: tuple[str, ...] = ("rbf",)
+    bandwidths: int = 10
+    """Of each kind."""
+
+    def __post_init__(self) -> None:
+        if not self.kinds or not set(self.kinds) <= set(_KINDS) or len(set(self.kinds)) < len(self.kinds):
+            raise DriftError(f"Found kinds={self.kinds!r}, expected some of {tuple(_KINDS)}, each once.")
+        if not _FEWEST <= self.bandwidths <= _MOST:
+            raise DriftError(f"Found bandwidths={self.bandwidths}, expected {_FEWEST} to {_MOST}.")
+
+    def resolved_all(self, sample: Any) -> list[Kernel]:
+        """The kernels for rows of which this is a sample, taken from both sides."""
+        found: list[Kernel] = []
+        for kind in self.kinds:
+            make = _KINDS[kind]
+            found += [make(bandwidth) for bandwidth in range_of(make(1.0).distances(sample), self.bandwidths)]
+        return found
