@@ -29,10 +29,12 @@ def block_sums(
     bins: Any,
     count: int,
     progress: Progress | None = None,
+    boundary: int | None = None,
 ) -> Any:
     """For each kernel a symmetric matrix: its values, less its offset, over ordered pairs of different rows, by bin.
 
     ``rows`` gives the rows with the given numbers, ready to compute with; ``bins`` the bin of each row, of ``count``.
+    With a ``boundary``, only sums over a bin below it and one from it on are whole: not all others are computed.
     """
     tile = _tile_rows(len(bins))
     layout = Layout.of(bins, _GROUP if len(bins) >= 4 * _TILE else 1)
@@ -47,8 +49,11 @@ def block_sums(
                 sums = tile_sums(kernels, offsets, layout.group, first == second, x, wx, y, wy)
             return first, second, _by_bin(np.asarray(sums, dtype=np.float64), x_bins, y_bins)
 
+        def crosses(first: int, second: int) -> bool:
+            return blocks[first][2][0] < boundary <= blocks[second][2][-1]
+
         for first in range(len(blocks)):
-            strip = range(first, len(blocks))
+            strip = [other for other in range(first, len(blocks)) if boundary is None or crosses(first, other)]
             for _, second, sums in threads.map(compute, [first] * len(strip), strip):
                 _add(total, sums, blocks[first][2], blocks[second][2], first == second)
             done += len(strip)

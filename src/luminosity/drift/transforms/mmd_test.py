@@ -42,7 +42,8 @@ class MMDTest(beam.PTransform[Any, Any]):
     Args:
         reference: a PCollection of the same kind, which becomes a side input; an array; or a path of Parquet or npy
             files, which may have ``*`` in it. An array or npy file is the reference of every key.
-        kernel: one, or several, or an `Aggregate`, for one test that keeps its level. RBF at the median distance, if there is none.
+        kernel: one, or several, or an `Aggregate`, for one test that keeps its level. RBF at the median distance, if
+            there is none.
         column: of record batches: the one with vectors, or several of numbers that are a vector together.
         id: the column with the rows' ids, whole numbers or texts, from which random bins come. Without it they come
             from the bytes of the row: then equal rows share a bin, which makes the test cautious where there are many.
