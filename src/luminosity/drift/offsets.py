@@ -18,7 +18,9 @@ def kernel_offsets(kernels: Sequence[Kernel], sample: Any) -> list[float]:
     """From the first rows of the sample. Rounded, so that the last digits of a machine's arithmetic change nothing."""
     rows = np.asarray(sample, dtype=np.float32)[:_ROWS]
     different = ~np.eye(len(rows), dtype=bool)
-    return [float(f"{np.asarray(_values(kernel, rows))[different].mean():.2g}") for kernel in kernels]
+    filled = np.pad(rows, ((0, _ROWS - len(rows)), (0, 0)), mode="edge")  # Of any other size it were compiled anew.
+    here = slice(len(rows))
+    return [float(f"{np.asarray(_values(kernel, filled))[here, here][different].mean():.2g}") for kernel in kernels]
 
 
 def _values(kernel: Kernel, rows: Any) -> Any:
