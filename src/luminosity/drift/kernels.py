@@ -99,7 +99,7 @@ class RBF(_WithBandwidth):
         from luminosity.drift.distances import minus_half_squared
 
         (bandwidth,) = parameters
-        return jnp.exp(minus_half_squared(x, y) * (1 / bandwidth**2))
+        return jnp.exp(minus_half_squared(x / bandwidth, y / bandwidth))
 
     def distances(self, sample: Any) -> Any:
         from luminosity.drift.distances import euclidean_pairs
