@@ -10,9 +10,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.testing.util import assert_that
+from apache_beam.transforms import window
 
-from luminosity.drift import MMD, PCA, RBF, FitPCA, Laplacian, MMDTest, MMDTestResult, RowKernel, mmd_test
+from luminosity.drift import MMD, PCA, RBF, FitPCA, MMDTest, MMDTestResult, RowKernel, mmd_test
+from luminosity.drift.rows import Precision
 from luminosity.drift.transforms import plan
 from luminosity.drift.transforms.strips import Cutting
 from tests.both_runners import Pipelines, counters
@@ -56,25 +59,30 @@ def same(expected: MMDTestResult) -> Any:
     return check
 
 
-@pytest.mark.parametrize("precision", ["float64", "float32"])
-def test_a_table_however_it_is_spread(pipelines: Pipelines, monkeypatch: pytest.MonkeyPatch, precision: Any) -> None:
-    expected = mmd_test(X, Y, ids=(X_IDS, Y_IDS), precision=precision)
+def test_a_table_however_it_is_spread(pipelines: Pipelines, monkeypatch: pytest.MonkeyPatch) -> None:
     with pipelines() as (pipeline, run):
-        for name, size, cutting in (("one strip", 600, Cutting()), ("many strips", 40, MANY_STRIPS)):
+        cases: list[tuple[Precision, int, Cutting]] = [
+            ("float64", 600, Cutting()),
+            ("float64", 40, MANY_STRIPS),
+            ("float32", 100, MANY_STRIPS),
+        ]
+        for precision, size, cutting in cases:
+            name = f"{precision} in batches of {size}"
             monkeypatch.setattr(plan, "CUTTING", cutting)
             reference = pipeline | f"X {name}" >> beam.Create(batches(X, X_IDS, size, seed=1))
             current = pipeline | f"Y {name}" >> beam.Create(batches(Y, Y_IDS, size, seed=2))
             test = MMDTest(reference, column="embedding", id="id", precision=precision)
-            assert_that(current | name >> test, same(expected), label=f"{name} is the same")
+            expected = mmd_test(X, Y, ids=(X_IDS, Y_IDS), precision=precision)
+            assert_that(current | name >> test, same(expected), label=f"same {name}")
     found = counters(run.result)
-    assert (found["reference_rows"], found["current_rows"]) == (1400, 1200)
-    assert found["tiles"] == 1 + 5 * 6 // 2
+    assert (found["reference_rows"], found["current_rows"]) == (2100, 1800)
+    assert found["tiles"] == 1 + 2 * (5 * 6 // 2)
 
 
 def test_vectors_and_several_kernels(pipelines: Pipelines, monkeypatch: pytest.MonkeyPatch) -> None:
     """A user's function travels to the workers, be it a lambda."""
     monkeypatch.setattr(plan, "CUTTING", MANY_STRIPS)
-    kernels = [RBF(), Laplacian(2.0), RowKernel(lambda x, y: (x @ y + 1.0) ** 2)]
+    kernels = [RBF(), RowKernel(lambda x, y: (x @ y + 1.0) ** 2)]
     expected = mmd_test(X, Y, kernels, ids=(row_ids(X), row_ids(Y)), precision="float64", seed=3)
     with pipelines() as (pipeline, _):
         current = pipeline | beam.Create([*Y[:200], Y[200:450], Y[450:].tolist()])
@@ -123,11 +131,9 @@ def test_windows(pipelines: Pipelines) -> None:
     places = {0: slice(0, 300), 60: slice(300, 598), 120: slice(598, 600)}
     expected = {start: mmd_test(X, Y[place], ids=(row_ids(X), row_ids(Y[place]))) for start, place in places.items()}
 
-    def stamped(
-        result: MMDTestResult, time: Any = beam.DoFn.TimestampParam, window: Any = beam.DoFn.WindowParam
-    ) -> Any:
-        assert float(window.end - time) < 0.01
-        return float(window.start), result
+    def stamped(result: MMDTestResult, time: Any = beam.DoFn.TimestampParam, of: Any = beam.DoFn.WindowParam) -> Any:
+        assert float(of.end - time) < 0.01
+        return float(of.start), result
 
     def check(found: list[Any]) -> None:
         assert sorted(start for start, _ in found) == [0, 60, 120]
@@ -140,14 +146,11 @@ def test_windows(pipelines: Pipelines) -> None:
         current = (
             pipeline
             | "Y" >> beam.Create(rows)
-            | beam.MapTuple(beam.window.TimestampedValue)
-            | beam.WindowInto(beam.window.FixedWindows(60))
+            | beam.MapTuple(window.TimestampedValue)
+            | beam.WindowInto(window.FixedWindows(60))
         )
         assert_that(
-            current
-            | MMDTest(reference)
-            | beam.Map(stamped)
-            | "Together" >> beam.WindowInto(beam.window.GlobalWindows()),
+            current | MMDTest(reference) | beam.Map(stamped) | "Together" >> beam.WindowInto(window.GlobalWindows()),
             check,
         )
 
@@ -188,3 +191,13 @@ def test_pca(pipelines: Pipelines) -> None:
         current = pipeline | "Y" >> beam.Create(list(Y))
         assert_that(current | MMDTest(reference, pca=2, precision="float64"), same(expected), label="tested")
         assert_that((reference, current) | beam.Flatten() | FitPCA(2), check, label="fitted")
+
+
+@pytest.mark.slow
+def test_through_a_job_service() -> None:
+    flags = ["--runner=PortableRunner", "--job_endpoint=embed", "--environment_type=LOOPBACK"]
+    with beam.Pipeline(options=PipelineOptions(flags)) as pipeline:
+        reference = pipeline | "X" >> beam.Create(list(X))
+        current = pipeline | "Y" >> beam.Create(list(Y))
+        expected = mmd_test(X, Y, ids=(row_ids(X), row_ids(Y)))
+        assert_that(current | MMDTest(reference), same(expected))

@@ -130,7 +130,8 @@ class Reader:
 
     def _row_name(self, ids: Any, matrix: Any, place: int) -> str:
         if ids is not None:
-            return f"the row with {self.id}={ids[place]!r}"
+            value = ids[place]
+            return f"the row with {self.id}={value.item() if isinstance(value, np.generic) else value!r}"
         numbers = ", ".join(format(number, ".4g") for number in matrix[place][:_SHOWN_NUMBERS])
         return f"the row [{numbers}{', …' if matrix.shape[1] > _SHOWN_NUMBERS else ''}]"
 
