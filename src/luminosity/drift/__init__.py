@@ -12,8 +12,10 @@ if TYPE_CHECKING:
     from luminosity.drift.aggregate import Aggregate
     from luminosity.drift.kernels import RBF, BlockKernel, Kernel, Laplacian, Linear, Polynomial, RowKernel
     from luminosity.drift.mmd import mmd2, mmd_test
+    from luminosity.drift.pairwise import distance_blocks, pairwise_distances
     from luminosity.drift.pca import PCA, PCASums
     from luminosity.drift.result import KernelResult, MMDTestResult
+    from luminosity.drift.rff import RFFSums, rff_mmd
     from luminosity.drift.transforms.apply_pca import ApplyPCA
     from luminosity.drift.transforms.fit_pca import FitPCA
     from luminosity.drift.transforms.mmd import MMD
@@ -35,9 +37,13 @@ __all__ = [
     "MMDTestResult",
     "PCASums",
     "Polynomial",
+    "RFFSums",
     "RowKernel",
+    "distance_blocks",
     "mmd2",
     "mmd_test",
+    "pairwise_distances",
+    "rff_mmd",
 ]
 
 _HOMES = {
@@ -45,7 +51,9 @@ _HOMES = {
     **dict.fromkeys(["RBF", "BlockKernel", "Kernel", "Laplacian", "Linear", "Polynomial", "RowKernel"], "kernels"),
     **dict.fromkeys(["KernelResult", "MMDTestResult"], "result"),
     **dict.fromkeys(["mmd2", "mmd_test"], "mmd"),
+    **dict.fromkeys(["distance_blocks", "pairwise_distances"], "pairwise"),
     **dict.fromkeys(["PCA", "PCASums"], "pca"),
+    **dict.fromkeys(["RFFSums", "rff_mmd"], "rff"),
     "ApplyPCA": "transforms.apply_pca",
     "FitPCA": "transforms.fit_pca",
     "MMD": "transforms.mmd",

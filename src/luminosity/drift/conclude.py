@@ -18,7 +18,7 @@ from luminosity.errors import DriftError
 __all__ = ["Settings", "conclude", "p_value"]
 
 _NORMAL_97_5 = 1.959964
-_ROUNDING = 1e-9  # of the kernel's values: less than a thousandth of the null's spread even with a million rows
+_ROUNDING = 1e-9  # of the mean value of a kernel: far below the spread of the null, even with a million rows
 _HISTOGRAM_BARS = 60
 
 
@@ -52,8 +52,8 @@ def conclude(sums: Any, counts: Any, bins: BinCounts, kernels: Sequence[Kernel],
     rounding = [_ROUNDING * float(np.abs(matrix).sum()) / (counts.sum() * (counts.sum() - 1)) for matrix in sums]
     quantile = _student_97_5(min(bins.reference, bins.current) - 1)
     each = [
-        _of_kernel(*found, quantile * jackknife(matrix, counts, bins))
-        for *found, matrix in zip(kernels, map(float, observed), null, rounding, sums, strict=True)
+        _of_kernel(kernel, float(value), of_null, slack, quantile * jackknife(matrix, counts, bins))
+        for kernel, value, of_null, slack, matrix in zip(kernels, observed, null, rounding, sums, strict=True)
     ]
     if len(each) == 1:
         statistic, of_null, slack = float(observed[0]), null[0], rounding[0]

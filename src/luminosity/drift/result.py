@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from math import isfinite
 from typing import Any
 
 __all__ = ["QUANTILES", "Histogram", "KernelResult", "MMDTestResult"]
@@ -62,12 +63,15 @@ class MMDTestResult:
         return self.p_value <= self.level
 
     def as_dict(self) -> dict[str, Any]:
-        """Of plain values, as JSON has them."""
+        """Of plain values, as JSON has them: no interval where there are too few rows for one."""
         found = asdict(self)
+        for each in (found, *found["kernels"]):
+            each["interval"] = each["interval"] if isfinite(each["interval"][0]) else None
         found["null_quantiles"] = {format(at, "g"): value for at, value in self.null_quantiles.items()}
         return {"drift": self.drift, **found}
 
     def __str__(self) -> str:
         verdict = "drift" if self.drift else "no drift"
         low, high = self.interval
-        return f"{verdict}: p = {self.p_value:.4g}, MMD² = {self.mmd2:.4g} ({low:.4g} to {high:.4g})"
+        interval = f" ({low:.4g} to {high:.4g})" if isfinite(low) else ""
+        return f"{verdict}: p = {self.p_value:.4g}, MMD² = {self.mmd2:.4g}{interval}"

@@ -1,0 +1,115 @@
+"""Sums over pairs of bins, with all rows on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from luminosity.drift.accelerated.fused import STRIP, fused_pairs
+from luminosity.drift.accelerated.halves import FARTHEST, NORM_COLUMNS, as_halves
+from luminosity.drift.accelerated.plain import plain_pairs
+from luminosity.drift.kernels import RBF, Kernel
+
+__all__ = ["PairSums", "accelerated_sums", "applies", "best_for_this_device"]
+
+PairSums = Callable[[Any, Any, Any, Any, Any, Any, int], Any]
+
+_WIDEST = 256  # columns of a strip that stays on the chip
+_NARROWEST = 16
+_LOG2_E = 1.4426950408889634
+
+
+def applies(kernels: Sequence[Kernel], sample: Any, precision: str) -> bool:
+    """Whether there is an accelerator, for RBF kernels of rows that are not too wide nor too far from each other."""
+    import jax
+
+    if jax.local_devices()[0].platform == "cpu" or precision == "float64" or _columns(sample.shape[1]) > _WIDEST:
+        return False
+    farthest = _LOG2_E * float((sample * sample).sum(axis=1).max()) / 2
+    return all(isinstance(kernel, RBF) and farthest < FARTHEST / 4 * (kernel.bandwidth or 0) ** 2 for kernel in kernels)
+
+
+def best_for_this_device() -> PairSums:
+    import jax
+
+    nvidia = "nvidia" in jax.local_devices()[0].device_kind.lower()
+    return fused_pairs if nvidia else plain_pairs
+
+
+def accelerated_sums(
+    kernels: Sequence[Kernel],
+    offsets: Sequence[float],
+    reference: Any,
+    current: Any,
+    centre: Any,
+    bins: Any,
+    count: int,
+    pair_sums: PairSums,
+) -> Any:
+    """As ``block_sums``: for each kernel a symmetric matrix. Rows may lie on the device already."""
+    import jax
+    import jax.numpy as jnp
+
+    order, rows_of_bin = _filled_bins(bins, count)
+    first, second = np.triu_indices(count)
+    held = jax.device_put((reference, current, np.asarray(centre, np.float32), order))
+    pairs = jax.device_put((first.astype(np.int32), second.astype(np.int32)))
+    found: list[Any] = []
+    for kernel, offset in zip(kernels, offsets, strict=True):
+        (bandwidth,) = kernel.parameters()
+        scale = jnp.float32(_LOG2_E**0.5 / bandwidth)
+        by_strip, near = _compiled(pair_sums)(*held, scale, jnp.float32(offset), *pairs)
+        sums = np.asarray(by_strip, np.float64).sum(axis=1)
+        sums += offset * rows_of_bin[first] * (order.shape[1] - rows_of_bin[second])  # what fillers have put in
+        sums -= np.where(
+            first == second, np.asarray(near)[first] - offset * rows_of_bin[first], 0
+        )  # rows with themselves
+        matrix = np.zeros((count, count))
+        matrix[first, second] = matrix[second, first] = sums
+        found.append(matrix)
+    return np.stack(found)
+
+
+@cache
+def _compiled(pair_sums: PairSums) -> Any:
+    import jax
+    import jax.numpy as jnp
+
+    @jax.jit
+    def sums(
+        reference: Any, current: Any, centre: Any, order: Any, scale: Any, offset: Any, first: Any, second: Any
+    ) -> Any:
+        numbers = order.ravel()
+        real = numbers >= 0
+        of_reference = (numbers < len(reference))[:, None]
+        from_reference = reference[jnp.clip(numbers, 0, len(reference) - 1)]
+        from_current = current[jnp.clip(numbers - len(reference), 0, len(current) - 1)]
+        z = (jnp.where(of_reference, from_reference, from_current) - centre).astype(jnp.float32) * scale
+        left, right, near = as_halves(z, real, _columns(reference.shape[1]))
+        by_strip = pair_sums(left, right, real.astype(jnp.float32), offset, first, second, order.shape[1])
+        return by_strip, near.reshape(order.shape).sum(axis=1)
+
+    return sums
+
+
+def _columns(width: int) -> int:
+    """A power of two, as the fused kernel needs it."""
+    return max(_NARROWEST, 1 << (width + NORM_COLUMNS - 1).bit_length())
+
+
+def _filled_bins(bins: Any, count: int) -> tuple[Any, Any]:
+    """Row numbers by bin, all bins filled up to one length with -1; and how many rows each has.
+
+    >>> _filled_bins(np.array([1, 0, 1]), 2)[0][:, :3]
+    array([[ 1, -1, -1],
+           [ 0,  2, -1]], dtype=int32)
+    """
+    rows_of_bin = np.bincount(bins, minlength=count)
+    by_bin = np.argsort(bins.astype(np.uint16), kind="stable").astype(np.int32)
+    position = np.arange(len(bins), dtype=np.int32) - np.repeat(np.cumsum(rows_of_bin) - rows_of_bin, rows_of_bin)
+    order = np.full((count, -(-int(rows_of_bin.max()) // STRIP) * STRIP), -1, np.int32)
+    order[bins[by_bin], position] = by_bin
+    return order, rows_of_bin
