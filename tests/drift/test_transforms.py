@@ -126,6 +126,16 @@ def test_keys(pipelines: Pipelines) -> None:
         assert_that(pairs | "Keyed" >> MMDTest(X, keyed=True), check_shared, label="one reference for all keys")
 
 
+def test_few_rows_against_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the many, those are compared that are for arrays."""
+    monkeypatch.setattr(plan, "CUTTING", Cutting(few_rows=0, strip_rows=1200))
+    many, few = _RANDOM.normal(size=(2200, 2)), _RANDOM.normal(size=(2, 2))
+    with pytest.warns(UserWarning, match="Only 2,046 of them"):
+        expected = mmd_test(many, few, ids=(row_ids(many), row_ids(few)), precision="float64")
+    with beam.Pipeline("FnApiRunner") as pipeline:
+        assert_that(pipeline | beam.Create([few]) | MMDTest(many, precision="float64"), same(expected))
+
+
 def test_windows(pipelines: Pipelines) -> None:
     """One result for each, at its end, against one reference; and few rows against many are compared with some."""
     places = {0: slice(0, 300), 60: slice(300, 598), 120: slice(598, 600)}

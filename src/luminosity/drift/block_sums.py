@@ -71,7 +71,7 @@ def sums_of_lists(
         for index, kernel in enumerate(kernels):
             values = kernel.values((), things[parts[x]], things[parts[y]])
             if x == y:
-                np.fill_diagonal(values, 0)
+                values = np.where(np.eye(len(values), dtype=bool), 0, values)
             sums = _by_bin(_by_bin(values, bins[parts[x]], count).T, bins[parts[y]], count).T
             total[index] += sums if x == y else sums + sums.T
         if progress is not None:

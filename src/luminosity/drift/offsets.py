@@ -18,11 +18,12 @@ _ROWS = 256
 
 def kernel_offsets(kernels: Sequence[Kernel], sample: Any) -> list[float]:
     """From the first rows of the sample. Rounded, so that the last digits of a machine's arithmetic change nothing."""
-    rows = np.asarray(sample, dtype=np.float32)[:_ROWS]
-    different = ~np.eye(len(rows), dtype=bool)
-    filled = np.pad(rows, ((0, _ROWS - len(rows)), (0, 0)), mode="edge")  # Any other size would be compiled anew.
-    here = np.ix_(*[range(len(rows))] * 2)
-    return [_rounded(_values(kernel, filled)[here][different].mean(dtype=np.float64)) for kernel in kernels]
+    with np.errstate(over="ignore", invalid="ignore"):
+        rows = np.asarray(sample, dtype=np.float32)[:_ROWS]
+        different = ~np.eye(len(rows), dtype=bool)
+        filled = np.pad(rows, ((0, _ROWS - len(rows)), (0, 0)), mode="edge")  # Any other size would be compiled anew.
+        here = np.ix_(*[range(len(rows))] * 2)
+        return [_rounded(_values(kernel, filled)[here][different].mean(dtype=np.float64)) for kernel in kernels]
 
 
 def _rounded(mean: Any) -> float:

@@ -28,7 +28,12 @@ def estimates(sums: Any, counts: Any, sides: Any) -> Any:
     xx = np.einsum("ij,ij->i", sides @ sums, sides)
     x_all = sides @ sums.sum(axis=1)
     yy = sums.sum() - 2 * x_all + xx
-    return xx / (x_rows * (x_rows - 1)) + yy / (y_rows * (y_rows - 1)) - 2 * (x_all - xx) / (x_rows * y_rows)
+    return _mean(xx, x_rows, x_rows - 1) + _mean(yy, y_rows, y_rows - 1) - 2 * _mean(x_all - xx, x_rows, y_rows)
+
+
+def _mean(sums: Any, rows: Any, others: Any) -> Any:
+    """Zero where there are no pairs, as may happen with hashed bins of few rows: about the kernel's mean, less its offset."""
+    return sums / np.maximum(rows * others, 1)
 
 
 def null_estimates(sums: Any, counts: Any, bins: BinCounts, permutations: int, seed: int) -> Any:

@@ -9,7 +9,7 @@ import numpy as np
 
 from luminosity.drift.kernels import RBF, Kernel
 from luminosity.drift.permute import estimates, observed_side
-from luminosity.drift.rows import Precision, check_precision
+from luminosity.drift.rows import Precision, check_precision, check_seed
 from luminosity.drift.transforms.columns import Columns
 from luminosity.drift.transforms.compare import Comparison, check_kernels
 from luminosity.drift.transforms.plan import Planner
@@ -46,6 +46,7 @@ class MMD(beam.PTransform[Any, Any]):
     ) -> None:
         super().__init__()
         check_precision(precision)
+        check_seed(seed)
         kernels = [kernel or RBF()]
         check_kernels(kernels)
         planner = Planner(kernels, None, precision, pca)

@@ -12,7 +12,7 @@ from luminosity.drift.bins import BINS, plan_bins
 from luminosity.drift.conclude import Settings, conclude
 from luminosity.drift.kernels import RBF, Kernel
 from luminosity.drift.result import MMDTestResult
-from luminosity.drift.rows import Precision
+from luminosity.drift.rows import Precision, check_seed
 from luminosity.drift.transforms.columns import Columns
 from luminosity.drift.transforms.compare import Comparison, check_kernels
 from luminosity.drift.transforms.plan import Planner
@@ -41,7 +41,8 @@ class MMDTest(beam.PTransform[Any, Any]):
 
     Args:
         reference: a PCollection of the same kind, which becomes a side input; an array; or a path of Parquet or npy
-            files, which may have ``*`` in it. An array or npy file is the reference of every key.
+            files, which may have ``*`` in it. An array or npy file is the reference of every key. Of one with more
+            than 1,023 times the rows of the current sample, so many are compared.
         kernel: one, or several, or an `Aggregate`, for one test that keeps its level. RBF at the median distance, if
             there is none.
         column: of record batches: the one with vectors, or several of numbers that are a vector together.
@@ -78,6 +79,7 @@ class MMDTest(beam.PTransform[Any, Any]):
     ) -> None:
         super().__init__()
         self._settings = Settings(permutations, level, seed, precision)
+        check_seed(seed)
         kernels = [kernel or RBF()] if isinstance(kernel, (Kernel, Aggregate, type(None))) else list(kernel)
         check_kernels(kernels)
         plan_bins(2, 2, bins)  # Says now what is wrong with their number.
