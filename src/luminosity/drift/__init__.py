@@ -18,18 +18,26 @@ if TYPE_CHECKING:
     from luminosity.drift.report.write import write_report
     from luminosity.drift.result import KernelResult, MMDTestResult
     from luminosity.drift.rff import RFFSums, rff_mmd
+    from luminosity.drift.transforms.apply_pca import ApplyPCA
+    from luminosity.drift.transforms.fit_pca import FitPCA
+    from luminosity.drift.transforms.mmd import MMD
+    from luminosity.drift.transforms.mmd_test import MMDTest
     from luminosity.drift.witness_function import witness
 
 __all__ = [
+    "MMD",
     "PCA",
     "RBF",
     "Aggregate",
+    "ApplyPCA",
     "BlockKernel",
     "DriftHistory",
+    "FitPCA",
     "Kernel",
     "KernelResult",
     "Laplacian",
     "Linear",
+    "MMDTest",
     "MMDTestResult",
     "PCASums",
     "PastTest",
@@ -55,6 +63,10 @@ _HOMES = {
     "write_report": "report.write",
     **dict.fromkeys(["KernelResult", "MMDTestResult"], "result"),
     **dict.fromkeys(["RFFSums", "rff_mmd"], "rff"),
+    "ApplyPCA": "transforms.apply_pca",
+    "FitPCA": "transforms.fit_pca",
+    "MMD": "transforms.mmd",
+    "MMDTest": "transforms.mmd_test",
     "witness": "witness_function",
 }
 

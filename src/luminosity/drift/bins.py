@@ -14,7 +14,7 @@ import numpy as np
 
 from luminosity.errors import DriftError
 
-__all__ = ["BINS", "MOST_BINS", "BinCounts", "balanced_bins", "hashed_bins", "plan_bins"]
+__all__ = ["BINS", "MOST_BINS", "BinCounts", "balanced_bins", "hashed_bins", "most_rows", "plan_bins"]
 
 BINS = 120  # of both samples together
 MOST_BINS = 1024  # where one sample is much larger: a matrix of 8 MB
@@ -42,13 +42,12 @@ def plan_bins(reference_rows: int, current_rows: int, bins: int = BINS) -> BinCo
     >>> plan_bins(20, 30)
     BinCounts(reference=20, current=30)
     """
-    if not 4 <= bins <= MOST_BINS:
-        raise DriftError(f"Found bins={bins}, expected 4 to {MOST_BINS}.")
+    if not isinstance(bins, (int, np.integer)) or not 2 * _FEWEST_BINS <= bins <= MOST_BINS:
+        raise DriftError(f"Found bins={bins}, expected a whole number from {2 * _FEWEST_BINS} to {MOST_BINS}.")
     smaller, larger = sorted((reference_rows, current_rows))
-    ratio = larger / smaller
-    wanted = min(max(bins / (1 + ratio), _FEWEST_BINS), MOST_BINS / (1 + ratio))
-    few = max(1, min(smaller, round(wanted)))
-    many = max(1, min(larger, round(few * ratio), MOST_BINS - few))
+    wanted, most = (number * smaller // (smaller + larger) for number in (bins, MOST_BINS))
+    few = max(1, min(max(wanted, _FEWEST_BINS), most, smaller))
+    many = few * larger // smaller  # rounded down: none is smaller than those of the other sample
     return BinCounts(few, many) if reference_rows <= current_rows else BinCounts(many, few)
 
 

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from itertools import combinations
 from typing import Any
 
 import numpy as np
 
+from luminosity.drift.blocks import Blocks
 from luminosity.drift.kernels import BlockKernel, Kernel
 from luminosity.drift.layout import Layout
-from luminosity.drift.tiles import tile_sums
+from luminosity.drift.precision import double_precision
+from luminosity.drift.tiles import sums_of_tiles
+from luminosity.errors import DriftError
 
 __all__ = ["Progress", "block_sums", "double_precision", "sums_of_lists"]
 
 Progress = Callable[[int, int], None]  # tiles done, tiles in all
 
-_TILE = 1024  # rows: a tile of single precision is 4 MB, which the caches of two cores hold
-_SMALLEST_TILE = 64
+_BLOCK = 1024  # rows: a tile of single precision is 4 MB, which the caches of two cores hold
+_ACCELERATORS_BLOCK = 16_384  # enough to keep one busy for much longer than a call takes
+_SMALLEST_BLOCK = 64
 _GROUP = 8
-_THREADS = 2  # one tile is reduced to its bins while the next one is computed
+_ROWS_OF_A_BIN = 4 * _GROUP  # from which on filling bins up to whole groups costs little
+_TILES_BETWEEN_REPORTS = 64
 
 
 def block_sums(
@@ -29,93 +34,77 @@ def block_sums(
     bins: Any,
     count: int,
     progress: Progress | None = None,
+    boundary: int | None = None,
 ) -> Any:
     """For each kernel a symmetric matrix: its values, less its offset, over ordered pairs of different rows, by bin.
 
     ``rows`` gives the rows with the given numbers, ready to compute with; ``bins`` the bin of each row, of ``count``.
+    With a ``boundary``, only sums over a bin below it and one from it on are whole: not all others are computed.
     """
-    tile = _tile_rows(len(bins))
-    layout = Layout.of(bins, _GROUP if len(bins) >= 4 * _TILE else 1)
-    blocks = _blocks(layout, rows, tile)
+    import jax
+
+    devices = jax.local_devices()
+    layout = Layout.of(bins, _GROUP if len(bins) >= _ROWS_OF_A_BIN * count else 1)
+    blocks = Blocks.of(layout, rows, _rows_of_block(len(layout.order), devices), devices)
+    tiles = list(_tiles(range(len(blocks.bins))))
+    if boundary is not None:
+        tiles = [(x, y) for x, y in tiles if blocks.bins[x][0] < boundary <= blocks.bins[y][-1]]
     total = np.zeros((len(kernels), count, count))
-    in_all, done = len(blocks) * (len(blocks) + 1) // 2, 0
-    with double_precision(blocks[0][0].dtype), ThreadPoolExecutor(_THREADS) as threads:
-
-        def compute(first: int, second: int) -> tuple[int, int, Any]:
-            (x, wx, x_bins), (y, wy, y_bins) = blocks[first], blocks[second]
-            with double_precision(x.dtype):
-                sums = tile_sums(kernels, offsets, layout.group, first == second, x, wx, y, wy)
-            return first, second, _by_bin(np.asarray(sums, dtype=np.float64), x_bins, y_bins)
-
-        for first in range(len(blocks)):
-            strip = range(first, len(blocks))
-            for _, second, sums in threads.map(compute, [first] * len(strip), strip):
-                _add(total, sums, blocks[first][2], blocks[second][2], first == second)
-            done += len(strip)
-            if progress is not None:
-                progress(done, in_all)
+    for done, ((x, y), sums) in enumerate(sums_of_tiles(kernels, offsets, blocks, tiles), 1):
+        _add(total, sums, blocks.bins[x], blocks.bins[y])
+        if x != y:
+            _add(total, sums.transpose(0, 2, 1), blocks.bins[y], blocks.bins[x])
+        if progress is not None and (done % _TILES_BETWEEN_REPORTS == 0 or done == len(tiles)):
+            progress(done, len(tiles))
+    _check_finite(kernels, total)
     return total
 
 
-def sums_of_lists(kernels: Sequence[BlockKernel], things: Sequence[Any], bins: Any, count: int) -> Any:
+def sums_of_lists(
+    kernels: Sequence[BlockKernel], things: Sequence[Any], bins: Any, count: int, progress: Progress | None = None
+) -> Any:
     """The same for a user's function of two lists, in plain Python."""
     total = np.zeros((len(kernels), count, count))
-    starts = range(0, len(things), _TILE)
-    for start in starts:
-        for other in starts[start // _TILE :]:
-            x, y = slice(start, start + _TILE), slice(other, other + _TILE)
-            for index, kernel in enumerate(kernels):
-                values = kernel.values((), things[x], things[y])
-                if start == other:
-                    np.fill_diagonal(values, 0)
-                np.add.at(total[index], (bins[x][:, None], bins[y][None, :]), values)
-                if start != other:
-                    np.add.at(total[index], (bins[y][:, None], bins[x][None, :]), values.T)
+    parts = [slice(start, start + _BLOCK) for start in range(0, len(things), _BLOCK)]
+    in_all = len(parts) * (len(parts) + 1) // 2
+    for done, (x, y) in enumerate(_tiles(range(len(parts))), 1):
+        for index, kernel in enumerate(kernels):
+            values = kernel.values((), things[parts[x]], things[parts[y]])
+            if x == y:
+                values = np.where(np.eye(len(values), dtype=bool), 0, values)
+            sums = _by_bin(_by_bin(values, bins[parts[x]], count).T, bins[parts[y]], count).T
+            total[index] += sums if x == y else sums + sums.T
+        if progress is not None:
+            progress(done, in_all)
+    _check_finite(kernels, total)
     return total
 
 
-def double_precision(dtype: Any) -> Any:
-    """JAX computes in single precision unless told otherwise; here for this thread, and for as long as is needed."""
-    import jax
+def _tiles(blocks: range) -> Iterator[tuple[int, int]]:
+    """Each pair of blocks once. Blocks beside themselves come first: they are computed in another way."""
+    yield from zip(blocks, blocks, strict=True)
+    yield from combinations(blocks, 2)
 
-    return jax.enable_x64(np.dtype(dtype) == np.float64)
 
-
-def _tile_rows(rows: int) -> int:
+def _rows_of_block(rows: int, devices: list[Any]) -> int:
     """A power of two, so that samples of many sizes share compiled code."""
-    return min(_TILE, max(_SMALLEST_TILE, 1 << (rows - 1).bit_length()))
+    most = _BLOCK if devices[0].platform == "cpu" else _ACCELERATORS_BLOCK
+    return min(most, max(_SMALLEST_BLOCK, 1 << (rows - 1).bit_length()))
 
 
-def _blocks(layout: Layout, rows: Callable[[Any], Any], tile: int) -> list[tuple[Any, Any, Any]]:
-    """Rows, weights and the bins of groups, a tile's worth each; the last is filled up with rows that count nothing."""
-    import jax
-
-    missing = -len(layout.order) % tile
-    order = np.pad(layout.order, (0, missing), mode="edge")
-    weights = np.pad(layout.weights, (0, missing))
-    of_group = np.pad(layout.bin_of_group, (0, missing // layout.group), mode="edge")
-    found: list[tuple[Any, Any, Any]] = []
-    for start in range(0, len(order), tile):
-        here = rows(order[start : start + tile])
-        groups = slice(start // layout.group, (start + tile) // layout.group)
-        with double_precision(here.dtype):
-            held = jax.device_put(here), jax.device_put(weights[start : start + tile].astype(here.dtype))
-        found.append((*held, of_group[groups]))
-    return found
+def _add(total: Any, sums: Any, x_bins: Any, y_bins: Any) -> None:
+    total[:, x_bins[:, None], y_bins[None, :]] += sums[:, : len(x_bins), : len(y_bins)]
 
 
-def _by_bin(sums: Any, x_bins: Any, y_bins: Any) -> Any:
-    for axis, bins in ((1, x_bins), (2, y_bins)):
-        sums = np.add.reduceat(sums, _starts(bins), axis=axis)
-    return sums
+def _by_bin(values: Any, bins: Any, count: int) -> Any:
+    """Sums of rows that share a bin."""
+    return (np.arange(count)[:, None] == bins[None, :]).astype(np.float64) @ values
 
 
-def _starts(bins: Any) -> Any:
-    return np.flatnonzero(np.concatenate([[True], bins[1:] != bins[:-1]]))
-
-
-def _add(total: Any, sums: Any, x_bins: Any, y_bins: Any, same: bool) -> None:
-    x, y = x_bins[_starts(x_bins)], y_bins[_starts(y_bins)]
-    total[:, x[:, None], y[None, :]] += sums
-    if not same:
-        total[:, y[:, None], x[None, :]] += sums.transpose(0, 2, 1)
+def _check_finite(kernels: Sequence[Kernel], total: Any) -> None:
+    for kernel, sums in zip(kernels, total, strict=True):
+        if not np.isfinite(sums).all():
+            raise DriftError(
+                f"The kernel {kernel.name} gave infinity or NaN for some pairs of rows. Expected finite values; "
+                "perhaps the numbers in the rows are too large for it: scale them, or try precision='float64'."
+            )

@@ -34,6 +34,8 @@ class Settings:
     def __post_init__(self) -> None:
         if not 0 < self.level < 1:
             raise DriftError(f"Found level={self.level}, expected a number between 0 and 1, such as 0.05.")
+        if not isinstance(self.permutations, (int, np.integer)):
+            raise DriftError(f"Found permutations={self.permutations!r}, expected a whole number.")
         if self.permutations < 1 / self.level - 1:
             raise DriftError(
                 f"Found permutations={self.permutations}, expected at least {int(np.ceil(1 / self.level - 1))}: "

@@ -99,7 +99,7 @@ class RBF(_WithBandwidth):
         from luminosity.drift.distances import minus_half_squared
 
         (bandwidth,) = parameters
-        return jnp.exp(minus_half_squared(x, y) * (1 / bandwidth**2))
+        return jnp.exp(minus_half_squared(x / bandwidth, y / bandwidth))
 
     def distances(self, sample: Any) -> Any:
         from luminosity.drift.distances import euclidean_pairs
@@ -130,7 +130,9 @@ class Linear(Kernel):
     """``x · y``: sees shifts of the mean, nothing else."""
 
     def values(self, parameters: Sequence[Any], x: Any, y: Any) -> Any:
-        return x @ y.T
+        import jax.numpy as jnp
+
+        return jnp.matmul(x, y.T, precision="highest")
 
 
 @dataclass(frozen=True)
@@ -150,7 +152,9 @@ class Polynomial(Kernel):
         return f"Polynomial({self.degree})"
 
     def values(self, parameters: Sequence[Any], x: Any, y: Any) -> Any:
-        return (x @ y.T / x.shape[1] + self.offset) ** self.degree
+        import jax.numpy as jnp
+
+        return (jnp.matmul(x, y.T, precision="highest") / x.shape[1] + self.offset) ** self.degree
 
 
 @dataclass(frozen=True)
@@ -171,7 +175,12 @@ class RowKernel(Kernel):
     def values(self, parameters: Sequence[Any], x: Any, y: Any) -> Any:
         import jax
 
-        return jax.vmap(lambda row: jax.vmap(lambda other: self.function(row, other))(y))(x)
+        found = jax.vmap(lambda row: jax.vmap(lambda other: self.function(row, other))(y))(x)
+        if found.shape != (len(x), len(y)):
+            raise DriftError(
+                f"The kernel {self.name} gave an array of shape {found.shape[2:]} for two rows, expected a number."
+            )
+        return found
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from luminosity.drift.kernels import RBF, Kernel
 from luminosity.drift.pair import Pair
 from luminosity.drift.permute import estimates, observed_side
 from luminosity.drift.result import MMDTestResult
-from luminosity.drift.rows import Precision, check_precision
+from luminosity.drift.rows import Precision, check_precision, check_seed
 
 __all__ = ["mmd2", "mmd_test"]
 
@@ -37,6 +37,7 @@ def mmd2(
     0.3
     """
     check_precision(precision)
+    check_seed(seed)
     pair = Pair.of(reference, current, [kernel or RBF()], seed, precision)
     bins = BinCounts(1, 1)
     counts = np.array([len(pair.reference), len(pair.current)])
@@ -62,6 +63,7 @@ def mmd_test(
     Rows are put into random bins, and bins are permuted: one pass over the pairs of rows, however many permutations.
     Several kernels, or an ``Aggregate`` of many bandwidths, make one test that keeps its level.
     With ``ids`` of the rows, bins come from their hashes, as in a pipeline: the order of rows then changes nothing.
+    Where one sample has more than 1,023 times the rows of the other, the rest is left out, with a warning.
 
     >>> import numpy as np
     >>> x = np.random.default_rng(0).normal(size=(500, 3))
@@ -69,8 +71,9 @@ def mmd_test(
     (False, True)
     """
     settings = Settings(permutations, level, seed, precision)
+    check_seed(seed)
     kernels = [kernel or RBF()] if isinstance(kernel, (Kernel, Aggregate, type(None))) else list(kernel)
-    pair = Pair.of(reference, current, kernels, seed, precision, ids)
+    pair = Pair.of(reference, current, kernels, seed, precision, ids).thinned(seed)
     planned = plan_bins(len(pair.reference), len(pair.current), bins)
     of_rows = pair.bins(planned, seed)
     counts = np.bincount(of_rows, minlength=planned.all)

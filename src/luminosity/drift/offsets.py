@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from luminosity.drift.kernels import Kernel
+from luminosity.drift.precision import double_precision
 
 __all__ = ["kernel_offsets"]
 
@@ -16,13 +18,26 @@ _ROWS = 256
 
 def kernel_offsets(kernels: Sequence[Kernel], sample: Any) -> list[float]:
     """From the first rows of the sample. Rounded, so that the last digits of a machine's arithmetic change nothing."""
-    rows = np.asarray(sample, dtype=np.float32)[:_ROWS]
-    different = ~np.eye(len(rows), dtype=bool)
-    return [float(f"{np.asarray(_values(kernel, rows))[different].mean():.2g}") for kernel in kernels]
+    with np.errstate(over="ignore", invalid="ignore"):
+        rows = np.asarray(sample, dtype=np.float32)[:_ROWS]
+        different = ~np.eye(len(rows), dtype=bool)
+        filled = np.pad(rows, ((0, _ROWS - len(rows)), (0, 0)), mode="edge")  # Any other size would be compiled anew.
+        here = np.ix_(*[range(len(rows))] * 2)
+        return [_rounded(_values(kernel, filled)[here][different].mean(dtype=np.float64)) for kernel in kernels]
+
+
+def _rounded(mean: Any) -> float:
+    """Where single precision is not enough for the kernel, nothing is subtracted: any number would do."""
+    return float(f"{mean:.2g}") if np.isfinite(mean) else 0.0
 
 
 def _values(kernel: Kernel, rows: Any) -> Any:
-    import jax.numpy as jnp
+    with double_precision(rows.dtype):
+        return np.asarray(_compiled(kernel.form())(kernel.parameters(), rows, rows))
 
-    held = jnp.asarray(rows)
-    return kernel.form().values(kernel.parameters(), held, held)
+
+@lru_cache(maxsize=64)
+def _compiled(form: Kernel) -> Any:
+    import jax
+
+    return jax.jit(form.values)

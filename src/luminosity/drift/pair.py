@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from luminosity.drift.aggregate import Aggregate
 from luminosity.drift.bandwidth import SAMPLE_ROWS
-from luminosity.drift.bins import BinCounts, balanced_bins, hashed_bins
+from luminosity.drift.bins import BinCounts, balanced_bins, hashed_bins, most_rows
 from luminosity.drift.block_sums import Progress, block_sums, sums_of_lists
 from luminosity.drift.hashing import hash_ids
 from luminosity.drift.kernels import BlockKernel, Kernel
@@ -46,7 +47,7 @@ class Pair:
         if not kernels:
             raise DriftError("Found an empty list of kernels, expected at least one.")
         if any(isinstance(kernel, BlockKernel) for kernel in kernels):
-            return cls._of_lists(reference, current, kernels, precision)
+            return cls._of_lists(reference, current, kernels, seed, precision, ids)
         reference, current = as_rows(reference, "The reference"), as_rows(current, "The current sample")
         same_width(reference, current)
         hashes = None if ids is None else _hashes(ids, len(reference), len(current), seed)
@@ -56,13 +57,20 @@ class Pair:
             chosen = np.argsort(np.concatenate(hashes), kind="stable")[:SAMPLE_ROWS]
         sample = _numbered(reference, current, chosen).astype(np.float64)
         centre = centre_of(kernels, sample)
-        resolved = tuple(each for kernel in kernels for each in kernel.resolved_all(sample - centre))
+        apart = np.eye(2, sample.shape[1]) if _all_equal(sample, reference, current) else sample - centre
+        resolved = tuple(each for kernel in kernels for each in kernel.resolved_all(apart))
         offsets = kernel_offsets(resolved, sample - centre)
         return cls(reference, current, resolved, tuple(offsets), centre, precision, hashes)
 
     @classmethod
     def _of_lists(
-        cls, reference: Any, current: Any, kernels: Sequence[Kernel | Aggregate], precision: Precision
+        cls,
+        reference: Any,
+        current: Any,
+        kernels: Sequence[Kernel | Aggregate],
+        seed: int,
+        precision: Precision,
+        ids: tuple[Any, Any] | None,
     ) -> Pair:
         lists = [kernel for kernel in kernels if isinstance(kernel, BlockKernel)]
         if len(lists) < len(kernels):
@@ -72,7 +80,30 @@ class Pair:
         for things, name in ((reference, "The reference"), (current, "The current sample")):
             if len(things) < 2:
                 raise DriftError(f"{name} has {len(things)} examples, expected at least 2.")
-        return cls(reference, current, tuple(lists), (0.0,) * len(lists), 0.0, precision, None)
+        hashes = None if ids is None else _hashes(ids, len(reference), len(current), seed)
+        return cls(reference, current, tuple(lists), (0.0,) * len(lists), 0.0, precision, hashes)
+
+    def thinned(self, seed: int) -> Pair:
+        """With as many rows of the larger sample as bins allow: those of the smallest hashes, or some at random."""
+        samples = self.reference, self.current
+        rows = len(samples[0]), len(samples[1])
+        larger = int(rows[1] > rows[0])
+        most = most_rows(min(rows))
+        if max(rows) <= most:
+            return self
+        name = ("reference", "current sample")[larger]
+        warnings.warn(
+            f"The {name} has {rows[larger]:,} rows, the other sample {rows[1 - larger]:,}. Only {most:,} of them are "
+            "compared: more would hardly tell more, and would need bins larger than the other sample.",
+            stacklevel=3,
+        )
+        if self.hashes is None:
+            kept = np.random.default_rng((seed, 4)).permutation(rows[larger])[:most]
+        else:
+            kept = np.argsort(self.hashes[larger], kind="stable")[:most]
+        reference, current = _with(samples, larger, _taken(samples[larger], kept))
+        hashes = None if self.hashes is None else _with(self.hashes, larger, self.hashes[larger][kept])
+        return replace(self, reference=reference, current=current, hashes=hashes)
 
     def bins(self, planned: BinCounts, seed: int) -> Any:
         """The bin of each row."""
@@ -87,10 +118,16 @@ class Pair:
     def sums(self, bins: Any, planned: BinCounts, progress: Progress | None) -> Any:
         if isinstance(self.kernels[0], BlockKernel):
             lists = [kernel for kernel in self.kernels if isinstance(kernel, BlockKernel)]
-            return sums_of_lists(lists, [*self.reference, *self.current], bins, planned.all)
+            return sums_of_lists(lists, [*self.reference, *self.current], bins, planned.all, progress)
 
         def rows(numbers: Any) -> Any:
-            return (_numbered(self.reference, self.current, numbers) - self.centre).astype(self.precision)
+            with np.errstate(over="ignore"):
+                found = (_numbered(self.reference, self.current, numbers) - self.centre).astype(self.precision)
+            if not np.isfinite(found).all():
+                raise DriftError(
+                    "Some numbers are too large for single precision. Scale them, or try precision='float64'."
+                )
+            return found
 
         return block_sums(self.kernels, self.offsets, rows, bins, planned.all, progress)
 
@@ -100,6 +137,19 @@ def centre_of(kernels: Sequence[Kernel | Aggregate], sample: Any) -> Any:
     if all(kernel.shift_invariant for kernel in kernels):
         return np.asarray(sample, dtype=np.float64).mean(axis=0)
     return np.zeros(np.shape(sample)[1])
+
+
+def _all_equal(sample: Any, reference: Any, current: Any) -> bool:
+    """Whether there is but one row, over and over. Any bandwidth then gives the right answer: no drift."""
+    return all(bool((rows == sample[0]).all()) for rows in (sample, reference, current))
+
+
+def _taken(things: Any, numbers: Any) -> Any:
+    return things[numbers] if isinstance(things, np.ndarray) else [things[number] for number in numbers]
+
+
+def _with(both: tuple[Any, Any], index: int, new: Any) -> tuple[Any, Any]:
+    return (both[0], new) if index else (new, both[1])
 
 
 def _numbered(reference: Any, current: Any, numbers: Any) -> Any:

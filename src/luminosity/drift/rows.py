@@ -8,7 +8,7 @@ import numpy as np
 
 from luminosity.errors import DriftError
 
-__all__ = ["Precision", "Rows", "as_rows", "check_precision", "same_width"]
+__all__ = ["Precision", "Rows", "as_rows", "check_precision", "check_seed", "same_width"]
 
 Rows: TypeAlias = "np.ndarray[tuple[int, int], np.dtype[Any]]"
 Precision: TypeAlias = Literal["float32", "float64"]
@@ -22,10 +22,14 @@ def as_rows(values: Any, name: str, least: int = 2) -> Rows:
     """
     try:
         rows = np.asarray(values)
+        if rows.dtype == object and rows.ndim == 1 and len(rows) and np.ndim(rows[0]) == 1:
+            rows = np.stack([np.asarray(row) for row in rows])  # a column of a table
     except ValueError as error:
         raise DriftError(
-            f"{name} is no matrix ({error}). Expected rows of one width; perhaps some are shorter."
+            f"{name} is no matrix ({error}). Expected rows of one width; perhaps some are shorter, or missing."
         ) from None
+    if rows.dtype.name == "bfloat16":
+        rows = rows.astype(np.float32)
     if rows.dtype.kind not in "fiub":
         raise DriftError(f"{name} holds {rows.dtype}, expected numbers. For other things use a BlockKernel.")
     rows = rows[:, None] if rows.ndim == 1 else rows
@@ -59,6 +63,11 @@ def same_width(reference: Rows, current: Rows) -> None:
             f"The reference has rows of {reference.shape[1]} numbers, the current sample of {current.shape[1]}. "
             "Expected one width; perhaps they come from different models."
         )
+
+
+def check_seed(seed: int) -> None:
+    if not isinstance(seed, (int, np.integer)) or seed < 0:
+        raise DriftError(f"Found seed={seed!r}, expected a whole number from 0 on.")
 
 
 def check_precision(precision: str) -> None:

@@ -1,0 +1,16 @@
+"""Single or double precision, for as long as it is needed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from luminosity.extras import require
+
+__all__ = ["double_precision"]
+
+
+def double_precision(dtype: Any) -> Any:
+    """JAX computes in single precision unless told otherwise; here for this thread, in a ``with`` statement."""
+    return require("jax", "jax").enable_x64(np.dtype(dtype) == np.float64)

@@ -1,0 +1,160 @@
+"""How a test is done, decided from the summaries of both samples exactly as for two arrays with ids."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from apache_beam.internal import pickler
+
+from luminosity.drift.aggregate import Aggregate
+from luminosity.drift.bandwidth import SAMPLE_ROWS
+from luminosity.drift.bins import BinCounts, hashed_bins, most_rows, plan_bins
+from luminosity.drift.kernels import Kernel
+from luminosity.drift.offsets import kernel_offsets
+from luminosity.drift.pair import centre_of
+from luminosity.drift.pca import PCA, PCASums
+from luminosity.drift.transforms.block import Block
+from luminosity.drift.transforms.strips import CUTTING, Cutting, Strips
+from luminosity.drift.transforms.summary import Summary
+from luminosity.errors import DriftError
+
+__all__ = ["Part", "Plan", "Planner", "Recipe"]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What to do with rows that are ready. Kernels are pickled as Beam does it: users' functions may be lambdas."""
+
+    bins: BinCounts
+    offsets: tuple[float, ...]
+    pickled: bytes
+
+    @property
+    def kernels(self) -> tuple[Kernel, ...]:
+        return _kernels(self.pickled)
+
+
+@lru_cache(maxsize=64)
+def _kernels(pickled: bytes) -> tuple[Kernel, ...]:
+    """The same objects each time: what is compiled for a function is kept as long as the function is."""
+    return pickler.loads(pickled)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows of one strip, ready to be computed with, and their bins."""
+
+    strip: int
+    bins: Any
+    rows: Any
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Of one key and window. Rows of the reference with a hash above ``last`` are left out."""
+
+    recipe: Recipe
+    strips: Strips
+    centre: Any
+    precision: str
+    pca: PCA | None
+    last: int | None
+
+    def parts(self, block: Block, of_reference: bool) -> Iterator[Part]:
+        if of_reference and self.last is not None:
+            block = block.take(block.hashes <= np.uint64(self.last))
+        if not len(block):
+            return
+        bins = self.recipe.bins
+        of_row = (
+            hashed_bins(block.hashes, bins.reference)
+            if of_reference
+            else hashed_bins(block.hashes, bins.current) + bins.reference
+        )
+        rows = block.rows if self.pca is None else self.pca.transform(block.rows, self.precision)  # type: ignore[arg-type]
+        rows = (rows - self.centre).astype(self.precision)
+        strips = self.strips.numbers(block.hashes, of_reference)
+        for strip in np.unique(strips).tolist():
+            here = strips == strip
+            yield Part(strip, of_row[here].astype(np.int16), rows[here])
+
+
+@dataclass(frozen=True)
+class Planner:
+    """``bins`` is None where nothing is permuted: one for each sample is enough."""
+
+    kernels: Sequence[Kernel | Aggregate]
+    bins: int | None
+    precision: str
+    components: int | None
+    cutting: Cutting = field(default_factory=lambda: CUTTING)
+
+    def plan(self, reference: Summary, current: Summary, smallest_hashes: Callable[[], Iterable[Any]]) -> Plan:
+        """``smallest_hashes`` gives those of the reference's rows, strip by strip, should there be too many."""
+        reference.check("The reference")
+        current.check("The current sample")
+        self._same_width(reference, current)
+        used, last = self._used(reference.rows, current.rows, smallest_hashes)
+        pca = self._pca(reference, current)
+        sample = _pooled(reference, current)
+        if pca is not None:
+            sample = pca.transform(sample, self.precision).astype(np.float64)  # type: ignore[arg-type]
+        centre = centre_of(self.kernels, sample)
+        kernels = tuple(each for kernel in self.kernels for each in kernel.resolved_all(sample - centre))
+        offsets = tuple(kernel_offsets(kernels, sample - centre))
+        bins = BinCounts(1, 1) if self.bins is None else plan_bins(used, current.rows, self.bins)
+        recipe = Recipe(bins, offsets, pickler.dumps(kernels))
+        return Plan(recipe, self.cutting.of_both(reference, current), centre, self.precision, pca, last)
+
+    def _same_width(self, reference: Summary, current: Summary) -> None:
+        if reference.widths != current.widths:
+            (of_reference,), (of_current,) = reference.widths, current.widths
+            raise DriftError(
+                f"The reference has rows of {of_reference} numbers, the current sample of {of_current}. Expected one "
+                "width; perhaps they come from different models."
+            )
+
+    def _used(
+        self, reference: int, current: int, smallest_hashes: Callable[[], Iterable[Any]]
+    ) -> tuple[int, int | None]:
+        """How many rows of the reference are compared, and the hash of the last of them."""
+        if self.bins is None:
+            return reference, None
+        if current > most_rows(reference):
+            raise DriftError(
+                f"The current sample has {current:,} rows, the reference {reference:,}. Expected at most "
+                f"{most_rows(reference):,}: take a larger reference, or part of the current sample."
+            )
+        most = most_rows(current)
+        if reference <= most:
+            return reference, None
+        found = np.empty(0, dtype=np.uint64)
+        for hashes in smallest_hashes():
+            found = np.concatenate([found, hashes])
+            if len(found) >= most:
+                break
+        return most, int(np.partition(found, most - 1)[most - 1])
+
+    def _pca(self, reference: Summary, current: Summary) -> PCA | None:
+        """Of both samples together: components of the reference alone would tell them apart."""
+        if self.components is None:
+            return None
+        assert reference.sums is not None
+        assert current.sums is not None
+        pooled = PCASums()
+        pooled.merge(reference.sums)
+        pooled.merge(current.sums)
+        return pooled.pca(self.components)
+
+
+def _pooled(reference: Summary, current: Summary) -> Any:
+    """The rows of smallest hash in both."""
+    assert reference.sample is not None
+    assert current.sample is not None
+    hashes = np.concatenate([reference.sample.hashes, current.sample.hashes])
+    rows = np.concatenate([reference.sample.rows, current.sample.rows])
+    return rows[np.argsort(hashes, kind="stable")[:SAMPLE_ROWS]].astype(np.float64)

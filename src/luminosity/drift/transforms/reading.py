@@ -1,0 +1,164 @@
+"""What elements hold, as blocks of rows by key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from luminosity.drift.hashing import hash_ids
+from luminosity.drift.transforms.block import Block, by_width
+from luminosity.drift.transforms.columns import Columns, column_of, matrix_of
+from luminosity.errors import DriftError
+
+__all__ = ["Reader"]
+
+_SHOWN_NUMBERS = 4
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Elements are record batches, then ``column`` says where the vectors are; or vectors, or matrices of rows.
+
+    ``keyed`` elements are pairs of a key and such a thing. ``seed`` is that of the hashes.
+    """
+
+    column: Columns | None = None
+    id: str | None = None
+    by: str | None = None
+    keyed: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("id", "by"):
+            if getattr(self, name) is not None and self.column is None:
+                raise DriftError(f"Found {name}={getattr(self, name)!r} without column=, which says where vectors are.")
+        if self.by is not None and self.keyed:
+            raise DriftError(f"Found by={self.by!r} and keyed=True, expected one of them: each says what the key is.")
+
+    @property
+    def key_name(self) -> str | None:
+        """What keys are called in messages; None: there are none."""
+        return "key" if self.keyed else self.by
+
+    @property
+    def columns(self) -> list[str]:
+        """All that are read."""
+        vectors = [self.column] if isinstance(self.column, str) else list(self.column or [])
+        return [*vectors, *(name for name in (self.id, self.by) if name is not None)]
+
+    def parted(self, element: Any) -> tuple[Any, Any]:
+        """The key, or None, and the rows: a record batch, or a matrix of numbers."""
+        key, value = self._pair(element) if self.keyed else (None, element)
+        if isinstance(value, pa.RecordBatch):
+            if self.column is None:
+                raise DriftError(
+                    f"Found a table with the columns {', '.join(value.schema.names)}, and no column= that says where "
+                    "the vectors are."
+                )
+            return key, value
+        if self.column is not None:
+            raise DriftError(
+                f"Found an element of type {type(value).__name__}, expected a pyarrow.RecordBatch, since there is "
+                f"column={self.column!r}. TableFromRows() makes them of dicts, Beam Rows and dataclasses."
+            )
+        return key, _matrix(value)
+
+    def of_table(self, batch: pa.RecordBatch) -> Iterator[tuple[Any, Block]]:
+        """Blocks by the values of the column ``by``; without it, one for the key None."""
+        assert self.column is not None
+        matrix, wrong = matrix_of(batch, self.column)
+        matrix, finite = _numbers(matrix), np.isfinite(matrix).all(axis=1)
+        for place in np.flatnonzero(~finite).tolist():
+            wrong.setdefault(place, "has NaN, null or infinity")
+        ids = None if self.id is None else self._ids(batch)
+        for key, places in self._by_key(batch):
+            good = np.array([place for place in places if place not in wrong], dtype=np.int64) if wrong else places
+            bad = [place for place in places if place in wrong] if wrong else []
+            rows = matrix[good]
+            block = Block(self._hashes(rows, None if ids is None else ids[good]), rows)
+            if bad:
+                names = (self._row_name(ids, matrix, place) for place in bad)
+                fault = min(f"{name} {wrong[place]}" for name, place in zip(names, bad, strict=True))
+                block = replace(block, bad=len(bad), fault=f"{fault} in column {self.column!r}")
+            yield key, block
+
+    def of_matrices(self, matrices: Sequence[Any]) -> list[Block]:
+        """One block for each width. The bytes of a row don't depend on those beside it."""
+        alike: dict[tuple[int, Any], list[Any]] = {}
+        for matrix in matrices:
+            alike.setdefault((matrix.shape[1], matrix.dtype), []).append(matrix)
+        return by_width(self._of_matrix(np.concatenate(some)) for some in alike.values())
+
+    def _of_matrix(self, matrix: Any) -> Block:
+        good = np.isfinite(matrix).all(axis=1)
+        block = Block(self._hashes(matrix[good], None), matrix[good])
+        if good.all():
+            return block
+        faults = (
+            f"{self._row_name(None, matrix, place)} has NaN or infinity" for place in np.flatnonzero(~good).tolist()
+        )
+        return replace(block, bad=int((~good).sum()), fault=min(faults))
+
+    def _by_key(self, batch: pa.RecordBatch) -> Iterator[tuple[Any, Any]]:
+        if self.by is None:
+            yield None, np.arange(batch.num_rows)
+            return
+        encoded = column_of(batch, self.by).dictionary_encode(null_encoding="encode")
+        indices = encoded.indices.to_numpy(zero_copy_only=False)
+        order = np.argsort(indices, kind="stable")
+        keys = encoded.dictionary.to_pylist()
+        starts = np.searchsorted(indices[order], np.arange(len(keys) + 1))
+        for number, key in enumerate(keys):
+            yield key, order[starts[number] : starts[number + 1]]
+
+    def _ids(self, batch: pa.RecordBatch) -> Any:
+        assert self.id is not None
+        column = column_of(batch, self.id)
+        if column.null_count:
+            raise DriftError(f"The column {self.id!r} has {column.null_count:,} nulls, expected an id for each row.")
+        return column.to_numpy(zero_copy_only=False)
+
+    def _hashes(self, rows: Any, ids: Any) -> Any:
+        if ids is None:
+            ids = np.empty(len(rows), dtype=object)  # An array of bytes would lose zeros at their ends.
+            ids[:] = [row.tobytes() for row in rows]
+        return hash_ids(ids, self.seed)
+
+    def _row_name(self, ids: Any, matrix: Any, place: int) -> str:
+        if ids is not None:
+            value = ids[place]
+            return f"the row with {self.id}={value.item() if isinstance(value, np.generic) else value!r}"
+        numbers = ", ".join(format(number, ".4g") for number in matrix[place][:_SHOWN_NUMBERS])
+        return f"the row [{numbers}{', …' if matrix.shape[1] > _SHOWN_NUMBERS else ''}]"
+
+    def _pair(self, element: Any) -> tuple[Any, Any]:
+        if isinstance(element, tuple) and len(element) == 2:
+            return element
+        raise DriftError(
+            f"Found an element of type {type(element).__name__}, expected a pair of a key and a vector: keyed=True."
+        )
+
+
+def _matrix(value: Any) -> Any:
+    try:
+        array = np.asarray(value)
+    except ValueError:
+        array = np.asarray(None)
+    if array.dtype.kind not in "fiub" or array.ndim > 2:
+        hint = " For pairs of a key and a vector say keyed=True." if isinstance(value, tuple) else ""
+        raise DriftError(
+            f"Found an element of type {type(value).__name__} that is no vector: {str(value)[:100]}. Expected a vector "
+            f"of numbers, a matrix of rows, or with column= a pyarrow.RecordBatch.{hint}"
+        )
+    return _numbers(array.reshape(1, -1) if array.ndim < 2 else array)
+
+
+def _numbers(matrix: Any) -> Any:
+    """In single or double precision, as all that compares rows has them."""
+    if matrix.dtype.name in ("float32", "float64"):
+        return matrix
+    return matrix.astype(np.float32 if matrix.dtype == np.float16 else np.float64)

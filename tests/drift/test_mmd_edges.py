@@ -1,0 +1,163 @@
+"""What is not two large samples of numbers: a clear error, or a right answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+from luminosity.drift import RBF, BlockKernel, Laplacian, Linear, Polynomial, RowKernel, mmd2, mmd_test
+from luminosity.errors import DriftError
+
+ROWS = np.random.default_rng(0).normal(size=(400, 3))
+X, Y = ROWS[:200], ROWS[200:]
+
+
+def with_value(value: float) -> Any:
+    rows = X.copy()
+    rows[7, 1] = value
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("reference", "message"),
+    [
+        (with_value(np.nan), "The reference has one row with NaN or infinity, the first at 7"),
+        (with_value(-np.inf), "one row with NaN or infinity"),
+        (np.empty((0, 3)), "has no rows, expected at least 2"),
+        ([], "has no rows"),
+        (X[:1], "has one row, expected at least 2"),
+        (X[:, :2], "rows of 2 numbers, the current sample of 3"),
+        (X[:, 0], "rows of 1 numbers, the current sample of 3"),
+        (X[:, :0], "rows without any numbers"),
+        (X[None], r"has 3 dimensions \(\(1, 200, 3\)\)"),
+        ([[1.0, 2.0, 3.0], [1.0, 2.0]], "perhaps some are shorter"),
+        (pd.Series([[1.0, 2.0, 3.0], None, [1.0, 2.0, 3.0]]), "perhaps some are shorter, or missing"),
+        (["a", "b"], "expected numbers. For other things use a BlockKernel"),
+        (X.astype(complex), "holds complex128, expected numbers"),
+        (X * 1e39, "too large for single precision"),
+    ],
+)
+@pytest.mark.parametrize("function", [mmd2, mmd_test])
+def test_what_is_no_sample_is_told(function: Callable[..., Any], reference: Any, message: str) -> None:
+    with pytest.raises(DriftError, match=message):
+        function(reference, Y)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"bins": 15}, "bins=15, expected a whole number from 16 to 1024"),
+        ({"bins": 1025}, "bins=1025"),
+        ({"bins": 20.5}, "bins=20.5"),
+        ({"permutations": 18}, "expected at least 19"),
+        ({"permutations": 1e3}, "permutations=1000.0, expected a whole number"),
+        ({"level": 0.0}, "level=0.0"),
+        ({"level": float("nan")}, "level=nan"),
+        ({"seed": -1}, "seed=-1"),
+        ({"precision": "float16"}, "precision='float16'"),
+        ({"kernel": []}, "an empty list of kernels"),
+        ({"ids": (range(200), range(199))}, "200 and 199 ids for 200 and 200 rows"),
+    ],
+)
+def test_what_a_test_cannot_do_is_told(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(DriftError, match=message):
+        mmd_test(X, Y, **settings)
+
+
+@pytest.mark.parametrize(
+    "convert",
+    [
+        lambda rows: rows.astype(np.float16),
+        lambda rows: rows.astype(np.float32),
+        lambda rows: jnp.asarray(rows, dtype=jnp.bfloat16),
+        lambda rows: rows.tolist(),
+        lambda rows: pd.DataFrame(rows),
+        lambda rows: pd.Series(list(rows)),
+        lambda rows: pa.array(rows.tolist()),
+        lambda rows: pa.chunked_array([rows.tolist()]),
+    ],
+)
+def test_rows_come_in_many_forms(convert: Callable[[Any], Any]) -> None:
+    assert mmd2(convert(X), convert(Y + 1), RBF(2.0)) == pytest.approx(mmd2(X, Y + 1, RBF(2.0)), abs=2e-3)
+
+
+@pytest.mark.parametrize("dtype", [bool, np.int8, np.uint64, np.float16])
+def test_numbers_of_any_kind_are_told_apart(dtype: Any) -> None:
+    random = np.random.default_rng(1)
+    rows, more_often = (random.random((300, 4)) < 0.3).astype(dtype), (random.random((300, 4)) < 0.6).astype(dtype)
+    assert not mmd_test(rows[:150], rows[150:]).drift
+    assert mmd_test(rows, more_often).drift
+
+
+def test_a_list_of_numbers_is_one_column() -> None:
+    assert mmd2(X[:, 0], Y[:, 0]) == mmd2(X[:, :1], Y[:, :1])
+
+
+@pytest.mark.parametrize("kernel", [RBF(), Laplacian(), Linear(), [RBF(), Laplacian()]])
+def test_constant_columns(kernel: Any) -> None:
+    constant = np.full((100, 3), 0.1)
+    found = mmd_test(constant, constant[:50], kernel)
+    assert (found.mmd2, found.p_value) == (0, 1)
+    assert mmd_test(constant, constant + 1e-3, kernel).drift
+    assert mmd_test(np.hstack([constant, X[:100]]), np.hstack([constant, X[100:]]), kernel).p_value == pytest.approx(
+        mmd_test(X[:100], X[100:], kernel).p_value, abs=0.02
+    )
+
+
+def test_rows_that_are_equal_but_for_a_few_need_a_bandwidth() -> None:
+    rows = np.zeros((5000, 2))
+    rows[17] = 1
+    with pytest.raises(DriftError, match="All rows looked at are equal.*Give the kernel a bandwidth"):
+        mmd_test(rows, rows)
+    assert not mmd_test(rows, rows, RBF(1.0)).drift
+
+
+def test_many_equal_rows_are_no_drift() -> None:
+    few = np.random.default_rng(2).integers(0, 2, size=(1000, 2))
+    assert not mmd_test(few[:500], few[500:]).drift
+    assert mmd_test(few[:500], np.zeros((500, 2))).drift
+
+
+@pytest.mark.parametrize(("scale", "offset"), [(1.0, 1e6), (1e20, 0.0), (1e-20, 0.0), (1e-3, -1e3)])
+@pytest.mark.parametrize("kernel", [RBF(), Laplacian()])
+def test_where_and_how_wide_rows_lie_changes_nothing(scale: float, offset: float, kernel: Any) -> None:
+    plain, moved = (mmd_test(a, b, kernel) for a, b in ((X, Y), (X * scale + offset, Y * scale + offset)))
+    assert moved.mmd2 == pytest.approx(plain.mmd2, abs=1e-3 * plain.null_sd)
+    assert moved.p_value == pytest.approx(plain.p_value, abs=2e-3)
+
+
+@pytest.mark.parametrize("kernel", [Linear(), Polynomial(3)])
+def test_values_too_large_for_single_precision_are_told(kernel: Any) -> None:
+    with pytest.raises(DriftError, match="gave infinity or NaN .* try precision='float64'"):
+        mmd_test(X * 1e20, Y * 1e20, kernel)
+    assert not mmd_test(X * 1e20, Y * 1e20, kernel, precision="float64").drift
+
+
+@pytest.mark.parametrize(
+    ("kernel", "message"),
+    [
+        (RowKernel(lambda x, y: x * y), r"gave an array of shape \(3,\) for two rows, expected a number"),
+        (RowKernel(lambda x, y: jnp.log(x @ y)), "gave infinity or NaN"),
+        (BlockKernel(lambda x, y: np.zeros((len(x), 1))), r"shape \(400, 1\) for lists of 400 and 400"),
+        (BlockKernel(lambda x, y: np.full((len(x), len(y)), np.nan)), "gave infinity or NaN"),
+        ([BlockKernel(lambda x, y: np.ones((len(x), len(y)))), RBF()], "a BlockKernel among others"),
+    ],
+)
+def test_kernels_of_ones_own_are_checked(kernel: Any, message: str) -> None:
+    with pytest.raises(DriftError, match=message):
+        mmd_test(X, Y, kernel)
+
+
+def test_seeds_repeat() -> None:
+    assert mmd_test(X, Y, seed=3).as_dict() == mmd_test(X, Y, seed=3).as_dict()
+    assert mmd_test(X, Y, seed=3).p_value != mmd_test(X, Y, seed=4).p_value
+
+
+def test_two_rows_are_enough() -> None:
+    assert mmd_test(X[:2], Y[:2]).p_value > 0.05

@@ -1,0 +1,213 @@
+"""Tests in pipelines: the results of two arrays, however the rows are spread."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import apache_beam as beam
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.testing.util import assert_that
+from apache_beam.transforms import window
+
+from luminosity.drift import MMD, PCA, RBF, FitPCA, MMDTest, MMDTestResult, RowKernel, mmd_test
+from luminosity.drift.rows import Precision
+from luminosity.drift.transforms import plan
+from luminosity.drift.transforms.strips import Cutting
+from tests.both_runners import Pipelines, counters
+
+_RANDOM = np.random.default_rng(0)
+X, Y = _RANDOM.normal(size=(700, 5)), _RANDOM.normal(0.05, 1, size=(600, 5))
+X_IDS, Y_IDS = np.arange(700), np.array([f"y{number}" for number in range(600)])
+MANY_STRIPS = Cutting(few_rows=0, strip_rows=300)
+
+
+def table(rows: Any, ids: Any, **more: Any) -> pa.RecordBatch:
+    vectors = pa.FixedSizeListArray.from_arrays(pa.array(rows.ravel()), rows.shape[1])
+    return pa.record_batch({"embedding": vectors, "id": ids, **more})
+
+
+def batches(rows: Any, ids: Any, size: int, seed: int, **more: Any) -> list[pa.RecordBatch]:
+    """The same rows in another order, in batches of so many."""
+    order = np.random.default_rng(seed).permutation(len(rows))
+    return [
+        table(rows[some], ids[some], **{name: values[some] for name, values in more.items()})
+        for some in np.array_split(order, len(rows) // size)
+    ]
+
+
+def row_ids(rows: Any) -> Any:
+    found = np.empty(len(rows), dtype=object)
+    found[:] = [row.tobytes() for row in rows]
+    return found
+
+
+def same(expected: MMDTestResult) -> Any:
+    def check(found: list[MMDTestResult]) -> None:
+        (result,) = found
+        near = 1e-9 * abs(expected.mmd2) if expected.precision == "float64" else 1e-3 * expected.null_sd
+        assert result.mmd2 == pytest.approx(expected.mmd2, abs=near, rel=0)
+        assert result.null_sd == pytest.approx(expected.null_sd, rel=1e-9 if expected.precision == "float64" else 1e-3)
+        assert abs(result.p_value - expected.p_value) <= (0 if expected.precision == "float64" else 0.005)
+        assert [each.kernel for each in result.kernels] == [each.kernel for each in expected.kernels]
+        assert (result.reference_rows, result.current_rows) == (expected.reference_rows, expected.current_rows)
+
+    return check
+
+
+def test_a_table_however_it_is_spread(pipelines: Pipelines, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pipelines() as (pipeline, run):
+        cases: list[tuple[Precision, int, Cutting]] = [
+            ("float64", 600, Cutting()),
+            ("float64", 40, MANY_STRIPS),
+            ("float32", 100, MANY_STRIPS),
+        ]
+        for precision, size, cutting in cases:
+            name = f"{precision} in batches of {size}"
+            monkeypatch.setattr(plan, "CUTTING", cutting)
+            reference = pipeline | f"X {name}" >> beam.Create(batches(X, X_IDS, size, seed=1))
+            current = pipeline | f"Y {name}" >> beam.Create(batches(Y, Y_IDS, size, seed=2))
+            test = MMDTest(reference, column="embedding", id="id", precision=precision)
+            expected = mmd_test(X, Y, ids=(X_IDS, Y_IDS), precision=precision)
+            assert_that(current | name >> test, same(expected), label=f"same {name}")
+    found = counters(run.result)
+    assert (found["reference_rows"], found["current_rows"]) == (2100, 1800)
+    assert found["tiles"] == 1 + 2 * (5 * 6 // 2)
+
+
+def test_vectors_and_several_kernels(pipelines: Pipelines, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user's function travels to the workers, be it a lambda."""
+    monkeypatch.setattr(plan, "CUTTING", MANY_STRIPS)
+    kernels = [RBF(), RowKernel(lambda x, y: (x @ y + 1.0) ** 2)]
+    expected = mmd_test(X, Y, kernels, ids=(row_ids(X), row_ids(Y)), precision="float64", seed=3)
+    with pipelines() as (pipeline, _):
+        current = pipeline | beam.Create([*Y[:200], Y[200:450], Y[450:].tolist()])
+        assert_that(current | MMDTest(X, kernels, precision="float64", seed=3), same(expected))
+
+
+def test_keys(pipelines: Pipelines) -> None:
+    """Each has a test of its own; one without a reference does not end the others."""
+    x_keys, y_keys = (
+        np.array(["de", "en"])[X_IDS % 2],
+        np.where(np.arange(600) < 590, np.array(["de", "en"])[np.arange(600) % 2], "fr"),
+    )
+    expected = {
+        key: mmd_test(X[x_keys == key], Y[y_keys == key], ids=(X_IDS[x_keys == key], Y_IDS[y_keys == key]))
+        for key in ("de", "en")
+    }
+
+    def check(found: list[Any]) -> None:
+        results = dict(found)
+        assert results.keys() == expected.keys()
+        for key, result in results.items():
+            same(expected[key])([result])
+
+    def check_failures(found: list[Any]) -> None:
+        ((key, (kind, text, _)),) = found
+        assert key == "fr"
+        assert kind.__name__ == "DriftError"
+        assert "language='fr': The reference has no rows" in text
+
+    def check_shared(found: list[Any]) -> None:
+        assert {key: result.reference_rows for key, result in found} == {"de": 700, "en": 700, "fr": 700}
+
+    with pipelines() as (pipeline, _):
+        reference = pipeline | "X" >> beam.Create(batches(X, X_IDS, 100, 1, language=x_keys))
+        current = pipeline | "Y" >> beam.Create(batches(Y, Y_IDS, 50, 2, language=y_keys))
+        test = MMDTest(reference, column="embedding", id="id", by="language").with_exception_handling()
+        results, failures = current | test
+        assert_that(results, check, label="results")
+        assert_that(failures, check_failures, label="failures")
+        pairs = pipeline | "Pairs" >> beam.Create(list(zip(y_keys.tolist(), Y, strict=True)))
+        assert_that(pairs | "Keyed" >> MMDTest(X, keyed=True), check_shared, label="one reference for all keys")
+
+
+def test_few_rows_against_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the many, those are compared that are for arrays."""
+    monkeypatch.setattr(plan, "CUTTING", Cutting(few_rows=0, strip_rows=1200))
+    many, few = _RANDOM.normal(size=(2200, 2)), _RANDOM.normal(size=(2, 2))
+    with pytest.warns(UserWarning, match="Only 2,046 of them"):
+        expected = mmd_test(many, few, ids=(row_ids(many), row_ids(few)), precision="float64")
+    with beam.Pipeline("FnApiRunner") as pipeline:
+        assert_that(pipeline | beam.Create([few]) | MMDTest(many, precision="float64"), same(expected))
+
+
+def test_windows(pipelines: Pipelines) -> None:
+    """One result for each, at its end, against one reference; and few rows against many are compared with some."""
+    places = {0: slice(0, 300), 60: slice(300, 598), 120: slice(598, 600)}
+    expected = {start: mmd_test(X, Y[place], ids=(row_ids(X), row_ids(Y[place]))) for start, place in places.items()}
+
+    def stamped(result: MMDTestResult, time: Any = beam.DoFn.TimestampParam, of: Any = beam.DoFn.WindowParam) -> Any:
+        assert float(of.end - time) < 0.01
+        return float(of.start), result
+
+    def check(found: list[Any]) -> None:
+        assert sorted(start for start, _ in found) == [0, 60, 120]
+        for start, result in found:
+            same(expected[start])([result])
+
+    rows = [(row, start + 0.07 * number) for start, place in places.items() for number, row in enumerate(Y[place])]
+    with pipelines() as (pipeline, _):
+        reference = pipeline | "X" >> beam.Create(list(X))
+        current = (
+            pipeline
+            | "Y" >> beam.Create(rows)
+            | beam.MapTuple(window.TimestampedValue)
+            | beam.WindowInto(window.FixedWindows(60))
+        )
+        assert_that(
+            current | MMDTest(reference) | beam.Map(stamped) | "Together" >> beam.WindowInto(window.GlobalWindows()),
+            check,
+        )
+
+
+def test_references_in_files(pipelines: Pipelines, tmp_path: Path) -> None:
+    for number, batch in enumerate(batches(X, X_IDS, 300, 5)):
+        pq.write_table(pa.Table.from_batches([batch]), tmp_path / f"x-{number}.parquet", row_group_size=50)
+    np.save(tmp_path / "x.npy", X)
+    by_id = mmd_test(X, Y, RBF(2.0), ids=(X_IDS, Y_IDS), precision="float64")
+    by_bytes = mmd_test(X, Y, RBF(2.0), ids=(row_ids(X), Y_IDS), precision="float64")
+
+    def near(expected: float) -> Any:
+        def check(found: list[float]) -> None:
+            assert found == pytest.approx([expected], rel=1e-9)
+
+        return check
+
+    settings: Any = {"kernel": RBF(2.0), "column": "embedding", "id": "id", "precision": "float64"}
+    with pipelines() as (pipeline, _):
+        current = pipeline | beam.Create(batches(Y, Y_IDS, 200, 6))
+        parquet, npy = tmp_path / "x-*.parquet", tmp_path / "x.npy"
+        assert_that(current | "Parquet" >> MMDTest(parquet, **settings), same(by_id), label="as parquet")
+        assert_that(current | "npy" >> MMDTest(npy, **settings), same(by_bytes), label="as npy")
+        assert_that(current | "MMD" >> MMD(str(npy), **settings), near(by_id.mmd2), label="as MMD")
+
+
+def test_pca(pipelines: Pipelines) -> None:
+    """Of both samples together."""
+    pca = PCA.fit(np.concatenate([X, Y]), 2)
+    projected = [pca.transform(rows, "float64") for rows in (X, Y)]
+    expected = mmd_test(*projected, ids=(row_ids(X), row_ids(Y)), precision="float64")
+
+    def check(found: list[PCA]) -> None:
+        np.testing.assert_allclose(found[0].components, pca.components, atol=1e-12)
+
+    with pipelines() as (pipeline, _):
+        reference = pipeline | "X" >> beam.Create([X[:100], X[100:]])
+        current = pipeline | "Y" >> beam.Create(list(Y))
+        assert_that(current | MMDTest(reference, pca=2, precision="float64"), same(expected), label="tested")
+        assert_that((reference, current) | beam.Flatten() | FitPCA(2), check, label="fitted")
+
+
+@pytest.mark.slow
+def test_through_a_job_service() -> None:
+    flags = ["--runner=PortableRunner", "--job_endpoint=embed", "--environment_type=LOOPBACK"]
+    with beam.Pipeline(options=PipelineOptions(flags)) as pipeline:
+        reference = pipeline | "X" >> beam.Create(list(X))
+        current = pipeline | "Y" >> beam.Create(list(Y))
+        expected = mmd_test(X, Y, ids=(row_ids(X), row_ids(Y)))
+        assert_that(current | MMDTest(reference), same(expected))

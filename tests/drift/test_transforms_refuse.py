@@ -1,0 +1,80 @@
+"""What can't be compared, in words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import apache_beam as beam
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from luminosity.drift import BlockKernel, FitPCA, MMDTest
+from luminosity.errors import DriftError
+
+X = np.random.default_rng(0).normal(size=(20, 3))
+
+
+def fails(elements: list[Any], transform: Any, match: str) -> None:
+    pipeline = beam.Pipeline("FnApiRunner")
+    _ = pipeline | beam.Create(elements) | transform
+    with pytest.raises(Exception, match=match):
+        pipeline.run().wait_until_finish()
+
+
+@pytest.mark.parametrize(
+    ("elements", "options", "match"),
+    [
+        ([], {}, "The current sample has no rows, expected at least 2"),
+        ([X[0]], {}, "The current sample has one row, expected at least 2"),
+        ([X, [0.0, np.nan, 1.0]], {}, r"The current sample has one row that can't be compared: the row \[0, nan, 1\]"),
+        ([X, X[:, :2]], {}, "The current sample has rows of 2 and of 3 numbers"),
+        ([X[:, :2]], {}, "The reference has rows of 3 numbers, the current sample of 2"),
+        (["text"], {}, "Found an element of type str that is no vector: text"),
+        ([("a", X[0])], {}, "say keyed=True"),
+        ([X[0]], {"keyed": True}, "expected a pair of a key and a vector"),
+        ([("a", X[0])], {"keyed": True}, "key='a': The current sample has one row"),
+        ([pa.record_batch({"v": list(X)})], {}, "Found a table with the columns v, and no column="),
+        ([X], {"column": "v"}, "expected a pyarrow.RecordBatch"),
+        ([pa.record_batch({"v": list(X)})], {"column": "w"}, "Found no column 'w'. The table has v"),
+        ([pa.record_batch({"v": ["a"]})], {"column": "v"}, "The column 'v' holds string, expected numbers"),
+        (
+            [pa.record_batch({"v": [*X, None, [1.0]], "n": list(range(22))})],
+            {"column": "v", "id": "n"},
+            "2 rows that can't be compared: the row with n=20 is null in column 'v'",
+        ),
+    ],
+)
+def test_rows_that_do_not_fit(elements: list[Any], options: dict[str, Any], match: str) -> None:
+    fails(elements, MMDTest(X, **options), match)
+
+
+def test_references_that_do_not_fit(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"v": list(X)}), tmp_path / "x.parquet")
+    current = [pa.record_batch({"w": list(X)})]
+    fails(current, MMDTest(tmp_path / "none.parquet", column="w"), "Found no file at .*none.parquet")
+    fails(current, MMDTest(tmp_path / "x.parquet", column="w"), "Found no column 'w' in .*x.parquet. It has v")
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: MMDTest(X, [BlockKernel(lambda a, b: a)]), "Found a BlockKernel"),
+        (lambda: MMDTest(X, []), "empty list of kernels"),
+        (lambda: MMDTest(X, bins=2), "Found bins=2"),
+        (lambda: MMDTest(X[:1]), "The reference has one row"),
+        (lambda: MMDTest("x.parquet"), "no column="),
+        (lambda: MMDTest("x.parquet", column="v", keyed=True), "whose rows have no keys"),
+        (lambda: MMDTest(X, by="language"), "without column="),
+        (lambda: FitPCA(0), "components=0"),
+    ],
+)
+def test_what_is_told_before_the_pipeline_runs(make: Any, match: str) -> None:
+    with pytest.raises(DriftError, match=match):
+        make()
+
+
+def test_a_single_row_can_not_be_fitted() -> None:
+    fails([[1.0, 2.0]], FitPCA(1), "The collection has one row")
