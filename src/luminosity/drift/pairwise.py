@@ -1,7 +1,4 @@
-"""The distance of each row to each other, a tile at a time: each is computed where it belongs, in the caches.
-
-Plain BLAS: here XLA's matrix product is no quicker, and its results would have to be copied.
-"""
+"""The distance of each row to each other, a tile at a time: the caches hold it until it is at its place."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import numpy as np
 
 from luminosity.drift.block_sums import double_precision
-from luminosity.drift.distances import manhattan
+from luminosity.drift.distances import manhattan, minus_half_squared
 from luminosity.drift.rows import Precision, Rows, as_rows, check_precision
 from luminosity.errors import DriftError
 
@@ -23,7 +20,9 @@ __all__ = ["Metric", "distance_blocks", "pairwise_distances"]
 Metric: TypeAlias = Literal["euclidean", "sqeuclidean", "manhattan", "cosine"]
 
 _TILE = 512  # rows: a tile of single precision is 1 MB, which the cache of a core holds
-_MOST_THREADS = 4
+_TILE_OF_ACCELERATOR = 4096  # 64 MB, worth a transfer
+_SMALLEST_TILE = 64
+_MOST_THREADS = 4  # one tile is copied to its place while the next one is computed
 _NEAR = {"float32": 1e-3, "float64": 1e-12}  # of the squared norms: nearer than that, too many digits have cancelled
 _EQUAL = 1e-14  # of the squared norms: nearer than that, double precision has none left
 
@@ -53,8 +52,8 @@ def pairwise_distances(
             out[others, rows] = out[rows, others].T
 
     with _threads() as threads:
-        for rows in _parts(distances.shape[0]):
-            columns = _parts(distances.shape[1], rows.start if distances.symmetric else 0)
+        for rows in distances.parts(0):
+            columns = [others for others in distances.parts(1) if not distances.symmetric or others.start >= rows.start]
             for _ in threads.map(fill, [(rows, others) for others in columns]):
                 pass
     return out
@@ -74,13 +73,13 @@ def distance_blocks(
     """
     distances = _Distances(x, y, metric, precision)
     with _threads() as threads:
-        for rows in _parts(distances.shape[0]):
+        for rows in distances.parts(0):
             block = np.empty((rows.stop - rows.start, distances.shape[1]), dtype=precision)
 
             def fill(others: slice, rows: slice = rows, block: Any = block) -> None:
                 distances.fill(rows, others, block[:, others])
 
-            for _ in threads.map(fill, _parts(distances.shape[1])):
+            for _ in threads.map(fill, distances.parts(1)):
                 pass
             yield rows, block
 
@@ -92,56 +91,72 @@ class _Distances:
         check_precision(precision)
         if metric not in get_args(Metric):
             raise DriftError(f"Found metric={metric!r}, expected one of {', '.join(get_args(Metric))}.")
+        self.symmetric = y is None
         x = as_rows(x, "x", least=1)
-        y = x if y is None else as_rows(y, "y", least=1)
+        y = x if self.symmetric else as_rows(y, "y", least=1)
         if x.shape[1] != y.shape[1]:
             raise DriftError(f"x has rows of {x.shape[1]} numbers, y of {y.shape[1]}. Expected one width.")
         if metric == "cosine":
-            x, y = _directions(x, "x"), (_directions(y, "y") if y is not x else None)
-        self.symmetric = y is None or y is x
-        self.metric, self.precision = metric, precision
-        centre = (x.mean(axis=0, dtype=np.float64) + (x if y is None else y).mean(axis=0, dtype=np.float64)) / 2
-        self.x = (x - centre).astype(precision, copy=False)
-        self.y = self.x if self.symmetric else (y - centre).astype(precision, copy=False)
+            x = _directions(x, "x")
+            y = x if self.symmetric else _directions(y, "y")
+        self.shape = len(x), len(y)
+        self._metric, self._precision = metric, precision
+        self._tile = _tile_rows(max(self.shape))
+        centre = (x.mean(axis=0, dtype=np.float64) + y.mean(axis=0, dtype=np.float64)) / 2
+        self._x = self._filled(x - centre)
+        self._y = self._x if self.symmetric else self._filled(y - centre)
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        return len(self.x), len(self.y)
+    def parts(self, axis: int) -> list[slice]:
+        count = self.shape[axis]
+        return [slice(start, min(start + self._tile, count)) for start in range(0, count, self._tile)]
 
     def fill(self, rows: slice, others: slice, out: Any) -> None:
-        x, y = self.x[rows], self.y[others]
-        if self.metric == "manhattan":
-            with double_precision(self.precision):
-                out[:] = _manhattan()(x, y)
-            return
-        _squared(x, y, out)
-        if out.min() <= _NEAR[self.precision] * (_norms(x).max() + _norms(y).max()):
-            out[:] = _squared_exactly(x, y)
-        if self.metric == "euclidean":
-            np.sqrt(out, out=out)
-        elif self.metric == "cosine":  # Of rows of length one: 1 - x · y = |x - y|² / 2.
-            out *= 0.5
+        """Where rows are near, their distance is a small difference of large numbers: then with more digits."""
+        x, y = self._x[rows.start // self._tile], self._y[others.start // self._tile]
+        with double_precision(self._precision):
+            found, near = _compiled()(self._metric, _NEAR[self._precision], 0.0, x, y)
+            near = bool(near)
+        if near:
+            with double_precision("float64"):
+                found, _ = _compiled()(self._metric, 0.0, _EQUAL, x.astype(np.float64), y.astype(np.float64))
+        out[:] = np.asarray(found)[: out.shape[0], : out.shape[1]]
+
+    def _filled(self, rows: Rows) -> list[Any]:
+        """In whole tiles, filled up with rows of zeros, so that all share compiled code."""
+        import jax
+
+        filled = np.pad(rows.astype(self._precision, copy=False), ((0, -len(rows) % self._tile), (0, 0)))
+        with double_precision(self._precision):
+            return [jax.device_put(tile) for tile in filled.reshape(-1, self._tile, rows.shape[1])]
 
 
-def _squared(x: Rows, y: Rows, out: Any) -> None:
-    """``|x - y|²`` for each pair, all of it in one matrix product: the norms are two more columns."""
-    one = np.ones((max(len(x), len(y)), 1), dtype=x.dtype)
-    left = np.concatenate([-2 * x, _norms(x), one[: len(x)]], axis=1)
-    right = np.concatenate([y, one[: len(y)], _norms(y)], axis=1)
-    np.matmul(left, right.T, out=out)
+@cache
+def _compiled() -> Any:
+    import jax
+    import jax.numpy as jnp
+
+    def distances(metric: Metric, near: float, equal: float, x: Any, y: Any) -> tuple[Any, Any]:
+        """And whether any are nearer than ``near``; those nearer than ``equal`` are at zero."""
+        if metric == "manhattan":
+            return manhattan(x, y), False
+        half = -minus_half_squared(x, y)
+        x_norms, y_norms = (0.5 * jnp.sum(rows * rows, axis=1) for rows in (x, y))
+        if equal:
+            half = jnp.where(half < equal * (x_norms[:, None] + y_norms[None, :]), 0, half)
+        if metric == "cosine":  # Of rows of length one: 1 - x · y = |x - y|² / 2.
+            values = half
+        else:
+            values = jnp.sqrt(2 * jnp.maximum(half, 0)) if metric == "euclidean" else 2 * half
+        return values, jnp.min(half) <= near * (jnp.max(x_norms) + jnp.max(y_norms))
+
+    return jax.jit(distances, static_argnums=(0, 1, 2))
 
 
-def _squared_exactly(x: Rows, y: Rows) -> Any:
-    """Where rows are near, it is a small difference of large numbers; double precision has digits to spare."""
-    x, y = x.astype(np.float64), y.astype(np.float64)
-    squared = np.empty((len(x), len(y)))
-    _squared(x, y, squared)
-    squared[squared < _EQUAL * (_norms(x) + _norms(y).T)] = 0
-    return squared
+def _tile_rows(rows: int) -> int:
+    import jax
 
-
-def _norms(rows: Rows) -> Any:
-    return np.einsum("ij,ij->i", rows, rows)[:, None]
+    largest = _TILE if jax.default_backend() == "cpu" else _TILE_OF_ACCELERATOR
+    return min(largest, max(_SMALLEST_TILE, 1 << (rows - 1).bit_length()))
 
 
 def _directions(rows: Rows, name: str) -> Rows:
@@ -154,18 +169,7 @@ def _directions(rows: Rows, name: str) -> Rows:
             "they point nowhere, so that no cosine is theirs. Leave them out, or take another metric."
         )
     moderate = rows / largest
-    return moderate / np.sqrt(_norms(moderate))
-
-
-@cache
-def _manhattan() -> Any:
-    import jax
-
-    return jax.jit(manhattan)
-
-
-def _parts(count: int, start: int = 0) -> list[slice]:
-    return [slice(at, min(at + _TILE, count)) for at in range(start, count, _TILE)]
+    return moderate / np.sqrt(np.einsum("ij,ij->i", moderate, moderate))[:, None]
 
 
 def _threads() -> ThreadPoolExecutor:
