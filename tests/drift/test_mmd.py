@@ -110,7 +110,8 @@ def test_rows_beyond_what_bins_allow_are_left_out(with_ids: bool) -> None:
 def test_bins_of_both_samples_are_of_one_size(smaller: int, ratio: float) -> None:
     larger = int(smaller * ratio)
     planned = plan_bins(larger, smaller)
-    assert larger <= most_rows(smaller) and planned.all <= 1024
+    assert larger <= most_rows(smaller)
+    assert planned.all <= 1024
     sizes = larger / planned.reference, smaller / planned.current
     assert sizes[0] == pytest.approx(sizes[1], rel=1 / planned.reference)
     assert sizes[0] >= sizes[1]

@@ -113,7 +113,7 @@ def test_constant_columns(kernel: Any) -> None:
 def test_rows_that_are_equal_but_for_a_few_need_a_bandwidth() -> None:
     rows = np.zeros((5000, 2))
     rows[17] = 1
-    with pytest.raises(DriftError, match="All rows looked at are equal.*Give the kernel a bandwidth"):
+    with pytest.raises(DriftError, match=r"All rows looked at are equal.*Give the kernel a bandwidth"):
         mmd_test(rows, rows)
     assert not mmd_test(rows, rows, RBF(1.0)).drift
 
@@ -134,7 +134,7 @@ def test_where_and_how_wide_rows_lie_changes_nothing(scale: float, offset: float
 
 @pytest.mark.parametrize("kernel", [Linear(), Polynomial(3)])
 def test_values_too_large_for_single_precision_are_told(kernel: Any) -> None:
-    with pytest.raises(DriftError, match="gave infinity or NaN .* try precision='float64'"):
+    with pytest.raises(DriftError, match=r"gave infinity or NaN .* try precision='float64'"):
         mmd_test(X * 1e20, Y * 1e20, kernel)
     assert not mmd_test(X * 1e20, Y * 1e20, kernel, precision="float64").drift
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from luminosity.drift.rows import is_whole
 from luminosity.errors import DriftError
 
 __all__ = ["BINS", "MOST_BINS", "BinCounts", "balanced_bins", "hashed_bins", "most_rows", "plan_bins"]
@@ -42,7 +43,7 @@ def plan_bins(reference_rows: int, current_rows: int, bins: int = BINS) -> BinCo
     >>> plan_bins(20, 30)
     BinCounts(reference=20, current=30)
     """
-    if not isinstance(bins, (int, np.integer)) or not 2 * _FEWEST_BINS <= bins <= MOST_BINS:
+    if not is_whole(bins) or not 2 * _FEWEST_BINS <= bins <= MOST_BINS:
         raise DriftError(f"Found bins={bins}, expected a whole number from {2 * _FEWEST_BINS} to {MOST_BINS}.")
     smaller, larger = sorted((reference_rows, current_rows))
     wanted, most = (number * smaller // (smaller + larger) for number in (bins, MOST_BINS))

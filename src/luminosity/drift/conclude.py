@@ -13,6 +13,7 @@ from luminosity.drift.fuse import fused
 from luminosity.drift.kernels import Kernel
 from luminosity.drift.permute import estimates, jackknife, null_estimates, observed_side
 from luminosity.drift.result import QUANTILES, Histogram, KernelResult, MMDTestResult
+from luminosity.drift.rows import is_whole
 from luminosity.errors import DriftError
 
 __all__ = ["Settings", "conclude", "p_value"]
@@ -34,7 +35,7 @@ class Settings:
     def __post_init__(self) -> None:
         if not 0 < self.level < 1:
             raise DriftError(f"Found level={self.level}, expected a number between 0 and 1, such as 0.05.")
-        if not isinstance(self.permutations, (int, np.integer)):
+        if not is_whole(self.permutations):
             raise DriftError(f"Found permutations={self.permutations!r}, expected a whole number.")
         if self.permutations < 1 / self.level - 1:
             raise DriftError(

@@ -32,7 +32,7 @@ def estimates(sums: Any, counts: Any, sides: Any) -> Any:
 
 
 def _mean(sums: Any, rows: Any, others: Any) -> Any:
-    """Zero where there are no pairs, as may happen with hashed bins of few rows: about the kernel's mean, less its offset."""
+    """Zero where there are no pairs, as may happen with hashed bins of few rows: that is what others are around."""
     return sums / np.maximum(rows * others, 1)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from luminosity.errors import DriftError
 
-__all__ = ["Precision", "Rows", "as_rows", "check_precision", "check_seed", "same_width"]
+__all__ = ["Precision", "Rows", "as_rows", "check_precision", "check_seed", "is_whole", "same_width"]
 
 Rows: TypeAlias = "np.ndarray[tuple[int, int], np.dtype[Any]]"
 Precision: TypeAlias = Literal["float32", "float64"]
@@ -65,8 +65,12 @@ def same_width(reference: Rows, current: Rows) -> None:
         )
 
 
+def is_whole(number: Any) -> bool:
+    return isinstance(number, (int, np.integer))
+
+
 def check_seed(seed: int) -> None:
-    if not isinstance(seed, (int, np.integer)) or seed < 0:
+    if not is_whole(seed) or seed < 0:
         raise DriftError(f"Found seed={seed!r}, expected a whole number from 0 on.")
 
 
