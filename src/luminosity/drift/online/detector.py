@@ -65,13 +65,14 @@ class OnlineMMD:
         thresholds = calibrate(gram, compared, window, expected_run_time, simulations, seed)
         self.expected_run_time = expected_run_time
         self.shared = Calibrated(sample.first(compared, gram), thresholds)
-        self._warned = False
-        self.reset()
-
-    def reset(self) -> None:
-        """Begin again with an empty window; the calibration stays."""
         self._run = Run(self.shared)
         self._detected_at: int | None = None
+        self._warned = False
+
+    def reset(self) -> None:
+        """Begin again with an empty window. The calibration stays, and what is known of the autocorrelation."""
+        self._run.restart()
+        self._detected_at = None
 
     def update(self, batch: Any) -> None:
         """Take in one row, or several, in the order in which they came."""
@@ -80,8 +81,8 @@ class OnlineMMD:
         if not self.drift_detected:
             done, alarm = self._run.advance(self.shared, rows)
             self._detected_at = self._run.seen if alarm else None
-            self._warn_once()
         self._run.advance(self.shared, rows[done:], until_alarm=False)
+        self._warn_once()
 
     @property
     def drift_detected(self) -> bool:
@@ -153,6 +154,6 @@ def _check(expected_run_time: float, window: int, simulations: int, reference_ro
         )
     if simulations * expected_run_time > _MOST_STEPS:
         raise DriftError(
-            f"Found expected_run_time={expected_run_time:,g} with simulations={simulations:,}: as many false alarms, of "
+            f"Found expected_run_time={expected_run_time:,g} with simulations={simulations:,}: as many false alarms of "
             f"as many rows each, are too many to simulate. Expected a product of at most {_MOST_STEPS:,}."
         )

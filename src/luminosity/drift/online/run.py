@@ -38,10 +38,13 @@ class Run:
         self._rows = np.zeros((0, shared.reference.width), dtype=np.float32)
         self._witness = np.zeros(0)
         self._with_later = np.zeros(0)
-        self.seen = 0
-        self.statistic = float("nan")
-        self.threshold = float("inf")
         self.autocorrelation = Autocorrelation(shared.window)
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin again with an empty window. Its rows are kept to look for autocorrelation: they count no more."""
+        self.seen = 0
+        self.statistic, self.threshold = float("nan"), float("inf")
 
     def copy(self) -> Run:
         """Advancing one leaves the other as it is."""
@@ -67,8 +70,9 @@ class Run:
         with_later = np.pad(self._with_later, (0, len(rows)))[:, None] + np.cumsum(
             np.where(position < time, kernel.T, 0), axis=1, dtype=np.float64
         )
-        inside = (position <= time) & (position > time - shared.window)
-        counts = np.minimum(time + 1, shared.window)
+        first = max(0, held - self.seen)
+        inside = (position <= time) & (position > time - shared.window) & (position >= first)
+        counts = np.minimum(time + 1 - first, shared.window)
         statistics = (
             2 * (with_later * inside).sum(axis=0) / np.maximum(1, counts * (counts - 1))
             - 2 * (witness[:, None] * inside).sum(axis=0) / counts

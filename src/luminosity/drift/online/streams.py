@@ -33,21 +33,24 @@ class DriftAlert:
 class Stream:
     run: Run
     rows_seen: int = 0
-    autocorrelated: bool = False
+
+    @property
+    def autocorrelated(self) -> bool:
+        return self.run.autocorrelation.found
 
     def advanced(self, shared: Calibrated, rows: Any, timestamp: Timestamp) -> tuple[Stream, list[DriftAlert]]:
         """With prepared rows; after each alert it begins again.
 
         This stream stays as it is: it may be a runner's own, which must not change if the bundle fails.
         """
-        run, done, autocorrelated = self.run.copy(), 0, self.autocorrelated
+        run, done = self.run.copy(), 0
         alerts: list[DriftAlert] = []
         while done < len(rows):
             taken, alarm = run.advance(shared, rows[done:])
             done += taken
-            autocorrelated = autocorrelated or run.autocorrelation.found
             if alarm:
                 seen = self.rows_seen + done
-                alerts.append(DriftAlert(seen, run.seen, run.statistic, run.threshold, timestamp, autocorrelated))
-                run = Run(shared)
-        return Stream(run, self.rows_seen + len(rows), autocorrelated), alerts
+                dependent = run.autocorrelation.found
+                alerts.append(DriftAlert(seen, run.seen, run.statistic, run.threshold, timestamp, dependent))
+                run.restart()
+        return Stream(run, self.rows_seen + len(rows)), alerts

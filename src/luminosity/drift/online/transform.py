@@ -96,7 +96,7 @@ class _DetectDoFn(beam.DoFn):
 def _by_key(detectors: Any) -> dict[Any, Calibrated]:
     if not isinstance(detectors, Mapping) or not all(isinstance(each, OnlineMMD) for each in detectors.values()):
         raise DriftError(
-            f"Found a {type(detectors).__name__} as detector, expected an OnlineMMD, or a mapping with one for each key."
+            f"Found a {type(detectors).__name__} as detector, expected an OnlineMMD, or a mapping of keys to such."
         )
     return {key: each.shared for key, each in detectors.items()}
 
