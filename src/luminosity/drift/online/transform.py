@@ -13,7 +13,8 @@ from apache_beam.transforms.userstate import ReadModifyWriteStateSpec
 
 from luminosity.drift.online.detector import OnlineMMD
 from luminosity.drift.online.run import Calibrated, Run
-from luminosity.drift.online.streams import DriftAlert, Stream
+from luminosity.drift.online.streams import DriftAlert, Stream, by_stream
+from luminosity.drift.transforms.columns import Columns
 from luminosity.errors import DriftError
 
 __all__ = ["DetectDrift"]
@@ -23,13 +24,13 @@ _SHOWN_KEYS = 5
 
 
 class DetectDrift(beam.PTransform[Any, Any]):
-    """From pairs ``(key, row)`` to alerts ``(key, DriftAlert)``: each key is a stream of its own.
+    """From pairs ``(key, row)``, or tables, to alerts ``(key, DriftAlert)``: each key is a stream of its own.
 
     A detector is calibrated before it is given here: nothing is simulated on workers, and all streams share its
     reference. With a mapping every key has a detector of its own, and so its own reference.
 
     A value is one row, or a matrix of several: what `OnlineMMD.update` takes. Rows of a key count in the order in which
-    they arrive. Beam promises none: where it matters, give whole stretches of rows, in order, as matrices.
+    they arrive. Beam promises none: where it matters, give whole stretches of rows, in order, as matrices or tables.
 
     After an alert a stream begins again. Beam's state holds the last rows of each stream, as many as the detector's
     window; with windows of Beam's, a stream begins in each of them.
@@ -42,15 +43,34 @@ class DetectDrift(beam.PTransform[Any, Any]):
     ...     alerts = pipeline | beam.Create(streams) | DetectDrift(detector)
     ...     _ = alerts | beam.Keys() | beam.Distinct() | beam.Map(print)
     b
+
+    Args:
+        detector: one for all keys, or a mapping with one for each.
+        column: of record batches: where the vectors are, or which columns of numbers are a vector together.
+        by: of record batches: the column with the key; without it all rows are one stream, of the key None.
     """
 
-    def __init__(self, detector: OnlineMMD | Mapping[Any, OnlineMMD]) -> None:
+    def __init__(
+        self,
+        detector: OnlineMMD | Mapping[Any, OnlineMMD],
+        *,
+        column: Columns | None = None,
+        by: str | None = None,
+    ) -> None:
         super().__init__()
+        if by is not None and column is None:
+            raise DriftError(f"Found by={by!r} without column=, which says where a table's vectors are.")
         self._shared = detector.shared if isinstance(detector, OnlineMMD) else _by_key(detector)
+        self._column = column
+        self._by = by
 
     def expand(self, input_or_inputs: Any) -> Any:
+        streams = input_or_inputs
+        if self._column is not None:
+            part = beam.FlatMap(by_stream, self._column, self._by).with_output_types(tuple[Any, Any])
+            streams = streams | "Part" >> part
         detect = beam.ParDo(_DetectDoFn(self._shared)).with_output_types(tuple[Any, DriftAlert])
-        return input_or_inputs | "Detect" >> detect
+        return streams | "Detect" >> detect
 
 
 class _DetectDoFn(beam.DoFn):

@@ -1,0 +1,1 @@
+"""Drift in pipelines: two samples compared by all workers together, on any Beam runner."""

@@ -1,0 +1,84 @@
+"""Columns of a record batch as a matrix of numbers, and which rows have no place in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from luminosity.errors import DriftError
+from luminosity.tables.types import is_any_list
+
+__all__ = ["Columns", "column_of", "matrix_of"]
+
+Columns = str | Sequence[str]
+
+
+def matrix_of(batch: pa.RecordBatch, columns: Columns) -> tuple[Any, dict[int, str]]:
+    """One row of numbers for each of the batch, and what is wrong with some, by their place.
+
+    A column holds vectors, or numbers; several columns of numbers are a vector together.
+
+    >>> matrix_of(pa.record_batch({"v": [[1.0, 2.0], None]}), "v")
+    (array([[1., 2.],
+           [0., 0.]]), {1: 'is null'})
+    """
+    names = [columns] if isinstance(columns, str) else list(columns)
+    arrays = [column_of(batch, name) for name in names]
+    if len(arrays) == 1 and is_any_list(arrays[0].type):
+        return _vectors(names[0], arrays[0])
+    bad: dict[int, str] = {}
+    for name, array in zip(names, arrays, strict=True):
+        if not _is_number(array.type):
+            expected = "numbers, or vectors of them" if len(names) == 1 else "numbers, since there are several columns"
+            raise DriftError(f"The column {name!r} holds {array.type}, expected {expected}.")
+        for place in _places(array.is_null()):
+            bad.setdefault(place, "is null")
+    filled = [pc.call_function("fill_null", [array, pa.scalar(0, array.type)]) for array in arrays]
+    return np.stack([array.to_numpy(zero_copy_only=False) for array in filled], axis=1), bad
+
+
+def column_of(batch: pa.RecordBatch, name: str) -> Any:
+    """A column, its values themselves: files may hold numbers of a dictionary instead."""
+    if name not in batch.schema.names:
+        raise DriftError(f"Found no column {name!r}. The table has {', '.join(batch.schema.names) or 'no columns'}.")
+    column = batch.column(name)
+    return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+
+
+def _vectors(name: str, column: Any) -> tuple[Any, dict[int, str]]:
+    if not _is_number(column.type.value_type):
+        raise DriftError(f"The column {name!r} holds {column.type}, expected vectors of numbers.")
+    bad = dict.fromkeys(_places(column.is_null()), "is null")
+    sizes = pc.call_function("list_value_length", [column]).to_numpy(zero_copy_only=False)
+    there = [place for place in range(len(column)) if place not in bad] if bad else range(len(column))
+    if not there:
+        return np.zeros((len(column), 0)), bad
+    width = int(sizes[there[0]])
+    if not pa.types.is_fixed_size_list(column.type):
+        bad.update(
+            (place, f"has {int(sizes[place])} numbers, where others have {width}")
+            for place in map(int, np.flatnonzero(sizes != width))
+            if place not in bad
+        )
+    good = np.ones(len(column), dtype=bool)
+    good[list(bad)] = False
+    kept = column if good.all() else column.filter(pa.array(good))
+    # A null becomes NaN, which is told from numbers later.
+    numbers = kept.flatten().to_numpy(zero_copy_only=False).reshape(-1, width)
+    if good.all():
+        return numbers, bad
+    matrix = np.zeros((len(column), width), dtype=numbers.dtype)
+    matrix[good] = numbers
+    return matrix, bad
+
+
+def _places(mask: Any) -> list[int]:
+    return np.flatnonzero(mask.to_numpy(zero_copy_only=False)).tolist()
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
