@@ -133,7 +133,7 @@ class OnlineMMD:
             found = ", ".join(f"{value:.2f} at lag {lag}" for lag, value in self.autocorrelation.items())
             warnings.warn(
                 f"Rows depend on those before them (autocorrelation {found}), so that false alarms do not come once in "
-                f"{self.expected_run_time:,g} rows, but mostly sooner. Shuffle the rows, or give every n-th of them.",
+                f"{self.expected_run_time:,g} rows, but sooner where it is positive. Shuffle, or take every n-th row.",
                 AutocorrelationWarning,
                 stacklevel=3,
             )

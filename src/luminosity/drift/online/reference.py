@@ -31,9 +31,10 @@ class Reference:
     @classmethod
     def sampled(cls, values: Any, kernel: Kernel, most: int, seed: int) -> tuple[Reference, Any]:
         """At most so many of the rows, in random order, and the kernel of each with each other; zero with itself."""
-        if isinstance(kernel, BlockKernel):
+        if isinstance(kernel, BlockKernel) or not isinstance(kernel, Kernel):  # type: ignore[redundant-expr]
             raise DriftError(
-                f"Found the BlockKernel {kernel.name}, but streams hold rows of numbers: expected another kernel."
+                f"Found kernel={type(kernel).__name__}, expected one kernel of rows of numbers: RBF, Laplacian, "
+                "Linear, Polynomial or RowKernel."
             )
         rows = as_rows(values, "The reference")
         rows = rows[np.random.default_rng((seed, 4)).permutation(len(rows))[:most]]
@@ -63,11 +64,18 @@ class Reference:
 
     def prepared(self, batch: Any) -> Any:
         """One row or many, as the reference's own rows are."""
-        values = np.asarray(batch) if isinstance(batch, int | float) else batch
-        one = np.ndim(values) == 0 or (np.ndim(values) == 1 and self.width > 1)
-        rows = as_rows([values] if one else values, "The batch", least=0)
+        rows = as_rows([batch] if self._is_one(batch) else batch, "The batch", least=0)
+        if len(rows) == 0:
+            return self.rows[:0]
         same_width(self.rows, rows)
         return (rows - self._centre).astype(np.float32)
+
+    def _is_one(self, batch: Any) -> bool:
+        try:
+            dimensions = np.ndim(batch)
+        except ValueError:  # rows of several widths
+            return False
+        return dimensions == 0 or (dimensions == 1 and self.width > 1 and len(batch) > 0)
 
     def witness(self, rows: Any) -> Any:
         """The mean kernel of each row with the reference."""

@@ -63,7 +63,7 @@ class Stream:
 def by_stream(batch: pa.RecordBatch, column: Columns, by: str | None) -> Iterator[tuple[Any, Any]]:
     """The rows of each key, in their order.
 
-    >>> table = pa.record_batch({"x": [1.5, 2.5, 3.5], "of": ["a", "b", "a"]})
+    >>> table = pa.record_batch({"x": [[1.5], [2.5], [3.5]], "of": ["a", "b", "a"]})
     >>> [(key, rows.tolist()) for key, rows in by_stream(table, "x", "of")]
     [('a', [[1.5], [3.5]]), ('b', [[2.5]])]
     """
