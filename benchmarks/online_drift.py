@@ -54,7 +54,7 @@ class Case:
 CASES = [
     Case("normal, 5 columns", gaussian(5), 1000, 25, 300),
     Case("normal, 20 columns", gaussian(20), 2000, 50, 1000),
-    Case("normal, 20 columns, 10 rows of reference for each of the window", gaussian(20), 250, 25, 300),
+    Case("normal, 20 columns, the smallest reference allowed", gaussian(20), 500, 25, 300),
     Case("Student's t, 3 degrees of freedom, 10 columns", heavy_tailed, 1000, 25, 500),
     Case("three clusters, 10 columns", mixture, 2000, 50, 500),
 ]

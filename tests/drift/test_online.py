@@ -209,7 +209,7 @@ def test_a_large_reference_is_sampled() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rows": 99}, "99 rows of reference with window=10. Expected at least 100"),
+        ({"rows": 199}, "199 rows of reference with window=10. Expected at least 200"),
         ({"reference_rows": 50}, "50 rows of reference"),
         ({"window": 1}, "window=1, expected a whole number from 2 on"),
         ({"window": 10.5}, "window=10.5"),
