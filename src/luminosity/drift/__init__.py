@@ -13,6 +13,11 @@ if TYPE_CHECKING:
     from luminosity.drift.history import DriftHistory, PastTest
     from luminosity.drift.kernels import RBF, BlockKernel, Kernel, Laplacian, Linear, Polynomial, RowKernel
     from luminosity.drift.mmd import mmd2, mmd_test
+    from luminosity.drift.online.autocorrelation import AutocorrelationWarning
+    from luminosity.drift.online.contract import OnlineDetector
+    from luminosity.drift.online.detector import OnlineMMD
+    from luminosity.drift.online.streams import DriftAlert
+    from luminosity.drift.online.transform import DetectDrift
     from luminosity.drift.pairwise import distance_blocks, pairwise_distances
     from luminosity.drift.pca import PCA, PCASums
     from luminosity.drift.report.write import write_report
@@ -30,7 +35,10 @@ __all__ = [
     "RBF",
     "Aggregate",
     "ApplyPCA",
+    "AutocorrelationWarning",
     "BlockKernel",
+    "DetectDrift",
+    "DriftAlert",
     "DriftHistory",
     "FitPCA",
     "Kernel",
@@ -39,6 +47,8 @@ __all__ = [
     "Linear",
     "MMDTest",
     "MMDTestResult",
+    "OnlineDetector",
+    "OnlineMMD",
     "PCASums",
     "PastTest",
     "Polynomial",
@@ -58,6 +68,11 @@ _HOMES = {
     **dict.fromkeys(["DriftHistory", "PastTest"], "history"),
     **dict.fromkeys(["BlockKernel", "Kernel", "Laplacian", "Linear", "Polynomial", "RBF", "RowKernel"], "kernels"),
     **dict.fromkeys(["mmd2", "mmd_test"], "mmd"),
+    "AutocorrelationWarning": "online.autocorrelation",
+    "OnlineDetector": "online.contract",
+    "OnlineMMD": "online.detector",
+    "DriftAlert": "online.streams",
+    "DetectDrift": "online.transform",
     **dict.fromkeys(["distance_blocks", "pairwise_distances"], "pairwise"),
     **dict.fromkeys(["PCA", "PCASums"], "pca"),
     "write_report": "report.write",

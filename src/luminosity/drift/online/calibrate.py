@@ -1,0 +1,119 @@
+"""Thresholds under which a stream without drift runs, on average, for the asked number of rows before a false alarm.
+
+After Cobb, Van Looveren and Klaise, "Sequential multivariate change detection with calibrated and memoryless false
+detection rates" (2022): rows known to be without drift are split at random, again and again, into a reference and
+streams. At each row the chance of an alarm, given none before, is to be one in ``expected_run_time``.
+
+A simulated reference is as large as the one that streams will meet, no more and no less: a larger one varies less, and
+some percent of the spread are ten times as many percent of the run time. And a threshold serves a whole phase of rows,
+so that all of them tell about it: short phases while the window fills, one for good once it is full. A thousand false
+alarms in all set that threshold to three percent of the run time; one for each row would need a million streams.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+__all__ = ["calibrate"]
+
+_SPLITS, _STREAMS = 16, 256  # at once: what they need stays in the cache
+_ALARMS_WHILE_FILLING = 10  # simulated for each row; the few rows of this phase hardly matter for the run time
+
+
+def calibrate(
+    gram: Any, reference_rows: int, window: int, expected_run_time: float, simulations: int, seed: int
+) -> Any:
+    """The threshold after 1, 2, … rows; the last, for a full window, holds from there on.
+
+    ``gram`` is the kernel matrix of rows without drift, zero on its diagonal, of which ``reference_rows`` are to be the
+    reference; ``simulations`` is about the number of false alarms to simulate.
+    """
+    random = np.random.default_rng((seed, 5))
+    thresholds = np.full(window, np.inf)  # After one row there is no pair, and no alarm.
+    rate = 1 / expected_run_time
+    filling = round(_ALARMS_WHILE_FILLING * expected_run_time)
+    alive = np.concatenate(list(_simulated(gram, reference_rows, window, filling, window - 1, random)))
+    for first, last in _phases(window):
+        scale = _spread(np.arange(first, last) + 1, reference_rows)
+        thresholds[first:last] = _level(alive[:, first:last] / scale, rate) * scale
+        alive = alive[(alive[:, first:last] <= thresholds[first:last]).all(axis=1)]
+    length = min(len(gram) - reference_rows, 5 * window + round(expected_run_time / 2))
+    streams = -(-round(simulations * expected_run_time) // (length - window + 1))
+    full = [
+        block[(block[:, : window - 1] <= thresholds[:-1]).all(axis=1), window - 1 :]
+        for block in _simulated(gram, reference_rows, window, streams, length, random)
+    ]
+    thresholds[-1] = _level(np.concatenate(full), rate)
+    return thresholds
+
+
+def _phases(window: int) -> Iterator[tuple[int, int]]:
+    """From the second row on until the window is full, ever longer ones."""
+    first = 1
+    while first < window - 1:
+        last = min(window - 1, first + 1 + first // 4)
+        yield first, last
+        first = last
+
+
+def _spread(rows: Any, reference_rows: int) -> Any:
+    """The standard deviation without drift, up to a factor that is the same for any number of rows."""
+    return np.sqrt(1 / (rows * (rows - 1)) + 2 / (rows * reference_rows))
+
+
+def _level(values: Any, rate: float) -> float:
+    """The level that streams pass at this rate: first alarms over rows, those up to each stream's first alarm."""
+    highest = np.maximum.accumulate(values, axis=1)
+    low, high = float(highest[:, 0].min()), float(highest[:, -1].max())
+    for _ in range(40):
+        middle = (low + high) / 2
+        alarms = np.count_nonzero(highest[:, -1] > middle)
+        rows = np.count_nonzero(highest <= middle) + alarms
+        low, high = (middle, high) if alarms > rate * rows else (low, middle)
+    return high
+
+
+def _simulated(gram: Any, reference_rows: int, window: int, streams: int, length: int, random: Any) -> Iterator[Any]:
+    """The statistic after each row of each stream, some streams at a time."""
+    pieces = (len(gram) - reference_rows) // length  # Short streams are pieces of one order of the rows.
+    orders_each = max(1, _STREAMS // (_SPLITS * pieces))
+    for _ in range(-(-streams // (_SPLITS * orders_each * pieces))):
+        splits = random.permuted(np.tile(np.arange(len(gram)), (_SPLITS, 1)), axis=1)
+        reference, others = splits[:, :reference_rows], splits[:, reference_rows:]
+        chosen = np.zeros((len(gram), _SPLITS), dtype=np.float32)
+        chosen[reference, np.arange(_SPLITS)[:, None]] = 1
+        with_reference = (gram @ chosen).T.astype(np.float64)
+        within = np.take_along_axis(with_reference, reference, axis=1).sum(axis=1)
+        orders = random.permuted(np.repeat(others, orders_each, axis=0), axis=1)
+        rows = orders[:, : pieces * length].reshape(-1, length)
+        split = np.repeat(np.arange(_SPLITS), orders_each * pieces)
+        witness = with_reference[split[:, None], rows] / reference_rows
+        yield _statistics(gram, window, rows, witness, within[split] / (reference_rows * (reference_rows - 1)))
+
+
+def _statistics(gram: Any, window: int, streams: Any, witness: Any, reference_mean: Any) -> Any:
+    """Unbiased MMD² of the window against the reference, from sums that change with each row: those of `Run`."""
+    count, length = streams.shape
+    held = np.zeros((count, window), dtype=np.intp)
+    with_later = np.zeros((count, window), dtype=np.float32)
+    pairs = np.zeros(count)
+    found = np.empty((count, length), dtype=np.float32)
+    flat = gram.ravel()
+    for step in range(length):
+        slot, filled = step % window, min(step, window)
+        kernel = flat.take(streams[:, step, None] * len(gram) + held[:, :filled])
+        if step >= window:  # the oldest row leaves
+            pairs -= with_later[:, slot]
+            kernel[:, slot] = 0
+        with_later[:, :filled] += kernel
+        with_later[:, slot] = 0
+        held[:, slot] = streams[:, step]
+        pairs += kernel.sum(axis=1)
+        found[:, step] = pairs
+    sums = np.cumsum(witness, axis=1)
+    sums[:, window:] -= sums[:, :-window].copy()
+    sizes = np.minimum(np.arange(length) + 1, window)
+    return found * (2 / np.maximum(1, sizes * (sizes - 1))) - 2 * sums / sizes + reference_mean[:, None]
