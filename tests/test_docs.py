@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 PAGES = {
-    name: (Path(__file__).parent.parent / "docs" / f"{name}.md").read_text() for name in ("models", "tables", "enrich")
+    name: (Path(__file__).parent.parent / "docs" / f"{name}.md").read_text()
+    for name in ("drift", "enrich", "models", "tables")
 }
 SNIPPETS = {
     f"{page} {number}": snippet

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pyarrow.parquet as pq
+import pytest
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 FN_API_RUNNER = "apache_beam.runners.portability.fn_api_runner.FnApiRunner"
@@ -80,3 +83,66 @@ def test_reviews_get_their_columns_and_neighbours(tmp_path: Path) -> None:
     assert {each["text"] for each in nearest} <= set(reviews["text"].to_pylist())
     assert "Nearest to a scary film:" in done.stdout
     assert "pool" not in done.stdout
+
+
+def test_drift_between_sources_of_reviews(tmp_path: Path) -> None:
+    out = tmp_path / "embedded"
+    _embed_reviews(out, 60)
+
+    reviews = pq.read_table(out)
+    assert sorted(reviews.schema.names) == ["embedding", "id", "label", "source", "text"]
+    lengths = {"imdb": [], "imdb_cut": [], "rotten_tomatoes": []}
+    for review in reviews.select(["source", "text"]).to_pylist():
+        lengths[review["source"]].append(len(review["text"].split()))
+    assert {len(of_source) for of_source in lengths.values()} == {60}
+    assert np.median(lengths["imdb"]) > 100
+    assert abs(np.median(lengths["imdb_cut"]) - np.median(lengths["rotten_tomatoes"])) < 3
+
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / "drift" / "splits.py", out, "--splits=1"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "imdb against rotten_tomatoes: drift: p = " in done.stdout
+    assert "imdb_cut against rotten_tomatoes: drift: p = " in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_drift_is_found_between_sources_alone_and_its_rows_make_sense(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "embedded"
+    _embed_reviews(out, 400)
+    monkeypatch.syspath_prepend(EXAMPLES / "drift")
+    import splits
+
+    found = splits.load(out)
+    flagged = sum(splits.flagged_splits(source, 40) for source in found.values())
+    assert flagged <= 11  # of 120: 6 are expected at a level of 5%, and 12 or more come once in 50 times
+
+    critics = found["rotten_tomatoes"]
+    for name in ("imdb", "imdb_cut"):
+        assert splits.compare(found[name], critics).p_value < 0.01
+        of_people, of_critics = splits.most_typical(found[name], critics, count=30)
+        # People tell what happened to them; critics don't speak of themselves.
+        assert _tell_of_themselves(of_people) > 0.7
+        assert _tell_of_themselves(of_critics) < 0.15
+    assert _tell_of_themselves(found["imdb_cut"].texts) < 0.6  # so that it is not what any such row would show
+
+
+def _embed_reviews(out: Path, rows: int) -> None:
+    script = EXAMPLES / "drift" / "pipeline.py"
+    done = subprocess.run(
+        [sys.executable, script, f"--runner={FN_API_RUNNER}", f"--out={out}", f"--rows={rows}"],
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def _tell_of_themselves(texts: list[str]) -> float:
+    return float(np.mean([re.search(r"\b(i|me|my)\b", text.lower()) is not None for text in texts]))
