@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from luminosity.drift.accelerated.sums import accelerated_sums, applies, kept_on_device
 from luminosity.drift.aggregate import Aggregate
 from luminosity.drift.bandwidth import SAMPLE_ROWS
 from luminosity.drift.bins import BinCounts, balanced_bins, hashed_bins, most_rows
@@ -31,6 +32,7 @@ class Pair:
     kernels: tuple[Kernel, ...]
     offsets: tuple[float, ...]
     centre: Any
+    farthest: float  # from the centre, of some rows
     precision: Precision
     hashes: tuple[Any, Any] | None  # of the rows' ids
 
@@ -48,7 +50,7 @@ class Pair:
             raise DriftError("Found an empty list of kernels, expected at least one.")
         if any(isinstance(kernel, BlockKernel) for kernel in kernels):
             return cls._of_lists(reference, current, kernels, seed, precision, ids)
-        reference, current = as_rows(reference, "The reference"), as_rows(current, "The current sample")
+        reference, current = _rows(reference, "The reference"), _rows(current, "The current sample")
         same_width(reference, current)
         hashes = None if ids is None else _hashes(ids, len(reference), len(current), seed)
         if hashes is None:
@@ -60,7 +62,8 @@ class Pair:
         apart = np.eye(2, sample.shape[1]) if _all_equal(sample, reference, current) else sample - centre
         resolved = tuple(each for kernel in kernels for each in kernel.resolved_all(apart))
         offsets = kernel_offsets(resolved, sample - centre)
-        return cls(reference, current, resolved, tuple(offsets), centre, precision, hashes)
+        farthest = float(np.linalg.norm(sample - centre, axis=1).max())
+        return cls(reference, current, resolved, tuple(offsets), centre, farthest, precision, hashes)
 
     @classmethod
     def _of_lists(
@@ -81,7 +84,7 @@ class Pair:
             if len(things) < 2:
                 raise DriftError(f"{name} has {len(things)} examples, expected at least 2.")
         hashes = None if ids is None else _hashes(ids, len(reference), len(current), seed)
-        return cls(reference, current, tuple(lists), (0.0,) * len(lists), 0.0, precision, hashes)
+        return cls(reference, current, tuple(lists), (0.0,) * len(lists), 0.0, 0.0, precision, hashes)
 
     def thinned(self, seed: int) -> Pair:
         """With as many rows of the larger sample as bins allow: those of the smallest hashes, or some at random."""
@@ -120,6 +123,10 @@ class Pair:
             lists = [kernel for kernel in self.kernels if isinstance(kernel, BlockKernel)]
             return sums_of_lists(lists, [*self.reference, *self.current], bins, planned.all, progress)
 
+        if applies(self.kernels, self.reference.shape[1], self.farthest, self.precision):
+            samples = self.reference, self.current
+            return accelerated_sums(self.kernels, self.offsets, *samples, self.centre, bins, planned.all)
+
         def rows(numbers: Any) -> Any:
             with np.errstate(over="ignore"):
                 found = (_numbered(self.reference, self.current, numbers) - self.centre).astype(self.precision)
@@ -139,13 +146,17 @@ def centre_of(kernels: Sequence[Kernel | Aggregate], sample: Any) -> Any:
     return np.zeros(np.shape(sample)[1])
 
 
+def _rows(values: Any, name: str) -> Any:
+    return values if kept_on_device(values) else as_rows(values, name)
+
+
 def _all_equal(sample: Any, reference: Any, current: Any) -> bool:
     """Whether there is but one row, over and over. Any bandwidth then gives the right answer: no drift."""
     return all(bool((rows == sample[0]).all()) for rows in (sample, reference, current))
 
 
 def _taken(things: Any, numbers: Any) -> Any:
-    return things[numbers] if isinstance(things, np.ndarray) else [things[number] for number in numbers]
+    return [things[number] for number in numbers] if isinstance(things, Sequence) else things[numbers]
 
 
 def _with(both: tuple[Any, Any], index: int, new: Any) -> tuple[Any, Any]:
@@ -154,7 +165,7 @@ def _with(both: tuple[Any, Any], index: int, new: Any) -> tuple[Any, Any]:
 
 def _numbered(reference: Any, current: Any, numbers: Any) -> Any:
     of_reference = numbers < len(reference)
-    dtype = np.result_type(reference, current)
+    dtype = np.result_type(reference.dtype, current.dtype)
     found = np.empty((len(numbers), reference.shape[1]), dtype=dtype)
     found[of_reference] = reference[numbers[of_reference]]
     found[~of_reference] = current[numbers[~of_reference] - len(reference)]

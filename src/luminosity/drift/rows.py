@@ -48,6 +48,9 @@ def as_rows(values: Any, name: str, least: int = 2) -> Rows:
 
 
 def check_finite(rows: Rows, name: str) -> None:
+    with np.errstate(all="ignore"):
+        if np.isfinite(rows.sum()):
+            return  # A single number that is not finite would show in the sum, which takes a tenth of the time.
     bad = ~np.isfinite(rows).all(axis=1)
     if bad.any():
         first = int(bad.argmax())

@@ -7,6 +7,7 @@ from typing import Any
 __all__ = ["plain_pairs"]
 
 _MOST_ROWS = 8192  # of a strip: its kernel values go through the device's memory
+_MOST_VALUES = 1 << 28
 
 
 def plain_pairs(left: Any, right: Any, real: Any, offset: Any, first: Any, second: Any, bin_rows: int) -> Any:
@@ -14,7 +15,8 @@ def plain_pairs(left: Any, right: Any, real: Any, offset: Any, first: Any, secon
     import jax
     import jax.numpy as jnp
 
-    strip = max(rows for rows in range(1, min(_MOST_ROWS, bin_rows) + 1) if bin_rows % rows == 0)
+    most = min(_MOST_ROWS, bin_rows, max(1, _MOST_VALUES // bin_rows))
+    strip = max(rows for rows in range(1, most + 1) if bin_rows % rows == 0)
 
     def sums(start: Any, other: Any) -> Any:
         x = jax.lax.dynamic_slice_in_dim(left, start, strip)

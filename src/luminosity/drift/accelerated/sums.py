@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
@@ -9,27 +10,38 @@ from typing import Any
 import numpy as np
 
 from luminosity.drift.accelerated.fused import STRIP, fused_pairs
-from luminosity.drift.accelerated.halves import FARTHEST, NORM_COLUMNS, as_halves
+from luminosity.drift.accelerated.halves import NORM_COLUMNS, as_halves
 from luminosity.drift.accelerated.plain import plain_pairs
 from luminosity.drift.kernels import RBF, Kernel
 
-__all__ = ["PairSums", "accelerated_sums", "applies", "best_for_this_device"]
+__all__ = ["PairSums", "accelerated_sums", "applies", "best_for_this_device", "kept_on_device"]
 
 PairSums = Callable[[Any, Any, Any, Any, Any, Any, int], Any]
 
 _WIDEST = 256  # columns of a strip that stays on the chip
 _NARROWEST = 16
+_FARTHEST_BANDWIDTHS = 100  # from the centre: beyond, half precision would move rows by a visible part of a bandwidth
 _LOG2_E = 1.4426950408889634
 
 
-def applies(kernels: Sequence[Kernel], sample: Any, precision: str) -> bool:
-    """Whether there is an accelerator, for RBF kernels of rows that are not too wide nor too far from each other."""
+def applies(kernels: Sequence[Kernel], width: int, farthest: float, precision: str) -> bool:
+    """Whether there is an accelerator, for RBF kernels of rows that are not too wide nor too far from their centre."""
     import jax
 
-    if jax.local_devices()[0].platform == "cpu" or precision == "float64" or _columns(sample.shape[1]) > _WIDEST:
+    if jax.local_devices()[0].platform == "cpu" or precision == "float64" or _columns(width) > _WIDEST:
         return False
-    farthest = _LOG2_E * float((sample * sample).sum(axis=1).max()) / 2
-    return all(isinstance(kernel, RBF) and farthest < FARTHEST / 4 * (kernel.bandwidth or 0) ** 2 for kernel in kernels)
+    return all(
+        isinstance(kernel, RBF) and farthest < _FARTHEST_BANDWIDTHS * (kernel.bandwidth or 0) for kernel in kernels
+    )
+
+
+def kept_on_device(values: Any) -> bool:
+    """Whether these are good rows that lie on an accelerator, and need not come back to be looked at."""
+    jax = sys.modules.get("jax")
+    if jax is None or not isinstance(values, jax.Array) or values.ndim != 2 or values.dtype != np.float32:
+        return False
+    on_accelerator = all(device.platform != "cpu" for device in values.devices())
+    return on_accelerator and len(values) > 1 and values.shape[1] > 0 and bool(jax.numpy.isfinite(values).all())
 
 
 def best_for_this_device() -> PairSums:
@@ -47,7 +59,7 @@ def accelerated_sums(
     centre: Any,
     bins: Any,
     count: int,
-    pair_sums: PairSums,
+    pair_sums: PairSums | None = None,
 ) -> Any:
     """As ``block_sums``: for each kernel a symmetric matrix. Rows may lie on the device already."""
     import jax
@@ -55,6 +67,8 @@ def accelerated_sums(
 
     order, rows_of_bin = _filled_bins(bins, count)
     first, second = np.triu_indices(count)
+    pair_sums = pair_sums or best_for_this_device()
+    reference, current, centre = _single(reference, current, centre)
     held = jax.device_put((reference, current, np.asarray(centre, np.float32), order))
     pairs = jax.device_put((first.astype(np.int32), second.astype(np.int32)))
     found: list[Any] = []
@@ -93,6 +107,13 @@ def _compiled(pair_sums: PairSums) -> Any:
         return by_strip, near.reshape(order.shape).sum(axis=1)
 
     return sums
+
+
+def _single(reference: Any, current: Any, centre: Any) -> tuple[Any, Any, Any]:
+    """Rows of double precision are centred before they lose digits."""
+    if reference.dtype == current.dtype == np.float32:
+        return reference, current, centre
+    return (reference - centre).astype(np.float32), (current - centre).astype(np.float32), np.zeros_like(centre)
 
 
 def _columns(width: int) -> int:
