@@ -64,7 +64,7 @@ def conclude(sums: Any, counts: Any, bins: BinCounts, kernels: Sequence[Kernel],
         (statistic, of_null), slack = fused(observed, null, rounding), 0.0
     strongest = min(each, key=lambda found: (found.p_value, -found.mmd2 / (found.null_sd or 1)))
     p = p_value(statistic, of_null, slack)
-    heights, edges = np.histogram(of_null, bins=_HISTOGRAM_BARS)
+    heights, edges = np.histogram(of_null, bins=_HISTOGRAM_BARS, range=_range(of_null))
     return MMDTestResult(
         mmd2=strongest.mmd2,
         interval=strongest.interval,
@@ -93,6 +93,13 @@ def p_value(observed: float, null: Any, rounding: float = 0.0) -> float:
     """
     slack = max(rounding, 1e-9 * float(np.abs(null).max(initial=0.0)))
     return float((1 + np.count_nonzero(null >= observed - slack)) / (1 + len(null)))
+
+
+def _range(numbers: Any) -> tuple[float, float]:
+    """From the least to the greatest; a little more where bars would be too narrow to tell apart."""
+    low, high = float(numbers.min()), float(numbers.max())
+    wider = max(0.0, 1e-9 * max(abs(low), abs(high), 1e-300) - (high - low))
+    return low - wider, high + wider
 
 
 def _of_kernel(kernel: Kernel, value: float, null: Any, rounding: float, half: float) -> KernelResult:

@@ -167,9 +167,16 @@ def _numbered(reference: Any, current: Any, numbers: Any) -> Any:
     of_reference = numbers < len(reference)
     dtype = np.result_type(reference.dtype, current.dtype)
     found = np.empty((len(numbers), reference.shape[1]), dtype=dtype)
-    found[of_reference] = reference[numbers[of_reference]]
-    found[~of_reference] = current[numbers[~of_reference] - len(reference)]
+    found[of_reference] = _taken_rows(reference, numbers[of_reference])
+    found[~of_reference] = _taken_rows(current, numbers[~of_reference] - len(reference))
     return found
+
+
+def _taken_rows(rows: Any, numbers: Any) -> Any:
+    if isinstance(rows, np.ndarray):
+        return rows[numbers]
+    filled = np.pad(numbers, (0, SAMPLE_ROWS - len(numbers) % SAMPLE_ROWS))  # of one length: compiled once
+    return np.asarray(rows[filled])[: len(numbers)]
 
 
 def _hashes(ids: tuple[Any, Any], reference_rows: int, current_rows: int, seed: int) -> tuple[Any, Any]:

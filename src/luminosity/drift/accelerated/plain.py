@@ -6,8 +6,7 @@ from typing import Any
 
 __all__ = ["plain_pairs"]
 
-_MOST_ROWS = 8192  # of a strip: its kernel values go through the device's memory
-_MOST_VALUES = 1 << 28
+_MOST_VALUES = 1 << 29  # of a strip: they go through the device's memory
 
 
 def plain_pairs(left: Any, right: Any, real: Any, offset: Any, first: Any, second: Any, bin_rows: int) -> Any:
@@ -15,7 +14,7 @@ def plain_pairs(left: Any, right: Any, real: Any, offset: Any, first: Any, secon
     import jax
     import jax.numpy as jnp
 
-    most = min(_MOST_ROWS, bin_rows, max(1, _MOST_VALUES // bin_rows))
+    most = min(bin_rows, max(1, _MOST_VALUES // bin_rows))
     strip = max(rows for rows in range(1, most + 1) if bin_rows % rows == 0)
 
     def sums(start: Any, other: Any) -> Any:
