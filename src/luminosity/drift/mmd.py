@@ -32,7 +32,7 @@ def mmd2(
 ) -> float:
     """The unbiased estimate, exact over all pairs of rows. Around zero for one distribution, it can be negative.
 
-    Where the bandwidth is left open, ``seed``, or ``ids`` of the rows as in a pipeline, say which rows it is taken from.
+    Where the bandwidth is left open, ``seed``, or ``ids`` of the rows as in a pipeline, tell which rows it is from.
 
     >>> import numpy as np
     >>> x = np.random.default_rng(0).normal(size=(500, 3))
