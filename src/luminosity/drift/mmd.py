@@ -33,7 +33,7 @@ def mmd2(
     >>> import numpy as np
     >>> x = np.random.default_rng(0).normal(size=(500, 3))
     >>> round(mmd2(x[:250], x[250:] + 1), 1)
-    0.3
+    0.2
     """
     check_precision(precision)
     check_seed(seed)
