@@ -22,6 +22,7 @@ Progress = Callable[[int, int], None]  # tiles done, tiles in all
 _BLOCK = 1024  # rows: a tile of single precision is 4 MB, which the caches of two cores hold
 _ACCELERATORS_BLOCK = 16_384  # enough to keep one busy for much longer than a call takes
 _SMALLEST_BLOCK = 64
+_BINS_OF_A_BLOCK = 128  # With many more it takes longer to tell values' bins than to compute values.
 _GROUP = 8
 _ROWS_OF_A_BIN = 4 * _GROUP  # from which on filling bins up to whole groups costs little
 _TILES_BETWEEN_REPORTS = 64
@@ -45,7 +46,7 @@ def block_sums(
 
     devices = jax.local_devices()
     layout = Layout.of(bins, _GROUP if len(bins) >= _ROWS_OF_A_BIN * count else 1)
-    blocks = Blocks.of(layout, rows, _rows_of_block(len(layout.order), devices), devices)
+    blocks = Blocks.of(layout, rows, _rows_of_block(len(layout.order), count, devices), devices)
     tiles = list(_tiles(range(len(blocks.bins))))
     if boundary is not None:
         tiles = [(x, y) for x, y in tiles if blocks.bins[x][0] < boundary <= blocks.bins[y][-1]]
@@ -86,10 +87,11 @@ def _tiles(blocks: range) -> Iterator[tuple[int, int]]:
     yield from combinations(blocks, 2)
 
 
-def _rows_of_block(rows: int, devices: list[Any]) -> int:
+def _rows_of_block(rows: int, count: int, devices: list[Any]) -> int:
     """A power of two, so that samples of many sizes share compiled code."""
     most = _BLOCK if devices[0].platform == "cpu" else _ACCELERATORS_BLOCK
-    return min(most, max(_SMALLEST_BLOCK, 1 << (rows - 1).bit_length()))
+    needed = min(rows, _BINS_OF_A_BLOCK * rows // count)
+    return min(most, max(_SMALLEST_BLOCK, 1 << (needed - 1).bit_length()))
 
 
 def _add(total: Any, sums: Any, x_bins: Any, y_bins: Any) -> None:
