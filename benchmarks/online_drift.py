@@ -6,6 +6,7 @@ Each reference is fresh, and serves five runs on fresh streams. Of 500 runs the 
 from __future__ import annotations
 
 import argparse
+import copy
 import sys
 import time
 import warnings
@@ -154,11 +155,10 @@ def print_dependent(case: Case, runs: int, simulations: int) -> None:
                     made.append(last[0])
                 return np.array(made)
 
-            detector = detectors[number % len(detectors)]
+            detector, other = (copy.deepcopy(detectors[number % len(detectors)]) for _ in range(2))
             found.append(run_time(detector, rows, LONGEST * case.expected_run_time))
-            detector.reset()
-            detector.update(rows(2 * BEFORE_SHIFT))
-            flagged += detector.autocorrelated
+            other.update(rows(2 * BEFORE_SHIFT))
+            flagged += other.autocorrelated
             show(f"autocorrelation {weight}: {number + 1} of {runs} runs")
         print(f"| {weight} | {np.mean(found):.0f} | {flagged / runs:.0%} |", flush=True)
 
