@@ -70,7 +70,7 @@ def test_any_number_of_rows_and_bins_gives_the_same_estimate(rows: int, others: 
         assert exact.mmd2 == pytest.approx(expected, abs=1e-12)
         assert (exact.reference_rows, exact.current_rows) == (rows, others)
         single = mmd_test(x, y, RBF(2.0), bins=bins, ids=ids)
-        assert single.mmd2 == pytest.approx(expected, abs=1e-3 * single.null_sd)
+        assert single.mmd2 == pytest.approx(expected, abs=1e-3 * single.null_sd + 1e-7)
 
 
 def test_another_distribution_is_told_from_the_same() -> None:
