@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # Tests that look for what a run leaves behind on the machine must be alone on it. The others run two at a time.
-SIDE_BY_SIDE := tests/beam_suites tests/drift tests/inference tests/io tests/tables tests/test_cli_bench.py tests/test_cli_enrich.py \
+SIDE_BY_SIDE := tests/beam_suites tests/drift tests/inference tests/io tests/tables tests/test_cli_bench.py tests/test_cli_drift.py tests/test_cli_enrich.py \
 	tests/test_doctests.py tests/test_examples.py tests/test_talks.py
 ONE_BY_ONE := tests/engine tests/io/test_write_faults.py $(filter-out $(SIDE_BY_SIDE),$(wildcard tests/test_*.py))
 BENCHMARKS := $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py))
