@@ -54,7 +54,8 @@ class Pair:
         same_width(reference, current)
         hashes = None if ids is None else _hashes(ids, len(reference), len(current), seed)
         if hashes is None:
-            chosen = np.random.default_rng((seed, 3)).permutation(len(reference) + len(current))[:SAMPLE_ROWS]
+            rows = len(reference) + len(current)
+            chosen = np.random.default_rng((seed, 3)).choice(rows, min(rows, SAMPLE_ROWS), replace=False)
         else:
             chosen = np.argsort(np.concatenate(hashes), kind="stable")[:SAMPLE_ROWS]
         sample = _numbered(reference, current, chosen).astype(np.float64)

@@ -65,17 +65,17 @@ def accelerated_sums(
     import jax
     import jax.numpy as jnp
 
-    order, rows_of_bin = _filled_bins(bins, count)
-    first, second = np.triu_indices(count)
     pair_sums = pair_sums or best_for_this_device()
     reference, current, centre = _single(reference, current, centre)
-    held = jax.device_put((reference, current, np.asarray(centre, np.float32), order))
-    pairs = jax.device_put((first.astype(np.int32), second.astype(np.int32)))
+    held = jax.device_put((reference, current, np.asarray(centre, np.float32)))  # Rows move while bins are filled.
+    order, rows_of_bin = _filled_bins(bins, count)
+    first, second = np.triu_indices(count)
+    numbers = jax.device_put((order, first.astype(np.int32), second.astype(np.int32)))
     found: list[Any] = []
     for kernel, offset in zip(kernels, offsets, strict=True):
         (bandwidth,) = kernel.parameters()
         scale = jnp.float32(_LOG2_E**0.5 / bandwidth)
-        by_strip, near = _compiled(pair_sums)(*held, scale, jnp.float32(offset), *pairs)
+        by_strip, near = _compiled(pair_sums)(*held, *numbers, scale, jnp.float32(offset))
         sums = np.asarray(by_strip, np.float64).sum(axis=1)
         sums += offset * rows_of_bin[first] * (order.shape[1] - rows_of_bin[second])  # what fillers have put in
         sums -= np.where(
@@ -94,7 +94,7 @@ def _compiled(pair_sums: PairSums) -> Any:
 
     @jax.jit
     def sums(
-        reference: Any, current: Any, centre: Any, order: Any, scale: Any, offset: Any, first: Any, second: Any
+        reference: Any, current: Any, centre: Any, order: Any, first: Any, second: Any, scale: Any, offset: Any
     ) -> Any:
         numbers = order.ravel()
         real = numbers >= 0
@@ -130,7 +130,6 @@ def _filled_bins(bins: Any, count: int) -> tuple[Any, Any]:
     """
     rows_of_bin = np.bincount(bins, minlength=count)
     by_bin = np.argsort(bins.astype(np.uint16), kind="stable").astype(np.int32)
-    position = np.arange(len(bins), dtype=np.int32) - np.repeat(np.cumsum(rows_of_bin) - rows_of_bin, rows_of_bin)
     order = np.full((count, -(-int(rows_of_bin.max()) // STRIP) * STRIP), -1, np.int32)
-    order[bins[by_bin], position] = by_bin
+    order[np.arange(order.shape[1]) < rows_of_bin[:, None]] = by_bin
     return order, rows_of_bin
