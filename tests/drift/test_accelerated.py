@@ -30,7 +30,7 @@ def test_sums_are_those_of_the_tiles(pair_sums: PairSums, width: int) -> None:
     for ours, theirs in zip(found, expected, strict=True):
         null_sd = null_estimates(theirs[None], counts, planned, 200, 0).std()
         side = observed_side(planned)[None]
-        assert estimates(ours, counts, side) == pytest.approx(estimates(theirs, counts, side), abs=1e-3 * null_sd)
+        assert estimates(ours, counts, side) == pytest.approx(estimates(theirs, counts, side), abs=2e-3 * null_sd)
 
 
 def test_a_row_far_away_is_like_no_other() -> None:

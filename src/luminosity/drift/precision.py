@@ -13,4 +13,7 @@ __all__ = ["double_precision"]
 
 def double_precision(dtype: Any) -> Any:
     """JAX computes in single precision unless told otherwise; here for this thread, in a ``with`` statement."""
-    return require("jax", "jax").enable_x64(np.dtype(dtype) == np.float64)
+    jax = require("jax", "jax")
+    if not hasattr(jax, "enable_x64"):  # before JAX 0.8
+        jax = require("jax.experimental", "jax")
+    return jax.enable_x64(np.dtype(dtype) == np.float64)

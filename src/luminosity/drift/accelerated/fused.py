@@ -46,6 +46,7 @@ def _program(
     from jax.experimental import pallas
     from jax.experimental.pallas import triton
 
+    product = triton.dot if hasattr(triton, "dot") else pallas.dot  # as JAX before 0.10 had it
     number = pallas.program_id(0)
     pair, strip = number // (bin_rows // STRIP), number % (bin_rows // STRIP)
     mine = pallas.ds(first[pair] * bin_rows + strip * STRIP, STRIP)
@@ -54,7 +55,7 @@ def _program(
 
     def step(index: Any, sums: Any) -> Any:
         y = right[pallas.ds(begin + index * _STEP, _STEP), :]
-        exponent = triton.dot(x, y, trans_b=True)
+        exponent = product(x, y, trans_b=True)
         return sums + ((jnp.exp2(exponent) if interpret else _power_of_two(exponent)) - offset)
 
     sums = jax.lax.fori_loop(0, bin_rows // _STEP, step, jnp.zeros((STRIP, _STEP), jnp.float32))
