@@ -46,8 +46,6 @@ class Pair:
         precision: Precision,
         ids: tuple[Any, Any] | None = None,
     ) -> Pair:
-        if not kernels:
-            raise DriftError("Found an empty list of kernels, expected at least one.")
         if any(isinstance(kernel, BlockKernel) for kernel in kernels):
             return cls._of_lists(reference, current, kernels, seed, precision, ids)
         reference, current = _rows(reference, "The reference"), _rows(current, "The current sample")

@@ -14,14 +14,14 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from luminosity.drift.bins import BINS, BinCounts, hashed_bins, plan_bins
+from luminosity.drift.bins import BINS, BinCounts, hashed_bins, most_rows, plan_bins
 from luminosity.drift.block_sums import double_precision
 from luminosity.drift.conclude import Settings, conclude
 from luminosity.drift.hashing import hash_ids
 from luminosity.drift.kernels import RBF, Kernel, Laplacian
 from luminosity.drift.pair import Pair
 from luminosity.drift.result import MMDTestResult
-from luminosity.drift.rows import Precision, Rows, as_rows, check_precision
+from luminosity.drift.rows import Precision, Rows, as_rows, check_precision, check_seed, is_whole
 from luminosity.errors import DriftError
 
 __all__ = ["FEATURES", "RFFSums", "rff_mmd"]
@@ -56,7 +56,8 @@ def rff_mmd(
     (False, True)
     """
     settings = Settings(permutations, level, seed, precision)
-    pair = Pair.of(reference, current, [_check_kernel(kernel or RBF())], seed, precision, ids)
+    check_seed(seed)
+    pair = Pair.of(reference, current, [_check_kernel(kernel or RBF())], seed, precision, ids).thinned(seed)
     planned = plan_bins(len(pair.reference), len(pair.current), bins)
     sums = RFFSums(pair.kernels[0], planned, features, seed, pair.centre, precision)
     of_rows = pair.bins(planned, seed)
@@ -105,6 +106,12 @@ class RFFSums:
         precision: Precision = "float32",
     ) -> RFFSums:
         """For samples of about so many rows: only their ratio matters, unless they are very few."""
+        smaller, larger = sorted((reference_rows, current_rows))
+        if smaller < 2 or larger > most_rows(smaller):
+            raise DriftError(
+                f"Found {reference_rows:,} rows of the reference and {current_rows:,} of the current sample, expected "
+                f"at least 2 of each, and no more of one than {most_rows(1):,} times those of the other."
+            )
         return cls(kernel, plan_bins(reference_rows, current_rows, bins), features, seed, centre, precision)
 
     def __post_init__(self) -> None:
@@ -114,7 +121,8 @@ class RFFSums:
                 f"Found {self.kernel.name} without a bandwidth, expected one that all shards share: for example "
                 "RBF().resolved(sample), with a sample of both sides."
             )
-        if self.features < 2 or self.features % 2:
+        check_seed(self.seed)
+        if not is_whole(self.features) or self.features < 2 or self.features % 2:
             raise DriftError(f"Found features={self.features}, expected an even number: cosines and sines in pairs.")
         if self.counts is None:
             self.counts = np.zeros(self.bins.all, dtype=np.int64)
@@ -142,8 +150,14 @@ class RFFSums:
         with double_precision(self.precision):
             frequencies = _frequencies(self.kernel, rows.shape[1], self.features // 2, self.seed, self.precision)
             for block, of_block in _blocks(rows, np.asarray(bins), self.bins.all):
-                ready = (block - self.centre).astype(self.precision)
-                self.totals += np.asarray(_compiled()(self.bins.all, frequencies, ready, of_block))
+                self.totals += np.asarray(_compiled()(self.bins.all, frequencies, self._ready(block), of_block))
+
+    def _ready(self, block: Rows) -> Rows:
+        with np.errstate(over="ignore"):
+            ready = (block - self.centre).astype(self.precision)
+        if not np.isfinite(ready).all():
+            raise DriftError("Some numbers are too large for single precision. Scale them, or try precision='float64'.")
+        return ready
 
     def merge(self, other: RFFSums) -> None:
         mine, theirs = self._told(), other._told()
@@ -179,7 +193,7 @@ class RFFSums:
 def _check_kernel(kernel: Kernel) -> Kernel:
     if not isinstance(kernel, (RBF, Laplacian)):
         raise DriftError(
-            f"Found the kernel {kernel.name}, expected RBF or Laplacian: random features are known for these. "
+            f"Found the kernel {kernel!r}, expected RBF or Laplacian: random features are known for these. "
             "mmd_test takes any."
         )
     return kernel

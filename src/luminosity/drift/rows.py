@@ -21,7 +21,7 @@ def as_rows(values: Any, name: str, least: int = 2) -> Rows:
     (3, 1)
     """
     try:
-        rows = np.asarray(values)
+        rows = np.ma.filled(values, np.nan) if _has_masked(values) else np.asarray(values)
         if rows.dtype == object and rows.ndim == 1 and len(rows) and np.ndim(rows[0]) == 1:
             rows = np.stack([np.asarray(row) for row in rows])  # a column of a table
     except ValueError as error:
@@ -45,6 +45,11 @@ def as_rows(values: Any, name: str, least: int = 2) -> Rows:
         rows = rows.astype(np.float32 if rows.dtype == np.float16 else np.float64)
     check_finite(rows, name)
     return rows
+
+
+def _has_masked(values: Any) -> bool:
+    """NumPy would take what lies under the mask: some number that is not there."""
+    return isinstance(values, np.ma.MaskedArray) and bool(np.ma.getmaskarray(values).any())
 
 
 def check_finite(rows: Rows, name: str) -> None:
