@@ -8,7 +8,17 @@ import numpy as np
 
 from luminosity.errors import DriftError
 
-__all__ = ["Precision", "Rows", "as_rows", "check_precision", "check_seed", "is_whole", "same_width"]
+__all__ = [
+    "Precision",
+    "Rows",
+    "as_floats",
+    "as_rows",
+    "check_precision",
+    "check_seed",
+    "is_number",
+    "is_whole",
+    "same_width",
+]
 
 Rows: TypeAlias = "np.ndarray[tuple[int, int], np.dtype[Any]]"
 Precision: TypeAlias = Literal["float32", "float64"]
@@ -28,9 +38,7 @@ def as_rows(values: Any, name: str, least: int = 2) -> Rows:
         raise DriftError(
             f"{name} is no matrix ({error}). Expected rows of one width; perhaps some are shorter, or missing."
         ) from None
-    if rows.dtype.name == "bfloat16":
-        rows = rows.astype(np.float32)
-    if rows.dtype.kind not in "fiub":
+    if not is_number(rows.dtype):
         raise DriftError(f"{name} holds {rows.dtype}, expected numbers. For other things use a BlockKernel.")
     rows = rows[:, None] if rows.ndim == 1 else rows
     if rows.ndim != 2:
@@ -41,10 +49,20 @@ def as_rows(values: Any, name: str, least: int = 2) -> Rows:
         )
     if rows.shape[1] == 0:
         raise DriftError(f"{name} has rows without any numbers in them.")
-    if rows.dtype.name not in ("float32", "float64"):
-        rows = rows.astype(np.float32 if rows.dtype == np.float16 else np.float64)
+    rows = as_floats(rows)
     check_finite(rows, name)
     return rows
+
+
+def is_number(dtype: Any) -> bool:
+    return dtype.kind in "fiub" or dtype.name == "bfloat16"
+
+
+def as_floats(numbers: Any) -> Any:
+    """In single or double precision, whichever holds all of their digits."""
+    if numbers.dtype.name in ("float32", "float64"):
+        return numbers
+    return numbers.astype(np.float32 if numbers.dtype.name in ("float16", "bfloat16") else np.float64)
 
 
 def _has_masked(values: Any) -> bool:
