@@ -76,12 +76,12 @@ def test_shards_and_order_change_nothing() -> None:
 def test_the_level_holds_and_little_power_is_lost() -> None:
     random = np.random.default_rng(2)
     null, exact, found = 0, 0, 0
-    for seed in range(60):
+    for seed in range(40):
         x, y = random.normal(size=(100, 5)), random.normal(size=(100, 5))
         null += rff_mmd(x, y, RBF(3.0), permutations=199, seed=seed).drift
         exact += mmd_test(x, y + 0.2, RBF(3.0), permutations=199, seed=seed).drift
         found += rff_mmd(x, y + 0.2, RBF(3.0), permutations=199, seed=seed).drift
-    assert null <= 7  # 2.4 standard deviations above 3
+    assert null <= 6  # 2.9 standard deviations above 2
     assert found >= exact - 3
 
 
