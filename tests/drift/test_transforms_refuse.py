@@ -81,9 +81,9 @@ def test_references_that_do_not_fit(tmp_path: Path) -> None:
         (lambda: MMDTest("x.parquet"), "no column="),
         (lambda: MMDTest("x.parquet", column="v", keyed=True), "whose rows have no keys"),
         (lambda: MMDTest(X, by="language"), "without column="),
-        (lambda: MMDTest(X, RBF), "expected one such as RBF()"),
+        (lambda: MMDTest(X, RBF), "expected one such as RBF()"),  # type: ignore[arg-type]
         (lambda: MMDTest(X, pca=0), "pca=0"),
-        (lambda: MMD(X, Aggregate()), "expected a single one"),
+        (lambda: MMD(X, Aggregate()), "expected a single one"),  # type: ignore[arg-type]
         (lambda: FitPCA(0), "components=0"),
     ],
 )
