@@ -49,7 +49,7 @@ def test_unknown_kinds_are_named(settings: dict[str, Any]) -> None:
 
 
 def test_one_bandwidth_is_no_aggregate() -> None:
-    with pytest.raises(DriftError, match="expected 2 to 50"):
+    with pytest.raises(DriftError, match="from 2 to 50"):
         Aggregate(bandwidths=1)
 
 

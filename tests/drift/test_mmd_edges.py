@@ -11,7 +11,19 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from luminosity.drift import RBF, BlockKernel, Laplacian, Linear, Polynomial, RowKernel, mmd2, mmd_test
+from luminosity.drift import (
+    RBF,
+    Aggregate,
+    BlockKernel,
+    Laplacian,
+    Linear,
+    Polynomial,
+    RowKernel,
+    mmd2,
+    mmd_test,
+    witness,
+)
+from luminosity.drift.hashing import hash_ids
 from luminosity.errors import DriftError
 
 ROWS = np.random.default_rng(0).normal(size=(400, 3))
@@ -39,6 +51,7 @@ def with_value(value: float) -> Any:
         ([[1.0, 2.0, 3.0], [1.0, 2.0]], "perhaps some are shorter"),
         (pd.Series([[1.0, 2.0, 3.0], None, [1.0, 2.0, 3.0]]), "perhaps some are shorter, or missing"),
         (["a", "b"], "expected numbers. For other things use a BlockKernel"),
+        (np.ma.masked_greater(X, 2.0), "with NaN or infinity"),
         (X.astype(complex), "holds complex128, expected numbers"),
         (X * 1e39, "too large for single precision"),
     ],
@@ -62,7 +75,10 @@ def test_what_is_no_sample_is_told(function: Callable[..., Any], reference: Any,
         ({"seed": -1}, "seed=-1"),
         ({"precision": "float16"}, "precision='float16'"),
         ({"kernel": []}, "an empty list of kernels"),
+        ({"kernel": RBF}, "expected one such as RBF()"),
+        ({"kernel": [lambda x, y: x @ y]}, "RowKernel and BlockKernel make one of a function"),
         ({"ids": (range(200), range(199))}, "200 and 199 ids for 200 and 200 rows"),
+        ({"ids": (np.zeros((200, 1), int), range(200))}, r"ids of shape \(200, 1\)"),
     ],
 )
 def test_what_a_test_cannot_do_is_told(settings: dict[str, Any], message: str) -> None:
@@ -161,3 +177,36 @@ def test_seeds_repeat() -> None:
 
 def test_two_rows_are_enough() -> None:
     assert mmd_test(X[:2], Y[:2]).p_value > 0.05
+
+
+@pytest.mark.parametrize("function", [mmd2, witness])
+def test_several_kernels_have_no_single_value(function: Callable[..., Any]) -> None:
+    with pytest.raises(DriftError, match=r"expected a single one\. mmd_test and MMDTest take several"):
+        function(X, Y, Aggregate())
+
+
+def test_far_from_zero_beside_a_kernel_that_needs_to_know_where_zero_is() -> None:
+    beside, alone = mmd_test(X + 1e4, Y + 1e4, [RBF(2.0), Polynomial(2)]).kernels[0], mmd_test(X, Y, RBF(2.0))
+    assert beside.mmd2 == pytest.approx(alone.mmd2, abs=0.02 * alone.null_sd)
+    assert beside.null_sd == pytest.approx(alone.null_sd, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        [2**63 + number * 2**20 for number in range(50)],
+        [number - 25 for number in range(49)] + [2**63 + 5],
+        [(number << 64) + 5 for number in range(50)],  # as UUIDs of one machine
+        [b"a" + b"\0" * number for number in range(50)],
+        np.array([f"{number}" for number in range(50)], dtype=np.dtypes.StringDType()),
+    ],
+)
+def test_ids_that_differ_are_told_apart(ids: Any) -> None:
+    assert len(set(hash_ids(ids, seed=0).tolist())) == 50
+
+
+def test_ids_are_what_they_say_not_how_they_are_held() -> None:
+    texts, numbers = ["a", "bc", "ü"], [1, 2**63, 2**64 - 1]
+    held = (np.array(texts), np.array(texts, dtype=object), np.array(texts, dtype=np.dtypes.StringDType()))
+    assert all((hash_ids(each, 3) == hash_ids(texts, 3)).all() for each in held)
+    assert (hash_ids(np.array(numbers, dtype=np.uint64), 3) == hash_ids(numbers, 3)).all()

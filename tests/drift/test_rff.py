@@ -76,18 +76,18 @@ def test_shards_and_order_change_nothing() -> None:
 def test_the_level_holds_and_little_power_is_lost() -> None:
     random = np.random.default_rng(2)
     null, exact, found = 0, 0, 0
-    for seed in range(60):
+    for seed in range(40):
         x, y = random.normal(size=(100, 5)), random.normal(size=(100, 5))
         null += rff_mmd(x, y, RBF(3.0), permutations=199, seed=seed).drift
         exact += mmd_test(x, y + 0.2, RBF(3.0), permutations=199, seed=seed).drift
         found += rff_mmd(x, y + 0.2, RBF(3.0), permutations=199, seed=seed).drift
-    assert null <= 7  # 2.4 standard deviations above 3
+    assert null <= 6  # 2.9 standard deviations above 2
     assert found >= exact - 3
 
 
 def test_what_cannot_be_is_said() -> None:
     reference, current = samples(60)
-    with pytest.raises(DriftError, match="kernel Linear, expected RBF or Laplacian"):
+    with pytest.raises(DriftError, match=r"kernel Linear\(\), expected RBF or Laplacian"):
         rff_mmd(reference, current, Linear())  # type: ignore[arg-type]
     with pytest.raises(DriftError, match="features=7, expected an even number"):
         rff_mmd(reference, current, features=7)
@@ -105,3 +105,29 @@ def test_what_cannot_be_is_said() -> None:
     sums.add(reference, "reference", ids=range(60))
     with pytest.raises(DriftError, match="rows of 2 numbers, expected 4"):
         sums.add(current[:, :2], "current", ids=range(10))
+
+
+def test_few_rows_against_many_are_compared_with_some() -> None:
+    """As in the exact test: bins would be as many as rows, and their pairs fill the memory."""
+    many, few = np.random.default_rng(0).normal(size=(5000, 2)), np.random.default_rng(1).normal(size=(2, 2))
+    with pytest.warns(UserWarning, match="Only 2,046 of them"):
+        found = rff_mmd(many, few, features=64)
+    assert (found.reference_bins, found.reference_rows) == (1023, 2046)
+    with pytest.raises(DriftError, match="no more of one than 1,023 times"):
+        RFFSums.plan(RBF(1.0), 5000, 2)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [({"seed": -1}, "seed=-1"), ({"features": 64.0}, "features=64.0"), ({"kernel": [RBF()]}, "expected RBF or Lap")],
+)
+def test_what_it_cannot_do_is_told(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(DriftError, match=message):
+        rff_mmd(*samples(), **settings)
+
+
+def test_numbers_too_large_for_single_precision_are_no_drift_but_an_error() -> None:
+    reference, current = samples(shift=0)
+    with pytest.raises(DriftError, match="too large for single precision"):
+        rff_mmd(reference * 1e39, current * 1e39)
+    assert not rff_mmd(reference * 1e39, current * 1e39, precision="float64").drift

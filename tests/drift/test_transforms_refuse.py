@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from luminosity.drift import BlockKernel, FitPCA, MMDTest
+from luminosity.drift import MMD, RBF, Aggregate, BlockKernel, FitPCA, MMDTest
 from luminosity.errors import DriftError
 
 X = np.random.default_rng(0).normal(size=(20, 3))
@@ -38,6 +39,18 @@ def fails(elements: list[Any], transform: Any, match: str) -> None:
         ([("a", X[0])], {"keyed": True}, "key='a': The current sample has one row"),
         ([pa.record_batch({"v": list(X)})], {}, "Found a table with the columns v, and no column="),
         ([X], {"column": "v"}, "expected a pyarrow.RecordBatch"),
+        (
+            [pa.record_batch({"v": list(X), "n": [*range(19), None]})],
+            {"column": "v", "id": "n"},
+            r"one row that can't be compared: the row \[[^]]*\] has no id in column 'n'",
+        ),
+        ([pa.record_batch({"v": [[True, None]] * 2})], {"column": "v"}, "2 rows .* has NaN, null or infinity"),
+        ([pa.record_batch({"a": [1, None]})], {"column": ["a"]}, "is null in column"),
+        (
+            [pa.record_batch({"v": list(X), "day": [date(2030, 1, 1)] * 20})],
+            {"column": "v", "by": "day"},
+            "The column 'day' holds date32.*, expected texts or numbers as keys",
+        ),
         ([pa.record_batch({"v": list(X)})], {"column": "w"}, "Found no column 'w'. The table has v"),
         ([pa.record_batch({"v": ["a"]})], {"column": "v"}, "The column 'v' holds string, expected numbers"),
         (
@@ -68,6 +81,9 @@ def test_references_that_do_not_fit(tmp_path: Path) -> None:
         (lambda: MMDTest("x.parquet"), "no column="),
         (lambda: MMDTest("x.parquet", column="v", keyed=True), "whose rows have no keys"),
         (lambda: MMDTest(X, by="language"), "without column="),
+        (lambda: MMDTest(X, RBF), "expected one such as RBF()"),  # type: ignore[arg-type]
+        (lambda: MMDTest(X, pca=0), "pca=0"),
+        (lambda: MMD(X, Aggregate()), "expected a single one"),  # type: ignore[arg-type]
         (lambda: FitPCA(0), "components=0"),
     ],
 )

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from luminosity.drift.pca import PCA, PCASums
     from luminosity.drift.report.write import write_report
     from luminosity.drift.result import KernelResult, MMDTestResult
-    from luminosity.drift.rff import RFFSums, rff_mmd
+    from luminosity.drift.rff import rff_mmd
+    from luminosity.drift.rff_sums import RFFSums
     from luminosity.drift.transforms.apply_pca import ApplyPCA
     from luminosity.drift.transforms.fit_pca import FitPCA
     from luminosity.drift.transforms.mmd import MMD
@@ -77,7 +78,8 @@ _HOMES = {
     **dict.fromkeys(["PCA", "PCASums"], "pca"),
     "write_report": "report.write",
     **dict.fromkeys(["KernelResult", "MMDTestResult"], "result"),
-    **dict.fromkeys(["RFFSums", "rff_mmd"], "rff"),
+    "RFFSums": "rff_sums",
+    "rff_mmd": "rff",
     "ApplyPCA": "transforms.apply_pca",
     "FitPCA": "transforms.fit_pca",
     "MMD": "transforms.mmd",

@@ -99,7 +99,8 @@ class RBF(_WithBandwidth):
         from luminosity.drift.distances import minus_half_squared
 
         (bandwidth,) = parameters
-        return jnp.exp(minus_half_squared(x / bandwidth, y / bandwidth))
+        middle = x.mean(axis=0)  # Beside kernels that are not shift-invariant, rows may lie far from zero.
+        return jnp.exp(minus_half_squared((x - middle) / bandwidth, (y - middle) / bandwidth))
 
     def distances(self, sample: Any) -> Any:
         from luminosity.drift.distances import euclidean_pairs

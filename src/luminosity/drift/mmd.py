@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from luminosity.drift.aggregate import Aggregate
+from luminosity.drift.aggregate import Aggregate, as_kernels, one_kernel
 from luminosity.drift.bins import BINS, BinCounts, plan_bins
 from luminosity.drift.block_sums import Progress
 from luminosity.drift.conclude import Settings, conclude
-from luminosity.drift.kernels import RBF, Kernel
+from luminosity.drift.kernels import Kernel
 from luminosity.drift.pair import Pair
 from luminosity.drift.permute import estimates, observed_side
 from luminosity.drift.result import MMDTestResult
@@ -41,7 +41,7 @@ def mmd2(
     """
     check_precision(precision)
     check_seed(seed)
-    pair = Pair.of(reference, current, [kernel or RBF()], seed, precision, ids)
+    pair = Pair.of(reference, current, one_kernel(kernel), seed, precision, ids)
     bins = BinCounts(1, 1)
     counts = np.array([len(pair.reference), len(pair.current)])
     sums = pair.sums(np.repeat([0, 1], counts), bins, progress)
@@ -75,8 +75,7 @@ def mmd_test(
     """
     settings = Settings(permutations, level, seed, precision)
     check_seed(seed)
-    kernels = [kernel or RBF()] if isinstance(kernel, (Kernel, Aggregate, type(None))) else list(kernel)
-    pair = Pair.of(reference, current, kernels, seed, precision, ids).thinned(seed)
+    pair = Pair.of(reference, current, as_kernels(kernel), seed, precision, ids).thinned(seed)
     planned = plan_bins(len(pair.reference), len(pair.current), bins)
     of_rows = pair.bins(planned, seed)
     counts = np.bincount(of_rows, minlength=planned.all)

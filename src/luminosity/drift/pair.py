@@ -20,7 +20,7 @@ from luminosity.drift.offsets import kernel_offsets
 from luminosity.drift.rows import Precision, as_rows, same_width
 from luminosity.errors import DriftError
 
-__all__ = ["Pair", "centre_of"]
+__all__ = ["Pair", "any_rows_apart", "centre_of"]
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,6 @@ class Pair:
         precision: Precision,
         ids: tuple[Any, Any] | None = None,
     ) -> Pair:
-        if not kernels:
-            raise DriftError("Found an empty list of kernels, expected at least one.")
         if any(isinstance(kernel, BlockKernel) for kernel in kernels):
             return cls._of_lists(reference, current, kernels, seed, precision, ids)
         reference, current = _rows(reference, "The reference"), _rows(current, "The current sample")
@@ -60,7 +58,7 @@ class Pair:
             chosen = np.argsort(np.concatenate(hashes), kind="stable")[:SAMPLE_ROWS]
         sample = _numbered(reference, current, chosen).astype(np.float64)
         centre = centre_of(kernels, sample)
-        apart = np.eye(2, sample.shape[1]) if _all_equal(sample, reference, current) else sample - centre
+        apart = any_rows_apart(sample) if _all_equal(sample, reference, current) else sample - centre
         resolved = tuple(each for kernel in kernels for each in kernel.resolved_all(apart))
         offsets = kernel_offsets(resolved, sample - centre)
         farthest = float(np.linalg.norm(sample - centre, axis=1).max())
@@ -147,12 +145,17 @@ def centre_of(kernels: Sequence[Kernel | Aggregate], sample: Any) -> Any:
     return np.zeros(np.shape(sample)[1])
 
 
+def any_rows_apart(sample: Any) -> Any:
+    """For a bandwidth where all rows are equal: whichever it is, the answer is right, no drift."""
+    return np.eye(2, sample.shape[1])
+
+
 def _rows(values: Any, name: str) -> Any:
     return values if kept_on_device(values) else as_rows(values, name)
 
 
 def _all_equal(sample: Any, reference: Any, current: Any) -> bool:
-    """Whether there is but one row, over and over. Any bandwidth then gives the right answer: no drift."""
+    """Whether there is but one row, over and over."""
     return all(bool((rows == sample[0]).all()) for rows in (sample, reference, current))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from luminosity.drift.rows import Precision, Rows, as_rows, check_precision
+from luminosity.drift.rows import Precision, Rows, as_rows, check_precision, is_whole
 from luminosity.errors import DriftError
 
 __all__ = ["PCA", "PCASums"]
@@ -115,7 +115,7 @@ class PCASums:
         if self.count < 2:
             raise DriftError(f"Components need at least 2 rows, found {self.count}: one by itself does not vary.")
         most = min(self.count, len(self.mean))
-        if not 1 <= components <= most:
+        if not is_whole(components) or not 1 <= components <= most:
             raise DriftError(
                 f"Found components={components}, expected 1 to {most}: there are {self.count:,} rows of "
                 f"{len(self.mean)} numbers, and no more directions than either."

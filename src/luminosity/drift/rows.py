@@ -8,7 +8,17 @@ import numpy as np
 
 from luminosity.errors import DriftError
 
-__all__ = ["Precision", "Rows", "as_rows", "check_precision", "check_seed", "is_whole", "same_width"]
+__all__ = [
+    "Precision",
+    "Rows",
+    "as_floats",
+    "as_rows",
+    "check_precision",
+    "check_seed",
+    "is_number",
+    "is_whole",
+    "same_width",
+]
 
 Rows: TypeAlias = "np.ndarray[tuple[int, int], np.dtype[Any]]"
 Precision: TypeAlias = Literal["float32", "float64"]
@@ -21,16 +31,14 @@ def as_rows(values: Any, name: str, least: int = 2) -> Rows:
     (3, 1)
     """
     try:
-        rows = np.asarray(values)
+        rows = np.ma.filled(values, np.nan) if _has_masked(values) else np.asarray(values)
         if rows.dtype == object and rows.ndim == 1 and len(rows) and np.ndim(rows[0]) == 1:
             rows = np.stack([np.asarray(row) for row in rows])  # a column of a table
     except ValueError as error:
         raise DriftError(
             f"{name} is no matrix ({error}). Expected rows of one width; perhaps some are shorter, or missing."
         ) from None
-    if rows.dtype.name == "bfloat16":
-        rows = rows.astype(np.float32)
-    if rows.dtype.kind not in "fiub":
+    if not is_number(rows.dtype):
         raise DriftError(f"{name} holds {rows.dtype}, expected numbers. For other things use a BlockKernel.")
     rows = rows[:, None] if rows.ndim == 1 else rows
     if rows.ndim != 2:
@@ -41,10 +49,25 @@ def as_rows(values: Any, name: str, least: int = 2) -> Rows:
         )
     if rows.shape[1] == 0:
         raise DriftError(f"{name} has rows without any numbers in them.")
-    if rows.dtype.name not in ("float32", "float64"):
-        rows = rows.astype(np.float32 if rows.dtype == np.float16 else np.float64)
+    rows = as_floats(rows)
     check_finite(rows, name)
     return rows
+
+
+def is_number(dtype: Any) -> bool:
+    return dtype.kind in "fiub" or dtype.name == "bfloat16"
+
+
+def as_floats(numbers: Any) -> Any:
+    """In single or double precision, whichever holds all of their digits."""
+    if numbers.dtype.name in ("float32", "float64"):
+        return numbers
+    return numbers.astype(np.float32 if numbers.dtype.name in ("float16", "bfloat16") else np.float64)
+
+
+def _has_masked(values: Any) -> bool:
+    """NumPy would take what lies under the mask: some number that is not there."""
+    return isinstance(values, np.ma.MaskedArray) and bool(np.ma.getmaskarray(values).any())
 
 
 def check_finite(rows: Rows, name: str) -> None:

@@ -6,13 +6,14 @@ High means typical of the current sample and not of the reference: something new
 
 from __future__ import annotations
 
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
+from luminosity.drift.aggregate import one_kernel
 from luminosity.drift.block_sums import Progress, double_precision
-from luminosity.drift.kernels import RBF, BlockKernel, Kernel
+from luminosity.drift.kernels import BlockKernel, Kernel
 from luminosity.drift.pair import Pair
 from luminosity.drift.rows import Precision, check_precision
 from luminosity.errors import DriftError
@@ -48,7 +49,7 @@ def witness(
     check_precision(precision)
     if against is not None and against < 2:
         raise DriftError(f"Found against={against}, expected at least 2 rows to compare with, or None for all.")
-    pair = Pair.of(reference, current, [kernel or RBF()], seed, precision)
+    pair = Pair.of(reference, current, one_kernel(kernel), seed, precision)
     return _Scores(pair, against, seed, progress).of_both()
 
 
@@ -97,7 +98,7 @@ class _Scores:
         with double_precision(rows.dtype):
             parameters = tuple(rows.dtype.type(number) for number in kernel.parameters())
             return np.asarray(
-                _compiled()(kernel.form(), parameters, rows.dtype.type(offset), rows, numbers, others, other_numbers),
+                _compiled(kernel.form())(parameters, rows.dtype.type(offset), rows, numbers, others, other_numbers),
                 dtype=np.float64,
             )
 
@@ -116,16 +117,16 @@ class _Scores:
         return found
 
 
-@cache
-def _compiled() -> Any:
+@lru_cache(maxsize=64)
+def _compiled(form: Kernel) -> Any:
     import jax
     import jax.numpy as jnp
 
-    def row_sums(form: Kernel, parameters: Any, offset: Any, x: Any, x_numbers: Any, y: Any, y_numbers: Any) -> Any:
+    def row_sums(parameters: Any, offset: Any, x: Any, x_numbers: Any, y: Any, y_numbers: Any) -> Any:
         counts = (x_numbers[:, None] != y_numbers[None, :]) & (y_numbers[None, :] != _FILLER)
         return jnp.where(counts, form.values(parameters, x, y) - offset, 0).sum(axis=1)
 
-    return jax.jit(row_sums, static_argnums=0)
+    return jax.jit(row_sums)
 
 
 def _chosen(rows: int, against: int | None, seed: int, side: int) -> Any:

@@ -65,7 +65,9 @@ def _with_column(batch: pa.RecordBatch, column: Columns, output: str, pca: PCA) 
     if wrong:
         place, what = next(iter(wrong.items()))
         raise DriftError(f"The column {column!r}: row {place} of a batch {what}. Leave such rows out before.")
-    projected = pca.transform(matrix)
+    rows = matrix if len(matrix) else np.empty((0, len(pca.mean)))  # An empty list says nothing of its width.
+    projected = pca.transform(rows)
     values = pa.FixedSizeListArray.from_arrays(pa.array(projected.ravel()), projected.shape[1])
-    columns = dict(zip(batch.schema.names, batch.columns, strict=True))
-    return pa.RecordBatch.from_pydict({**columns, output: values})
+    if output in batch.schema.names:
+        return batch.set_column(batch.schema.get_field_index(output), output, values)
+    return batch.append_column(output, values)

@@ -25,6 +25,9 @@ def matrix_of(batch: pa.RecordBatch, columns: Columns) -> tuple[Any, dict[int, s
     >>> matrix_of(pa.record_batch({"v": [[1.0, 2.0], None]}), "v")
     (array([[1., 2.],
            [0., 0.]]), {1: 'is null'})
+    >>> matrix_of(pa.record_batch({"age": [40, 30], "member": [True, None]}), ["age", "member"])
+    (array([[40.,  1.],
+           [ 0.,  0.]]), {1: 'is null'})
     """
     names = [columns] if isinstance(columns, str) else list(columns)
     arrays = [column_of(batch, name) for name in names]
@@ -37,8 +40,9 @@ def matrix_of(batch: pa.RecordBatch, columns: Columns) -> tuple[Any, dict[int, s
             raise DriftError(f"The column {name!r} holds {array.type}, expected {expected}.")
         for place in _places(array.is_null()):
             bad.setdefault(place, "is null")
-    filled = [pc.call_function("fill_null", [array, pa.scalar(0, array.type)]) for array in arrays]
-    return np.stack([array.to_numpy(zero_copy_only=False) for array in filled], axis=1), bad
+    matrix = np.stack([_numbers(array) for array in arrays], axis=1)
+    matrix[list(bad)] = 0
+    return matrix, bad
 
 
 def column_of(batch: pa.RecordBatch, name: str) -> Any:
@@ -56,7 +60,8 @@ def _vectors(name: str, column: Any) -> tuple[Any, dict[int, str]]:
     sizes = pc.call_function("list_value_length", [column]).to_numpy(zero_copy_only=False)
     there = [place for place in range(len(column)) if place not in bad] if bad else range(len(column))
     if not there:
-        return np.zeros((len(column), 0)), bad
+        fixed = column.type.list_size if pa.types.is_fixed_size_list(column.type) else 0
+        return np.zeros((len(column), fixed)), bad
     width = int(sizes[there[0]])
     if not pa.types.is_fixed_size_list(column.type):
         bad.update(
@@ -67,13 +72,18 @@ def _vectors(name: str, column: Any) -> tuple[Any, dict[int, str]]:
     good = np.ones(len(column), dtype=bool)
     good[list(bad)] = False
     kept = column if good.all() else column.filter(pa.array(good))
-    # A null becomes NaN, which is told from numbers later.
-    numbers = kept.flatten().to_numpy(zero_copy_only=False).reshape(-1, width)
+    numbers = _numbers(kept.flatten()).reshape(-1, width)
     if good.all():
         return numbers, bad
     matrix = np.zeros((len(column), width), dtype=numbers.dtype)
     matrix[good] = numbers
     return matrix, bad
+
+
+def _numbers(array: Any) -> Any:
+    """A null becomes NaN, which is told from numbers later."""
+    numbers = array.to_numpy(zero_copy_only=False)
+    return numbers.astype(np.float64) if numbers.dtype == object else numbers
 
 
 def _places(mask: Any) -> list[int]:

@@ -110,8 +110,6 @@ def _summaries(summarise: Summarise) -> Any:
 
 
 def check_kernels(kernels: Sequence[Kernel | Aggregate]) -> None:
-    if not kernels:
-        raise DriftError("Found an empty list of kernels, expected at least one.")
     if any(isinstance(kernel, BlockKernel) for kernel in kernels):
         raise DriftError(
             "Found a BlockKernel, expected a kernel of rows: pipelines compare rows of numbers. "

@@ -7,6 +7,7 @@ from typing import Any
 import apache_beam as beam
 
 from luminosity.drift.pca import PCA
+from luminosity.drift.rows import is_whole
 from luminosity.drift.transforms.columns import Columns
 from luminosity.drift.transforms.gather import Gather
 from luminosity.drift.transforms.reading import Reader
@@ -38,7 +39,7 @@ class FitPCA(beam.PTransform[Any, Any]):
         self, components: int, *, column: Columns | None = None, by: str | None = None, keyed: bool = False
     ) -> None:
         super().__init__()
-        if components < 1:
+        if not is_whole(components) or components < 1:
             raise DriftError(f"Found components={components}, expected 1 or more.")
         self._components = components
         self._reader = Reader(column, by=by, keyed=keyed)

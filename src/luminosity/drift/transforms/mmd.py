@@ -7,7 +7,8 @@ from typing import Any
 import apache_beam as beam
 import numpy as np
 
-from luminosity.drift.kernels import RBF, Kernel
+from luminosity.drift.aggregate import one_kernel
+from luminosity.drift.kernels import Kernel
 from luminosity.drift.permute import estimates, observed_side
 from luminosity.drift.rows import Precision, check_precision, check_seed
 from luminosity.drift.transforms.columns import Columns
@@ -23,6 +24,7 @@ __all__ = ["MMD"]
 class MMD(beam.PTransform[Any, Any]):
     """The unbiased MMD² of rows and a reference, exact over all pairs: one float, or `(key, float)` pairs.
 
+    >>> from luminosity.drift import RBF
     >>> with beam.Pipeline(runner="FnApiRunner") as pipeline:
     ...     rows = pipeline | beam.Create([[10.0], [11.0], [12.0]])
     ...     _ = rows | MMD([[0.0], [1.0], [2.0]], RBF(1.0)) | beam.Map(lambda mmd2: print(round(mmd2, 4)))
@@ -47,7 +49,7 @@ class MMD(beam.PTransform[Any, Any]):
         super().__init__()
         check_precision(precision)
         check_seed(seed)
-        kernels = [kernel or RBF()]
+        kernels = one_kernel(kernel)
         check_kernels(kernels)
         planner = Planner(kernels, None, precision, pca)
         self._comparison = Comparison(reference, Reader(column, id, by, keyed), planner, seed)

@@ -7,10 +7,10 @@ from typing import Any
 
 import apache_beam as beam
 
-from luminosity.drift.aggregate import Aggregate
+from luminosity.drift.aggregate import Aggregate, as_kernels
 from luminosity.drift.bins import BINS, plan_bins
 from luminosity.drift.conclude import Settings, conclude
-from luminosity.drift.kernels import RBF, Kernel
+from luminosity.drift.kernels import Kernel
 from luminosity.drift.result import MMDTestResult
 from luminosity.drift.rows import Precision, check_seed
 from luminosity.drift.transforms.columns import Columns
@@ -80,7 +80,7 @@ class MMDTest(beam.PTransform[Any, Any]):
         super().__init__()
         self._settings = Settings(permutations, level, seed, precision)
         check_seed(seed)
-        kernels = [kernel or RBF()] if isinstance(kernel, (Kernel, Aggregate, type(None))) else list(kernel)
+        kernels = as_kernels(kernel)
         check_kernels(kernels)
         plan_bins(2, 2, bins)  # Says now what is wrong with their number.
         self._comparison = Comparison(

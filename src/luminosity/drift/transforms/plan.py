@@ -15,8 +15,9 @@ from luminosity.drift.bandwidth import SAMPLE_ROWS
 from luminosity.drift.bins import BinCounts, hashed_bins, most_rows, plan_bins
 from luminosity.drift.kernels import Kernel
 from luminosity.drift.offsets import kernel_offsets
-from luminosity.drift.pair import centre_of
+from luminosity.drift.pair import any_rows_apart, centre_of
 from luminosity.drift.pca import PCA, PCASums
+from luminosity.drift.rows import is_whole
 from luminosity.drift.transforms.block import Block
 from luminosity.drift.transforms.strips import CUTTING, Cutting, Strips
 from luminosity.drift.transforms.summary import Summary
@@ -93,6 +94,10 @@ class Planner:
     components: int | None
     cutting: Cutting = field(default_factory=lambda: CUTTING)
 
+    def __post_init__(self) -> None:
+        if self.components is not None and (not is_whole(self.components) or self.components < 1):
+            raise DriftError(f"Found pca={self.components!r}, expected the number of components, 1 or more.")
+
     def plan(self, reference: Summary, current: Summary, smallest_hashes: Callable[[], Iterable[Any]]) -> Plan:
         """``smallest_hashes`` gives those of the reference's rows, strip by strip, should there be too many."""
         reference.check("The reference")
@@ -104,7 +109,8 @@ class Planner:
         if pca is not None:
             sample = pca.transform(sample, self.precision).astype(np.float64)  # type: ignore[arg-type]
         centre = centre_of(self.kernels, sample)
-        kernels = tuple(each for kernel in self.kernels for each in kernel.resolved_all(sample - centre))
+        apart = any_rows_apart(sample) if _all_equal(reference, current) else sample - centre
+        kernels = tuple(each for kernel in self.kernels for each in kernel.resolved_all(apart))
         offsets = tuple(kernel_offsets(kernels, sample - centre))
         bins = BinCounts(1, 1) if self.bins is None else plan_bins(used, current.rows, self.bins)
         recipe = Recipe(bins, offsets, pickler.dumps(kernels))
@@ -149,6 +155,11 @@ class Planner:
         pooled.merge(reference.sums)
         pooled.merge(current.sums)
         return pooled.pca(self.components)
+
+
+def _all_equal(reference: Summary, current: Summary) -> bool:
+    ends = (reference.low, reference.high, current.low, current.high)
+    return all(np.array_equal(reference.low, each) for each in ends)
 
 
 def _pooled(reference: Summary, current: Summary) -> Any:

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from luminosity.drift.hashing import hash_ids
+from luminosity.drift.rows import as_floats, is_number
 from luminosity.drift.transforms.block import Block, by_width
 from luminosity.drift.transforms.columns import Columns, column_of, matrix_of
 from luminosity.errors import DriftError
@@ -71,10 +72,11 @@ class Reader:
         """Blocks by the values of the column ``by``; without it, one for the key None."""
         assert self.column is not None
         matrix, wrong = matrix_of(batch, self.column)
-        matrix, finite = _numbers(matrix), np.isfinite(matrix).all(axis=1)
+        matrix, finite = as_floats(matrix), np.isfinite(matrix).all(axis=1)
         for place in np.flatnonzero(~finite).tolist():
             wrong.setdefault(place, "has NaN, null or infinity")
-        ids = None if self.id is None else self._ids(batch)
+        wrong = {place: f"{what} in column {self.column!r}" for place, what in wrong.items()}
+        ids = None if self.id is None else self._ids(batch, wrong)
         for key, places in self._by_key(batch):
             good = np.array([place for place in places if place not in wrong], dtype=np.int64) if wrong else places
             bad = [place for place in places if place in wrong] if wrong else []
@@ -82,8 +84,8 @@ class Reader:
             block = Block(self._hashes(rows, None if ids is None else ids[good]), rows)
             if bad:
                 names = (self._row_name(ids, matrix, place) for place in bad)
-                fault = min(f"{name} {wrong[place]}" for name, place in zip(names, bad, strict=True))
-                block = replace(block, bad=len(bad), fault=f"{fault} in column {self.column!r}")
+                faults = (f"{name} {wrong[place]}" for name, place in zip(names, bad, strict=True))
+                block = replace(block, bad=len(bad), fault=min(faults))
             yield key, block
 
     def of_matrices(self, matrices: Sequence[Any]) -> list[Block]:
@@ -107,7 +109,10 @@ class Reader:
         if self.by is None:
             yield None, np.arange(batch.num_rows)
             return
-        encoded = column_of(batch, self.by).dictionary_encode(null_encoding="encode")
+        column = column_of(batch, self.by)
+        if not _can_be_a_key(column.type):
+            raise DriftError(f"The column {self.by!r} holds {column.type}, expected texts or numbers as keys: cast it.")
+        encoded = column.dictionary_encode(null_encoding="encode")
         indices = encoded.indices.to_numpy(zero_copy_only=False)
         order = np.argsort(indices, kind="stable")
         keys = encoded.dictionary.to_pylist()
@@ -115,12 +120,17 @@ class Reader:
         for number, key in enumerate(keys):
             yield key, order[starts[number] : starts[number + 1]]
 
-    def _ids(self, batch: pa.RecordBatch) -> Any:
+    def _ids(self, batch: pa.RecordBatch, wrong: dict[int, str]) -> Any:
+        """Rows without one are added to what is wrong."""
         assert self.id is not None
         column = column_of(batch, self.id)
-        if column.null_count:
-            raise DriftError(f"The column {self.id!r} has {column.null_count:,} nulls, expected an id for each row.")
-        return column.to_numpy(zero_copy_only=False)
+        if not column.null_count:
+            return column.to_numpy(zero_copy_only=False)
+        for place in np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False)).tolist():
+            wrong[place] = f"has no id in column {self.id!r}"
+        ids = np.empty(len(column), dtype=object)  # An array of numbers would have lost digits to make room for nulls.
+        ids[:] = column.to_pylist()
+        return ids
 
     def _hashes(self, rows: Any, ids: Any) -> Any:
         if ids is None:
@@ -129,7 +139,7 @@ class Reader:
         return hash_ids(ids, self.seed)
 
     def _row_name(self, ids: Any, matrix: Any, place: int) -> str:
-        if ids is not None:
+        if ids is not None and ids[place] is not None:
             value = ids[place]
             return f"the row with {self.id}={value.item() if isinstance(value, np.generic) else value!r}"
         numbers = ", ".join(format(number, ".4g") for number in matrix[place][:_SHOWN_NUMBERS])
@@ -137,10 +147,18 @@ class Reader:
 
     def _pair(self, element: Any) -> tuple[Any, Any]:
         if isinstance(element, tuple) and len(element) == 2:
-            return element
+            key, value = element
+            return (key.item() if isinstance(key, np.generic) else key), value  # Beam groups by plain ones alone.
         raise DriftError(
             f"Found an element of type {type(element).__name__}, expected a pair of a key and a vector: keyed=True."
         )
+
+
+def _can_be_a_key(kind: pa.DataType) -> bool:
+    """Beam groups by these whatever the runner."""
+    of = pa.types
+    text = of.is_string(kind) or of.is_large_string(kind) or of.is_binary(kind)
+    return text or of.is_integer(kind) or of.is_floating(kind) or of.is_boolean(kind) or of.is_null(kind)
 
 
 def _matrix(value: Any) -> Any:
@@ -148,17 +166,10 @@ def _matrix(value: Any) -> Any:
         array = np.asarray(value)
     except ValueError:
         array = np.asarray(None)
-    if array.dtype.kind not in "fiub" or array.ndim > 2:
+    if not is_number(array.dtype) or array.ndim > 2:
         hint = " For pairs of a key and a vector say keyed=True." if isinstance(value, tuple) else ""
         raise DriftError(
             f"Found an element of type {type(value).__name__} that is no vector: {str(value)[:100]}. Expected a vector "
             f"of numbers, a matrix of rows, or with column= a pyarrow.RecordBatch.{hint}"
         )
-    return _numbers(array.reshape(1, -1) if array.ndim < 2 else array)
-
-
-def _numbers(matrix: Any) -> Any:
-    """In single or double precision, as all that compares rows has them."""
-    if matrix.dtype.name in ("float32", "float64"):
-        return matrix
-    return matrix.astype(np.float32 if matrix.dtype == np.float16 else np.float64)
+    return as_floats(array.reshape(1, -1) if array.ndim < 2 else array)

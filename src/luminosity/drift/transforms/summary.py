@@ -21,13 +21,18 @@ _WAITING = 8  # blocks that are looked at together
 
 @dataclass(frozen=True)
 class Summary:
-    """``sample`` holds the rows of smallest hash; ``sums`` what PCA needs, if it is wanted."""
+    """``sample`` holds the rows of smallest hash; ``sums`` what PCA needs, if it is wanted.
+
+    ``low`` and ``high`` are the least and the greatest number of each column.
+    """
 
     rows: int = 0
     widths: frozenset[int] = frozenset()
     bytes_per_row: int = 0
     sample: Block | None = None
     sums: PCASums | None = None
+    low: Any = None
+    high: Any = None
     bad: int = 0
     fault: str = ""
 
@@ -85,24 +90,30 @@ class Summarise(beam.CombineFn):
             sums.add(block.rows)
         widths = frozenset([block.width] if len(block) else [])
         row_bytes = block.width * block.rows.itemsize
-        return Summary(len(block), widths, row_bytes, None, sums, block.bad, block.fault)
+        low, high = (block.rows.min(axis=0), block.rows.max(axis=0)) if len(block) else (None, None)
+        return Summary(len(block), widths, row_bytes, None, sums, low, high, block.bad, block.fault)
 
 
 def _merged(summaries: list[Summary]) -> Summary:
     sums: PCASums | None = None
     widths = frozenset[int]().union(*(summary.widths for summary in summaries))
-    if len(widths) == 1:  # With several there will be no components, but an error.
+    low = high = None
+    if len(widths) == 1:  # With several there will be an error.
         parts = [summary.sums for summary in summaries if summary.sums is not None]
         if parts:
             sums = PCASums()
             for part in parts:
                 sums.merge(part)
+        low = np.min([summary.low for summary in summaries if summary.low is not None], axis=0)
+        high = np.max([summary.high for summary in summaries if summary.high is not None], axis=0)
     return Summary(
         rows=sum(summary.rows for summary in summaries),
         widths=widths,
         bytes_per_row=max(summary.bytes_per_row for summary in summaries),
         sample=next((summary.sample for summary in summaries if summary.sample is not None), None),
         sums=sums,
+        low=low,
+        high=high,
         bad=sum(summary.bad for summary in summaries),
         fault=first_fault(summary.fault for summary in summaries),
     )
