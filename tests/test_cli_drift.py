@@ -111,6 +111,73 @@ def test_wide_rows_are_projected(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out)["settings"]["components"] is None
 
 
+def test_rows_of_very_many_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    """Components of few such rows need no matrix of all pairs of numbers, and those of many are refused at once."""
+    np.save("wide.npy", np.random.default_rng(1).normal(size=(40, 20_000)).astype(np.float32))
+    assert main(["drift", "wide.npy", "wide.npy", "--json", "--report=wide.html"]) == 0
+    assert json.loads(capsys.readouterr().out)["settings"]["components"] == 50
+    np.save("zeros.npy", np.zeros((5_000, 8_200), np.int8))
+    assert main(["drift", "zeros.npy", "zeros.npy"]) == 1
+    assert "The rows have 8,200 numbers" in capsys.readouterr().err
+
+
+def test_decimals_are_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    for name, values in (("before", _OLD), ("after", _NEW)):
+        prices = pa.array(values[:, 0]).cast(pa.decimal128(12, 3), safe=False)
+        pq.write_table(pa.table({"price": prices}), f"{name}.parquet")
+    assert main(["drift", "before.parquet", "after.parquet", "--column=price"]) == 3
+    assert capsys.readouterr().err == ""
+
+
+def test_a_report_that_fails_leaves_what_was_there_and_no_history(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: Any) -> str:
+        raise KeyboardInterrupt
+
+    Path("drift.html").write_text("of yesterday")
+    monkeypatch.setattr("luminosity.drift.report.write.page", interrupted)
+    options = ["--report=drift.html", "--history=drift.sqlite"]
+    assert main(["drift", "old.npy", "new.npy", *options]) == 130
+    assert Path("drift.html").read_text() == "of yesterday"
+    assert not Path("drift.sqlite").exists()
+    assert capsys.readouterr().err == "lum drift: interrupted\n"
+
+
+@pytest.mark.parametrize(("option", "file"), [("--report", "d.html"), ("--history", "d.sqlite")])
+def test_a_folder_that_can_not_be_written_to_is_told_before_the_work(
+    option: str, file: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "locked").mkdir()
+    allowed = os.access  # Whoever is root may write everywhere.
+    monkeypatch.setattr(os, "access", lambda path, mode: "locked" not in str(path) and allowed(path, mode))
+    assert main(["drift", "gone.npy", "new.npy", f"{option}=locked/{file}"]) == 1
+    assert f"locked/{file}: can't " in capsys.readouterr().err
+
+
+def test_the_exit_code_stands_where_nobody_reads() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "luminosity.cli.main", "drift", "old.npy", "new.npy"]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, timeout=100, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (3, b"")
+
+
+def test_the_exit_code_stands_without_an_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main(["drift", "old.npy", "new.npy"]) == 3
+
+
+def test_the_report_of_an_array_shows_its_numbers() -> None:
+    np.save("one.npy", _OLD[:, 0])
+    np.save("far.npy", _OLD[:, 0] + 7)
+    assert main(["drift", "one.npy", "far.npy", "--report=drift.html"]) == 3
+    assert "<th>value</th>" in Path("drift.html").read_text()
+    assert main(["drift", "old.npy", "new.npy", "--report=drift.html"]) == 3
+    assert "… 8 numbers]" in Path("drift.html").read_text()
+
+
 def test_a_try_takes_random_rows(capsys: pytest.CaptureFixture[str]) -> None:
     for _ in range(2):
         assert main(["drift", "old.parquet", "new.parquet", "--rows=100", "--json"]) in (0, 3)
@@ -137,6 +204,10 @@ def test_a_try_takes_random_rows(capsys: pytest.CaptureFixture[str]) -> None:
         (["old.npy", "one.npy"], "one.npy has 1 rows to compare; expected at least 2"),
         (["old.npy", "words.npy"], "words.npy: holds <U1, expected numbers"),
         (["old.npy", "text.npy"], "text.npy: can't be read as an array of NumPy"),
+        (["old.npy", "empty.npy"], "empty.npy: can't be read as an array of NumPy; No data left in file"),
+        (["old.npy", "objects.npy"], "objects.npy: can't be read as an array of NumPy"),
+        (["hollow.parquet", "hollow.parquet"], "hollow.parquet has rows without any numbers in them"),
+        (["old.parquet", "new.parquet", "--column=,"], "--column=,: expected the name of a column"),
         (["old.npy", "nan.npy"], "nan.npy: found NaN or infinity in row 7 (counted from 0)"),
         (["old.parquet", "null.parquet"], "null.parquet: found null in row 5 (counted from 0) of v"),
         (["old.parquet", "inner.parquet"], "inner.parquet: found NaN or infinity in row 1 (counted from 0) of v"),
@@ -153,6 +224,9 @@ def test_errors_say_what_is_wrong_and_exit_with_1(
     np.save("one.npy", _NEW[:1])
     np.save("words.npy", np.array(["a", "b"]))
     Path("text.npy").write_text("no array")
+    Path("empty.npy").touch()
+    np.save("objects.npy", np.array([{}, None]), allow_pickle=True)
+    pq.write_table(pa.table({"v": pa.array([[], []], pa.list_(pa.float32()))}), "hollow.parquet")
     pq.write_table(pa.table({"a": [1.0, 2.0]}), "plain.parquet")
     vectors = _NEW.tolist()
     pq.write_table(pa.table({"v": [*vectors[:5], None, *vectors[5:]]}), "null.parquet")
@@ -177,7 +251,12 @@ def test_rows_without_a_value_are_left_out_if_so_wished(capsys: pytest.CaptureFi
 
 
 def test_wrong_use_is_told_by_argparse(capsys: pytest.CaptureFixture[str]) -> None:
-    for words in (["old.npy"], ["old.npy", "new.npy", "--kernel=best"], ["old.npy", "new.npy", "--level=2"]):
+    for words in (
+        ["old.npy"],
+        ["old.npy", "new.npy", "--kernel=best"],
+        ["old.npy", "new.npy", "--rows=1"],
+        ["old.npy", "new.npy", "--level=2"],
+    ):
         with pytest.raises(SystemExit) as exit:
             main(["drift", *words])
         assert exit.value.code == 2

@@ -212,6 +212,7 @@ def test_a_large_reference_is_sampled() -> None:
         ({"rows": 199}, "199 rows of reference with window=10. Expected at least 200"),
         ({"reference_rows": 50}, "50 rows of reference"),
         ({"window": 1}, "window=1, expected a whole number from 2 on"),
+        ({"window": 10.0}, "window=10.0, expected a whole number from 2 on"),
         ({"window": 10.5}, "window=10.5"),
         ({"expected_run_time": 10}, "expected_run_time=10 with window=10"),
         ({"expected_run_time": float("nan")}, "expected_run_time=nan"),

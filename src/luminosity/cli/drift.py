@@ -47,7 +47,7 @@ def add_to(commands: Any) -> None:
         metavar="C,...",
         help="what to compare: a column of vectors, or columns of numbers: A,B (default: the only column of vectors)",
     )
-    parser.add_argument("--rows", type=_count, metavar="N", help="for a try: so many random rows of each")
+    parser.add_argument("--rows", type=_rows, metavar="N", help="for a try: so many random rows of each")
     parser.add_argument(
         "--skip-missing", action="store_true", help="leave out rows with null, NaN or infinity (default: an error)"
     )
@@ -114,6 +114,12 @@ def _whole(text: str) -> int:
 def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number from 1")
+    return int(text)
+
+
+def _rows(text: str) -> int:
+    if not text.isdecimal() or int(text) < 2:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number from 2")
     return int(text)
 
 

@@ -171,19 +171,28 @@ class _Arrays:
         starts = np.cumsum([0, *(len(array) for _, array in self._files)])
         at = np.searchsorted(starts, numbers, side="right") - 1
         names = [{"file": os.path.basename(path)} if len(self._files) > 1 else {} for path, _ in self._files]
-        return [{**names[index], "row": int(number - starts[index])} for index, number in zip(at, numbers, strict=True)]
+        return [
+            {**names[index], "row": int(number - starts[index]), **_own(self._files[index][1][number - starts[index]])}
+            for index, number in zip(at, numbers, strict=True)
+        ]
 
 
 def _mapped(path: str) -> Any:
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError) as error:
+    except (OSError, EOFError, ValueError) as error:
         raise DriftError(f"{path}: can't be read as an array of NumPy; {error}") from None
     if array.dtype.kind not in "fiub":
         raise DriftError(f"{path}: holds {array.dtype}, expected numbers")
     if array.ndim not in (1, 2):
         raise DriftError(f"{path}: has {array.ndim} dimensions {array.shape}, expected 2: one row per example")
     return array[:, None] if array.ndim == 1 else array
+
+
+def _own(row: Any) -> dict[str, Any]:
+    """An array says nothing else about a row than its numbers."""
+    values = [float(value) for value in row]
+    return {"value": values[0]} if len(values) == 1 else {"numbers": values}
 
 
 def _wide(dtype: Any) -> Any:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from luminosity.cli.drift_input import Compared, Sample, Source, read_sample, source_of
 from luminosity.cli.drift_progress import Stages
 from luminosity.cli.drift_tell import as_json, as_told, settings_of, verdict
 from luminosity.drift.history import DriftHistory, PastTest
-from luminosity.drift.pca import PCASums
+from luminosity.drift.pca import PCA, PCASums
 from luminosity.drift.result import MMDTestResult
 from luminosity.drift.rows import as_rows, same_width
 from luminosity.errors import DriftError, OptionError
@@ -24,6 +27,7 @@ __all__ = ["run"]
 _DRIFT = 3
 _COMPONENTS = 50
 _PAST_TESTS = 100
+_WIDEST = 8192  # numbers of a row whose covariance is still made: half a gigabyte, and a minute
 
 
 def run(parsed: argparse.Namespace) -> int:
@@ -35,12 +39,25 @@ def run(parsed: argparse.Namespace) -> int:
         compared = _compared(parsed, stages)
         result = _tested(parsed, compared, stages)
         settings = settings_of(parsed, compared)
-        past = [] if history is None else _remember(history, result, parsed, settings)
+        this = _past_test(result, parsed, settings)
         if parsed.report:
-            _report(parsed, compared, result, past, settings, stages)
+            past = (
+                [] if history is None else [*history.last(this.reference, this.columns, this.kernel, _PAST_TESTS - 1)]
+            )
+            _report(parsed, compared, result, [*past, this] if history else [], settings, stages)
+        if history is not None:  # Last of all: a run that failed or was ended is made again, and counts once.
+            history.append(this)
     seconds = time.monotonic() - began
-    print(as_json(result, settings, seconds) if parsed.json else verdict(result, seconds))
+    _print(as_json(result, settings, seconds) if parsed.json else verdict(result, seconds))
     return _DRIFT if result.drift else 0
+
+
+def _print(text: str) -> None:
+    """Whether anybody reads it or not: the exit code is to say what was found."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _check(parsed: argparse.Namespace) -> None:
@@ -56,10 +73,14 @@ def _check(parsed: argparse.Namespace) -> None:
         folder = os.path.dirname(os.path.abspath(parsed.report))
         if not os.path.isdir(folder) or os.path.isdir(parsed.report):
             raise OptionError(f"--report={parsed.report}: expected the name of a file in a folder that is there")
+        if not os.access(folder, os.W_OK):
+            raise OptionError(f"--report={parsed.report}: can't write into the folder {folder}")
 
 
 def _sources(parsed: argparse.Namespace) -> tuple[Source, Source]:
     columns = [name for text in parsed.column for name in text.split(",") if name]
+    if parsed.column and not columns:
+        raise OptionError(f"--column={parsed.column[0]}: expected the name of a column, or several: A,B")
     if columns and all(name.lower().endswith(".npy") for name in (parsed.reference, parsed.current)):
         raise OptionError("--column is of tables, and both samples are arrays of NumPy, which have no columns")
     if not all(name.lower().endswith(".npy") for name in (parsed.reference, parsed.current)):
@@ -94,11 +115,23 @@ def _compared(parsed: argparse.Namespace, stages: Stages) -> Compared:
     if not wanted:
         return Compared(sources, samples, reference, current, None)
     stages.begin("projecting onto principal components")
+    pca = _components(reference, current, wanted)
+    return Compared(sources, samples, pca.transform(reference), pca.transform(current), pca)
+
+
+def _components(reference: Any, current: Any, wanted: int) -> PCA:
+    count, width = len(reference) + len(current), reference.shape[1]
+    if count < width:
+        return PCA.fit(np.concatenate([reference, current]), min(wanted, count))
+    if width > _WIDEST:
+        raise OptionError(
+            f"The rows have {width:,} numbers, and principal components of so many take hours: --components=0 compares "
+            f"rows as they are, and of less than {width:,} rows (--rows) components are found in no time"
+        )
     sums = PCASums()
     sums.add(reference)
     sums.add(current)
-    pca = sums.pca(min(wanted, sums.count))
-    return Compared(sources, samples, pca.transform(reference), pca.transform(current), pca)
+    return sums.pca(wanted)
 
 
 def _scaled(reference: Any, current: Any) -> tuple[Any, Any]:
@@ -136,11 +169,8 @@ def _kernel(parsed: argparse.Namespace) -> Any:
     return [kind(each) for each in parsed.bandwidth or (None,)]
 
 
-def _remember(
-    history: DriftHistory, result: MMDTestResult, parsed: argparse.Namespace, settings: Mapping[str, Any]
-) -> list[PastTest]:
-    """This test goes into the file; those that it can be compared with come back, itself the last."""
-    test = PastTest.of(
+def _past_test(result: MMDTestResult, parsed: argparse.Namespace, settings: Mapping[str, Any]) -> PastTest:
+    return PastTest.of(
         result,
         reference=_address(parsed.reference),
         current=_address(parsed.current),
@@ -148,8 +178,6 @@ def _remember(
         kernel=settings["kernel"],
         settings=settings,
     )
-    history.append(test)
-    return history.last(test.reference, test.columns, test.kernel, _PAST_TESTS)
 
 
 def _address(pattern: str) -> str:

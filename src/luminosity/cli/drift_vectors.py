@@ -14,6 +14,9 @@ from luminosity.errors import DriftError
 __all__ = ["Vectors", "check_usable", "vector_columns"]
 
 
+_NUMBERS = (pa.types.is_floating, pa.types.is_integer, pa.types.is_boolean, pa.types.is_decimal)
+
+
 def vector_columns(schema: pa.Schema) -> list[str]:
     """Those that hold lists of fractions."""
     return [field.name for field in schema if _is_list(field.type) and pa.types.is_floating(field.type.value_type)]
@@ -50,7 +53,7 @@ class Vectors:
             )
         flat = _numbers(name, values.flatten(), file)
         rows = np.full((len(values), width), np.nan, flat.dtype)
-        rows[~null] = flat.reshape(-1, width)
+        rows[~null] = flat.reshape(-1, width) if width else 0
         return rows, null
 
 
@@ -74,7 +77,7 @@ def _is_list(kind: Any) -> bool:
 
 def _numbers(name: str, values: Any, file: str) -> Any:
     kind = values.type
-    if not (pa.types.is_floating(kind) or pa.types.is_integer(kind) or pa.types.is_boolean(kind)):
+    if not any(is_such(kind) for is_such in _NUMBERS):
         raise DriftError(f"{file}: column {name!r} holds {kind}, expected vectors or numbers; --column names another")
     narrow = pa.types.is_float16(kind) or pa.types.is_float32(kind)
     target = pa.float32() if narrow else pa.float64()

@@ -51,7 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed = parser.parse_args(words)
     try:
         code = parsed.command(parsed)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # type: ignore[redundant-expr]  # where it was closed
+            sys.stdout.flush()
         return code
     except BrokenPipeError:
         # Whoever read it has enough, as `head` does; what is still to be written goes nowhere.

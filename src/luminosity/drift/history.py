@@ -99,9 +99,12 @@ class DriftHistory:
         folder = os.path.dirname(os.path.abspath(self._path))
         if not os.path.isdir(folder):
             raise DriftError(f"{self._path}: can't keep a history there; there is no folder {folder}")
+        # Whether it is ours, and can be written to, is better known before a long test than after it.
         if os.path.exists(self._path):
             with self._opened():
-                pass  # Whether it is ours is better known before a long test than after it.
+                pass
+        if not os.access(folder, os.W_OK) or (os.path.exists(self._path) and not os.access(self._path, os.W_OK)):
+            raise DriftError(f"{self._path}: can't keep a history there; no right to write to it and its folder")
 
     def append(self, test: PastTest) -> None:
         *plain, settings = astuple(test)

@@ -40,6 +40,9 @@ class PCA:
     @classmethod
     def fit(cls, rows: Any, components: int) -> PCA:
         """Exact. For two samples together, or rows that come in pieces, see PCASums."""
+        rows = as_rows(rows, "The sample", least=0)
+        if 1 < len(rows) < rows.shape[1]:
+            return _of_few(rows, components)
         sums = PCASums()
         sums.add(rows)
         return sums.pca(components)
@@ -114,19 +117,38 @@ class PCASums:
     def pca(self, components: int) -> PCA:
         if self.count < 2:
             raise DriftError(f"Components need at least 2 rows, found {self.count}: one by itself does not vary.")
-        most = min(self.count, len(self.mean))
-        if not is_whole(components) or not 1 <= components <= most:
-            raise DriftError(
-                f"Found components={components}, expected 1 to {most}: there are {self.count:,} rows of "
-                f"{len(self.mean)} numbers, and no more directions than either."
-            )
+        _check_components(components, self.count, len(self.mean))
         covariance = self.scatter / (self.count - 1)
         variances, vectors = np.linalg.eigh(covariance)
         variances = np.maximum(variances[::-1][:components], 0)
-        directions = np.ascontiguousarray(vectors.T[::-1][:components])
-        largest = np.take_along_axis(directions, np.abs(directions).argmax(axis=1)[:, None], axis=1)
+        directions = _with_signs(np.ascontiguousarray(vectors.T[::-1][:components]))
         whole = float(np.trace(covariance))
-        return PCA(self.mean.copy(), directions * np.sign(largest), variances, variances / (whole or 1.0))
+        return PCA(self.mean.copy(), directions, variances, variances / (whole or 1.0))
+
+
+def _of_few(rows: Rows, components: int) -> PCA:
+    """Of fewer rows than numbers in them: without the matrix of all pairs of numbers, which for 20,000 takes hours."""
+    _check_components(components, *rows.shape)
+    mean = rows.mean(axis=0, dtype=np.float64)
+    _, lengths, directions = np.linalg.svd(rows - mean, full_matrices=False)
+    variances = lengths**2 / (len(rows) - 1)
+    whole = float(variances.sum())
+    chosen = variances[:components]
+    return PCA(mean, _with_signs(directions[:components]), chosen, chosen / (whole or 1.0))
+
+
+def _with_signs(directions: Any) -> Any:
+    largest = np.take_along_axis(directions, np.abs(directions).argmax(axis=1)[:, None], axis=1)
+    return directions * np.sign(largest)
+
+
+def _check_components(components: int, count: int, width: int) -> None:
+    most = min(count, width)
+    if not is_whole(components) or not 1 <= components <= most:
+        raise DriftError(
+            f"Found components={components}, expected 1 to {most}: there are {count:,} rows of {width} numbers, and no "
+            "more directions than either."
+        )
 
 
 def _blocks(rows: Rows) -> Iterator[tuple[Rows, slice]]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+import numpy as np
+
 from luminosity.drift.kernels import RBF, Kernel
 from luminosity.drift.online.autocorrelation import AutocorrelationWarning
 from luminosity.drift.online.calibrate import calibrate
@@ -145,8 +147,8 @@ def _check(expected_run_time: float, window: int, simulations: int, reference_ro
         ("simulations", simulations, _LEAST_SIMULATIONS),
         ("reference_rows", reference_rows, 2),
     ):
-        if found != int(found) or found < least:
-            raise DriftError(f"Found {name}={found}, expected a whole number from {least} on.")
+        if not isinstance(found, (int, np.integer)) or found < least:  # type: ignore[redundant-expr]
+            raise DriftError(f"Found {name}={found!r}, expected a whole number from {least} on.")
     if not window < expected_run_time < float("inf"):
         raise DriftError(
             f"Found expected_run_time={expected_run_time} with window={window}. Expected more rows than the "

@@ -61,8 +61,22 @@ def write_report(
         marked = [row.number for row in gone], [row.number for row in new]
         drawn = scatter(reference, current, marked, result.seed)
     contents = Contents(result, names, drawn, extremes, gone, new, history, settings or {})
+    _write(os.fspath(path), page(contents))
+
+
+def _write(path: str, text: str) -> None:
+    """All of it or nothing: what was there stays until the new page is whole."""
+    target = os.path.realpath(path)
+    is_special = os.path.exists(target) and not os.path.isfile(target)  # /dev/stdout, say, which nothing may replace
+    unfinished = target if is_special else f"{target}.{os.getpid()}.unfinished"
     try:
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(page(contents))
+        try:
+            with open(unfinished, "w", encoding="utf-8", errors="replace") as file:
+                file.write(text)
+            if not is_special:
+                os.replace(unfinished, target)
+        finally:
+            if not is_special and os.path.exists(unfinished):
+                os.remove(unfinished)
     except OSError as error:
-        raise DriftError(f"{os.fspath(path)}: can't write the report there; {error.strerror}") from error
+        raise DriftError(f"{path}: can't write the report there; {error.strerror}") from error
