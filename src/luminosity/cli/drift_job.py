@@ -27,7 +27,7 @@ __all__ = ["run"]
 _DRIFT = 3
 _COMPONENTS = 50
 _PAST_TESTS = 100
-_WIDEST = 8192  # numbers of a row whose covariance is still made: half a gigabyte, and a minute
+_WIDEST = 8192  # numbers of a row whose covariance is still made: half a gigabyte
 
 
 def run(parsed: argparse.Namespace) -> int:
@@ -125,7 +125,7 @@ def _components(reference: Any, current: Any, wanted: int) -> PCA:
         return PCA.fit(np.concatenate([reference, current]), min(wanted, count))
     if width > _WIDEST:
         raise OptionError(
-            f"The rows have {width:,} numbers, and principal components of so many take hours: --components=0 compares "
+            f"The rows have {width:,} numbers, and principal components of so many take too long: --components=0 compares "
             f"rows as they are, and of less than {width:,} rows (--rows) components are found in no time"
         )
     sums = PCASums()
