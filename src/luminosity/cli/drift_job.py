@@ -125,8 +125,8 @@ def _components(reference: Any, current: Any, wanted: int) -> PCA:
         return PCA.fit(np.concatenate([reference, current]), min(wanted, count))
     if width > _WIDEST:
         raise OptionError(
-            f"The rows have {width:,} numbers, and principal components of so many take too long: --components=0 compares "
-            f"rows as they are, and of less than {width:,} rows (--rows) components are found in no time"
+            f"The rows have {width:,} numbers, and principal components of so many take too long: --components=0 "
+            f"compares rows as they are; --rows={(width - 1) // 2} or fewer of each are quickly projected"
         )
     sums = PCASums()
     sums.add(reference)
