@@ -27,7 +27,7 @@ __all__ = ["run"]
 _DRIFT = 3
 _COMPONENTS = 50
 _PAST_TESTS = 100
-_WIDEST = 8192  # numbers of a row whose covariance is still made: half a gigabyte, and a minute
+_WIDEST = 8192  # numbers of a row, or rows if these are fewer: the matrix to take apart has half a gigabyte
 
 
 def run(parsed: argparse.Namespace) -> int:
@@ -121,13 +121,13 @@ def _compared(parsed: argparse.Namespace, stages: Stages) -> Compared:
 
 def _components(reference: Any, current: Any, wanted: int) -> PCA:
     count, width = len(reference) + len(current), reference.shape[1]
+    if min(count, width) > _WIDEST:
+        raise OptionError(
+            f"The rows have {width:,} numbers, and principal components of so many take too long: --components=0 "
+            "compares rows as they are, and a random part of the rows, such as --rows=1000, is projected sooner"
+        )
     if count < width:
         return PCA.fit(np.concatenate([reference, current]), min(wanted, count))
-    if width > _WIDEST:
-        raise OptionError(
-            f"The rows have {width:,} numbers, and principal components of so many take hours: --components=0 compares "
-            f"rows as they are, and of less than {width:,} rows (--rows) components are found in no time"
-        )
     sums = PCASums()
     sums.add(reference)
     sums.add(current)

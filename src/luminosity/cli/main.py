@@ -51,8 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed = parser.parse_args(words)
     try:
         code = parsed.command(parsed)
-        if sys.stdout is not None:  # type: ignore[redundant-expr]  # where it was closed
-            sys.stdout.flush()
+        print(end="", flush=True)  # which minds no output that was closed
         return code
     except BrokenPipeError:
         # Whoever read it has enough, as `head` does; what is still to be written goes nowhere.

@@ -127,7 +127,7 @@ class PCASums:
 
 
 def _of_few(rows: Rows, components: int) -> PCA:
-    """Of fewer rows than numbers in them: without the matrix of all pairs of numbers, which for 20,000 takes hours."""
+    """Of fewer rows than numbers in them: without the matrix of all pairs of numbers, which grows too large."""
     _check_components(components, *rows.shape)
     mean = rows.mean(axis=0, dtype=np.float64)
     _, lengths, directions = np.linalg.svd(rows - mean, full_matrices=False)
