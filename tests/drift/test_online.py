@@ -191,6 +191,7 @@ def test_independent_rows_and_drift_are_not_taken_for_dependent_ones() -> None:
             detector = make()
             detector.update(random.normal(size=(800, 3)))
             detector.update(random.normal(2, 1, size=(200, 3)))
+            assert not detector.autocorrelated
 
 
 def test_one_column_comes_as_numbers() -> None:

@@ -11,11 +11,10 @@ import numpy as np
 from luminosity.drift.blocks import Blocks
 from luminosity.drift.kernels import BlockKernel, Kernel
 from luminosity.drift.layout import Layout
-from luminosity.drift.precision import double_precision
 from luminosity.drift.tiles import sums_of_tiles
 from luminosity.errors import DriftError
 
-__all__ = ["Progress", "block_sums", "double_precision", "sums_of_lists"]
+__all__ = ["Progress", "block_sums", "sums_of_lists"]
 
 Progress = Callable[[int, int], None]  # tiles done, tiles in all
 

@@ -13,7 +13,7 @@ from luminosity.drift.fuse import fused
 from luminosity.drift.kernels import Kernel
 from luminosity.drift.permute import estimates, jackknife, null_estimates, observed_side
 from luminosity.drift.result import QUANTILES, Histogram, KernelResult, MMDTestResult
-from luminosity.drift.rows import is_whole
+from luminosity.drift.rows import check_precision, check_seed, is_whole
 from luminosity.errors import DriftError
 
 __all__ = ["Settings", "conclude", "p_value"]
@@ -42,8 +42,8 @@ class Settings:
                 f"Found permutations={self.permutations}, expected at least {int(np.ceil(1 / self.level - 1))}: "
                 f"with fewer no p-value can be as low as {self.level}."
             )
-        if self.precision not in ("float32", "float64"):
-            raise DriftError(f"Found precision={self.precision!r}, expected 'float32' or 'float64'.")
+        check_seed(self.seed)
+        check_precision(self.precision)
 
 
 def conclude(sums: Any, counts: Any, bins: BinCounts, kernels: Sequence[Kernel], settings: Settings) -> MMDTestResult:

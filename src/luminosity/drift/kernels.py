@@ -6,6 +6,7 @@ that another bandwidth compiles nothing again.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -17,7 +18,7 @@ from luminosity.errors import DriftError
 __all__ = ["RBF", "BlockKernel", "Kernel", "Laplacian", "Linear", "Polynomial", "RowKernel"]
 
 
-class Kernel:
+class Kernel(ABC):
     """What all kernels have. ``values`` runs inside compiled code, on JAX arrays; see RowKernel for one of your own."""
 
     shift_invariant: ClassVar[bool] = True
@@ -47,9 +48,9 @@ class Kernel:
         """What compiled code depends on: this without its numbers."""
         return self
 
+    @abstractmethod
     def values(self, parameters: Sequence[Any], x: Any, y: Any) -> Any:
         """The kernel of each row of ``x`` with each row of ``y``."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -78,8 +79,9 @@ class _WithBandwidth(Kernel):
 
         return median_of(self.distances(sample))
 
+    @abstractmethod
     def distances(self, sample: Any) -> Any:
-        raise NotImplementedError
+        """Of each pair of rows, in the sense of this kernel."""
 
     def form(self) -> Kernel:
         return type(self)()

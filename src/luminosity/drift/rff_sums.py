@@ -14,10 +14,10 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from luminosity.drift.bins import BINS, BinCounts, hashed_bins, most_rows, plan_bins
-from luminosity.drift.block_sums import double_precision
 from luminosity.drift.conclude import Settings, conclude
 from luminosity.drift.hashing import hash_ids
 from luminosity.drift.kernels import RBF, Kernel, Laplacian
+from luminosity.drift.precision import double_precision
 from luminosity.drift.result import MMDTestResult
 from luminosity.drift.rows import Precision, Rows, as_rows, check_precision, check_seed, is_whole
 from luminosity.errors import DriftError

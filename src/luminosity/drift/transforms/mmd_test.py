@@ -12,7 +12,7 @@ from luminosity.drift.bins import BINS, plan_bins
 from luminosity.drift.conclude import Settings, conclude
 from luminosity.drift.kernels import Kernel
 from luminosity.drift.result import MMDTestResult
-from luminosity.drift.rows import Precision, check_seed
+from luminosity.drift.rows import Precision
 from luminosity.drift.transforms.columns import Columns
 from luminosity.drift.transforms.compare import Comparison, check_kernels
 from luminosity.drift.transforms.plan import Planner
@@ -79,7 +79,6 @@ class MMDTest(beam.PTransform[Any, Any]):
     ) -> None:
         super().__init__()
         self._settings = Settings(permutations, level, seed, precision)
-        check_seed(seed)
         kernels = as_kernels(kernel)
         check_kernels(kernels)
         plan_bins(2, 2, bins)  # Says now what is wrong with their number.
