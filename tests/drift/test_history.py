@@ -5,12 +5,14 @@ from __future__ import annotations
 import sqlite3
 import subprocess
 import sys
+import threading
 from datetime import datetime, timezone
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import luminosity.drift.history as history_module
 from luminosity.drift import DriftHistory, MMDTestResult, PastTest, mmd_test
 from luminosity.errors import DriftError
 
@@ -52,6 +54,31 @@ def test_nothing_is_lost_where_two_write_at_once(tmp_path: Path) -> None:
     writers = [subprocess.Popen([sys.executable, "-c", _WRITER, str(path)]) for _ in range(2)]
     assert [writer.wait(50) for writer in writers] == [0, 0]
     assert sorted(test.statistic for test in DriftHistory(path).last("r")) == sorted([*range(20)] * 2)
+
+
+def test_one_that_is_being_made_by_another_is_no_file_of_something_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, result: MMDTestResult
+) -> None:
+    path = tmp_path / "drift.sqlite"
+    path.touch()
+    makers: list[threading.Thread] = []
+
+    def asked_whose_it_is(database: sqlite3.Connection) -> int:
+        answer = database.execute("PRAGMA application_id").fetchone()[0]
+        if not makers:  # The other process comes between two questions of this one.
+            makers.append(threading.Thread(target=_append, args=(path, result)))
+            makers[0].start()
+            makers[0].join(0.3)
+        return answer
+
+    monkeypatch.setattr(history_module, "_application", asked_whose_it_is)
+    assert DriftHistory(path).last("another") == []
+    makers[0].join(50)
+    assert len(DriftHistory(path).last("r")) == 1
+
+
+def _append(path: Path, result: MMDTestResult) -> None:
+    DriftHistory(path).append(PastTest.of(result, reference="r", current="c", columns=""))
 
 
 def test_files_of_something_else_are_refused(tmp_path: Path) -> None:

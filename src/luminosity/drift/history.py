@@ -137,7 +137,10 @@ class DriftHistory:
     def _opened(self) -> Generator[sqlite3.Connection]:
         try:
             with closing(sqlite3.connect(self._path, timeout=_WAIT_S, isolation_level=None)) as database:
+                # What is asked is answered of one moment: another process may be making the tables.
+                database.execute("BEGIN")
                 self._check(database)
+                database.execute("COMMIT")
                 yield database
         except sqlite3.DatabaseError as error:
             raise DriftError(f"{self._path}: can't be used as a history of drift; {error}") from error
