@@ -14,6 +14,12 @@ from luminosity import RunInference
 from tests.beam_suites.imported import beam_test_pipelines_with, taken_over
 from tests.beam_suites.shared_fakes import FakeModelHandler, FakeModelHandlerReturnsPredictionResult
 
+FAILS_AT_RANDOM = {
+    "ModelManagerTest.test_run_inference_impl_with_model_manager_oom": (
+        "its model fails at random, and the test expects that trying again does not help"
+    ),
+}
+
 # Why each test that is left out can't hold here, on any runner.
 DIFFERENT_BY_DESIGN = {
     "RunInferenceBaseTest.test_timing_metrics": "counts batches as Beam's BatchElements would cut them",
@@ -27,6 +33,7 @@ DIFFERENT_BY_DESIGN = {
         "looks for the side input on the last step; here it is on the one before"
     ),
     "ModelManagerTest.test_run_inference_impl_with_model_manager_args": "settings of Beam's model manager are refused",
+    **FAILS_AT_RANDOM,
 }
 
 

@@ -19,9 +19,6 @@ globals().update(
                 "counts calls of the model as if all elements were in one bundle"
             ),
             "RunInferenceBaseTest.test_increment_failed_batches_counter": "expects ValueError, not StepFailed",
-            "ModelManagerTest.test_run_inference_impl_with_model_manager_oom": (
-                "fails four times in five at random, and expects that it is not tried again"
-            ),
         },
         # They sleep, and on FnApiRunner they run always.
         slow={

@@ -16,6 +16,7 @@ from apache_beam.ml.inference import base_test
 from apache_beam.testing import test_pipeline
 
 from tests.beam_suites.imported import beam_test_pipelines_with, taken_over
+from tests.beam_suites.run_inference_suite import FAILS_AT_RANDOM
 from tests.runners import beam_test_options
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
@@ -27,6 +28,7 @@ _LEFT_OUT = {
     "RunInferenceBaseTest.test_runinference_loads_same_model_with_identifier_multi_process_shared": (
         "counts calls of the model as if all elements were in one bundle"
     ),
+    **FAILS_AT_RANDOM,
 }
 
 
