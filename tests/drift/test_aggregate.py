@@ -42,6 +42,15 @@ def test_the_result_has_each_kernel() -> None:
     assert mmd_test(_ROWS[:150], _ROWS[150:] + 0.5, Aggregate()).drift
 
 
+@pytest.mark.parametrize(("precision", "off_by"), [("float64", 1e-12), ("float32", 1e-6)])
+def test_kernels_that_share_distances_find_what_each_would_alone(precision: Any, off_by: float) -> None:
+    kernels = [RBF(0.5), Laplacian(2.0), RBF(30.0), Linear(), RBF(2.0), Laplacian(0.3)]
+    x, y = _ROWS[:150], 1.2 * _ROWS[150:] + 7
+    together = mmd_test(x, y, kernels, precision=precision)
+    alone = [mmd_test(x, y, kernel, precision=precision).mmd2 for kernel in kernels]
+    assert [each.mmd2 for each in together.kernels] == pytest.approx(alone, rel=off_by, abs=off_by)
+
+
 @pytest.mark.parametrize("settings", [{"kinds": ()}, {"kinds": ("gauss",)}, {"kinds": ("rbf", "rbf")}])
 def test_unknown_kinds_are_named(settings: dict[str, Any]) -> None:
     with pytest.raises(DriftError, match=r"expected some of \('rbf', 'laplacian'\), each once"):

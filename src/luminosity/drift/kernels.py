@@ -15,7 +15,7 @@ import numpy as np
 
 from luminosity.errors import DriftError
 
-__all__ = ["RBF", "BlockKernel", "Kernel", "Laplacian", "Linear", "Polynomial", "RowKernel"]
+__all__ = ["RBF", "BlockKernel", "Kernel", "KernelOfDistance", "Laplacian", "Linear", "Polynomial", "RowKernel"]
 
 
 class Kernel(ABC):
@@ -54,7 +54,10 @@ class Kernel(ABC):
 
 
 @dataclass(frozen=True)
-class _WithBandwidth(Kernel):
+class KernelOfDistance(Kernel):
+    """``exp(-(distance / bandwidth) ** power)``, but for a factor."""
+
+    power: ClassVar[int]
     bandwidth: float | None = None
 
     def __post_init__(self) -> None:
@@ -83,6 +86,16 @@ class _WithBandwidth(Kernel):
     def distances(self, sample: Any) -> Any:
         """Of each pair of rows, in the sense of this kernel."""
 
+    @abstractmethod
+    def exponents(self, bandwidth: Any, x: Any, y: Any) -> Any:
+        """The logarithms of the values. They are found once for all kernels that differ in their bandwidths alone."""
+
+    def values(self, parameters: Sequence[Any], x: Any, y: Any) -> Any:
+        import jax.numpy as jnp
+
+        (bandwidth,) = parameters
+        return jnp.exp(self.exponents(bandwidth, x, y))
+
     def form(self) -> Kernel:
         return type(self)()
 
@@ -92,17 +105,16 @@ class _WithBandwidth(Kernel):
 
 
 @dataclass(frozen=True)
-class RBF(_WithBandwidth):
+class RBF(KernelOfDistance):
     """``exp(-|x - y|² / (2 bandwidth²))``; without a bandwidth, the median distance of the pooled rows."""
 
-    def values(self, parameters: Sequence[Any], x: Any, y: Any) -> Any:
-        import jax.numpy as jnp
+    power: ClassVar[int] = 2
 
+    def exponents(self, bandwidth: Any, x: Any, y: Any) -> Any:
         from luminosity.drift.distances import minus_half_squared
 
-        (bandwidth,) = parameters
         middle = x.mean(axis=0)  # Beside kernels that are not shift-invariant, rows may lie far from zero.
-        return jnp.exp(minus_half_squared((x - middle) / bandwidth, (y - middle) / bandwidth))
+        return minus_half_squared((x - middle) / bandwidth, (y - middle) / bandwidth)
 
     def distances(self, sample: Any) -> Any:
         from luminosity.drift.distances import euclidean_pairs
@@ -111,16 +123,15 @@ class RBF(_WithBandwidth):
 
 
 @dataclass(frozen=True)
-class Laplacian(_WithBandwidth):
+class Laplacian(KernelOfDistance):
     """``exp(-|x - y|₁ / bandwidth)``: sums of absolute differences, so outliers weigh less; slower than RBF."""
 
-    def values(self, parameters: Sequence[Any], x: Any, y: Any) -> Any:
-        import jax.numpy as jnp
+    power: ClassVar[int] = 1
 
+    def exponents(self, bandwidth: Any, x: Any, y: Any) -> Any:
         from luminosity.drift.distances import manhattan
 
-        (bandwidth,) = parameters
-        return jnp.exp(-manhattan(x, y) / bandwidth)
+        return -manhattan(x, y) / bandwidth
 
     def distances(self, sample: Any) -> Any:
         from luminosity.drift.distances import manhattan_pairs

@@ -13,6 +13,7 @@ import numpy as np
 from luminosity.drift.blocks import FILLER, Blocks
 from luminosity.drift.kernels import Kernel
 from luminosity.drift.precision import double_precision
+from luminosity.drift.values import values_of_all
 
 __all__ = ["sums_of_tiles"]
 
@@ -72,13 +73,13 @@ def _tile_sums(
     in_x = (jnp.arange(places)[:, None] == x_places[None, : len(x_rows) // group]).astype(x_rows.dtype)
     in_y = (y_places[:, None] == jnp.arange(places)[None, :]).astype(y_rows.dtype)
 
-    def one(form: Kernel, numbers: Any, offset: Any) -> Any:
-        values = (form.values(numbers, x_rows, y_rows) - offset) * counts
-        members = values.reshape(group, -1, len(y_rows))
+    def by_bins(values: Any, offset: Any) -> Any:
+        members = ((values - offset) * counts).reshape(group, -1, len(y_rows))
         by_group = sum(members[number] for number in range(group))
         return jnp.matmul(in_x, jnp.matmul(by_group, in_y, precision="highest"), precision="highest")
 
-    return jnp.stack([one(*each) for each in zip(forms, parameters, offsets, strict=True)])
+    values = values_of_all(forms, parameters, x_rows, y_rows)
+    return jnp.stack([by_bins(*each) for each in zip(values, offsets, strict=True)])
 
 
 @lru_cache(maxsize=64)
