@@ -9,7 +9,8 @@ ONE_BY_ONE := tests/engine tests/io/test_write_faults.py $(filter-out $(SIDE_BY_
 BENCHMARKS := $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all check format bench clean
+.NOTPARALLEL:
+.PHONY: help setup demo test test-side-by-side test-one-by-one test-all check format bench clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -25,8 +26,12 @@ $(READY): pyproject.toml constraints.txt
 demo: setup ## run four models over reviews, into a table and a vector store
 	@$(BIN)/lum run examples/reviews/pipeline.py
 
-test: setup ## run the tests and doctests, without the slow ones
+test: test-side-by-side test-one-by-one ## run the tests and doctests, without the slow ones
+
+test-side-by-side: setup
 	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile --ignore=tests/io/test_write_faults.py $(SIDE_BY_SIDE)
+
+test-one-by-one: setup
 	$(BIN)/python -m pytest -m "not slow" $(ONE_BY_ONE)
 
 test-all: setup ## run all tests and doctests
