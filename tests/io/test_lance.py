@@ -13,6 +13,7 @@ import pytest
 from apache_beam.testing.util import assert_that, equal_to
 
 from luminosity import WriteLance
+from luminosity.io.stores import lance_table
 from luminosity.io.stores.lance_table import LanceTable
 from luminosity.io.stores.staging import StagedFile, StagedRows
 from tests.both_runners import Pipelines, counters
@@ -162,3 +163,24 @@ def test_settings_are_checked() -> None:
     ]:
         with pytest.raises(ValueError, match=message):
             WriteLance(**{"path": "things.lance", **settings})
+
+
+def test_two_jobs_that_find_no_dataset_lose_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, committed = tmp_path / "things.lance", [False]
+    write_note = lance_table._write_note
+
+    def write_note_while_another_is_first(note: str, version: int) -> None:
+        write_note(note, version)
+        if not committed[0]:
+            committed[0] = True
+            append(20)
+
+    def append(first: int) -> None:
+        file = StagedFile(str(tmp_path / f"staged {first}"))
+        file.write(numbered(first, 5))
+        file.close()
+        LanceTable(str(path)).append(StagedRows([file.path]), 5, f"{file.path}.note")
+
+    monkeypatch.setattr(lance_table, "_write_note", write_note_while_another_is_first)
+    append(10)
+    assert [row["id"] for row in rows_of(path)] == [*range(10, 15), *range(20, 25)]
