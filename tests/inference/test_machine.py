@@ -424,3 +424,19 @@ def test_what_killed_hosts_left_is_removed(own_temporary: str, monkeypatch: pyte
         remove_abandoned(living.base)
         assert os.path.exists(living.path)
     assert not os.path.exists(living.base)
+
+
+def test_a_folder_is_made_while_another_host_removes_the_upper_one(
+    own_temporary: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, look = HostFolder("ab"), os.lstat
+    os.mkdir(folder.base, 0o700)
+
+    def look_too_late(path: str) -> os.stat_result:
+        monkeypatch.undo()
+        os.rmdir(folder.base)
+        return look(path)
+
+    monkeypatch.setattr(os, "lstat", look_too_late)
+    folder.make()
+    assert os.path.isdir(folder.path)

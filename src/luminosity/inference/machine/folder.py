@@ -43,9 +43,9 @@ class HostFolder:
         """What the host and its libraries write to their standard streams."""
 
     def make(self) -> None:
-        for _ in range(100):  # a host that leaves may remove the upper one in between
-            _make_private(self.base)
+        for _ in range(100):  # a host that leaves may remove the upper one at any moment
             with contextlib.suppress(FileNotFoundError):
+                _make_private(self.base)
                 _make_private(self.path)
                 return
         raise HostUnavailable(f"can't make the folder {self.path}: {self.base} disappears again and again")
