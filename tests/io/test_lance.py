@@ -87,6 +87,19 @@ def test_a_commit_that_is_repeated_appends_once(is_new: bool, tmp_path: Path) ->
     assert ids == [*([] if is_new else range(3)), *range(10, 15), 20, 20]
 
 
+def test_a_note_that_was_begun_and_not_written(tmp_path: Path) -> None:
+    """Its worker died before it could append anything."""
+    path, note = tmp_path / "things.lance", tmp_path / "note.json"
+    write(path, numbered(0, 5))
+    file = StagedFile(str(tmp_path / "staged"))
+    file.write(numbered(10, 5))
+    file.close()
+    note.touch()
+    for _ in range(2):
+        LanceTable(str(path)).append(StagedRows([file.path]), 5, str(note))
+    assert [row["id"] for row in rows_of(path)] == [*range(5), *range(10, 15)]
+
+
 def test_overwriting_and_merging(tmp_path: Path) -> None:
     path = tmp_path / "things.lance"
     write(path, numbered(100, 5))
