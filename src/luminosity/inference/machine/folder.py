@@ -92,12 +92,13 @@ def remove_abandoned(base: str) -> None:
 
 
 def _remove_if_dead(path: str) -> bool:
-    lock, alive = (os.path.join(path, name) for name in ("lock", "alive"))
-    with try_exclusive(lock) as is_unused, try_exclusive(alive) as is_dead:
-        if is_unused and is_dead:
-            _remove(path)
-            return True
-    return False
+    with try_exclusive(os.path.join(path, "lock")) as is_unused:
+        if not is_unused:
+            return False  # Nor is the other one touched: a host that is just being started takes it, or goes.
+        with try_exclusive(os.path.join(path, "alive")) as is_dead:
+            if is_dead:
+                _remove(path)
+            return is_dead
 
 
 def _root(run_id: str) -> str:
