@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import subprocess
 import sys
 import threading
@@ -12,6 +14,7 @@ from pathlib import Path
 import apache_beam as beam
 import pytest
 
+from luminosity.engine import folders
 from luminosity.engine.workers.launcher import SpawnLauncher
 from luminosity.engine.workers.request import WorkerRequest
 from tests.processes import files_of_luminosity
@@ -124,6 +127,28 @@ pipeline | beam.Create([0]) | "Divide" >> beam.Map(lambda x: 1 / x)
 pipeline.run()
 print("the script ends")
 """
+
+
+def test_a_folder_that_another_run_takes_for_abandoned_is_left_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    with contextlib.ExitStack() as others:
+
+        def make(prefix: str, dir: str) -> str:
+            folder = tmp_path / f"{prefix}{len(made)}"
+            folder.mkdir()
+            if not made:
+                lock = others.enter_context((folder / "lock").open("w"))
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            made.append(str(folder))
+            return made[-1]
+
+        monkeypatch.setattr(folders.tempfile, "mkdtemp", make)
+        run_folders = folders.RunFolders()
+    assert made[0] not in run_folders.all
+    assert made[1:] == run_folders.all
+    run_folders.remove()
 
 
 def test_a_failure_that_nobody_waits_for_is_told_all_the_same(tmp_path: Path) -> None:
