@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import subprocess
 import sys
 import threading
 from collections import Counter
+from concurrent.futures import Future
 from pathlib import Path
 
 import apache_beam as beam
 import pytest
 
+from luminosity.engine import folders
+from luminosity.engine.workers.launcher import SpawnLauncher
+from luminosity.engine.workers.request import WorkerRequest
 from tests.processes import files_of_luminosity
 from tests.runners import IS_REFERENCE, collect, new_pipeline, run
 
@@ -29,6 +35,16 @@ _SUMS = Counter([(0, 1683), (1, 1617), (2, 1650)])
 
 def test_spawned_workers_give_the_same(tmp_path: Path) -> None:
     assert Counter(collect(sums, tmp_path, new_pipeline("--worker_start=spawn", "--cpu_workers=2"))) == _SUMS
+
+
+def test_a_spawned_worker_that_dies_before_it_has_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody reads what is more than fits into a pipe. The run hears of its exit, as of any other."""
+    ended: Future[int] = Future()
+    environment = {"LONG": 100_000 * "x"}
+    request = WorkerRequest("w", "", environment, "", [], "", "", "", writer=0, main_classes="", private_folders=[])
+    monkeypatch.setattr(sys, "executable", "false")
+    SpawnLauncher().start(request, ended.set_result)
+    assert ended.result(50) == 1
 
 
 def test_runs_side_by_side_in_one_process(tmp_path: Path) -> None:
@@ -111,6 +127,28 @@ pipeline | beam.Create([0]) | "Divide" >> beam.Map(lambda x: 1 / x)
 pipeline.run()
 print("the script ends")
 """
+
+
+def test_a_folder_that_another_run_takes_for_abandoned_is_left_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    with contextlib.ExitStack() as others:
+
+        def make(prefix: str, dir: str) -> str:
+            folder = tmp_path / f"{prefix}{len(made)}"
+            folder.mkdir()
+            if not made:
+                lock = others.enter_context((folder / "lock").open("w"))
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            made.append(str(folder))
+            return made[-1]
+
+        monkeypatch.setattr(folders.tempfile, "mkdtemp", make)
+        run_folders = folders.RunFolders()
+    assert made[0] not in run_folders.all
+    assert made[1:] == run_folders.all
+    run_folders.remove()
 
 
 def test_a_failure_that_nobody_waits_for_is_told_all_the_same(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import apache_beam as beam
 import pytest
 
 from luminosity.engine.monitor import recorder as recorder_module
+from luminosity.engine.monitor import records
 from luminosity.engine.monitor.events import RunEnded, RunStarted, Snapshot, WorkerLost
 from luminosity.engine.monitor.recorder import Recorder, Thinned, recorder
 from luminosity.engine.monitor.records import Damaged, Record, find, folder, load, path_of, run_ids
@@ -172,6 +173,19 @@ def test_a_process_that_took_over_the_number_is_not_the_run(tmp_path: Path) -> N
     content["process"]["began"] = "1"
     path.write_text(json.dumps(content))
     assert record_of(path).state == "lost"
+
+
+def test_a_run_that_ends_while_its_record_is_read_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = Recorder(tmp_path)
+    record(a_run(run_id(1)))
+
+    def is_alive(*_: object) -> bool:
+        """The run writes its last word and goes, between the reading and the looking."""
+        record(RunEnded(run_id(1), 2.0, "done", at(2.0), ""))
+        return False
+
+    monkeypatch.setattr(records, "_is_alive", is_alive)
+    assert only_record(tmp_path).state == "done"
 
 
 @pytest.mark.parametrize("count", [1, 200, 201, 5000])

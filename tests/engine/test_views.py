@@ -9,6 +9,7 @@ import os
 import pty
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -33,6 +34,7 @@ from luminosity.engine.monitor.views.frame import frame
 from luminosity.engine.monitor.views.live import LiveView
 from luminosity.engine.monitor.views.plain import PlainView, line
 from luminosity.engine.monitor.views.summary import summary
+from luminosity.engine.monitor.views.terminal import Terminal, _Above
 from tests.runners import IS_REFERENCE
 
 pytestmark = pytest.mark.skipif(IS_REFERENCE, reason="tests what only the engine does")
@@ -192,6 +194,21 @@ def test_plain_lines_come_every_few_seconds_with_a_summary(monkeypatch: pytest.M
     lines = terminal.getvalue().splitlines()
     assert [text.split(":")[0] for text in lines[:3]] == ["pipeline.py 5.0 s", "pipeline.py 10 s", "pipeline.py 15 s"]
     assert lines[3] == "pipeline.py  done in 3 min 10 s"
+
+
+def test_what_is_printed_just_when_the_view_ends_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = a_terminal(monkeypatch)
+    view = Terminal()
+    view.take()
+    proxy = sys.stderr
+    assert isinstance(proxy, _Above)
+    printing = threading.Thread(target=print, args=("kept",), kwargs={"file": proxy})
+    with proxy._lock:  # it has begun to print, and comes no further before the view has ended
+        printing.start()
+        printing.join(0.2)
+        view.give_back()
+    printing.join(50)
+    assert terminal.getvalue().count("kept\n") == 1
 
 
 def test_while_one_run_has_the_terminal_another_writes_lines(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ import pyarrow as pa
 import pytest
 
 from luminosity.errors import HostUnavailable
+from luminosity.inference.files.locks import try_exclusive
 from luminosity.inference.machine import folder as folders
 from luminosity.inference.machine import server
 from luminosity.inference.machine.authentication import AuthenticationFailed, prove_as_client, prove_as_host
@@ -424,3 +425,29 @@ def test_what_killed_hosts_left_is_removed(own_temporary: str, monkeypatch: pyte
         remove_abandoned(living.base)
         assert os.path.exists(living.path)
     assert not os.path.exists(living.base)
+
+
+def test_a_folder_is_made_while_another_host_removes_the_upper_one(
+    own_temporary: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, look = HostFolder("ab"), os.lstat
+    os.mkdir(folder.base, 0o700)
+
+    def look_too_late(path: str) -> os.stat_result:
+        monkeypatch.undo()
+        os.rmdir(folder.base)
+        return look(path)
+
+    monkeypatch.setattr(os, "lstat", look_too_late)
+    folder.make()
+    assert os.path.isdir(folder.path)
+
+
+def test_who_clears_up_is_not_in_the_way_of_a_host_that_is_being_started(own_temporary: str) -> None:
+    folder = HostFolder("ab")
+    folder.make()
+    with try_exclusive(folder.lock):  # as whoever starts a host does
+        folder.remove_if_dead(0)
+        assert not os.path.exists(folder.alive), "it would take it for another host's"
+    folder.remove_if_dead(0)
+    assert not os.path.exists(folder.base)

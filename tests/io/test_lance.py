@@ -13,6 +13,7 @@ import pytest
 from apache_beam.testing.util import assert_that, equal_to
 
 from luminosity import WriteLance
+from luminosity.io.stores import lance_table
 from luminosity.io.stores.lance_table import LanceTable
 from luminosity.io.stores.staging import StagedFile, StagedRows
 from tests.both_runners import Pipelines, counters
@@ -84,6 +85,19 @@ def test_a_commit_that_is_repeated_appends_once(is_new: bool, tmp_path: Path) ->
 
     ids = [row["id"] for row in rows_of(path)]
     assert ids == [*([] if is_new else range(3)), *range(10, 15), 20, 20]
+
+
+def test_a_note_that_was_begun_and_not_written(tmp_path: Path) -> None:
+    """Its worker died before it could append anything."""
+    path, note = tmp_path / "things.lance", tmp_path / "note.json"
+    write(path, numbered(0, 5))
+    file = StagedFile(str(tmp_path / "staged"))
+    file.write(numbered(10, 5))
+    file.close()
+    note.touch()
+    for _ in range(2):
+        LanceTable(str(path)).append(StagedRows([file.path]), 5, str(note))
+    assert [row["id"] for row in rows_of(path)] == [*range(5), *range(10, 15)]
 
 
 def test_overwriting_and_merging(tmp_path: Path) -> None:
@@ -162,3 +176,24 @@ def test_settings_are_checked() -> None:
     ]:
         with pytest.raises(ValueError, match=message):
             WriteLance(**{"path": "things.lance", **settings})
+
+
+def test_two_jobs_that_find_no_dataset_lose_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, committed = tmp_path / "things.lance", [False]
+    write_note = lance_table._write_note
+
+    def write_note_while_another_is_first(note: str, version: int) -> None:
+        write_note(note, version)
+        if not committed[0]:
+            committed[0] = True
+            append(20)
+
+    def append(first: int) -> None:
+        file = StagedFile(str(tmp_path / f"staged {first}"))
+        file.write(numbered(first, 5))
+        file.close()
+        LanceTable(str(path)).append(StagedRows([file.path]), 5, f"{file.path}.note")
+
+    monkeypatch.setattr(lance_table, "_write_note", write_note_while_another_is_first)
+    append(10)
+    assert [row["id"] for row in rows_of(path)] == [*range(10, 15), *range(20, 25)]

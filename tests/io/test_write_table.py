@@ -9,6 +9,7 @@ import gzip
 import json
 import os
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,8 @@ from pyarrow import parquet
 
 from luminosity import WriteTable
 from luminosity.errors import WriteError
-from luminosity.io.writing import finish_step, open_files, table_file
+from luminosity.io.turns import turn_in
+from luminosity.io.writing import existing, finish_step, open_files, table_file
 from luminosity.io.writing.target import Target
 from tests.both_runners import Pipelines, counters
 from tests.io.written import everything_in, in_order, rows_of, table_of
@@ -483,12 +485,7 @@ def test_one_transform_writes_several_tables(tmp_path: Path) -> None:
 def test_a_last_step_that_is_killed_while_it_cleans_up_may_run_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, removals: int
 ) -> None:
-    target = Target.of(str(tmp_path / "out.parquet"))
-    written: list[table_file.Written] = []
-    for number in range(3):
-        bundle = open_files.OpenFiles(target)
-        bundle.add(pa.record_batch({"n": [number]}))
-        written += bundle.close()
+    target, written = _written(tmp_path / "out.parquet", 3)
     left = removals
 
     def remove(real: Any, *arguments: Any, **options: Any) -> None:
@@ -505,6 +502,43 @@ def test_a_last_step_that_is_killed_while_it_cleans_up_may_run_again(
             finish_step.finish(target, list(written))
     assert finish_step.finish(target, list(written)) == [target.path]
     assert rows_of(target.path) == [{"n": 0}, {"n": 1}, {"n": 2}]
+
+
+@pytest.mark.parametrize("name", ["out", "out.parquet"])
+def test_of_two_jobs_that_end_at_once_one_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    check, jobs = existing.check, [_written(tmp_path / name, rows) for rows in (2, 3)]
+    others: list[Future[list[str]]] = []
+
+    def check_while_another_ends(target: Target) -> None:
+        check(target)
+        if not others:  # It comes when this one has seen that nothing is there.
+            others.append(threads.submit(finish_step.finish, *jobs[1]))
+            wait(others, timeout=0.3)
+
+    monkeypatch.setattr(existing, "check", check_while_another_ends)
+    with ThreadPoolExecutor(1) as threads:
+        finish_step.finish(*jobs[0])
+        with pytest.raises(WriteError, match=r"is there already|is not empty"):
+            others[0].result(50)
+    assert rows_of(tmp_path / name) == [{"n": 0}, {"n": 1}]
+
+
+def test_a_turn_that_does_not_come(tmp_path: Path) -> None:
+    with turn_in(str(tmp_path), 1), pytest.raises(TimeoutError, match=r"waited 0\.05 s"), turn_in(str(tmp_path), 0.05):
+        pass
+    with turn_in(str(tmp_path), 0.05), turn_in(str(tmp_path / "nothing"), 0.05), turn_in("gs://bucket/folder", 0.05):
+        assert os.listdir(tmp_path) == []
+
+
+def _written(path: Path, bundles: int) -> tuple[Target, list[table_file.Written]]:
+    target, written = Target.of(str(path)), list[table_file.Written]()
+    for number in range(bundles):
+        bundle = open_files.OpenFiles(target)
+        bundle.add(pa.record_batch({"n": [number]}))
+        written += bundle.close()
+    return target, written
 
 
 def test_a_type_that_the_format_does_not_have_is_named_and_nothing_is_left(tmp_path: Path) -> None:

@@ -52,12 +52,14 @@ class RunFolders:
         while True:
             folder = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=root)  # readable by this user alone
             lock = os.open(os.path.join(folder, _LOCK), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if os.path.exists(os.path.join(folder, _LOCK)):
-                self._locks.append(lock)
-                self.all.append(folder)
-                return folder
-            os.close(lock)  # another run took it for abandoned before it was locked
+            # Another run may take it for abandoned before it is locked, and is not waited for: it may be stopped.
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.path.exists(os.path.join(folder, _LOCK)):
+                    self._locks.append(lock)
+                    self.all.append(folder)
+                    return folder
+            os.close(lock)
 
     def remove_blocks_of(self, worker_id: str, keep: set[str]) -> None:
         """Remove files that a worker wrote and nobody has heard of, because it died first."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import weakref
 from collections.abc import Callable
 from typing import Literal
 
@@ -33,8 +32,8 @@ _ENDINGS: dict[str, Literal["done", "failed", "cancelled"]] = {
 }
 
 
-# Those that go on, for whoever ends the process.
-_active: weakref.WeakSet[Run] = weakref.WeakSet()
+# Those that go on, for whoever ends the process. Copied at once, which a WeakSet is not: a run may end meanwhile.
+_active: set[Run] = set()
 
 
 def cancel_all(seconds: float) -> None:

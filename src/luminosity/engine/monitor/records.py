@@ -78,10 +78,9 @@ def path_of(folder: Path, run_id: str) -> Path:
 
 def load(path: Path) -> Record | Damaged:
     try:
-        content = json.loads(path.read_text())
-        if content["format"] != FORMAT:
-            return Damaged(path, f"format {content['format']}, expected {FORMAT}: written by another version")
-        return _record(content, path)
+        record = _read(path)
+        # Its process may have ended after it was read and before it was looked for: now its last word is there.
+        return record if isinstance(record, Damaged) or record.state != "lost" else _read(path)
     except (OSError, ValueError, KeyError, TypeError) as error:
         return Damaged(path, str(error) if isinstance(error, (OSError, ValueError)) else repr(error))
 
@@ -106,6 +105,13 @@ def find(folder: Path, wanted: str) -> Record:
 def this_process() -> dict[str, Any]:
     """What tells later whether it is this process that still lives."""
     return {"host": socket.gethostname(), "pid": os.getpid(), "began": _process_began(os.getpid())}
+
+
+def _read(path: Path) -> Record | Damaged:
+    content = json.loads(path.read_text())
+    if content["format"] != FORMAT:
+        return Damaged(path, f"format {content['format']}, expected {FORMAT}: written by another version")
+    return _record(content, path)
 
 
 def _record(content: dict[str, Any], path: Path) -> Record:

@@ -202,6 +202,7 @@ class SpawnLauncher:
             on_exit(code)
 
         threading.Thread(target=wait, name=f"luminosity-wait-{process.pid}", daemon=True).start()
-        with os.fdopen(our_end, "w") as file:
+        # One that has died already is no other failure than one that dies later: its exit tells.
+        with contextlib.suppress(BrokenPipeError), os.fdopen(our_end, "w") as file:
             file.write(request.to_json())
         return process

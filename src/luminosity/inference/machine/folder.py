@@ -43,9 +43,9 @@ class HostFolder:
         """What the host and its libraries write to their standard streams."""
 
     def make(self) -> None:
-        for _ in range(100):  # a host that leaves may remove the upper one in between
-            _make_private(self.base)
+        for _ in range(100):  # a host that leaves may remove the upper one at any moment
             with contextlib.suppress(FileNotFoundError):
+                _make_private(self.base)
                 _make_private(self.path)
                 return
         raise HostUnavailable(f"can't make the folder {self.path}: {self.base} disappears again and again")
@@ -92,12 +92,13 @@ def remove_abandoned(base: str) -> None:
 
 
 def _remove_if_dead(path: str) -> bool:
-    lock, alive = (os.path.join(path, name) for name in ("lock", "alive"))
-    with try_exclusive(lock) as is_unused, try_exclusive(alive) as is_dead:
-        if is_unused and is_dead:
-            _remove(path)
-            return True
-    return False
+    with try_exclusive(os.path.join(path, "lock")) as is_unused:
+        if not is_unused:
+            return False  # Nor is the other one touched: a host that is just being started takes it, or goes.
+        with try_exclusive(os.path.join(path, "alive")) as is_dead:
+            if is_dead:
+                _remove(path)
+            return is_dead
 
 
 def _root(run_id: str) -> str:

@@ -16,10 +16,13 @@ from luminosity.errors import StoreError
 from luminosity.extras import require
 from luminosity.io.stores.points import DELETED
 from luminosity.io.stores.staging import StagedRows
+from luminosity.io.turns import turn_in
 
 __all__ = ["LanceTable"]
 
 _KEYS_AT_ONCE = 1_000
+_TURN_S = 600.0
+"""For another job to make the dataset, with all its rows."""
 
 
 class LanceTable:
@@ -46,10 +49,11 @@ class LanceTable:
             elif table is not None and self._was_appended(table, before, count):
                 return
             if table is None:
-                self._database.create_table(self._name, rows.reader())
-            else:
-                self._check(table, rows.schema)
-                table.add(rows.reader())
+                if self._was_made(rows.reader()):
+                    return
+                table = self._opened()
+            self._check(table, rows.schema)
+            table.add(rows.reader())
 
     def merge(self, rows: StagedRows, key: str) -> None:
         """File by file, since Lance wants a key once in what it merges."""
@@ -57,7 +61,8 @@ class LanceTable:
         with self._errors():
             table = self._opened()
             if table is None:
-                table = self._database.create_table(self._name, schema=kept)
+                self._was_made(kept.empty_table().to_reader())
+                table = self._opened()
             self._check(table, kept)
             for path in rows.paths:
                 found = _last_of_each(rows.reader(path).read_all(), key)
@@ -72,6 +77,17 @@ class LanceTable:
     def _opened(self) -> Any:
         """None if there is no such table."""
         return self._database.open_table(self._name) if FileSystems.exists(self._path) else None
+
+    def _was_made(self, rows: Any) -> bool:
+        """Make the table, with these rows; False where another job has made it meanwhile.
+
+        One at a time: of two that make it at once, Lance keeps what the second has written, and tells neither.
+        """
+        with turn_in(os.path.dirname(self._path) or ".", _TURN_S):
+            if self._opened() is not None:
+                return False
+            self._database.create_table(self._name, rows)
+            return True
 
     def _was_appended(self, table: Any, before: int, count: int) -> bool:
         """Whether one of the versions since then has that many rows more than the one before it."""
@@ -123,7 +139,9 @@ def _read_note(path: str) -> int | None:
     if not FileSystems.exists(path):
         return None
     with FileSystems.open(path, "application/octet-stream") as file:
-        return json.loads(file.read())["version"]
+        written = file.read()
+    # A worker that died when it had just begun the note has appended nothing.
+    return json.loads(written)["version"] if written else None
 
 
 def _write_note(path: str, version: int) -> None:

@@ -8,6 +8,7 @@ import apache_beam as beam
 from apache_beam.metrics import Metrics
 
 from luminosity.errors import WriteError
+from luminosity.io.turns import turn_in
 from luminosity.io.writing import existing, files
 from luminosity.io.writing.faults import clear_errors
 from luminosity.io.writing.joining import joined
@@ -20,6 +21,8 @@ from luminosity.io.writing.write_step import NAMESPACE
 __all__ = ["FinishDoFn", "finish"]
 
 _BEGUN = "begun"
+_TURN_S = 60.0
+"""For another job to give its files their names in the same folder."""
 
 
 class FinishDoFn(beam.DoFn):
@@ -50,15 +53,17 @@ def finish(target: Target, written: list[Written]) -> list[str]:
     there = files.names_in(target.temporary_folder)
     is_begun = _BEGUN in there
     if is_begun or all(_has_sources(move, there) for move in moves):
-        if not is_begun:
-            existing.check(target)
-            if moves:
-                files.OutputFile(files.join(target.temporary_folder, _BEGUN), None).close()
-        for move in moves:
-            if _has_sources(move, there):
-                files.move(joined(target, move.sources), move.final)
-        if target.if_exists == "replace":
-            _remove_old(target, {move.final for move in moves})
+        # Joined first, which may take long. Of two jobs that end at once the second is to see the first one's files.
+        complete = [(joined(target, move.sources), move.final) for move in moves if _has_sources(move, there)]
+        with turn_in(target.folder, _TURN_S):
+            if not is_begun:
+                existing.check(target)
+                if moves:
+                    files.OutputFile(files.join(target.temporary_folder, _BEGUN), None).close()
+            for source, final in complete:
+                files.move(source, final)
+            if target.if_exists == "replace":
+                _remove_old(target, {move.final for move in moves})
         _remove_temporary(target, moves)
     return [_checked(target, move.final) for move in moves]
 

@@ -91,10 +91,12 @@ class _Above(io.TextIOBase):
         self._lock = threading.RLock()
 
     def write(self, text: str) -> int:
-        terminal = self._terminal
-        if terminal is None or os.getpid() != self._process:  # the view has ended, or is that of a parent process
+        if os.getpid() != self._process:  # the view is that of a parent process, and so is who holds the lock
             return self.stream.write(text)
         with self._lock:
+            terminal = self._terminal
+            if terminal is None:  # the view has ended
+                return self.stream.write(text)
             *lines, self._line = (self._line + text).split("\n")
             if len(self._line) > _LONGEST_LINE:
                 lines.append(self._line)
