@@ -62,6 +62,11 @@ def _print(text: str) -> None:
 
 def _check(parsed: argparse.Namespace) -> None:
     """What can be known before anything is read."""
+    for name in ("reference", "current"):
+        if not getattr(parsed, name).strip():
+            raise OptionError(
+                f"{name.upper()} is empty, expected a file, a folder or a pattern: is a variable not set?"
+            )
     if parsed.bandwidth and parsed.kernel not in ("rbf", "laplacian"):
         raise OptionError("--bandwidth is of --kernel rbf or laplacian: give one of them, too")
     if parsed.permutations < 1 / parsed.level - 1:
@@ -81,6 +86,9 @@ def _sources(parsed: argparse.Namespace) -> tuple[Source, Source]:
     columns = [name for text in parsed.column for name in text.split(",") if name]
     if parsed.column and not columns:
         raise OptionError(f"--column={parsed.column[0]}: expected the name of a column, or several: A,B")
+    twice = next((name for name in columns if columns.count(name) > 1), None)
+    if twice is not None:
+        raise OptionError(f"--column={','.join(columns)}: {twice!r} is there twice")
     if columns and all(name.lower().endswith(".npy") for name in (parsed.reference, parsed.current)):
         raise OptionError("--column is of tables, and both samples are arrays of NumPy, which have no columns")
     if not all(name.lower().endswith(".npy") for name in (parsed.reference, parsed.current)):
