@@ -14,6 +14,7 @@ from luminosity.errors import DriftError
 __all__ = ["Arrays", "only_arrays_in"]
 
 _ROWS_AT_ONCE = 1 << 16
+_AS_THEY_ARE = ("float32", "float64")
 
 
 class Arrays:
@@ -35,8 +36,13 @@ class Arrays:
         for path, array in self._files:
             for first in range(0, len(array), _ROWS_AT_ONCE):
                 rows = np.asarray(array[first : first + _ROWS_AT_ONCE])
-                rows = rows if rows.dtype.name in ("float32", "float64") else rows.astype(_wide(rows.dtype))
+                rows = rows if rows.dtype.name in _AS_THEY_ARE else rows.astype(_wide(rows.dtype))
                 yield rows, np.zeros(len(rows), bool), path, first
+
+    def whole(self) -> Any | None:
+        """The file itself, as long as nobody writes it anew: that would end this process."""
+        array = self._files[0][1]
+        return np.asarray(array) if len(self._files) == 1 and array.dtype.name in _AS_THEY_ARE else None
 
     def details(self, numbers: Sequence[int]) -> list[dict[str, Any]]:
         starts = np.cumsum([0, *(len(array) for _, array in self._files)])

@@ -38,6 +38,10 @@ class Source(Protocol):
         """Rows, which of them are null, their file, and the number of the first one in it."""
         ...
 
+    def whole(self) -> Any | None:
+        """All rows in one matrix, if they are there without a copy."""
+        ...
+
     def details(self, numbers: Sequence[int]) -> list[dict[str, Any]]:
         """What else the table says about these rows."""
         ...
@@ -86,6 +90,9 @@ def read_sample(source: Source, most: int | None, seed: int, skip_missing: bool,
         on_rows(read)
     if not held:
         return Sample(np.empty((0, 1)), np.empty(0, np.int64), read, skipped)
+    whole = source.whole() if most is None and not skipped else None
+    if whole is not None:
+        return Sample(whole, np.arange(read), read, skipped)
     rows, numbers, _ = _joined(held) if most is None else _smallest(held, most)
     return Sample(rows, numbers, read, skipped)
 
@@ -126,6 +133,9 @@ class _Table:
                 current, first = file, 0
             yield *vectors.of(batch, file, first), file, first
             first += batch.num_rows
+
+    def whole(self) -> None:
+        """Batches are what a table is read in."""
 
     def details(self, numbers: Sequence[int]) -> list[dict[str, Any]]:
         """The other columns are read only now, up to the last of these rows."""

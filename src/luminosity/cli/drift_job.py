@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from mmap import mmap
 from typing import Any
 
 import numpy as np
@@ -121,10 +122,21 @@ def _compared(parsed: argparse.Namespace, stages: Stages) -> Compared:
     if wanted > width:
         raise OptionError(f"--components={wanted}: the rows have {width} numbers, so that there are no more directions")
     if not wanted:
-        return Compared(sources, samples, reference, current, None)
+        return Compared(sources, samples, _in_memory(reference), _in_memory(current), None)
     stages.begin("projecting onto principal components")
     pca = _components(reference, current, wanted)
     return Compared(sources, samples, pca.transform(reference), pca.transform(current), pca)
+
+
+def _in_memory(rows: Any) -> Any:
+    """A copy of what lies in a file: if that is written anew during the test, the system ends the process."""
+    return rows.copy() if _is_mapped(rows) else rows
+
+
+def _is_mapped(rows: Any) -> bool:
+    while isinstance(rows, np.ndarray):
+        rows = rows.base
+    return isinstance(rows, mmap)
 
 
 def _components(reference: Any, current: Any, wanted: int) -> PCA:
