@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -176,6 +178,32 @@ def test_the_kernel_that_sees_most_says_which_rows_differ(tmp_path: Path, drifte
     with pytest.raises(DriftError, match="a kernel of your own"):
         write_report(tmp_path / "page.html", mmd_test(*small, own), *small)
     write_report(tmp_path / "page.html", mmd_test(*small, own), *small, kernel=own)
+
+
+def test_tests_that_follow_each_other_at_once_do_not_hide_each_other(tmp_path: Path, drifted: MMDTestResult) -> None:
+    """Days apart they are where their time says; some within seconds, after days without any, get a step each."""
+
+    def places(*hours: float) -> list[float]:
+        began = datetime(2030, 1, 1, tzinfo=timezone.utc)
+        tests = [
+            replace(PastTest.of(drifted, reference="r", current="c"), time=(began + timedelta(hours=each)).isoformat())
+            for each in hours
+        ]
+        write_report(tmp_path / "page.html", drifted, history=tests)
+        drawn = (tmp_path / "page.html").read_text().partition("tests over time")[2]
+        found = re.findall(r'<circle cx="([\d.]+)" cy="[\d.]+" r="4.5" class="drifted mark"><title>', drawn)
+        return [float(each) for each in found[: len(hours)]]
+
+    by_time = places(0, 24, 72)
+    assert by_time[2] - by_time[1] == pytest.approx(2 * (by_time[1] - by_time[0]), abs=0.2)
+    assert "one step for each test" not in Page(tmp_path / "page.html").text
+    in_order = np.diff(places(0, 24, 720, 720 + 1 / 600, 720 + 1 / 300))
+    assert in_order == pytest.approx([in_order[0]] * 4, abs=0.2)
+    text = Page(tmp_path / "page.html").text
+    assert "one step for each test" in text
+    assert len(set(re.findall(r"\d\d Jan \d\d:\d\d:\d\d", text))) == 5
+    places(0)
+    assert "one step for each test" not in Page(tmp_path / "page.html").text
 
 
 def test_a_place_that_cannot_be_written_to_is_named(tmp_path: Path, drifted: MMDTestResult) -> None:
