@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sqlite3
 import subprocess
@@ -192,8 +193,16 @@ def test_a_try_takes_random_rows(capsys: pytest.CaptureFixture[str]) -> None:
         (["gone.parquet", "new.parquet"], "no table's file matches gone.parquet"),
         (["gone*.npy", "new.npy"], "no file matches gone*.npy"),
         (["old.npy", "new.npy", "--column=v"], "--column is of tables"),
-        (["old.parquet", "new.parquet", "--column=w"], "'w'"),
-        (["old.parquet", "new.parquet", "--column=text"], "column 'text' holds string, expected vectors or numbers"),
+        (["old.parquet", "new.parquet", "--column=w"], "--column names 'w', which "),
+        (["old.parquet", "new.parquet", "--column=v,id,v"], "--column=v,id,v: 'v' is there twice"),
+        (
+            ["old.parquet", "new.parquet", "--column=text"],
+            "column 'text' holds string, expected vectors or numbers; such are in id, v",
+        ),
+        (
+            ["old.parquet", "tags.parquet", "--column=v"],
+            "tags.parquet: column 'v' holds list<element: string>, expected",
+        ),
         (["plain.parquet", "new.parquet"], "no column of vectors; --column says what to compare"),
         (["old.npy", "narrow.npy"], "rows of 8 numbers, the current sample of 3"),
         (["old.npy", "new.npy", "--components=9"], "--components=9: the rows have 8 numbers"),
@@ -202,10 +211,20 @@ def test_a_try_takes_random_rows(capsys: pytest.CaptureFixture[str]) -> None:
         (["old.npy", "new.npy", "--report=no/drift.html"], "--report=no/drift.html: expected the name of a file"),
         (["old.npy", "new.npy", "--history=old.npy"], "old.npy: can't be used as a history"),
         (["old.npy", "one.npy"], "one.npy has 1 rows to compare; expected at least 2"),
-        (["old.npy", "words.npy"], "words.npy: holds <U1, expected numbers"),
+        (["old.npy", "words.npy"], "words.npy: holds <U1, expected real numbers"),
         (["old.npy", "text.npy"], "text.npy: can't be read as an array of NumPy"),
-        (["old.npy", "empty.npy"], "empty.npy: can't be read as an array of NumPy; No data left in file"),
-        (["old.npy", "objects.npy"], "objects.npy: can't be read as an array of NumPy"),
+        (["old.npy", "empty.npy"], "empty.npy: can't be read as an array of NumPy; it is damaged, cut off, or"),
+        (["old.npy", "cut.npy"], "cut.npy: can't be read as an array of NumPy; it is cut off"),
+        (["old.npy", "objects.npy"], "it holds Python objects, which are not unpickled"),
+        (["old.npy", "tokens.npy"], "tokens.npy: has 3 dimensions (2, 3, 8), expected 2: one row per example; perhaps"),
+        (["old.npy", "arrays.npy"], "arrays.npy is a folder, expected a file of NumPy"),
+        (["arrays.npy/in", "new.npy"], "name its files by a pattern in quotes: 'arrays.npy/in/*.npy'"),
+        (["", "new.npy"], "REFERENCE is empty, expected a file, a folder or a pattern: is a variable not set?"),
+        (["none.csv", "new.npy"], "none.csv has no rows, expected at least 2"),
+        (["torn.parquet", "new.npy"], "torn.parquet: can't be read as parquet; it is damaged, cut off"),
+        (["notes.txt", "new.npy"], "perhaps with .gz, .bz2, .zst, .lz4 behind it; or .npy of NumPy"),
+        (["ab-*.csv", "new.npy", "--column=a"], "the types are those of ./ab-0.csv: Parquet says itself what there is"),
+        (["ab-*.jsonl", "new.npy", "--column=a"], "those of ./ab-0.jsonl: Parquet says itself what there is"),
         (["hollow.parquet", "hollow.parquet"], "hollow.parquet has rows without any numbers in them"),
         (["old.parquet", "new.parquet", "--column=,"], "--column=,: expected the name of a column"),
         (["old.npy", "nan.npy"], "nan.npy: found NaN or infinity in row 7 (counted from 0)"),
@@ -226,6 +245,18 @@ def test_errors_say_what_is_wrong_and_exit_with_1(
     Path("text.npy").write_text("no array")
     Path("empty.npy").touch()
     np.save("objects.npy", np.array([{}, None]), allow_pickle=True)
+    np.save("tokens.npy", _NEW[:6].reshape(2, 3, 8))
+    Path("cut.npy").write_bytes(Path("new.npy").read_bytes()[:-100])
+    Path("arrays.npy/in").mkdir(parents=True)
+    np.save("arrays.npy/in/0.npy", _NEW)
+    Path("none.csv").touch()
+    Path("notes.txt").write_text("no table")
+    for number, value in enumerate(["1", '"x"']):
+        Path(f"ab-{number}.csv").write_text(f"a\n{value}\n{value}\n")
+        Path(f"ab-{number}.jsonl").write_text(f'{{"a": {value}}}\n')
+    whole = Path("new.parquet").read_bytes()
+    Path("torn.parquet").write_bytes(bytes(len(whole) // 2) + whole[len(whole) // 2 :])
+    pq.write_table(pa.table({"v": [["a", "b"]] * 3}), "tags.parquet")
     pq.write_table(pa.table({"v": pa.array([[], []], pa.list_(pa.float32()))}), "hollow.parquet")
     pq.write_table(pa.table({"a": [1.0, 2.0]}), "plain.parquet")
     vectors = _NEW.tolist()
@@ -236,6 +267,10 @@ def test_errors_say_what_is_wrong_and_exit_with_1(
     captured = capsys.readouterr()
     assert captured.err.startswith("lum drift: ")
     assert said in captured.err
+    assert captured.err.count("\n") == 1
+    assert not re.search(
+        r"\b(columns|schema|format|null_values|allow_pickle)=", captured.err
+    )  # Python's, not the command's
     assert captured.out == ""
 
 

@@ -28,7 +28,8 @@ from luminosity.errors import DriftError
 @cache
 def calibrated(rows: int = 300, width: int = 3, seed: int = 0, **options: Any) -> OnlineMMD:
     reference = np.random.default_rng((seed, 0)).normal(size=(rows, width))
-    return OnlineMMD(reference, **{"expected_run_time": 500, "window": 10, "simulations": 100, "seed": seed, **options})
+    chosen: Any = {"expected_run_time": 500, "window": 10, "simulations": 100, "seed": seed, **options}
+    return OnlineMMD(reference, **chosen)
 
 
 def make(**options: Any) -> OnlineMMD:
@@ -40,6 +41,17 @@ def state(detector: OnlineMMD) -> tuple[Any, ...]:
 
 
 DETECTORS = [make]
+
+
+def test_the_calibration_tells_how_far_it_is() -> None:
+    told: list[tuple[int, int]] = []
+    reference = np.random.default_rng((0, 0)).normal(size=(300, 3))
+    options: Any = {"expected_run_time": 500, "window": 10, "simulations": 100}
+    detector = OnlineMMD(reference, **options, progress=lambda done, of: told.append((done, of)))
+    assert np.array_equal(detector.shared.thresholds, make().shared.thresholds)
+    assert len(told) > 10
+    assert told == sorted(set(told))
+    assert told[-1][0] == told[0][1] == told[-1][1]
 
 
 @pytest.mark.parametrize("new", DETECTORS)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -137,6 +139,34 @@ def test_constant_columns_are_drawn(tmp_path: Path) -> None:
     rows = np.zeros((50, 3))
     write_report(tmp_path / "page.html", mmd_test(rows, rows, RBF(1.0)), rows, rows)
     assert "nan" not in (tmp_path / "page.html").read_text()
+    assert not re.search(
+        "10[⁻⁰¹²³⁴⁵⁶⁷⁸⁹]", Page(tmp_path / "page.html").text
+    )  # All is zero: no axis has a power of ten.
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (1e9 + np.linspace(0, 5, 50), "\n0\n1\n2\n3\n4\n5\nvalue, less 1,000,000,000\n"),
+        (1000 + np.linspace(0, 0.5, 50), "\n0\n0.1\n0.2\n0.3\n0.4\n0.5\nvalue, less 1,000\n"),
+        (np.repeat([0.3, 0.1 + 0.2], 25), "\n0.15\n0.2\n0.25\n0.3\n0.35\n0.4\n0.45\nvalue\n"),
+        (np.full(50, 5e20), "\n3\n4\n5\n6\n7\nvalue (\N{MULTIPLICATION SIGN} 10²⁰)\n"),
+        (1e-25 * np.linspace(0, 5, 50), "\n0\n1\n2\n3\n4\n5\nvalue (\N{MULTIPLICATION SIGN} 10⁻²⁵)\n"),
+    ],
+)
+def test_labels_of_an_axis_differ(tmp_path: Path, values: Any, said: str) -> None:
+    rows = values[:, None]
+    write_report(tmp_path / "page.html", mmd_test(rows, rows, RBF(float(values[-1]))), rows, rows)
+    assert said in re.sub(r"\n+", "\n", Page(tmp_path / "page.html").text)
+
+
+def test_an_axis_without_any_spread_is_as_long_as_the_other(tmp_path: Path) -> None:
+    """Columns that say the same differ by rounding alone, which would fill the whole height."""
+    rows = np.outer(_REFERENCE[:100, 0], [1, 2, 0.1])
+    write_report(tmp_path / "page.html", mmd_test(rows, rows), rows, rows)
+    page = (tmp_path / "page.html").read_text()
+    places = {float(found) for found in re.findall(r'cy="([\d.]+)" r="2.4"', page)}
+    assert max(places) - min(places) < 1
 
 
 def test_the_kernel_that_sees_most_says_which_rows_differ(tmp_path: Path, drifted: MMDTestResult) -> None:
@@ -148,6 +178,32 @@ def test_the_kernel_that_sees_most_says_which_rows_differ(tmp_path: Path, drifte
     with pytest.raises(DriftError, match="a kernel of your own"):
         write_report(tmp_path / "page.html", mmd_test(*small, own), *small)
     write_report(tmp_path / "page.html", mmd_test(*small, own), *small, kernel=own)
+
+
+def test_tests_that_follow_each_other_at_once_do_not_hide_each_other(tmp_path: Path, drifted: MMDTestResult) -> None:
+    """Days apart they are where their time says; some within seconds, after days without any, get a step each."""
+
+    def places(*hours: float) -> list[float]:
+        began = datetime(2030, 1, 1, tzinfo=timezone.utc)
+        tests = [
+            replace(PastTest.of(drifted, reference="r", current="c"), time=(began + timedelta(hours=each)).isoformat())
+            for each in hours
+        ]
+        write_report(tmp_path / "page.html", drifted, history=tests)
+        drawn = (tmp_path / "page.html").read_text().partition("tests over time")[2]
+        found = re.findall(r'<circle cx="([\d.]+)" cy="[\d.]+" r="4.5" class="drifted mark"><title>', drawn)
+        return [float(each) for each in found[: len(hours)]]
+
+    by_time = places(0, 24, 72)
+    assert by_time[2] - by_time[1] == pytest.approx(2 * (by_time[1] - by_time[0]), abs=0.2)
+    assert "one step for each test" not in Page(tmp_path / "page.html").text
+    in_order = np.diff(places(0, 24, 720, 720 + 1 / 600, 720 + 1 / 300))
+    assert in_order == pytest.approx([in_order[0]] * 4, abs=0.2)
+    text = Page(tmp_path / "page.html").text
+    assert "one step for each test" in text
+    assert len(set(re.findall(r"\d\d Jan \d\d:\d\d:\d\d", text))) == 5
+    places(0)
+    assert "one step for each test" not in Page(tmp_path / "page.html").text
 
 
 def test_a_place_that_cannot_be_written_to_is_named(tmp_path: Path, drifted: MMDTestResult) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,7 +9,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from luminosity.cli.drift_vectors import Vectors, check_usable, vector_columns
+from luminosity.cli.drift_arrays import Arrays, only_arrays_in
+from luminosity.cli.drift_vectors import Vectors, check_numbers, check_usable, vector_columns
 from luminosity.drift.pca import PCA
 from luminosity.errors import DriftError, OptionError
 
@@ -38,6 +38,10 @@ class Source(Protocol):
         """Rows, which of them are null, their file, and the number of the first one in it."""
         ...
 
+    def whole(self) -> Any | None:
+        """All rows in one matrix, if they are there without a copy."""
+        ...
+
     def details(self, numbers: Sequence[int]) -> list[dict[str, Any]]:
         """What else the table says about these rows."""
         ...
@@ -61,7 +65,12 @@ class Compared:
 
 def source_of(pattern: str, columns: Sequence[str]) -> Source:
     if pattern.lower().endswith(".npy"):
-        return _Arrays(pattern)
+        return Arrays(pattern)
+    if only_arrays_in(pattern):
+        raise DriftError(
+            f"{pattern} is a folder with files of NumPy, expected a file, or a folder with files of a table; name its "
+            f"files by a pattern in quotes: '{os.path.join(pattern, '*.npy')}'"
+        )
     return _Table(pattern, columns)
 
 
@@ -81,6 +90,9 @@ def read_sample(source: Source, most: int | None, seed: int, skip_missing: bool,
         on_rows(read)
     if not held:
         return Sample(np.empty((0, 1)), np.empty(0, np.int64), read, skipped)
+    whole = source.whole() if most is None and not skipped else None
+    if whole is not None:
+        return Sample(whole, np.arange(read), read, skipped)
     rows, numbers, _ = _joined(held) if most is None else _smallest(held, most)
     return Sample(rows, numbers, read, skipped)
 
@@ -111,6 +123,7 @@ class _Table:
         if not columns:
             columns = _only_vectors(ReadTable(pattern).schema, pattern)
         self._table = ReadTable(pattern, columns)
+        check_numbers(self._table.schema, pattern, lambda: ReadTable(pattern).schema)
         self.columns = tuple(columns)
 
     def pieces(self) -> Iterator[tuple[Any, Any, str, int]]:
@@ -120,6 +133,9 @@ class _Table:
                 current, first = file, 0
             yield *vectors.of(batch, file, first), file, first
             first += batch.num_rows
+
+    def whole(self) -> None:
+        """Batches are what a table is read in."""
 
     def details(self, numbers: Sequence[int]) -> list[dict[str, Any]]:
         """The other columns are read only now, up to the last of these rows."""
@@ -143,60 +159,6 @@ class _Table:
     def _named(self, file: str) -> dict[str, str]:
         """Of one file alone nobody needs the name."""
         return {} if self._pattern.endswith(os.path.basename(file)) else {"file": os.path.basename(file)}
-
-
-class _Arrays:
-    """Files of NumPy, mapped into memory."""
-
-    columns: tuple[str, ...] = ()
-
-    def __init__(self, pattern: str) -> None:
-        paths = [pattern] if os.path.exists(pattern) else sorted(glob.glob(pattern, recursive=True))
-        if not paths:
-            raise DriftError(f"no file matches {pattern}; the current folder is {os.getcwd()}")
-        self._files = [(path, _mapped(path)) for path in paths]
-        widths = {array.shape[1] for _, array in self._files}
-        if len(widths) > 1:
-            told = ", ".join(f"{path} has {array.shape[1]}" for path, array in self._files[:5])
-            raise DriftError(f"{pattern}: the files have rows of different widths ({told})")
-
-    def pieces(self) -> Iterator[tuple[Any, Any, str, int]]:
-        for path, array in self._files:
-            for first in range(0, len(array), _ROWS_AT_ONCE):
-                rows = np.asarray(array[first : first + _ROWS_AT_ONCE])
-                rows = rows if rows.dtype.name in ("float32", "float64") else rows.astype(_wide(rows.dtype))
-                yield rows, np.zeros(len(rows), bool), path, first
-
-    def details(self, numbers: Sequence[int]) -> list[dict[str, Any]]:
-        starts = np.cumsum([0, *(len(array) for _, array in self._files)])
-        at = np.searchsorted(starts, numbers, side="right") - 1
-        names = [{"file": os.path.basename(path)} if len(self._files) > 1 else {} for path, _ in self._files]
-        return [
-            {**names[index], "row": int(number - starts[index]), **_own(self._files[index][1][number - starts[index]])}
-            for index, number in zip(at, numbers, strict=True)
-        ]
-
-
-def _mapped(path: str) -> Any:
-    try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, EOFError, ValueError) as error:
-        raise DriftError(f"{path}: can't be read as an array of NumPy; {error}") from None
-    if array.dtype.kind not in "fiub":
-        raise DriftError(f"{path}: holds {array.dtype}, expected numbers")
-    if array.ndim not in (1, 2):
-        raise DriftError(f"{path}: has {array.ndim} dimensions {array.shape}, expected 2: one row per example")
-    return array[:, None] if array.ndim == 1 else array
-
-
-def _own(row: Any) -> dict[str, Any]:
-    """An array says nothing else about a row than its numbers."""
-    values = [float(value) for value in row]
-    return {"value": values[0]} if len(values) == 1 else {"numbers": values}
-
-
-def _wide(dtype: Any) -> Any:
-    return np.float32 if dtype == np.float16 else np.float64
 
 
 def _only_vectors(schema: Any, pattern: str) -> list[str]:

@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from mmap import mmap
 from typing import Any
 
 import numpy as np
@@ -62,6 +63,11 @@ def _print(text: str) -> None:
 
 def _check(parsed: argparse.Namespace) -> None:
     """What can be known before anything is read."""
+    for name in ("reference", "current"):
+        if not getattr(parsed, name).strip():
+            raise OptionError(
+                f"{name.upper()} is empty, expected a file, a folder or a pattern: is a variable not set?"
+            )
     if parsed.bandwidth and parsed.kernel not in ("rbf", "laplacian"):
         raise OptionError("--bandwidth is of --kernel rbf or laplacian: give one of them, too")
     if parsed.permutations < 1 / parsed.level - 1:
@@ -81,6 +87,9 @@ def _sources(parsed: argparse.Namespace) -> tuple[Source, Source]:
     columns = [name for text in parsed.column for name in text.split(",") if name]
     if parsed.column and not columns:
         raise OptionError(f"--column={parsed.column[0]}: expected the name of a column, or several: A,B")
+    twice = next((name for name in columns if columns.count(name) > 1), None)
+    if twice is not None:
+        raise OptionError(f"--column={','.join(columns)}: {twice!r} is there twice")
     if columns and all(name.lower().endswith(".npy") for name in (parsed.reference, parsed.current)):
         raise OptionError("--column is of tables, and both samples are arrays of NumPy, which have no columns")
     if not all(name.lower().endswith(".npy") for name in (parsed.reference, parsed.current)):
@@ -113,10 +122,21 @@ def _compared(parsed: argparse.Namespace, stages: Stages) -> Compared:
     if wanted > width:
         raise OptionError(f"--components={wanted}: the rows have {width} numbers, so that there are no more directions")
     if not wanted:
-        return Compared(sources, samples, reference, current, None)
+        return Compared(sources, samples, _in_memory(reference), _in_memory(current), None)
     stages.begin("projecting onto principal components")
     pca = _components(reference, current, wanted)
     return Compared(sources, samples, pca.transform(reference), pca.transform(current), pca)
+
+
+def _in_memory(rows: Any) -> Any:
+    """A copy of what lies in a file: if that is written anew during the test, the system ends the process."""
+    return rows.copy() if _is_mapped(rows) else rows
+
+
+def _is_mapped(rows: Any) -> bool:
+    while isinstance(rows, np.ndarray):
+        rows = rows.base
+    return isinstance(rows, mmap)
 
 
 def _components(reference: Any, current: Any, wanted: int) -> PCA:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,15 +11,33 @@ import pyarrow.compute as pc
 
 from luminosity.errors import DriftError
 
-__all__ = ["Vectors", "check_usable", "vector_columns"]
+__all__ = ["Vectors", "check_numbers", "check_usable", "vector_columns"]
 
 
 _NUMBERS = (pa.types.is_floating, pa.types.is_integer, pa.types.is_boolean, pa.types.is_decimal)
+_SHOWN = 20  # names of columns in a message
 
 
 def vector_columns(schema: pa.Schema) -> list[str]:
     """Those that hold lists of fractions."""
     return [field.name for field in schema if _is_list(field.type) and pa.types.is_floating(field.type.value_type)]
+
+
+def check_numbers(chosen: pa.Schema, pattern: str, whole: Callable[[], pa.Schema]) -> None:
+    """Of the columns that are to be compared; the whole table is asked for only to name others."""
+    for field in chosen:
+        if not _has_numbers(field.type):
+            others = [each.name for each in whole() if _has_numbers(each.type)]
+            instead = f"such are in {', '.join(others[:_SHOWN])}" if others else "no column has such"
+            raise DriftError(
+                f"{pattern}: column {field.name!r} holds {field.type}, expected vectors or numbers; {instead}"
+            )
+
+
+def _has_numbers(kind: Any) -> bool:
+    kind = kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
+    kind = kind.value_type if _is_list(kind) else kind
+    return any(is_such(kind) for is_such in _NUMBERS)
 
 
 class Vectors:
@@ -39,7 +57,7 @@ class Vectors:
         values = values.storage if isinstance(values, pa.ExtensionArray) else values
         null = np.asarray(values.is_null())
         if not _is_list(values.type):
-            return _numbers(name, values, file)[:, None], null
+            return _numbers(values)[:, None], null
         lengths = np.asarray(pc.fill_null(pc.call_function("list_value_length", [values]), 0))
         if null.all():  # How wide they would be is not known yet; such rows are left out, or refused.
             return np.full((len(values), self._widths.get(name, (1, ""))[0]), np.nan, np.float32), null
@@ -51,7 +69,7 @@ class Vectors:
                 f"{file}: row {first_row + at} (counted from 0) of column {name!r} has {lengths[at]} numbers, "
                 f"expected {width} as before it ({origin}); perhaps these are vectors of another model"
             )
-        flat = _numbers(name, values.flatten(), file)
+        flat = _numbers(values.flatten())
         rows = np.full((len(values), width), np.nan, flat.dtype)
         rows[~null] = flat.reshape(-1, width) if width else 0
         return rows, null
@@ -75,10 +93,8 @@ def _is_list(kind: Any) -> bool:
     return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
 
 
-def _numbers(name: str, values: Any, file: str) -> Any:
+def _numbers(values: Any) -> Any:
     kind = values.type
-    if not any(is_such(kind) for is_such in _NUMBERS):
-        raise DriftError(f"{file}: column {name!r} holds {kind}, expected vectors or numbers; --column names another")
     narrow = pa.types.is_float16(kind) or pa.types.is_float32(kind)
     target = pa.float32() if narrow else pa.float64()
     cast = pc.cast(pc.cast(values, pa.uint8()), target) if pa.types.is_boolean(kind) else pc.cast(values, target)

@@ -98,6 +98,8 @@ def p_value(observed: float, null: Any, rounding: float = 0.0) -> float:
 def _range(numbers: Any) -> tuple[float, float]:
     """From the least to the greatest; a little more where bars would be too narrow to tell apart."""
     low, high = float(numbers.min()), float(numbers.max())
+    if low == high == 0:
+        return -0.5, 0.5
     wider = max(0.0, 1e-9 * max(abs(low), abs(high), 1e-300) - (high - low))
     return low - wider, high + wider
 

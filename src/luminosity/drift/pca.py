@@ -98,7 +98,9 @@ class PCASums:
         for block, _ in _blocks(as_rows(rows, "The sample", least=1)):
             mean = block.mean(axis=0, dtype=np.float64)
             centred = block - mean
-            self.merge(PCASums(len(block), mean, centred.T @ centred))
+            with np.errstate(over="ignore", invalid="ignore"):
+                scatter = centred.T @ centred
+            self.merge(PCASums(len(block), mean, scatter))
 
     def merge(self, other: PCASums) -> None:
         if other.count == 0:
@@ -109,8 +111,9 @@ class PCASums:
         _check_width(len(self.mean), other.mean[None])
         count = self.count + other.count
         apart = other.mean - self.mean
-        self.scatter += other.scatter
-        self.scatter += np.outer(apart, apart * (self.count * other.count / count))
+        with np.errstate(over="ignore", invalid="ignore"):  # pca() tells of it.
+            self.scatter += other.scatter
+            self.scatter += np.outer(apart, apart * (self.count * other.count / count))
         self.mean += apart * (other.count / count)
         self.count = count
 
@@ -118,6 +121,8 @@ class PCASums:
         if self.count < 2:
             raise DriftError(f"Components need at least 2 rows, found {self.count}: one by itself does not vary.")
         _check_components(components, self.count, len(self.mean))
+        if not np.isfinite(self.scatter).all():
+            raise DriftError("Some numbers are too large for principal components: their squares overflow. Scale them.")
         covariance = self.scatter / (self.count - 1)
         variances, vectors = np.linalg.eigh(covariance)
         variances = np.maximum(variances[::-1][:components], 0)

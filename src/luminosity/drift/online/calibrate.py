@@ -13,9 +13,12 @@ alarms in all set that threshold to three percent of the run time; one for each 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+from luminosity.drift.block_sums import Progress
 
 __all__ = ["calibrate"]
 
@@ -24,27 +27,36 @@ _ALARMS_WHILE_FILLING = 10  # simulated for each row; the few rows of this phase
 
 
 def calibrate(
-    gram: Any, reference_rows: int, window: int, expected_run_time: float, simulations: int, seed: int
+    gram: Any,
+    reference_rows: int,
+    window: int,
+    expected_run_time: float,
+    simulations: int,
+    seed: int,
+    progress: Progress | None = None,
 ) -> Any:
     """The threshold after 1, 2, … rows; the last, for a full window, holds from there on.
 
     ``gram`` is the kernel matrix of rows without drift, zero on its diagonal, of which ``reference_rows`` are to be the
-    reference; ``simulations`` is about the number of false alarms to simulate.
+    reference; ``simulations`` is about the number of false alarms to simulate. ``progress`` is told the rows of
+    simulated streams, and how many there will be.
     """
     random = np.random.default_rng((seed, 5))
     thresholds = np.full(window, np.inf)  # After one row there is no pair, and no alarm.
     rate = 1 / expected_run_time
-    filling = round(_ALARMS_WHILE_FILLING * expected_run_time)
-    alive = np.concatenate(list(_simulated(gram, reference_rows, window, filling, window - 1, random)))
+    spare = len(gram) - reference_rows
+    length = min(spare, 5 * window + round(expected_run_time / 2))
+    filling = _Streams.at_least(round(_ALARMS_WHILE_FILLING * expected_run_time), window - 1, spare)
+    for_good = _Streams.at_least(-(-round(simulations * expected_run_time) // (length - window + 1)), length, spare)
+    told = _Told(progress, filling.rows + for_good.rows)
+    alive = np.concatenate(list(_simulated(gram, reference_rows, window, filling, random, told)))
     for first, last in _phases(window):
         scale = _spread(np.arange(first, last) + 1, reference_rows)
         thresholds[first:last] = _level(alive[:, first:last] / scale, rate) * scale
         alive = alive[(alive[:, first:last] <= thresholds[first:last]).all(axis=1)]
-    length = min(len(gram) - reference_rows, 5 * window + round(expected_run_time / 2))
-    streams = -(-round(simulations * expected_run_time) // (length - window + 1))
     full = [
         block[(block[:, : window - 1] <= thresholds[:-1]).all(axis=1), window - 1 :]
-        for block in _simulated(gram, reference_rows, window, streams, length, random)
+        for block in _simulated(gram, reference_rows, window, for_good, random, told)
     ]
     thresholds[-1] = _level(np.concatenate(full), rate)
     return thresholds
@@ -76,11 +88,44 @@ def _level(values: Any, rate: float) -> float:
     return high
 
 
-def _simulated(gram: Any, reference_rows: int, window: int, streams: int, length: int, random: Any) -> Iterator[Any]:
+@dataclass(frozen=True)
+class _Streams:
+    """How they are simulated: short ones are pieces of one order of the rows, and some are done at a time."""
+
+    length: int
+    pieces: int
+    orders_each: int
+    blocks: int
+
+    @classmethod
+    def at_least(cls, streams: int, length: int, spare_rows: int) -> _Streams:
+        pieces = spare_rows // length
+        orders_each = max(1, _STREAMS // (_SPLITS * pieces))
+        return cls(length, pieces, orders_each, -(-streams // (_SPLITS * orders_each * pieces)))
+
+    @property
+    def rows(self) -> int:
+        return self.blocks * _SPLITS * self.orders_each * self.pieces * self.length
+
+
+class _Told:
+    def __init__(self, progress: Progress | None, rows: int) -> None:
+        self._progress = progress
+        self._rows = rows
+        self._done = 0
+
+    def add(self, rows: int) -> None:
+        self._done += rows
+        if self._progress is not None:
+            self._progress(self._done, self._rows)
+
+
+def _simulated(
+    gram: Any, reference_rows: int, window: int, streams: _Streams, random: Any, told: _Told
+) -> Iterator[Any]:
     """The statistic after each row of each stream, some streams at a time."""
-    pieces = (len(gram) - reference_rows) // length  # Short streams are pieces of one order of the rows.
-    orders_each = max(1, _STREAMS // (_SPLITS * pieces))
-    for _ in range(-(-streams // (_SPLITS * orders_each * pieces))):
+    pieces, orders_each, length = streams.pieces, streams.orders_each, streams.length
+    for _ in range(streams.blocks):
         splits = random.permuted(np.tile(np.arange(len(gram)), (_SPLITS, 1)), axis=1)
         reference, others = splits[:, :reference_rows], splits[:, reference_rows:]
         chosen = np.zeros((len(gram), _SPLITS), dtype=np.float32)
@@ -91,7 +136,9 @@ def _simulated(gram: Any, reference_rows: int, window: int, streams: int, length
         rows = orders[:, : pieces * length].reshape(-1, length)
         split = np.repeat(np.arange(_SPLITS), orders_each * pieces)
         witness = with_reference[split[:, None], rows] / reference_rows
-        yield _statistics(gram, window, rows, witness, within[split] / (reference_rows * (reference_rows - 1)))
+        found = _statistics(gram, window, rows, witness, within[split] / (reference_rows * (reference_rows - 1)))
+        told.add(rows.size)
+        yield found
 
 
 def _statistics(gram: Any, window: int, streams: Any, witness: Any, reference_mean: Any) -> Any:

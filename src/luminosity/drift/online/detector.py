@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from luminosity.drift.block_sums import Progress
 from luminosity.drift.kernels import RBF, Kernel
 from luminosity.drift.online.autocorrelation import AutocorrelationWarning
 from luminosity.drift.online.calibrate import calibrate
@@ -25,8 +26,9 @@ class OnlineMMD:
     """Tells when rows no longer come from the reference's distribution: MMD² of the last ``window`` rows against it.
 
     Without drift there is a false alarm once in ``expected_run_time`` rows on average, equally likely after any row,
-    the first few included. Thresholds that give this are found by simulation (see `calibrate`), in seconds. They rest
-    on rows that do not depend on each other: where the stream's do, an `AutocorrelationWarning` says so.
+    the first few included. Thresholds that give this are found by simulation (see `calibrate`), in seconds, or a minute
+    for a large reference and a long run time; ``progress`` is called with what is done of it and with all there is to
+    do. They rest on rows that do not depend on each other: where the stream's do, an `AutocorrelationWarning` says so.
 
     A long window sees small drift, a short one sees large drift sooner. The reference needs 20 rows for each of the
     window, better 40; of more than ``reference_rows`` a sample is taken. Three quarters of them are compared with each
@@ -55,6 +57,7 @@ class OnlineMMD:
         simulations: int = 1000,
         reference_rows: int = 2000,
         seed: int = 0,
+        progress: Progress | None = None,
     ) -> None:
         _check(expected_run_time, window, simulations, reference_rows)
         sample, gram = Reference.sampled(reference, kernel or RBF(), reference_rows, seed)
@@ -64,7 +67,7 @@ class OnlineMMD:
                 f"{_ROWS_PER_WINDOW * window:,}, {_ROWS_PER_WINDOW} times as many; or a shorter window."
             )
         compared = len(sample) - len(sample) // 4
-        thresholds = calibrate(gram, compared, window, expected_run_time, simulations, seed)
+        thresholds = calibrate(gram, compared, window, expected_run_time, simulations, seed, progress)
         self.expected_run_time = expected_run_time
         self.shared = Calibrated(sample.first(compared, gram), thresholds)
         self._run = Run(self.shared)

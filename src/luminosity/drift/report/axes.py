@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from luminosity.drift.report.markup import Markup, element, joined
 from luminosity.drift.report.numbers import plain, power_of, times_power
 
-__all__ = ["Frame", "Scale", "drawing", "ticks"]
+__all__ = ["Frame", "Scale", "drawing", "ticks", "with_room"]
+
+_APART = 1e-12  # of a value: what is nearer to it differs by rounding alone
+_NOTHING = 1e-300  # Below, digits get lost.
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,28 @@ def ticks(low: float, high: float, about: int = 6) -> list[float]:
     return [number * step for number in range(first, math.floor(high / step + 1e-9) + 1)]
 
 
+def with_room(low: float, high: float) -> tuple[float, float]:
+    """The same, and something to either side of values that are all alike: an axis needs two ends.
+
+    >>> with_room(1.0, 3.0), with_room(5.0, 5.0), with_room(0.0, 1e-310)
+    ((1.0, 3.0), (2.5, 7.5), (-0.5, 0.5))
+    """
+    largest = max(abs(low), abs(high))
+    if high - low > max(_APART * largest, _NOTHING):
+        return low, high
+    half = largest / 2 if largest > _NOTHING else 0.5
+    return low - half, high + half
+
+
+def _told(at: Sequence[float], title: str) -> tuple[list[str], str]:
+    """The labels of ticks and the axis' title, which has what they share: a power of ten, or a large number."""
+    power = power_of(at)
+    labels = [plain(value / 10**power) for value in at]
+    if len(set(labels)) == len(at) or at[0] == 0:
+        return labels, _with_unit(title, power)
+    return _told([value - at[0] for value in at], f"{title}, less {at[0]:,.15g}")
+
+
 @dataclass(frozen=True)
 class Frame:
     """The space between a drawing's axes."""
@@ -63,17 +89,17 @@ class Frame:
 
     def x_axis(self, scale: Scale, title: str, about: int = 8) -> Markup:
         at = scale.ticks(about)
-        power = power_of(at)
+        told, title = _told(at, title)
         labels = [
-            element("text", plain(value / 10**power), x=scale(value), y=self.bottom + 18, text_anchor="middle")
-            for value in at
+            element("text", label, x=scale(value), y=self.bottom + 18, text_anchor="middle")
+            for value, label in zip(at, told, strict=True)
         ]
         marks = [
             element("line", x1=scale(value), x2=scale(value), y1=self.bottom, y2=self.bottom + 5, class_="axis")
             for value in at
         ]
         line = element("line", x1=self.left, x2=self.right, y1=self.bottom, y2=self.bottom, class_="axis")
-        return joined([line, *marks, *labels, self.x_title(_with_unit(title, power))])
+        return joined([line, *marks, *labels, self.x_title(title)])
 
     def x_title(self, title: str) -> Markup:
         middle = (self.left + self.right) / 2
@@ -81,17 +107,17 @@ class Frame:
 
     def y_axis(self, scale: Scale, title: str, about: int = 5) -> Markup:
         at = scale.ticks(about)
-        power = 0 if scale.logarithmic else power_of(at)
+        told, title = ([plain(value) for value in at], title) if scale.logarithmic else _told(at, title)
         parts = [
             joined(
                 [
                     element("line", x1=self.left, x2=self.right, y1=scale(value), y2=scale(value), class_="grid"),
-                    element("text", plain(value / 10**power), x=self.left - 8, y=scale(value) + 4, text_anchor="end"),
+                    element("text", label, x=self.left - 8, y=scale(value) + 4, text_anchor="end"),
                 ]
             )
-            for value in at
+            for value, label in zip(at, told, strict=True)
         ]
-        label = element("text", _with_unit(title, power), x=8, y=self.top - 12, class_="title")
+        label = element("text", title, x=8, y=self.top - 12, class_="title")
         return joined([*parts, label])
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from luminosity.drift.report.axes import Frame, Scale, drawing
+from luminosity.drift.report.axes import Frame, Scale, drawing, with_room
 from luminosity.drift.report.markup import Markup, element, joined
 from luminosity.drift.report.numbers import plain
 from luminosity.drift.result import MMDTestResult
@@ -20,7 +20,7 @@ def null_histogram(result: MMDTestResult) -> Markup:
     width = (edges[-1] - edges[0]) or abs(result.statistic) or 1.0
     beyond = result.statistic > high + _MOST_TIMES * width
     right = high + _MOST_TIMES * width * 0.4 if beyond else max(high, result.statistic)
-    x = _FRAME.x(low - 0.04 * (right - low or 1), right + 0.08 * (right - low or 1))
+    x = _FRAME.x(*with_room(low - 0.04 * (right - low), right + 0.08 * (right - low)))
     y = _FRAME.y(0, max(counts) * 1.08)
     threshold = result.null_quantiles.get(round(1 - result.level, 9))
     bars = [

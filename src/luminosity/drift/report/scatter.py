@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from luminosity.drift.pca import PCA
-from luminosity.drift.report.axes import Frame, Scale, drawing
+from luminosity.drift.report.axes import Frame, Scale, drawing, with_room
 from luminosity.drift.report.markup import Markup, element, joined
 
 __all__ = ["POINTS", "scatter"]
@@ -18,6 +18,7 @@ _WIDTH, _HEIGHT = 920.0, 560.0
 _FRAME = Frame(left=64, top=44, right=896, bottom=504)
 _LOW_FRAME = Frame(left=64, top=44, right=896, bottom=264)
 _EDGE = 0.002  # the part of the points at either end that may lie beyond the axes; they are drawn at the edge
+_ROUNDING = 1e-6  # of the longest axis
 _BARS = 60
 
 
@@ -29,8 +30,8 @@ def scatter(reference: Any, current: Any, marked: tuple[Sequence[int], Sequence[
         return _histograms(*(rows[:, 0] for rows in samples))
     pca = PCA.fit(np.concatenate(samples), 2)
     points = [pca.transform(rows) for rows in samples]
-    x, y = (_scale(np.concatenate([each[:, axis] for each in points]), axis) for axis in (0, 1))
     both = np.concatenate(points)
+    x, y = (_scale(both, axis) for axis in (0, 1))
     kinds = np.repeat(["reference", "current"], [len(each) for each in points])
     dots = [_dot(x, y, both[at], f"dot {kinds[at]}", 2.4) for at in random.permutation(len(both))]
     rings = [
@@ -56,10 +57,14 @@ def _sampled(rows: Any, random: Any) -> Any:
     return rows if len(rows) <= POINTS else rows[np.sort(random.choice(len(rows), POINTS, replace=False))]
 
 
-def _scale(values: Any, axis: int) -> Scale:
-    low, high = np.quantile(values, [_EDGE, 1 - _EDGE])
-    beyond = 0.06 * float(high - low) or 1.0
-    return (_FRAME.y if axis else _FRAME.x)(float(low) - beyond, float(high) + beyond)
+def _scale(points: Any, axis: int) -> Scale:
+    """An axis along which rows differ by rounding alone is as long as the other."""
+    lows, highs = np.quantile(points.astype(np.float64), [_EDGE, 1 - _EDGE], axis=0)
+    spans = highs - lows
+    span = float(spans[axis] if spans[axis] > _ROUNDING * spans.max() else spans.max())
+    middle = float(lows[axis] + highs[axis]) / 2
+    low, high = with_room(middle - 0.56 * span, middle + 0.56 * span)
+    return (_FRAME.y if axis else _FRAME.x)(low, high)
 
 
 def _dot(x: Scale, y: Scale, point: Any, kind: str, radius: float) -> Markup:
@@ -81,10 +86,10 @@ def _legend(reference: int, current: int, rings: bool) -> Markup:
 
 def _histograms(reference: Any, current: Any) -> Markup:
     both = np.concatenate([reference, current]).astype(np.float64)
-    low, high = float(both.min()), float(both.max())
-    edges = np.linspace(low, high if high > low else low + 1, _BARS + 1)
+    low, high = with_room(float(both.min()), float(both.max()))
+    edges = np.linspace(low, high, _BARS + 1)
     shares = [np.histogram(each, edges)[0] / len(each) for each in (reference, current)]
-    x = _LOW_FRAME.x(low, float(edges[-1]))
+    x = _LOW_FRAME.x(low, high)
     y = _LOW_FRAME.y(0, 1.08 * float(max(each.max() for each in shares)))
     lines = [
         element("path", d=_steps(x, y, edges, each), class_=f"{kind} outline")

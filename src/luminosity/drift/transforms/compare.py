@@ -22,9 +22,10 @@ from apache_beam.pvalue import AsMultiMap
 from luminosity.drift.aggregate import Aggregate
 from luminosity.drift.kernels import BlockKernel, Kernel
 from luminosity.drift.transforms.block import Block
+from luminosity.drift.transforms.failures import FAILED, Failures
 from luminosity.drift.transforms.gather import Gather
 from luminosity.drift.transforms.plan import Part, Plan, Planner, Recipe
-from luminosity.drift.transforms.planning import FAILED, PlanDoFn
+from luminosity.drift.transforms.planning import PlanDoFn
 from luminosity.drift.transforms.reading import Reader
 from luminosity.drift.transforms.reference import Reference, ReferenceBlocks, check_reference, has_keys
 from luminosity.drift.transforms.scatter import (
@@ -35,12 +36,12 @@ from luminosity.drift.transforms.scatter import (
     scatter_recipe,
 )
 from luminosity.drift.transforms.summary import Summarise, Summary
-from luminosity.drift.transforms.tile import AddSums, Sums, TileDoFn
+from luminosity.drift.transforms.tile import AddSums, Sums, TileDoFn, part_failures
 from luminosity.errors import DriftError
 
 __all__ = ["Comparison", "check_kernels"]
 
-_MAIN = "plans"
+_MAIN = "right"
 
 
 @dataclass(frozen=True)
@@ -57,19 +58,25 @@ class Comparison:
 
     def sums(self, current: Any, gives_failures: bool) -> tuple[Any, Any]:
         """Of each key, and what failed."""
+        told = Failures(self.reader.key_name, gives_failures)
         summarise = Summarise(with_sums=self.planner.components is not None)
         of_reference, strips = self._reference(current.pipeline, summarise)
         reader = replace(self.reader, seed=2 * self.seed + 1)
         blocks = current | "Gather" >> Gather(reader)
         summaries = blocks | "Summarise" >> _summaries(summarise)
         plan = beam.ParDo(
-            PlanDoFn(self.planner, self.reader.key_name, self._is_shared, gives_failures),
+            PlanDoFn(self.planner, self._is_shared, told),
             AsMultiMap(of_reference),
             AsMultiMap(strips),
         )
         plan.with_output_types(tuple[Any, Plan])
-        plans, failures = summaries | "Plan" >> plan.with_outputs(FAILED, main=_MAIN)
-        return self._added(blocks, plans, strips), failures
+        plans, unplanned = summaries | "Plan" >> plan.with_outputs(FAILED, main=_MAIN)
+        sums = self._added(blocks, plans, strips, told)
+        if not gives_failures:
+            return sums, unplanned
+        part = beam.FlatMap(part_failures).with_output_types(tuple[Any, Sums])
+        whole, failed = sums | "PartFailures" >> part.with_outputs(FAILED, main=_MAIN)
+        return whole, (unplanned, failed) | "Failures" >> beam.Flatten()
 
     @property
     def _is_shared(self) -> bool:
@@ -83,7 +90,7 @@ class Comparison:
         cut = beam.ParDo(CutReference(self.planner.cutting), AsMultiMap(summaries))
         return summaries, blocks | "CutReference" >> cut.with_output_types(tuple[tuple[Any, int], Block])
 
-    def _added(self, blocks: Any, plans: Any, strips: Any) -> Any:
+    def _added(self, blocks: Any, plans: Any, strips: Any, told: Failures) -> Any:
         tile = tuple[Any, int, int]
         of_reference = (
             plans
@@ -100,7 +107,7 @@ class Comparison:
             (of_reference, of_current, recipes)
             | "Tiles" >> beam.Flatten().with_output_types(tuple[tile, Any])
             | "GroupTiles" >> beam.GroupByKey()
-            | "SumTile" >> beam.ParDo(TileDoFn()).with_output_types(tuple[Any, Sums])
+            | "SumTile" >> beam.ParDo(TileDoFn(told)).with_output_types(tuple[Any, Sums])
             | "Add" >> beam.CombinePerKey(AddSums()).with_output_types(tuple[Any, Sums])
         )
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import apache_beam as beam
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from apache_beam.io.filesystems import FileSystems
 
+from luminosity.drift.transforms.npy import npy_rows
 from luminosity.errors import DriftError
 
 __all__ = ["ReadFiles", "is_npy"]
@@ -56,7 +55,7 @@ def _matched(pattern: str) -> list[str]:
 
 def _read(path: str, columns: Sequence[str]) -> Iterator[Any]:
     with FileSystems.open(path) as file:
-        yield from _npy(path, file) if is_npy(path) else _parquet(path, file, columns)
+        yield from npy_rows(path, file, _ROWS) if is_npy(path) else _parquet(path, file, columns)
 
 
 def _parquet(path: str, file: Any, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -69,14 +68,3 @@ def _parquet(path: str, file: Any, columns: Sequence[str]) -> Iterator[pa.Record
     if missing:
         raise DriftError(f"Found no column {missing[0]!r} in {path}. It has {', '.join(there)}.")
     yield from parquet.iter_batches(batch_size=_ROWS, columns=list(columns))
-
-
-def _npy(path: str, file: Any) -> Iterator[Any]:
-    try:
-        array = np.load(io.BytesIO(file.read()), allow_pickle=False)
-    except ValueError as error:
-        raise DriftError(f"Can't read {path} as an array: {error}") from error
-    if array.ndim > 2 or array.ndim == 0:
-        raise DriftError(f"The array in {path} has {array.ndim} dimensions, expected 2: one row per example.")
-    rows = array[:, None] if array.ndim == 1 else array
-    yield from (rows[start : start + _ROWS] for start in range(0, len(rows), _ROWS))

@@ -91,7 +91,9 @@ class MMDTest(beam.PTransform[Any, Any]):
         """Keys and windows that can't be tested don't end the pipeline: returns `(results, failures)`.
 
         A failure is as Beam has them: the key (None without keys), and a tuple of the exception's type, its text and
-        its traceback. Such are: no rows in the reference, fewer than 2, NaN, rows of another width.
+        its traceback. Such are: no rows in the reference, fewer than 2, NaN or null, rows of another width, a kernel
+        that gives NaN for some pair of rows. What holds for all ends the pipeline: no such column, no numbers in it,
+        an error in a kernel of your own.
         """
         self._gives_failures = True
         return self

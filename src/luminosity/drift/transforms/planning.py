@@ -2,37 +2,31 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import apache_beam as beam
 from apache_beam.pvalue import TaggedOutput
-from apache_beam.transforms.window import GlobalWindow
 
+from luminosity.drift.transforms.failures import FAILED, Failures
 from luminosity.drift.transforms.plan import Planner
 from luminosity.drift.transforms.summary import Summary
 from luminosity.errors import DriftError
 
-__all__ = ["FAILED", "PlanDoFn"]
-
-FAILED = "failed"
+__all__ = ["PlanDoFn"]
 
 
 class PlanDoFn(beam.DoFn):
     """From a key and the current sample's summary to the key and a plan.
 
     Args:
-        by: what the key is called in messages; None: there are no keys.
         is_shared: the reference has no keys, and is that of all.
-        gives_failures: instead of raising.
     """
 
-    def __init__(self, planner: Planner, by: str | None, is_shared: bool, gives_failures: bool) -> None:
+    def __init__(self, planner: Planner, is_shared: bool, failures: Failures) -> None:
         self._planner = planner
-        self._by = by
         self._is_shared = is_shared
-        self._gives_failures = gives_failures
+        self._failures = failures
 
     def process(  # type: ignore[override]
         self,
@@ -52,14 +46,4 @@ class PlanDoFn(beam.DoFn):
         try:
             yield key, self._planner.plan(reference, current, smallest_hashes)
         except DriftError as error:
-            told = DriftError(f"{self._which(key, window)}{error}")
-            if not self._gives_failures:
-                raise told from error
-            lines = traceback.format_exception(type(error), error, error.__traceback__)
-            yield TaggedOutput(FAILED, (key, (DriftError, repr(told), lines)))
-
-    def _which(self, key: Any, window: Any) -> str:
-        parts = [] if self._by is None else [f"{self._by}={key!r}"]
-        if not isinstance(window, GlobalWindow):
-            parts.append(f"the window {window}")
-        return f"{' in '.join(parts)}: " if parts else ""
+            yield TaggedOutput(FAILED, (key, self._failures.of(error, key, window)))

@@ -101,7 +101,8 @@ class Reader:
         if good.all():
             return block
         faults = (
-            f"{self._row_name(None, matrix, place)} has NaN or infinity" for place in np.flatnonzero(~good).tolist()
+            f"{self._row_name(None, matrix, place)} has NaN, null or infinity"
+            for place in np.flatnonzero(~good).tolist()
         )
         return replace(block, bad=int((~good).sum()), fault=min(faults))
 
@@ -161,11 +162,17 @@ def _can_be_a_key(kind: pa.DataType) -> bool:
     return text or of.is_integer(kind) or of.is_floating(kind) or of.is_boolean(kind) or of.is_null(kind)
 
 
+def _is_number_or_none(value: Any) -> bool:
+    return value is None or isinstance(value, (int, float, np.number))
+
+
 def _matrix(value: Any) -> Any:
     try:
         array = np.asarray(value)
     except ValueError:
-        array = np.asarray(None)
+        array = np.asarray("ragged")
+    if array.dtype == object and array.ndim <= 2 and all(_is_number_or_none(each) for each in array.flat):
+        array = array.astype(np.float64)  # None becomes NaN: a fault of this row, which is told with the others.
     if not is_number(array.dtype) or array.ndim > 2:
         hint = " For pairs of a key and a vector say keyed=True." if isinstance(value, tuple) else ""
         raise DriftError(

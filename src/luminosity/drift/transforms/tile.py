@@ -9,29 +9,36 @@ from typing import Any
 import apache_beam as beam
 import numpy as np
 from apache_beam.metrics import Metrics
+from apache_beam.pvalue import TaggedOutput
 
+from luminosity.drift.transforms.failures import FAILED, Failure, Failures
 from luminosity.drift.transforms.plan import Part, Recipe
 from luminosity.drift.transforms.strip_sums import sums_between, sums_within
+from luminosity.errors import DriftError
 
-__all__ = ["AddSums", "Sums", "TileDoFn"]
+__all__ = ["AddSums", "Sums", "TileDoFn", "part_failures"]
 
 
 @dataclass(frozen=True)
 class Sums:
-    """Of kernel values for pairs of bins, and the rows of each bin."""
+    """Of kernel values for pairs of bins, and the rows of each bin; or why there are none."""
 
     recipe: Recipe
     matrices: Any
     counts: Any
+    failure: Failure | None = None
 
 
 class TileDoFn(beam.DoFn):
     """From a tile, and all that was sent to it, to its key and sums."""
 
-    def __init__(self) -> None:
+    def __init__(self, failures: Failures) -> None:
+        self._failures = failures
         self._tiles = Metrics.counter("MMDTest", "tiles")
 
-    def process(self, element: tuple[Any, Iterable[Any]]) -> Iterator[tuple[Any, Sums]]:  # type: ignore[override]
+    def process(  # type: ignore[override]
+        self, element: tuple[Any, Iterable[Any]], window: Any = beam.DoFn.WindowParam
+    ) -> Iterator[tuple[Any, Sums]]:
         (key, first, second), sent = element
         recipe: Recipe | None = None
         by_strip: dict[int, list[Part]] = {first: [], second: []}
@@ -42,7 +49,12 @@ class TileDoFn(beam.DoFn):
                 recipe = thing
         if recipe is not None and all(by_strip.values()):  # A strip may happen to have no rows.
             self._tiles.inc()
-            yield key, _sums(recipe, _joined(by_strip[first]), _joined(by_strip[second]) if first != second else None)
+            y = _joined(by_strip[second]) if first != second else None
+            try:
+                sums = _sums(recipe, _joined(by_strip[first]), y)
+            except DriftError as error:  # of the kernel for these rows: other keys' may be right
+                sums = Sums(recipe, None, None, self._failures.of(error, key, window))
+            yield key, sums
 
 
 class AddSums(beam.CombineFn):
@@ -63,10 +75,22 @@ class AddSums(beam.CombineFn):
         return accumulator
 
 
+def part_failures(element: tuple[Any, Sums]) -> Iterator[Any]:
+    """A key whose sums failed goes where those go that have no plan."""
+    key, sums = element
+    yield element if sums.failure is None else TaggedOutput(FAILED, (key, sums.failure))
+
+
 def _added(first: Sums | None, second: Sums) -> Sums:
     if first is None:
         return second
+    if first.failure is not None or second.failure is not None:  # Of several, one: the same whatever their order.
+        return min((first, second), key=_failed_first)
     return Sums(first.recipe, first.matrices + second.matrices, first.counts + second.counts)
+
+
+def _failed_first(sums: Sums) -> tuple[bool, str]:
+    return sums.failure is None, "" if sums.failure is None else sums.failure[1]
 
 
 def _sums(recipe: Recipe, x: Part, y: Part | None) -> Sums:

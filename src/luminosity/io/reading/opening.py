@@ -47,7 +47,8 @@ def readable(file: TableFile) -> Generator[None]:
     except TableError:
         raise
     except (OSError, pa.ArrowException, BeamIOError) as error:
-        raise TableError(f"{file.path}: can't be read as {_kind(file)}; {_likely(file, error)} ({error})") from error
+        said = " ".join(str(error).split())  # Parquet's come in several lines.
+        raise TableError(f"{file.path}: can't be read as {_kind(file)}; {_likely(file, error)} ({said})") from error
 
 
 def _kind(file: TableFile) -> str:

@@ -1,0 +1,90 @@
+"""Keys that can't be tested beside keys that can."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import apache_beam as beam
+import jax.numpy as jnp
+import numpy as np
+import pyarrow as pa
+import pytest
+from apache_beam.testing.util import assert_that
+
+from luminosity.drift import MMD, MMDTest, RowKernel
+from luminosity.drift.transforms import plan
+from luminosity.drift.transforms.strips import Cutting
+
+X, Y = np.random.default_rng(0).uniform(1, 2, size=(2, 90, 3))
+ROOTS = RowKernel(lambda x, y: jnp.sqrt(x) @ jnp.sqrt(y))  # NaN for numbers below zero
+
+
+def failed(**expected: str) -> Any:
+    def check(found: list[Any]) -> None:
+        assert sorted(key for key, _ in found) == sorted(expected)
+        for key, (kind, text, lines) in found:
+            assert kind.__name__ == "DriftError"
+            assert f"key={key!r}: {expected[key]}" in text
+            assert "DriftError" in lines[-1]
+
+    return check
+
+
+def keys(*expected: str) -> Any:
+    def check(found: list[Any]) -> None:
+        assert sorted(key for key, _ in found) == sorted(expected)
+
+    return check
+
+
+def test_a_kernel_that_fails_for_a_key_fails_that_key_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once, though every tile of it does."""
+    monkeypatch.setattr(plan, "CUTTING", Cutting(few_rows=0, strip_rows=40))
+    elements = [("right", Y), ("below zero", Y - 3), ("also right", Y + 1)]
+    expected = failed(**{"below zero": "The kernel <lambda> gave infinity or NaN for some pairs of rows"})
+    with beam.Pipeline("FnApiRunner") as pipeline:
+        current: Any = pipeline | beam.Create(elements)
+        tested, failures = current | MMDTest(X, ROOTS, keyed=True).with_exception_handling()
+        assert_that(tested, keys("right", "also right"), label="tests")
+        assert_that(failures, expected, label="failures of tests")
+        measured, others = current | MMD(X, ROOTS, keyed=True).with_exception_handling()
+        assert_that(measured, keys("right", "also right"), label="distances")
+        assert_that(others, expected, label="failures of distances")
+
+
+def test_without_exception_handling_the_key_is_named() -> None:
+    pipeline = beam.Pipeline("FnApiRunner")
+    _ = pipeline | beam.Create([("right", Y), ("below zero", Y - 3)]) | MMDTest(X, ROOTS, keyed=True)
+    with pytest.raises(Exception, match="key='below zero': The kernel <lambda> gave infinity"):
+        pipeline.run().wait_until_finish()
+
+
+def test_rows_without_a_value_or_too_large_fail_their_key_alone() -> None:
+    elements: list[Any] = [("right", Y), ("null", Y), ("null", [1.0, None, 2.0]), ("gone", None), ("large", 1e200 * Y)]
+    with beam.Pipeline("FnApiRunner") as pipeline:
+        current: Any = pipeline | beam.Create(elements)
+        tested, failures = current | MMDTest(X, keyed=True, pca=2).with_exception_handling()
+        assert_that(tested, keys("right"), label="tests")
+        expected = failed(
+            null="The current sample has one row that can't be compared: the row [1, nan, 2] has NaN, null or infinity",
+            gone="The current sample has one row that can't be compared: the row [nan] has NaN, null or infinity",
+            large="Some numbers are too large for principal components",
+        )
+        assert_that(failures, expected, label="failures")
+
+
+@pytest.mark.parametrize(
+    ("element", "options", "match"),
+    [
+        (pa.record_batch({"v": list(Y)}), {"column": "w"}, "Found no column 'w'. The table has v"),
+        (pa.record_batch({"v": ["a", "b"]}), {"column": "v"}, "The column 'v' holds string"),
+        (("a", "text"), {"keyed": True}, "Found an element of type str that is no vector"),
+        (("a", [None, "text"]), {"keyed": True}, "Found an element of type list that is no vector"),
+        (("a", [[1.0], [2.0, 3.0]]), {"keyed": True}, "Found an element of type list that is no vector"),
+    ],
+)
+def test_what_holds_for_all_ends_the_pipeline(element: Any, options: dict[str, Any], match: str) -> None:
+    pipeline = beam.Pipeline("FnApiRunner")
+    _ = pipeline | beam.Create([element]) | MMDTest(X, **options).with_exception_handling()
+    with pytest.raises(Exception, match=match):
+        pipeline.run().wait_until_finish()
