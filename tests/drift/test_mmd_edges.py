@@ -210,3 +210,25 @@ def test_ids_are_what_they_say_not_how_they_are_held() -> None:
     held = (np.array(texts), np.array(texts, dtype=object), np.array(texts, dtype=np.dtypes.StringDType()))
     assert all((hash_ids(each, 3) == hash_ids(texts, 3)).all() for each in held)
     assert (hash_ids(np.array(numbers, dtype=np.uint64), 3) == hash_ids(numbers, 3)).all()
+
+
+@pytest.mark.parametrize("kernel", [RBF(), [RBF(2.0), Linear()], Laplacian()], ids=["RBF", "with Linear", "Laplacian"])
+def test_one_number_that_is_far_too_large_hides_nothing(kernel: Any) -> None:
+    random = np.random.default_rng(0)
+    x, y = random.normal(size=(120, 4)), random.normal(1, 1, size=(120, 4))
+    found: list[float] = []
+    for outlier in (1e3, 1e6, 1e12):
+        y[3, 2] = outlier
+        result = mmd_test(x, y, kernel)
+        assert result.drift
+        found.append(result.kernels[0].mmd2)
+    assert found == pytest.approx([found[0]] * 3, rel=1e-6)
+
+
+def test_equal_rows_far_from_all_others_are_not_nearer_than_near() -> None:
+    x, y = np.random.default_rng(0).normal(size=(2, 100, 3))
+    x[:10] = y[:10] = 1e12
+    result = mmd_test(x, y, RBF(1.0))
+    assert not result.drift
+    assert abs(result.mmd2) < 0.1
+    assert mmd_test(x, y + 1, RBF(1.0)).drift

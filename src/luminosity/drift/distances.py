@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["euclidean_pairs", "manhattan", "manhattan_pairs", "minus_half_squared"]
+__all__ = ["euclidean_pairs", "manhattan", "manhattan_pairs", "minus_half_squared", "near_middle"]
 
 
 def minus_half_squared(x: Any, y: Any) -> Any:
@@ -19,6 +19,14 @@ def minus_half_squared(x: Any, y: Any) -> Any:
     left = jnp.concatenate([x, norms(x), jnp.ones((x.shape[0], 1), x.dtype)], axis=1)
     right = jnp.concatenate([y, jnp.ones((y.shape[0], 1), y.dtype), norms(y)], axis=1)
     return jnp.matmul(left, right.T, precision="highest")
+
+
+def near_middle(rows: Any) -> Any:
+    """In each column the middle one of three rows: quickly found, and an outlier does not move it far."""
+    import jax.numpy as jnp
+
+    first, second, third = rows[0], rows[len(rows) // 2], rows[-1]
+    return jnp.maximum(jnp.minimum(first, second), jnp.minimum(jnp.maximum(first, second), third))
 
 
 def manhattan(x: Any, y: Any) -> Any:
@@ -35,10 +43,11 @@ def manhattan(x: Any, y: Any) -> Any:
 def euclidean_pairs(sample: Any) -> Any:
     """The distance of each pair of rows, once."""
     sample = np.asarray(sample, dtype=np.float64)
-    sample = sample - sample.mean(axis=0)
+    sample = sample - np.median(sample, axis=0)
     norms = (sample * sample).sum(axis=1)
-    squared = norms[:, None] + norms[None, :] - 2 * sample @ sample.T
-    squared[squared < 1e-12 * norms.max()] = 0  # Rounding makes equal rows differ.
+    sums = norms[:, None] + norms[None, :]
+    squared = sums - 2 * sample @ sample.T
+    squared[squared < 1e-12 * sums] = 0  # Rounding makes equal rows differ.
     return np.sqrt(squared[_pairs(sample)])
 
 

@@ -111,10 +111,13 @@ class RBF(KernelOfDistance):
     power: ClassVar[int] = 2
 
     def exponents(self, bandwidth: Any, x: Any, y: Any) -> Any:
-        from luminosity.drift.distances import minus_half_squared
+        import jax.numpy as jnp
 
-        middle = x.mean(axis=0)  # Beside kernels that are not shift-invariant, rows may lie far from zero.
-        return minus_half_squared((x - middle) / bandwidth, (y - middle) / bandwidth)
+        from luminosity.drift.distances import minus_half_squared, near_middle
+
+        middle = near_middle(x)  # Beside kernels that are not shift-invariant, rows may lie far from zero.
+        found = minus_half_squared((x - middle) / bandwidth, (y - middle) / bandwidth)
+        return jnp.minimum(found, 0)  # Equal rows far from all others would be nearer than near, by rounding.
 
     def distances(self, sample: Any) -> Any:
         from luminosity.drift.distances import euclidean_pairs

@@ -139,9 +139,12 @@ class Pair:
 
 
 def centre_of(kernels: Sequence[Kernel | Aggregate], sample: Any) -> Any:
-    """What to subtract from all rows: the mean of a sample of both, where that changes nothing but rounding."""
+    """What to subtract from all rows: where that changes nothing but rounding, the middle of a sample of both.
+
+    Not its mean: a single number that is far too large would move it, and all others would lose their digits.
+    """
     if all(kernel.shift_invariant for kernel in kernels):
-        return np.asarray(sample, dtype=np.float64).mean(axis=0)
+        return np.median(np.asarray(sample, dtype=np.float64), axis=0)
     return np.zeros(np.shape(sample)[1])
 
 
