@@ -281,7 +281,7 @@ def test_a_device_that_jax_does_not_have_sets_no_limit(monkeypatch: pytest.Monke
 def test_a_model_that_tells_nothing_is_measured_by_the_process() -> None:
     class Bulky(Handler[int, int, Any]):
         def load_model(self) -> Any:
-            return np.ones(8_000_000)  # written, so that the memory is really there
+            return np.ones(40_000_000)  # written, so that the memory is really there
 
         def predict(self, model: Any, batch: Any, inference_args: dict[str, Any] | None = None) -> Any:
             return [int(model[0])] * len(batch)
@@ -289,7 +289,8 @@ def test_a_model_that_tells_nothing_is_measured_by_the_process() -> None:
     host = ModelHost(budget=10**12)
     lane = host.enter("bulky", Bulky, LaneSettings())
     host.load(lane)
-    assert 50_000_000 < (lane.model.size or 0) < 200_000_000
+    # Models that earlier tests have left may go meanwhile: the largest of them has 100 MB.
+    assert 200_000_000 < (lane.model.size or 0) < 500_000_000
 
 
 def test_at_most_so_many_of_a_family() -> None:
