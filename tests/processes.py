@@ -95,7 +95,7 @@ def kill_workers_of(pid: int, every_s: float, seed: int = 0, most: float = math.
 
 
 @contextlib.contextmanager
-def nothing_left_behind(timeout_s: float = 10) -> Iterator[None]:
+def nothing_left_behind(timeout_s: float = 60) -> Iterator[None]:
     """Fail if files or workers of this process appear within the context and outlive it."""
     files = files_of_luminosity()
     yield

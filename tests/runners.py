@@ -22,7 +22,7 @@ RUNNER_NAME = os.environ.get("LUMINOSITY_TEST_RUNNER", "luminosity.LuminosityRun
 IS_REFERENCE = RUNNER_NAME == "FnApiRunner"
 
 # Every run ends in time even where a runner hangs; far above what any of these pipelines takes.
-_RUN_TIMEOUT_S = 120
+_RUN_TIMEOUT_S = 250
 
 
 def new_runner(is_drain: bool = False) -> PipelineRunner:

@@ -29,8 +29,6 @@ from luminosity.inference.tuning.search import Search, Space, Trial
 from luminosity.inference.tuning.tune import Choices, Tuning
 from luminosity.inference.tuning.workers import Survey
 
-pytestmark = pytest.mark.timeout(120)
-
 _TEXTS = ["A short text.", "Another one, which is a little longer.", "And one more."] * 20
 _ALL_CORES = f"--threads={usable_cores()}"  # One process.
 _LINE = """
@@ -63,7 +61,7 @@ def lum(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
         env={**os.environ, "HF_HUB_OFFLINE": "1"},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=280,
         check=False,
     )
 

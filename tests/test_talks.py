@@ -64,7 +64,7 @@ def test_lum_run_runs_an_example_as_users_do() -> None:
         [sys.executable, "-m", "luminosity.cli.main", "run", TALKS / "linear_regression.py", "--rows=100"],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,
     )
     assert done.returncode == 0, done.stderr
     assert "      0       151        206" in done.stdout

@@ -20,8 +20,6 @@ from tests.beam_suites.imported import (
 )
 from tests.runners import RUNNER_NAME, beam_test_options
 
-pytestmark = pytest.mark.timeout(120)
-
 _PACKAGE = "apache_beam.examples."
 _GOOGLE = "Google Cloud"
 _TENSORFLOW = "tensorflow_transform is not installed"

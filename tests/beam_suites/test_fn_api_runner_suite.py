@@ -13,8 +13,6 @@ from apache_beam.runners.portability.fn_api_runner import fn_runner_test
 
 from tests.runners import new_pipeline
 
-pytestmark = pytest.mark.timeout(120)
-
 
 # Named through its module: a class imported by its name would be collected, too, and run on Beam's runner.
 class OurRunnerTest(fn_runner_test.FnApiRunnerTest):

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests.beam_suites.run_inference_suite import our_transform_on, suite
 from tests.runners import beam_test_options
-
-pytestmark = pytest.mark.timeout(120)
 
 ours = our_transform_on("LuminosityRunner", beam_test_options("--cpu_workers=1"))
 

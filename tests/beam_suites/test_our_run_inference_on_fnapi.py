@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests.beam_suites.run_inference_suite import our_transform_on, suite
-
-pytestmark = pytest.mark.timeout(120)
 
 ours = our_transform_on("FnApiRunner", "--runner=FnApiRunner")
 

@@ -20,8 +20,6 @@ from tests.beam_suites.imported import (
 )
 from tests.runners import IS_REFERENCE, beam_test_options
 
-pytestmark = pytest.mark.timeout(120)
-
 _MARKER = "it_validatesrunner"
 
 _MODULES_LEFT_OUT = {

@@ -111,7 +111,7 @@ class Fetcher:
         self._connection.send(address)
 
     def result(self) -> Any:
-        assert self._connection.poll(60), "the process does not answer"
+        assert self._connection.poll(120), "the process does not answer"
         answer = self._connection.recv()
         if isinstance(answer, Exception):
             raise answer

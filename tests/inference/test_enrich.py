@@ -350,7 +350,7 @@ def test_a_handler_of_two_columns_is_one_model(pipelines: Pipelines, tmp_path: P
 
 def test_a_model_in_a_process_of_its_own() -> None:
     with beam.Pipeline("FnApiRunner") as pipeline:
-        enrich = Enrich(n=Column(Lengths(), "text")).with_exception_handling(use_subprocess=True, timeout=60)
+        enrich = Enrich(n=Column(Lengths(), "text")).with_exception_handling(use_subprocess=True, timeout=200)
         good, bad = table_of(pipeline, pa.record_batch({"text": ["a", "poison"]})) | enrich
         check_rows(good, [{"text": "a", "n": 1}], "good")
         check_rows(bad, [{"text": "poison", "_model": "n", "_reason": "ValueError: poison"}], "bad")

@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,9 @@ from luminosity.inference.host.host import ModelHost
 from luminosity.inference.host.lane import LaneSettings
 from luminosity.inference.host.work import Outcome
 from luminosity.inference.isolated import IsolatedHandler
+from tests.marks import note, wait_for_file
 
-_PATIENCE_S = 30
+_PATIENCE_S = 120
 
 
 def doubled(batch: Any) -> list[Any]:
@@ -50,13 +52,14 @@ def outcomes(
     blocks: Sequence[Any],
     settings: LaneSettings | None = None,
     cost: Callable[[Any], Any] = lambda block: np.ones(len(block)),
+    name: str = "lane",
 ) -> list[Outcome]:
     """What one bundle gets; fails, rather than hangs, when the host does."""
     found: list[Outcome] = []
     errors: list[BaseException] = []
 
     def bundle() -> None:
-        lane = host.enter("lane", lambda: handler, settings or LaneSettings())
+        lane = host.enter(name, lambda: handler, settings or LaneSettings())
         session = host.open()
         try:
             for number, block in enumerate(blocks):
@@ -86,8 +89,8 @@ def values(found: list[Outcome]) -> list[Any]:
     return sorted(value for outcome in found for value in outcome.values or [])
 
 
-def host_threads() -> int:
-    return sum(thread.name.startswith("model-host") for thread in threading.enumerate())
+def host_threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name.startswith("model-host")}
 
 
 def until(true: Callable[[], bool]) -> None:
@@ -103,7 +106,7 @@ def test_threads_and_models_go_when_nobody_needs_them_and_come_back(monkeypatch:
     host, handler = ModelHost(), Doubler()
     for _ in range(2):
         assert values(outcomes(host, handler, [[1, 2]])) == [2, 4]
-        until(lambda: host_threads() == before)
+        until(lambda: not host_threads() - before)  # Those of other tests may end meanwhile, too.
     assert handler.loads == 2
 
 
@@ -215,33 +218,40 @@ def test_a_hang_after_the_computation_holds_up_nobody_else() -> None:
         at_once = most_at_once = 0
 
         def predict(self, model: str, batch: Any, inference_args: dict[str, Any] | None = None) -> Any:
-            self.at_once += 1
-            self.most_at_once = max(self.most_at_once, self.at_once)
-            time.sleep(0.01)
-            self.at_once -= 1
+            if 13 not in batch:
+                self.at_once += 1
+                self.most_at_once = max(self.most_at_once, self.at_once)
+                time.sleep(0.01)
+                self.at_once -= 1
             return super().predict(model, batch)
 
         def wait(self, outputs: Any) -> None:
             if 26 in outputs:
                 stuck.wait(_PATIENCE_S)
 
-    host, handler, settings = ModelHost(), Slow(max_batch_size=1), LaneSettings(timeout=0.5)
-    assert isinstance(outcomes(host, handler, [[13]], settings)[0].error, TimeoutError)
-    assert values(outcomes(host, handler, [[1, 2, 3, 4]], settings)) == [2, 4, 6, 8]
+    host, handler = ModelHost(), Slow(max_batch_size=1)
+    impatient, patient = LaneSettings(model="slow", timeout=0.5), LaneSettings(model="slow")
+    assert isinstance(outcomes(host, handler, [[13]], impatient)[0].error, TimeoutError)
+    assert values(outcomes(host, handler, [[1, 2, 3, 4]], patient, name="patient")) == [2, 4, 6, 8]
     assert handler.most_at_once == 1
     stuck.set()
 
 
 class Hangs(Doubler):
+    def __init__(self, begun: Path) -> None:
+        super().__init__()
+        self._begun = begun
+
     def predict(self, model: str, batch: Any, inference_args: dict[str, Any] | None = None) -> Any:
         if 13 in batch:
+            note(self._begun)
             time.sleep(10 * _PATIENCE_S)
         return super().predict(model, batch)
 
 
-def test_a_hang_in_a_process_of_its_own_ends_with_the_process() -> None:
+def test_a_hang_in_a_process_of_its_own_ends_with_the_process(tmp_path: Path) -> None:
     """And what comes after it gets another one."""
-    handler = IsolatedHandler(Hangs())
+    handler = IsolatedHandler(Hangs(tmp_path / "begun"))
     model = handler.load_model()
     errors: list[str] = []
 
@@ -253,7 +263,7 @@ def test_a_hang_in_a_process_of_its_own_ends_with_the_process() -> None:
 
     hanging = threading.Thread(target=hang, daemon=True)
     hanging.start()
-    time.sleep(0.1)
+    wait_for_file(tmp_path / "begun", _PATIENCE_S)
     handler.abandon(model)
     hanging.join(_PATIENCE_S)
     assert errors == ["The process of the model ended while it computed this batch."]
@@ -290,7 +300,7 @@ def test_an_example_that_needs_too_much_memory_alone_makes_no_batch_smaller() ->
     found = outcomes(ModelHost(), handler, blocks)
     assert [outcome.places.tolist() for outcome in found if outcome.error] == [[5]]
     assert len(values(found)) == 19_999
-    assert len(handler.batches) < 300
+    assert len(handler.batches) < 2000, "a batch for each example, or nearly so, from then on"
 
 
 class Erratic(Handler[int, int, str]):

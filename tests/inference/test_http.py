@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import pickle
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -55,6 +56,35 @@ def _quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
 def embedding_server() -> Iterator[ModelServer]:
     with serving(embeddings) as server:
         yield server
+
+
+@pytest.fixture
+def url_of_nobody() -> Iterator[str]:
+    """Its port is taken, so that no other process can come to listen there meanwhile."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{bound.getsockname()[1]}"
+
+
+class Times:
+    """In place of the module `time` where requests are tried again: its clock can be put forward."""
+
+    def __init__(self) -> None:
+        self.ahead = 0.0
+        self.slept: list[float] = []
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.ahead
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+
+
+@pytest.fixture
+def times(monkeypatch: pytest.MonkeyPatch) -> Times:
+    made = Times()
+    monkeypatch.setattr("luminosity.inference.handlers.http.remote.time", made)
+    return made
 
 
 def ask(handler: HttpModelHandler, *examples: Any) -> list[Any]:
@@ -226,21 +256,19 @@ def _check_all_refused(letters: list[Any]) -> None:
 
 
 class TestTrouble:
-    def test_429_is_tried_again_when_the_server_says(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        waits: list[float] = []
-        monkeypatch.setattr("luminosity.inference.handlers.http.remote.time.sleep", waits.append)
+    def test_429_is_tried_again_when_the_server_says(self, times: Times) -> None:
         busy = [Said({"error": "slowly"}, 429, {"Retry-After": "7"}), Said(b"", 429)]
         with serving(failing_at_first(busy)) as server:
             found = ask(HttpModelHandler.embeddings(server.url, "small"), "a")
 
         assert found[0].tolist() == vector_of("a")
         assert len(server.seen) == 3
-        assert waits[0] >= 7 > waits[1]
+        assert times.slept[0] >= 7 > times.slept[1]
 
     def test_a_wait_beyond_the_deadline_is_not_begun(self) -> None:
         with serving(lambda _: Said({"error": "slowly"}, 429, {"Retry-After": "3600"})) as server:
-            handler = HttpModelHandler.embeddings(server.url, "small", deadline=5)
-            expected = r"429: slowly. Tried once within deadline=5 seconds. It asked to wait for 3.6e\+03"
+            handler = HttpModelHandler.embeddings(server.url, "small", deadline=600)
+            expected = r"429: slowly. Tried once within deadline=600 seconds. It asked to wait for 3.6e\+03"
             with pytest.raises(EndpointError, match=expected):
                 ask(handler, "a")
 
@@ -252,10 +280,16 @@ class TestTrouble:
 
         assert len(server.seen) == 6
 
-    def test_a_server_that_hangs_meets_the_deadline(self) -> None:
+    def test_a_server_that_hangs_meets_the_deadline(self, times: Times) -> None:
+        """Which is over when the server has seen the second try, however long that takes."""
         with serving(embeddings) as server:
-            server.script = lambda seen: Said({"waited": server.stopped.wait(30)}, 503)
-            handler = HttpModelHandler.embeddings(server.url, "small", timeout=0.1, deadline=0.4)
+
+            def script(seen: Seen) -> Said:
+                times.ahead = 600.0 if seen.number else 0.0
+                return Said({"waited": server.stopped.wait(30)}, 503)
+
+            server.script = script
+            handler = HttpModelHandler.embeddings(server.url, "small", timeout=0.1, deadline=600)
             with pytest.raises(RemoteModelError, match=r"did not answer within .* seconds. Tried .* times"):
                 ask(handler, "a")
             server.stopped.set()
@@ -269,16 +303,12 @@ class TestTrouble:
                 ask(handler, "a")
             server.stopped.set()
 
-    def test_nobody_listens(self) -> None:
-        with serving(embeddings) as server:
-            url = server.url
+    def test_nobody_listens(self, url_of_nobody: str) -> None:
         with pytest.raises(EndpointError, match=r"can't be reached: .*refused"):
-            ask(HttpModelHandler.embeddings(url, "small", deadline=0.1), "a")
+            ask(HttpModelHandler.embeddings(url_of_nobody, "small", deadline=0.1), "a")
 
-    def test_a_server_that_is_down_is_asked_now_and_then(self) -> None:
-        with serving(embeddings) as server:
-            url = server.url
-        handler = HttpModelHandler.embeddings(url, "small", deadline=0.1)
+    def test_a_server_that_is_down_is_asked_now_and_then(self, url_of_nobody: str) -> None:
+        handler = HttpModelHandler.embeddings(url_of_nobody, "small", deadline=0.1)
         model = handler.load_model()
         for _ in range(3):
             with pytest.raises(EndpointError, match="can't be reached"):
@@ -333,7 +363,8 @@ class TestTrouble:
         assert type(pickle.loads(pickle.dumps(caught.value))) is RemoteModelError
 
     @pytest.mark.parametrize("status", [301, 401, 403, 404])
-    def test_the_endpoints_fault_fails_once(self, status: int) -> None:
+    def test_the_endpoints_fault_fails_once(self, status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("luminosity.inference.handlers.http.door._SHUT_S", 600)  # Longer than any machine stalls.
         with serving(lambda _: Said(b"no", status, {"Location": "http://127.0.0.1:1/"})) as server:
             handler = HttpModelHandler.embeddings(server.url, "small")
             model = handler.load_model()

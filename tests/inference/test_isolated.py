@@ -14,9 +14,11 @@ import numpy as np
 import pytest
 
 from luminosity import Handler
+from luminosity.inference import isolated
 from luminosity.inference.host.host import ModelHost
 from luminosity.inference.host.lane import LaneSettings
 from luminosity.inference.isolated import IsolatedHandler
+from tests.processes import wait_for
 
 SCRIPT = """
 import os, sys
@@ -52,17 +54,14 @@ def test_the_process_ends_with_its_worker_and_without_a_word(tmp_path: Path) -> 
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     # Standard error is a pipe: it would stay open, and this wait, while any process of the run lives.
-    done = subprocess.run([sys.executable, script, "--progress=off"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, script, "--progress=off"], capture_output=True, text=True, timeout=200)
 
     assert done.returncode == 0, done.stderr
     assert "letter BlockingIOError('no')" in done.stdout
     assert "leaked" not in done.stderr
     pids = [int(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("pid")]
     assert len(pids) == 2
-    deadline = time.monotonic() + 10
-    while any(os.path.exists(f"/proc/{pid}") for pid in pids) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
+    assert wait_for(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids), timeout_s=60)
 
 
 class SecondLoadFails(Handler[str, str, str]):
@@ -99,6 +98,13 @@ class NeverLoads(Handler[str, str, str]):
         return "a model"
 
 
+def test_a_process_that_is_given_up_before_it_is_started_does_not_stay() -> None:
+    child = isolated._Child(NeverLoads())
+    child.kill()
+    with pytest.raises(RuntimeError, match="ended"):
+        child.call("load")
+
+
 def test_loads_that_hang_leave_one_process_at_most() -> None:
     host = ModelHost()
     lane = host.enter(0, lambda: IsolatedHandler(NeverLoads()), LaneSettings(timeout=0.5))
@@ -109,9 +115,8 @@ def test_loads_that_hang_leave_one_process_at_most() -> None:
         errors = [outcome.error for outcomes in session.finish() for outcome in outcomes]
         assert [type(error) for error in errors] == [TimeoutError]
         session.close()
-    deadline = time.monotonic() + 10
-    while len(hanging := set(multiprocessing.active_children()) - before) > 1 and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_for(lambda: len(set(multiprocessing.active_children()) - before) <= 1, timeout_s=60)
+    hanging = set(multiprocessing.active_children()) - before
     for process in hanging:
         process.kill()
     assert len(hanging) <= 1

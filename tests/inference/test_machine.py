@@ -11,6 +11,7 @@ import os
 import pickle
 import signal
 import socket
+import subprocess
 import tempfile
 import threading
 import uuid
@@ -25,8 +26,8 @@ import pytest
 
 from luminosity.errors import HostUnavailable
 from luminosity.inference.files.locks import try_exclusive
+from luminosity.inference.machine import client, server
 from luminosity.inference.machine import folder as folders
-from luminosity.inference.machine import server
 from luminosity.inference.machine.authentication import AuthenticationFailed, prove_as_client, prove_as_host
 from luminosity.inference.machine.channel import Channel, ConnectionClosed
 from luminosity.inference.machine.client import connect as connect_to_host
@@ -38,7 +39,7 @@ from tests.inference.talks import echo
 from tests.processes import wait_for
 
 _ECHO = "tests.inference.talks:echo"
-_WAIT_S = 20.0
+_WAIT_S = 60.0
 _IDLE_S = 0.3
 
 connect = functools.partial(connect_to_host, idle_seconds=_IDLE_S)
@@ -146,20 +147,20 @@ def test_after_a_kill_the_next_gets_a_new_host(run_id: str) -> None:
     assert wait_for(lambda: is_gone(first) and is_gone(second), _WAIT_S), "a host, or what is left of it, is there"
 
 
-def test_hosts_that_are_killed_before_they_are_ready_are_started_again(run_id: str) -> None:
+def test_hosts_that_are_killed_before_they_are_ready_are_started_again(
+    run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     killed: list[int] = []
 
-    def kill_first_two() -> None:
-        while len(killed) < 2:
-            for process in psutil.Process().children():
-                if run_id in process.cmdline() and process.pid not in killed:
-                    process.send_signal(signal.SIGKILL)
-                    killed.append(process.pid)
+    class FirstTwoAreKilled(subprocess.Popen[bytes]):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            if len(killed) < 2:
+                killed.append(self.pid)
+                self.kill()
 
-    killer = threading.Thread(target=kill_first_two)
-    killer.start()
+    monkeypatch.setattr(client.subprocess, "Popen", FirstTwoAreKilled)
     with connect(run_id, _ECHO) as channel:
-        killer.join(_WAIT_S)
         assert ask(channel, "pid") not in killed
     assert len(killed) == 2
 
@@ -245,16 +246,23 @@ def test_strangers_are_refused_and_hold_nobody_up(run_id: str, tmp_path: Path, c
 
 def test_a_host_takes_no_more_strangers_than_it_can_bear(run_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "_MOST_UNAUTHENTICATED", 2)
+    monkeypatch.setattr(server, "prove_as_host", functools.partial(prove_as_host, timeout=_WAIT_S))
     with served_here(run_id) as folder:
         silent = [_stranger(folder) for _ in range(2)]
         for connection in silent:
             assert len(connection.recv(40, socket.MSG_WAITALL)) == 40
-        with pytest.raises(HostUnavailable, match="as many connections as it takes"):
-            connect(run_id, _ECHO, timeout=0.1)
+        # The last try before the time is over may be too short to hear the reason.
+        assert wait_for(lambda: "as many connections as it takes" in _refusal(run_id), _WAIT_S)
         for connection in silent:
             connection.close()
         with connect(run_id, _ECHO) as channel:
             assert ask(channel, "echo", "hello") == "hello"
+
+
+def _refusal(run_id: str) -> str:
+    with pytest.raises(HostUnavailable) as caught:
+        connect(run_id, _ECHO, timeout=0.1)
+    return str(caught.value)
 
 
 def test_what_only_linux_has_is_not_needed(run_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,7 +286,7 @@ def test_a_false_host_is_refused(answers: str) -> None:
     liar.start()
     with here, there:
         with pytest.raises(AuthenticationFailed, match="does not know the secret"):
-            prove_as_client(here, b"secret")
+            prove_as_client(here, b"secret", _WAIT_S)
         liar.join(_WAIT_S)
 
 
@@ -306,7 +314,8 @@ def test_arrays_and_warnings_come_from_a_host_that_goes_with_its_client(run_id: 
         assert np.array_equal(ask(channel, "echo", array), array)
         before, theirs = number_of_descriptors(), ask(channel, "descriptors")
         kept = [ask(channel, "echo", np.full(20_000, n)) for n in range(300)]
-        assert number_of_descriptors() == before, "what is kept needs no descriptor"
+        # Other threads of this process may open one, or close one, meanwhile.
+        assert number_of_descriptors() < before + 100, "what is kept needs no descriptor"
         assert ask(channel, "descriptors") == theirs
         assert [int(values.sum()) for values in kept] == [20_000 * n for n in range(300)]
     assert wait_for(lambda: is_gone(pid), _WAIT_S)
@@ -317,13 +326,15 @@ def test_memory_is_freed_with_the_last_array(pair: tuple[Channel, Channel]) -> N
     def mappings() -> int:
         return Path("/proc/self/maps").read_text().count("memfd:luminosity")
 
+    gc.collect()  # What other tests have left.
+    before = mappings()
     first, second = sent(pair, (np.zeros(50_000), pa.array(range(50_000))))
-    assert mappings() == 1
+    assert mappings() == before + 1
     del first
-    assert mappings() == 1
+    assert mappings() == before + 1
     assert second[49_999].as_py() == 49_999
     del second
-    assert mappings() == 0
+    assert mappings() == before
 
 
 @pytest.mark.parametrize(

@@ -70,9 +70,17 @@ def values(host: MachineHost, lane: MachineLane, examples: list[Any]) -> list[An
 
 
 def kill_host(run_id: str) -> None:
-    (process,) = [each for each in psutil.Process().children() if run_id in each.cmdline()]
+    (process,) = [each for each in psutil.Process().children() if run_id in _command(each)]
     process.send_signal(signal.SIGKILL)
     assert wait_for(lambda: not process.is_running(), _WAIT_S)
+
+
+def _command(process: psutil.Process) -> list[str]:
+    """Of one that has just ended, nothing."""
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
 
 
 def test_a_lane_that_is_entered_after_a_death_does_not_hide_the_others(host: MachineHost, run_id: str) -> None:

@@ -25,8 +25,9 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.runner import create_runner
 
 from luminosity import Handler, RunInference
+from tests.marks import note, notes
 
-_PATIENCE_S = 60
+_PATIENCE_S = 120
 TWO_PROCESSES = {
     "fnapi": ("FnApiRunner", ["--direct_running_mode=multi_processing", "--direct_num_workers=2"]),
     "luminosity": ("luminosity.LuminosityRunner", ["--progress=off", "--cpu_workers=2"]),
@@ -121,15 +122,15 @@ def killer() -> Iterator[Callable[[Path, int], list[int]]]:
     """Kills the host after every hundred examples, as often as it is asked to."""
     stop, killed = threading.Event(), list[int]()
 
-    def start(progress: Path, times: int) -> list[int]:
+    def start(log: Path, times: int) -> list[int]:
         def kill() -> None:
             while len(killed) < times and not stop.wait(0.05):
-                seen = progress.stat().st_size if progress.exists() else 0
-                if seen >= 100 * (len(killed) + 1):
-                    for host in hosts():
+                if len(notes(f"{log}.progress")) >= 100 * (len(killed) + 1):
+                    for host in hosts()[:1]:
                         with contextlib.suppress(psutil.NoSuchProcess):
                             host.send_signal(signal.SIGKILL)
                             killed.append(host.pid)
+                            note(f"{log}.killed")
 
         threading.Thread(target=kill, daemon=True).start()
         return killed
@@ -139,11 +140,22 @@ def killer() -> Iterator[Callable[[Path, int], list[int]]]:
 
 
 class Counted(Where):
+    """Counts examples; and waits, where it is ahead of who is to kill it."""
+
+    def __init__(self, log: Path, deaths: int, **options: Any) -> None:
+        super().__init__(log, **options)
+        self._deaths = deaths
+
     def predict(self, model: Any, batch: Any, inference_args: dict[str, Any] | None = None) -> Any:
         found = super().predict(model, batch)
-        with open(f"{self._log}.progress", "a") as file:
-            file.write("." * len(batch))
+        for _ in batch:
+            note(f"{self._log}.progress")
+        until(lambda: not self._is_to_be_killed())
         return found
+
+    def _is_to_be_killed(self) -> bool:
+        deaths = len(notes(f"{self._log}.killed"))
+        return deaths < self._deaths and len(notes(f"{self._log}.progress")) >= 100 * (deaths + 1)
 
 
 class InHost(Where):
@@ -169,8 +181,8 @@ def test_killed_again_and_again_and_every_result_comes_once(
     times: int, run: Callable[..., list[Any]], killer: Callable[[Path, int], list[int]], tmp_path: Path
 ) -> None:
     log, count = tmp_path / "log", 200 * times
-    handler = Counted(log, seconds=0.01, max_batch_size=4, large_model=True)
-    killed = killer(Path(f"{log}.progress"), times)
+    handler = Counted(log, times, seconds=0.01, max_batch_size=4, large_model=True)
+    killed = killer(log, times)
     found = run(list(range(count)), RunInference(handler))
     assert sorted((example, value) for _, example, (value, *_), *_ in found) == [(n, 2 * n) for n in range(count)]
     assert len(killed) == times

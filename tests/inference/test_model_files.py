@@ -124,7 +124,7 @@ def test_of_several_threads_one_fetches(store: Path, cache: Path, monkeypatch: p
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(120)
 
     assert len(copies) == 4
     assert len(set(copies)) == 1
@@ -135,12 +135,12 @@ def test_a_process_killed_midway_leaves_nothing_that_is_taken_for_whole(
     store: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("model.pt", "never asked for again.pt"):
-        (store / name).write_bytes(os.urandom(1_000_000))
+        (store / name).write_bytes(os.urandom(5_000_000))
     monkeypatch.setenv(PAUSE, "0.02")
     with fetchers(2, ModelCacheConfig(str(cache))) as (one, other):
         one.start("teststore://bucket/model.pt")
         other.start("teststore://bucket/never asked for again.pt")
-        assert wait_for(lambda: len(partials(cache)) == 2 and written(cache) > 2_000, timeout_s=30)
+        assert wait_for(lambda: len(partials(cache)) == 2 and written(cache) > 2_000, timeout_s=90)
         one.process.kill()
         other.process.kill()
     assert len(partials(cache)) == 2

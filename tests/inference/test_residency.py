@@ -24,7 +24,7 @@ from luminosity.inference.host.model import Loaded as AsLoaded
 from luminosity.inference.host.residency import Residency
 from luminosity.inference.host.work import Batch, Stage
 
-_PATIENCE_S = 60
+_PATIENCE_S = 120
 _MODELS, _FIT, _SIZE = 20, 5, 100
 
 
@@ -281,7 +281,7 @@ def test_a_device_that_jax_does_not_have_sets_no_limit(monkeypatch: pytest.Monke
 def test_a_model_that_tells_nothing_is_measured_by_the_process() -> None:
     class Bulky(Handler[int, int, Any]):
         def load_model(self) -> Any:
-            return np.ones(8_000_000)  # written, so that the memory is really there
+            return np.ones(40_000_000)  # written, so that the memory is really there
 
         def predict(self, model: Any, batch: Any, inference_args: dict[str, Any] | None = None) -> Any:
             return [int(model[0])] * len(batch)
@@ -289,7 +289,8 @@ def test_a_model_that_tells_nothing_is_measured_by_the_process() -> None:
     host = ModelHost(budget=10**12)
     lane = host.enter("bulky", Bulky, LaneSettings())
     host.load(lane)
-    assert 50_000_000 < (lane.model.size or 0) < 200_000_000
+    # Models that earlier tests have left may go meanwhile: the largest of them has 100 MB.
+    assert 200_000_000 < (lane.model.size or 0) < 500_000_000
 
 
 def test_at_most_so_many_of_a_family() -> None:
@@ -429,15 +430,29 @@ def test_a_new_version_that_is_larger_than_the_budget_is_told_and_not_used(caplo
     assert "takes 200" in caplog.text
 
 
+class InNoHurry(Tenant):
+    """Computes slowly until it is told that nobody waits for anything else."""
+
+    def __init__(self, machine: Machine, name: int, hurry: threading.Event, **batching: Any) -> None:
+        super().__init__(machine, name, **batching)
+        self._hurry = hurry
+
+    def predict(self, model: Loaded, batch: Any, inference_args: dict[str, Any] | None = None) -> Any:
+        self._hurry.wait(0.05)
+        return super().predict(model, batch, inference_args)
+
+
 def work_under_an_update(new_handler: Callable[[Machine], Tenant]) -> tuple[set[str | None], int]:
     """Much work for an old version; a new one that has no room beside it. Who answered, and how often."""
-    host, machine = ModelHost(budget=_SIZE), Machine()
-    old = host.enter("old", lambda: Tenant(machine, 0, max_batch_size=5), LaneSettings())
+    host, machine, known = ModelHost(budget=_SIZE), Machine(), threading.Event()
+    # In 400 batches, so that some are left even if the new one is asked for as late as after 20 seconds.
+    old = host.enter("old", lambda: InNoHurry(machine, 0, known, max_batch_size=5), LaneSettings())
     new = host.enter("new", lambda: new_handler(machine), LaneSettings())
     session = host.open()
-    session.submit(old, list(range(500)), np.ones(500), None)
+    session.submit(old, list(range(2000)), np.ones(2000), None)
     until(lambda: old.model.run_seconds > 0)
     until(lambda: host.load_ahead(new, instead_of=old) in (Ahead.READY, Ahead.FAILED))
+    known.set()
     found = [outcome for some in session.finish() for outcome in some]
     for outcome in found:
         name = int(outcome.model_id or 0)
@@ -450,7 +465,7 @@ def work_under_an_update(new_handler: Callable[[Machine], Tenant]) -> tuple[set[
 
 
 def test_a_new_version_without_room_comes_after_the_old_one() -> None:
-    assert work_under_an_update(lambda machine: Tenant(machine, 1, max_batch_size=5)) == ({"0", "1"}, 500)
+    assert work_under_an_update(lambda machine: Tenant(machine, 1, max_batch_size=5)) == ({"0", "1"}, 2000)
 
 
 def test_a_new_version_without_room_that_is_broken_leaves_the_work_to_the_old_one() -> None:
@@ -458,7 +473,7 @@ def test_a_new_version_without_room_that_is_broken_leaves_the_work_to_the_old_on
         def load_model(self) -> Loaded:
             raise OSError("not a model")
 
-    assert work_under_an_update(lambda machine: Broken(machine, 1)) == ({"0"}, 500)
+    assert work_under_an_update(lambda machine: Broken(machine, 1)) == ({"0"}, 2000)
 
 
 def test_a_size_in_doubt_is_measured_twice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -504,14 +519,16 @@ def test_a_slow_load_fails_who_has_no_time_and_serves_who_comes_later() -> None:
             return "model"
 
     host = ModelHost()
-    slow = host.enter("slow", Slow, LaneSettings(timeout=0.2))
+    slow = host.enter("slow", Slow, LaneSettings(model="slow", timeout=0.2))
     with pytest.raises(TimeoutError):
         ask(host, slow, [1])
     quick = host.enter("quick", Doubled, LaneSettings())
     assert ask(host, quick, [1]) == [2], "a load that hangs holds up no other model's"
     gate.set()
     until(lambda: slow.model.is_ready)
-    assert ask(host, slow, [1]) == [2]
+    later = host.enter("later", Slow, LaneSettings(model="slow"))
+    assert later.model is slow.model
+    assert ask(host, later, [1]) == [2]
 
 
 class FailsAt(Tenant):
@@ -568,11 +585,11 @@ def test_a_model_that_always_fails_makes_room_for_one_that_waits() -> None:
     answers: list[Any] = []
     asking = threading.Thread(target=lambda: answers.extend(ask(host, other, [1])), daemon=True)
     asking.start()
-    asking.join(10)
+    asking.join(_PATIENCE_S)
     stop.set()
     assert answers == [1001]
     for thread in threads:
-        thread.join()
+        thread.join(_PATIENCE_S)
 
 
 class NeverLoads(Handler[int, int, str]):

@@ -172,11 +172,13 @@ def test_out_of_memory_fails_nothing_and_the_budget_settles(pipelines: Pipelines
         assert_that(predictions | beam.combiners.Count.Globally(), equal_to([20_000]))
     batches = device.batches()
     too_large = [batch for batch in batches if not batch.fitted]
-    processes = {batch.pid for batch in batches}
+    of_processes = [[batch for batch in batches if batch.pid == pid] for pid in {batch.pid for batch in batches}]
     assert too_large
     assert counters(run.result)["out_of_memory"] == len(too_large)
-    for process in processes:
-        mine = [batch for batch in batches if batch.pid == process]
+    # One that started late may have got the last few examples alone, and had no time to learn.
+    learned = [mine for mine in of_processes if len(mine) >= 100]
+    assert learned
+    for mine in learned:
         assert all(batch.fitted for batch in mine[len(mine) // 2 :])
         # Not only single examples from then on, either.
         assert max(batch.padded_cost for batch in mine[len(mine) // 2 :]) > 250

@@ -60,12 +60,17 @@ def written(path: Path, text: str) -> str:
     return str(path)
 
 
-class UntilTheFourth(FromFile):
-    """On a busy machine new versions are noticed late: the last thousands of examples wait for the fourth, a while."""
+class Awaits(FromFile):
+    """On a busy machine new versions are noticed late: after so many examples, the others wait for one, a while."""
+
+    def __init__(self, path: str, version: str, after: int, log: Path, **options: Any) -> None:
+        super().__init__(path, log=log, **options)
+        self._version = version
+        self._after = after
 
     def predict(self, model: int, batch: Any, inference_args: dict[str, Any] | None = None) -> Any:
         assert self._log is not None
-        if examples_in(self._log) > 7000 and "4" not in predicted_by(self._log):
+        if examples_in(self._log) > self._after and self._version not in predicted_by(self._log):
             time.sleep(0.5)
         return super().predict(model, batch, inference_args)
 
@@ -94,7 +99,8 @@ def test_versions_that_appear_in_the_middle_of_ten_thousand_examples(pipelines: 
     """The second is broken, and nobody notices but the log."""
     models, results, log = tmp_path / "models", tmp_path / "results", tmp_path / "log"
     models.mkdir()
-    handler = UntilTheFourth(written(models / "v1.txt", "1000000"), 0.02, log, max_batch_size=25)
+    first = written(models / "v1.txt", "1000000")
+    handler = Awaits(first, "4", 7000, log, seconds=0.02, max_batch_size=25)
     stop = threading.Event()
 
     def release() -> None:
@@ -186,27 +192,25 @@ def test_watched_files_for_each_key(pipelines: Pipelines, tmp_path: Path) -> Non
     for key in "ab":
         (tmp_path / key).mkdir()
     log, stop = tmp_path / "log", threading.Event()
-    mappings = [
-        KeyModelMapping([key], FromFile(written(tmp_path / key / "v1.txt", "0"), 0.05, log, max_batch_size=5))
-        for key in "ab"
-    ]
-    handler = KeyedModelHandler(mappings)
+    a, b = (written(tmp_path / key / "v1.txt", "0") for key in "ab")
+    of_b = Awaits(b, "1", 200, log, seconds=0.01, max_batch_size=5)
+    handler = KeyedModelHandler([KeyModelMapping(["a"], FromFile(a)), KeyModelMapping(["b"], of_b)])
 
     def release() -> None:
-        wait_until(lambda: examples_in(log) >= 200, stop)
+        wait_until(lambda: examples_in(log) >= 100, stop)
         written(tmp_path / "b" / "v2.txt", "1000")
 
     author = threading.Thread(target=release, daemon=True)
     with pipelines() as (pipeline, _):
         predicted = (
             pipeline
-            | beam.Create([(key, number) for number in range(400) for key in "ab"])
+            | beam.Create([(key, number) for number in range(1000) for key in "ab"])
             | RunInference(handler, watch_model_pattern=str(tmp_path / "{key}" / "*.txt"), interval=0.1)
         )
         names = predicted | beam.Map(lambda result: (result[0], os.path.basename(result[1].model_id)))
 
         def check(found: list[tuple[str, str]]) -> None:
-            assert Counter(key for key, _ in found) == {"a": 400, "b": 400}
+            assert Counter(key for key, _ in found) == {"a": 1000, "b": 1000}
             assert set(found) == {("a", "v1.txt"), ("b", "v1.txt"), ("b", "v2.txt")}
 
         assert_that(names, check)

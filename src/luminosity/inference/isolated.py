@@ -75,6 +75,8 @@ class _Child:
         self._handler = handler
         self._lock = threading.Lock()
         self._process: Any = None
+        self._is_killed = False
+        """Set before the process is looked at, and looked at after a process is set: a start does not miss it."""
 
     def call(self, *request: Any) -> Any:
         """What the child answers to `("load",)` or `("predict", batch, inference_args)`."""
@@ -87,13 +89,15 @@ class _Child:
             except (EOFError, OSError) as ended:
                 self._finish()
                 self._process = None
+                self._is_killed = False
                 raise RuntimeError("The process of the model ended while it computed this batch.") from ended
         if error is not None:
             raise unpacked(error)
         return value
 
     def kill(self) -> None:
-        """End the process under whoever waits for its answer."""
+        """End the process under whoever waits for its answer, or is about to start it."""
+        self._is_killed = True
         process = self._process
         if process is not None:
             process.kill()
@@ -108,6 +112,8 @@ class _Child:
         # When this object is forgotten, and before the interpreter at its end waits for its children.
         self._finish = Finalize(self, _end, (process, self._connection), exitpriority=10)
         self._process = process
+        if self._is_killed:
+            process.kill()
 
 
 def _end(process: Any, connection: Connection) -> None:
