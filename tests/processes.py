@@ -72,7 +72,9 @@ class Kills:
 
 
 @contextlib.contextmanager
-def kill_workers_of(pid: int, every_s: float, at_work: Path, seed: int = 0, over: Path | None = None) -> Iterator[Kills]:
+def kill_workers_of(
+    pid: int, every_s: float, at_work: Path, seed: int = 0, over: Path | None = None
+) -> Iterator[Kills]:
     """Within the context, kill -9 one random worker of process `pid` every so often, and then touch `over`.
 
     However slow the machine is, the run must be able to end. So only those are killed whose number user code has noted

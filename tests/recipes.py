@@ -57,11 +57,7 @@ class Recipe:
             )
         for i, (name, parameter) in enumerate(self.operations):
             label = f"{i} {name}"
-            numbers = (
-                numbers
-                | label >> beam.ptransform_fn(OPERATIONS[name])(parameter)
-                | f"{label}, wait" >> wait
-            )
+            numbers = numbers | label >> beam.ptransform_fn(OPERATIONS[name])(parameter) | f"{label}, wait" >> wait
         return numbers | "With window and time" >> beam.Map(_with_window_and_time)
 
 

@@ -27,7 +27,6 @@ from tests.processes import MOST_KILLS, files_of_luminosity, fork_servers_of, ki
 from tests.runners import IS_REFERENCE, collect, collect_all, new_pipeline, run
 
 pytestmark = [
-    pytest.mark.timeout(180),
     pytest.mark.skipif(IS_REFERENCE, reason="tests what only the engine does"),
     pytest.mark.usefixtures("leaves_nothing"),
 ]
