@@ -252,6 +252,8 @@ def test_a_kernel_that_is_shut_down_during_a_run_leaves_nothing(tmp_path: Path) 
         assert wait_for(lambda: workers_of(notebook.pid), timeout_s=60)
         kernel = psutil.Process(notebook.pid)
         everything = [kernel, *kernel.children(recursive=True)]
-    # The context's end asks the kernel to shut down, and kills it after a while.
+        manager: Any = notebook.client.km
+        manager.shutdown_wait_time = 120.0
+    # The context's end asks the kernel to shut down, and kills it after a while, which is to be long enough here.
     assert psutil.wait_procs(everything, timeout=60)[1] == []
     assert wait_for(lambda: files_of_luminosity() <= before, timeout_s=60)

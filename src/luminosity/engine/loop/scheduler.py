@@ -142,14 +142,18 @@ class Scheduler:
         worker.connection = self._parts.server.connect(worker.id, callbacks)
         pool.workers[index] = worker
         self._workers.add(worker)
-        workers.start(
-            worker,
-            self._parts.launcher,
-            self._parts.folders,
-            self._parts.config,
-            self._parts.prints,
-            lambda worker, code: self._events.put(Exited(worker, code)),
-        )
+        try:
+            workers.start(
+                worker,
+                self._parts.launcher,
+                self._parts.folders,
+                self._parts.config,
+                self._parts.prints,
+                lambda worker, code: self._events.put(Exited(worker, code)),
+            )
+        except WorkerStartFailed:
+            self._workers.discard(worker)  # it has no process whose end could be waited for
+            raise
 
     # What comes back
 
