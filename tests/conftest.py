@@ -13,6 +13,7 @@ from pathlib import Path
 import apache_beam as beam
 import hypothesis
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.processes import nothing_left_behind
 from tests.runners import run
@@ -31,6 +32,13 @@ _BEAM_MARKERS = (
     "uses_dill",
     "uses_gcp_java_expansion_service",
 )
+
+
+# Neither the pace of the machine nor chance decides whether a test passes.
+settings.register_profile(
+    "steady", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("steady")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -57,6 +65,12 @@ def leaves_nothing(warm_runner: None) -> Iterator[None]:
     """Fail a test whose run leaves files or worker processes behind."""
     with nothing_left_behind():
         yield
+
+
+@pytest.fixture
+def patient_sinks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps that write a file per bundle wait for all that comes, also where that takes the machine long."""
+    monkeypatch.setattr("luminosity.engine.loop.stage._GATHERING_S", 30.0)
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import apache_beam as beam
@@ -13,6 +14,7 @@ from apache_beam.io.restriction_trackers import OffsetRange, OffsetRestrictionTr
 from apache_beam.transforms.userstate import CombiningValueStateSpec
 
 from luminosity.core import WorkerShare
+from tests.marks import meet
 
 
 class Ranges(beam.RestrictionProvider):
@@ -66,10 +68,15 @@ class Sighting:
     end_s: float
 
 
-def look(element: Any, step: str, seconds: float = 0.0) -> Any:
-    """A step that takes some time and tells where it ran, as a `Sighting`."""
+def look(element: Any, step: str, seconds: float = 0.0, meeting: tuple[Path, int] | None = None) -> Any:
+    """A step that takes some time and tells where it ran, as a `Sighting`.
+
+    `meeting`: no element is done before so many are in hand; the path is that of a file for `meet`.
+    """
     # Of the machine, not of the process: the times of different processes can be compared.
     start_s = time.monotonic()
+    if meeting is not None:
+        meet(*meeting)
     time.sleep(seconds)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return Sighting(step, os.getpid(), visible, WorkerShare.current(), start_s, time.monotonic())

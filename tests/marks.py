@@ -6,6 +6,7 @@ Kept apart from the tests, so that a worker which unpickles a reference to them 
 from __future__ import annotations
 
 import os
+import threading
 import time
 from pathlib import Path
 
@@ -34,4 +35,12 @@ def wait_for_file(path: Path | str, timeout_s: float = 60) -> None:
     """Hold a worker until the test lets go, but never for ever."""
     deadline = time.monotonic() + timeout_s
     while not os.path.exists(path) and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+def meet(path: Path | str, wanted: int, timeout_s: float = 60) -> None:
+    """Hold whoever calls until so many threads, of any processes, have called, but never for ever."""
+    note(path, f"{os.getpid()} {threading.get_ident()}")
+    deadline = time.monotonic() + timeout_s
+    while len(set(notes(path))) < wanted and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import random
 import tempfile
@@ -16,9 +15,13 @@ from typing import TypeVar
 
 import psutil
 
+from tests.marks import notes
+
 _FORK_SERVER = "luminosity.engine.workers.forkserver"
 _FILE_PREFIX = "luminosity-"
 _POLL_S = 0.02
+
+MOST_KILLS = 3
 
 T = TypeVar("T")
 
@@ -69,21 +72,31 @@ class Kills:
 
 
 @contextlib.contextmanager
-def kill_workers_of(pid: int, every_s: float, seed: int = 0, most: float = math.inf) -> Iterator[Kills]:
-    """Within the context, kill -9 one random worker of process `pid` every so often, `most` of them in all."""
+def kill_workers_of(
+    pid: int, every_s: float, at_work: Path, seed: int = 0, over: Path | None = None
+) -> Iterator[Kills]:
+    """Within the context, kill -9 one random worker of process `pid` every so often, and then touch `over`.
+
+    However slow the machine is, the run must be able to end. So only those are killed whose number user code has noted
+    in `at_work`: one that dies before it is ready counts as a failed start. And there are no more kills than
+    `MOST_KILLS`: with one more, an element might be taken for one that ends its workers.
+    """
     kills = Kills()
     stop = threading.Event()
     chooser = random.Random(seed)
 
     def kill() -> None:
-        while kills.count < most and not stop.wait(every_s):
-            workers = sorted(workers_of(pid), key=lambda worker: worker.pid)
+        while kills.count < MOST_KILLS and not stop.wait(every_s):
+            known = set(notes(at_work))
+            workers = sorted((w for w in workers_of(pid) if str(w.pid) in known), key=lambda worker: worker.pid)
             if not workers:
                 continue
             victim = chooser.choice(workers)
             with contextlib.suppress(psutil.NoSuchProcess):
                 victim.kill()  # psutil compares the start time: never a stranger that took over the number
                 kills.count += 1
+        if over is not None:
+            over.touch()
 
     thread = threading.Thread(target=kill, name="kill-workers", daemon=True)
     thread.start()
@@ -91,7 +104,7 @@ def kill_workers_of(pid: int, every_s: float, seed: int = 0, most: float = math.
         yield kills
     finally:
         stop.set()
-        thread.join(timeout=10)
+        thread.join(timeout=60)
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ Every operation takes numbers and gives numbers, whatever the order in which the
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from apache_beam.transforms.userstate import (
     TimerSpec,
     on_timer,
 )
+
+from tests.marks import note
 
 _MODULUS = 997  # numbers stay small, however many operations there are
 
@@ -40,10 +43,12 @@ class Recipe:
     window_s: int | None
     operations: tuple[tuple[str, int], ...]
     seconds_each: float = 0.0  # how long a number takes at the start and after each operation
+    at_work: str = ""  # a file in which these steps note the number of their process
 
     def build(self, pipeline: beam.Pipeline) -> beam.PCollection:
         """Its numbers, each with its window and its time."""
-        numbers = pipeline | beam.Create(self.data) | "Wait" >> beam.Map(_wait, seconds=self.seconds_each)
+        wait = beam.Map(_wait, seconds=self.seconds_each, at_work=self.at_work)
+        numbers = pipeline | beam.Create(self.data) | "Wait" >> wait
         if self.window_s is not None:
             numbers = (
                 numbers
@@ -52,15 +57,13 @@ class Recipe:
             )
         for i, (name, parameter) in enumerate(self.operations):
             label = f"{i} {name}"
-            numbers = (
-                numbers
-                | label >> beam.ptransform_fn(OPERATIONS[name])(parameter)
-                | f"{label}, wait" >> beam.Map(_wait, seconds=self.seconds_each)
-            )
+            numbers = numbers | label >> beam.ptransform_fn(OPERATIONS[name])(parameter) | f"{label}, wait" >> wait
         return numbers | "With window and time" >> beam.Map(_with_window_and_time)
 
 
-def _wait(x: int, seconds: float) -> int:
+def _wait(x: int, seconds: float, at_work: str) -> int:
+    if at_work:
+        note(at_work, os.getpid())
     time.sleep(seconds)
     return x
 

@@ -22,8 +22,6 @@ from luminosity.cli.main import main
 from luminosity.drift import PCA, mmd_test
 from tests.processes import wait_for
 
-pytestmark = pytest.mark.timeout(120)
-
 _RANDOM = np.random.default_rng(0)
 _OLD = _RANDOM.normal(size=(400, 8)).astype(np.float32)
 _SAME = _RANDOM.normal(size=(300, 8)).astype(np.float32)
@@ -46,7 +44,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def lum(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "luminosity.cli.main", "drift", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
 def test_the_exit_code_says_whether_there_is_drift() -> None:
@@ -160,7 +158,7 @@ def test_the_exit_code_stands_where_nobody_reads() -> None:
     reader, writer = os.pipe()
     os.close(reader)
     command = [sys.executable, "-m", "luminosity.cli.main", "drift", "old.npy", "new.npy"]
-    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, timeout=100, check=False)
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, timeout=120, check=False)
     os.close(writer)
     assert (done.returncode, done.stderr) == (3, b"")
 

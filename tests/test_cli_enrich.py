@@ -21,8 +21,6 @@ from luminosity import SearchQdrant, SentenceEmbedder
 from luminosity.cli.main import main
 from tests.inference.texts import MINILM, save_with_tokenizer, sentences, tiny_bert_config
 
-pytestmark = pytest.mark.timeout(120)
-
 _TEXTS = [text for text in sentences(40) if text]
 _HANDLERS = """
 import pyarrow as pa
@@ -71,7 +69,7 @@ def lum(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
         env={**os.environ, "HF_HUB_OFFLINE": "1"},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=120,
     )
 
 

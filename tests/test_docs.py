@@ -21,7 +21,6 @@ SNIPPETS = {
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(150)
 @pytest.mark.parametrize("name", SNIPPETS)
 def test_snippets(name: str, tmp_path: Path) -> None:
     (tmp_path / "snippet.py").write_text(SNIPPETS[name])

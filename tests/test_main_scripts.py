@@ -13,7 +13,6 @@ from tests.processes import files_of_luminosity
 from tests.runners import IS_REFERENCE
 
 pytestmark = [
-    pytest.mark.timeout(120),
     pytest.mark.skipif(IS_REFERENCE, reason="tests what only the engine does"),
 ]
 
@@ -150,7 +149,7 @@ _ENDINGS = {
         if __name__ == "__main__":
             child = multiprocessing.get_context("spawn").Process(target=work)
             child.start()
-            child.join(60)
+            child.join(100)
             sys.exit(child.exitcode)
     """,
 }
@@ -161,7 +160,7 @@ def run_script(folder: Path, ending: str, *flags: str) -> list[str]:
     script = folder / "script.py"
     script.write_text(_DEFINITIONS + textwrap.dedent(ending))
     words = [sys.executable, str(script), "--progress=off", "--cpu_workers=2", *flags]
-    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=90, check=False)
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert [line for line in done.stderr.splitlines() if "apitools" not in line] == []
     return sorted((folder / "out.txt").read_text().splitlines())

@@ -52,7 +52,7 @@ def test_what_is_appended_is_found_again(tmp_path: Path, result: MMDTestResult) 
 def test_nothing_is_lost_where_two_write_at_once(tmp_path: Path) -> None:
     path = tmp_path / "drift.sqlite"
     writers = [subprocess.Popen([sys.executable, "-c", _WRITER, str(path)]) for _ in range(2)]
-    assert [writer.wait(50) for writer in writers] == [0, 0]
+    assert [writer.wait(120) for writer in writers] == [0, 0]
     assert sorted(test.statistic for test in DriftHistory(path).last("r")) == sorted([*range(20)] * 2)
 
 
@@ -73,7 +73,7 @@ def test_one_that_is_being_made_by_another_is_no_file_of_something_else(
 
     monkeypatch.setattr(history_module, "_application", asked_whose_it_is)
     assert DriftHistory(path).last("another") == []
-    makers[0].join(50)
+    makers[0].join(120)
     assert len(DriftHistory(path).last("r")) == 1
 
 

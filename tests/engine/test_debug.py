@@ -32,7 +32,6 @@ from tests.recipes import OPERATIONS, Recipe
 from tests.runners import IS_REFERENCE, collect, new_pipeline, run, start
 
 pytestmark = [
-    pytest.mark.timeout(120),
     pytest.mark.skipif(IS_REFERENCE, reason="tests what only the engine does"),
     pytest.mark.usefixtures("leaves_nothing"),
 ]
@@ -93,11 +92,11 @@ class Terminal:
         os.killpg(self._process.pid, signal.SIGINT)
 
     def exit_code(self) -> int:
-        return self._process.wait(timeout=30)
+        return self._process.wait(timeout=60)
 
     def close(self) -> None:
         self._process.kill()
-        self._process.wait(timeout=10)
+        self._process.wait(timeout=60)
         os.close(self._side)
 
 
@@ -161,7 +160,7 @@ def test_no_process_is_started_where_the_command_line_says_debug(tmp_path: Path)
         [sys.executable, str(script), "--runner=luminosity.LuminosityRunner", "--debug"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
     assert done.returncode == 0, done.stderr

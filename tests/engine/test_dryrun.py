@@ -44,8 +44,8 @@ def test_nothing_runs_on_whichever_runner(tmp_path: Path, runner: Any, other: st
         _ = pipeline | beam.Create([1]) | beam.Map(lambda x: note(tmp_path / "ran", x))
     assert [one.other_runner for one in runs] == [other]
     assert os.listdir(tmp_path) == []
-    assert psutil.Process().children(recursive=True) == processes
-    assert files_of_luminosity() == files
+    assert set(psutil.Process().children(recursive=True)) <= set(processes)  # what ends meanwhile is that of others
+    assert files_of_luminosity() <= files
 
 
 def test_a_runner_may_be_named_in_many_ways() -> None:

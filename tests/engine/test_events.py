@@ -8,13 +8,16 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import apache_beam as beam
 import pytest
+from apache_beam.io.restriction_trackers import OffsetRange
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from luminosity import LuminosityRunner
+from luminosity.engine.loop import busy as busy_module
 from luminosity.engine.loop.busy import BusyTime
 from luminosity.engine.loop.pace import Pace
 from luminosity.engine.monitor.events import (
@@ -31,13 +34,12 @@ from luminosity.engine.monitor.events import (
     to_json,
 )
 from luminosity.errors import StepFailed
-from tests.dofns import Numbers
+from tests.dofns import Numbers, Ranges
 from tests.marks import first_time, wait_for_file
 from tests.processes import wait_for
 from tests.runners import IS_REFERENCE, finished, flags
 
 pytestmark = [
-    pytest.mark.timeout(120),
     pytest.mark.skipif(IS_REFERENCE, reason="tests what only the engine does"),
     pytest.mark.usefixtures("leaves_nothing"),
 ]
@@ -101,24 +103,46 @@ def test_a_run_tells_its_plan_its_workers_and_its_end() -> None:
     assert end.last.processes.peak > 10 * _MB
 
 
-def test_a_slow_step_holds_back_what_feeds_it_and_starves_what_follows() -> None:
-    def slow(block: bytes) -> int:
-        time.sleep(0.02)
-        return len(block)
+@pytest.fixture
+def held(tmp_path: Path) -> Iterator[tuple[Callable[[Any], Any], Callable[[], None]]]:
+    """A function for a step that waits, and one that lets it go on."""
+    release = tmp_path / "release"
+
+    def hold(element: Any) -> Any:
+        wait_for_file(release)
+        return element
+
+    yield hold, release.touch
+    release.touch()
+
+
+def test_a_slow_step_holds_back_what_feeds_it_and_starves_what_follows(
+    held: tuple[Callable[[Any], Any], Callable[[], None]],
+) -> None:
+    hold, release = held
 
     def build(pipeline: beam.Pipeline) -> None:
         numbers = pipeline | "Count" >> beam.Create(range(120)) | "Spread" >> beam.Reshuffle()
         large = numbers | "Source" >> beam.Map(lambda n: bytes(_MB))
         # Another pool, so that the source is not kept from its worker.
-        sizes = large | "Slow" >> beam.Map(slow).with_resource_hints(accelerator="type:any;count:1")
-        _ = sizes | "Spread again" >> beam.Reshuffle() | "Behind" >> beam.Map(str)
+        slow = beam.Map(lambda block: len(hold(block))).with_resource_hints(accelerator="type:any;count:1")
+        _ = large | "Slow" >> slow | "Spread again" >> beam.Reshuffle() | "Behind" >> beam.Map(str)
 
-    events = events_of(build, "--cpu_workers=1", "--accelerators=1")
-    assert was_seen(events, "Source", "held back", by=("Slow",))
-    assert was_seen(events, "Slow", "busy", by=())
-    assert was_seen(events, "Behind", "starved", by=("Slow",))
+    events: list[Event] = []
+    result = start(build, events.append, "--cpu_workers=1", "--accelerators=1")
+    assert wait_for(lambda: only(Snapshot, events), timeout_s=60)
     (run,) = only(RunStarted, events)
-    assert run.queue_limit / 3 < max(view.queued_bytes for view in views(events, "Slow")) <= run.queue_limit
+
+    def most_queued() -> int:
+        return max(view.queued_bytes for view in views(events, "Slow"))
+
+    assert wait_for(lambda: was_seen(events, "Source", "held back", by=("Slow",)), timeout_s=60)
+    assert wait_for(lambda: was_seen(events, "Slow", "busy", by=()), timeout_s=60)
+    assert wait_for(lambda: was_seen(events, "Behind", "starved", by=("Slow",)), timeout_s=60)
+    assert wait_for(lambda: most_queued() > run.queue_limit / 3, timeout_s=60)
+    release()
+    finished(result)
+    assert most_queued() <= run.queue_limit
 
 
 def test_queues_stay_within_their_limit_while_the_source_runs() -> None:
@@ -144,19 +168,6 @@ def test_queues_stay_within_their_limit_while_the_source_runs() -> None:
     (end,) = only(RunEnded, events)
     assert end.last.memory.peak <= 64_000_000
     assert end.last.memory.spilled == 0
-
-
-@pytest.fixture
-def held(tmp_path: Path) -> Iterator[tuple[Callable[[int], int], Callable[[], None]]]:
-    """A function for a step that waits, and one that lets it go on."""
-    release = tmp_path / "release"
-
-    def hold(n: int) -> int:
-        wait_for_file(release)
-        return n
-
-    yield hold, release.touch
-    release.touch()
 
 
 def test_who_waits_for_a_side_input(
@@ -236,14 +247,39 @@ def test_a_failed_run_ends_with_the_reason_in_one_line() -> None:
     assert len(only(BundleRetried, events)) == 3
 
 
-def test_a_splittable_source_knows_how_far_it_is() -> None:
-    def build(pipeline: beam.Pipeline) -> None:
-        _ = pipeline | beam.Create([(0, 400)]) | "Numbers" >> beam.ParDo(Numbers(0.005)) | "Use" >> beam.Map(str)
+class SplitOnce(Numbers):
+    """Whatever begins at 0 ends only after a split, and the rest of it only after `release` is there."""
 
-    events = events_of(build)
-    fractions = [view.fraction for view in views(events, "Numbers + Use") if view.fraction is not None]
-    assert fractions == sorted(fractions)
-    assert any(0.0 < fraction < 1.0 for fraction in fractions)
+    def __init__(self, release: Path) -> None:
+        super().__init__(seconds_each=0.005)
+        self._release = release
+
+    def process(self, element: tuple[int, int], tracker: Any = beam.DoFn.RestrictionParam(Ranges())) -> Iterator[int]:  # noqa: B008
+        if tracker.current_restriction().start > 0:
+            wait_for_file(self._release)
+        for number in super().process(element, tracker):
+            yield number
+            if number == element[1] - 2:
+                wait_for(lambda: tracker.current_restriction() != OffsetRange(*element), timeout_s=60)
+
+
+def test_a_splittable_source_knows_how_far_it_is(tmp_path: Path) -> None:
+    release = tmp_path / "release"
+
+    def build(pipeline: beam.Pipeline) -> None:
+        numbers = pipeline | beam.Create([(0, 400)]) | "Numbers" >> beam.ParDo(SplitOnce(release))
+        _ = numbers | "Use" >> beam.Map(str)
+
+    events: list[Event] = []
+    result = start(build, events.append)
+
+    def fractions() -> list[float]:
+        return [view.fraction for view in views(events, "Numbers + Use") if view.fraction is not None]
+
+    assert wait_for(lambda: events and any(0.0 < fraction < 1.0 for fraction in fractions()), timeout_s=60)
+    release.touch()
+    finished(result)
+    assert fractions() == sorted(fractions())
     end = events[-1]
     assert isinstance(end, RunEnded)
     assert end.last.stages[-1].elements == 400
@@ -320,7 +356,7 @@ def test_slow_steps_have_a_pace_too() -> None:
 
 def test_busy_time_sums_up_what_overlaps(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([1.0, 2.0, 4.0, 5.0, 9.0, 9.0])
-    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(busy_module, "time", SimpleNamespace(monotonic=lambda: next(clock)))  # not that of all threads
     busy = BusyTime()
     for change in (busy.begin, busy.begin, busy.end, busy.end):
         change()

@@ -16,7 +16,6 @@ from tests.marks import note
 from tests.runners import IS_REFERENCE, collect, new_pipeline, run
 
 pytestmark = [
-    pytest.mark.timeout(120),
     pytest.mark.skipif(IS_REFERENCE, reason="tests what only the engine does"),
     pytest.mark.usefixtures("leaves_nothing"),
 ]
@@ -27,14 +26,23 @@ _A_THIRD_OF_RAM = {"min_ram": f"{machine_ram_bytes() // 3}B"}
 
 
 def sightings(
-    steps: dict[str, dict[str, str]], folder: Path, *flags: str, elements: int = 20, seconds: float = 0.0
+    steps: dict[str, dict[str, str]],
+    folder: Path,
+    *flags: str,
+    elements: int = 20,
+    seconds: float = 0.0,
+    at_once: int | None = None,
 ) -> list[Sighting]:
-    """Send elements to steps side by side, each with its hints; where each was handled."""
+    """Send elements to steps side by side, each with its hints; where each was handled.
+
+    `at_once`: the first wait until there are so many of them.
+    """
+    meeting = None if at_once is None else (folder / "meeting", at_once)
 
     def build(pipeline: beam.Pipeline) -> beam.PCollection:
         created = pipeline | beam.Create(range(elements)) | beam.Reshuffle()
         seen = [
-            created | step >> beam.Map(look, step=step, seconds=seconds).with_resource_hints(**hints)
+            created | step >> beam.Map(look, step=step, seconds=seconds, meeting=meeting).with_resource_hints(**hints)
             for step, hints in steps.items()
         ]
         return seen | beam.Flatten()
@@ -87,9 +95,7 @@ def test_only_the_devices_process_sees_it(tmp_path: Path) -> None:
 
 
 def test_two_devices_have_a_process_each(tmp_path: Path) -> None:
-    found = sightings(
-        {"device": _ONE_DEVICE}, tmp_path, "--cpu_workers=1", "--accelerators=2", elements=40, seconds=0.1
-    )
+    found = sightings({"device": _ONE_DEVICE}, tmp_path, "--cpu_workers=1", "--accelerators=2", at_once=2)
     seen = {(sighting.pid, sighting.visible_devices, sighting.share.devices) for sighting in found}
     assert len(seen) == 2  # no process ever saw another device than its own
     (first_pid, *first), (second_pid, *second) = seen
@@ -188,6 +194,6 @@ def test_a_device_runs_one_bundle_at_a_time_across_steps(tmp_path: Path) -> None
 
 def test_a_step_may_ask_for_more_bundles_at_once(tmp_path: Path) -> None:
     hints = {**_ONE_DEVICE, "max_active_bundles_per_worker": "3"}
-    found = sightings({"device": hints}, tmp_path, "--cpu_workers=1", "--accelerators=1", elements=40, seconds=0.1)
+    found = sightings({"device": hints}, tmp_path, "--cpu_workers=1", "--accelerators=1", seconds=0.02, at_once=3)
     assert len(pids_of(found, "device")) == 1
     assert most_at_once(found) == 3

@@ -59,7 +59,7 @@ def test_runs_side_by_side_in_one_process(tmp_path: Path) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=60)
+        thread.join(timeout=120)
     assert found == dict.fromkeys(range(3), _SUMS)
 
 
@@ -77,7 +77,7 @@ def test_a_script_that_does_not_wait_gets_its_results(tmp_path: Path) -> None:
     output = tmp_path / "out.txt"
     script = tmp_path / "script.py"
     script.write_text(_UNAWAITED.format(output=str(output)))
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert sorted(map(int, output.read_text().split())) == list(range(50))
 
@@ -111,7 +111,7 @@ def test_what_a_killed_run_left_is_removed_by_the_next(tmp_path: Path) -> None:
         "print(folders.spill, flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    killed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)
+    killed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     left = killed.stdout.strip()
     assert left in files_of_luminosity()
     run(lambda p: p | beam.Create([1]), "--cpu_workers=1")
@@ -154,7 +154,7 @@ def test_a_folder_that_another_run_takes_for_abandoned_is_left_to_it(
 def test_a_failure_that_nobody_waits_for_is_told_all_the_same(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(_UNHEARD)
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False)
     assert done.stdout == "the script ends\n"
     assert "step 'Divide' failed 4 times: ZeroDivisionError" in done.stderr
     assert done.returncode == 1
@@ -163,6 +163,7 @@ def test_a_failure_that_nobody_waits_for_is_told_all_the_same(tmp_path: Path) ->
 _LOGS = """
 import logging
 import apache_beam as beam
+from apache_beam.options.pipeline_options import PipelineOptions
 from luminosity import LuminosityRunner
 
 def say(x):
@@ -172,7 +173,7 @@ def say(x):
 
 logging.basicConfig(level=30, format="%(levelname)s %(name)s %(filename)s:%(lineno)d %(message)s", force=True)
 logging.getLogger("mine").setLevel(logging.INFO)
-with beam.Pipeline(runner=LuminosityRunner()) as pipeline:
+with beam.Pipeline(runner=LuminosityRunner(), options=PipelineOptions(["--progress=off"])) as pipeline:
     pipeline | beam.Create([1]) | beam.Map(say)
 """
 
@@ -180,11 +181,12 @@ with beam.Pipeline(runner=LuminosityRunner()) as pipeline:
 def test_what_workers_log_keeps_its_name_level_and_place(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(_LOGS)
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False)
     lines = [line for line in done.stderr.splitlines() if "apitools" not in line]
-    assert lines == ["INFO mine script.py:7 hello 1"]
+    assert lines == ["INFO mine script.py:8 hello 1"]
 
 
+@pytest.mark.usefixtures("patient_sinks")
 def test_little_output_is_one_file(tmp_path: Path) -> None:
     def build(pipeline: beam.Pipeline) -> None:
         words = pipeline | beam.Create(["a", "b", "c"] * 20) | beam.combiners.Count.PerElement()
@@ -217,5 +219,5 @@ if __name__ == "__main__":
 def test_classes_of_the_script_are_known_to_workers(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(_MAIN_CLASSES)
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False)
     assert sorted(done.stdout.split()) == [f"Item(number={n})" for n in (1, 2, 3, 4)], done.stderr

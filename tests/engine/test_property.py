@@ -82,8 +82,9 @@ def test_as_beams_own_runner_while_workers_are_killed(tmp_path: Path) -> None:
     @given(recipe=recipes(min_data=8, min_operations=3), seed=st.integers(0, 1000))
     def check_while_killing(recipe: Recipe, seed: int) -> None:
         nonlocal total
-        slow = replace(recipe, seconds_each=0.02)
-        with kill_workers_of(os.getpid(), every_s=0.5, seed=seed) as kills:
+        at_work = tmp_path / "at-work"
+        slow = replace(recipe, seconds_each=0.02, at_work=str(at_work))
+        with kill_workers_of(os.getpid(), every_s=0.2, at_work=at_work, seed=seed) as kills:
             check(slow, recipe, tmp_path)
         note(f"{kills.count} workers were killed")
         total += kills.count

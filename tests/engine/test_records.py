@@ -26,7 +26,6 @@ from tests.processes import wait_for
 from tests.runners import IS_REFERENCE, run, start
 
 pytestmark = [
-    pytest.mark.timeout(120),
     pytest.mark.skipif(IS_REFERENCE, reason="tests what only the engine does"),
 ]
 
@@ -156,7 +155,7 @@ def test_a_killed_run_is_seen_as_lost(tmp_path: Path) -> None:
         [sys.executable, "-c", _KILLED],
         env={**os.environ, "LUMINOSITY_RUN_DIR": str(tmp_path)},
         capture_output=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
     assert killed.returncode == -signal.SIGKILL

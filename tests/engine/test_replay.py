@@ -26,12 +26,11 @@ from tests.marks import note, notes
 from tests.runners import IS_REFERENCE, new_pipeline, new_runner, run
 
 pytestmark = [
-    pytest.mark.timeout(120),
     pytest.mark.skipif(IS_REFERENCE, reason="tests what only the engine does"),
     pytest.mark.usefixtures("leaves_nothing"),
 ]
 
-# A step of this name writes a file per bundle, and so gets all there is in one.
+# A step of this name writes a file per bundle, and so gets all there is in one, given patience.
 _IN_ONE_BUNDLE = "All/WriteImpl/WriteBundles"
 _MODES = ["--debug", "--cpu_workers=2"]
 
@@ -51,6 +50,7 @@ def saved(tmp_path: Path) -> Path:
 # ---- which element
 
 
+@pytest.mark.usefixtures("patient_sinks")
 @pytest.mark.parametrize("mode", _MODES)
 def test_the_element_is_found_among_its_neighbours(saved: Path, tmp_path: Path, mode: str) -> None:
     tries = tmp_path / "tries"
@@ -88,6 +88,7 @@ class FailingInCompany(beam.DoFn):
             raise ValueError("one too many")
 
 
+@pytest.mark.usefixtures("patient_sinks")
 @pytest.mark.parametrize("mode", _MODES)
 def test_a_bundle_that_fails_only_as_a_whole_is_saved_as_a_whole(saved: Path, mode: str) -> None:
     def build(pipeline: beam.Pipeline) -> None:
@@ -315,7 +316,7 @@ _MENDED = "def divide(pair):\n    a, b = pair.numbers\n    print('divides')\n   
 
 def lum(*words: str, **named: Any) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "luminosity.cli.main", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, **named)
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, **named)
 
 
 def test_a_replay_shows_whether_a_change_helps(tmp_path: Path, saved: Path) -> None:

@@ -22,7 +22,6 @@ from tests.processes import files_of_luminosity, wait_for
 from tests.runners import IS_REFERENCE, finished, new_pipeline, run, start
 
 pytestmark = [
-    pytest.mark.timeout(180),
     pytest.mark.skipif(IS_REFERENCE, reason="tests what only the engine does"),
     pytest.mark.usefixtures("leaves_nothing"),
 ]
@@ -139,7 +138,7 @@ def test_many_runs_leave_nothing_that_grows(worker_start: str, rounds: int, tmp_
     of_python, of_the_system = _of_python(), _of_the_system()
     for _ in range(rounds):
         two_runs()
-    wait_for(lambda: not _of_python() - of_python, timeout_s=20)
+    wait_for(lambda: not _of_python() - of_python, timeout_s=60)
     assert _of_python() - of_python == Counter()
     grown = _of_the_system() - of_the_system
     assert not {kind: number for kind, number in grown.items() if number >= 2 * rounds}
@@ -153,5 +152,9 @@ def test_a_failed_run_is_forgotten_once_its_failure_is_told() -> None:
         return weakref.ref(result)
 
     result = failed()
-    gc.collect()
-    assert result() is None
+
+    def is_forgotten() -> bool:
+        gc.collect()
+        return result() is None
+
+    assert wait_for(is_forgotten, timeout_s=60)  # its thread may be about to end

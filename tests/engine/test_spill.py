@@ -250,14 +250,14 @@ def test_a_side_input_larger_than_the_budget(tmp_path: Path, view: str) -> None:
 
 
 def test_what_was_spilled_is_gone_after_the_run(tmp_path: Path) -> None:
-    spill = tmp_path / "made" / "for it"
+    spill, before = tmp_path / "made" / "for it", files_of_luminosity()
     run(
         lambda p: p | beam.Create(range(40)) | beam.FlatMap(values_of) | beam.GroupByKey() | beam.MapTuple(digest),
         _SMALL_BUDGET,
         f"--spill_dir={spill}",
     )
     assert list(spill.iterdir()) == []
-    assert not files_of_luminosity()
+    assert files_of_luminosity() <= before
 
 
 @pytest.mark.parametrize("size", ["lots", "-1GB", "0", "1kB", "5 apples"])
@@ -272,4 +272,4 @@ def test_a_spill_folder_that_can_not_be_is_refused(tmp_path: Path) -> None:
     for folder in (tmp_path / "file" / "folder", "/proc/none", "/proc"):
         with pytest.raises(OptionError, match=f"--spill_dir={folder}: expected a folder"):
             run(lambda p: p | beam.Create([1]), f"--spill_dir={folder}")
-    assert files_of_luminosity() == before
+    assert files_of_luminosity() <= before

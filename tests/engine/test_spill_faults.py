@@ -16,11 +16,11 @@ import psutil
 import pytest
 
 from luminosity.errors import SpillFailed
-from tests.processes import files_of_luminosity, kill_workers_of, wait_for
+from tests.marks import note, wait_for_file
+from tests.processes import MOST_KILLS, files_of_luminosity, kill_workers_of, wait_for
 from tests.runners import IS_REFERENCE, collect_all, new_pipeline, run
 
 pytestmark = [
-    pytest.mark.timeout(180),
     pytest.mark.skipif(IS_REFERENCE, reason="tests what only the engine does"),
     pytest.mark.usefixtures("leaves_nothing"),
 ]
@@ -44,19 +44,25 @@ def late(pair: tuple[int, bytes], count: int) -> tuple[int, int, int]:
 
 
 def test_results_are_exact_while_workers_are_killed_and_blocks_are_on_disk(tmp_path: Path) -> None:
-    spill = tmp_path / "spill"
+    spill, at_work, killed = tmp_path / "spill", tmp_path / "at-work", tmp_path / "killed"
+
+    def noise_at_work(number: int) -> Iterable[tuple[int, bytes]]:
+        note(at_work, os.getpid())
+        if number == 59:
+            wait_for_file(killed)
+        yield from noise(number)
 
     def build(pipeline: beam.Pipeline) -> dict[str, beam.PCollection]:
-        pairs = pipeline | beam.Create(range(60)) | beam.Reshuffle() | beam.FlatMap(noise)
+        pairs = pipeline | beam.Create(range(60)) | beam.Reshuffle() | beam.FlatMap(noise_at_work)
         waits_for_all = beam.pvalue.AsSingleton(pairs | beam.combiners.Count.Globally())
         return {
             "groups": pairs | beam.GroupByKey() | beam.MapTuple(numbers_of),
             "elements": pairs | "late" >> beam.Map(late, waits_for_all),
         }
 
-    with kill_workers_of(os.getpid(), every_s=1.0) as kills:
+    with kill_workers_of(os.getpid(), every_s=0.7, at_work=at_work, over=killed) as kills:
         found, _ = collect_all(build, tmp_path, new_pipeline(_SMALL_BUDGET, f"--spill_dir={spill}"))
-    assert kills.count >= 2
+    assert kills.count == MOST_KILLS
     keys = [index % 3 for index in range(8)]
     assert sorted(found["groups"]) == [(key, sorted(list(range(60)) * keys.count(key))) for key in range(3)]
     assert sorted(found["elements"]) == sorted((key, number, 480) for number in range(60) for key in keys)
@@ -106,13 +112,15 @@ def test_a_runner_that_is_killed_leaves_nothing_on_the_disk_for_long(tmp_path: P
     try:
         assert wait_for(lambda: list(spill.glob("luminosity-*/*spill*")) + list(spill.glob("*/*.packed")), timeout_s=60)
         descendants = psutil.Process(process.pid).children(recursive=True)
-        for killed in (process.pid, *(d.pid for d in descendants if "forkserver" in " ".join(d.cmdline()))):
-            os.kill(killed, signal.SIGKILL)  # the runner, and whoever would clean up after it
-        process.wait(timeout=5)
-        assert psutil.wait_procs(descendants, timeout=5)[1] == []
+        killed = [process.pid, *(d.pid for d in descendants if "forkserver" in " ".join(d.cmdline()))]
+        for number in (signal.SIGSTOP, signal.SIGKILL):  # so that none lives to see another end, and cleans up after it
+            for pid in killed:
+                os.kill(pid, number)
+        process.wait(timeout=60)
+        assert psutil.wait_procs(descendants, timeout=60)[1] == []
     finally:
         process.kill()
-        process.wait(timeout=5)
+        process.wait(timeout=60)
     assert list(spill.iterdir()) != []
     run(lambda p: p | beam.Create([1]), f"--spill_dir={spill}")
     assert list(spill.iterdir()) == []

@@ -284,7 +284,6 @@ print("the end", sys.stdout.isatty())
 """
 
 
-@pytest.mark.timeout(120)
 def test_a_real_run_on_a_real_terminal(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(_SCRIPT)

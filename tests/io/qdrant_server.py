@@ -82,7 +82,7 @@ def qdrant_server() -> Iterator[StandIn]:
     finally:
         server.shutdown()
         server.server_close()
-        thread.join(timeout=10)
+        thread.join(timeout=60)
 
 
 def fails(times: int, status: int, message: str, what: str = "") -> Script:

@@ -219,7 +219,7 @@ def test_a_file_where_the_folder_should_be(tmp_path: Path) -> None:
 def _hold(path: str, taken: Any, done: Any) -> None:
     with held(path, 1):
         taken.set()
-        done.wait(30)
+        done.wait(200)
 
 
 def test_a_lock_held_too_long_names_its_holder(tmp_path: Path) -> None:
@@ -228,12 +228,12 @@ def test_a_lock_held_too_long_names_its_holder(tmp_path: Path) -> None:
     taken, done = context.Event(), context.Event()
     holder = context.Process(target=_hold, args=(str(tmp_path / "things.lock"), taken, done))
     holder.start()
-    assert taken.wait(30)
+    assert taken.wait(120)
     target = Whereabouts.of(tmp_path, "things", timeout=0.2).open(lambda: None)
     with pytest.raises(StoreError, match=rf"waited 0.2 s for {tmp_path}/things.lock, which process {holder.pid} holds"):
         target.count()
     done.set()
-    holder.join(30)
+    holder.join(60)
     assert target.count() == 1
 
 

@@ -18,8 +18,6 @@ from pyarrow import parquet
 from luminosity import ReadTable, WriteTable
 from luminosity.errors import TableError
 
-pytestmark = pytest.mark.timeout(60)
-
 
 def written(path: Path, *batches: pa.RecordBatch, **options: Any) -> str:
     with beam.Pipeline("FnApiRunner") as pipeline:

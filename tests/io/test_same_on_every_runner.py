@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -60,25 +59,19 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def job_service() -> Iterator[str]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+def job_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """At a port that it chooses itself: one that was free before may not be so any more."""
+    port = tmp_path_factory.mktemp("service") / "port"
     module = "apache_beam.runners.portability.local_job_service_main"
     service = subprocess.Popen(
-        [sys.executable, "-m", module, "-p", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        [sys.executable, "-m", module, "--port_file", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
-
-    def answers() -> bool:
-        with socket.socket() as probe:
-            return probe.connect_ex(("127.0.0.1", port)) == 0
-
     try:
-        assert wait_for(answers, 60), "the job service did not come up"
-        yield f"127.0.0.1:{port}"
+        assert wait_for(lambda: port.exists() and port.read_text(), 120), "the job service did not come up"
+        yield f"127.0.0.1:{port.read_text()}"
     finally:
         service.terminate()
-        service.wait(10)
+        service.wait(60)
 
 
 @pytest.mark.parametrize("runner", ["FnApiRunner", "PortableRunner", "luminosity.LuminosityRunner"])

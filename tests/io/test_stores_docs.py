@@ -13,7 +13,6 @@ STORES = (Path(__file__).parents[2] / "docs" / "stores.md").read_text()
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(150)
 def test_snippets_about_stores(tmp_path: Path) -> None:
     snippets = re.findall(r"^```python\n(.*?)^```$", STORES, re.DOTALL | re.MULTILINE)
     (tmp_path / "snippets.py").write_text("\n".join(snippets))

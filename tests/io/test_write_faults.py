@@ -20,19 +20,12 @@ from luminosity import LuminosityRunner, WriteTable
 from luminosity.errors import StepFailed, WriteError
 from tests.both_runners import Pipelines, counters
 from tests.io.written import everything_in, table_of
-from tests.marks import first_time, note, notes
-from tests.processes import kill_workers_of
-
-pytestmark = pytest.mark.timeout(120)
+from tests.marks import first_time, note, notes, wait_for_file
+from tests.processes import MOST_KILLS, kill_workers_of
 
 
 def numbered(number: int, rows: int = 10) -> pa.RecordBatch:
     return pa.record_batch({"id": pa.array(range(number * rows, (number + 1) * rows)), "key": [str(number % 3)] * rows})
-
-
-def slowly(number: int) -> pa.RecordBatch:
-    time.sleep(0.02)
-    return numbered(number)
 
 
 def noise(number: int, rows: int = 50_000) -> pa.RecordBatch:
@@ -58,16 +51,22 @@ def run(pipelines: Pipelines, build: Callable[[beam.Pipeline], None]) -> None:
 @pytest.mark.usefixtures("leaves_nothing")
 @pytest.mark.parametrize(("name", "options"), [("out", {"partition_by": "key"}), ("out.parquet", {})], ids=str)
 def test_every_row_once_while_workers_are_killed(tmp_path: Path, name: str, options: dict[str, Any]) -> None:
-    path = str(tmp_path / name)
+    path, at_work, killed = str(tmp_path / name), tmp_path / "at-work", tmp_path / "killed"
+
+    def slowly(number: int) -> pa.RecordBatch:
+        note(at_work, os.getpid())
+        time.sleep(0.02)
+        if number == 199:
+            wait_for_file(killed)
+        return numbered(number)
 
     def build(pipeline: beam.Pipeline) -> None:
         numbers = pipeline | beam.Create(range(200)) | beam.Reshuffle()
         _ = numbers | beam.Map(slowly).with_output_types(pa.RecordBatch) | WriteTable(path, **options)
 
-    # One fewer than it takes to think that an element ends its workers.
-    with kill_workers_of(os.getpid(), every_s=0.5, most=3) as kills:
+    with kill_workers_of(os.getpid(), every_s=0.5, at_work=at_work, over=killed) as kills:
         result = run_ours(build)
-    assert kills.count >= 2
+    assert kills.count == MOST_KILLS
     assert sorted(table_of(path)["id"].to_pylist()) == list(range(2000))
     assert not [name for name in everything_in(tmp_path) if "luminosity" in name]
     assert counters(result)["rows_written"] == 2000

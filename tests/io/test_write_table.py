@@ -34,8 +34,6 @@ from luminosity.io.writing.target import Target
 from tests.both_runners import Pipelines, counters
 from tests.io.written import everything_in, in_order, rows_of, table_of
 
-pytestmark = pytest.mark.timeout(120)
-
 REVIEWS = [
     {"id": 1, "text": "Fine.", "lang": "en", "stars": 4.5},
     {"id": 2, "text": 'So "gut",\nwirklich', "lang": "de", "stars": None},

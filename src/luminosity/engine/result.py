@@ -13,7 +13,7 @@ from apache_beam.runners.runner import PipelineResult, PipelineState
 
 from luminosity.engine.run import Run
 
-_CANCEL_TIMEOUT_S = 5.0
+_CANCEL_TIMEOUT_S = 30.0
 
 
 class LuminosityResult(PipelineResult):

@@ -29,7 +29,7 @@ _MAX_FAILED_STARTS = 3
 _SATURATED_S = 0.03
 _CONNECT_TIMEOUT_S = 60.0
 _FINISH_TIMEOUT_S = 10.0
-_KILL_TIMEOUT_S = 2.0
+_KILL_TIMEOUT_S = 10.0
 _IDLE_WAKE_S = 0.2  # to be seen
 _PUMP_S = 0.02
 
@@ -142,14 +142,18 @@ class Scheduler:
         worker.connection = self._parts.server.connect(worker.id, callbacks)
         pool.workers[index] = worker
         self._workers.add(worker)
-        workers.start(
-            worker,
-            self._parts.launcher,
-            self._parts.folders,
-            self._parts.config,
-            self._parts.prints,
-            lambda worker, code: self._events.put(Exited(worker, code)),
-        )
+        try:
+            workers.start(
+                worker,
+                self._parts.launcher,
+                self._parts.folders,
+                self._parts.config,
+                self._parts.prints,
+                lambda worker, code: self._events.put(Exited(worker, code)),
+            )
+        except WorkerStartFailed:
+            self._workers.discard(worker)  # it has no process whose end could be waited for
+            raise
 
     # What comes back
 

@@ -161,6 +161,8 @@ class ForkServer:
             self._starting.clear()
         for on_exit in list(self._on_exit.values()):
             on_exit(1)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_END_TIMEOUT_S)  # or it would be there as a zombie, for which a notebook's kernel waits
 
     def _hear(self, message: dict[str, Any]) -> None:
         if "started" in message:
