@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import apache_beam as beam
-import hypothesis
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -44,9 +43,6 @@ settings.load_profile("steady")
 def pytest_configure(config: pytest.Config) -> None:
     # A shell's background job ignores Ctrl-C, and so would all that it starts; some tests send it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    # No example must be done within a time: the machine may be busy with something else just then.
-    hypothesis.settings.register_profile("without deadlines", deadline=None)
-    hypothesis.settings.load_profile("without deadlines")
     for marker in _BEAM_MARKERS:
         config.addinivalue_line("markers", f"{marker}: Beam's own")
     # Runs of tests, also of processes that tests start, are not recorded among the user's own.
