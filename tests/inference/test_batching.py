@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -16,6 +17,40 @@ from luminosity.inference.batching.limits import Limits, warn_of_settings_withou
 from luminosity.inference.batching.policy import BatchPolicy, Cut
 from luminosity.inference.batching.pool import Pool
 from luminosity.inference.batching.timing import Timing
+from luminosity.inference.steps.block_size import BlockSize
+
+
+class TestBlockSize:
+    """``learn(examples, bytes, seconds)``, as a handler would make it happen."""
+
+    def settled(self, seconds: Callable[[int], float], block_size: BlockSize | None = None) -> BlockSize:
+        block_size = block_size or BlockSize()
+        for _ in range(200):
+            block_size.learn(block_size.examples, 10 * block_size.examples, seconds(block_size.examples))
+        return block_size
+
+    def test_it_grows_while_that_is_quick(self) -> None:
+        assert self.settled(lambda examples: 1e-6 * examples).examples == 1024
+        assert self.settled(lambda examples: 0.02).examples == 1024
+
+    def test_it_shrinks_where_examples_take_long(self) -> None:
+        assert self.settled(lambda examples: 0.03 * examples).examples <= 4
+        assert self.settled(lambda examples: 3.0 * examples).examples == 1
+
+    def test_a_machine_that_was_busy_leaves_no_mark(self) -> None:
+        stalled = self.settled(lambda examples: 1.0)
+        assert stalled.examples == 1
+        assert self.settled(lambda examples: 0.06 + 1e-6 * examples, stalled).examples == 1024
+
+    def test_the_end_of_a_bundle_tells_nothing(self) -> None:
+        block_size = BlockSize()
+        block_size.learn(3, 30, 0.0001)
+        assert block_size.examples == 64
+
+    def test_large_examples_make_small_blocks(self) -> None:
+        block_size = BlockSize()
+        block_size.learn(64, 64_000_000, 0.001)
+        assert block_size.examples == 16
 
 
 def pool_of(*costs: float, now: float = 0.0, weights: list[float] | None = None) -> Pool:

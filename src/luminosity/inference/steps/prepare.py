@@ -13,17 +13,13 @@ from apache_beam.transforms.window import WindowedValue
 from luminosity.inference.blocks import size, take
 from luminosity.inference.model_set import THE_MODEL, ModelSet
 from luminosity.inference.preparing import Preparer
+from luminosity.inference.steps.block_size import BlockSize
 from luminosity.inference.steps.messages import Failed, PreparedBlock, described, earliest
 from luminosity.inference.steps.settings import StepSettings
 
 __all__ = ["PrepareDoFn"]
 
-_FIRST_BLOCK = 64
-_LARGEST_BLOCK = 1024
-_LARGEST_BLOCK_BYTES = 16_000_000
-_MOST_GATHERED = 16 * _LARGEST_BLOCK
-_QUICK_S = 0.01
-_SLOW_S = 0.1
+_MOST_GATHERED = 16_384
 
 
 class PrepareDoFn(beam.DoFn):
@@ -32,7 +28,7 @@ class PrepareDoFn(beam.DoFn):
     def __init__(self, models: ModelSet, settings: StepSettings) -> None:
         self._models = models
         self._settings = settings
-        self._block_size = _FIRST_BLOCK
+        self._block_size = BlockSize()
         self._gathered: dict[tuple[Any, Hashable], tuple[list[Any], list[Any]]] = {}
 
     def setup(self) -> None:
@@ -59,10 +55,10 @@ class PrepareDoFn(beam.DoFn):
             examples, timestamps = self._gathered.setdefault((window, name), ([], []))
             examples += new
             timestamps += [timestamp] * len(new)
-            while len(examples) >= self._block_size:
-                size = self._block_size
-                yield self._emit(window, name, examples[:size], timestamps[:size])
-                del examples[:size], timestamps[:size]
+            while len(examples) >= self._block_size.examples:
+                count = self._block_size.examples
+                yield self._emit(window, name, examples[:count], timestamps[:count])
+                del examples[:count], timestamps[:count]
         if len(self._gathered) > 1 and sum(len(examples) for examples, _ in self._gathered.values()) > _MOST_GATHERED:
             yield from self.finish_bundle()
 
@@ -89,13 +85,7 @@ class PrepareDoFn(beam.DoFn):
         begun = time.perf_counter()
         block = self._prepare(self._preparers[name], examples, timestamps)
         seconds = time.perf_counter() - begun
-        # Large blocks cost less per example; but the device waits for the first ones.
-        if seconds < _QUICK_S:
-            self._block_size = min(2 * self._block_size, _LARGEST_BLOCK)
-        elif seconds > _SLOW_S:
-            self._block_size = max(self._block_size // 2, 1)
-        fit = _LARGEST_BLOCK_BYTES * len(examples) // max(size(examples), 1)
-        self._block_size = max(1, min(self._block_size, fit))
+        self._block_size.learn(len(examples), size(examples), seconds)
         return self._emitted(window, replace(block, seconds=seconds, model=name), timestamps)
 
     def _emitted(self, window: Any, block: PreparedBlock, timestamps: list[Any]) -> WindowedValue:
