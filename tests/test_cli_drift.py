@@ -218,7 +218,7 @@ def test_a_try_takes_random_rows(capsys: pytest.CaptureFixture[str]) -> None:
         (["old.npy", "arrays.npy"], "arrays.npy is a folder, expected a file of NumPy"),
         (["arrays.npy/in", "new.npy"], "name its files by a pattern in quotes: 'arrays.npy/in/*.npy'"),
         (["", "new.npy"], "REFERENCE is empty, expected a file, a folder or a pattern: is a variable not set?"),
-        (["none.csv", "new.npy"], "none.csv has no rows, expected at least 2"),
+        (["none.csv", "new.npy"], "none.csv has no rows, expected some"),
         (["torn.parquet", "new.npy"], "torn.parquet: can't be read as parquet; it is damaged, cut off"),
         (["notes.txt", "new.npy"], "perhaps with .gz, .bz2, .zst, .lz4 behind it; or .npy of NumPy"),
         (["ab-*.csv", "new.npy", "--column=a"], "the types are those of ./ab-0.csv: Parquet says itself what there is"),

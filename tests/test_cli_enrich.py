@@ -199,6 +199,7 @@ def test_where_every_row_fails_there_is_nothing_to_show(tmp_path: Path) -> None:
         (["in.csv", "out", "--embed=text=M", "--dead-letters=./out"], "--dead-letters ./out: that is OUT"),
         (["in.csv", "out", "--embed=text=M", "--columns=stars, txt"], "--columns names 'txt'"),
         (["in.csv", "out", "--model=text=json:dumbs"], "the module json has no 'dumbs'; did you mean dumps or dump?"),
+        (["notes.txt", "out", "--embed=text=M"], "perhaps with .gz, .bz2, .zst, .lz4 behind it\n"),
     ],
 )
 def test_mistakes_are_named_before_anything_runs(
@@ -212,6 +213,8 @@ def test_mistakes_are_named_before_anything_runs(
     monkeypatch.setattr("luminosity.cli.enrich.warm_up", lambda _: None)
     monkeypatch.setattr(sys, "argv", sys.argv)
     pyarrow.csv.write_csv(pa.table({"text": ["fine"], "stars": [4]}), "in.csv")
+    Path("notes.txt").write_text("no table\n")
+    before = os.listdir()
 
     code = main(["enrich", *arguments])
 
@@ -219,4 +222,4 @@ def test_mistakes_are_named_before_anything_runs(
     assert code == 2
     assert error.startswith("lum enrich: ")
     assert message in error
-    assert os.listdir() == ["in.csv"]
+    assert os.listdir() == before

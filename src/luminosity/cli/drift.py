@@ -6,6 +6,7 @@ import argparse
 import sys
 from typing import Any
 
+from luminosity.cli.advice import as_options
 from luminosity.cli.interrupts import INTERRUPTED, end_as_by_ctrl_c
 from luminosity.errors import LuminosityError
 
@@ -28,17 +29,7 @@ examples:
                         and how it went over time
   lum drift old.npy new.npy --json | jq .p_value
 """
-_ARGUMENTS = {
-    "columns= names": "--column names",
-    "or say format= yourself": "or .npy of NumPy",
-    "; or give schema=": "",
-    ", nor has any other of the 1 files; give schema=": ", expected at least 2",
-    "; give schema=": "; expected at least 2",
-    "give schema= if there are more, or of other types": "Parquet says itself what there is",
-    "give schema= for other types, null_values= for other nulls, newlines_in_values=True for values with line breaks": (
-        "Parquet says itself what there is, and takes nulls and line breaks"
-    ),
-}
+_ARGUMENTS = {"columns= names": "--column names", "or say format= yourself": "or .npy of NumPy"}
 
 
 def add_to(commands: Any) -> None:
@@ -106,16 +97,9 @@ def drift(parsed: argparse.Namespace) -> int:
 
         return run(parsed)
     except LuminosityError as error:
-        return _say(_as_options(str(error)), _FAILED)
+        return _say(as_options(str(error), _ARGUMENTS), _FAILED)
     except KeyboardInterrupt:
         return _say("interrupted", INTERRUPTED)
-
-
-def _as_options(message: str) -> str:
-    """What is advised to those who write pipelines, in words for here."""
-    for argument, option in _ARGUMENTS.items():
-        message = message.replace(argument, option)
-    return message
 
 
 def _say(message: str, status: int) -> int:

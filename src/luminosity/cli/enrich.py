@@ -7,6 +7,7 @@ import difflib
 import sys
 from typing import Any
 
+from luminosity.cli.advice import as_options
 from luminosity.cli.enrich_columns import KINDS, asked_for
 from luminosity.cli.interrupts import INTERRUPTED, cancel_runs, end_as_by_ctrl_c
 from luminosity.engine.workers.launcher import warm_up
@@ -68,9 +69,9 @@ def enrich(words: list[str]) -> int:
     try:
         return _run(parsed, rest)
     except RunFailed as error:
-        return _say(_as_options(str(error)), _FAILED)
+        return _say(as_options(str(error), _ARGUMENTS), _FAILED)
     except LuminosityError as error:
-        return _say(_as_options(str(error)), _WRONG_USE)
+        return _say(as_options(str(error), _ARGUMENTS), _WRONG_USE)
     except KeyboardInterrupt:
         cancel_runs()
         return _say("interrupted", INTERRUPTED)
@@ -151,13 +152,6 @@ def _count(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number from 1")
     return int(text)
-
-
-def _as_options(message: str) -> str:
-    """What is advised to those who write pipelines, in words for here."""
-    for argument, option in _ARGUMENTS.items():
-        message = message.replace(argument, option)
-    return message
 
 
 def _say(message: str, status: int) -> int:
