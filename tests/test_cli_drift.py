@@ -177,6 +177,12 @@ def test_the_report_of_an_array_shows_its_numbers() -> None:
     assert "… 8 numbers]" in Path("drift.html").read_text()
 
 
+def test_vectors_of_another_name_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    pq.write_table(pa.table({"w": _SAME.tolist()}), "renamed.parquet")
+    assert main(["drift", "old.parquet", "renamed.parquet", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["settings"]["columns"] == "v against w"
+
+
 def test_a_try_takes_random_rows(capsys: pytest.CaptureFixture[str]) -> None:
     for _ in range(2):
         assert main(["drift", "old.parquet", "new.parquet", "--rows=100", "--json"]) in (0, 3)

@@ -21,7 +21,7 @@ def settings_of(parsed: argparse.Namespace, compared: Compared) -> dict[str, Any
     return {
         "reference": parsed.reference,
         "current": parsed.current,
-        "columns": ", ".join(compared.sources[0].columns or compared.sources[1].columns),
+        "columns": _columns(compared),
         "kernel": _asked_kernel(parsed),
         "width": int(samples[0].rows.shape[1]),
         "components": None if pca is None else len(pca.components),
@@ -32,6 +32,11 @@ def settings_of(parsed: argparse.Namespace, compared: Compared) -> dict[str, Any
         "versions": {name: version(name) for name in ("luminosity", "jax", "numpy")},
         "device": _device(),
     }
+
+
+def _columns(compared: Compared) -> str:
+    """Of both, where the only vectors of one table have another name than those of the other."""
+    return " against ".join(dict.fromkeys(", ".join(each.columns) for each in compared.sources if each.columns))
 
 
 def _device() -> str:
