@@ -23,6 +23,7 @@ from luminosity.drift import (
     mmd_test,
     witness,
 )
+from luminosity.drift.block_sums import block_sums
 from luminosity.drift.hashing import hash_ids
 from luminosity.errors import DriftError
 
@@ -223,6 +224,18 @@ def test_one_number_that_is_far_too_large_hides_nothing(kernel: Any) -> None:
         assert result.drift
         found.append(result.kernels[0].mmd2)
     assert found == pytest.approx([found[0]] * 3, rel=1e-6)
+
+
+def test_nor_does_it_where_it_is_in_the_last_row_which_fills_up_blocks() -> None:
+    rows = np.random.default_rng(0).normal(size=(65, 3)).astype(np.float32)
+    rows[-1] = 1e8
+    bins = np.repeat([0, 1], [32, 33])
+    (found,) = block_sums([RBF(2.0)], [0.0], rows.__getitem__, bins, 2)
+    values = np.exp(-((rows[:, None] - rows[None, :]).astype(np.float64) ** 2).sum(axis=2) / 8) - np.eye(65)
+    expected = [[values[bins == x][:, bins == y].sum() for y in (0, 1)] for x in (0, 1)]
+    assert found == pytest.approx(np.array(expected), rel=1e-5)
+    (_, scores), (_, exact) = (witness(X, rows, RBF(2.0), precision=each) for each in ("float32", "float64"))
+    assert scores == pytest.approx(exact, abs=1e-5)
 
 
 def test_equal_rows_far_from_all_others_are_not_nearer_than_near() -> None:
