@@ -8,7 +8,7 @@ import functools
 import gzip
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from decimal import Decimal
 from pathlib import Path
@@ -523,6 +523,26 @@ def test_of_two_jobs_that_end_at_once_one_is_refused(
     assert rows_of(tmp_path / name) == [{"n": 0}, {"n": 1}]
 
 
+def test_of_two_jobs_that_replace_at_once_none_removes_what_the_other_has_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "out"
+    first, second = (_written(folder, rows, if_exists="replace") for rows in (2, 3))
+
+    @contextlib.contextmanager
+    def late_turn(*args: Any) -> Generator[None]:
+        monkeypatch.setattr(finish_step, "turn_in", turn_in)
+        finish_step.finish(*first)
+        with turn_in(*args):
+            yield
+
+    monkeypatch.setattr(finish_step, "turn_in", late_turn)
+    for _ in range(2):  # A runner may try again.
+        with pytest.raises(WriteError, match="Did another run"):
+            finish_step.finish(*second)
+        assert rows_of(folder) == [{"n": 0}, {"n": 1}]
+
+
 def test_a_turn_that_does_not_come(tmp_path: Path) -> None:
     with turn_in(str(tmp_path), 1), pytest.raises(TimeoutError, match=r"waited 0\.05 s"), turn_in(str(tmp_path), 0.05):
         pass
@@ -530,8 +550,8 @@ def test_a_turn_that_does_not_come(tmp_path: Path) -> None:
         assert os.listdir(tmp_path) == []
 
 
-def _written(path: Path, bundles: int) -> tuple[Target, list[table_file.Written]]:
-    target, written = Target.of(str(path)), list[table_file.Written]()
+def _written(path: Path, bundles: int, if_exists: str = "fail") -> tuple[Target, list[table_file.Written]]:
+    target, written = Target.of(str(path), if_exists=if_exists), list[table_file.Written]()
     for number in range(bundles):
         bundle = open_files.OpenFiles(target)
         bundle.add(pa.record_batch({"n": [number]}))

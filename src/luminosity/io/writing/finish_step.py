@@ -58,6 +58,7 @@ def finish(target: Target, written: list[Written]) -> list[str]:
         with turn_in(target.folder, _TURN_S):
             if not is_begun:
                 existing.check(target)
+                _check_not_removed(target, {source for source, _ in complete})
                 if moves:
                     files.OutputFile(files.join(target.temporary_folder, _BEGUN), None).close()
             for source, final in complete:
@@ -76,6 +77,15 @@ def _empty(target: Target) -> Written:
 
 def _has_sources(move: Move, there: set[str]) -> bool:
     return all(files.split(source.path)[1] in there for source in move.sources)
+
+
+def _check_not_removed(target: Target, sources: set[str]) -> None:
+    """Before the mark is set: beside it, a second try would take missing files for moved ones, and remove others'."""
+    if not {files.split(source)[1] for source in sources} <= files.names_in(target.temporary_folder):
+        raise WriteError(
+            f"{target.path}: what this run had written is gone from {target.temporary_folder}. Did another run replace "
+            "the table at the same time?"
+        )
 
 
 def _remove_temporary(target: Target, moves: list[Move]) -> None:
