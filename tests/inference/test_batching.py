@@ -38,9 +38,13 @@ class TestBlockSize:
         assert self.settled(lambda examples: 3.0 * examples).examples == 1
 
     def test_a_machine_that_was_busy_leaves_no_mark(self) -> None:
-        stalled = self.settled(lambda examples: 1.0)
+        stalled = self.settled(lambda examples: 0.06 + 0.2 * examples)
         assert stalled.examples == 1
         assert self.settled(lambda examples: 0.06 + 1e-6 * examples, stalled).examples == 1024
+
+    @pytest.mark.parametrize("seconds", [0.09, 0.11, 2.0])
+    def test_it_is_large_where_each_call_has_its_price_however_high(self, seconds: float) -> None:
+        assert self.settled(lambda examples: seconds + 1e-6 * examples).examples == 1024
 
     def test_the_end_of_a_bundle_tells_nothing(self) -> None:
         block_size = BlockSize()
