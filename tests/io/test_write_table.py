@@ -92,6 +92,14 @@ def test_partitions(tmp_path: Path, pipelines: Pipelines) -> None:
     assert parquet.read_schema(inside).names == ["id", "text", "stars"]
 
 
+def test_names_in_any_script(tmp_path: Path, pipelines: Pipelines) -> None:
+    rows = [{"größe": 1, "язык": "日本"}, {"größe": 2, "язык": "é"}]
+    with pipelines() as (pipeline, _):
+        table = pipeline | beam.Create([pa.RecordBatch.from_pylist(rows)])
+        _ = table | WriteTable(str(tmp_path / "año"), partition_by="язык")
+    assert rows_of(tmp_path / "año") == in_order(rows)
+
+
 def test_windows_make_one_table(tmp_path: Path, pipelines: Pipelines) -> None:
     with pipelines() as (pipeline, _):
         _ = (

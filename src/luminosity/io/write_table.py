@@ -80,7 +80,8 @@ class WriteTable(beam.PTransform[beam.PCollection[pa.RecordBatch], beam.PCollect
             existing.check(target)
         if not table.windowing.is_default():
             table |= "Global" >> beam.WindowInto(GlobalWindows())
-        annotations = {WRITES_A_FILE_PER_BUNDLE: "", TEMPORARY_FOLDER: target.temporary_folder}
+        # As bytes: of texts, Beam takes ASCII alone, and folders have other letters, too.
+        annotations = {WRITES_A_FILE_PER_BUNDLE: b"", TEMPORARY_FOLDER: target.temporary_folder.encode()}
         with table.pipeline.transform_annotations(**annotations):
             written: beam.PCollection[Any] = table | "Write" >> beam.ParDo(WriteDoFn(target))  # pyright: ignore
         return (
