@@ -169,6 +169,7 @@ def test_rows_of_two_kinds(tmp_path: Path) -> None:
 def test_settings_are_checked() -> None:
     for settings, message in [
         ({"path": "things"}, "expected one that ends in .lance"),
+        ({"path": "café/my things.lance"}, "expected a name of Latin letters, digits"),
         ({"mode": "replace"}, "found mode='replace', expected one of append, overwrite, merge"),
         ({"mode": "merge"}, "expected a key with 'merge' and only there"),
         ({"key": "id"}, "expected a key with 'merge' and only there"),
