@@ -132,7 +132,7 @@ MISTAKES: dict[str, tuple[pa.RecordBatch, dict[str, Any], str]] = {
     "columns": (
         numbered(0, 1).drop_columns(["vector"]).set_column(0, "id", pa.array([1])).append_column("n", pa.array([1])),
         {},
-        "column 'id' is uint64, and int64 in .*; column 'vector' is .*, and not there in .*; column 'n' is not there, and",
+        "column 'id' is uint64, and int64 in .*; column 'vector' is .*, and not there in .*; column 'n' is not there",
     ),
     "NaN": (numbered(0, 1).set_column(2, "vector", vectors([[1, 2, 3, float("nan")]])), {}, "things.lance: .*NaN"),
     "tombstones": (
