@@ -190,6 +190,8 @@ def test_where_every_row_fails_there_is_nothing_to_show(tmp_path: Path) -> None:
             ["in.csv", "out.csv", "--classify=text=M"],
             "column 'text_class' is struct<label: string, score: float>, which CSV",
         ),
+        (["in.csv", "out.parquet.gz", "--embed=text=M"], "a parquet file is not compressed as a whole"),
+        (["in.csv", "a.jsonl", "--embed=text=M", "--if-exists=append"], "found --if-exists append for a.jsonl, whose"),
         (["in.csv", "out", "--embed=text=./N"], "there is no folder ./N"),
         (["in.csv", "out", "--embed=text=M", "--embed=text=L"], "adds a column 'text_embedding', and two models have"),
         (["in.csv", "out", "--embed=text=M", "--columns=stars"], "there is no column 'text'; expected one of stars"),

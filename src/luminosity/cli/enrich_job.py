@@ -96,9 +96,16 @@ def _check_texts(asked: Sequence[Asked], schema: pa.Schema) -> None:
 def _check_files(parsed: argparse.Namespace, asked: Sequence[Asked], schema: pa.Schema) -> None:
     """Whether files take what they get: models may work for long before the first row is written."""
     added = [pa.field(each.name, _ADDED[each.option]) for each in asked if each.option in _ADDED]
-    check_writable(Target.of(parsed.out), pa.schema([*schema, *added]))
+    check_writable(_target(parsed.out, parsed.if_exists), pa.schema([*schema, *added]))
     if parsed.dead_letters:
-        check_writable(Target.of(parsed.dead_letters), schema)
+        check_writable(_target(parsed.dead_letters, parsed.if_exists), schema)
+
+
+def _target(path: str, if_exists: str) -> Target:
+    try:
+        return Target.of(path, if_exists=if_exists)
+    except ValueError as error:
+        raise OptionError(str(error).partition(" and say compression=")[0]) from None
 
 
 def _check_answers(store: str) -> None:
