@@ -10,6 +10,7 @@ import apache_beam as beam
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from pyarrow import parquet
 
 from luminosity import ReadTable
 from luminosity.errors import TableError
@@ -135,6 +136,16 @@ def test_a_file_that_is_damaged_in_its_middle(tmp_path: Path) -> None:
     (tmp_path / "t.jsonl.gz").write_bytes(whole[:2000] + b"\0" * 100 + whole[2100:])
     with pytest.raises(TableError, match=r"t\.jsonl\.gz.*(damaged, cut off, or not gzip at all|line \d+)"):
         read_alone(ReadTable(str(tmp_path), schema=schema))
+
+
+def test_lists_of_a_fixed_size_with_nulls_as_others_write_them(tmp_path: Path) -> None:
+    vectors = pa.array([[1.0, 2.0], None, [3.0, 4.0]], pa.list_(pa.float32(), 2))
+    parquet.write_table(pa.table({"id": [1, 2, 3], "vector": vectors}), tmp_path / "t.parquet")
+    with pytest.raises(
+        TableError, match=r"t\.parquet: .*; a column of lists of a fixed size has nulls, which Arrow can't"
+    ):
+        read_alone(ReadTable(str(tmp_path)))
+    assert len(read_alone(ReadTable(str(tmp_path), ["id"]))) == 3
 
 
 @pytest.mark.parametrize("name", ["t.parquet", "t.csv", "t.jsonl"])
