@@ -231,3 +231,18 @@ def test_mistakes_are_named_before_anything_runs(
     assert error.startswith("lum enrich: ")
     assert message in error
     assert os.listdir() == before
+
+
+def test_a_store_that_is_not_installed_is_missed_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("luminosity.cli.enrich.warm_up", lambda _: None)
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    monkeypatch.setitem(sys.modules, "qdrant_edge", None)
+    pyarrow.csv.write_csv(pa.table({"text": ["fine"]}), "in.csv")
+
+    assert main(["enrich", "in.csv", "out", "--embed=text=M", "--vector-store=store"]) == 2
+
+    assert "lum enrich: qdrant_edge is not installed. Install it with: pip install" in capsys.readouterr().err
+    assert os.listdir() == ["in.csv"]

@@ -22,6 +22,7 @@ from luminosity.cli.enrich_columns import Asked, check, near
 from luminosity.cli.enrich_report import print_report
 from luminosity.engine.machine import Machine
 from luminosity.errors import OptionError
+from luminosity.extras import require
 from luminosity.io.writing.schemas import check_writable
 from luminosity.io.writing.target import Target
 
@@ -109,8 +110,10 @@ def _target(path: str, if_exists: str) -> Target:
 
 
 def _check_answers(store: str) -> None:
-    """A worker would ask a server that is not there for minutes."""
-    if not store.startswith(("http://", "https://")):
+    """A worker would ask a server that is not there for minutes, and miss what is not installed after the models."""
+    is_server = store.startswith(("http://", "https://"))
+    require("qdrant_client" if is_server else "qdrant_edge", "qdrant")
+    if not is_server:
         return
     try:
         urllib3.request("GET", store, timeout=_ANSWER_S, retries=False)
