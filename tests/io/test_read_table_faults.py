@@ -183,6 +183,15 @@ def test_a_value_that_does_not_fit_is_shown_with_its_line(tmp_path: Path, monkey
             read_alone(ReadTable(str(tmp_path), schema=schema))
 
 
+@pytest.mark.parametrize("newlines_in_values", [False, True])
+def test_the_column_of_a_value_that_does_not_fit_is_named(newlines_in_values: bool, tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("id,text,stars\n1,a,5\n2,b,many\n")
+    schema = pa.schema({"id": pa.int64(), "text": pa.string(), "stars": pa.int64()})
+    reading = ReadTable(str(tmp_path), ["stars"], schema=schema, newlines_in_values=newlines_in_values)
+    with pytest.raises(TableError, match="column 'stars': CSV conversion error to int64: invalid value 'many'"):
+        read_alone(reading)
+
+
 def test_json_lines_at_fault_are_shown(tmp_path: Path) -> None:
     def read(*lines: str, **arguments: Any) -> None:
         (tmp_path / "t.jsonl").write_text("\n".join(lines))
