@@ -192,6 +192,13 @@ def test_the_column_of_a_value_that_does_not_fit_is_named(newlines_in_values: bo
         read_alone(reading)
 
 
+def test_a_schema_that_is_none(tmp_path: Path) -> None:
+    write(tmp_path / "t.csv", numbered(1))
+    schema: Any = {"id": pa.int64()}
+    with pytest.raises(TableError, match=r"schema= is of type dict, expected pyarrow\.schema"):
+        ReadTable(str(tmp_path), schema=schema)
+
+
 def test_json_lines_at_fault_are_shown(tmp_path: Path) -> None:
     def read(*lines: str, **arguments: Any) -> None:
         (tmp_path / "t.jsonl").write_text("\n".join(lines))
