@@ -185,6 +185,13 @@ def test_where_every_row_fails_there_is_nothing_to_show(tmp_path: Path) -> None:
         (["in.csv", "out", "--embed=M"], "--embed M: expected [NAME:]COLUMN=MODEL, such as text=models/minilm"),
         (["in.csv", "out", "--embed=a,b=M"], "--embed a,b=M: expected [NAME:]COLUMN=MODEL"),
         (["in.csv", "out", "--embed=stars:text=M"], "adds a column 'stars', and the table has one of that name"),
+        (["in.csv", "out", "--embed=stars=M"], "--embed stars=M: the column 'stars' holds int64, expected texts"),
+        (
+            ["in.csv", "out.csv", "--classify=text=M"],
+            "column 'text_class' is struct<label: string, score: float>, which CSV",
+        ),
+        (["in.csv", "out.parquet.gz", "--embed=text=M"], "a parquet file is not compressed as a whole"),
+        (["in.csv", "a.jsonl", "--embed=text=M", "--if-exists=append"], "found --if-exists append for a.jsonl, whose"),
         (["in.csv", "out", "--embed=text=./N"], "there is no folder ./N"),
         (["in.csv", "out", "--embed=text=M", "--embed=text=L"], "adds a column 'text_embedding', and two models have"),
         (["in.csv", "out", "--embed=text=M", "--columns=stars"], "there is no column 'text'; expected one of stars"),
@@ -195,7 +202,7 @@ def test_where_every_row_fails_there_is_nothing_to_show(tmp_path: Path) -> None:
         (["in.csv", "out", "--classify=text=M", "--vector-store=s"], "--vector-store needs a vector to keep"),
         (["in.csv", "out", "--embed=text=M", "--vector-store=s", "--id=star"], "did you mean 'stars'?"),
         (["in.csv", "out", "--embed=text=M", "--vector-store=http://127.0.0.1:9"], "no server answers there"),
-        (["in.csv", "in.csv", "--embed=text=M"], "choose another name, or say --if-exists replace"),
+        (["in.csv", "there.jsonl", "--embed=text=M"], "choose another name, or say --if-exists replace"),
         (["in.csv", "out", "--embed=text=M", "--dead-letters=./out"], "--dead-letters ./out: that is OUT"),
         (["in.csv", "out", "--embed=text=M", "--columns=stars, txt"], "--columns names 'txt'"),
         (["in.csv", "out", "--model=text=json:dumbs"], "the module json has no 'dumbs'; did you mean dumps or dump?"),
@@ -214,6 +221,7 @@ def test_mistakes_are_named_before_anything_runs(
     monkeypatch.setattr(sys, "argv", sys.argv)
     pyarrow.csv.write_csv(pa.table({"text": ["fine"], "stars": [4]}), "in.csv")
     Path("notes.txt").write_text("no table\n")
+    Path("there.jsonl").touch()
     before = os.listdir()
 
     code = main(["enrich", *arguments])
@@ -223,3 +231,18 @@ def test_mistakes_are_named_before_anything_runs(
     assert error.startswith("lum enrich: ")
     assert message in error
     assert os.listdir() == before
+
+
+def test_a_store_that_is_not_installed_is_missed_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("luminosity.cli.enrich.warm_up", lambda _: None)
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    monkeypatch.setitem(sys.modules, "qdrant_edge", None)
+    pyarrow.csv.write_csv(pa.table({"text": ["fine"]}), "in.csv")
+
+    assert main(["enrich", "in.csv", "out", "--embed=text=M", "--vector-store=store"]) == 2
+
+    assert "lum enrich: qdrant_edge is not installed. Install it with: pip install" in capsys.readouterr().err
+    assert os.listdir() == ["in.csv"]

@@ -79,6 +79,13 @@ def test_another_distribution_is_told_from_the_same() -> None:
     assert mmd_test(rows[:1000], rows[1000:] + 0.3).drift
 
 
+def test_a_result_within_a_pair_prints_few_lines() -> None:
+    # As beam.Map(print) has it, with a test for each key.
+    random = np.random.default_rng(0)
+    found = mmd_test(random.normal(size=(40, 2)), random.normal(size=(40, 2)), permutations=100)
+    assert len(str(("key", found))) < 1500
+
+
 def test_with_ids_the_order_of_rows_changes_nothing() -> None:
     x, y = samples(700, 500)
     order = np.random.default_rng(3).permutation(500)

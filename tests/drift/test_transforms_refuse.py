@@ -68,6 +68,11 @@ def test_references_that_do_not_fit(tmp_path: Path) -> None:
     pq.write_table(pa.table({"v": list(X)}), tmp_path / "x.parquet")
     current = [pa.record_batch({"w": list(X)})]
     fails(current, MMDTest(tmp_path / "none.parquet", column="w"), "Found no file at .*none.parquet")
+    fails(current, MMDTest(tmp_path, column="w"), "Found a folder at .*ReadTable: give what it reads as the reference")
+    (tmp_path / "w=1").mkdir()
+    pq.write_table(pa.table({"v": list(X)}), tmp_path / "w=1" / "x.parquet")
+    keyed = [pa.record_batch({"v": list(X), "w": ["1"] * 20})]
+    fails(keyed, MMDTest(tmp_path / "w=1" / "*", column="v", by="w"), "Found no column 'w' in .*It has v. Folders, and")
     fails(current, MMDTest(tmp_path / "x.parquet", column="w"), "Found no column 'w' in .*x.parquet. It has v")
 
 

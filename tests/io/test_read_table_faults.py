@@ -10,6 +10,7 @@ import apache_beam as beam
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from pyarrow import parquet
 
 from luminosity import ReadTable
 from luminosity.errors import TableError
@@ -137,6 +138,16 @@ def test_a_file_that_is_damaged_in_its_middle(tmp_path: Path) -> None:
         read_alone(ReadTable(str(tmp_path), schema=schema))
 
 
+def test_lists_of_a_fixed_size_with_nulls_as_others_write_them(tmp_path: Path) -> None:
+    vectors = pa.array([[1.0, 2.0], None, [3.0, 4.0]], pa.list_(pa.float32(), 2))
+    parquet.write_table(pa.table({"id": [1, 2, 3], "vector": vectors}), tmp_path / "t.parquet")
+    with pytest.raises(
+        TableError, match=r"t\.parquet: .*; a column of lists of a fixed size has nulls, which Arrow can't"
+    ):
+        read_alone(ReadTable(str(tmp_path)))
+    assert len(read_alone(ReadTable(str(tmp_path), ["id"]))) == 3
+
+
 @pytest.mark.parametrize("name", ["t.parquet", "t.csv", "t.jsonl"])
 def test_a_file_that_is_gone(name: str, tmp_path: Path) -> None:
     write(tmp_path / name, numbered(10))
@@ -170,6 +181,22 @@ def test_a_value_that_does_not_fit_is_shown_with_its_line(tmp_path: Path, monkey
             "the types are those of schema=",
         ):
             read_alone(ReadTable(str(tmp_path), schema=schema))
+
+
+@pytest.mark.parametrize("newlines_in_values", [False, True])
+def test_the_column_of_a_value_that_does_not_fit_is_named(newlines_in_values: bool, tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("id,text,stars\n1,a,5\n2,b,many\n")
+    schema = pa.schema({"id": pa.int64(), "text": pa.string(), "stars": pa.int64()})
+    reading = ReadTable(str(tmp_path), ["stars"], schema=schema, newlines_in_values=newlines_in_values)
+    with pytest.raises(TableError, match="column 'stars': CSV conversion error to int64: invalid value 'many'"):
+        read_alone(reading)
+
+
+def test_a_schema_that_is_none(tmp_path: Path) -> None:
+    write(tmp_path / "t.csv", numbered(1))
+    schema: Any = {"id": pa.int64()}
+    with pytest.raises(TableError, match=r"schema= is of type dict, expected pyarrow\.schema"):
+        ReadTable(str(tmp_path), schema=schema)
 
 
 def test_json_lines_at_fault_are_shown(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from luminosity import WriteTable
+from luminosity import ReadTable, WriteTable
 from luminosity.errors import WriteError
 from luminosity.io.turns import turn_in
 from luminosity.io.writing import existing, finish_step, open_files, table_file
@@ -90,6 +90,19 @@ def test_partitions(tmp_path: Path, pipelines: Pipelines) -> None:
     assert rows_of(tmp_path / "out") == in_order(_full(REVIEWS))
     inside = next((tmp_path / "out" / "lang=de").iterdir())
     assert parquet.read_schema(inside).names == ["id", "text", "stars"]
+
+
+def test_paths_of_pathlib(tmp_path: Path) -> None:
+    write(batches(2), tmp_path / "out")
+    assert ReadTable(tmp_path / "out").first(5) == ReadTable([tmp_path / "out"]).first(5) == batches(2)
+
+
+def test_names_in_any_script(tmp_path: Path, pipelines: Pipelines) -> None:
+    rows = [{"größe": 1, "язык": "日本"}, {"größe": 2, "язык": "é"}]
+    with pipelines() as (pipeline, _):
+        table = pipeline | beam.Create([pa.RecordBatch.from_pylist(rows)])
+        _ = table | WriteTable(str(tmp_path / "año"), partition_by="язык")
+    assert rows_of(tmp_path / "año") == in_order(rows)
 
 
 def test_windows_make_one_table(tmp_path: Path, pipelines: Pipelines) -> None:

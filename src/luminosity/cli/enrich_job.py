@@ -22,9 +22,15 @@ from luminosity.cli.enrich_columns import Asked, check, near
 from luminosity.cli.enrich_report import print_report
 from luminosity.engine.machine import Machine
 from luminosity.errors import OptionError
+from luminosity.extras import require
+from luminosity.io.writing.schemas import check_writable
+from luminosity.io.writing.target import Target
 
 __all__ = ["Job", "run"]
 
+_ADDED = {"embed": pa.list_(pa.float32()), "classify": pa.struct({"label": pa.string(), "score": pa.float32()})}
+"""By option, about: handlers say more. What one's own handler adds is known when it has run."""
+_TEXTS = (pa.string(), pa.large_string(), pa.string_view(), pa.null())
 _ANSWER_S = 10.0
 _ROW_ID = "id"
 
@@ -50,6 +56,8 @@ class Job:
         reading = ReadTable(parsed.table, columns)
         there = list(reading.schema.names)
         check(asked, there)
+        _check_texts(asked, reading.schema)
+        _check_files(parsed, asked, reading.schema)
         if parsed.vector_store and not any(each.is_vector for each in asked):
             raise OptionError("--vector-store needs a vector to keep: add one with --embed COLUMN=MODEL")
         if parsed.vector_store:
@@ -72,9 +80,40 @@ class Job:
         )
 
 
+def _check_texts(asked: Sequence[Asked], schema: pa.Schema) -> None:
+    """A worker would load the model first. What another model adds is known when it runs."""
+    for each in asked:
+        column = each.inputs[0]
+        if each.option not in _ADDED or column not in schema.names:
+            continue
+        kind = schema.field(column).type
+        held = kind.value_type if pa.types.is_dictionary(kind) else kind
+        if held not in _TEXTS:
+            raise OptionError(
+                f"--{each.option} {column}={each.model}: the column {column!r} holds {kind}, expected texts"
+            )
+
+
+def _check_files(parsed: argparse.Namespace, asked: Sequence[Asked], schema: pa.Schema) -> None:
+    """Whether files take what they get: models may work for long before the first row is written."""
+    added = [pa.field(each.name, _ADDED[each.option]) for each in asked if each.option in _ADDED]
+    check_writable(_target(parsed.out, parsed.if_exists), pa.schema([*schema, *added]))
+    if parsed.dead_letters:
+        check_writable(_target(parsed.dead_letters, parsed.if_exists), schema)
+
+
+def _target(path: str, if_exists: str) -> Target:
+    try:
+        return Target.of(path, if_exists=if_exists)
+    except ValueError as error:
+        raise OptionError(str(error).partition(" and say compression=")[0]) from None
+
+
 def _check_answers(store: str) -> None:
-    """A worker would ask a server that is not there for minutes."""
-    if not store.startswith(("http://", "https://")):
+    """A worker would ask a server that is not there for minutes, and miss what is not installed after the models."""
+    is_server = store.startswith(("http://", "https://"))
+    require("qdrant_client" if is_server else "qdrant_edge", "qdrant")
+    if not is_server:
         return
     try:
         urllib3.request("GET", store, timeout=_ANSWER_S, retries=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from math import isfinite
 from typing import Any
 
@@ -48,7 +48,7 @@ class MMDTestResult:
     level: float
     null_sd: float
     null_quantiles: dict[float, float]
-    null_histogram: Histogram
+    null_histogram: Histogram = field(repr=False)  # which alone is longer than all that is shown
     kernels: tuple[KernelResult, ...]
     reference_rows: int
     current_rows: int

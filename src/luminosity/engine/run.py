@@ -8,6 +8,7 @@ from typing import Literal
 
 from apache_beam.runners.runner import PipelineState
 
+from luminosity.engine.ending import Ending
 from luminosity.engine.folders import RunFolders, remove_local
 from luminosity.engine.loop.metrics import RunMetrics
 from luminosity.engine.loop.reporter import Reporter
@@ -57,7 +58,7 @@ class Run:
         self.state: str = PipelineState.RUNNING
         self.failure: BaseException | None = None
         self.on_failure: Callable[[], None] | None = None
-        self._done = threading.Event()
+        self._ending = Ending()
         self._is_debug = config.debug
         self._folders = RunFolders(config.spill_dir)
         self._of_steps = graph.temporary_folders()
@@ -97,7 +98,7 @@ class Run:
 
     def wait(self, seconds: float | None) -> bool:
         """Whether the run has ended within ``seconds``."""
-        return self._done.wait(seconds)
+        return self._ending.wait(seconds)
 
     def cancel(self) -> None:
         self._scheduler.cancel()
@@ -123,7 +124,7 @@ class Run:
                     self.on_failure()
             finally:
                 _active.discard(self)
-                self._done.set()  # whoever waits must not wait for ever
+                self._ending.tell()  # whoever waits must not wait for ever
 
     def _remove_folders(self) -> None:
         if self._prints is not None:

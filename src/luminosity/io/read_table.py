@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -58,7 +59,7 @@ class ReadTable(beam.PTransform[Any, Any]):
 
     def __init__(
         self,
-        pattern: str | Sequence[str],
+        pattern: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
         columns: Sequence[str] | None = None,
         where: Any = None,
         *,
@@ -72,7 +73,10 @@ class ReadTable(beam.PTransform[Any, Any]):
         super().__init__()
         if rows_per_batch < 1:
             raise TableError(f"rows_per_batch={rows_per_batch}: expected 1 or more")
-        self._patterns = [pattern] if isinstance(pattern, str) else list(pattern)
+        if schema is not None and not isinstance(schema, pa.Schema):
+            raise TableError(f"schema= is of type {type(schema).__name__}, expected pyarrow.schema(...) of the columns")
+        patterns = [pattern] if isinstance(pattern, str | os.PathLike) else pattern
+        self._patterns = [os.fspath(each) for each in patterns]
         self._files = find(self._patterns, None if format is None else _format(format))
         csv = CsvStyle(delimiter, newlines_in_values, tuple(null_values))
         _check_files(self._files, csv)

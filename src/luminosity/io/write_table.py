@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -41,7 +42,7 @@ class WriteTable(beam.PTransform[beam.PCollection[pa.RecordBatch], beam.PCollect
 
     def __init__(
         self,
-        path: str,
+        path: str | os.PathLike[str],
         partition_by: str | Sequence[str] | None = None,
         rows_per_file: int | None = None,
         if_exists: IfExists = "fail",
@@ -66,7 +67,7 @@ class WriteTable(beam.PTransform[beam.PCollection[pa.RecordBatch], beam.PCollect
                 an empty file is written only if it is given.
         """
         super().__init__()
-        self._target = Target.of(path, partition_by, rows_per_file, if_exists, format, compression, schema)
+        self._target = Target.of(os.fspath(path), partition_by, rows_per_file, if_exists, format, compression, schema)
 
     def expand(self, input_or_inputs: beam.PCollection[pa.RecordBatch]) -> beam.PCollection[str]:
         table = input_or_inputs
@@ -80,7 +81,8 @@ class WriteTable(beam.PTransform[beam.PCollection[pa.RecordBatch], beam.PCollect
             existing.check(target)
         if not table.windowing.is_default():
             table |= "Global" >> beam.WindowInto(GlobalWindows())
-        annotations = {WRITES_A_FILE_PER_BUNDLE: "", TEMPORARY_FOLDER: target.temporary_folder}
+        # As bytes: of texts, Beam takes ASCII alone, and folders have other letters, too.
+        annotations = {WRITES_A_FILE_PER_BUNDLE: b"", TEMPORARY_FOLDER: target.temporary_folder.encode()}
         with table.pipeline.transform_annotations(**annotations):
             written: beam.PCollection[Any] = table | "Write" >> beam.ParDo(WriteDoFn(target))  # pyright: ignore
         return (

@@ -16,6 +16,7 @@ from luminosity.errors import DriftError
 __all__ = ["ReadFiles", "is_npy"]
 
 _ROWS = 10_000
+_OTHERWISE = "Folders, and columns that are in their names, are read by ReadTable: give what it reads as the reference."
 
 
 def is_npy(pattern: str) -> bool:
@@ -54,8 +55,17 @@ def _matched(pattern: str) -> list[str]:
 
 
 def _read(path: str, columns: Sequence[str]) -> Iterator[Any]:
-    with FileSystems.open(path) as file:
+    with _opened(path) as file:
         yield from npy_rows(path, file, _ROWS) if is_npy(path) else _parquet(path, file, columns)
+
+
+def _opened(path: str) -> Any:
+    try:
+        return FileSystems.open(path)
+    except IsADirectoryError:
+        raise DriftError(
+            f"Found a folder at {path!r}, expected files, such as '{path}/*.parquet'. {_OTHERWISE}"
+        ) from None
 
 
 def _parquet(path: str, file: Any, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -66,5 +76,6 @@ def _parquet(path: str, file: Any, columns: Sequence[str]) -> Iterator[pa.Record
     there = parquet.schema_arrow.names
     missing = [name for name in columns if name not in there]
     if missing:
-        raise DriftError(f"Found no column {missing[0]!r} in {path}. It has {', '.join(there)}.")
+        hint = f" {_OTHERWISE}" if f"/{missing[0]}=" in path else ""
+        raise DriftError(f"Found no column {missing[0]!r} in {path}. It has {', '.join(there)}.{hint}")
     yield from parquet.iter_batches(batch_size=_ROWS, columns=list(columns))

@@ -93,7 +93,7 @@ class CsvReader(Reader):
             try:
                 yield from self._csv.open_csv(stream, reading, self._parsing, self._converting)
             except pa.ArrowException as error:
-                raise TableError(f"{self._file.path}: {error}; {self._advice}") from error
+                raise TableError(f"{self._file.path}: {self._with_name(error)}; {self._advice}") from error
 
     def _parse(self, data: bytes) -> pa.Table:
         table = self._read(data, self._converting)
@@ -104,7 +104,14 @@ class CsvReader(Reader):
     def _read(self, data: bytes, converting: Any) -> pa.Table:
         # One block for all: a line may be longer than any other size.
         reading = self._csv.ReadOptions(column_names=self._header, block_size=max(1, len(data)))
-        return self._csv.read_csv(pa.BufferReader(data), reading, self._parsing, converting)
+        try:
+            return self._csv.read_csv(pa.BufferReader(data), reading, self._parsing, converting)
+        except pa.ArrowInvalid as error:
+            raise pa.ArrowInvalid(self._with_name(error)) from error
+
+    def _with_name(self, error: pa.ArrowException) -> str:
+        """Arrow counts columns, from 0."""
+        return re.sub(r"In CSV column #(\d+)", lambda found: f"column {self._header[int(found[1])]!r}", str(error))
 
     def _has_more_lines(self, data: bytes, rows: int) -> bool:
         """Whether there are more lines than rows; blank lines, which are slow to find, don't count."""

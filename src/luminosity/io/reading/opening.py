@@ -60,6 +60,11 @@ def _likely(file: TableFile, error: Any) -> str:
         return "it is gone, and was there when the pipeline was built: does something clean up, or write there?"
     if isinstance(error, PermissionError):
         return "this user may not read it"
+    if "Expected all lists to be of size" in str(error):  # Arrow's words, whatever wrote the file
+        return (
+            "a column of lists of a fixed size has nulls, which Arrow can't read from Parquet: choose other columns, "
+            "or have them written as plain lists, or by WriteTable"
+        )
     if file.compression is not None:
         return f"it is damaged, cut off, or not {file.compression} at all"
     return "it is damaged, cut off, or something else under that name"

@@ -95,9 +95,15 @@ class LanceTable:
         return any(rows[version] - rows.get(version - 1, 0) == count for version in rows if version > before)
 
     def _check(self, table: Any, schema: Any) -> None:
-        if {field.name: field.type for field in table.schema} != {field.name: field.type for field in schema}:
+        there, new = ({field.name: field.type for field in columns} for columns in (table.schema, schema))
+        if there != new:
+            differences = [
+                f"column {name!r} is {there.get(name, 'not there')}, and {new.get(name, 'not there')} in the new rows"
+                for name in {**there, **new}
+                if there.get(name) != new.get(name)
+            ]
             raise StoreError(
-                f"{self._path} has the columns\n{table.schema}\nexpected\n{schema}\n"
+                f"{self._path} has other columns than the new rows: {'; '.join(differences)}. "
                 "Write into another dataset, or replace this one with mode='overwrite'"
             )
 

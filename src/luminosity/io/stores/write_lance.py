@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import uuid
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, get_args
@@ -23,6 +24,7 @@ from luminosity.io.stores.staging import StagedFile, StagedRows
 __all__ = ["WriteLance"]
 
 Mode = Literal["append", "overwrite", "merge"]
+_NAME = r"[A-Za-z0-9_.-]+"  # Lance takes no other, and says so when all rows are there
 _Staged = tuple[str, int]
 """A file and its number of rows."""
 
@@ -64,6 +66,8 @@ class WriteLance(beam.PTransform[Any, Any]):
         self._path = os.fspath(path)
         if not os.path.basename(self._path).endswith(".lance") or os.path.basename(self._path) == ".lance":
             raise ValueError(f"found path={self._path!r}, expected one that ends in .lance, such as data/reviews.lance")
+        if not re.fullmatch(_NAME, os.path.basename(self._path).removesuffix(".lance")):
+            raise ValueError(f"found path={self._path!r}, expected a name of Latin letters, digits, '_', '-' and '.'")
         if mode not in get_args(Mode):
             raise ValueError(f"found mode={mode!r}, expected one of {', '.join(get_args(Mode))}")
         if (mode == "merge") != (key is not None):

@@ -1,0 +1,43 @@
+"""Waiting for the end of a run, while somebody presses Ctrl-C."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import Any
+
+from luminosity.engine.ending import Ending
+
+
+def interrupt(ending: Ending, step: int) -> bool:
+    """Wait, with Ctrl-C at this step of all that Python does meanwhile; False where there are fewer steps."""
+    left = step
+
+    def trace(*_: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        ending.wait(0.001)
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+def test_ctrl_c_at_any_moment_leaves_the_end_to_be_told_and_waited_for() -> None:
+    steps = 0
+    while interrupt(ending := Ending(), steps + 1):
+        steps += 1
+        telling = threading.Thread(target=ending.tell, daemon=True)
+        telling.start()
+        telling.join(10)
+        assert not telling.is_alive(), f"Ctrl-C at step {steps} left a lock behind"
+        assert ending.wait(10)
+    assert steps > 5
