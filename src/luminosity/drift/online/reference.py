@@ -20,7 +20,7 @@ MOST_AT_ONCE = _SIZES[-1]
 
 
 class Reference:
-    """Rows without their mean, where the kernel does not see it, and the mean kernel of each with the others."""
+    """Rows less their middle, where the kernel does not see it, and the mean kernel of each with the others."""
 
     def __init__(self, rows: Any, centre: Any, kernel: Kernel, mean_kernel: float) -> None:
         self.rows = rows
