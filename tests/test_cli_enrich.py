@@ -244,5 +244,5 @@ def test_a_store_that_is_not_installed_is_missed_before_anything_runs(
 
     assert main(["enrich", "in.csv", "out", "--embed=text=M", "--vector-store=store"]) == 2
 
-    assert "lum enrich: qdrant_edge is not installed. Install it with: pip install" in capsys.readouterr().err
+    assert "lum enrich: qdrant_edge is not installed; install it with: pip install" in capsys.readouterr().err
     assert os.listdir() == ["in.csv"]

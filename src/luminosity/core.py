@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
@@ -12,8 +11,6 @@ from typing import Any, Final
 __all__ = ["InferenceMetrics", "WorkerShare"]
 
 _ENVIRONMENT_KEY = "LUMINOSITY_WORKER_SHARE"
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kmgt])(i?))?b?", re.IGNORECASE)
-_POWERS = {letter: power for power, letter in enumerate("KMGT", start=1)}
 
 
 @dataclass(frozen=True)
@@ -142,39 +139,3 @@ def machine_ram_bytes() -> int:
         if limit.isdigit():
             total = min(total, int(limit))
     return total
-
-
-def parse_size(text: str) -> int | None:
-    """The bytes that a size such as 512MB, 4GB or 2GiB means; None where it is no size.
-
-    >>> parse_size("1.5 kB"), parse_size("2GiB"), parse_size("plenty")
-    (1500, 2147483648, None)
-    """
-    match = _SIZE.fullmatch(text.strip())
-    if match is None:
-        return None
-    base = 1024 if match[3] else 1000
-    return int(float(match[1]) * base ** _POWERS.get((match[2] or "").upper(), 0))
-
-
-def readable_bytes(size: float) -> str:
-    """
-    >>> readable_bytes(999), readable_bytes(512_000_000), readable_bytes(1_500_000_000)
-    ('999 B', '512 MB', '1.5 GB')
-    """
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 999.5:
-            return f"{size:.3g} {unit}" if unit != "B" else f"{size:.0f} B"
-        size /= 1000
-    return f"{size:.3g} TB"
-
-
-def size_in_words(size: int) -> str:
-    """
-    >>> size_in_words(3 * 2**30)
-    '3GiB'
-    """
-    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if size >= unit:
-            return f"{size / unit:.4g}{name}"
-    return f"{size}B"

@@ -1,4 +1,4 @@
-"""Heavy libraries, imported where they are used."""
+"""Imports optional libraries where they are used."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ __all__ = ["require"]
 
 
 def require(module: str, extra: str) -> Any:
-    """The module, or an error that says how to install it.
+    """Import and return a module, or raise an error that says how to install it.
 
     >>> require("json", "torch").dumps(1)
     '1'
     """
+    library = module.partition(".")[0]
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] != module.partition(".")[0]:
-            raise  # It is there, and something that it needs is not.
+        if error.name is None or error.name.partition(".")[0] != library:
+            raise  # The library is installed; one of its own dependencies is missing.
         raise MissingExtra(
-            f"{module.partition('.')[0]} is not installed. Install it with: pip install 'luminosity[{extra}]'",
-            name=error.name,
+            f"{library} is not installed", fix=f"install it with: pip install 'luminosity[{extra}]'", name=error.name
         ) from None

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from luminosity.cli.exits import INTERRUPTED
 from luminosity.cli.handlers import HANDLER_HELP, handler_of
-from luminosity.cli.interrupts import INTERRUPTED
 from luminosity.errors import OptionError
 from luminosity.noise import quiet
 

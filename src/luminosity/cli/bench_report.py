@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from luminosity.core import readable_bytes, usable_cores
+from luminosity._text import format_bytes
+from luminosity.core import usable_cores
 from luminosity.inference.tuning.advice import flags, handler_code, sentences
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def _cells(trial: Trial) -> list[str]:
         f"{measured.padding:.0%}",
         f"{measured.budget:,.0f}",
         f"{measured.largest_batch:,}" if candidate.max_batch_size is None else f"≤{candidate.max_batch_size:,}",
-        readable_bytes(measured.memory_bytes),
+        format_bytes(measured.memory_bytes),
         _differs(trial),
     ]
 

@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from luminosity.cli.advice import as_options
-from luminosity.cli.interrupts import INTERRUPTED, end_as_by_ctrl_c
+from luminosity.cli.exits import INTERRUPTED, treat_sigterm_as_ctrl_c
 from luminosity.errors import LuminosityError
 
 KERNELS = ("rbf", "laplacian", "linear", "polynomial", "aggregate")
@@ -90,7 +90,7 @@ def _add_test_options(parser: argparse.ArgumentParser) -> None:
 
 
 def drift(parsed: argparse.Namespace) -> int:
-    end_as_by_ctrl_c()
+    treat_sigterm_as_ctrl_c()
     try:
         # Behind this stand Beam and JAX, which take seconds to import: not for --help.
         from luminosity.cli.drift_job import run

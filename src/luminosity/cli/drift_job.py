@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import math
 import os
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from mmap import mmap
@@ -16,6 +15,7 @@ import numpy as np
 from luminosity.cli.drift_input import Compared, Sample, Source, read_sample, source_of
 from luminosity.cli.drift_progress import Stages
 from luminosity.cli.drift_tell import as_json, as_told, settings_of, verdict
+from luminosity.cli.exits import DRIFT, print_ignoring_closed_pipe
 from luminosity.drift.history import DriftHistory, PastTest
 from luminosity.drift.pca import PCA, PCASums
 from luminosity.drift.result import MMDTestResult
@@ -25,7 +25,6 @@ from luminosity.extras import require
 
 __all__ = ["run"]
 
-_DRIFT = 3
 _COMPONENTS = 50
 _PAST_TESTS = 100
 _WIDEST = 8192  # numbers of a row, or rows if these are fewer: the matrix to take apart has half a gigabyte
@@ -49,16 +48,8 @@ def run(parsed: argparse.Namespace) -> int:
         if history is not None:  # Last of all: a run that failed or was ended is made again, and counts once.
             history.append(this)
     seconds = time.monotonic() - began
-    _print(as_json(result, settings, seconds) if parsed.json else verdict(result, seconds))
-    return _DRIFT if result.drift else 0
-
-
-def _print(text: str) -> None:
-    """Whether anybody reads it or not: the exit code is to say what was found."""
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    print_ignoring_closed_pipe(as_json(result, settings, seconds) if parsed.json else verdict(result, seconds))
+    return DRIFT if result.drift else 0
 
 
 def _check(parsed: argparse.Namespace) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from luminosity.cli.advice import as_options
 from luminosity.cli.enrich_columns import KINDS, asked_for
-from luminosity.cli.interrupts import INTERRUPTED, cancel_runs, end_as_by_ctrl_c
+from luminosity.cli.exits import INTERRUPTED, cancel_runs, treat_sigterm_as_ctrl_c
 from luminosity.engine.workers.launcher import warm_up
 from luminosity.errors import LuminosityError, OptionError, RunFailed
 from luminosity.lean_beam import import_beam
@@ -65,7 +65,7 @@ def enrich(words: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="lum enrich", allow_abbrev=False, **_TEXTS)
     _add_options(parser)
     parsed, rest = parser.parse_known_args(words)
-    end_as_by_ctrl_c()
+    treat_sigterm_as_ctrl_c()
     try:
         return _run(parsed, rest)
     except RunFailed as error:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
 from luminosity.cli import bench, drift, enrich, plan, replay, run, runs, serve, show
+from luminosity.cli.exits import WRONG_USE, discard_output, fail
 from luminosity.errors import LuminosityError
-
-_WRONG_USE = 2
 
 _EXAMPLES = """\
 examples:
@@ -53,13 +51,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = parsed.command(parsed)
         print(end="", flush=True)  # which minds no output that was closed
         return code
-    except BrokenPipeError:
-        # Whoever read it has enough, as `head` does; what is still to be written goes nowhere.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # The reader has seen enough, as `head` does.
+        discard_output()
         return 0
     except LuminosityError as error:
-        print(f"lum {words[0]}: {error}", file=sys.stderr)
-        return _WRONG_USE
+        return fail(words[0], error, WRONG_USE)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from luminosity.cli.interrupts import INTERRUPTED
+from luminosity.cli.exits import INTERRUPTED, discard_output
 from luminosity.cli.run import problem, run_script
 from luminosity.errors import LuminosityError
 from luminosity.noise import quiet
@@ -76,8 +76,8 @@ def plan(words: list[str]) -> int:
     if runs:
         try:
             _show(runs, os.path.basename(script), own)
-        except BrokenPipeError:  # whoever reads it, as in `lum plan … | head`, has seen enough
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        except BrokenPipeError:  # The reader has seen enough, as in `lum plan … | head`.
+            discard_output()
         except OSError as error:
             return _say(f"can't write {error.filename or 'to standard output'}: {error.strerror}", 1)
     return _status(ending, script, has_plan=bool(runs))

@@ -10,7 +10,7 @@ import sys
 import traceback
 from typing import TYPE_CHECKING, Any
 
-from luminosity.cli.interrupts import INTERRUPTED
+from luminosity.cli.exits import INTERRUPTED
 from luminosity.errors import LuminosityError, ReplayError
 from luminosity.noise import quiet
 

@@ -8,7 +8,7 @@ import runpy
 import sys
 from typing import Any
 
-from luminosity.cli.interrupts import INTERRUPTED, cancel_runs, end_as_by_ctrl_c
+from luminosity.cli.exits import INTERRUPTED, cancel_runs, treat_sigterm_as_ctrl_c
 from luminosity.engine.workers.launcher import warm_up
 from luminosity.errors import LuminosityError
 from luminosity.lean_beam import import_beam
@@ -79,7 +79,7 @@ def run(words: list[str]) -> int:
     if wrong := problem(script):
         print(f"lum run: {wrong}; expected PIPELINE.py, then options", file=sys.stderr)
         return 2
-    end_as_by_ctrl_c()
+    treat_sigterm_as_ctrl_c()
     warm_up("auto")  # the worker's imports run beside the script's own
     import_beam()
     try:

@@ -10,8 +10,8 @@ import sys
 import traceback
 from typing import Any
 
+from luminosity._text import parse_size
 from luminosity.cli.handlers import HANDLER_HELP, handler_of
-from luminosity.core import parse_size
 from luminosity.errors import LuminosityError, OptionError
 from luminosity.noise import quiet
 
@@ -63,7 +63,7 @@ def add_to(commands: Any) -> None:
 
 
 def serve(parsed: argparse.Namespace) -> int:
-    signal.signal(signal.SIGTERM, _end_as_by_ctrl_c)
+    signal.signal(signal.SIGTERM, _treat_sigterm_as_ctrl_c)
     quiet()
     try:
         return _serve(parsed)
@@ -154,5 +154,5 @@ def _body_bytes(text: str) -> int:
     return size
 
 
-def _end_as_by_ctrl_c(*_: object) -> None:
+def _treat_sigterm_as_ctrl_c(*_: object) -> None:
     raise KeyboardInterrupt

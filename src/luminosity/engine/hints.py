@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from apache_beam.portability import common_urns
 from apache_beam.portability.api import beam_runner_api_pb2
 
-from luminosity.core import size_in_words
+from luminosity._text import format_size
 from luminosity.errors import UnsupportedPipeline
 
 _HINTS = common_urns.StandardResourceHints.Enum
@@ -62,7 +62,7 @@ def asked_for(environment: beam_runner_api_pb2.Environment) -> str:
     shown: dict[str, str] = {}
     for urn, value in environment.resource_hints.items():
         if urn == _HINTS.MIN_RAM_BYTES.urn:
-            shown["min_ram"] = size_in_words(int(value))
+            shown["min_ram"] = format_size(int(value))
         else:
             parts = urn.split(":")  # beam:resources:accelerator:v1; anything else is somebody's own and shown whole
             shown[parts[2] if len(parts) == 4 else urn] = value.decode(errors="replace")

@@ -18,7 +18,8 @@ from apache_beam.options.pipeline_options import (
     WorkerOptions,
 )
 
-from luminosity.core import machine_ram_bytes, parse_size
+from luminosity._text import parse_size
+from luminosity.core import machine_ram_bytes
 from luminosity.errors import OptionError
 
 _LOGGER = logging.getLogger("luminosity")

@@ -11,7 +11,8 @@ import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from luminosity.core import WorkerShare, size_in_words
+from luminosity._text import format_size
+from luminosity.core import WorkerShare
 from luminosity.engine.hints import Needs
 from luminosity.engine.machine import Machine
 from luminosity.engine.options import EngineConfig
@@ -114,8 +115,8 @@ def _missing_accelerator(stage: Stage, needs: Needs, machine: Machine, config: E
 def _check_fits(stage: Stage, needs: Needs, machine: Machine) -> None:
     if needs.min_ram_bytes > machine.ram_bytes:
         raise ResourcesExceeded(
-            f"step {stage.label!r} asks for min_ram={size_in_words(needs.min_ram_bytes)}; "
-            f"this machine has {size_in_words(machine.ram_bytes)}"
+            f"step {stage.label!r} asks for min_ram={format_size(needs.min_ram_bytes)}; "
+            f"this machine has {format_size(machine.ram_bytes)}"
         )
     if needs.cpu_count > machine.cores:
         raise ResourcesExceeded(
@@ -136,7 +137,7 @@ def _draft_for(needs: Needs, machine: Machine, config: EngineConfig) -> tuple[tu
     slots = needs.max_active_bundles or config.threads_per_worker
     name = "cpu"
     if needs.min_ram_bytes:
-        name += f" ram={size_in_words(needs.min_ram_bytes)}"
+        name += f" ram={format_size(needs.min_ram_bytes)}"
     if needs.cpu_count:
         name += f" cores={needs.cpu_count}"
     if needs.max_active_bundles:
@@ -154,10 +155,10 @@ def _size(drafts: list[_Draft], machine: Machine, config: EngineConfig) -> list[
         draft.workers = 1
     ram_left = machine.ram_bytes - sum(d.ram for d in drafts)
     if ram_left < 0:
-        wishes = ", ".join(f"{d.labels[0]!r} {size_in_words(d.ram)}" for d in drafts if d.ram)
+        wishes = ", ".join(f"{d.labels[0]!r} {format_size(d.ram)}" for d in drafts if d.ram)
         raise ResourcesExceeded(
             f"one worker for each kind of step needs more RAM than this machine's "
-            f"{size_in_words(machine.ram_bytes)}: {wishes}"
+            f"{format_size(machine.ram_bytes)}: {wishes}"
         )
     cores_left = machine.cores - sum(d.workers * d.cores for d in drafts)
     for draft in devices:

@@ -11,7 +11,8 @@ import apache_beam as beam
 from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions
 
-from luminosity.core import parse_size, usable_cores
+from luminosity._text import parse_size
+from luminosity.core import usable_cores
 from luminosity.errors import OptionError
 
 __all__ = ["ModelCacheConfig", "ModelOptions", "memory_budget_of", "processes_of", "threads_of"]

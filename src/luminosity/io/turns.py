@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Generator
 
-from luminosity.io.locks import locked
+from luminosity._locks import locked
 
 __all__ = ["turn_in"]
 

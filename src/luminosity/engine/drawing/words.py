@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from luminosity.core import size_in_words
+from luminosity._text import format_size
 from luminosity.engine.machine import Machine
 from luminosity.engine.pools import Pool
 
@@ -33,12 +33,12 @@ def ranges(numbers: Iterable[int]) -> str:
 
 def machine_in_words(machine: Machine) -> str:
     accelerators = counted(len(machine.devices), "accelerator") if machine.devices else "no accelerators"
-    return f"{counted(machine.cores, 'core')}, {size_in_words(machine.ram_bytes)} RAM, {accelerators}"
+    return f"{counted(machine.cores, 'core')}, {format_size(machine.ram_bytes)} RAM, {accelerators}"
 
 
 def share_in_words(pool: Pool) -> str:
     """What each worker of ``pool`` has."""
-    return f"{counted(pool.cores_per_worker, 'core')}, {size_in_words(pool.ram_per_worker)} RAM"
+    return f"{counted(pool.cores_per_worker, 'core')}, {format_size(pool.ram_per_worker)} RAM"
 
 
 def devices_in_words(pool: Pool) -> str:

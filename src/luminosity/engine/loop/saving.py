@@ -10,7 +10,7 @@ from apache_beam.coders import coder_impl
 from apache_beam.portability.api import beam_fn_api_pb2
 from apache_beam.runners import pipeline_context
 
-from luminosity.core import readable_bytes
+from luminosity._text import format_bytes
 from luminosity.engine.debugging import savefile
 from luminosity.engine.debugging.savefile import Manifest, Part
 from luminosity.engine.debugging.surroundings import Surroundings
@@ -58,7 +58,7 @@ class Saver:
         except Exception as error:
             # The failure itself is what the user must hear of.
             return f"It could not be saved in {self._path}: {type(error).__name__}: {error}"
-        replay = f"{self._path} ({readable_bytes(size)}): `lum replay {shlex.quote(self._path)}` runs"
+        replay = f"{self._path} ({format_bytes(size)}): `lum replay {shlex.quote(self._path)}` runs"
         if bundle.pieces == 1:
             return f"Saved in {replay} it alone."
         return f"None of its bundle's {bundle.pieces} elements fails alone. All are saved in {replay} them together."

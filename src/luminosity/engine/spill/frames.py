@@ -11,7 +11,7 @@ import struct
 from collections.abc import Generator
 from typing import Any
 
-from luminosity.core import readable_bytes
+from luminosity._text import format_bytes
 from luminosity.errors import SpillFailed
 
 SUFFIX = ".packed"
@@ -89,7 +89,7 @@ def full_disk_is_clear(folder: str) -> Generator[None]:
 def disk_full_message(folder: str) -> str:
     try:
         usage = shutil.disk_usage(folder)
-        room = f"{readable_bytes(usage.free)} of {readable_bytes(usage.total)} free"
+        room = f"{format_bytes(usage.free)} of {format_bytes(usage.total)} free"
     except OSError as error:
         room = f"{error.strerror or error}"
     return (

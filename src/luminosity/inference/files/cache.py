@@ -17,7 +17,7 @@ import shutil
 import stat
 from collections.abc import Generator
 
-from luminosity.core import readable_bytes
+from luminosity._text import format_bytes
 from luminosity.errors import ModelUnavailable, OptionError
 from luminosity.inference.files import locks
 from luminosity.inference.files.entry import fsync
@@ -81,8 +81,8 @@ class CacheFolder:
             limit = self._config.limit_in_bytes(free, held)
             if source.size > limit:
                 raise ModelUnavailable(
-                    f"{source.address} has {readable_bytes(source.size)}, and the model cache {self.path} may hold "
-                    f"{readable_bytes(limit)}: raise --model_cache_limit, or choose another disk with --model_cache"
+                    f"{source.address} has {format_bytes(source.size)}, and the model cache {self.path} may hold "
+                    f"{format_bytes(limit)}: raise --model_cache_limit, or choose another disk with --model_cache"
                 )
             for key in sorted(present, key=self._last_use):
                 if held + source.size <= limit and source.size <= free:
@@ -92,9 +92,9 @@ class CacheFolder:
                     free += _size(key)
             if held + source.size > limit or source.size > free:
                 raise ModelUnavailable(
-                    f"{source.address} has {readable_bytes(source.size)}; the model cache {self.path} may hold "
-                    f"{readable_bytes(limit)}, of which {readable_bytes(held)} are in use now, and its disk has "
-                    f"{readable_bytes(free)} free: raise --model_cache_limit, or choose another disk with --model_cache"
+                    f"{source.address} has {format_bytes(source.size)}; the model cache {self.path} may hold "
+                    f"{format_bytes(limit)}, of which {format_bytes(held)} are in use now, and its disk has "
+                    f"{format_bytes(free)} free: raise --model_cache_limit, or choose another disk with --model_cache"
                 )
             os.mkdir(partial, 0o700)
 

@@ -10,7 +10,7 @@ from urllib.parse import unquote, urlsplit
 
 from apache_beam.io.filesystems import FileSystems
 
-from luminosity.core import readable_bytes
+from luminosity._text import format_bytes
 from luminosity.errors import ModelUnavailable
 from luminosity.inference.files.cache import CacheFolder
 from luminosity.inference.files.download import download
@@ -108,7 +108,7 @@ def _make_whole(source: Source, folder: CacheFolder) -> None:
 
 
 def _fetch(source: Source, folder: CacheFolder) -> None:
-    size = readable_bytes(source.size)
+    size = format_bytes(source.size)
     with folder.new_entry(source) as empty:
         _LOGGER.info("fetching %s (%s, files: %d) into %s", source.address, size, len(source.files), folder.path)
         began = time.monotonic()

@@ -8,7 +8,8 @@ import threading
 from collections.abc import Hashable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from luminosity.core import WorkerShare, readable_bytes
+from luminosity._text import format_bytes
+from luminosity.core import WorkerShare
 from luminosity.errors import ModelTooLarge
 from luminosity.inference.handler import Handler
 from luminosity.inference.host import loader
@@ -203,7 +204,7 @@ class Roster:
 
     def _too_large(self, model: Model) -> ModelTooLarge:
         return ModelTooLarge(
-            f"The model of {model.label} takes {readable_bytes(model.size or 0)}, and the models of this process on "
-            f"{self._device} may take {readable_bytes(self.residency.budget or 0)} together. If there is more memory "
+            f"The model of {model.label} takes {format_bytes(model.size or 0)}, and the models of this process on "
+            f"{self._device} may take {format_bytes(self.residency.budget or 0)} together. If there is more memory "
             f"for it, say so with --model_memory_budget{_OR_ONCE if WorkerShare.current().workers > 1 else ''}"
         )

@@ -6,8 +6,8 @@ import contextlib
 import os
 from collections.abc import Generator
 
+from luminosity._locks import locked
 from luminosity.errors import StoreError
-from luminosity.io.locks import locked
 
 __all__ = ["held"]
 

@@ -10,7 +10,7 @@ from collections.abc import Generator
 import pyarrow as pa
 from apache_beam.io.filesystem import BeamIOError
 
-from luminosity.core import readable_bytes
+from luminosity._text import format_bytes
 from luminosity.errors import WriteError
 from luminosity.io.writing import files
 
@@ -67,4 +67,4 @@ def _room(path: str) -> str:
         usage = shutil.disk_usage(files.nearest_folder(path))
     except OSError as error:
         return str(error)
-    return f"{readable_bytes(usage.free)} of {readable_bytes(usage.total)} are free"
+    return f"{format_bytes(usage.free)} of {format_bytes(usage.total)} are free"

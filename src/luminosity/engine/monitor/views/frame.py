@@ -10,7 +10,7 @@ from rich.cells import set_cell_size
 from rich.console import Group
 from rich.text import Text
 
-from luminosity.core import readable_bytes
+from luminosity._text import format_bytes
 from luminosity.engine.monitor.events import DeviceView, PoolView, RunStarted, Snapshot, StageView, Status
 from luminosity.engine.monitor.views import inference, words
 
@@ -42,7 +42,7 @@ _COLUMNS = (
     _Column("elements", 9, 0, lambda s: words.number(s.elements)),
     _Column("rate", 9, 0, lambda s: words.rate(s.rate)),
     _Column("queued", 9, 76, lambda s: words.number(s.queued) if s.queued else ""),
-    _Column("bytes", 8, 100, lambda s: readable_bytes(s.queued_bytes) if s.queued_bytes else ""),
+    _Column("bytes", 8, 100, lambda s: format_bytes(s.queued_bytes) if s.queued_bytes else ""),
     _Column("workers", 7, 120, lambda s: str(s.workers) if s.workers else ""),
     _Column("done", 4, 90, lambda s: words.percent(s.fraction) if s.fraction is not None else ""),
     _Column("about left", 11, 140, lambda s: words.duration(s.seconds_left) if s.seconds_left is not None else ""),
@@ -63,12 +63,12 @@ def frame(run: RunStarted, snapshot: Snapshot, width: int, height: int) -> Group
 
 def _memory(snapshot: Snapshot) -> str:
     held, processes = snapshot.memory, snapshot.processes
-    limit = f" of {readable_bytes(held.limit)}" if held.limit else ""
-    parts = [f"{readable_bytes(held.used)}{limit} between stages"]
+    limit = f" of {format_bytes(held.limit)}" if held.limit else ""
+    parts = [f"{format_bytes(held.used)}{limit} between stages"]
     if processes.used:
-        parts.append(f"{readable_bytes(processes.used)} in processes")
+        parts.append(f"{format_bytes(processes.used)} in processes")
     if held.spilled:
-        parts.append(f"{readable_bytes(held.spilled)} spilled")
+        parts.append(f"{format_bytes(held.spilled)} spilled")
     return f"memory: {', '.join(parts)}"
 
 
@@ -133,5 +133,5 @@ def _device(device: DeviceView, width: int) -> str:
     if device.utilization is not None and width >= 76:
         parts.append(f"computes {words.percent(device.utilization)} now")
     if device.memory_used is not None and device.memory_total is not None:
-        parts.append(f"{readable_bytes(device.memory_used)} of {readable_bytes(device.memory_total)}")
+        parts.append(f"{format_bytes(device.memory_used)} of {format_bytes(device.memory_total)}")
     return ", ".join(parts)

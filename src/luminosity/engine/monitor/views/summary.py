@@ -6,7 +6,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from luminosity.core import readable_bytes
+from luminosity._text import format_bytes
 from luminosity.engine.monitor.events import RunEnded, RunStarted
 from luminosity.engine.monitor.views import inference, words
 
@@ -44,9 +44,9 @@ def summary(run: RunStarted, ended: RunEnded) -> Group:
 
 def _memory(ended: RunEnded) -> list[str]:
     held, processes = ended.last.memory, ended.last.processes
-    parts = [f"at most {readable_bytes(processes.peak)} in all processes"] if processes.peak else []
+    parts = [f"at most {format_bytes(processes.peak)} in all processes"] if processes.peak else []
     return [
         *parts,
-        f"at most {readable_bytes(held.peak)} between stages",
-        f"{readable_bytes(held.spilled) if held.spilled else 'nothing'} spilled to disk",
+        f"at most {format_bytes(held.peak)} between stages",
+        f"{format_bytes(held.spilled) if held.spilled else 'nothing'} spilled to disk",
     ]

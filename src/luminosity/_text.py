@@ -1,0 +1,128 @@
+"""Short texts for people: shortened values, suggestions, sizes, exit codes."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import signal
+from collections.abc import Iterable
+from typing import Any
+
+__all__ = [
+    "describe_exit",
+    "did_you_mean",
+    "first_line",
+    "format_bytes",
+    "format_size",
+    "list_some",
+    "parse_size",
+    "shorten",
+    "shorten_repr",
+]
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kmgt])(i?))?b?", re.IGNORECASE)
+_POWERS = {letter: power for power, letter in enumerate("KMGT", start=1)}
+
+
+def shorten(text: str, limit: int) -> str:
+    """Return ``text`` cut to at most ``limit`` characters; a cut ends with an ellipsis.
+
+    >>> shorten("abcdef", 6), shorten("abcdefg", 6)
+    ('abcdef', 'abcde…')
+    """
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def shorten_repr(value: Any, limit: int) -> str:
+    """Return the beginning of ``repr(value)``, also where that ``repr`` raises.
+
+    >>> shorten_repr("a long example", 10)
+    "'a long e…"
+    """
+    try:
+        text = repr(value)
+    except Exception as error:
+        text = f"<{type(value).__name__} whose repr raises {type(error).__name__}>"
+    return shorten(text, limit)
+
+
+def first_line(text: str, limit: int) -> str:
+    """Return the first line of ``text``, shortened.
+
+    >>> first_line("ValueError: no\\n  more of it", 80)
+    'ValueError: no'
+    """
+    return shorten(text.strip().partition("\n")[0], limit)
+
+
+def list_some(names: Iterable[Any], limit: int) -> str:
+    """Join the first ``limit`` names with commas and count the rest.
+
+    >>> list_some(["a", "b", "c"], 3), list_some("abcdef", 2), list_some([], 2)
+    ('a, b, c', 'a, b and 4 more', '')
+    """
+    every = [str(name) for name in names]
+    hidden = len(every) - limit
+    return ", ".join(every[:limit]) + (f" and {hidden} more" if hidden > 0 else "")
+
+
+def did_you_mean(name: str, choices: Iterable[str], most: int = 1) -> str:
+    """Return a question that suggests the nearest choices, or an empty string where none is near.
+
+    >>> did_you_mean("texts", ["id", "text"]), did_you_mean("speed", ["id", "text"])
+    ("did you mean 'text'?", '')
+    """
+    near = difflib.get_close_matches(name, list(choices), n=most)
+    return f"did you mean {' or '.join(map(repr, near))}?" if near else ""
+
+
+def describe_exit(code: int) -> str:
+    """Say how a process ended, from the return code that :mod:`subprocess` reports.
+
+    >>> describe_exit(-9), describe_exit(3)
+    ('was killed by SIGKILL', 'exited with code 3')
+    """
+    if code >= 0:
+        return f"exited with code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"
+
+
+def parse_size(text: str) -> int | None:
+    """Return the bytes that a size such as 512MB, 4GB or 2GiB means, or None if ``text`` is not a size.
+
+    >>> parse_size("1.5 kB"), parse_size("2GiB"), parse_size("plenty")
+    (1500, 2147483648, None)
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        return None
+    base = 1024 if match[3] else 1000
+    return int(float(match[1]) * base ** _POWERS.get((match[2] or "").upper(), 0))
+
+
+def format_bytes(size: float) -> str:
+    """Return a size in decimal units, for progress and messages.
+
+    >>> format_bytes(999), format_bytes(512_000_000), format_bytes(1_500_000_000)
+    ('999 B', '512 MB', '1.5 GB')
+    """
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 999.5:
+            return f"{size:.3g} {unit}" if unit != "B" else f"{size:.0f} B"
+        size /= 1000
+    return f"{size:.3g} TB"
+
+
+def format_size(size: int) -> str:
+    """Return a size in binary units, as resource hints spell it.
+
+    >>> format_size(3 * 2**30)
+    '3GiB'
+    """
+    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if size >= unit:
+            return f"{size / unit:.4g}{name}"
+    return f"{size}B"

@@ -1,0 +1,64 @@
+"""How commands end: exit codes, errors on standard error, interruptions, closed pipes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+from luminosity.errors import LuminosityError
+
+__all__ = [
+    "DRIFT",
+    "FAILED",
+    "INTERRUPTED",
+    "WRONG_USE",
+    "cancel_runs",
+    "discard_output",
+    "fail",
+    "print_ignoring_closed_pipe",
+    "treat_sigterm_as_ctrl_c",
+]
+
+FAILED = 1  # the work was started and failed
+WRONG_USE = 2  # the command line or the input is wrong; also what argparse exits with
+DRIFT = 3  # `lum drift` found drift
+INTERRUPTED = 130  # as a shell reports a command that Ctrl-C ended
+
+_CANCEL_TIMEOUT_S = 15.0  # workers end within a few seconds; after this, the process ends without them
+
+
+def fail(command: str, error: LuminosityError | str, status: int) -> int:
+    """Print ``lum COMMAND: …`` with the error's remedy to standard error, and return ``status``."""
+    message = error.for_command() if isinstance(error, LuminosityError) else error
+    print(f"lum {command}: {message}", file=sys.stderr)
+    return status
+
+
+def print_ignoring_closed_pipe(text: str) -> None:
+    """Print ``text``, also where the reader has closed its end, as ``head`` does. The exit code stays the command's."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        discard_output()
+
+
+def discard_output() -> None:
+    """Send everything still to be written to standard output nowhere, after its reader has closed the pipe."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def treat_sigterm_as_ctrl_c() -> None:
+    """Let SIGTERM raise ``KeyboardInterrupt``, so that both end a command in the same way."""
+    signal.signal(signal.SIGTERM, _interrupt)
+
+
+def cancel_runs() -> None:
+    """Cancel the runs of this process. Needed where Ctrl-C arrives while the script isn't waiting for its run."""
+    from luminosity.engine.run import cancel_all
+
+    cancel_all(_CANCEL_TIMEOUT_S)
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
