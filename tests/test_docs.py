@@ -1,7 +1,11 @@
-"""What the documentation shows runs, as it stands there."""
+"""The documentation runs as it stands, and its links lead somewhere.
+
+``tests/docs_pages.py`` says how to write a page.
+"""
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -9,31 +13,112 @@ from pathlib import Path
 
 import pytest
 
-PAGES = {
-    name: (Path(__file__).parent.parent / "docs" / f"{name}.md").read_text()
-    for name in ("drift", "enrich", "models", "tables")
-}
-SNIPPETS = {
-    f"{page} {number}": snippet
-    for page, text in PAGES.items()
-    for number, snippet in enumerate(re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE))
+from tests.docs_pages import REPOSITORY, Page, find_other_pages, find_pages, prepare_folder
+
+PAGES = {page.name: page for page in find_pages()}
+LINKED = {**PAGES, **{page.name: page for page in find_other_pages()}}
+RUNNING = [name for name, page in PAGES.items() if any(block.runs for block in page.blocks)]
+
+# Pages that take longer than 20 seconds on two cores.
+SLOW = {
+    "docs/bench.md",
+    "docs/drift.md",
+    "docs/enrich.md",
+    "docs/inference.md",
+    "docs/lum-drift.md",
+    "docs/lum-enrich.md",
+    "docs/models.md",
+    "docs/stores.md",
+    "docs/tables.md",
+    "examples/drift/README.md",
+    "examples/reviews/README.md",
+    "examples/talks/README.md",
+    "README.md",
 }
 
+# Languages of blocks that hold data or output: nothing to run.
+_DATA = {"css", "csv", "dot", "html", "ini", "json", "sql", "text", "toml", "xml", "yaml"}
+_ATTRIBUTES = {"exit", "no-run", "output", "title"}
+_PAGE_TIMEOUT_S = 280  # less than pytest's limit for a test, so that the page's output is shown
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SNIPPETS)
-def test_snippets(name: str, tmp_path: Path) -> None:
-    (tmp_path / "snippet.py").write_text(SNIPPETS[name])
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in RUNNING])
+def test_page_runs(name: str, tmp_path: Path) -> None:
+    page = PAGES[name]
+    script = prepare_folder(tmp_path, page)
+    path = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
     done = subprocess.run(
-        [sys.executable, "snippet.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, script.name],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": path, "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=_PAGE_TIMEOUT_S,
+        check=False,
     )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout
+    if done.returncode:
+        pytest.fail(f"{place_of_failure(page, script.name, done.stderr)}\n{done.stderr[-6000:]}", pytrace=False)
+    for block in page.blocks:
+        if block.attributes.get("output") == "exact":
+            for line in block.code.splitlines():
+                assert line in done.stdout, f"{name}:{block.line}: the page does not print {line!r}"
+    if any("print" in block.code for block in page.blocks if block.runs):
+        assert done.stdout
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_every_place_that_a_page_names_is_there(page: str) -> None:
-    """Links lead to sections of the same page."""
-    headings = re.findall(r"^##+ (.*)$", PAGES[page], re.MULTILINE)
-    anchors = {heading.lower().replace(" ", "-") for heading in headings}
-    assert set(re.findall(r"\]\(#([^)]*)\)", PAGES[page])) <= anchors
+def place_of_failure(page: Page, script: str, stderr: str) -> str:
+    """Say which line and which block of a page failed."""
+    lines = re.findall(rf'File "(?:[^"]*/)?{re.escape(script)}", line (\d+)', stderr)
+    if not lines:
+        return f"{page.name} failed"
+    line = int(lines[-1])
+    block = max((block.line for block in page.blocks if block.runs and block.line <= line), default=1)
+    return f"{page.name}:{line} failed, in the block that begins at line {block}"
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_block_runs_or_says_why_not(name: str) -> None:
+    for block in PAGES[name].blocks:
+        place = f"{name}:{block.line}"
+        assert block.language, f"{place}: found a block without a language; use a fence with python, console or text"
+        assert block.is_runnable or block.language in _DATA, f"{place}: unknown language {block.language!r}"
+        assert set(block.attributes) <= _ATTRIBUTES, f"{place}: unknown words after the language: {block.info}"
+        plain = re.sub(r'[a-z-]+="[^"]*"', "", block.info).split()
+        assert plain == [block.language], f"{place}: unknown words after the language: {block.info}"
+        if "no-run" in block.attributes:
+            assert len(block.attributes["no-run"]) > 10, f"{place}: say why the block can't run"
+        elif block.language == "console":
+            assert list(block.commands()), f"{place}: found no line that begins with '$ '; use text for output"
+
+
+@pytest.mark.parametrize("name", LINKED)
+def test_links_lead_somewhere(name: str) -> None:
+    page = LINKED[name]
+    for link in page.links:
+        if re.match(r"[a-z]+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.path.parent / path).resolve() if path else page.path
+        assert target.exists(), f"{name}: {link}: there is no {target}"
+        assert target.is_relative_to(REPOSITORY), f"{name}: {link} leads out of the repository"
+        if anchor and target.suffix == ".md":
+            anchors = LINKED[str(target.relative_to(REPOSITORY))].anchors
+            assert anchor in anchors, f"{name}: {link}: there is no such heading, only {sorted(anchors)}"
+
+
+def test_code_points_to_pages_that_exist() -> None:
+    """Messages and docstrings name pages: ``docs/limits.md``."""
+    for path in sorted((REPOSITORY / "src").rglob("*.py")):
+        for page, anchor in re.findall(r"\bdocs/([a-z-]+\.md)(?:#([\w-]+))?", path.read_text()):
+            assert (REPOSITORY / "docs" / page).exists(), f"{path}: docs/{page}"
+            assert not anchor or anchor in PAGES[f"docs/{page}"].anchors, f"{path}: docs/{page}#{anchor}"
+
+
+def test_a_failure_names_the_page_and_the_block(tmp_path: Path) -> None:
+    text = "# Title\n\n```python\nx = 1\n```\n\n<!-- setup\ny = 0\n-->\n\n```python\nx += 1\nx / y\n```\n"
+    page = Page(REPOSITORY / "docs" / "not-there.md", text)
+    (tmp_path / "page.py").write_text(page.script().replace("import _page; ", ""))
+    done = subprocess.run([sys.executable, "page.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    place = place_of_failure(page, "page.py", done.stderr)
+    assert place == "docs/not-there.md:13 failed, in the block that begins at line 12"
