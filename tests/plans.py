@@ -10,9 +10,9 @@ import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.transforms.userstate import BagStateSpec
 
-from luminosity.engine.dryrun import dry_runs
-from luminosity.engine.plan.explain import explain
-from luminosity.engine.plan.explanation import Break, ExplainedStage, Explanation
+from luminosity.engine.explain.dryrun import dry_runs
+from luminosity.engine.explain.explain import explain
+from luminosity.engine.explain.explanation import Break, ExplainedStage, Explanation
 
 _STATE = beam.DoFn.StateParam(BagStateSpec("s", beam.coders.VarIntCoder()))
 

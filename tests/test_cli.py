@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from luminosity.engine.monitor.events import RunStarted
 from luminosity.engine.monitor.recorder import Recorder
 from luminosity.engine.options import LuminosityOptions
+from luminosity.events import RunStarted
 from luminosity.inference.options import ModelOptions
 
 _PIPELINE = """

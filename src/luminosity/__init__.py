@@ -7,17 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from luminosity.core import WorkerShare
-    from luminosity.engine.monitor.events import (
-        BundleRetried,
-        RunEnded,
-        RunStarted,
-        Snapshot,
-        WorkerLost,
-        WorkerStarted,
-    )
     from luminosity.engine.options import LuminosityOptions
     from luminosity.engine.runner import LuminosityRunner
     from luminosity.errors import LuminosityError
+    from luminosity.events import BundleRetried, RunEnded, RunStarted, Snapshot, WorkerLost, WorkerStarted
     from luminosity.inference.adapt import adapt
     from luminosity.inference.enrich.column import Column
     from luminosity.inference.enrich.transform import Enrich
@@ -76,7 +69,7 @@ __all__ = [
 _HOMES = {
     **dict.fromkeys(
         ("BundleRetried", "RunEnded", "RunStarted", "Snapshot", "WorkerLost", "WorkerStarted"),
-        "luminosity.engine.monitor.events",
+        "luminosity.events",
     ),
     "Column": "luminosity.inference.enrich.column",
     "Enrich": "luminosity.inference.enrich.transform",

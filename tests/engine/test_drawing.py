@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
-from luminosity.engine.drawing.dot import dot
-from luminosity.engine.drawing.layers import Link
-from luminosity.engine.drawing.layout import Layout, Point, Rectangle, Size, lay_out
-from luminosity.engine.drawing.lettering import text_width, wrapped
-from luminosity.engine.drawing.picture import picture
-from luminosity.engine.drawing.svg import svg
-from luminosity.engine.drawing.text import print_plan
-from luminosity.engine.plan.explanation import Explanation
+from luminosity.engine.explain.drawing.dot import dot
+from luminosity.engine.explain.drawing.layers import Link
+from luminosity.engine.explain.drawing.layout import Layout, Point, Rectangle, Size, lay_out
+from luminosity.engine.explain.drawing.lettering import text_width, wrapped
+from luminosity.engine.explain.drawing.picture import picture
+from luminosity.engine.explain.drawing.svg import svg
+from luminosity.engine.explain.drawing.text import print_plan
+from luminosity.engine.explain.explanation import Explanation
 from tests.plans import branching, explained, pairs, same
 
 _ROUNDING = 1e-6

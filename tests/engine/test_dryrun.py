@@ -15,8 +15,8 @@ from apache_beam.runners.runner import PipelineState
 from apache_beam.testing import test_pipeline, test_stream
 
 from luminosity import LuminosityRunner
-from luminosity.engine.dryrun import DryRunner, dry_runs
-from luminosity.engine.plan.explain import explain
+from luminosity.engine.explain.dryrun import DryRunner, dry_runs
+from luminosity.engine.explain.explain import explain
 from luminosity.errors import OptionError, UnsupportedPipeline
 from tests.dofns import Numbers
 from tests.marks import note

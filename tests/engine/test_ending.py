@@ -6,7 +6,7 @@ import sys
 import threading
 from typing import Any
 
-from luminosity.engine.ending import Ending
+from luminosity.engine.run import Ending
 
 
 def interrupt(ending: Ending, step: int) -> bool:

@@ -20,7 +20,8 @@ from luminosity import LuminosityRunner
 from luminosity.engine.loop import busy as busy_module
 from luminosity.engine.loop.busy import BusyTime
 from luminosity.engine.loop.pace import Pace
-from luminosity.engine.monitor.events import (
+from luminosity.errors import StepFailed
+from luminosity.events import (
     BundleRetried,
     Event,
     RunEnded,
@@ -33,7 +34,6 @@ from luminosity.engine.monitor.events import (
     from_json,
     to_json,
 )
-from luminosity.errors import StepFailed
 from tests.dofns import Numbers, Ranges
 from tests.marks import first_time, wait_for_file
 from tests.processes import wait_for

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from luminosity.engine.plan.explanation import ReasonKind
+from luminosity.engine.explain.explanation import ReasonKind
 from tests.dofns import Numbers
 from tests.plans import Stateful, branching, break_between, explained, pairs, same, stage_with
 from tests.recipes import OPERATIONS

@@ -18,7 +18,11 @@ from luminosity import LuminosityRunner
 from luminosity.cli.main import main
 from luminosity.core import InferenceMetrics
 from luminosity.engine.loop.busy import BusyTime
-from luminosity.engine.monitor.events import (
+from luminosity.engine.monitor.views import inference
+from luminosity.engine.monitor.views.frame import frame
+from luminosity.engine.monitor.views.plain import line
+from luminosity.engine.monitor.views.summary import summary
+from luminosity.events import (
     Event,
     InferenceView,
     PoolInfo,
@@ -30,10 +34,6 @@ from luminosity.engine.monitor.events import (
     from_json,
     to_json,
 )
-from luminosity.engine.monitor.views import inference
-from luminosity.engine.monitor.views.frame import frame
-from luminosity.engine.monitor.views.plain import line
-from luminosity.engine.monitor.views.summary import summary
 from tests.runners import IS_REFERENCE, finished, flags
 
 pytestmark = pytest.mark.skipif(IS_REFERENCE, reason="tests what only the engine does")

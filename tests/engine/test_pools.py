@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from luminosity.engine.hints import Needs
-from luminosity.engine.machine import Machine, visibility
 from luminosity.engine.options import EngineConfig
 from luminosity.engine.plan.graph import Stage
-from luminosity.engine.pools import Assignment, Pool, assign
+from luminosity.engine.resources.hints import Needs
+from luminosity.engine.resources.machine import Machine, visibility
+from luminosity.engine.resources.pools import Assignment, Pool, assign
 from luminosity.errors import ResourcesExceeded
 
 _GIB = 1 << 30

@@ -17,10 +17,10 @@ import pytest
 
 from luminosity.engine.monitor import recorder as recorder_module
 from luminosity.engine.monitor import records
-from luminosity.engine.monitor.events import RunEnded, RunStarted, Snapshot, WorkerLost
 from luminosity.engine.monitor.recorder import Recorder, Thinned, recorder
 from luminosity.engine.monitor.records import Damaged, Record, find, folder, load, path_of, run_ids
 from luminosity.errors import RecordError, StepFailed
+from luminosity.events import RunEnded, RunStarted, Snapshot, WorkerLost
 from tests.marks import note, wait_for_file
 from tests.processes import wait_for
 from tests.runners import IS_REFERENCE, run, start

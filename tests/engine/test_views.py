@@ -16,7 +16,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console, RenderableType
 
-from luminosity.engine.monitor.events import (
+from luminosity.engine.monitor.views import live
+from luminosity.engine.monitor.views.frame import frame
+from luminosity.engine.monitor.views.live import LiveView
+from luminosity.engine.monitor.views.plain import PlainView, line
+from luminosity.engine.monitor.views.summary import summary
+from luminosity.engine.monitor.views.terminal import Terminal, _Above
+from luminosity.events import (
     DeviceView,
     MemoryUse,
     PoolInfo,
@@ -29,12 +35,6 @@ from luminosity.engine.monitor.events import (
     StageView,
     Status,
 )
-from luminosity.engine.monitor.views import choose
-from luminosity.engine.monitor.views.frame import frame
-from luminosity.engine.monitor.views.live import LiveView
-from luminosity.engine.monitor.views.plain import PlainView, line
-from luminosity.engine.monitor.views.summary import summary
-from luminosity.engine.monitor.views.terminal import Terminal, _Above
 from tests.runners import IS_REFERENCE
 
 pytestmark = pytest.mark.skipif(IS_REFERENCE, reason="tests what only the engine does")
@@ -163,18 +163,18 @@ def test_a_terminal_gets_the_view_that_was_asked_for(
     monkeypatch: pytest.MonkeyPatch, mode: str, expected: type[object]
 ) -> None:
     a_terminal(monkeypatch)
-    assert type(choose.view(mode)) is expected
+    assert type(live.view_for(mode)) is expected
 
 
 def test_without_a_terminal_lines_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", io.StringIO())
-    assert type(choose.view("auto")) is PlainView
+    assert type(live.view_for("auto")) is PlainView
 
 
 def test_a_dumb_terminal_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     a_terminal(monkeypatch)
     monkeypatch.setenv("TERM", "dumb")
-    assert type(choose.view("auto")) is PlainView
+    assert type(live.view_for("auto")) is PlainView
 
 
 @pytest.mark.parametrize("view", [LiveView, PlainView])

@@ -20,7 +20,7 @@ from apache_beam.options.pipeline_options import PipelineOptions, StandardOption
 from luminosity import Enrich, LuminosityOptions, LuminosityRunner, MapTable, ReadTable, WriteQdrant, WriteTable
 from luminosity.cli.enrich_columns import Asked, check, near
 from luminosity.cli.enrich_report import print_report
-from luminosity.engine.machine import Machine
+from luminosity.engine.resources.machine import Machine
 from luminosity.errors import OptionError
 from luminosity.extras import require
 from luminosity.io.writing.schemas import check_writable

@@ -16,8 +16,8 @@ from luminosity.errors import LuminosityError
 from luminosity.noise import quiet
 
 if TYPE_CHECKING:
-    from luminosity.engine.dryrun import DryRun
-    from luminosity.engine.plan.explanation import Explanation
+    from luminosity.engine.explain.dryrun import DryRun
+    from luminosity.engine.explain.explanation import Explanation
 
 
 _DESCRIPTION = """\
@@ -69,7 +69,7 @@ def plan(words: list[str]) -> int:
     if own.dot == own.svg == "-":
         return _say("--dot and --svg can't both write to standard output; give one of them a file", 2)
     quiet()
-    from luminosity.engine.dryrun import dry_runs
+    from luminosity.engine.explain.dryrun import dry_runs
 
     with dry_runs() as runs, contextlib.redirect_stdout(sys.stderr):  # standard output is the plan's
         ending = _run(script, options)
@@ -95,10 +95,10 @@ def _run(script: str, options: list[str]) -> BaseException | None:
 def _show(runs: list[DryRun], name: str, own: argparse.Namespace) -> None:
     from rich.console import Console
 
-    from luminosity.engine.drawing.dot import dot
-    from luminosity.engine.drawing.svg import svg
-    from luminosity.engine.drawing.text import print_plan
-    from luminosity.engine.plan.explain import explain
+    from luminosity.engine.explain.drawing.dot import dot
+    from luminosity.engine.explain.drawing.svg import svg
+    from luminosity.engine.explain.drawing.text import print_plan
+    from luminosity.engine.explain.explain import explain
 
     plans: dict[str, Explanation] = {}
     for number, one in enumerate(runs, start=1):

@@ -12,9 +12,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from luminosity.cli import recorded
+from luminosity.engine.monitor import records
 from luminosity.engine.monitor.records import Damaged, Record, load, path_of, run_ids
 from luminosity.engine.monitor.views import words
+from luminosity.errors import RecordError
 
 _LIMIT = 20
 _HEADS = ("run", "started", "script", "state", "took")
@@ -41,8 +42,8 @@ def add_to(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--limit", type=_count, default=_LIMIT, metavar="N", help=f"at most N runs (default: {_LIMIT})")
-    recorded.add_folder(parser)
-    parser.set_defaults(command=lambda parsed: runs(recorded.folder(parsed), parsed.limit))
+    add_folder_option(parser)
+    parser.set_defaults(command=lambda parsed: runs(chosen_folder(parsed), parsed.limit))
 
 
 def runs(folder: Path, limit: int) -> int:
@@ -94,3 +95,20 @@ def _table(records: list[Record], width: int) -> Table:
         cells = [Text(row[head], style=_STYLES[row[head]] if head == "state" else "") for head in widths]
         table.add_row(*cells, Text(reason, style="dim"))
     return table
+
+
+def add_folder_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--run_dir",
+        metavar="DIR",
+        help="where the runs are (default: the environment's LUMINOSITY_RUN_DIR, else ~/.luminosity/runs)",
+    )
+
+
+def chosen_folder(parsed: argparse.Namespace) -> Path:
+    found = records.folder(parsed.run_dir)
+    if found is None:
+        raise RecordError(
+            "runs are not recorded (--run_dir or LUMINOSITY_RUN_DIR is off); --run_dir=DIR names a folder"
+        )
+    return found

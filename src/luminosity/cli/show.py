@@ -12,11 +12,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from luminosity.cli import recorded
-from luminosity.engine.monitor.events import BundleRetried, Event, WorkerLost
+from luminosity.cli import runs
 from luminosity.engine.monitor.records import Record, find
 from luminosity.engine.monitor.views import inference, words
 from luminosity.engine.monitor.views.summary import summary
+from luminosity.events import BundleRetried, Event, WorkerLost
 
 _MOST_HAPPENINGS = 20
 _PIPED_WIDTH = 120
@@ -37,8 +37,8 @@ def add_to(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("run", metavar="RUN", help="a run's id, a part of it that no other has, or last")
-    recorded.add_folder(parser)
-    parser.set_defaults(command=lambda parsed: show(find(recorded.folder(parsed), parsed.run)))
+    runs.add_folder_option(parser)
+    parser.set_defaults(command=lambda parsed: show(find(runs.chosen_folder(parsed), parsed.run)))
 
 
 def show(record: Record) -> int:

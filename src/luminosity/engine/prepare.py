@@ -10,13 +10,13 @@ from apache_beam.portability.api import beam_runner_api_pb2
 from apache_beam.transforms import environments
 from apache_beam.transforms.resources import resource_hints_from_options
 
-from luminosity.engine import support
-from luminosity.engine.hints import Needs
-from luminosity.engine.machine import Machine
 from luminosity.engine.options import EngineConfig
+from luminosity.engine.plan import support
 from luminosity.engine.plan.graph import Graph
 from luminosity.engine.plan.planner import plan
-from luminosity.engine.pools import Assignment, assign, assign_to_this_process
+from luminosity.engine.resources.hints import Needs
+from luminosity.engine.resources.machine import Machine
+from luminosity.engine.resources.pools import Assignment, assign, assign_to_this_process
 
 
 @dataclass(frozen=True)

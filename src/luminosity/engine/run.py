@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Literal
 
 from apache_beam.runners.runner import PipelineState
 
-from luminosity.engine.ending import Ending
 from luminosity.engine.folders import RunFolders, remove_local
 from luminosity.engine.loop.metrics import RunMetrics
 from luminosity.engine.loop.reporter import Reporter
 from luminosity.engine.loop.scheduler import Scheduler
 from luminosity.engine.loop.snapshots import Snapshots
-from luminosity.engine.monitor.events import MemoryUse, Subscriber
 from luminosity.engine.monitor.recorder import recorder
 from luminosity.engine.monitor.sampling import Sampler
 from luminosity.engine.monitor.subscribers import EventStream
-from luminosity.engine.monitor.views import choose
+from luminosity.engine.monitor.views import live
 from luminosity.engine.options import EngineConfig
 from luminosity.engine.plan.graph import Graph
-from luminosity.engine.pools import Assignment
+from luminosity.engine.resources.pools import Assignment
 from luminosity.engine.setup import set_up
 from luminosity.engine.workers.printed import WorkerPrints
 from luminosity.errors import RunCancelled, RunFailed
+from luminosity.events import MemoryUse, Subscriber
+
+__all__ = ["Ending", "Run", "cancel_all"]
+
+_LOOK_S = 1.0
 
 _ENDINGS: dict[str, Literal["done", "failed", "cancelled"]] = {
     PipelineState.DONE: "done",
@@ -35,6 +39,40 @@ _ENDINGS: dict[str, Literal["done", "failed", "cancelled"]] = {
 
 # Those that go on, for whoever ends the process. Copied at once, which a WeakSet is not: a run may end meanwhile.
 _active: set[Run] = set()
+
+
+class Ending:
+    """As ``threading.Event``, which Ctrl-C breaks: when it comes while one that waits has the event's lock, the lock is
+    never given back, and neither waiting nor telling ever ends. Here, who has the lock has seen the end already.
+
+    >>> ending = Ending()
+    >>> ending.wait(0)
+    False
+    >>> ending.tell()
+    >>> ending.wait(None)
+    True
+    """
+
+    def __init__(self) -> None:
+        self._is_told = False
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def tell(self) -> None:
+        """Once."""
+        self._is_told = True
+        self._lock.release()
+
+    def wait(self, seconds: float | None) -> bool:
+        """Whether the end was told within so many seconds."""
+        until = None if seconds is None else time.monotonic() + seconds
+        while not self._is_told:
+            left = _LOOK_S if until is None else min(_LOOK_S, until - time.monotonic())
+            if left <= 0:
+                return False
+            if self._lock.acquire(timeout=left):
+                self._lock.release()  # for the next one; should Ctrl-C come just before, that one looks again soon
+        return True
 
 
 def cancel_all(seconds: float) -> None:
@@ -64,7 +102,7 @@ class Run:
         self._of_steps = graph.temporary_folders()
         progress = "off" if config.debug else config.progress
         # A live view needs the terminal for itself: what workers print goes through this process.
-        self._prints = WorkerPrints(self._folders.sockets) if choose.is_live(progress) else None
+        self._prints = WorkerPrints(self._folders.sockets) if live.is_live(progress) else None
         try:
             prints = self._prints.sockets if self._prints is not None else {}
             parts = set_up(graph, assignments, config, self._folders, self.metrics, prints)
@@ -72,7 +110,7 @@ class Run:
             self._remove_folders()
             raise
         self._server = parts.server
-        listeners = (choose.view(progress), recorder(config.run_dir), on_event)
+        listeners = (live.view_for(progress), recorder(config.run_dir), on_event)
         stream = EventStream([listener for listener in listeners if listener is not None])
         self._sampler = Sampler([d for pool in parts.pools for group in pool.pool.device_groups for d in group])
         if stream.is_heard:

@@ -9,12 +9,12 @@ from apache_beam.portability.api import beam_runner_api_pb2
 from apache_beam.runners.runner import PipelineRunner
 from apache_beam.transforms import environments
 
-from luminosity.engine.monitor.events import Subscriber
 from luminosity.engine.prepare import prepare, worker_environment
 from luminosity.engine.result import LuminosityResult
 from luminosity.engine.run import Run
-from luminosity.engine.workers import mainclasses
+from luminosity.engine.workers import main_classes
 from luminosity.engine.workers.launcher import warm_up
+from luminosity.events import Subscriber
 
 
 class LuminosityRunner(PipelineRunner):
@@ -48,7 +48,7 @@ class LuminosityRunner(PipelineRunner):
         super().__init__()
         self.is_drain = is_drain
         self._on_event = on_event
-        mainclasses.send_by_value()
+        main_classes.send_by_value()
         # Importing Beam in the process that forks workers takes a second: let it do so while the pipeline is built.
         if self.warms_up:
             warm_up("auto")

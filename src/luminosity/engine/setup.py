@@ -24,9 +24,9 @@ from luminosity.engine.loop.workers import PoolRun
 from luminosity.engine.options import EngineConfig
 from luminosity.engine.plan.codecs import Codecs
 from luminosity.engine.plan.graph import BufferKind, Graph
-from luminosity.engine.pools import Assignment
+from luminosity.engine.resources.pools import Assignment
 from luminosity.engine.spill.quota import Ledger
-from luminosity.engine.workers import mainclasses
+from luminosity.engine.workers import main_classes
 from luminosity.engine.workers.debug import DebugWorkers
 from luminosity.engine.workers.launcher import launcher
 
@@ -57,7 +57,7 @@ def set_up(
     state = StateStore(folders.spill, ledger)
     relief = Relief(blocks, state, stages)
     buffers = _buffers(graph, codecs, folders.spill, stages, state, blocks, relief, limit)
-    mainclasses.save(folders.main_classes)
+    main_classes.save(folders.main_classes)
     saver = None
     if config.save_failed is not None:
         pickle_library = str(config.worker_options.get("pickle_library", "default"))

@@ -20,9 +20,9 @@ from luminosity.engine.loop.watermarks import MAX
 from luminosity.engine.plan.codecs import Codecs
 from luminosity.engine.plan.graph import Graph
 from luminosity.engine.spill.quota import Ledger
-from luminosity.engine.workers import mainclasses, wire
+from luminosity.engine.workers import main_classes, wire
 from luminosity.engine.workers.failure import original
-from luminosity.engine.workers.inprocess import InProcessWorker
+from luminosity.engine.workers.in_process import InProcessWorker
 from luminosity.errors import LuminosityError, ReplayError
 
 _RESTORING = "restoring"
@@ -45,7 +45,7 @@ class Replay:
         self.manifest, self._entries = savefile.read(path)
         self.manifest.surroundings.restore()
         RuntimeValueProvider.set_runtime_options({})  # the run's are not saved
-        mainclasses.define(self._entries[savefile.MAIN_CLASSES])
+        main_classes.define(self._entries[savefile.MAIN_CLASSES])
         self._descriptor = beam_fn_api_pb2.ProcessBundleDescriptor.FromString(self._entries[savefile.DESCRIPTOR])
         self._codecs = Codecs(_graph(self._descriptor, self.manifest.safe_coders))
         self._blocks = BlockStore(_NOWHERE, Ledger(None, limit=1 << 62, writers=0))

@@ -19,7 +19,7 @@ _FORMAT = "luminosity replay"
 _VERSION = 1
 _MANIFEST = "manifest.json"
 DESCRIPTOR = "descriptor"  # of the stage, a ProcessBundleDescriptor
-MAIN_CLASSES = "main-classes"  # see workers/mainclasses.py
+MAIN_CLASSES = "main-classes"  # see workers/main_classes.py
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,9 @@ import logging
 import signal
 from collections.abc import Callable
 
-from luminosity.engine.debugging import notebook
 from luminosity.engine.loop.bundle import Bundle, Search
 from luminosity.engine.plan.codecs import Codecs
-from luminosity.engine.workers.failure import Failure, shorten
+from luminosity.engine.workers.failure import Failure, describe_location, name_cells, shorten
 from luminosity.errors import ElementKillsWorker, SpillFailed, StepFailed
 
 MAX_TRIES = 4
@@ -43,7 +42,7 @@ class Failures:
         lines = [f"step {step!r} failed{times}: {failure.exception}"]
         headline = lines[0]
         if failure.location:
-            place = notebook.place(failure.location)
+            place = describe_location(failure.location)
             headline += f" (at {place})"
             lines.append(f"  at {place}")
         if failure.exception.startswith("BdbQuit"):
@@ -53,7 +52,7 @@ class Failures:
         if self._save is not None:
             lines.append(self._save(bundle, failure, None))
         # The summary comes last: that is what is left on the screen.
-        trace = notebook.with_cells_named(failure.traceback)
+        trace = name_cells(failure.traceback)
         message = f"{failure.exception}\n\nThe worker's traceback:\n{trace}\n" + "\n".join(lines)
         error = StepFailed(message, headline=headline)
         error.__cause__ = cause

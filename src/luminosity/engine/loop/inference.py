@@ -5,7 +5,7 @@ from __future__ import annotations
 from luminosity.core import InferenceMetrics
 from luminosity.engine.loop.metrics import RunMetrics
 from luminosity.engine.loop.stage import StageRun
-from luminosity.engine.monitor.events import InferenceView
+from luminosity.events import InferenceView
 
 
 def inference_views(stage: StageRun, metrics: RunMetrics) -> tuple[InferenceView, ...]:

@@ -6,7 +6,7 @@ from luminosity.engine.loop.inference import inference_views
 from luminosity.engine.loop.metrics import RunMetrics
 from luminosity.engine.loop.pace import Pace
 from luminosity.engine.loop.stage import StageRun
-from luminosity.engine.monitor.events import InferenceView
+from luminosity.events import InferenceView
 
 _LEAST_ARRIVED = 0.02  # what is known of less says nothing about the rest
 _LEAST_SECONDS = 2.0

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Literal
 
 from luminosity.engine.loop.bundle import Bundle
 from luminosity.engine.loop.snapshots import Snapshots
-from luminosity.engine.monitor.events import BundleRetried, RunEnded, RunStarted, WorkerLost, WorkerStarted
 from luminosity.engine.monitor.subscribers import EventStream
 from luminosity.engine.workers.failure import Failure
+from luminosity.events import BundleRetried, RunEnded, RunStarted, WorkerLost, WorkerStarted
 
 if TYPE_CHECKING:
     from luminosity.engine.loop.workers import Worker

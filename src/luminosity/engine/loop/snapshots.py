@@ -10,16 +10,8 @@ from luminosity.engine.loop.progress import StageProgress
 from luminosity.engine.loop.stage import StageRun
 from luminosity.engine.loop.statuses import Statuses, distinct_labels
 from luminosity.engine.loop.workers import PoolRun
-from luminosity.engine.monitor.events import (
-    DeviceView,
-    MemoryUse,
-    PoolInfo,
-    PoolView,
-    Snapshot,
-    StageInfo,
-    StageView,
-)
 from luminosity.engine.monitor.sampling import Sampler
+from luminosity.events import DeviceView, MemoryUse, PoolInfo, PoolView, Snapshot, StageInfo, StageView
 
 if TYPE_CHECKING:
     from luminosity.engine.loop.parts import RunParts

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 from luminosity.engine.loop.buffers import BufferRun
 from luminosity.engine.loop.stage import StageRun
-from luminosity.engine.monitor.events import Status
 from luminosity.engine.plan.graph import Stage
+from luminosity.events import Status
 
 
 def distinct_labels(stages: Iterable[Stage]) -> dict[str, str]:

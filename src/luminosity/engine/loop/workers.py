@@ -15,9 +15,9 @@ from luminosity.engine.fnapi.connection import WorkerConnection
 from luminosity.engine.folders import RunFolders
 from luminosity.engine.loop.bundle import Attempt, Bundle
 from luminosity.engine.loop.busy import BusyTime
-from luminosity.engine.machine import visibility
 from luminosity.engine.options import EngineConfig
-from luminosity.engine.pools import Pool
+from luminosity.engine.resources.machine import visibility
+from luminosity.engine.resources.pools import Pool
 from luminosity.engine.workers.launcher import Launcher, Process
 from luminosity.engine.workers.request import WorkerRequest
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from luminosity.engine.monitor import records
-from luminosity.engine.monitor.events import Event, RunEnded, RunStarted, Snapshot, Subscriber, to_json
+from luminosity.events import Event, RunEnded, RunStarted, Snapshot, Subscriber, to_json
 
 _LOGGER = logging.getLogger("luminosity")
 

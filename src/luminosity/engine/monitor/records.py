@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from luminosity.engine.monitor.events import Event, RunEnded, RunStarted, Snapshot, from_json
 from luminosity.errors import RecordError
+from luminosity.events import Event, RunEnded, RunStarted, Snapshot, from_json
 
 FORMAT = 1
 OFF = "off"

@@ -10,7 +10,7 @@ from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from luminosity.engine.monitor.events import ProcessMemory
+from luminosity.events import ProcessMemory
 
 _EVERY_S = 1.0
 _PART_OF_TIME = 0.005  # of a core, at most, for what takes the kernel longer the more memory there is

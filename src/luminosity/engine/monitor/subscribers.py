@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Iterable
 
-from luminosity.engine.monitor.events import Event, Snapshot, Subscriber
+from luminosity.events import Event, Snapshot, Subscriber
 
 _LOGGER = logging.getLogger("luminosity")
 

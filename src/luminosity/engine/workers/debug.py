@@ -13,7 +13,7 @@ from luminosity.engine.fnapi.state import StateStore
 from luminosity.engine.spill.quota import WriterQuota
 from luminosity.engine.workers.channel import BlockWriter
 from luminosity.engine.workers.failure import Failure, original
-from luminosity.engine.workers.inprocess import InProcessWorker
+from luminosity.engine.workers.in_process import InProcessWorker
 from luminosity.engine.workers.launcher import OnExit, Process
 from luminosity.engine.workers.request import WorkerRequest
 from luminosity.errors import RunCancelled

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 import sysconfig
 import traceback
 from dataclasses import asdict, dataclass
@@ -24,6 +25,8 @@ _OUR_DIRECTORY = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath
 _STANDARD_LIBRARY = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")})
 _INSTALLED = tuple({sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib")})  # may be below the former
 _STEP = re.compile(r"\[while running '(.*?)'\]")
+
+_TRACEBACK_LINE = re.compile(r'File "([^"\n]+)", line (\d+)')
 
 
 @dataclass(frozen=True)
@@ -155,3 +158,21 @@ def _element(frames: list[tuple[FrameType, int]]) -> str:
             if isinstance(value, WindowedValue):
                 return shorten(value.value)
     return ""
+
+
+def name_cells(text: str) -> str:
+    """``text`` with each ``File "…", line 2`` that is in a cell written as ``Cell In[3], line 2``."""
+    return _TRACEBACK_LINE.sub(lambda found: _cell_line(found[1], found[2]) or found[0], text)
+
+
+def describe_location(location: str) -> str:
+    """``location``, which is a file and a line, as a person knows it."""
+    path, _, line = location.rpartition(":")
+    return _cell_line(path, line) or location
+
+
+def _cell_line(path: str, line: str) -> str:
+    ipython: Any = sys.modules.get("IPython")
+    shell = ipython and ipython.get_ipython()
+    label = shell and shell.compile.format_code_name(path)  # None where it is not a cell's
+    return f"{' '.join(label)}, line {line}" if label else ""

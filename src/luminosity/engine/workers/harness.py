@@ -26,7 +26,7 @@ from apache_beam.utils.counters import CounterFactory
 
 from luminosity.engine.fnapi.logs import name_in_location
 from luminosity.engine.spill.quota import WriterQuota
-from luminosity.engine.workers import mainclasses, printed
+from luminosity.engine.workers import main_classes, printed
 from luminosity.engine.workers.channel import BlockChannel, BlockWriter
 from luminosity.engine.workers.failure import Failure
 from luminosity.engine.workers.request import WorkerRequest
@@ -86,7 +86,7 @@ def run(request: WorkerRequest) -> None:
     quiet()
     # Set at its import, before this worker had its name.
     setattr(worker_id_interceptor.WorkerIdInterceptor, "_worker_id", request.worker_id)  # noqa: B010
-    mainclasses.load(request.main_classes)
+    main_classes.load(request.main_classes)
     quota = WriterQuota(request.quota, request.writer)
     BlockChannel.writer = BlockWriter(request.memory_folder, request.spill_folder, quota, request.worker_id)
     data_plane.GrpcClientDataChannel = BlockChannel

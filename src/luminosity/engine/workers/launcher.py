@@ -190,7 +190,7 @@ class SpawnLauncher:
         request_end, our_end = os.pipe()
         lifeline_end, lifeline = os.pipe()
         process = subprocess.Popen(
-            [sys.executable, "-m", "luminosity.engine.workers.spawned", str(request_end), str(lifeline_end)],
+            [sys.executable, "-m", "luminosity.engine.workers", str(request_end), str(lifeline_end)],
             pass_fds=[request_end, lifeline_end],
             stdin=subprocess.DEVNULL,
             env={**request.environment, "PYTHONPATH": os.pathsep.join(filter(None, request.import_path))},

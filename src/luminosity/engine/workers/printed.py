@@ -15,7 +15,7 @@ import sys
 import threading
 from typing import TextIO
 
-from luminosity.engine.monitor.tty import is_terminal
+from luminosity._terminal import is_terminal
 
 _STREAMS = {1: "stdout", 2: "stderr"}
 _READ_BYTES = 1 << 16

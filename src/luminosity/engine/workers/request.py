@@ -20,7 +20,7 @@ class WorkerRequest:
     spill_folder: str  # where it writes them else
     quota: str  # the page that counts them: see spill/quota.py
     writer: int  # this worker's word in it
-    main_classes: str  # a file: see mainclasses.py
+    main_classes: str  # a file: see main_classes.py
     private_folders: list[str]  # of the run, to be removed if the runner can't
     prints: dict[str, str] = field(default_factory=dict[str, str])  # standard stream → the socket it writes to
     pipeline_options: dict[str, Any] = field(default_factory=dict[str, Any])

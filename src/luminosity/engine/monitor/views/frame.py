@@ -11,8 +11,8 @@ from rich.console import Group
 from rich.text import Text
 
 from luminosity._text import format_bytes
-from luminosity.engine.monitor.events import DeviceView, PoolView, RunStarted, Snapshot, StageView, Status
 from luminosity.engine.monitor.views import inference, words
+from luminosity.events import DeviceView, PoolView, RunStarted, Snapshot, StageView, Status
 
 _STYLES: dict[Status, str] = {
     "busy": "green",

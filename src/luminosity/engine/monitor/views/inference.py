@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from luminosity.engine.monitor.events import InferenceView, Snapshot
 from luminosity.engine.monitor.views import words
+from luminosity.events import InferenceView, Snapshot
 
 _SEPARATOR = " · "
 _MOST_LABEL = 40

@@ -7,12 +7,12 @@ import os
 import sys
 import threading
 
-from luminosity.engine.monitor.events import Event, RunEnded, RunStarted, Snapshot, Subscriber
-from luminosity.engine.monitor.tty import is_terminal
+from luminosity._terminal import is_terminal
 from luminosity.engine.monitor.views.frame import frame
 from luminosity.engine.monitor.views.plain import PlainView
 from luminosity.engine.monitor.views.summary import summary
 from luminosity.engine.monitor.views.terminal import Terminal
+from luminosity.events import Event, RunEnded, RunStarted, Snapshot, Subscriber
 
 # A short run says nothing: its results are there before anyone wonders.
 _APPEARS_AFTER_S = 1.0
@@ -72,3 +72,14 @@ class LiveView:
             with contextlib.suppress(OSError, ValueError):
                 self._terminal.give_back()
         _terminal_taken.release()
+
+
+def is_live(mode: str) -> bool:
+    return mode == "auto" and is_possible()
+
+
+def view_for(mode: str) -> Subscriber | None:
+    """For ``--progress=mode``."""
+    if mode == "off":
+        return None
+    return LiveView() if is_live(mode) else PlainView()

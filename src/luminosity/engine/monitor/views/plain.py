@@ -7,9 +7,9 @@ import sys
 
 from rich.console import Console, RenderableType
 
-from luminosity.engine.monitor.events import Event, RunEnded, RunStarted, Snapshot, StageView
 from luminosity.engine.monitor.views import inference, words
 from luminosity.engine.monitor.views.summary import summary
+from luminosity.events import Event, RunEnded, RunStarted, Snapshot, StageView
 
 _EVERY_S = 5.0
 _SUMMARY_AFTER_S = 2.0  # less says nothing that a user would wait for

@@ -7,8 +7,8 @@ from rich.table import Table
 from rich.text import Text
 
 from luminosity._text import format_bytes
-from luminosity.engine.monitor.events import RunEnded, RunStarted
 from luminosity.engine.monitor.views import inference, words
+from luminosity.events import RunEnded, RunStarted
 
 _ENDINGS = {"done": "done in", "failed": "failed after", "cancelled": "cancelled after"}
 _STYLES = {"done": "bold green", "failed": "bold red", "cancelled": "bold yellow"}

@@ -14,7 +14,7 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from luminosity.engine.monitor.tty import is_terminal
+from luminosity._terminal import is_terminal
 
 _LONGEST_LINE = 1 << 16
 

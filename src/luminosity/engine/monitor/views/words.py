@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from luminosity.engine.monitor.events import StageView
+from luminosity.events import StageView
 
 _SEPARATOR = " + "
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from luminosity._text import format_size
-from luminosity.engine.machine import Machine
-from luminosity.engine.pools import Pool
+from luminosity.engine.resources.machine import Machine
+from luminosity.engine.resources.pools import Pool
 
 
 def counted(number: float, noun: str) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from luminosity.engine.machine import Machine
-from luminosity.engine.pools import Pool
+from luminosity.engine.resources.machine import Machine
+from luminosity.engine.resources.pools import Pool
 
 
 class ReasonKind(Enum):

@@ -15,11 +15,11 @@ from apache_beam.portability.api import beam_runner_api_pb2
 from apache_beam.runners.portability.fn_api_runner import translations
 from apache_beam.runners.worker import bundle_processor
 
-from luminosity.engine.hints import asked_for
-from luminosity.engine.plan.explanation import Reason, ReasonKind
+from luminosity.engine.explain.explanation import Reason, ReasonKind
+from luminosity.engine.explain.outline import Outline
 from luminosity.engine.plan.graph import Buffer, BufferKind, Graph, SideInput, Stage
-from luminosity.engine.plan.outline import Outline
 from luminosity.engine.plan.translate import MOVE_URNS
+from luminosity.engine.resources.hints import asked_for
 
 _PRECOMBINE_URN = common_urns.combine_components.COMBINE_PER_KEY_PRECOMBINE.urn
 _FLATTEN_URN = common_urns.primitives.FLATTEN.urn

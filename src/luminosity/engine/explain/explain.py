@@ -13,13 +13,13 @@ from apache_beam.portability.api import beam_runner_api_pb2
 from apache_beam.runners.portability.fn_api_runner import translations
 from apache_beam.runners.worker import bundle_processor
 
-from luminosity.engine.hints import asked_for
-from luminosity.engine.plan.explanation import Break, ExplainedStage, Explanation, Reason, ReasonKind, Step
+from luminosity.engine.explain.explanation import Break, ExplainedStage, Explanation, Reason, ReasonKind, Step
+from luminosity.engine.explain.outline import Outline
+from luminosity.engine.explain.reasons import Reasons
 from luminosity.engine.plan.graph import Buffer, BufferKind, Graph, Stage
-from luminosity.engine.plan.outline import Outline
-from luminosity.engine.plan.reasons import Reasons
-from luminosity.engine.pools import Assignment
 from luminosity.engine.prepare import Prepared
+from luminosity.engine.resources.hints import asked_for
+from luminosity.engine.resources.pools import Assignment
 
 # Which part of a step a transform is, where the planner takes the step apart.
 _PARTS = {

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from luminosity.engine.drawing.layers import Link
-from luminosity.engine.drawing.layout import Layout, Size, lay_out
-from luminosity.engine.drawing.lettering import text_width, wrapped
-from luminosity.engine.drawing.style import SMALL_PX, STEP_PX
-from luminosity.engine.plan.explanation import Break, ExplainedStage, Explanation
+from luminosity.engine.explain.drawing.layers import Link
+from luminosity.engine.explain.drawing.layout import Layout, Size, lay_out
+from luminosity.engine.explain.drawing.lettering import text_width, wrapped
+from luminosity.engine.explain.drawing.style import SMALL_PX, STEP_PX
+from luminosity.engine.explain.explanation import Break, ExplainedStage, Explanation
 
 LINE_PX, HEAD_PX, PADDING_PX = 18, 24, 12
 _WIDEST_TEXT_PX, _WIDEST_REASON_PX = 220, 190

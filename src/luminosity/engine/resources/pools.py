@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 
 from luminosity._text import format_size
 from luminosity.core import WorkerShare
-from luminosity.engine.hints import Needs
-from luminosity.engine.machine import Machine
 from luminosity.engine.options import EngineConfig
 from luminosity.engine.plan.graph import Stage
+from luminosity.engine.resources.hints import Needs
+from luminosity.engine.resources.machine import Machine
 from luminosity.errors import ResourcesExceeded
 
 _LOGGER = logging.getLogger("luminosity")

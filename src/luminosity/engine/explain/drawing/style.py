@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from luminosity.engine.pools import Pool
+from luminosity.engine.resources.pools import Pool
 
 TITLE_PX, STEP_PX, SMALL_PX = 17, 13, 11
 FONT = "system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from luminosity.engine.drawing.words import pool_in_words
-from luminosity.engine.plan.explanation import ExplainedStage, Explanation
+from luminosity.engine.explain.drawing.words import pool_in_words
+from luminosity.engine.explain.explanation import ExplainedStage, Explanation
 
 _HEAD = """\
 digraph plan {

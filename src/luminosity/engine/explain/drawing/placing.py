@@ -7,7 +7,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
-from luminosity.engine.drawing.layers import Bend, Layers, Spot
+from luminosity.engine.explain.drawing.layers import Bend, Layers, Spot
 
 _SWEEPS = 24
 _BETWEEN_BOXES = 28.0

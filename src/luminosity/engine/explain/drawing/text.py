@@ -6,9 +6,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from luminosity.engine.drawing.words import counted, devices_in_words, machine_in_words, ranges, share_in_words
-from luminosity.engine.plan.explanation import Break, ExplainedStage, Explanation
-from luminosity.engine.pools import Pool
+from luminosity.engine.explain.drawing.words import counted, devices_in_words, machine_in_words, ranges, share_in_words
+from luminosity.engine.explain.explanation import Break, ExplainedStage, Explanation
+from luminosity.engine.resources.pools import Pool
 
 _BOUNDLESS = 10_000
 _POOL_STYLES = ("cyan", "yellow", "green", "magenta", "blue", "red")

@@ -6,13 +6,21 @@ import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
 from html import escape
 
-from luminosity.engine.drawing.layers import Link
-from luminosity.engine.drawing.layout import Point, Rectangle
-from luminosity.engine.drawing.lettering import text_width
-from luminosity.engine.drawing.picture import HEAD_PX, LINE_PX, PADDING_PX, Picture, ReasonBox, StageBox, picture
-from luminosity.engine.drawing.style import FONT, SMALL_PX, TITLE_PX, pool_classes, stylesheet
-from luminosity.engine.drawing.words import counted, machine_in_words, pool_in_words
-from luminosity.engine.plan.explanation import Explanation
+from luminosity.engine.explain.drawing.layers import Link
+from luminosity.engine.explain.drawing.layout import Point, Rectangle
+from luminosity.engine.explain.drawing.lettering import text_width
+from luminosity.engine.explain.drawing.picture import (
+    HEAD_PX,
+    LINE_PX,
+    PADDING_PX,
+    Picture,
+    ReasonBox,
+    StageBox,
+    picture,
+)
+from luminosity.engine.explain.drawing.style import FONT, SMALL_PX, TITLE_PX, pool_classes, stylesheet
+from luminosity.engine.explain.drawing.words import counted, machine_in_words, pool_in_words
+from luminosity.engine.explain.explanation import Explanation
 
 _MARGIN_PX = 28
 _ARROW = """\

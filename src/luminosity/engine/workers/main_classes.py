@@ -15,7 +15,7 @@ from typing import Any
 
 from apache_beam.internal.cloudpickle import cloudpickle
 
-from luminosity.engine.workers import registered
+from luminosity.engine.workers import registered_types
 
 _MAIN = "__main__"
 _SPAWNED_MAIN = "__mp_main__"
@@ -32,7 +32,7 @@ def save(path: str) -> None:
     """Write the classes of this process's ``__main__``, and registered types, to the private file ``path``."""
     classes = {name: value for name, value in list(vars(sys.modules[_MAIN]).items()) if _is_of_main(value)}
     with open(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "wb") as file:
-        pickle.dump((registered.pickle_each(classes), registered.pickled()), file)
+        pickle.dump((registered_types.pickle_each(classes), registered_types.pickled()), file)
 
 
 def load(path: str) -> None:
@@ -47,12 +47,12 @@ def define(saved: bytes) -> None:
     main: Any = sys.modules[_MAIN]
     sys.modules[_SPAWNED_MAIN] = main
     for name, data in classes.items():
-        if (value := registered.unpickle(name, data)) is not None:
+        if (value := registered_types.unpickle(name, data)) is not None:
             setattr(main, name, value)
     for value in list(vars(main).values()):
         if _is_of_main(value):
             _name_nested_classes(value, main)
-    registered.define(types)
+    registered_types.define(types)
 
 
 def _is_of_main(value: Any) -> bool:

@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from luminosity.engine.drawing.layers import Bend, Layers, Link, Segment, Spot, layered
-from luminosity.engine.drawing.placing import placed
+from luminosity.engine.explain.drawing.layers import Bend, Layers, Link, Segment, Spot, layered
+from luminosity.engine.explain.drawing.placing import placed
 
 _LEAST_DROP, _MOST_DROP = 26.0, 64.0  # between layers; more where links run far to the side
 _DROP_PER_WIDTH = 0.12

@@ -1,0 +1,1 @@
+"""Plans put into words and pictures, without running anything."""
