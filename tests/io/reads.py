@@ -12,8 +12,8 @@ import pyarrow as pa
 from pyarrow import csv, parquet
 
 from luminosity import ReadTable
-from luminosity.io.reading.ranges import ByteRange, ByteRangeTracker
-from luminosity.io.reading.steps import ReadRanges
+from luminosity.io.reading.byte_ranges import ByteRange, ByteRangeTracker
+from luminosity.io.reading.read_step import ReadRanges
 
 
 def write(path: Path, table: pa.Table, rows_at_once: int = 100) -> None:

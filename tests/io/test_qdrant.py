@@ -18,8 +18,9 @@ from apache_beam.testing.util import assert_that, equal_to
 
 from luminosity import WriteQdrant
 from luminosity.errors import StoreError
-from luminosity.io.stores.lock import held
-from luminosity.io.stores.target import Whereabouts
+from luminosity.io.stores.connect import open_collection
+from luminosity.io.stores.embedded_qdrant import lock_file
+from luminosity.io.stores.qdrant_collection import CollectionAddress
 from tests.both_runners import Pipelines, counters
 from tests.io.deadly import Deadly
 from tests.io.vectors import numbered, vectors
@@ -217,7 +218,7 @@ def test_a_file_where_the_folder_should_be(tmp_path: Path) -> None:
 
 
 def _hold(path: str, taken: Any, done: Any) -> None:
-    with held(path, 1):
+    with lock_file(path, 1):
         taken.set()
         done.wait(200)
 
@@ -229,7 +230,7 @@ def test_a_lock_held_too_long_names_its_holder(tmp_path: Path) -> None:
     holder = context.Process(target=_hold, args=(str(tmp_path / "things.lock"), taken, done))
     holder.start()
     assert taken.wait(120)
-    target = Whereabouts.of(tmp_path, "things", timeout=0.2).open(lambda: None)
+    target = open_collection(CollectionAddress.of(tmp_path, "things", timeout=0.2), lambda: None)
     with pytest.raises(StoreError, match=rf"waited 0.2 s for {tmp_path}/things.lock, which process {holder.pid} holds"):
         target.count()
     done.set()

@@ -13,9 +13,9 @@ import pytest
 
 from luminosity import WriteQdrant
 from luminosity.errors import StoreError
-from luminosity.io.stores import patience
-from luminosity.io.stores import server as server_module
-from luminosity.io.stores.target import Whereabouts
+from luminosity.io.stores import qdrant_server as server_module
+from luminosity.io.stores.connect import open_collection
+from luminosity.io.stores.qdrant_collection import CollectionAddress
 from luminosity.testing import FakeClock
 from tests.both_runners import Pipelines, counters
 from tests.io.qdrant_server import StandIn, fails, qdrant_server
@@ -64,8 +64,8 @@ def test_a_server_that_answers_500_then_recovers(pipelines: Pipelines, server: S
 def _waits_take_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only waiting makes time pass, and the machine's pace does not."""
     clock = FakeClock()
-    monkeypatch.setattr(patience, "time", clock)
-    monkeypatch.setattr(server_module, "asked_patiently", partial(patience.asked_patiently, sleep=clock.sleep))
+    monkeypatch.setattr(server_module, "time", clock)
+    monkeypatch.setattr(server_module, "retry", partial(server_module.retry, sleep=clock.sleep))
 
 
 @pytest.mark.usefixtures("_waits_take_no_time")
@@ -85,7 +85,7 @@ def test_nobody_listens() -> None:
     with socket.create_server(("127.0.0.1", 0)) as unused:
         url = f"http://127.0.0.1:{unused.getsockname()[1]}"
     retries: list[int] = []
-    target = Whereabouts.of(url, "things", timeout=20).open(lambda: retries.append(1))
+    target = open_collection(CollectionAddress.of(url, "things", timeout=20), lambda: retries.append(1))
     with pytest.raises(StoreError, match=rf"'things' at {url} can't be reached: .*refused; gave up after \d tries"):
         target.count()
     assert 6 <= len(retries) <= 8

@@ -16,9 +16,9 @@ from pyarrow import parquet
 
 from luminosity import ReadTable
 from luminosity.errors import TableError
-from luminosity.io.reading import limits, text
-from luminosity.io.reading.ranges import ByteRangeTracker
-from luminosity.io.reading.steps import ReadRanges
+from luminosity.io.reading import reader, text_lines
+from luminosity.io.reading.byte_ranges import ByteRangeTracker
+from luminosity.io.reading.read_step import ReadRanges
 from tests.both_runners import Pipelines
 from tests.io.reads import counters, numbered, read_alone, write, write_bytes
 
@@ -45,7 +45,7 @@ def test_large_files_are_cut_before_they_are_read(tmp_path: Path, pipelines: Pip
     for name in names:
         write(tmp_path / name, table, 20_000)
     sizes = [path.stat().st_size for path in tmp_path.iterdir()]
-    assert min(sizes) > 1.5 * limits.PIECE_BYTES
+    assert min(sizes) > 1.5 * reader.PIECE_BYTES
 
     with pipelines() as (pipeline, run):
         sums = pipeline | ReadTable(str(tmp_path), columns=["id"]) | beam.Map(lambda batch: pc.sum(batch["id"]).as_py())
@@ -56,7 +56,7 @@ def test_large_files_are_cut_before_they_are_read(tmp_path: Path, pipelines: Pip
 
 def test_a_parquet_file_is_first_cut_between_row_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "t.parquet", numbered(1000), 100)
-    monkeypatch.setattr("luminosity.io.reading.steps.PIECE_BYTES", 1000)
+    monkeypatch.setattr("luminosity.io.reading.read_step.PIECE_BYTES", 1000)
     read = row_groups_read(monkeypatch)
 
     assert len(read_alone(ReadTable(str(tmp_path), rows_per_batch=30))) == 1000
@@ -170,7 +170,7 @@ def test_csv_as_it_comes(data: bytes, rows: int, tmp_path: Path, monkeypatch: py
     (tmp_path / "t.csv").write_bytes(data)
     transform = ReadTable(str(tmp_path), schema=pa.schema({"a": pa.int64(), "b": pa.string()}))
     for seed in range(20):
-        monkeypatch.setattr(text, "TEXT_BYTES", 1 + seed)
+        monkeypatch.setattr(text_lines, "TEXT_BYTES", 1 + seed)
         found = read_alone(transform, random.Random(seed))
         assert sorted(row["a"] for row in found) == [1, 2][:rows]
 
@@ -181,8 +181,8 @@ def test_csv_as_it_comes(data: bytes, rows: int, tmp_path: Path, monkeypatch: py
 def test_json_lines_as_they_come(data: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "t.jsonl").write_bytes(data)
     for seed in range(20):
-        monkeypatch.setattr(text, "TEXT_BYTES", 1 + seed)
-        monkeypatch.setattr(text, "_READ_AHEAD", 3)
+        monkeypatch.setattr(text_lines, "TEXT_BYTES", 1 + seed)
+        monkeypatch.setattr(text_lines, "_READ_AHEAD", 3)
         assert sorted(row["a"] for row in read_alone(ReadTable(str(tmp_path)), random.Random(seed))) == [1, 2]
 
 

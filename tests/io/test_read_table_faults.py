@@ -14,7 +14,7 @@ from pyarrow import parquet
 
 from luminosity import ReadTable
 from luminosity.errors import TableError
-from luminosity.io.reading import text
+from luminosity.io.reading import text_lines
 from tests.both_runners import Pipelines
 from tests.io.reads import numbered, read_alone, write, write_bytes
 
@@ -174,7 +174,7 @@ def test_a_value_that_does_not_fit_is_shown_with_its_line(tmp_path: Path, monkey
     schema = pa.schema({"id": pa.int64(), "text": pa.string()})
     (tmp_path / "t.csv").write_text("\n".join(["id,text", *lines[:150], "n/a,oops", *lines[150:]]))
     for block in (50, 1 << 20):
-        monkeypatch.setattr(text, "TEXT_BYTES", block)
+        monkeypatch.setattr(text_lines, "TEXT_BYTES", block)
         with pytest.raises(
             TableError,
             match=r"t\.csv, line 152: .*conversion error to int64: invalid value 'n/a'.*begins with 'n/a,oops'; "
@@ -222,7 +222,7 @@ def test_line_breaks_in_values_are_never_read_wrongly(tmp_path: Path, monkeypatc
     """Wherever the file is cut: it is an error that names the remedy, or right."""
     (tmp_path / "t.csv").write_bytes(b"text\n" + b"".join(b'"%d\nmore"\n' % number for number in range(30)))
     for block in range(1, 60):
-        monkeypatch.setattr(text, "TEXT_BYTES", block)
+        monkeypatch.setattr(text_lines, "TEXT_BYTES", block)
         with pytest.raises(TableError, match=r"ends in another; .*newlines_in_values=True"):
             read_alone(ReadTable(str(tmp_path)))
     assert len(read_alone(ReadTable(str(tmp_path), newlines_in_values=True))) == 30

@@ -28,9 +28,9 @@ from pyarrow import parquet
 
 from luminosity import ReadTable, WriteTable
 from luminosity.errors import WriteError
-from luminosity.io.turns import turn_in
-from luminosity.io.writing import existing, finish_step, open_files, table_file
-from luminosity.io.writing.target import Target
+from luminosity.io.folder_lock import lock_folder
+from luminosity.io.writing import existing, file_writer, finish_step, open_files
+from luminosity.io.writing.destination import Destination
 from tests.both_runners import Pipelines, counters
 from tests.io.written import everything_in, in_order, rows_of, table_of
 
@@ -143,8 +143,8 @@ def test_rows_per_file(tmp_path: Path) -> None:
 
 
 def test_files_are_cut_by_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table_file, "_MOST_BYTES", 100)
-    monkeypatch.setattr(table_file, "_GROUP_ROWS", 100)
+    monkeypatch.setattr(file_writer, "_MOST_BYTES", 100)
+    monkeypatch.setattr(file_writer, "_GROUP_ROWS", 100)
     write(batches(100, 100, 100), str(tmp_path))
     assert [parquet.read_metadata(file).num_rows for file in tmp_path.iterdir()] == [100, 100, 100]
 
@@ -314,8 +314,8 @@ def test_what_is_read_is_what_was_written(
 ) -> None:
     """Also where some bundles fail, and the last step is killed and run again."""
     folder = tmp_path_factory.mktemp("any") / "out"
-    target = Target.of(str(folder), partition_by, rows_per_file)
-    written: list[table_file.Written] = []
+    target = Destination.of(str(folder), partition_by, rows_per_file)
+    written: list[file_writer.WrittenFile] = []
     for bundle in bundles:
         failed, good = open_files.OpenFiles(target), open_files.OpenFiles(target)
         for rows in bundle:
@@ -325,7 +325,7 @@ def test_what_is_read_is_what_was_written(
         written += good.close()
     with pytest.MonkeyPatch.context() as patch:
         for name in ("move", "remove_folder"):
-            patch.setattr(finish_step.files, name, _killed_at(killed_at, getattr(finish_step.files, name)))
+            patch.setattr(finish_step.filesystem, name, _killed_at(killed_at, getattr(finish_step.filesystem, name)))
         names = _until_done(lambda: finish_step.finish(target, written))
     expected = in_order(row for bundle in bundles for rows in bundle for row in rows)
     assert (rows_of(folder, _SCHEMA) if names else []) == expected
@@ -522,7 +522,7 @@ def test_of_two_jobs_that_end_at_once_one_is_refused(
     check, jobs = existing.check, [_written(tmp_path / name, rows) for rows in (2, 3)]
     others: list[Future[list[str]]] = []
 
-    def check_while_another_ends(target: Target) -> None:
+    def check_while_another_ends(target: Destination) -> None:
         check(target)
         if not others:  # It comes when this one has seen that nothing is there.
             others.append(threads.submit(finish_step.finish, *jobs[1]))
@@ -544,12 +544,12 @@ def test_of_two_jobs_that_replace_at_once_none_removes_what_the_other_has_writte
 
     @contextlib.contextmanager
     def late_turn(*args: Any) -> Generator[None]:
-        monkeypatch.setattr(finish_step, "turn_in", turn_in)
+        monkeypatch.setattr(finish_step, "lock_folder", lock_folder)
         finish_step.finish(*first)
-        with turn_in(*args):
+        with lock_folder(*args):
             yield
 
-    monkeypatch.setattr(finish_step, "turn_in", late_turn)
+    monkeypatch.setattr(finish_step, "lock_folder", late_turn)
     for _ in range(2):  # A runner may try again.
         with pytest.raises(WriteError, match="Did another run"):
             finish_step.finish(*second)
@@ -557,14 +557,22 @@ def test_of_two_jobs_that_replace_at_once_none_removes_what_the_other_has_writte
 
 
 def test_a_turn_that_does_not_come(tmp_path: Path) -> None:
-    with turn_in(str(tmp_path), 1), pytest.raises(TimeoutError, match=r"waited 0\.05 s"), turn_in(str(tmp_path), 0.05):
+    with (
+        lock_folder(str(tmp_path), 1),
+        pytest.raises(TimeoutError, match=r"waited 0\.05 s"),
+        lock_folder(str(tmp_path), 0.05),
+    ):
         pass
-    with turn_in(str(tmp_path), 0.05), turn_in(str(tmp_path / "nothing"), 0.05), turn_in("gs://bucket/folder", 0.05):
+    with (
+        lock_folder(str(tmp_path), 0.05),
+        lock_folder(str(tmp_path / "nothing"), 0.05),
+        lock_folder("gs://bucket/folder", 0.05),
+    ):
         assert os.listdir(tmp_path) == []
 
 
-def _written(path: Path, bundles: int, if_exists: str = "fail") -> tuple[Target, list[table_file.Written]]:
-    target, written = Target.of(str(path), if_exists=if_exists), list[table_file.Written]()
+def _written(path: Path, bundles: int, if_exists: str = "fail") -> tuple[Destination, list[file_writer.WrittenFile]]:
+    target, written = Destination.of(str(path), if_exists=if_exists), list[file_writer.WrittenFile]()
     for number in range(bundles):
         bundle = open_files.OpenFiles(target)
         bundle.add(pa.record_batch({"n": [number]}))

@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 
 from luminosity import RowsFromTable, TableFromRows
 from luminosity.errors import TableError
-from luminosity.tables.building import BatchBuilder
+from luminosity.tables.batch_builder import BatchBuilder
 from luminosity.tables.gather import GatherDoFn
-from luminosity.tables.reading import RowMaker
+from luminosity.tables.row_maker import RowMaker
 from tests.both_runners import Pipelines
 
 UTC = datetime.timezone.utc

@@ -12,14 +12,13 @@ import pyarrow as pa
 import luminosity.tables  # noqa: F401  # pyright: ignore[reportUnusedImport]  # for its coder of record batches
 from luminosity.errors import TableError
 from luminosity.io.formats import Format
-from luminosity.io.reading.csv_lines import CsvStyle
-from luminosity.io.reading.files import TableFile, find
-from luminosity.io.reading.first import all_rows, first_rows
-from luminosity.io.reading.limits import BATCH_ROWS
-from luminosity.io.reading.partitions import partition_schema
-from luminosity.io.reading.readers import Settings, schema_of
-from luminosity.io.reading.steps import ReadRanges
-from luminosity.io.reading.wanted import choose
+from luminosity.io.reading.csv_reader import CsvStyle
+from luminosity.io.reading.find_files import TableFile, find_files
+from luminosity.io.reading.partition_columns import partition_schema
+from luminosity.io.reading.read_step import ReadRanges
+from luminosity.io.reading.reader import BATCH_ROWS
+from luminosity.io.reading.readers import Settings, all_rows, first_rows, schema_of
+from luminosity.io.reading.selection import select
 
 __all__ = ["ReadTable"]
 
@@ -77,18 +76,18 @@ class ReadTable(beam.PTransform[Any, Any]):
             raise TableError(f"schema= is of type {type(schema).__name__}, expected pyarrow.schema(...) of the columns")
         patterns = [pattern] if isinstance(pattern, str | os.PathLike) else pattern
         self._patterns = [os.fspath(each) for each in patterns]
-        self._files = find(self._patterns, None if format is None else _format(format))
+        self._files = find_files(self._patterns, None if format is None else _format(format))
         csv = CsvStyle(delimiter, newlines_in_values, tuple(null_values))
         _check_files(self._files, csv)
         partition = partition_schema(self._files, schema)
         stored, origin = _stored(self._files, schema, partition, csv)
-        wanted = choose(stored, partition, columns, where, origin)
-        self._settings = Settings(wanted, csv, rows_per_batch)
+        selection = select(stored, partition, columns, where, origin)
+        self._settings = Settings(selection, csv, rows_per_batch)
 
     @property
     def schema(self) -> pa.Schema:
         """Of the batches."""
-        return self._settings.wanted.output
+        return self._settings.selection.output
 
     def first(self, rows: int) -> list[pa.RecordBatch]:
         """The first rows of the first files, read here and now: to look at a table, or to try something on it."""

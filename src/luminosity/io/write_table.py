@@ -14,9 +14,9 @@ from apache_beam.transforms.window import GlobalWindows
 from luminosity.core import TEMPORARY_FOLDER, WRITES_A_FILE_PER_BUNDLE
 from luminosity.errors import WriteError
 from luminosity.io.writing import existing
-from luminosity.io.writing.faults import clear_errors
+from luminosity.io.writing.destination import Destination, IfExists
 from luminosity.io.writing.finish_step import FinishDoFn
-from luminosity.io.writing.target import IfExists, Target
+from luminosity.io.writing.write_errors import clear_errors
 from luminosity.io.writing.write_step import WriteDoFn
 
 __all__ = ["WriteTable"]
@@ -67,26 +67,28 @@ class WriteTable(beam.PTransform[beam.PCollection[pa.RecordBatch], beam.PCollect
                 an empty file is written only if it is given.
         """
         super().__init__()
-        self._target = Target.of(os.fspath(path), partition_by, rows_per_file, if_exists, format, compression, schema)
+        self._destination = Destination.of(
+            os.fspath(path), partition_by, rows_per_file, if_exists, format, compression, schema
+        )
 
     def expand(self, input_or_inputs: beam.PCollection[pa.RecordBatch]) -> beam.PCollection[str]:
         table = input_or_inputs
-        target = self._target.for_another_run()  # One transform may be applied to several tables.
+        destination = self._destination.for_another_run()  # One transform may be applied to several tables.
         if not table.is_bounded:
             raise WriteError(
-                f"{target.path}: the input never ends, so the files would never be complete; "
+                f"{destination.path}: the input never ends, so the files would never be complete; "
                 "WriteTable takes bounded input, or write each window by beam.io.fileio.WriteToFiles"
             )
-        with clear_errors(target.path):
-            existing.check(target)
+        with clear_errors(destination.path):
+            existing.check(destination)
         if not table.windowing.is_default():
             table |= "Global" >> beam.WindowInto(GlobalWindows())
         # As bytes: of texts, Beam takes ASCII alone, and folders have other letters, too.
-        annotations = {WRITES_A_FILE_PER_BUNDLE: b"", TEMPORARY_FOLDER: target.temporary_folder.encode()}
+        annotations = {WRITES_A_FILE_PER_BUNDLE: b"", TEMPORARY_FOLDER: destination.temporary_folder.encode()}
         with table.pipeline.transform_annotations(**annotations):
-            written: beam.PCollection[Any] = table | "Write" >> beam.ParDo(WriteDoFn(target))  # pyright: ignore
+            written: beam.PCollection[Any] = table | "Write" >> beam.ParDo(WriteDoFn(destination))  # pyright: ignore
         return (
             table.pipeline
             | "Once" >> beam.Impulse()
-            | "Finish" >> beam.ParDo(FinishDoFn(target), AsIter(written)).with_output_types(str)
+            | "Finish" >> beam.ParDo(FinishDoFn(destination), AsIter(written)).with_output_types(str)
         )

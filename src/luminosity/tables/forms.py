@@ -8,10 +8,10 @@ from luminosity.errors import TableError
 from luminosity.tables.from_python import has_open_type
 from luminosity.tables.types import is_any_list
 
-__all__ = ["as_it_was"]
+__all__ = ["with_original_types"]
 
 
-def as_it_was(result: pa.RecordBatch, given: pa.Schema, schema: pa.Schema | None, who: str) -> pa.RecordBatch:
+def with_original_types(result: pa.RecordBatch, given: pa.Schema, schema: pa.Schema | None, who: str) -> pa.RecordBatch:
     """A frame's columns with the types that columns of these names were given in, where only the form differs.
 
     pandas makes lists of vectors, and polars large texts of texts.

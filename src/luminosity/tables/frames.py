@@ -10,8 +10,8 @@ import pyarrow as pa
 
 from luminosity.errors import TableError
 from luminosity.extras import require
-from luminosity.tables.forms import as_it_was
-from luminosity.tables.naming import name_of, place_of
+from luminosity.tables.forms import with_original_types
+from luminosity.tables.function_names import name_of, place_of
 
 __all__ = ["Kind", "from_result", "kind_of", "to_frame"]
 
@@ -76,9 +76,9 @@ def from_result(result: Any, kind: Kind, who: str, given: pa.Schema, schema: pa.
         return _one_batch(result)
     library, name = type(result).__module__.partition(".")[0], type(result).__name__
     if (kind, library, name) == ("polars", "polars", "DataFrame"):
-        return as_it_was(_one_batch(result.to_arrow()), given, schema, who)
+        return with_original_types(_one_batch(result.to_arrow()), given, schema, who)
     if (kind, library, name) == ("pandas", "pandas", "DataFrame"):
-        return as_it_was(_from_pandas(result, schema, who), given, schema, who)
+        return with_original_types(_from_pandas(result, schema, who), given, schema, who)
     hint = "; is a return missing?" if result is None else "; call .collect() on it" if name == "LazyFrame" else ""
     found = name if library == "builtins" else f"{library}.{name}"
     raise TableError(f"{who} returned {found}, expected {_EXPECTED[kind]}{hint}")

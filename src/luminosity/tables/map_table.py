@@ -10,10 +10,9 @@ import pyarrow as pa
 
 from luminosity.core import ELEMENT_AT_FAULT
 from luminosity.errors import TableError
-from luminosity.tables.conform import conform
 from luminosity.tables.frames import Kind, from_result, kind_of, to_frame
-from luminosity.tables.naming import name_of, place_of
-from luminosity.tables.same_schema import SameSchema
+from luminosity.tables.function_names import name_of, place_of
+from luminosity.tables.schemas import SameSchema, conform
 
 __all__ = ["MapTable"]
 

@@ -8,9 +8,9 @@ import apache_beam as beam
 import pyarrow as pa
 from apache_beam.transforms.window import TimestampedValue
 
-from luminosity.tables.building import BatchBuilder
+from luminosity.tables.batch_builder import BatchBuilder
 from luminosity.tables.gather import GatherDoFn
-from luminosity.tables.reading import RowMaker
+from luminosity.tables.row_maker import RowMaker
 from luminosity.tables.row_times import TIMESTAMP, times_of
 from luminosity.tables.types import row_hint, to_schema
 

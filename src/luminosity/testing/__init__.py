@@ -1,6 +1,7 @@
 """Fakes for tests: a device without hardware, a model for it, a clock that moves when told, and tables."""
 
-from luminosity.testing.device import (
+from luminosity.testing.equal_table import equal_table
+from luminosity.testing.fake_device import (
     Clock,
     FakeBatch,
     FakeClock,
@@ -9,8 +10,7 @@ from luminosity.testing.device import (
     FakeModel,
     FakeOutOfMemory,
 )
-from luminosity.testing.equal_table import equal_table
-from luminosity.testing.tables import FakeTable
+from luminosity.testing.fake_table import FakeTable
 
 __all__ = [
     "Clock",

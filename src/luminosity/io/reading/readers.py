@@ -1,39 +1,42 @@
-"""The reader for each format."""
+"""Open a file with the reader of its format, and read rows without a pipeline."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 
 import pyarrow as pa
 
 from luminosity.io.formats import Format
-from luminosity.io.reading.arrow import ArrowReader, arrow_schema
-from luminosity.io.reading.csv_lines import CsvReader, CsvStyle, csv_schema
-from luminosity.io.reading.files import TableFile
-from luminosity.io.reading.json_lines import JsonLinesReader, json_lines_schema
-from luminosity.io.reading.opening import readable
-from luminosity.io.reading.parquet import ParquetReader, parquet_schema
+from luminosity.io.reading.arrow_reader import ArrowReader, arrow_schema
+from luminosity.io.reading.byte_ranges import EVERYTHING
+from luminosity.io.reading.csv_reader import CsvReader, CsvStyle, csv_schema
+from luminosity.io.reading.find_files import TableFile
+from luminosity.io.reading.json_reader import JsonLinesReader, json_lines_schema
+from luminosity.io.reading.open_file import readable
+from luminosity.io.reading.parquet_reader import ParquetReader, parquet_schema
 from luminosity.io.reading.reader import Reader
-from luminosity.io.reading.wanted import Wanted
+from luminosity.io.reading.selection import Selection
 
-__all__ = ["Settings", "open_reader", "schema_of"]
+__all__ = ["Settings", "all_rows", "first_rows", "open_reader", "schema_of"]
 
 
 @dataclass(frozen=True)
 class Settings:
-    wanted: Wanted
+    selection: Selection
     csv: CsvStyle
     rows_per_batch: int
 
 
 def open_reader(file: TableFile, settings: Settings) -> Reader:
     if file.format is Format.PARQUET:
-        return ParquetReader(file, settings.wanted, settings.rows_per_batch)
+        return ParquetReader(file, settings.selection, settings.rows_per_batch)
     if file.format is Format.ARROW:
-        return ArrowReader(file, settings.wanted)
+        return ArrowReader(file, settings.selection)
     if file.format is Format.CSV:
-        return CsvReader(file, settings.wanted, settings.csv)
-    return JsonLinesReader(file, settings.wanted)
+        return CsvReader(file, settings.selection, settings.csv)
+    return JsonLinesReader(file, settings.selection)
 
 
 def schema_of(file: TableFile, csv: CsvStyle) -> pa.Schema | None:
@@ -44,3 +47,22 @@ def schema_of(file: TableFile, csv: CsvStyle) -> pa.Schema | None:
         if file.format is Format.ARROW:
             return arrow_schema(file)
         return csv_schema(file, csv) if file.format is Format.CSV else json_lines_schema(file)
+
+
+def first_rows(files: Sequence[TableFile], settings: Settings, count: int) -> list[pa.RecordBatch]:
+    """No more is read than the batches, blocks or row groups that have them."""
+    found: list[pa.RecordBatch] = []
+    for _, batch in all_rows(files, settings):
+        found.append(batch.slice(0, count))
+        count -= found[-1].num_rows
+        if not count:
+            break
+    return [batch for batch in found if batch.num_rows]
+
+
+def all_rows(files: Sequence[TableFile], settings: Settings) -> Iterator[tuple[str, pa.RecordBatch]]:
+    """Each batch with the path of its file."""
+    for file in files:
+        with readable(file), closing(open_reader(file, settings)) as reader:
+            for batch in reader.batches(0, EVERYTHING, lambda position: position):
+                yield file.path, settings.selection.finish(batch, file.partition)

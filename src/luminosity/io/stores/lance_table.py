@@ -14,9 +14,9 @@ from apache_beam.io.filesystems import FileSystems
 
 from luminosity.errors import StoreError
 from luminosity.extras import require
+from luminosity.io.folder_lock import lock_folder
 from luminosity.io.stores.points import DELETED
 from luminosity.io.stores.staging import StagedRows
-from luminosity.io.turns import turn_in
 
 __all__ = ["LanceTable"]
 
@@ -83,7 +83,7 @@ class LanceTable:
 
         One at a time: of two that make it at once, Lance keeps what the second has written, and tells neither.
         """
-        with turn_in(os.path.dirname(self._path) or ".", _TURN_S):
+        with lock_folder(os.path.dirname(self._path) or ".", _TURN_S):
             if self._opened() is not None:
                 return False
             self._database.create_table(self._name, rows)

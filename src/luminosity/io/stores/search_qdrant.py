@@ -12,7 +12,8 @@ import pyarrow as pa
 from apache_beam.metrics import Metrics
 
 from luminosity.errors import StoreError
-from luminosity.io.stores.target import Hit, QdrantTarget, Query, Whereabouts
+from luminosity.io.stores.connect import open_collection
+from luminosity.io.stores.qdrant_collection import CollectionAddress, Hit, QdrantCollection, Query
 from luminosity.io.stores.vectors import read_vectors
 
 __all__ = ["SearchQdrant"]
@@ -70,7 +71,7 @@ class SearchQdrant(beam.PTransform[Any, Any]):
         super().__init__()
         if limit < 1:
             raise ValueError(f"found limit={limit!r}, expected one neighbour at least")
-        place = Whereabouts.of(
+        place = CollectionAddress.of(
             where, collection, timeout=timeout, batch_size=batch_size, api_key_env=api_key_env, api_key=api_key
         )
         types = dict(with_payload) if isinstance(with_payload, Mapping) else dict.fromkeys(with_payload, pa.string())
@@ -89,7 +90,7 @@ class SearchQdrant(beam.PTransform[Any, Any]):
 
 class _Search(beam.DoFn):
     def __init__(
-        self, place: Whereabouts, query: Query, vector_column: str, output: str, types: Mapping[str, Any]
+        self, place: CollectionAddress, query: Query, vector_column: str, output: str, types: Mapping[str, Any]
     ) -> None:
         self._place = place
         self._query = query
@@ -100,7 +101,7 @@ class _Search(beam.DoFn):
         self._searches = Metrics.counter(SearchQdrant, "vectors_searched")
 
     def setup(self) -> None:
-        self._target: QdrantTarget = self._place.open(self._retries.inc)
+        self._collection: QdrantCollection = open_collection(self._place, self._retries.inc)
 
     def process(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         names = batch.schema.names
@@ -116,11 +117,11 @@ class _Search(beam.DoFn):
         yield batch.append_column(self._output, self._column(found))
 
     def teardown(self) -> None:
-        self._target.close()
+        self._collection.close()
 
     def _answers(self, vectors: Sequence[Sequence[float]]) -> Iterator[list[Hit]]:
         for first in range(0, len(vectors), self._place.batch_size):
-            yield from self._target.search(vectors[first : first + self._place.batch_size], self._query)
+            yield from self._collection.search(vectors[first : first + self._place.batch_size], self._query)
 
     def _column(self, found: Sequence[list[Hit] | None]) -> Any:
         hits = [hit for hits in found if hits is not None for hit in hits]

@@ -13,9 +13,9 @@ from apache_beam.transforms.window import WindowedValue
 from apache_beam.utils.timestamp import Timestamp
 
 from luminosity.errors import StoreError
-from luminosity.io.stores.ids import PointId
-from luminosity.io.stores.points import Changes, Point, PointColumns
-from luminosity.io.stores.target import DISTANCES, Distance, Whereabouts
+from luminosity.io.stores.connect import open_collection
+from luminosity.io.stores.points import Changes, Point, PointColumns, PointId
+from luminosity.io.stores.qdrant_collection import DISTANCES, CollectionAddress, Distance
 
 __all__ = ["WriteQdrant"]
 
@@ -71,7 +71,7 @@ class WriteQdrant(beam.PTransform[Any, Any]):
         named = {"": vectors} if isinstance(vectors, str) else dict(vectors)
         if not named:
             raise ValueError("found no vectors, expected a column, or a mapping of vector names to columns")
-        self._place = Whereabouts.of(
+        self._place = CollectionAddress.of(
             where, collection, timeout=timeout, batch_size=batch_size, api_key_env=api_key_env, api_key=api_key
         )
         self._columns = PointColumns(named, id, payload)
@@ -87,7 +87,7 @@ class WriteQdrant(beam.PTransform[Any, Any]):
 
 
 class _Write(beam.DoFn):
-    def __init__(self, place: Whereabouts, columns: PointColumns, distance: Distance, create: bool) -> None:
+    def __init__(self, place: CollectionAddress, columns: PointColumns, distance: Distance, create: bool) -> None:
         self._place = place
         self._columns = columns
         self._distance: Distance = distance
@@ -97,7 +97,7 @@ class _Write(beam.DoFn):
         self._retries = Metrics.counter(WriteQdrant, "retries")
 
     def setup(self) -> None:
-        self._target = self._place.open(self._retries.inc)
+        self._collection = open_collection(self._place, self._retries.inc)
         self._ensured: dict[str, int] = {}
 
     def start_bundle(self) -> None:
@@ -120,7 +120,7 @@ class _Write(beam.DoFn):
         yield from self._flush()
 
     def teardown(self) -> None:
-        self._target.close()
+        self._collection.close()
 
     def _forget(self) -> None:
         self._points: dict[PointId, Point | None] = {}
@@ -142,7 +142,7 @@ class _Write(beam.DoFn):
         if upserts and not self._sizes.items() <= self._ensured.items():
             self._ensure()
         if self._points:
-            self._target.write(upserts, deletes)
+            self._collection.write(upserts, deletes)
         self._upserted.inc(len(upserts))
         self._deleted.inc(len(deletes))
         for window, (count, earliest) in self._rows.items():
@@ -156,5 +156,5 @@ class _Write(beam.DoFn):
                 f"the size of the vector {min(unknown)!r} can't be told: the column "
                 f"{self._columns.vectors[min(unknown)]!r} is null in all rows; expected a column of fixed-size lists"
             )
-        self._target.ensure(sizes, self._distance, self._create)
+        self._collection.ensure(sizes, self._distance, self._create)
         self._ensured = sizes

@@ -11,9 +11,9 @@ from pyarrow import types
 
 from luminosity.errors import WriteError
 from luminosity.io.formats import Format
-from luminosity.io.writing.json_lines import json_lines
-from luminosity.io.writing.parquet import ParquetEncoder
-from luminosity.io.writing.target import Target
+from luminosity.io.writing.destination import Destination
+from luminosity.io.writing.json_encoder import json_lines
+from luminosity.io.writing.parquet_encoder import ParquetEncoder
 
 __all__ = ["Encoder", "encoder"]
 
@@ -28,14 +28,14 @@ class Encoder(Protocol):
         ...
 
 
-def encoder(target: Target, sink: Any, schema: pa.Schema, has_header: bool = True) -> Encoder:
+def encoder(destination: Destination, sink: Any, schema: pa.Schema, has_header: bool = True) -> Encoder:
     """``has_header``: whether a CSV file begins with the names of its columns."""
-    if target.format is Format.PARQUET:
-        return ParquetEncoder(sink, schema, target.compression)
-    if target.format is Format.ARROW:
-        return _Arrow(sink, schema, target.compression or "lz4")
-    if target.format is Format.CSV:
-        return _Csv(target.path, sink, schema, has_header)
+    if destination.format is Format.PARQUET:
+        return ParquetEncoder(sink, schema, destination.compression)
+    if destination.format is Format.ARROW:
+        return _Arrow(sink, schema, destination.compression or "lz4")
+    if destination.format is Format.CSV:
+        return _Csv(destination.path, sink, schema, has_header)
     return _JsonLines(sink)
 
 

@@ -1,4 +1,4 @@
-"""What is at the target already."""
+"""What is at the destination already."""
 
 from __future__ import annotations
 
@@ -9,68 +9,76 @@ from apache_beam.io.filesystems import FileSystems
 
 from luminosity.errors import TableError, WriteError
 from luminosity.io.formats import recognise
-from luminosity.io.writing import files
-from luminosity.io.writing.target import TEMPORARY_PREFIX, Target
+from luminosity.io.writing import filesystem
+from luminosity.io.writing.destination import TEMPORARY_PREFIX, Destination
 
 __all__ = ["check", "leftovers", "table_files"]
 
 _SHOWN = 3
 
 
-def check(target: Target) -> None:
+def check(destination: Destination) -> None:
     """Refuse a path where the table can't be, or must not because something is there."""
     try:
-        FileSystems.get_filesystem(target.path)
+        FileSystems.get_filesystem(destination.path)
     except ValueError as error:
-        raise WriteError(f"{target.path}: {error}") from error
-    if target.is_one_file:
-        _check_file(target)
+        raise WriteError(f"{destination.path}: {error}") from error
+    if destination.is_one_file:
+        _check_file(destination)
     else:
-        _check_folder(target)
+        _check_folder(destination)
 
 
-def table_files(target: Target) -> list[str]:
+def table_files(destination: Destination) -> list[str]:
     """The files of the table that is there."""
-    if target.is_one_file:
-        return [target.path] if files.exists(target.path) else []
-    return [files.join(target.path, name) for name in files.visible_files(target.path)]
+    if destination.is_one_file:
+        return [destination.path] if filesystem.exists(destination.path) else []
+    return [filesystem.join(destination.path, name) for name in filesystem.visible_files(destination.path)]
 
 
-def leftovers(target: Target) -> list[str]:
+def leftovers(destination: Destination) -> list[str]:
     """Folders of temporary files that runs of others left, who were killed."""
     return [
-        files.join(target.path, name)
-        for name in files.names_in(target.path)
-        if name.startswith(TEMPORARY_PREFIX) and not name.endswith(target.run_id)
+        filesystem.join(destination.path, name)
+        for name in filesystem.names_in(destination.path)
+        if name.startswith(TEMPORARY_PREFIX) and not name.endswith(destination.run_id)
     ]
 
 
-def _check_file(target: Target) -> None:
-    if files.is_local(target.path) and os.path.isdir(target.path):
+def _check_file(destination: Destination) -> None:
+    if filesystem.is_local(destination.path) and os.path.isdir(destination.path):
         raise WriteError(
-            f"{target.path}: a folder, but this name is that of one file; "
-            f"say {target.path}/ to write files into it, or choose another name"
+            f"{destination.path}: a folder, but this name is that of one file; "
+            f"say {destination.path}/ to write files into it, or choose another name"
         )
-    if target.if_exists == "fail" and files.exists(target.path):
-        raise WriteError(f"{target.path}: is there already; choose another name, or say if_exists='replace'")
+    if destination.if_exists == "fail" and filesystem.exists(destination.path):
+        raise WriteError(f"{destination.path}: is there already; choose another name, or say if_exists='replace'")
 
 
-def _check_folder(target: Target) -> None:
-    if files.is_local(target.path) and os.path.exists(target.path) and not os.path.isdir(target.path):
-        raise WriteError(f"{target.path}: a file, expected a folder, or a name that ends like {target.suffix}")
-    if target.if_exists == "append":
+def _check_folder(destination: Destination) -> None:
+    if (
+        filesystem.is_local(destination.path)
+        and os.path.exists(destination.path)
+        and not os.path.isdir(destination.path)
+    ):
+        raise WriteError(
+            f"{destination.path}: a file, expected a folder, or a name that ends like {destination.suffix}"
+        )
+    if destination.if_exists == "append":
         return
-    found = files.visible_files(target.path)
-    if target.if_exists == "fail":
+    found = filesystem.visible_files(destination.path)
+    if destination.if_exists == "fail":
         if shown := list(islice(found, _SHOWN + 1)):
             more = ", ..." if len(shown) > _SHOWN else ""
             raise WriteError(
-                f"{target.path}: the folder is not empty, found {', '.join(shown[:_SHOWN])}{more}; choose another, "
+                f"{destination.path}: the folder is not empty, "
+                f"found {', '.join(shown[:_SHOWN])}{more}; choose another, "
                 "or say if_exists='replace' or if_exists='append'"
             )
     elif strange := next((name for name in found if not _is_of_a_table(name)), None):
         raise WriteError(
-            f"{target.path}: found {strange}, which is no table's file; if_exists='replace' would remove all that is "
+            f"{destination.path}: found {strange}, "
+            "which is no table's file; if_exists='replace' would remove all that is "
             "in the folder, so it must hold a table and nothing else. Choose another folder, or remove the file"
         )
 

@@ -1,49 +1,58 @@
-"""The files of a bundle: one at a time for each partition, and a bounded number of them."""
+"""The files that a bundle writes: one at a time for each partition."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from typing import Any
+from urllib.parse import quote
 
+import numpy as np
 import pyarrow as pa
+from pyarrow import compute
 
-from luminosity.io.writing.partitions import partitioned
-from luminosity.io.writing.schemas import check_same, check_writable
-from luminosity.io.writing.table_file import TableFile, Written
-from luminosity.io.writing.target import Target
+from luminosity.io.writing.destination import Destination
+from luminosity.io.writing.file_writer import FileWriter, WrittenFile
+from luminosity.io.writing.schema_checks import check_same, check_writable
 
-__all__ = ["OpenFiles"]
+__all__ = ["NULL_FOLDER", "OpenFiles", "partitioned"]
+
 
 _MOST_FILES = 100
 _MOST_WAITING_BYTES = 256 << 20  # in all of them, before they are row groups
+
+pc: Any = compute  # which makes its functions when it is imported: a type checker sees none
+
+NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
 
 
 class OpenFiles:
     """A bundle's files are given to the last step all together, or removed all together."""
 
-    def __init__(self, target: Target) -> None:
-        self._target = target
-        self._schema = target.schema
+    def __init__(self, destination: Destination) -> None:
+        self._destination = destination
+        self._schema = destination.schema
         self._is_checked = False
         self._has_rows = False
-        self._files: OrderedDict[str, TableFile] = OrderedDict()  # in the order of their last use
-        self._done: list[Written] = []
+        self._files: OrderedDict[str, FileWriter] = OrderedDict()  # in the order of their last use
+        self._done: list[WrittenFile] = []
 
     def add(self, batch: pa.RecordBatch) -> None:
         self._check(batch.schema)
         if batch.num_rows == 0:
             return
         self._has_rows = True
-        for partition, rows in partitioned(batch, self._target.partition_by):
+        for partition, rows in partitioned(batch, self._destination.partition_by):
             rest: pa.RecordBatch | None = rows
             while rest is not None:
                 rest = self._add_to(partition, rest)
-        if self._target.partition_by:
+        if self._destination.partition_by:
             self._flush_largest()
 
-    def close(self) -> list[Written]:
+    def close(self) -> list[WrittenFile]:
         """All files, complete. Where there was no row, an empty one tells the schema."""
-        if self._is_checked and not self._has_rows and not self._target.partition_by:
-            self._files[""] = TableFile(self._target, "", self._schema)
+        if self._is_checked and not self._has_rows and not self._destination.partition_by:
+            self._files[""] = FileWriter(self._destination, "", self._schema)
         while self._files:
             self._close(next(iter(self._files)))
         return self._done
@@ -61,16 +70,16 @@ class OpenFiles:
         if self._schema is None:
             self._schema = schema
         if not self._is_checked:
-            check_writable(self._target, schema)
+            check_writable(self._destination, schema)
             self._is_checked = True
-        check_same(self._target.path, self._schema, schema)
+        check_same(self._destination.path, self._schema, schema)
 
     def _add_to(self, partition: str, rows: pa.RecordBatch) -> pa.RecordBatch | None:
         file = self._files.get(partition)
         if file is None:
             if len(self._files) >= _MOST_FILES:
                 self._close(next(iter(self._files)))
-            file = self._files[partition] = TableFile(self._target, partition, rows.schema)
+            file = self._files[partition] = FileWriter(self._destination, partition, rows.schema)
         self._files.move_to_end(partition)
         rest = file.add(rows)
         if file.is_full:
@@ -88,3 +97,41 @@ class OpenFiles:
             largest = max(self._files.values(), key=lambda file: file.waiting_bytes)
             waiting -= largest.waiting_bytes
             largest.flush()
+
+
+def partitioned(batch: pa.RecordBatch, by: Sequence[str]) -> Iterator[tuple[str, pa.RecordBatch]]:
+    """The rows of each combination of values, without these columns, and the name of their folder.
+
+    >>> batch = pa.record_batch({"lang": ["en", "de", "en"], "n": [1, 2, 3]})
+    >>> [(folder, rows.to_pydict()) for folder, rows in partitioned(batch, ["lang"])]
+    [('lang=en', {'n': [1, 3]}), ('lang=de', {'n': [2]})]
+    """
+    if not by:
+        yield "", batch
+        return
+    codes = np.zeros(batch.num_rows, dtype=np.int64)
+    values: list[Any] = []
+    for name in by:
+        encoded = batch.column(name)
+        if not isinstance(encoded, pa.DictionaryArray):
+            encoded = pc.dictionary_encode(encoded)
+        # The last number is for nulls.
+        numbers = pc.fill_null(encoded.indices.cast(pa.int64()), len(encoded.dictionary)).to_numpy()
+        _, codes = np.unique(codes * (len(encoded.dictionary) + 1) + numbers, return_inverse=True)
+        values.append((name, encoded.dictionary, numbers))
+    rest = batch.drop_columns(list(by))
+    order = np.argsort(codes, kind="stable")
+    starts = np.flatnonzero(np.diff(codes[order], prepend=-1))
+    for rows in np.split(order, starts[1:]) if len(order) else []:
+        # A copy: a view of few rows would keep the whole batch in memory for as long as they wait.
+        yield "/".join(_folder(name, texts, numbers[rows[0]]) for name, texts, numbers in values), rest.take(rows)
+
+
+def _folder(name: str, values: Any, number: int) -> str:
+    value = values[int(number)].as_py() if number < len(values) else None
+    return f"{_quoted(name)}={NULL_FOLDER if value is None else _quoted(value)}"
+
+
+def _quoted(value: Any) -> str:
+    """Dates and times in the form that readers of such folders know: 2024-01-31, 2024-01-31 12:00:00."""
+    return quote(str(value).lower() if isinstance(value, bool) else str(value), safe="")

@@ -12,10 +12,10 @@ from apache_beam.transforms.window import GlobalWindow
 from apache_beam.utils.windowed_value import WindowedValue
 
 from luminosity.errors import WriteError
-from luminosity.io.writing import files
-from luminosity.io.writing.faults import clear_errors
+from luminosity.io.writing import filesystem
+from luminosity.io.writing.destination import Destination
 from luminosity.io.writing.open_files import OpenFiles
-from luminosity.io.writing.target import Target
+from luminosity.io.writing.write_errors import clear_errors
 
 __all__ = ["NAMESPACE", "WriteDoFn"]
 
@@ -25,18 +25,18 @@ NAMESPACE = "WriteTable"
 class WriteDoFn(beam.DoFn):
     """Names of temporary files leave it at the end of a bundle. Those of a bundle that fails nobody ever hears of."""
 
-    def __init__(self, target: Target) -> None:
-        self._target = target
+    def __init__(self, destination: Destination) -> None:
+        self._destination = destination
         self._files: OpenFiles | None = None
 
     def start_bundle(self) -> None:
         self._abandon()  # of a bundle that another step has failed
-        self._files = OpenFiles(self._target)
+        self._files = OpenFiles(self._destination)
 
     def process(self, element: pa.RecordBatch) -> None:
         if not isinstance(element, pa.RecordBatch):
             raise WriteError(
-                f"{self._target.path}: found an element of type {type(element).__name__}, expected a "
+                f"{self._destination.path}: found an element of type {type(element).__name__}, expected a "
                 "pyarrow.RecordBatch; TableFromRows() makes them of dicts, Beam Rows and dataclasses"
             )
         assert self._files is not None
@@ -59,7 +59,7 @@ class WriteDoFn(beam.DoFn):
     @contextlib.contextmanager
     def _nothing_left_behind(self) -> Generator[None]:
         try:
-            with clear_errors(self._target.path):
+            with clear_errors(self._destination.path):
                 yield
         except BaseException:
             self._abandon()
@@ -68,5 +68,5 @@ class WriteDoFn(beam.DoFn):
     def _abandon(self) -> None:
         if self._files is not None:
             self._files.abandon()
-            files.remove_folders_if_empty(self._target.temporary_folder, self._target.folder)
+            filesystem.remove_folders_if_empty(self._destination.temporary_folder, self._destination.folder)
         self._files = None

@@ -1,0 +1,1 @@
+"""The command ``lum enrich``: run models over a table."""

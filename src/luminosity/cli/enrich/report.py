@@ -1,0 +1,95 @@
+"""What ``lum enrich`` says when it is done."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from typing import TYPE_CHECKING, Any
+
+from apache_beam.metrics.metric import MetricResults
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from luminosity import ReadTable
+from luminosity.core import InferenceMetrics
+
+if TYPE_CHECKING:
+    from luminosity.cli.enrich.job import Job
+
+__all__ = ["print_report"]
+
+_MICROSECONDS = 1e6
+_CELL_CHARACTERS = 60
+_NUMBERS_SHOWN = 3
+
+
+def print_report(job: Job, metrics: MetricResults, seconds: float) -> None:
+    console = Console(highlight=False)
+    models, written = _counts(metrics)
+    if job.show is not None and written["Write"]:
+        console.print(_rows(job))
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    for name in (each.name for each in job.asked):
+        grid.add_row(Text(name), Text(_model(models[name])))
+    # Of no rows there is no file.
+    grid.add_row("written", Text(f"{_many(written['Write'])} to {job.out}" if written["Write"] else "nothing"))
+    if job.dead_letters is not None:
+        failed = written["DeadLetters"]
+        grid.add_row("failed", Text(f"{_many(failed)}, in {job.dead_letters}" if failed else "none"))
+    if job.vector_store is not None:
+        grid.add_row("stored", Text(f"in collection {job.collection} of {job.vector_store}"))
+    grid.add_row("took", Text(f"{seconds:.1f} s, start-up included"))
+    console.print(grid)
+
+
+def _counts(metrics: MetricResults) -> tuple[dict[str, Counter[str]], Counter[str]]:
+    """Of each new column what its model counted, and of each writing step the rows."""
+    models: dict[str, Counter[str]] = defaultdict(Counter)
+    written: Counter[str] = Counter()
+    for counter in metrics.query()["counters"]:
+        metric = counter.key.metric
+        if metric.name in InferenceMetrics.ALL:
+            models[metric.namespace][metric.name] += counter.result
+        elif metric.name == "rows_written":
+            written[counter.key.step.partition("/")[0]] += counter.result
+    return models, written
+
+
+def _model(counts: Counter[str]) -> str:
+    rows, seconds = counts[InferenceMetrics.EXAMPLES], counts[InferenceMetrics.COMPUTE] / _MICROSECONDS
+    padded = counts[InferenceMetrics.PADDED_COST]
+    said = [_many(rows)]
+    if seconds:
+        said.append(f"{rows / seconds:,.0f} a second of computing")
+    if padded > counts[InferenceMetrics.USEFUL_COST]:
+        said.append(f"padding {1 - counts[InferenceMetrics.USEFUL_COST] / padded:.0%}")
+    return " · ".join(said)
+
+
+def _many(rows: int) -> str:
+    return f"{rows:,} {'row' if rows == 1 else 'rows'}"
+
+
+def _rows(job: Job) -> Table:
+    batches = ReadTable(job.out).first(job.show or 0)
+    table = Table()
+    for name in batches[0].schema.names if batches else ():
+        table.add_column(Text(name), overflow="fold")
+    for batch in batches:
+        for row in batch.to_pylist():
+            table.add_row(*(Text(_cell(value)) for value in row.values()))
+    return table
+
+
+def _cell(value: Any) -> str:
+    """
+    >>> _cell([0.25, 0.5, 0.75, 1.0]), _cell({"label": "good", "score": 0.98765, "scores": {}}), _cell("x" * 100)[-2:]
+    ('[0.25, 0.5, 0.75, … 4 numbers]', 'good 0.988', 'x…')
+    """
+    if isinstance(value, list) and len(value) > _NUMBERS_SHOWN and isinstance(value[0], float):
+        shown = ", ".join(f"{number:.3g}" for number in value[:_NUMBERS_SHOWN])
+        return f"[{shown}, … {len(value)} numbers]"
+    if isinstance(value, dict) and "label" in value and "score" in value:
+        return f"{value['label']} {value['score']:.3g}"
+    text = f"{value:.4g}" if isinstance(value, float) else str(value)
+    return text if len(text) <= _CELL_CHARACTERS else text[: _CELL_CHARACTERS - 1] + "…"

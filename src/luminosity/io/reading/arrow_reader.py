@@ -1,0 +1,67 @@
+"""Arrow IPC: record batches, which can be read alone in a file, and one after the other in a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+
+from luminosity.io.reading.find_files import TableFile
+from luminosity.io.reading.open_file import open_bytes
+from luminosity.io.reading.reader import Claim, Reader, claim_whole
+from luminosity.io.reading.selection import Selection
+
+__all__ = ["ArrowReader", "arrow_schema"]
+
+_MAGIC_OF_FILES = b"ARROW1"
+
+
+class ArrowReader(Reader):
+    """Record batches are taken to lie evenly in the file: only pyarrow knows where they are."""
+
+    def __init__(self, file: TableFile, selection: Selection) -> None:
+        schema = arrow_schema(file)
+        selection.check(file.path, schema)
+        self._size = file.size
+        self._source = open_bytes(file)
+        self._is_file = _is_file(self._source)
+        columns = [schema.get_field_index(name) for name in selection.loaded.names]
+        self._options = pa.ipc.IpcReadOptions(included_fields=columns)
+
+    def cuts(self) -> list[int] | None:
+        return None if self._is_file else []
+
+    def batches(self, start: int, stop: int, claim: Claim) -> Iterator[pa.RecordBatch]:
+        reader = _open(self._source, self._options)
+        if not self._is_file:
+            if claim_whole(start, claim):
+                yield from reader
+            return
+        count = reader.num_record_batches
+        for number in range(count):
+            position = self._size * number // count
+            if position < start:
+                continue
+            if claim(position + 1) <= position:
+                return
+            yield reader.get_batch(number)
+
+    def close(self) -> None:
+        self._source.close()
+
+
+def arrow_schema(file: TableFile) -> pa.Schema:
+    with open_bytes(file) as source:
+        return _open(source, None).schema
+
+
+def _open(source: pa.NativeFile, options: Any) -> Any:
+    return (pa.ipc.open_file if _is_file(source) else pa.ipc.open_stream)(source, options=options)
+
+
+def _is_file(source: pa.NativeFile) -> bool:
+    source.seek(0)
+    magic = source.read(len(_MAGIC_OF_FILES))
+    source.seek(0)
+    return magic == _MAGIC_OF_FILES

@@ -1,0 +1,114 @@
+"""JSON lines: an object in each line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import compute
+
+from luminosity.errors import TableError
+from luminosity.io.reading.find_files import TableFile
+from luminosity.io.reading.reader import Claim, Reader
+from luminosity.io.reading.selection import Selection
+from luminosity.io.reading.text_lines import blocks, explain, head
+
+__all__ = ["JsonLinesReader", "json_lines_schema"]
+
+pc: Any = compute  # which makes its functions when it is imported: a type checker sees none
+
+
+class JsonLinesReader(Reader):
+    """A key that is not in a line is null. One that is in no schema is an error, unless columns are chosen."""
+
+    def __init__(self, file: TableFile, selection: Selection) -> None:
+        from pyarrow import json
+
+        self._json = json
+        self._file = file
+        self._selection = selection
+        has_all = len(selection.loaded) == len(selection.stored)
+        self._options = json.ParseOptions(
+            explicit_schema=pa.schema([pa.field(field.name, _parsed_as(field.type)) for field in selection.loaded]),
+            unexpected_field_behavior="error" if has_all else "ignore",
+        )
+
+    def cuts(self) -> list[int] | None:
+        return None if self._file.compression is None else []
+
+    def batches(self, start: int, stop: int, claim: Claim) -> Iterator[pa.RecordBatch]:
+        for position, data in blocks(self._file, 0, start, stop, claim):
+            try:
+                table = self._parse(data)
+            except pa.ArrowException as error:
+                origin = self._selection.origin
+                advice = f"the columns are those of {origin}: give schema= if there are more, or of other types"
+                raise explain(self._file, position, data, self._parse, error, advice) from error
+            yield from table.combine_chunks().to_batches()
+
+    def _parse(self, data: bytes) -> pa.Table:
+        # One block for all: a line may be longer than any other size.
+        options = self._json.ReadOptions(block_size=max(1, len(data)))
+        table = self._json.read_json(pa.BufferReader(data), options, self._options)
+        columns = [
+            _times(column, field.type) for column, field in zip(table.columns, self._selection.loaded, strict=True)
+        ]
+        return pa.table(columns, names=table.column_names).cast(self._selection.loaded)
+
+    def close(self) -> None:
+        """Nothing stays open."""
+
+
+def json_lines_schema(file: TableFile) -> pa.Schema | None:
+    """Guessed from the first megabyte; None where there is no line."""
+    from pyarrow import json
+
+    data = head(file)
+    if not data.strip():
+        return None
+    options = json.ReadOptions(block_size=len(data))
+    try:
+        found = json.read_json(pa.BufferReader(data), options).schema
+    except pa.ArrowException as error:
+
+        def parse(lines: bytes) -> pa.Table:
+            return json.read_json(pa.BufferReader(lines), json.ReadOptions(block_size=max(1, len(lines))))
+
+        raise explain(file, 0, data, parse, error, "expected an object in each line, with the same types") from error
+    if not len(found):
+        raise TableError(f"{file.path}: the objects in its first lines are empty, expected columns; or give schema=")
+    return pa.schema([pa.field(each.name, _unless_null(each.type)) for each in found])
+
+
+def _parsed_as(kind: pa.DataType) -> pa.DataType:
+    """What pyarrow's parser knows; it becomes the type itself by a cast. Dates and times are texts, as in ISO 8601.
+
+    >>> _parsed_as(pa.struct({"v": pa.list_(pa.float32(), 2), "day": pa.date32()}))
+    StructType(struct<v: list<item: float>, day: string>)
+    """
+    types = pa.types
+    if types.is_fixed_size_list(kind) or types.is_large_list(kind) or types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_parsed_as(kind.value_type)))
+    if types.is_struct(kind):
+        return pa.struct([field.with_type(_parsed_as(field.type)) for field in kind])
+    if types.is_dictionary(kind):
+        return _parsed_as(kind.value_type)
+    if types.is_date(kind) or types.is_time(kind):
+        return pa.string()
+    if types.is_duration(kind):
+        return pa.int64()
+    return pa.float32() if types.is_float16(kind) else kind
+
+
+def _times(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+    """pyarrow makes times of day of timestamps, but not of texts."""
+    if not pa.types.is_time(kind):
+        return column
+    texts = pc.binary_join_element_wise(pa.scalar("1970-01-01"), column, pa.scalar(" "))
+    return texts.cast(pa.timestamp(kind.unit)).cast(kind)
+
+
+def _unless_null(kind: pa.DataType) -> pa.DataType:
+    """A column of nulls so far is taken for text, since nothing would fit into a column of nulls."""
+    return pa.string() if pa.types.is_null(kind) else kind

@@ -1,0 +1,165 @@
+"""Parquet: row groups, and stretches of rows within them."""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from collections.abc import Iterator
+from itertools import accumulate, combinations
+from typing import Any
+
+import pyarrow as pa
+
+from luminosity.io.formats import LIST_SIZE
+from luminosity.io.reading.find_files import TableFile
+from luminosity.io.reading.open_file import open_bytes
+from luminosity.io.reading.partition_columns import partition_condition
+from luminosity.io.reading.reader import BATCH_BYTES, Claim, Reader
+from luminosity.io.reading.selection import Selection, columns_of
+
+__all__ = ["ParquetReader", "parquet_schema"]
+
+_MOST_FLOATS = 4  # in a condition: each may be NaN or not
+
+
+class ParquetReader(Reader):
+    """A range that begins inside a row group decodes its beginning in vain: pyarrow can't skip rows.
+
+    So files are first cut between row groups, and within them only when a runner takes away what a worker has not
+    come to. If it then gives that to the same worker, decoding goes on where it stopped.
+    """
+
+    def __init__(self, file: TableFile, selection: Selection, rows: int) -> None:
+        from pyarrow import parquet
+
+        self._source = open_bytes(file)
+        self._file: Any = parquet.ParquetFile(self._source, pre_buffer=True)
+        selection.check(file.path, _with_list_sizes(self._file.schema_arrow))
+        self._columns = selection.loaded.names
+        self._loaded = selection.loaded
+        self._layout = _Layout(self._file.metadata, file.size, rows, set(self._columns))
+        self._kept = None if selection.where is None else _row_groups_to_read(file, selection)
+        self._decoding: _RowGroup | None = None
+
+    def cuts(self) -> list[int]:
+        return [self._layout.position(group, 0) for group in range(self._file.num_row_groups)]
+
+    def batches(self, start: int, stop: int, claim: Claim) -> Iterator[pa.RecordBatch]:
+        for group in range(self._file.num_row_groups):
+            for stretch in range(self._layout.stretches(group)):
+                position = self._layout.position(group, stretch)
+                if position < start:
+                    continue
+                if claim(position + 1) <= position:
+                    return
+                if self._kept is None or group in self._kept:
+                    yield from self._decode(group, stretch)
+
+    def _decode(self, group: int, stretch: int) -> Iterator[pa.RecordBatch]:
+        rows = self._layout.stretch_rows[group]
+        decoding = self._decoding
+        if decoding is None or decoding.number != group or decoding.at > stretch * rows:
+            batches = self._file.iter_batches(rows, row_groups=[group], columns=self._columns)
+            self._decoding = decoding = _RowGroup(group, batches)
+        for _ in decoding.up_to(stretch * rows):
+            pass
+        for batch in decoding.up_to(min((stretch + 1) * rows, self._layout.rows[group])):
+            yield self._with_types(batch)
+
+    def _with_types(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Without columns that pyarrow took along, since their names begin alike: `a` brings `a.b`."""
+        batch = batch.select(self._columns)
+        return batch if batch.schema.types == self._loaded.types else batch.cast(self._loaded)
+
+    def close(self) -> None:
+        self._decoding = None
+        self._file.close()
+        self._source.close()
+
+
+def parquet_schema(file: TableFile) -> pa.Schema:
+    from pyarrow import parquet
+
+    with open_bytes(file) as source:
+        return _with_list_sizes(parquet.read_schema(source))
+
+
+def _with_list_sizes(schema: pa.Schema) -> pa.Schema:
+    """As it was before it was written: vectors, of which some are null, are called plain lists in the file."""
+    fields = list(schema)
+    for at, field in enumerate(fields):
+        size = (field.metadata or {}).get(LIST_SIZE)
+        if size is not None and pa.types.is_list(field.type):
+            fields[at] = field.with_type(pa.list_(field.type.value_field, int(size)))
+    return pa.schema(fields, schema.metadata)
+
+
+class _RowGroup:
+    """A row group that is being decoded, and how far that is."""
+
+    def __init__(self, number: int, batches: Iterator[pa.RecordBatch]) -> None:
+        self.number = number
+        self.at = 0
+        self._batches = batches
+        self._rest: pa.RecordBatch | None = None
+
+    def up_to(self, row: int) -> Iterator[pa.RecordBatch]:
+        while self.at < row:
+            batch = next(self._batches) if self._rest is None else self._rest
+            part = batch.slice(0, row - self.at)
+            self._rest = batch.slice(part.num_rows) if part.num_rows < batch.num_rows else None
+            self.at += part.num_rows
+            yield part
+
+
+class _Layout:
+    """Row groups lie in the file by their size; where each stretch of their rows is taken to begin."""
+
+    def __init__(self, metadata: Any, size: int, rows: int, columns: set[str]) -> None:
+        groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+        weights = [0, *accumulate(group.total_byte_size for group in groups)]
+        self._starts = [weight * size // max(1, weights[-1]) for weight in weights]
+        self.rows = [int(group.num_rows) for group in groups]
+        self.stretch_rows = [_rows_at_once(group, rows, columns) for group in groups]
+
+    def stretches(self, group: int) -> int:
+        return -(-self.rows[group] // self.stretch_rows[group])
+
+    def position(self, group: int, stretch: int) -> int:
+        start, stop = self._starts[group : group + 2]
+        return start + (stop - start) * stretch // max(1, self.stretches(group))
+
+
+def _rows_at_once(group: Any, most: int, columns: set[str]) -> int:
+    """As many as a batch may have, by the size of the columns that are read."""
+    if group.total_byte_size * most <= BATCH_BYTES * group.num_rows:
+        return most
+    chunks = (group.column(number) for number in range(group.num_columns))
+    size = sum(chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema.partition(".")[0] in columns)
+    return max(1, min(most, BATCH_BYTES * group.num_rows // max(1, size)))
+
+
+def _row_groups_to_read(file: TableFile, selection: Selection) -> set[int] | None:
+    """Those for which neither the statistics nor the names of folders rule out that a row is selection; None: all.
+
+    Statistics say nothing of NaN, which may be in any row group: so the condition is asked again, as if there was one.
+    """
+    from pyarrow import compute, dataset
+
+    whole = pa.schema([*selection.stored, *selection.partition])
+    used = [field for field in selection.loaded if field.name in columns_of(selection.where, whole)]
+    floats = [field for field in used if pa.types.is_floating(field.type)]
+    if len(floats) > _MOST_FLOATS or any(pa.types.is_nested(field.type) for field in used):
+        return None
+    nan = [compute.field(field.name) == pa.scalar(math.nan, field.type) for field in floats]
+    known = partition_condition(selection.partition, file.partition)
+    kept: set[int] = set()
+    with open_bytes(file) as source:
+        for count in range(len(nan) + 1):
+            for some in combinations(nan, count):
+                conditions = [*some, *([] if known is None else [known])]
+                given = functools.reduce(operator.and_, conditions) if conditions else None
+                fragment = dataset.ParquetFileFormat().make_fragment(source, partition_expression=given)
+                kept |= {group.id for group in fragment.subset(filter=selection.where, schema=whole).row_groups}
+    return kept

@@ -1,0 +1,89 @@
+"""The step that reads: a splittable DoFn over ranges of files."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from typing import Any
+
+import apache_beam as beam
+import pyarrow as pa
+from apache_beam.metrics import Metrics
+
+from luminosity.io.reading.byte_ranges import EVERYTHING, ByteRange, ByteRangeTracker
+from luminosity.io.reading.find_files import TableFile
+from luminosity.io.reading.open_file import readable
+from luminosity.io.reading.reader import PIECE_BYTES, Reader, bounded
+from luminosity.io.reading.readers import Settings, open_reader
+
+__all__ = ["ReadRanges"]
+
+_RANGE = beam.DoFn.RestrictionParam()  # whose provider is the DoFn itself
+_ROWS = Metrics.counter("ReadTable", "rows_read")
+_BYTES = Metrics.counter("ReadTable", "bytes_read")
+_FILES = Metrics.counter("ReadTable", "files_read")
+
+
+class ReadRanges(beam.DoFn, beam.RestrictionProvider):
+    """A file is a restriction, cut into ranges of its bytes; rows belong to the range in which they begin.
+
+    The last file stays open: the next range is often one of the same file.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._open: tuple[TableFile, Reader] | None = None
+
+    def process(self, element: TableFile, tracker: Any = _RANGE) -> Iterator[pa.RecordBatch]:
+        start, stop = tracker.current_restriction()
+        reached = start
+
+        def claim(position: int) -> int:
+            nonlocal reached
+            granted = int(tracker.try_claim(position))
+            if reached == 0 < granted:
+                _FILES.inc()
+            _BYTES.inc(granted - reached)
+            reached = granted
+            return granted
+
+        is_read = False
+        try:
+            with readable(element):
+                for batch in self._reader(element).batches(start, stop, claim):
+                    finished = self._settings.selection.finish(batch, element.partition)
+                    for part in bounded(finished, self._settings.rows_per_batch):
+                        _ROWS.inc(part.num_rows)
+                        yield part
+                claim(EVERYTHING)
+            is_read = True
+        finally:
+            if not is_read:
+                self.teardown()  # Nobody knows how far it is.
+
+    def teardown(self) -> None:
+        if self._open is not None:
+            self._open[1].close()
+            self._open = None
+
+    def initial_restriction(self, element: TableFile) -> ByteRange:
+        return ByteRange(0, max(1, element.size))
+
+    def create_tracker(self, restriction: ByteRange) -> ByteRangeTracker:
+        return ByteRangeTracker(restriction)
+
+    def split(self, element: TableFile, restriction: ByteRange) -> Generator[ByteRange, Any, None]:
+        if restriction.size <= PIECE_BYTES:
+            yield restriction
+            return
+        with readable(element):
+            cuts = self._reader(element).cuts()
+        yield from restriction.pieces(PIECE_BYTES, cuts)
+
+    def restriction_size(self, element: TableFile, restriction: ByteRange) -> int:
+        return restriction.size
+
+    def _reader(self, file: TableFile) -> Reader:
+        if self._open is None or self._open[0] != file:
+            self.teardown()
+            self._open = file, open_reader(file, self._settings)
+        return self._open[1]

@@ -1,0 +1,174 @@
+"""Qdrant's engine in this process, with a collection in a folder."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any
+
+from luminosity._locks import locked
+from luminosity.errors import StoreError
+from luminosity.extras import require
+from luminosity.io.stores.points import Point, PointId
+from luminosity.io.stores.qdrant_collection import CollectionAddress, Distance, Hit, Query, check_vectors
+
+__all__ = ["EmbeddedCollection", "lock_file"]
+
+
+_POLL_S = 0.05
+
+
+class EmbeddedCollection:
+    def __init__(self, place: CollectionAddress) -> None:
+        self._engine = require("qdrant_edge", "qdrant")
+        self._place = place
+        self._folder = os.path.join(place.where, place.collection)
+
+    def ensure(self, sizes: Mapping[str, int], distance: Distance, create: bool) -> None:
+        if not self._exists() and not create:
+            raise StoreError(f"{self._place} is not there, and create=False")
+        try:
+            os.makedirs(self._place.where, exist_ok=True)
+        except OSError as error:
+            raise StoreError(f"{self._place} can't be made: {error}") from error
+        with self._locked():
+            if not self._exists():
+                self._create(sizes, distance)
+            check_vectors(self._place, self._vectors(), sizes, distance)
+
+    def write(self, points: Sequence[Point], deleted: Sequence[PointId]) -> None:
+        if not points and not self._exists():
+            return
+        operation = self._engine.UpdateOperation
+        with self._opened() as shard:
+            if points:
+                shard.update(operation.upsert_points([self._point(point) for point in points]))
+            if deleted:
+                shard.update(operation.delete_points(list(deleted)))
+            shard.flush()
+
+    def count(self) -> int:
+        with self._opened() as shard:
+            return shard.count(self._engine.CountRequest())
+
+    def search(self, vectors: Sequence[Sequence[float]], query: Query) -> list[list[Hit]]:
+        engine = self._engine
+        requests = [
+            engine.QueryRequest(
+                limit=query.limit,
+                query=engine.Query.Nearest(list(vector), using=query.using),
+                with_payload=list(query.payload) or None,
+                filter=self._filter(query.equal),
+                score_threshold=query.score_threshold,
+            )
+            for vector in vectors
+        ]
+        with self._opened() as shard:
+            answers = shard.query_batch(engine.QueryBatchRequest(requests))
+        return [[Hit(_plain(found.id), found.score, found.payload or {}) for found in answer] for answer in answers]
+
+    def close(self) -> None:
+        """Nothing stays open between calls."""
+
+    def _exists(self) -> bool:
+        return os.path.isdir(self._folder)
+
+    def _create(self, sizes: Mapping[str, int], distance: Distance) -> None:
+        """Under another name first: a worker killed here must not leave half a collection."""
+        unfinished = f"{self._folder}.unfinished"
+        shutil.rmtree(unfinished, ignore_errors=True)
+        engine = self._engine
+        metric = getattr(engine.Distance, distance.capitalize())
+        config = engine.EdgeConfig(
+            vectors={name: engine.EdgeVectorParams(size, metric) for name, size in sizes.items()}
+        )
+        with self._engine_errors():
+            engine.EdgeShard.create(unfinished, config).close()
+        os.rename(unfinished, self._folder)
+
+    def _vectors(self) -> dict[str, tuple[int, str]]:
+        with open(os.path.join(self._folder, "edge_config.json")) as file:
+            vectors: dict[str, dict[str, Any]] = json.load(file)["vectors"]
+        return {name: (vector["size"], vector["distance"].lower()) for name, vector in vectors.items()}
+
+    def _locked(self) -> contextlib.AbstractContextManager[None]:
+        return lock_file(f"{self._folder}.lock", self._place.timeout)
+
+    @contextlib.contextmanager
+    def _opened(self) -> Generator[Any]:
+        if not self._exists():
+            raise StoreError(f"{self._place} is not there; is the folder the right one, and was it written before?")
+        with self._locked(), self._engine_errors():
+            shard = self._load()
+            try:
+                yield shard
+            finally:
+                shard.close()
+
+    def _load(self) -> Any:
+        """Somebody who does not know the lock may have it open."""
+        give_up_at = time.monotonic() + self._place.timeout
+        while True:
+            try:
+                return self._engine.EdgeShard.load(self._folder)
+            except Exception as error:
+                if "WouldBlock" not in str(error):
+                    raise
+                if time.monotonic() > give_up_at:
+                    raise StoreError(
+                        f"{self._place} is open elsewhere, and was for {self._place.timeout:.3g} s: one process at a "
+                        "time may have it; close the EdgeShard there, or write to a server"
+                    ) from None
+            time.sleep(_POLL_S)
+
+    @contextlib.contextmanager
+    def _engine_errors(self) -> Generator[None]:
+        try:
+            yield
+        except StoreError:
+            raise
+        except Exception as error:
+            raise StoreError(f"{self._place}: {error}") from error
+
+    def _point(self, point: Point) -> Any:
+        return self._engine.Point(point.id, dict(point.vectors), dict(point.payload))
+
+    def _filter(self, equal: Mapping[str, Any]) -> Any:
+        if not equal:
+            return None
+        engine = self._engine
+        return engine.Filter(
+            must=[
+                engine.FieldCondition(
+                    key, engine.MatchAny(value) if isinstance(value, list) else engine.MatchValue(value)
+                )
+                for key, value in equal.items()
+            ]
+        )
+
+
+def _plain(identity: Any) -> PointId:
+    return identity if isinstance(identity, int) else str(identity)
+
+
+@contextlib.contextmanager
+def lock_file(path: str, timeout: float) -> Generator[None]:
+    """Hold the lock of that file, for which threads and processes alike wait so many seconds at most."""
+    with contextlib.ExitStack() as lock:
+        descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+        lock.callback(os.close, descriptor)
+        try:
+            lock.enter_context(locked(descriptor, timeout))
+        except TimeoutError:
+            holder = os.pread(descriptor, 20, 0).decode(errors="replace") or "unknown"
+            raise StoreError(
+                f"waited {timeout:.3g} s for {path}, which process {holder} holds; is that one stopped, or still at "
+                "work? More workers than the store can serve need a longer timeout, or a server"
+            ) from None
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+        yield

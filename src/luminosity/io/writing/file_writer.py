@@ -1,0 +1,91 @@
+"""One file on its way: batches come in, row groups go out."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from luminosity.io.writing import filesystem
+from luminosity.io.writing.destination import Destination
+from luminosity.io.writing.encoders import encoder
+
+__all__ = ["FileWriter", "WrittenFile"]
+
+# Many small row groups are slow to read, and compress badly.
+_GROUP_ROWS = 1 << 16
+_GROUP_BYTES = 64 << 20
+_MOST_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class WrittenFile:
+    """A temporary file that is complete; ``schema`` is the table's, of which it may lack the partitions' columns."""
+
+    path: str
+    partition: str
+    rows: int
+    size: int
+    schema: pa.Schema
+
+    def remove(self) -> None:
+        with contextlib.suppress(OSError):
+            filesystem.remove_file(self.path)
+
+
+class FileWriter:
+    """Its name is new: an attempt that fails never touches the file of another."""
+
+    def __init__(self, destination: Destination, partition: str, schema: pa.Schema) -> None:
+        self._partition = partition
+        self._schema = schema
+        self._most_rows = destination.rows_per_file
+        self._waiting: list[pa.RecordBatch] = []
+        self._waiting_rows = 0
+        self._rows = 0
+        self.waiting_bytes = 0
+        path = filesystem.new_path(destination.temporary_folder, destination.suffix)
+        self._file = filesystem.OutputFile(path, destination.whole_file_compression)
+        try:
+            # The header of one CSV file is the last step's to write: it joins several to one.
+            self._encoder = encoder(destination, self._file.sink, schema, has_header=not destination.is_one_file)
+        except BaseException:
+            self._file.abandon()
+            raise
+
+    def add(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
+        """Take what fits; the rest is for the next file."""
+        rest = None
+        if self._most_rows is not None and (room := self._most_rows - self._rows) < batch.num_rows:
+            batch, rest = batch.slice(0, room), batch.slice(room)
+        self._waiting.append(batch)
+        self._rows += batch.num_rows
+        self._waiting_rows += batch.num_rows
+        self.waiting_bytes += batch.nbytes
+        if self._waiting_rows >= _GROUP_ROWS or self.waiting_bytes >= _GROUP_BYTES:
+            self.flush()
+        return rest
+
+    @property
+    def is_full(self) -> bool:
+        return self._rows == self._most_rows or self._file.tell() >= _MOST_BYTES
+
+    def flush(self) -> None:
+        if self._waiting:
+            self._encoder.write(pa.Table.from_batches(self._waiting, self._schema))
+        self._waiting, self._waiting_rows, self.waiting_bytes = [], 0, 0
+
+    def close(self, schema: pa.Schema) -> WrittenFile:
+        """``schema``: that of the table."""
+        self.flush()
+        self._encoder.close()
+        self._file.close()
+        return WrittenFile(self._file.path, self._partition, self._rows, filesystem.size(self._file.path), schema)
+
+    def abandon(self) -> None:
+        """Remove it. What is wrong with it is known already."""
+        self._waiting.clear()
+        with contextlib.suppress(OSError, ValueError, pa.ArrowException):
+            self._encoder.close()
+        self._file.abandon()

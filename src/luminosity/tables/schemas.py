@@ -1,0 +1,95 @@
+"""Check that batches have the expected columns, and cast them."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from luminosity.errors import TableError
+from luminosity.tables.from_python import fits
+
+__all__ = ["SameSchema", "conform"]
+
+
+_MOST_SCHEMAS = 100  # Tables of so many kinds may meet in one step; after that, it starts anew.
+
+
+def conform(batch: pa.RecordBatch, schema: pa.Schema, who: str) -> pa.RecordBatch:
+    """The batch with these columns, in this order and of these types; nothing is copied that is right already.
+
+    >>> conform(pa.record_batch({"a": [1]}), pa.schema([("a", pa.float64())]), "here").schema.types
+    [DataType(double)]
+    """
+    if batch.schema.equals(schema, check_metadata=True):
+        return batch
+    found = batch.schema.names
+    if sorted(found) != sorted(schema.names):
+        missing = [name for name in schema.names if name not in found]
+        more = [name for name in found if name not in schema.names]
+        raise TableError(
+            f"{who}: found the columns {', '.join(found)}; expected {', '.join(schema.names)}"
+            + (f"; missing: {', '.join(missing)}" if missing else "")
+            + (f"; not expected: {', '.join(more)}" if more else "")
+        )
+    arrays = [_cast(batch.column(field.name), field, who) for field in schema]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _cast(array: pa.Array, field: pa.Field, who: str) -> pa.Array:
+    if array.null_count and not field.nullable:
+        raise TableError(f"{who}: column {field.name!r} has nulls; expected none, as the schema says not null")
+    if array.type == field.type:
+        return array
+    try:
+        return array.cast(field.type)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise TableError(f"{who}: column {field.name!r}: found {array.type}, expected {field.type}: {error}") from error
+
+
+class SameSchema:
+    """Remembers the columns of the first result for every schema of inputs; lives as long as its step in this worker.
+
+    >>> same = SameSchema()
+    >>> given, first = pa.schema([]), pa.record_batch({"n": [1.5]})
+    >>> same.check(given, first, "f") is first
+    True
+    >>> same.check(given, pa.record_batch({"n": [1]}), "f")["n"].to_pylist()
+    [1.0]
+    """
+
+    def __init__(self) -> None:
+        self._schemas: dict[pa.Schema, pa.Schema] = {}
+
+    def check(self, given: pa.Schema, result: pa.RecordBatch, who: str) -> pa.RecordBatch:
+        if given not in self._schemas:
+            if len(self._schemas) >= _MOST_SCHEMAS:
+                self._schemas.clear()
+            self._schemas[given] = result.schema
+        first = self._schemas[given]
+        if result.schema.equals(first):
+            return result
+        if result.schema.names == first.names:
+            arrays = [_alike(result.column(field.name), field) for field in first]
+            if all(array is not None for array in arrays):
+                return pa.RecordBatch.from_arrays(arrays, schema=first)
+        raise TableError(
+            f"{who} returned other columns than before, for a batch with the same columns: found "
+            f"{_shown(result.schema, first)}, expected {_shown(first, result.schema)}. Types that depend on the values "
+            "of a batch are said with MapTable(..., schema=pa.schema([...]))"
+        )
+
+
+def _alike(array: pa.Array, field: pa.Field) -> pa.Array | None:
+    if array.type == field.type:
+        return array
+    if not fits(array.type, field.type):
+        return None
+    try:
+        return array.cast(field.type)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        return None
+
+
+def _shown(schema: pa.Schema, other: pa.Schema) -> str:
+    """What it has that the other has not."""
+    fields = [field for field in schema if field not in list(other)] or list(schema)
+    return ", ".join(f"{field.name}: {field.type}" for field in fields)
