@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from luminosity.drift import RBF, MMDTestResult, mmd2, mmd_test
-from luminosity.drift.accelerated import sums
-from luminosity.drift.accelerated.plain import plain_pairs
+from luminosity.drift.sums import accelerated
+from luminosity.drift.sums.gpu_kernels import plain_pairs
 
 _ROWS, _WIDTH = 1_000_000, 50
 _CHECKED_ROWS = 50_000  # for which single precision is held against double
@@ -30,7 +30,7 @@ def main() -> None:
     on_device = jax.block_until_ready(jax.device_put(host))
     _measure("fused, rows in host memory", host)
     fused = _measure("fused, rows on the device", on_device)
-    sums.best_for_this_device = lambda: plain_pairs
+    accelerated.best_for_this_device = lambda: plain_pairs
     plain = _measure("plain, rows on the device", on_device)
     print(f"the fused kernel is {plain / fused:.1f} times as fast as plain matrix products")
     _print_figure("fused, seconds", fused, 1.0)

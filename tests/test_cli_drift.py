@@ -115,7 +115,7 @@ def test_rows_of_very_many_numbers(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     np.save("wide.npy", np.random.default_rng(1).normal(size=(40, 20_000)).astype(np.float32))
     assert main(["drift", "wide.npy", "wide.npy", "--json", "--report=wide.html"]) == 0
     assert json.loads(capsys.readouterr().out)["settings"]["components"] == 50
-    monkeypatch.setattr("luminosity.cli.drift_job._WIDEST", 7)
+    monkeypatch.setattr("luminosity.cli.drift.job._WIDEST", 7)
     assert main(["drift", "old.npy", "new.npy", "--components=2"]) == 1
     assert "The rows have 8 numbers" in capsys.readouterr().err
 

@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 
 from luminosity.drift import RBF
-from luminosity.drift.accelerated.fused import fused_pairs
-from luminosity.drift.accelerated.plain import plain_pairs
-from luminosity.drift.accelerated.sums import PairSums, accelerated_sums
-from luminosity.drift.bins import BinCounts
-from luminosity.drift.block_sums import block_sums
-from luminosity.drift.permute import estimates, null_estimates, observed_side
+from luminosity.drift.permutation.permute import estimates, null_estimates, observed_side
+from luminosity.drift.sums.accelerated import PairSums, accelerated_sums
+from luminosity.drift.sums.bin_sums import bin_sums
+from luminosity.drift.sums.bins import BinCounts
+from luminosity.drift.sums.gpu_kernels import fused_pairs, plain_pairs
 
 
 @pytest.mark.parametrize("pair_sums", [partial(fused_pairs, interpret=True), plain_pairs], ids=["fused", "plain"])
@@ -25,7 +24,7 @@ def test_sums_are_those_of_the_tiles(pair_sums: PairSums, width: int) -> None:
     rows, counts, planned = np.concatenate([x, y]), np.bincount(bins).astype(float), BinCounts(3, 3)
     kernels, offsets = [RBF(width**0.5), RBF(2 * width**0.5)], [0.4, 0.8]
 
-    expected = block_sums(kernels, offsets, lambda numbers: rows[numbers], bins, 6)
+    expected = bin_sums(kernels, offsets, lambda numbers: rows[numbers], bins, 6)
     found = accelerated_sums(kernels, offsets, x, y, rows.mean(axis=0), bins, 6, pair_sums)
     for ours, theirs in zip(found, expected, strict=True):
         null_sd = null_estimates(theirs[None], counts, planned, 200, 0).std()
@@ -38,5 +37,5 @@ def test_a_row_far_away_is_like_no_other() -> None:
     rows[0] = 1e6
     bins = np.repeat([0, 1], 20)
     [sums] = accelerated_sums([RBF(1.0)], [0.0], rows[:20], rows[20:], np.zeros(2), bins, 2, plain_pairs)
-    [without] = block_sums([RBF(1.0)], [0.0], lambda numbers: rows[1:][numbers], bins[1:], 2)
+    [without] = bin_sums([RBF(1.0)], [0.0], lambda numbers: rows[1:][numbers], bins[1:], 2)
     assert sums == pytest.approx(without, rel=1e-3)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from luminosity.drift import RBF, BlockKernel, Kernel, Laplacian, Linear, Polynomial, RowKernel, mmd2, mmd_test
-from luminosity.drift.bins import most_rows, plan_bins
+from luminosity.drift.sums.bins import most_rows, plan_bins
 
 Gram = Callable[[Any, Any], Any]
 

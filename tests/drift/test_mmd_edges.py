@@ -23,8 +23,8 @@ from luminosity.drift import (
     mmd_test,
     witness,
 )
-from luminosity.drift.block_sums import block_sums
-from luminosity.drift.hashing import hash_ids
+from luminosity.drift.sums.bin_sums import bin_sums
+from luminosity.drift.sums.bins import hash_ids
 from luminosity.errors import DriftError
 
 ROWS = np.random.default_rng(0).normal(size=(400, 3))
@@ -230,7 +230,7 @@ def test_nor_does_it_where_it_is_in_the_last_row_which_fills_up_blocks() -> None
     rows = np.random.default_rng(0).normal(size=(65, 3)).astype(np.float32)
     rows[-1] = 1e8
     bins = np.repeat([0, 1], [32, 33])
-    (found,) = block_sums([RBF(2.0)], [0.0], rows.__getitem__, bins, 2)
+    (found,) = bin_sums([RBF(2.0)], [0.0], rows.__getitem__, bins, 2)
     values = np.exp(-((rows[:, None] - rows[None, :]).astype(np.float64) ** 2).sum(axis=2) / 8) - np.eye(65)
     expected = [[values[bins == x][:, bins == y].sum() for y in (0, 1)] for x in (0, 1)]
     assert found == pytest.approx(np.array(expected), rel=1e-5)

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from luminosity.cli.drift_input import read_sample, source_of
-from luminosity.drift.transforms.npy import npy_rows
+from luminosity.cli.drift.sources import read_sample, source_of
+from luminosity.drift.transforms.files import npy_rows
 from luminosity.errors import DriftError
 
 _ROWS = np.random.default_rng(0).normal(size=(1000, 3))

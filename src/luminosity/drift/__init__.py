@@ -14,20 +14,16 @@ if TYPE_CHECKING:
     from luminosity.drift.kernels import RBF, BlockKernel, Kernel, Laplacian, Linear, Polynomial, RowKernel
     from luminosity.drift.mmd import mmd2, mmd_test
     from luminosity.drift.online.autocorrelation import AutocorrelationWarning
-    from luminosity.drift.online.contract import OnlineDetector
-    from luminosity.drift.online.detector import OnlineMMD
+    from luminosity.drift.online.detect_drift import DetectDrift
+    from luminosity.drift.online.detector import OnlineDetector, OnlineMMD
     from luminosity.drift.online.streams import DriftAlert
-    from luminosity.drift.online.transform import DetectDrift
     from luminosity.drift.pairwise import distance_blocks, pairwise_distances
     from luminosity.drift.pca import PCA, PCASums
     from luminosity.drift.report.write import write_report
     from luminosity.drift.result import KernelResult, MMDTestResult
-    from luminosity.drift.rff import rff_mmd
-    from luminosity.drift.rff_sums import RFFSums
-    from luminosity.drift.transforms.apply_pca import ApplyPCA
-    from luminosity.drift.transforms.fit_pca import FitPCA
-    from luminosity.drift.transforms.mmd import MMD
-    from luminosity.drift.transforms.mmd_test import MMDTest
+    from luminosity.drift.rff import RFFSums, rff_mmd
+    from luminosity.drift.transforms.mmd_transforms import MMD, MMDTest
+    from luminosity.drift.transforms.pca_transforms import ApplyPCA, FitPCA
     from luminosity.drift.witness_function import witness
 
 __all__ = [
@@ -70,20 +66,16 @@ _HOMES = {
     **dict.fromkeys(["BlockKernel", "Kernel", "Laplacian", "Linear", "Polynomial", "RBF", "RowKernel"], "kernels"),
     **dict.fromkeys(["mmd2", "mmd_test"], "mmd"),
     "AutocorrelationWarning": "online.autocorrelation",
-    "OnlineDetector": "online.contract",
-    "OnlineMMD": "online.detector",
+    **dict.fromkeys(["OnlineDetector", "OnlineMMD"], "online.detector"),
     "DriftAlert": "online.streams",
-    "DetectDrift": "online.transform",
+    "DetectDrift": "online.detect_drift",
     **dict.fromkeys(["distance_blocks", "pairwise_distances"], "pairwise"),
     **dict.fromkeys(["PCA", "PCASums"], "pca"),
     "write_report": "report.write",
     **dict.fromkeys(["KernelResult", "MMDTestResult"], "result"),
-    "RFFSums": "rff_sums",
-    "rff_mmd": "rff",
-    "ApplyPCA": "transforms.apply_pca",
-    "FitPCA": "transforms.fit_pca",
-    "MMD": "transforms.mmd",
-    "MMDTest": "transforms.mmd_test",
+    **dict.fromkeys(["RFFSums", "rff_mmd"], "rff"),
+    **dict.fromkeys(["ApplyPCA", "FitPCA"], "transforms.pca_transforms"),
+    **dict.fromkeys(["MMD", "MMDTest"], "transforms.mmd_transforms"),
     "witness": "witness_function",
 }
 

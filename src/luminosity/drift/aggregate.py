@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from luminosity.drift.bandwidth import range_of
+from luminosity.drift.distances import range_of
 from luminosity.drift.kernels import RBF, Kernel, Laplacian
 from luminosity.drift.rows import is_whole
 from luminosity.errors import DriftError

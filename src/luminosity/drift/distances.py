@@ -6,7 +6,21 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["euclidean_pairs", "manhattan", "manhattan_pairs", "minus_half_squared", "near_middle"]
+from luminosity.errors import DriftError
+
+__all__ = [
+    "SAMPLE_ROWS",
+    "euclidean_pairs",
+    "manhattan",
+    "manhattan_pairs",
+    "median_of",
+    "minus_half_squared",
+    "near_middle",
+    "range_of",
+]
+
+
+SAMPLE_ROWS = 1000  # rows whose distances are looked at: half a million pairs, the median is good to a percent
 
 
 def minus_half_squared(x: Any, y: Any) -> Any:
@@ -64,3 +78,31 @@ def manhattan_pairs(sample: Any) -> Any:
 
 def _pairs(sample: Any) -> Any:
     return np.triu_indices(len(sample), 1)
+
+
+def median_of(distances: Any) -> float:
+    """
+    >>> median_of([0.0, 0.0, 0.0, 1.0, 2.0, 4.0])
+    2.0
+    """
+    return float(np.median(_above_zero(distances)))
+
+
+def range_of(distances: Any, count: int) -> list[float]:
+    """So many bandwidths, each larger than the one before by the same factor, from half the smallest distances (but
+    for a twentieth of them) to twice the largest.
+    """
+    low, high = np.quantile(_above_zero(distances), [0.05, 0.95])
+    return [float(each) for each in np.geomspace(low / 2, 2 * high, count)]
+
+
+def _above_zero(distances: Any) -> Any:
+    """Many equal rows must not make the typical distance zero."""
+    distances = np.asarray(distances)
+    apart = distances[distances > 0]
+    if len(apart) == 0:
+        raise DriftError(
+            "All rows looked at are equal, so that no distance is typical. Give the kernel a bandwidth; "
+            "or perhaps the column is constant."
+        )
+    return apart

@@ -7,7 +7,7 @@ that another bandwidth compiles nothing again.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -15,7 +15,17 @@ import numpy as np
 
 from luminosity.errors import DriftError
 
-__all__ = ["RBF", "BlockKernel", "Kernel", "KernelOfDistance", "Laplacian", "Linear", "Polynomial", "RowKernel"]
+__all__ = [
+    "RBF",
+    "BlockKernel",
+    "Kernel",
+    "KernelOfDistance",
+    "Laplacian",
+    "Linear",
+    "Polynomial",
+    "RowKernel",
+    "values_of_all",
+]
 
 
 class Kernel(ABC):
@@ -78,7 +88,7 @@ class KernelOfDistance(Kernel):
         return self if self.bandwidth is not None else replace(self, bandwidth=self.median_distance(sample))
 
     def median_distance(self, sample: Any) -> float:
-        from luminosity.drift.bandwidth import median_of
+        from luminosity.drift.distances import median_of
 
         return median_of(self.distances(sample))
 
@@ -222,3 +232,29 @@ class BlockKernel(Kernel):
                 f"Expected {(len(x), len(y))}: a value for each pair."
             )
         return found
+
+
+def values_of_all(forms: Sequence[Kernel], parameters: Sequence[Sequence[Any]], x: Any, y: Any) -> Iterator[Any]:
+    """For each kernel a matrix: ``x`` with ``y``. To find distances takes longer than what is then done with them."""
+    import jax.numpy as jnp
+
+    shared: dict[Kernel, _Shared] = {
+        form: _Shared(form, [numbers for other, numbers in zip(forms, parameters, strict=True) if other == form], x, y)
+        for form in forms
+        if isinstance(form, KernelOfDistance) and forms.count(form) > 1
+    }
+    for form, numbers in zip(forms, parameters, strict=True):
+        yield jnp.exp(shared[form].exponents(*numbers)) if form in shared else form.values(numbers, x, y)
+
+
+class _Shared:
+    def __init__(self, form: KernelOfDistance, parameters: Sequence[Sequence[Any]], x: Any, y: Any) -> None:
+        import jax.numpy as jnp
+
+        self._power = form.power
+        # The largest: divided by it, no number of a row grows.
+        self._bandwidth = jnp.max(jnp.stack([bandwidth for (bandwidth,) in parameters]))
+        self._exponents = form.exponents(self._bandwidth, x, y)
+
+    def exponents(self, bandwidth: Any) -> Any:
+        return self._exponents * (self._bandwidth / bandwidth) ** self._power

@@ -5,22 +5,24 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from luminosity.drift.accelerated.sums import accelerated_sums, applies, kept_on_device
 from luminosity.drift.aggregate import Aggregate
-from luminosity.drift.bandwidth import SAMPLE_ROWS
-from luminosity.drift.bins import BinCounts, balanced_bins, hashed_bins, most_rows
-from luminosity.drift.block_sums import Progress, block_sums, sums_of_lists
-from luminosity.drift.hashing import hash_ids
+from luminosity.drift.distances import SAMPLE_ROWS
 from luminosity.drift.kernels import BlockKernel, Kernel
-from luminosity.drift.offsets import kernel_offsets
-from luminosity.drift.rows import Precision, as_rows, same_width
+from luminosity.drift.rows import Precision, as_rows, double_precision, same_width
+from luminosity.drift.sums.accelerated import accelerated_sums, can_accelerate, kept_on_device
+from luminosity.drift.sums.bin_sums import Progress, bin_sums, bin_sums_of_lists
+from luminosity.drift.sums.bins import BinCounts, balanced_bins, hash_ids, hashed_bins, most_rows
 from luminosity.errors import DriftError
 
-__all__ = ["Pair", "any_rows_apart", "centre_of"]
+__all__ = ["Pair", "any_rows_apart", "centre_of", "kernel_offsets"]
+
+
+_ROWS = 256
 
 
 @dataclass(frozen=True)
@@ -120,9 +122,9 @@ class Pair:
     def sums(self, bins: Any, planned: BinCounts, progress: Progress | None) -> Any:
         if isinstance(self.kernels[0], BlockKernel):
             lists = [kernel for kernel in self.kernels if isinstance(kernel, BlockKernel)]
-            return sums_of_lists(lists, [*self.reference, *self.current], bins, planned.all, progress)
+            return bin_sums_of_lists(lists, [*self.reference, *self.current], bins, planned.all, progress)
 
-        if applies(self.kernels, self.reference.shape[1], self.farthest, self.precision):
+        if can_accelerate(self.kernels, self.reference.shape[1], self.farthest, self.precision):
             samples = self.reference, self.current
             return accelerated_sums(self.kernels, self.offsets, *samples, self.centre, bins, planned.all)
 
@@ -135,7 +137,7 @@ class Pair:
                 )
             return found
 
-        return block_sums(self.kernels, self.offsets, rows, bins, planned.all, progress)
+        return bin_sums(self.kernels, self.offsets, rows, bins, planned.all, progress)
 
 
 def centre_of(kernels: Sequence[Kernel | Aggregate], sample: Any) -> Any:
@@ -194,3 +196,30 @@ def _hashes(ids: tuple[Any, Any], reference_rows: int, current_rows: int, seed: 
             f"Found {len(found[0]):,} and {len(found[1]):,} ids for {reference_rows:,} and {current_rows:,} rows."
         )
     return found
+
+
+def kernel_offsets(kernels: Sequence[Kernel], sample: Any) -> list[float]:
+    """From the first rows of the sample. Rounded, so that the last digits of a machine's arithmetic change nothing."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        rows = np.asarray(sample, dtype=np.float32)[:_ROWS]
+        different = ~np.eye(len(rows), dtype=bool)
+        filled = np.pad(rows, ((0, _ROWS - len(rows)), (0, 0)), mode="edge")  # Any other size would be compiled anew.
+        here = np.ix_(*[range(len(rows))] * 2)
+        return [_rounded(_values(kernel, filled)[here][different].mean(dtype=np.float64)) for kernel in kernels]
+
+
+def _rounded(mean: Any) -> float:
+    """Where single precision is not enough for the kernel, nothing is subtracted: any number would do."""
+    return float(f"{mean:.2g}") if np.isfinite(mean) else 0.0
+
+
+def _values(kernel: Kernel, rows: Any) -> Any:
+    with double_precision(rows.dtype):
+        return np.asarray(_compiled(kernel.form())(kernel.parameters(), rows, rows))
+
+
+@lru_cache(maxsize=64)
+def _compiled(form: Kernel) -> Any:
+    import jax
+
+    return jax.jit(form.values)

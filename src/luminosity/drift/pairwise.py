@@ -11,8 +11,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import numpy as np
 
 from luminosity.drift.distances import manhattan, minus_half_squared
-from luminosity.drift.precision import double_precision
-from luminosity.drift.rows import Precision, Rows, as_rows, check_precision
+from luminosity.drift.rows import Precision, Rows, as_rows, check_precision, double_precision
 from luminosity.errors import DriftError
 
 __all__ = ["Metric", "distance_blocks", "pairwise_distances"]

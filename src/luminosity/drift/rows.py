@@ -7,6 +7,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from luminosity.errors import DriftError
+from luminosity.extras import require
 
 __all__ = [
     "Precision",
@@ -15,10 +16,12 @@ __all__ = [
     "as_rows",
     "check_precision",
     "check_seed",
+    "double_precision",
     "is_number",
     "is_whole",
     "same_width",
 ]
+
 
 Rows: TypeAlias = "np.ndarray[tuple[int, int], np.dtype[Any]]"
 Precision: TypeAlias = Literal["float32", "float64"]
@@ -107,3 +110,11 @@ def check_precision(precision: str) -> None:
 
 def _count(rows: int) -> str:
     return "no rows" if rows == 0 else "one row" if rows == 1 else f"{rows:,} rows"
+
+
+def double_precision(dtype: Any) -> Any:
+    """JAX computes in single precision unless told otherwise; here for this thread, in a ``with`` statement."""
+    jax = require("jax", "jax")
+    if not hasattr(jax, "enable_x64"):  # before JAX 0.8
+        jax = require("jax.experimental", "jax")
+    return jax.enable_x64(np.dtype(dtype) == np.float64)

@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 
 from luminosity.drift.aggregate import one_kernel
-from luminosity.drift.block_sums import Progress
 from luminosity.drift.kernels import BlockKernel, Kernel
 from luminosity.drift.pair import Pair
-from luminosity.drift.precision import double_precision
-from luminosity.drift.rows import Precision, check_precision
+from luminosity.drift.rows import Precision, check_precision, double_precision
+from luminosity.drift.sums.bin_sums import Progress
 from luminosity.errors import DriftError
 
 __all__ = ["witness"]

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from luminosity.drift.block_sums import Progress
 from luminosity.drift.kernels import RBF, Kernel
 from luminosity.drift.online.autocorrelation import AutocorrelationWarning
 from luminosity.drift.online.calibrate import calibrate
-from luminosity.drift.online.reference import Reference
-from luminosity.drift.online.run import Calibrated, Run
+from luminosity.drift.online.reference_sample import Reference
+from luminosity.drift.online.windowed_statistic import Calibration, WindowedStatistic
+from luminosity.drift.sums.bin_sums import Progress
 from luminosity.errors import DriftError
 
-__all__ = ["OnlineMMD"]
+__all__ = ["OnlineDetector", "OnlineMMD"]
+
 
 _MOST_STEPS = 100_000_000  # to simulate: minutes
 _ROWS_PER_WINDOW = 20  # With 10 the mean run time is an eighth too long: references differ too much.
@@ -69,8 +70,8 @@ class OnlineMMD:
         compared = len(sample) - len(sample) // 4
         thresholds = calibrate(gram, compared, window, expected_run_time, simulations, seed, progress)
         self.expected_run_time = expected_run_time
-        self.shared = Calibrated(sample.first(compared, gram), thresholds)
-        self._run = Run(self.shared)
+        self.shared = Calibration(sample.first(compared, gram), thresholds)
+        self._run = WindowedStatistic(self.shared)
         self._detected_at: int | None = None
         self._warned = False
 
@@ -162,3 +163,21 @@ def _check(expected_run_time: float, window: int, simulations: int, reference_ro
             f"Found expected_run_time={expected_run_time:,g} with simulations={simulations:,}: as many false alarms of "
             f"as many rows each, are too many to simulate. Expected a product of at most {_MOST_STEPS:,}."
         )
+
+
+@runtime_checkable
+class OnlineDetector(Protocol):
+    """Rows go in, a verdict comes out; the same rows give the same verdict, one at a time or many at once."""
+
+    def update(self, batch: Any) -> None:
+        """Take in one row, or several, in the order in which they came. If they are no rows, nothing changes."""
+        ...
+
+    @property
+    def drift_detected(self) -> bool:
+        """Whether there was an alarm; it stays until `reset()`."""
+        ...
+
+    def reset(self) -> None:
+        """Begin again, as new."""
+        ...

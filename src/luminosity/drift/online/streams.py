@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 from apache_beam.utils.timestamp import Timestamp
 
-from luminosity.drift.online.run import Calibrated, Run
+from luminosity.drift.online.windowed_statistic import Calibration, WindowedStatistic
 from luminosity.drift.transforms.columns import Columns, column_of, matrix_of
 from luminosity.errors import DriftError
 
@@ -35,14 +35,14 @@ class DriftAlert:
 
 @dataclass(frozen=True)
 class Stream:
-    run: Run
+    run: WindowedStatistic
     rows_seen: int = 0
 
     @property
     def autocorrelated(self) -> bool:
         return self.run.autocorrelation.found
 
-    def advanced(self, shared: Calibrated, rows: Any, timestamp: Timestamp) -> tuple[Stream, list[DriftAlert]]:
+    def advanced(self, shared: Calibration, rows: Any, timestamp: Timestamp) -> tuple[Stream, list[DriftAlert]]:
         """With prepared rows; after each alert it begins again.
 
         This stream stays as it is: it may be a runner's own, which must not change if the bundle fails.

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from luminosity.drift.report.axes import Frame, Scale, drawing, with_room
-from luminosity.drift.report.markup import Markup, element, joined
-from luminosity.drift.report.numbers import plain
+from luminosity.drift.report.markup import Markup, element, joined, plain
 from luminosity.drift.result import MMDTestResult
 
 __all__ = ["null_histogram"]

@@ -8,8 +8,7 @@ from datetime import datetime, timedelta
 
 from luminosity.drift.history import PastTest
 from luminosity.drift.report.axes import Frame, Scale, drawing
-from luminosity.drift.report.markup import Markup, element, joined
-from luminosity.drift.report.numbers import plain
+from luminosity.drift.report.markup import Markup, element, joined, plain
 
 __all__ = ["over_time"]
 

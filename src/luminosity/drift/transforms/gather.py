@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 from apache_beam.transforms.window import GlobalWindows, WindowedValue
 
-from luminosity.drift.transforms.block import Block, by_width
-from luminosity.drift.transforms.reading import Reader
+from luminosity.drift.transforms.elements import Reader
+from luminosity.drift.transforms.hashed_rows import HashedRows, by_width
 
 __all__ = ["Gather"]
 
@@ -28,11 +28,11 @@ class Gather(beam.PTransform[Any, Any]):
         self._reader = reader
 
     def expand(self, input_or_inputs: Any) -> Any:
-        kind = tuple[Any, Block]
+        kind = tuple[Any, HashedRows]
         blocks = input_or_inputs | "Gather" >> beam.ParDo(_GatherDoFn(self._reader)).with_output_types(kind)
         if self._reader.key_name is not None or not isinstance(blocks.windowing.windowfn, GlobalWindows):
             return blocks
-        nothing = Block(np.empty(0, dtype=np.uint64), np.empty((0, 0)))
+        nothing = HashedRows(np.empty(0, dtype=np.uint64), np.empty((0, 0)))
         empty = blocks.pipeline | "NoRows" >> beam.Create([(None, nothing)]).with_output_types(kind)
         return (blocks, empty) | "OrNoRows" >> beam.Flatten()
 
@@ -42,7 +42,7 @@ class _Held:
     """Of one key and window. ``matrices`` become blocks when no more are waited for."""
 
     timestamp: Any
-    blocks: list[Block] = field(default_factory=list[Block])
+    blocks: list[HashedRows] = field(default_factory=list[HashedRows])
     matrices: list[Any] = field(default_factory=list[Any])
 
 

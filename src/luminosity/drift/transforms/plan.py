@@ -7,23 +7,25 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
+import apache_beam as beam
 import numpy as np
 from apache_beam.internal import pickler
+from apache_beam.pvalue import TaggedOutput
 
 from luminosity.drift.aggregate import Aggregate
-from luminosity.drift.bandwidth import SAMPLE_ROWS
-from luminosity.drift.bins import BinCounts, hashed_bins, most_rows, plan_bins
+from luminosity.drift.distances import SAMPLE_ROWS
 from luminosity.drift.kernels import Kernel
-from luminosity.drift.offsets import kernel_offsets
-from luminosity.drift.pair import any_rows_apart, centre_of
+from luminosity.drift.pair import any_rows_apart, centre_of, kernel_offsets
 from luminosity.drift.pca import PCA, PCASums
 from luminosity.drift.rows import is_whole
-from luminosity.drift.transforms.block import Block
-from luminosity.drift.transforms.strips import CUTTING, Cutting, Strips
+from luminosity.drift.sums.bins import BinCounts, hashed_bins, most_rows, plan_bins
+from luminosity.drift.transforms.failures import FAILED, Failures
+from luminosity.drift.transforms.hashed_rows import HashedRows
+from luminosity.drift.transforms.strips import CUTTING, Cutting, StripCounts
 from luminosity.drift.transforms.summary import Summary
 from luminosity.errors import DriftError
 
-__all__ = ["Part", "Plan", "Planner", "Recipe"]
+__all__ = ["Part", "Plan", "PlanDoFn", "Planner", "Recipe"]
 
 
 @dataclass(frozen=True)
@@ -59,13 +61,13 @@ class Plan:
     """Of one key and window. Rows of the reference with a hash above ``last`` are left out."""
 
     recipe: Recipe
-    strips: Strips
+    strips: StripCounts
     centre: Any
     precision: str
     pca: PCA | None
     last: int | None
 
-    def parts(self, block: Block, of_reference: bool) -> Iterator[Part]:
+    def parts(self, block: HashedRows, of_reference: bool) -> Iterator[Part]:
         if of_reference and self.last is not None:
             block = block.take(block.hashes <= np.uint64(self.last))
         if not len(block):
@@ -169,3 +171,36 @@ def _pooled(reference: Summary, current: Summary) -> Any:
     hashes = np.concatenate([reference.sample.hashes, current.sample.hashes])
     rows = np.concatenate([reference.sample.rows, current.sample.rows])
     return rows[np.argsort(hashes, kind="stable")[:SAMPLE_ROWS]].astype(np.float64)
+
+
+class PlanDoFn(beam.DoFn):
+    """From a key and the current sample's summary to the key and a plan.
+
+    Args:
+        is_shared: the reference has no keys, and is that of all.
+    """
+
+    def __init__(self, planner: Planner, is_shared: bool, failures: Failures) -> None:
+        self._planner = planner
+        self._is_shared = is_shared
+        self._failures = failures
+
+    def process(  # type: ignore[override]
+        self,
+        element: tuple[Any, Summary],
+        references: Any,
+        strips: Any,
+        window: Any = beam.DoFn.WindowParam,
+    ) -> Iterator[Any]:
+        key, current = element
+        of_reference = None if self._is_shared else key
+        reference = next(iter(references[of_reference]), Summary())
+
+        def smallest_hashes() -> Iterable[Any]:
+            for strip in range(self._planner.cutting.of_sample(reference)):
+                yield from (block.hashes for block in strips[of_reference, strip])
+
+        try:
+            yield key, self._planner.plan(reference, current, smallest_hashes)
+        except DriftError as error:
+            yield TaggedOutput(FAILED, (key, self._failures.of(error, key, window)))

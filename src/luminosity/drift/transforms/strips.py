@@ -13,11 +13,11 @@ import numpy as np
 
 from luminosity.drift.transforms.summary import Summary
 
-__all__ = ["CUTTING", "Cutting", "Strips", "strip_of"]
+__all__ = ["CUTTING", "Cutting", "StripCounts", "strip_of"]
 
 
 @dataclass(frozen=True)
-class Strips:
+class StripCounts:
     """How many there are of each sample. The reference's come first; with none of the current sample, its rows are in
     the reference's only one."""
 
@@ -63,10 +63,10 @@ class Cutting:
         by_rows = min(self.enough_strips, -(-sample.rows // self.strip_rows))
         return max(1, by_rows, -(-sample.rows * sample.bytes_per_row // self.strip_bytes))
 
-    def of_both(self, reference: Summary, current: Summary) -> Strips:
+    def of_both(self, reference: Summary, current: Summary) -> StripCounts:
         strips = self.of_sample(reference), self.of_sample(current)
         are_few = strips == (1, 1) and reference.rows + current.rows <= self.few_rows
-        return Strips(1, 0) if are_few else Strips(*strips)
+        return StripCounts(1, 0) if are_few else StripCounts(*strips)
 
 
 CUTTING = Cutting()

@@ -9,9 +9,9 @@ from typing import Any
 import apache_beam as beam
 import numpy as np
 
-from luminosity.drift.bandwidth import SAMPLE_ROWS
+from luminosity.drift.distances import SAMPLE_ROWS
 from luminosity.drift.pca import PCASums
-from luminosity.drift.transforms.block import Block, first_fault, stacked
+from luminosity.drift.transforms.hashed_rows import HashedRows, first_fault, stacked
 from luminosity.errors import DriftError
 
 __all__ = ["Summarise", "Summary"]
@@ -29,7 +29,7 @@ class Summary:
     rows: int = 0
     widths: frozenset[int] = frozenset()
     bytes_per_row: int = 0
-    sample: Block | None = None
+    sample: HashedRows | None = None
     sums: PCASums | None = None
     low: Any = None
     high: Any = None
@@ -64,7 +64,7 @@ class Summarise(beam.CombineFn):
     def create_accumulator(self) -> list[Any]:  # type: ignore[override]
         return [Summary(), []]  # and blocks whose smallest hashes are not yet found
 
-    def add_input(self, mutable_accumulator: list[Any], element: Block) -> list[Any]:  # type: ignore[override]
+    def add_input(self, mutable_accumulator: list[Any], element: HashedRows) -> list[Any]:  # type: ignore[override]
         summary, waiting = mutable_accumulator
         mutable_accumulator[0] = _merged([summary, self._of(element)])
         if len(element):
@@ -83,7 +83,7 @@ class Summarise(beam.CombineFn):
         smallest = _smallest_by_width(waiting)
         return _merged([summary, Summary(sample=smallest[0] if smallest else None)])
 
-    def _of(self, block: Block) -> Summary:
+    def _of(self, block: HashedRows) -> Summary:
         sums = None
         if self._with_sums and len(block):
             sums = PCASums()
@@ -119,14 +119,14 @@ def _merged(summaries: list[Summary]) -> Summary:
     )
 
 
-def _smallest_by_width(blocks: list[Block]) -> list[Block]:
-    found: dict[int, list[Block]] = {}
+def _smallest_by_width(blocks: list[HashedRows]) -> list[HashedRows]:
+    found: dict[int, list[HashedRows]] = {}
     for block in blocks:
         found.setdefault(block.width, []).append(block)
     return [_smallest(alike) for alike in found.values()]
 
 
-def _smallest(blocks: list[Block]) -> Block:
+def _smallest(blocks: list[HashedRows]) -> HashedRows:
     """The rows of smallest hash, in its order; equal ones, of ids that are not unique, by their first number."""
     block = stacked(blocks)
     if len(block) > SAMPLE_ROWS:

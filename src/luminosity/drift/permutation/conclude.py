@@ -1,0 +1,122 @@
+"""From the sums over pairs of bins to the result of a test."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from luminosity.drift.kernels import Kernel
+from luminosity.drift.permutation.permute import estimates, fused, jackknife, null_estimates, observed_side
+from luminosity.drift.result import QUANTILES, Histogram, KernelResult, MMDTestResult
+from luminosity.drift.rows import check_precision, check_seed, is_whole
+from luminosity.drift.sums.bins import BinCounts
+from luminosity.errors import DriftError
+
+__all__ = ["Settings", "conclude", "p_value"]
+
+_NORMAL_97_5 = 1.959964
+_ROUNDING = 1e-9  # of the mean value of a kernel: far below the spread of the null, even with a million rows
+_HISTOGRAM_BARS = 60
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a test is told, checked once."""
+
+    permutations: int = 1000
+    level: float = 0.05
+    seed: int = 0
+    precision: str = "float32"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.level < 1:
+            raise DriftError(f"Found level={self.level}, expected a number between 0 and 1, such as 0.05.")
+        if not is_whole(self.permutations):
+            raise DriftError(f"Found permutations={self.permutations!r}, expected a whole number.")
+        if self.permutations < 1 / self.level - 1:
+            raise DriftError(
+                f"Found permutations={self.permutations}, expected at least {int(np.ceil(1 / self.level - 1))}: "
+                f"with fewer no p-value can be as low as {self.level}."
+            )
+        check_seed(self.seed)
+        check_precision(self.precision)
+
+
+def conclude(sums: Any, counts: Any, bins: BinCounts, kernels: Sequence[Kernel], settings: Settings) -> MMDTestResult:
+    """``sums`` has a matrix for each kernel; ``counts`` the rows of each bin, the reference's bins first."""
+    counts = np.asarray(counts, dtype=np.float64)
+    side = observed_side(bins)
+    observed = np.array([estimates(each, counts, side[None, :])[0] for each in sums])
+    null = null_estimates(sums, counts, bins, settings.permutations, settings.seed)
+    rounding = [_ROUNDING * float(np.abs(matrix).sum()) / (counts.sum() * (counts.sum() - 1)) for matrix in sums]
+    quantile = _student_97_5(min(bins.reference, bins.current) - 1)
+    each = [
+        _of_kernel(kernel, float(value), of_null, slack, quantile * jackknife(matrix, counts, bins))
+        for kernel, value, of_null, slack, matrix in zip(kernels, observed, null, rounding, sums, strict=True)
+    ]
+    if len(each) == 1:
+        statistic, of_null, slack = float(observed[0]), null[0], rounding[0]
+    else:
+        (statistic, of_null), slack = fused(observed, null, rounding), 0.0
+    strongest = min(each, key=lambda found: (found.p_value, -found.mmd2 / (found.null_sd or 1)))
+    p = p_value(statistic, of_null, slack)
+    heights, edges = np.histogram(of_null, bins=_HISTOGRAM_BARS, range=_range(of_null))
+    return MMDTestResult(
+        mmd2=strongest.mmd2,
+        interval=strongest.interval,
+        statistic=statistic,
+        p_value=p,
+        p_value_interval=_around(p, settings.permutations),
+        level=settings.level,
+        null_sd=float(of_null.std()),
+        null_quantiles=dict(zip(QUANTILES, map(float, np.quantile(of_null, QUANTILES)), strict=True)),
+        null_histogram=Histogram(tuple(map(float, edges)), tuple(map(int, heights))),
+        kernels=tuple(each),
+        reference_rows=int(counts[: bins.reference].sum()),
+        current_rows=int(counts[bins.reference :].sum()),
+        reference_bins=bins.reference,
+        current_bins=bins.current,
+        permutations=settings.permutations,
+        seed=settings.seed,
+        precision=settings.precision,
+    )
+
+
+def p_value(observed: float, null: Any, rounding: float = 0.0) -> float:
+    """The data's own order is one of the permutations, so that it is never zero and the level is kept.
+
+    Permutations that part the rows in the same way may come out a bit lower, by ``rounding``: they count.
+    """
+    slack = max(rounding, 1e-9 * float(np.abs(null).max(initial=0.0)))
+    return float((1 + np.count_nonzero(null >= observed - slack)) / (1 + len(null)))
+
+
+def _range(numbers: Any) -> tuple[float, float]:
+    """From the least to the greatest; a little more where bars would be too narrow to tell apart."""
+    low, high = float(numbers.min()), float(numbers.max())
+    if low == high == 0:
+        return -0.5, 0.5
+    wider = max(0.0, 1e-9 * max(abs(low), abs(high), 1e-300) - (high - low))
+    return low - wider, high + wider
+
+
+def _of_kernel(kernel: Kernel, value: float, null: Any, rounding: float, half: float) -> KernelResult:
+    p = p_value(value, null, rounding)
+    return KernelResult(kernel.name, kernel.scale, value, (value - half, value + half), float(null.std()), p)
+
+
+def _student_97_5(freedom: int) -> float:
+    """Few bins do not tell their spread well, so that an interval made with it must be wider than a normal one."""
+    from scipy.special import stdtrit
+
+    return float(stdtrit(max(freedom, 1), 0.975))
+
+
+def _around(p: float, count: int) -> tuple[float, float]:
+    """Wilson's interval for what all permutations would give: of those drawn, without the data's own order."""
+    share, z = (p * (count + 1) - 1) / count, _NORMAL_97_5**2 / count
+    middle, half = (share + z / 2) / (1 + z), (share * (1 - share) * z + z * z / 4) ** 0.5 / (1 + z)
+    return max(0.0, middle - half), min(1.0, middle + half)

@@ -1,0 +1,120 @@
+"""Principal components of a collection."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import apache_beam as beam
+import numpy as np
+import pyarrow as pa
+from apache_beam.pvalue import AsSingleton
+
+from luminosity.drift.pca import PCA
+from luminosity.drift.rows import is_whole
+from luminosity.drift.transforms.columns import Columns, matrix_of
+from luminosity.drift.transforms.elements import Reader
+from luminosity.drift.transforms.gather import Gather
+from luminosity.drift.transforms.summary import Summarise, Summary
+from luminosity.errors import DriftError
+
+__all__ = ["ApplyPCA", "FitPCA"]
+
+
+class FitPCA(beam.PTransform[Any, Any]):
+    """The directions in which rows vary most: one `PCA`, or `(key, PCA)` pairs.
+
+    >>> with beam.Pipeline(runner="FnApiRunner") as pipeline:
+    ...     rows = pipeline | beam.Create([[0.0, 0.0], [0.0, 2.0], [1.0, 0.0], [1.0, 2.0]])
+    ...     _ = rows | FitPCA(1) | beam.Map(lambda pca: print(pca.mean, pca.components))
+    [0.5 1. ] [[0. 1.]]
+
+    For a test, fit the rows of both samples together, `(reference, current) | beam.Flatten() | FitPCA(50)`: components
+    of the reference alone tell the samples apart, and the level would not hold. `MMDTest(pca=50)` does so by itself.
+
+    Args:
+        components: how many.
+        column: of record batches: the one with vectors, or several of numbers that are a vector together.
+        by: the column with keys: components for each.
+        keyed: elements are pairs of a key and rows.
+    """
+
+    def __init__(
+        self, components: int, *, column: Columns | None = None, by: str | None = None, keyed: bool = False
+    ) -> None:
+        super().__init__()
+        if not is_whole(components) or components < 1:
+            raise DriftError(f"Found components={components}, expected 1 or more.")
+        self._components = components
+        self._reader = Reader(column, by=by, keyed=keyed)
+
+    def expand(self, input_or_inputs: Any) -> Any:
+        components, name = self._components, self._reader.key_name
+
+        def fit(key: Any, summary: Summary) -> tuple[Any, PCA]:
+            summary.check("The collection" if name is None else f"{name}={key!r}")
+            assert summary.sums is not None, "it was asked for"
+            return key, summary.sums.pca(components)
+
+        fitted = (
+            input_or_inputs
+            | "Gather" >> Gather(self._reader)
+            | "Sum" >> beam.CombinePerKey(Summarise(with_sums=True)).with_output_types(tuple[Any, Summary])
+            | "Fit" >> beam.MapTuple(fit).with_output_types(tuple[Any, PCA])
+        )
+        return fitted if name is not None else fitted | "Values" >> beam.Values().with_output_types(PCA)
+
+
+class ApplyPCA(beam.PTransform[Any, Any]):
+    """Projects rows onto components: vectors to shorter ones, or, of a table, with one more column.
+
+    >>> from luminosity.drift import FitPCA
+    >>> rows = np.random.default_rng(0).normal(size=(100, 8))
+    >>> with beam.Pipeline(runner="FnApiRunner") as pipeline:
+    ...     table = pipeline | beam.Create([pa.record_batch({"embedding": list(rows)})])
+    ...     pca = table | FitPCA(2, column="embedding")
+    ...     projected = table | ApplyPCA(pca, column="embedding", output="short")
+    ...     _ = projected | beam.Map(lambda batch: print(batch.schema.field("short").type))
+    fixed_size_list<item: float>[2]
+
+    Args:
+        pca: a `PCA`, or what `FitPCA` gives without keys.
+        column: of record batches: where the vectors are.
+        output: of record batches: the new column; it may be the same one.
+    """
+
+    def __init__(self, pca: Any, *, column: Columns | None = None, output: str | None = None) -> None:
+        super().__init__()
+        if not isinstance(pca, PCA | beam.PCollection):
+            raise DriftError(f"Found pca={pca!r}, expected a PCA, or the PCollection with one that FitPCA gives.")
+        if (column is None) != (output is None):
+            raise DriftError(f"Found column={column!r} and output={output!r}, expected both, for tables, or neither.")
+        self._pca = pca
+        self._reader = Reader(column)
+        self._output = output
+
+    def expand(self, input_or_inputs: Any) -> Any:
+        reader, output = self._reader, self._output
+
+        def project(element: Any, pca: PCA) -> Any:
+            _, rows = reader.parted(element)
+            if output is None:
+                projected = pca.transform(rows)
+                return projected if np.ndim(element) == 2 else projected[0]
+            return _with_column(rows, reader.column or "", output, pca)
+
+        pca = self._pca if isinstance(self._pca, PCA) else AsSingleton(self._pca)
+        kind = np.ndarray if output is None else pa.RecordBatch
+        return input_or_inputs | "Project" >> beam.Map(project, pca).with_output_types(kind)
+
+
+def _with_column(batch: pa.RecordBatch, column: Columns, output: str, pca: PCA) -> pa.RecordBatch:
+    matrix, wrong = matrix_of(batch, column)
+    if wrong:
+        place, what = next(iter(wrong.items()))
+        raise DriftError(f"The column {column!r}: row {place} of a batch {what}. Leave such rows out before.")
+    rows = matrix if len(matrix) else np.empty((0, len(pca.mean)))  # An empty list says nothing of its width.
+    projected = pca.transform(rows)
+    values = pa.FixedSizeListArray.from_arrays(pa.array(projected.ravel()), projected.shape[1])
+    if output in batch.schema.names:
+        return batch.set_column(batch.schema.get_field_index(output), output, values)
+    return batch.append_column(output, values)

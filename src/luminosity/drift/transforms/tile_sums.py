@@ -1,0 +1,203 @@
+"""Sums over one tile: the rows of a strip against those of another, or of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import apache_beam as beam
+import numpy as np
+from apache_beam.metrics import Metrics
+from apache_beam.pvalue import TaggedOutput
+
+from luminosity.drift.kernels import Kernel
+from luminosity.drift.sums.bin_sums import bin_sums
+from luminosity.drift.transforms.failures import FAILED, Failure, Failures
+from luminosity.drift.transforms.hashed_rows import HashedRows
+from luminosity.drift.transforms.plan import Part, Plan, Recipe
+from luminosity.drift.transforms.strips import Cutting, strip_of
+from luminosity.errors import DriftError
+
+__all__ = [
+    "AddSums",
+    "CutReference",
+    "ScatterCurrent",
+    "ScatterReference",
+    "Sums",
+    "TileDoFn",
+    "part_failures",
+    "reference_strips",
+    "scatter_recipe",
+    "sums_between",
+    "sums_within",
+]
+
+
+Tile = tuple[Any, int, int]  # the key and two strips
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Of kernel values for pairs of bins, and the rows of each bin; or why there are none."""
+
+    recipe: Recipe
+    matrices: Any
+    counts: Any
+    failure: Failure | None = None
+
+
+class TileDoFn(beam.DoFn):
+    """From a tile, and all that was sent to it, to its key and sums."""
+
+    def __init__(self, failures: Failures) -> None:
+        self._failures = failures
+        self._tiles = Metrics.counter("MMDTest", "tiles")
+
+    def process(  # type: ignore[override]
+        self, element: tuple[Any, Iterable[Any]], window: Any = beam.DoFn.WindowParam
+    ) -> Iterator[tuple[Any, Sums]]:
+        (key, first, second), sent = element
+        recipe: Recipe | None = None
+        by_strip: dict[int, list[Part]] = {first: [], second: []}
+        for thing in sent:
+            if isinstance(thing, Part):
+                by_strip[thing.strip].append(thing)
+            else:
+                recipe = thing
+        if recipe is not None and all(by_strip.values()):  # A strip may happen to have no rows.
+            self._tiles.inc()
+            y = _joined(by_strip[second]) if first != second else None
+            try:
+                sums = _sums(recipe, _joined(by_strip[first]), y)
+            except DriftError as error:  # of the kernel for these rows: other keys' may be right
+                sums = Sums(recipe, None, None, self._failures.of(error, key, window))
+            yield key, sums
+
+
+class AddSums(beam.CombineFn):
+    def create_accumulator(self) -> Sums | None:  # type: ignore[override]
+        return None
+
+    def add_input(self, mutable_accumulator: Sums | None, element: Sums) -> Sums:  # type: ignore[override]
+        return _added(mutable_accumulator, element)
+
+    def merge_accumulators(self, accumulators: Iterable[Sums | None]) -> Sums | None:  # type: ignore[override]
+        merged: Sums | None = None
+        for each in accumulators:
+            merged = merged if each is None else _added(merged, each)
+        return merged
+
+    def extract_output(self, accumulator: Sums | None) -> Sums:  # type: ignore[override]
+        assert accumulator is not None, "nothing is combined by key but where there is something"
+        return accumulator
+
+
+def part_failures(element: tuple[Any, Sums]) -> Iterator[Any]:
+    """A key whose sums failed goes where those go that have no plan."""
+    key, sums = element
+    yield element if sums.failure is None else TaggedOutput(FAILED, (key, sums.failure))
+
+
+def _added(first: Sums | None, second: Sums) -> Sums:
+    if first is None:
+        return second
+    if first.failure is not None or second.failure is not None:  # Of several, one: the same whatever their order.
+        return min((first, second), key=_failed_first)
+    return Sums(first.recipe, first.matrices + second.matrices, first.counts + second.counts)
+
+
+def _failed_first(sums: Sums) -> tuple[bool, str]:
+    return sums.failure is None, "" if sums.failure is None else sums.failure[1]
+
+
+def _sums(recipe: Recipe, x: Part, y: Part | None) -> Sums:
+    bins = recipe.bins.all
+    if y is None:
+        matrices = sums_within(recipe.kernels, recipe.offsets, x.rows, x.bins, bins)
+        return Sums(recipe, matrices, np.bincount(x.bins, minlength=bins))
+    matrices = sums_between(recipe.kernels, recipe.offsets, (x.rows, y.rows), (x.bins, y.bins), bins)
+    return Sums(recipe, matrices, np.zeros(bins, dtype=np.int64))
+
+
+def _joined(parts: list[Part]) -> Part:
+    bins = np.concatenate([part.bins for part in parts])
+    return Part(parts[0].strip, bins, np.concatenate([part.rows for part in parts]))
+
+
+class CutReference(beam.DoFn):
+    """Rows of the reference by key and strip. It is cut alike for all windows that it is compared with."""
+
+    def __init__(self, cutting: Cutting) -> None:
+        self._cutting = cutting
+
+    def process(self, element: tuple[Any, HashedRows], summaries: Any) -> Iterator[Any]:  # type: ignore[override]
+        key, block = element
+        (summary,) = summaries[key]
+        strips = strip_of(block.hashes, self._cutting.of_sample(summary))
+        for strip in sorted(set(strips.tolist())):
+            yield (key, strip), block.take(strips == strip)
+
+
+class ScatterReference(beam.DoFn):
+    """From a key, one of its strips, and the plan."""
+
+    def __init__(self, is_shared: bool) -> None:
+        self._is_shared = is_shared
+        self._rows = Metrics.counter("MMDTest", "reference_rows")
+
+    def process(self, element: tuple[tuple[Any, int], Plan], strips: Any) -> Iterator[Any]:  # type: ignore[override]
+        (key, strip), plan = element
+        for block in strips[None if self._is_shared else key, strip]:
+            self._rows.inc(len(block))
+            yield from _scattered(key, plan, block, of_reference=True)
+
+
+class ScatterCurrent(beam.DoFn):
+    """From a key and a block. A key without a plan has failed: its rows go nowhere."""
+
+    def __init__(self) -> None:
+        self._rows = Metrics.counter("MMDTest", "current_rows")
+
+    def process(self, element: tuple[Any, HashedRows], plans: Any) -> Iterator[Any]:  # type: ignore[override]
+        key, block = element
+        for plan in plans[key]:
+            self._rows.inc(len(block))
+            yield from _scattered(key, plan, block, of_reference=False)
+
+
+def scatter_recipe(element: tuple[Any, Plan]) -> Iterator[tuple[Tile, Recipe]]:
+    """Every tile is told what to do."""
+    key, plan = element
+    return (((key, *tile), plan.recipe) for tile in plan.strips.tiles())
+
+
+def reference_strips(element: tuple[Any, Plan]) -> Iterator[tuple[tuple[Any, int], Plan]]:
+    key, plan = element
+    return (((key, strip), plan) for strip in range(plan.strips.reference))
+
+
+def _scattered(key: Any, plan: Plan, block: HashedRows, of_reference: bool) -> Iterator[tuple[Tile, Part]]:
+    for part in plan.parts(block, of_reference):
+        for tile in plan.strips.tiles_of(part.strip):
+            yield (key, *tile), part
+
+
+def sums_within(kernels: Sequence[Kernel], offsets: Sequence[float], rows: Any, bins: Any, count: int) -> Any:
+    """For each kernel a symmetric matrix over ordered pairs of different rows, by bin."""
+    return bin_sums(kernels, offsets, rows.__getitem__, bins, count)
+
+
+def sums_between(
+    kernels: Sequence[Kernel], offsets: Sequence[float], rows: tuple[Any, Any], bins: tuple[Any, Any], count: int
+) -> Any:
+    """The same over pairs of a row of the first strip and one of the second, in either order.
+
+    Both may have rows of one bin. For a moment the second strip has bins of its own, so that pairs of the two are told
+    from pairs within one.
+    """
+    both = np.concatenate(rows)
+    apart = np.concatenate([bins[0], bins[1].astype(np.int64) + count])
+    sums = bin_sums(kernels, offsets, both.__getitem__, apart, 2 * count, boundary=count)
+    between = sums[:, :count, count:]
+    return between + between.transpose(0, 2, 1)
