@@ -164,7 +164,7 @@ def test_endings(tmp_path: Path, text: str, arguments: list[str], status: int, m
 def test_a_script_that_is_not_there() -> None:
     done = lum_plan("nowhere.py")
     assert done.returncode == 2
-    assert done.stderr == "lum plan: nowhere.py: no such file; expected PIPELINE.py, then options\n"
+    assert done.stderr == "lum plan: nowhere.py: no such file, expected PIPELINE.py, then options\n"
 
 
 def test_a_narrow_terminal_is_wide_enough(folder: Path) -> None:

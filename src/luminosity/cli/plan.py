@@ -65,7 +65,7 @@ def plan(words: list[str]) -> int:
     own, rest = parser.parse_known_args(words[:cut])
     script, *options = [*rest, *words[cut + 1 :]] or [""]
     if wrong := problem(script):
-        return _say(f"{wrong}; expected PIPELINE.py, then options", 2)
+        return _say(f"{wrong}, expected PIPELINE.py, then options", 2)
     if own.dot == own.svg == "-":
         return _say("--dot and --svg can't both write to standard output; give one of them a file", 2)
     quiet()

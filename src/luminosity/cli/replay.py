@@ -10,6 +10,7 @@ import sys
 import traceback
 from typing import TYPE_CHECKING, Any
 
+from luminosity._text import shorten_repr
 from luminosity.cli.exits import INTERRUPTED
 from luminosity.errors import LuminosityError, ReplayError
 from luminosity.noise import quiet
@@ -87,13 +88,13 @@ def _introduce(manifest: Manifest) -> None:
 
 
 def _show(outputs: list[Output]) -> None:
-    from luminosity.engine.workers.failure import shorten
+    from luminosity.engine.workers.failure import ELEMENT_CHARACTERS
 
     print("It runs through.")
     for output in outputs:
         print(f"{output.step!r} gives {len(output.values):,}:")
         for value in output.values[:_SHOWN]:
-            print(f"  {shorten(value)}")
+            print(f"  {shorten_repr(value, ELEMENT_CHARACTERS)}")
         if len(output.values) > _SHOWN:
             print("  …")
 

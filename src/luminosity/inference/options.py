@@ -11,6 +11,7 @@ import apache_beam as beam
 from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions
 
+from luminosity._flags import MODEL_FLAGS, add_arguments
 from luminosity._text import parse_size
 from luminosity.core import usable_cores
 from luminosity.errors import OptionError
@@ -24,7 +25,7 @@ _RUNNERS_IN_ONE_PROCESS = {"FnApiRunner", "DirectRunner", "SwitchingDirectRunner
 
 
 class ModelOptions(PipelineOptions):
-    """Flags of ``RunInference``.
+    """The flags of models, on any runner. ``docs/options.md`` lists them.
 
     >>> options = PipelineOptions(["--model_cache=/mnt/models"]).view_as(ModelOptions)
     >>> options.model_cache
@@ -33,31 +34,8 @@ class ModelOptions(PipelineOptions):
 
     @classmethod
     def _add_argparse_args(cls, parser: argparse.ArgumentParser) -> None:
-        # Values are checked by ModelCacheConfig, whose messages say more than argparse's.
-        parser.add_argument(
-            "--model_cache",
-            default=None,
-            help="The folder for models fetched from elsewhere (default: luminosity/models in $XDG_CACHE_HOME or "
-            "~/.cache, on each machine).",
-        )
-        parser.add_argument(
-            "--model_cache_limit",
-            default=None,
-            help="How much the folder may hold, such as 20GB (default: 50GB, but at most half of what its disk has "
-            "free, what it holds already counted as free).",
-        )
-        parser.add_argument(
-            "--model_threads",
-            default=None,
-            help="Threads that numerical libraries may start in each worker process (default: the process's share of "
-            "the cores).",
-        )
-        parser.add_argument(
-            "--model_memory_budget",
-            default=None,
-            help="How much memory models may take together, such as 8GB: on each accelerator, and on the CPU summed "
-            "over the machine's workers (default: 90%% of an accelerator's memory, half of the machine's).",
-        )
+        # The functions below and ModelCacheConfig check the values: their messages say more than argparse's.
+        add_arguments(parser, MODEL_FLAGS)
 
 
 @dataclass(frozen=True)

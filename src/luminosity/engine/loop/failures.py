@@ -6,9 +6,10 @@ import logging
 import signal
 from collections.abc import Callable
 
+from luminosity._text import shorten_repr
 from luminosity.engine.loop.bundle import Bundle, Search
 from luminosity.engine.plan.codecs import Codecs
-from luminosity.engine.workers.failure import Failure, describe_location, name_cells, shorten
+from luminosity.engine.workers.failure import ELEMENT_CHARACTERS, Failure, describe_location, name_cells
 from luminosity.errors import ElementKillsWorker, SpillFailed, StepFailed
 
 MAX_TRIES = 4
@@ -30,7 +31,9 @@ class Failures:
     def after_exception(self, bundle: Bundle, failure: Failure, cause: BaseException | None) -> list[Bundle]:
         """The bundles to try in place of ``bundle``, in which user code raised."""
         if failure.is_full_disk:
-            raise SpillFailed(failure.exception.partition(": ")[2])  # trying again would find the same disk
+            raise SpillFailed(
+                failure.exception.partition(": ")[2], fix=failure.fix
+            )  # trying again would find the same disk
         bundle.failures += 1
         step = failure.step or bundle.stage.stage.label
         if bundle.search is None and bundle.failures < self._tries:
@@ -54,7 +57,7 @@ class Failures:
         # The summary comes last: that is what is left on the screen.
         trace = name_cells(failure.traceback)
         message = f"{failure.exception}\n\nThe worker's traceback:\n{trace}\n" + "\n".join(lines)
-        error = StepFailed(message, headline=headline)
+        error = StepFailed(message, headline=headline, fix=failure.fix)
         error.__cause__ = cause
         if self._save is None or bundle.pieces < 2:
             raise error
@@ -117,5 +120,5 @@ def describe_exit(code: int) -> str:
 def _only_element(bundle: Bundle, codecs: Codecs) -> str:
     for read in bundle.stage.stage.reads:
         for block in bundle.inputs.get(read.transform_id, ()):
-            return shorten(codecs.impl(read.coder_id).decode_nested(block.data()).value)
+            return shorten_repr(codecs.impl(read.coder_id).decode_nested(block.data()).value, ELEMENT_CHARACTERS)
     return f"a timer of {', '.join(family for _, family in bundle.timers)}"

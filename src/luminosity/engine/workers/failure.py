@@ -1,4 +1,4 @@
-"""A failure in a worker, described so that a person can act on it."""
+"""Failures in workers, described for the user: exception, step, line of code, element and remedy."""
 
 from __future__ import annotations
 
@@ -15,15 +15,28 @@ from typing import Any
 import apache_beam
 from apache_beam.utils.windowed_value import WindowedValue
 
+from luminosity._text import shorten_repr
 from luminosity.core import ELEMENT_AT_FAULT
-from luminosity.errors import SpillFailed
+from luminosity.errors import Fix, LuminosityError, SpillFailed
 
-ELEMENT_CHARACTERS = 200
+__all__ = [
+    "ELEMENT_CHARACTERS",
+    "Failure",
+    "describe_location",
+    "is_of_main",
+    "name_cells",
+    "original",
+    "user_traceback",
+]
+
+ELEMENT_CHARACTERS = 200  # of an element's repr: enough to recognize it, short enough for a message
 
 _BEAM_DIRECTORY = os.path.dirname(apache_beam.__file__) + os.sep
 _OUR_DIRECTORY = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 _STANDARD_LIBRARY = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")})
-_INSTALLED = tuple({sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib")})  # may be below the former
+_INSTALLED = tuple(
+    {sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib")}
+)  # may lie inside the standard library's folder
 _STEP = re.compile(r"\[while running '(.*?)'\]")
 
 _TRACEBACK_LINE = re.compile(r'File "([^"\n]+)", line (\d+)')
@@ -31,69 +44,71 @@ _TRACEBACK_LINE = re.compile(r'File "([^"\n]+)", line (\d+)')
 
 @dataclass(frozen=True)
 class Failure:
-    """What went wrong in a worker, as text: it crosses a process."""
+    """An exception in a worker, as text, so that it can cross to the runner's process."""
 
-    exception: str  # type and message
-    traceback: str  # whole
+    exception: str  # type and message, without the remedy
+    traceback: str  # the whole traceback, without the remedy
     step: str = ""
-    location: str = ""  # the user's own file and line
+    location: str = ""  # file and line of the user's code
     element: str = ""  # at most ELEMENT_CHARACTERS of its repr
+    fix: Fix | None = None  # the remedy, if the exception is a LuminosityError that has one
 
     @property
     def is_full_disk(self) -> bool:
+        """True if the worker could not spill because the disk is full."""
         return self.exception.startswith(f"{SpillFailed.__name__}: ")
 
     def to_json(self) -> str:
+        """Return the failure as JSON, for the ``error`` field of a worker's response."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Failure:
-        """Also takes a plain traceback, which is what Beam's own code reports."""
+        """Read what :meth:`to_json` returned, or a plain traceback, as Beam's own code reports it."""
         try:
-            return cls(**json.loads(text))
+            fields = dict(json.loads(text))
+            fix = fields.pop("fix", None)
+            return cls(**fields, fix=Fix(**fix) if fix else None)
         except (ValueError, TypeError):
             lines = text.strip().splitlines()
             return cls(exception=lines[-1] if lines else "unknown error", traceback=text)
 
     @classmethod
     def of(cls, error: BaseException) -> Failure:
+        """Describe an exception that was raised while a bundle ran. Call it in the process that raised."""
         first = original(error)
         _drop_repetition(error)
         step = _STEP.search(str(error))
         frames = _frames(error.__traceback__)
-        message = _STEP.sub("", str(first)).strip()
+        text, message, fix = str(first), str(first), None
+        if isinstance(first, LuminosityError):
+            message, fix = first.message, first.fix
+        message = _STEP.sub("", message).strip()
         name = type(first).__name__
+        trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
         return cls(
             exception=f"{name}: {message}" if message else name,
-            traceback="".join(traceback.format_exception(type(error), error, error.__traceback__)),
+            traceback=trace.replace(text, message) if fix is not None else trace,
             step=step.group(1) if step else "",
             location=_location(frames),
             element=str(getattr(first, ELEMENT_AT_FAULT, "")) or _element(frames),
+            fix=fix,
         )
 
 
 def original(error: BaseException) -> BaseException:
-    """What user code raised. Beam raises it again with the step's name, as the same type or as a RuntimeError."""
+    """Return what user code raised. Beam re-raises it with the step's name, as the same type or as RuntimeError."""
     if getattr(error, "_tagged_with_step", False) and error.__context__ is not None:
         return error.__context__
     return error
 
 
 def _drop_repetition(error: BaseException) -> None:
-    """What Beam raised again has the same frames twice, of which once is enough."""
+    """Unlink the exception that Beam re-raised with the step's name: it has the same frames once more."""
     first = original(error)
     if first is not error and type(first) is type(error):
         error.__context__ = first.__context__
         error.__cause__ = error.__cause__ if error.__cause__ is not first else first.__cause__
-
-
-def shorten(value: Any) -> str:
-    """The beginning of ``repr(value)``."""
-    try:
-        text = repr(value)
-    except Exception as error:
-        text = f"<{type(value).__name__} whose repr raises {type(error).__name__}>"
-    return text if len(text) <= ELEMENT_CHARACTERS else text[: ELEMENT_CHARACTERS - 1] + "…"
 
 
 def _frames(trace: TracebackType | None) -> list[tuple[FrameType, int]]:
@@ -101,7 +116,7 @@ def _frames(trace: TracebackType | None) -> list[tuple[FrameType, int]]:
 
 
 def user_traceback(error: BaseException) -> tuple[TracebackType | None, int]:
-    """The traceback from where it comes to the user's code, and how many of its frames are below that code's last."""
+    """Return the traceback from the first frame of the user's code on, and the number of frames below its last one."""
     trace = error.__traceback__
     frames = _frames(trace)
     users = [i for i, (frame, _) in enumerate(frames) if _is_users(frame)]
@@ -113,7 +128,7 @@ def user_traceback(error: BaseException) -> tuple[TracebackType | None, int]:
 
 
 def is_of_main(error: BaseException) -> bool:
-    """Whether the user's code that raised it is of the script itself, which is pickled whole and not by name."""
+    """Return whether code of the script itself raised it, which is pickled by value, rather than an imported module."""
     users = [frame for frame, _ in _frames(error.__traceback__) if _is_users(frame)]
     return bool(users) and users[-1].f_globals.get("__name__") == "__main__"
 
@@ -128,7 +143,7 @@ def _is_runners(path: str) -> bool:
 
 
 def _location(frames: list[tuple[FrameType, int]]) -> str:
-    """The innermost line of the user's own code."""
+    """Return the innermost line of the user's code, or else of an installed package."""
     for frame, line in reversed(frames):
         if _is_users(frame):
             return f"{frame.f_code.co_filename}:{line}"
@@ -140,9 +155,9 @@ def _location(frames: list[tuple[FrameType, int]]) -> str:
 
 
 def _element(frames: list[tuple[FrameType, int]]) -> str:
-    """What the step was given: the first argument of the outermost call into the user's code.
+    """Return the element that the step got: the first argument of the outermost call into the user's code.
 
-    Where no user code runs (a coder fails), it is the element that Beam's own input or output step holds.
+    If no user code runs, as when a coder fails, return the element that Beam's own input or output step holds.
     """
     for frame, _ in frames:
         if _is_users(frame):
@@ -151,22 +166,22 @@ def _element(frames: list[tuple[FrameType, int]]) -> str:
             if code.co_name == "add_input" and len(names) > 1:
                 names = names[1:]  # a CombineFn's first argument is its accumulator
             if names and names[0] in frame.f_locals:
-                return shorten(frame.f_locals[names[0]])
+                return shorten_repr(frame.f_locals[names[0]], ELEMENT_CHARACTERS)
     for frame, _ in reversed(frames):
         for name in ("windowed_value", "decoded_value"):
             value = frame.f_locals.get(name)
             if isinstance(value, WindowedValue):
-                return shorten(value.value)
+                return shorten_repr(value.value, ELEMENT_CHARACTERS)
     return ""
 
 
 def name_cells(text: str) -> str:
-    """``text`` with each ``File "…", line 2`` that is in a cell written as ``Cell In[3], line 2``."""
+    """Return ``text`` with each ``File "…", line 2`` of a notebook's cell written as ``Cell In[3], line 2``."""
     return _TRACEBACK_LINE.sub(lambda found: _cell_line(found[1], found[2]) or found[0], text)
 
 
 def describe_location(location: str) -> str:
-    """``location``, which is a file and a line, as a person knows it."""
+    """Return ``location``, a file and a line, as the user knows it: by the cell's number in a notebook."""
     path, _, line = location.rpartition(":")
     return _cell_line(path, line) or location
 
@@ -174,5 +189,5 @@ def describe_location(location: str) -> str:
 def _cell_line(path: str, line: str) -> str:
     ipython: Any = sys.modules.get("IPython")
     shell = ipython and ipython.get_ipython()
-    label = shell and shell.compile.format_code_name(path)  # None where it is not a cell's
+    label = shell and shell.compile.format_code_name(path)  # None for a file that is not a cell
     return f"{' '.join(label)}, line {line}" if label else ""

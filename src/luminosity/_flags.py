@@ -1,0 +1,196 @@
+"""The command-line flags of the runner and of models, described once.
+
+``--help`` texts, the options' parsers and the table in ``docs/options.md`` are all made from these descriptions. The
+module imports no Beam, so that ``lum --help`` stays fast.
+"""
+
+from __future__ import annotations
+
+import argparse
+import textwrap
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["MODEL_FLAGS", "RUNNER_FLAGS", "Flag", "add_arguments", "help_text", "markdown_table"]
+
+_HELP_COLUMN = 27  # where the meaning starts, as wide as argparse's own help
+_HELP_WIDTH = 79  # fits a terminal of 80 columns
+
+
+@dataclass(frozen=True)
+class Flag:
+    """One flag: its name, what it takes, and its meaning in words.
+
+    >>> Flag("spill_dir", "DIR", "folder for spilled data", default="a temporary folder").usage
+    '--spill_dir=DIR'
+    """
+
+    name: str  # without the dashes
+    metavar: str  # what the flag takes, such as "N" or "cpu|fail"; empty for a switch
+    meaning: str  # lower case, no final period
+    default: str = ""  # the default in words; empty if there is nothing to say
+    initial: str | bool | None = None  # the value that options have if nothing is given
+    page: str = ""  # the page under docs/ that says more
+
+    @property
+    def usage(self) -> str:
+        """The flag as it is typed."""
+        return f"--{self.name}={self.metavar}" if self.metavar else f"--{self.name}"
+
+    @property
+    def help(self) -> str:
+        """The meaning with the default, as help texts show it."""
+        return f"{self.meaning} (default: {self.default})" if self.default else self.meaning
+
+
+RUNNER_FLAGS = (
+    Flag(
+        "cpu_workers",
+        "N",
+        "worker processes for steps without an accelerator, summed over all pools",
+        default="the number of cores",
+    ),
+    Flag(
+        "accelerators",
+        "N",
+        "accelerators to use; a number above what the machine has plans for accelerators that are not there",
+        default="all that are detected",
+    ),
+    Flag(
+        "missing_accelerator",
+        "cpu|fail",
+        "if a step asks for an accelerator that is not there, run it on the CPU with a warning (cpu) or refuse the "
+        "pipeline (fail)",
+        default="cpu",
+        initial="cpu",
+    ),
+    Flag(
+        "memory_budget",
+        "SIZE",
+        "memory for data between steps, groupings, side inputs and state, such as 512MB or 4GB; data beyond it is "
+        "spilled to disk",
+        default="a quarter of RAM",
+        page="memory.md",
+    ),
+    Flag(
+        "spill_dir",
+        "DIR",
+        "folder for data beyond the memory budget",
+        default="a private temporary folder",
+        page="memory.md",
+    ),
+    Flag(
+        "progress",
+        "auto|plain|off",
+        "show a live view on a terminal and lines elsewhere (auto), lines only (plain), or nothing (off)",
+        default="auto",
+        initial="auto",
+        page="progress.md",
+    ),
+    Flag(
+        "run_dir",
+        "DIR|off",
+        "folder in which the run is recorded for `lum runs` and `lum show`; off records nothing",
+        default="$LUMINOSITY_RUN_DIR, or ~/.luminosity/runs",
+        page="progress.md",
+    ),
+    Flag(
+        "worker_start",
+        "auto|fork|spawn",
+        "how worker processes start: fork is fast, spawn is safe everywhere, auto forks on Linux and spawns on macOS",
+        default="auto",
+        initial="auto",
+    ),
+    Flag(
+        "debug",
+        "",
+        "run everything in this process, one bundle at a time, so that breakpoint() works; a step that fails is not "
+        "retried, and resource hints have no effect",
+        initial=False,
+        page="debugging.md",
+    ),
+    Flag(
+        "save_failed",
+        "FILE",
+        "save the element that fails the run to FILE, for `lum replay FILE`",
+        page="debugging.md",
+    ),
+)
+
+MODEL_FLAGS = (
+    Flag(
+        "model_memory_budget",
+        "SIZE",
+        "memory for all models together, such as 8GB: on each accelerator, and on the CPU summed over all workers",
+        default="90% of an accelerator's memory, half of the machine's RAM",
+        page="models.md",
+    ),
+    Flag(
+        "model_threads",
+        "N",
+        "threads that numerical libraries may start in each worker process",
+        default="the process's share of the cores",
+        page="models.md",
+    ),
+    Flag(
+        "model_cache",
+        "DIR",
+        "folder for downloaded models, on each machine",
+        default="luminosity/models in $XDG_CACHE_HOME or ~/.cache",
+        page="models.md",
+    ),
+    Flag(
+        "model_cache_limit",
+        "SIZE",
+        "how much the model cache may hold, such as 20GB",
+        default="50GB, but at most half of the disk space that is free or already used by the cache",
+        page="models.md",
+    ),
+)
+
+
+def add_arguments(
+    parser: argparse.ArgumentParser, flags: Iterable[Flag], defaults: Mapping[str, Any] | None = None
+) -> None:
+    """Add ``flags`` to a parser. ``defaults`` override their initial values."""
+    for flag in flags:
+        default = flag.initial if defaults is None else defaults[flag.name]
+        text = flag.help.replace("%", "%%")
+        if flag.metavar:
+            parser.add_argument(f"--{flag.name}", metavar=flag.metavar, default=default, help=text)
+        else:
+            parser.add_argument(f"--{flag.name}", action="store_true", default=default, help=text)
+
+
+def help_text(flags: Iterable[Flag]) -> str:
+    """Return the flags as lines of a help text, in two columns.
+
+    >>> print(help_text([Flag("spill_dir", "DIR", "folder for spilled data")]), end="")
+      --spill_dir=DIR          folder for spilled data
+    """
+    indent = " " * _HELP_COLUMN
+    lines: list[str] = []
+    for flag in flags:
+        first = f"  {flag.usage}".ljust(_HELP_COLUMN)
+        if len(first) > _HELP_COLUMN or not first.endswith(" "):
+            lines.append(first.rstrip())
+            first = indent
+        lines += textwrap.wrap(flag.help, _HELP_WIDTH, initial_indent=first, subsequent_indent=indent)
+    return "".join(f"{line}\n" for line in lines)
+
+
+def markdown_table(flags: Iterable[Flag], folder: str = "") -> str:
+    """Return the flags as a Markdown table. ``folder`` is the way from the page with the table to ``docs/``.
+
+    >>> print(markdown_table([Flag("progress", "auto|off", "what to show", default="auto")]), end="")
+    | option | default | meaning |
+    |---|---|---|
+    | `--progress=auto\\|off` | auto | what to show |
+    """
+    lines = ["| option | default | meaning |", "|---|---|---|"]
+    for flag in flags:
+        more = f": [{flag.page}]({folder}{flag.page})" if flag.page else ""
+        usage = flag.usage.replace("|", r"\|")
+        lines.append(f"| `{usage}` | {flag.default} | {flag.meaning}{more} |")
+    return "".join(f"{line}\n" for line in lines)

@@ -1,0 +1,71 @@
+"""Tests of how an exception in a worker is described in the runner's process."""
+
+from __future__ import annotations
+
+import apache_beam as beam
+import pytest
+
+from luminosity.engine.workers.failure import Failure
+from luminosity.errors import Fix, InvalidArgument, LuminosityError, SpillFailed, StepFailed
+from tests.runners import run
+
+_FIX = Fix("pass columns=['text']", command="add --columns text")
+
+
+def refuse(element: int) -> int:
+    raise InvalidArgument(f"found column {element}, expected 'text'", fix=_FIX)
+
+
+def raised(error: BaseException) -> BaseException:
+    """Return ``error`` with a traceback."""
+    try:
+        raise error
+    except type(error) as caught:
+        return caught
+
+
+@pytest.mark.parametrize("flags", [["--cpu_workers=1"], ["--debug"]], ids=["in a worker", "in this process"])
+def test_the_remedy_of_an_error_in_a_worker_reaches_the_runner(flags: list[str]) -> None:
+    def build(pipeline: beam.Pipeline) -> None:
+        _ = pipeline | beam.Create([7]) | "Refuse" >> beam.Map(refuse)
+
+    with pytest.raises(StepFailed) as caught:
+        run(build, *flags)
+    error = caught.value
+    assert error.fix == _FIX
+    assert str(error).count(_FIX.python) == 1
+    assert str(error).endswith(f"\n{_FIX.python}")
+    assert "InvalidArgument: found column 7, expected 'text'\n  at " in error.for_command()
+    assert error.for_command().endswith(f"\n{_FIX.command}")
+    assert _FIX.python not in error.for_command()
+    assert error.headline.startswith("step 'Refuse' failed")
+    assert _FIX.python not in error.headline
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("no good"),
+        LuminosityError("no good"),
+        InvalidArgument("no good", fix="pass another"),
+        SpillFailed("the disk\nis full", fix=_FIX),
+    ],
+)
+def test_a_failure_crosses_a_process_as_it_is(error: Exception) -> None:
+    failure = Failure.of(raised(error))
+    assert Failure.from_json(failure.to_json()) == failure
+    assert failure.fix == getattr(error, "fix", None)
+    assert failure.exception == f"{type(error).__name__}: {error.args[0]}"
+    assert failure.is_full_disk == isinstance(error, SpillFailed)
+
+
+def test_the_traceback_does_not_repeat_the_remedy() -> None:
+    failure = Failure.of(raised(InvalidArgument("no good", fix=_FIX)))
+    assert failure.traceback.endswith("InvalidArgument: no good\n")
+
+
+@pytest.mark.parametrize("text", ["Traceback:\nValueError: no good", "", "3", "[]", '{"step": "a"}'])
+def test_what_is_not_a_failure_in_json_is_taken_for_a_traceback(text: str) -> None:
+    failure = Failure.from_json(text)
+    assert failure.traceback == text
+    assert failure.exception == (text.splitlines()[-1] if text else "unknown error")
