@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from luminosity.inference.batching.backlog import Backlog
 from luminosity.inference.batching.budget import Budget
 from luminosity.inference.batching.cut import first_cut
 from luminosity.inference.batching.limits import Limits, warn_of_settings_without_meaning
 from luminosity.inference.batching.policy import BatchPolicy, Cut
-from luminosity.inference.batching.pool import Pool
 from luminosity.inference.batching.timing import Timing
-from luminosity.inference.steps.block_size import BlockSize
+from luminosity.inference.steps.prepare import BlockSize
 
 
 class TestBlockSize:
@@ -57,13 +57,13 @@ class TestBlockSize:
         assert block_size.examples == 16
 
 
-def pool_of(*costs: float, now: float = 0.0, weights: list[float] | None = None) -> Pool:
-    pool = Pool()
+def pool_of(*costs: float, now: float = 0.0, weights: list[float] | None = None) -> Backlog:
+    pool = Backlog()
     pool.add(1, np.array(costs, float), None if weights is None else np.array(weights), now)
     return pool
 
 
-def all_batches(policy: BatchPolicy, pool: Pool) -> list[list[float]]:
+def all_batches(policy: BatchPolicy, pool: Backlog) -> list[list[float]]:
     batches: list[list[float]] = []
     while len(pool):
         cut = policy.next(pool, 0.0, more_coming=False)
@@ -81,7 +81,7 @@ def taught(policy: BatchPolicy, fixed: float, per_cost: float) -> BatchPolicy:
 
 
 def test_nothing_waits_for_nothing() -> None:
-    assert BatchPolicy(Limits()).next(Pool(), 0.0, more_coming=True) is None
+    assert BatchPolicy(Limits()).next(Backlog(), 0.0, more_coming=True) is None
 
 
 def test_longest_first() -> None:
@@ -262,7 +262,7 @@ def test_large_pools_are_cut_nearly_as_well(size: int) -> None:
 
 def test_a_pool_that_is_refilled_is_batched_as_well_as_one_that_is_not() -> None:
     lengths = np.clip(np.exp(np.random.default_rng(0).normal(3.5, 0.7, 20_000)).round(), 3, 512)
-    policy, pool, now, padded, batches = BatchPolicy(Limits()), Pool(), 0.0, 0.0, 0
+    policy, pool, now, padded, batches = BatchPolicy(Limits()), Backlog(), 0.0, 0.0, 0
     blocks = [lengths[start : start + 256] for start in range(0, len(lengths), 256)]
     while blocks or len(pool):
         while blocks and len(pool) < 4096:

@@ -15,8 +15,8 @@ import pytest
 
 from luminosity import Handler
 from luminosity.inference.blocks import rows
-from luminosity.inference.host import fates
 from luminosity.inference.host import host as host_module
+from luminosity.inference.host import in_flight
 from luminosity.inference.host.host import ModelHost
 from luminosity.inference.host.lane import LaneSettings
 from luminosity.inference.host.work import Outcome
@@ -168,7 +168,7 @@ def test_a_device_that_can_not_even_make_room(monkeypatch: pytest.MonkeyPatch) -
     def fail(batch: Any) -> Any:
         raise RuntimeError("CUDA out of memory")
 
-    monkeypatch.setattr(fates, "release_memory", broken)
+    monkeypatch.setattr(in_flight, "release_memory", broken)
     assert str(outcomes(ModelHost(), Doubler(fail), [[1, 2]])[0].error) == "CUDA out of memory"
 
 

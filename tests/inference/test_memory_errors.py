@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from luminosity.inference.memory_errors import is_out_of_memory, release_memory
+from luminosity.inference.memory import is_out_of_memory, release_memory
 from luminosity.testing import FakeOutOfMemory
 
 

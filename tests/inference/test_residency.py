@@ -16,8 +16,8 @@ import pytest
 from luminosity import Handler
 from luminosity.errors import ModelTooLarge
 from luminosity.inference.host import loader
-from luminosity.inference.host.budgets import model_budget
 from luminosity.inference.host.host import Ahead, ModelHost
+from luminosity.inference.host.hosts import model_budget
 from luminosity.inference.host.lane import Lane, LaneSettings
 from luminosity.inference.host.model import Family, LoadStats, Model
 from luminosity.inference.host.model import Loaded as AsLoaded

@@ -8,7 +8,7 @@ import apache_beam as beam
 import pytest
 from apache_beam.ml.inference.base import RunInference
 
-from luminosity.inference.memory_errors import is_out_of_memory
+from luminosity.inference.memory import is_out_of_memory
 from luminosity.testing import FakeClock, FakeDevice, FakeDeviceHandler, FakeOutOfMemory
 from tests.runners import run
 

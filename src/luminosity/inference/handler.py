@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+import difflib
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 from apache_beam.ml.inference.base import ModelHandler, PredictionResult
-from typing_extensions import Unpack
+from typing_extensions import TypedDict, Unpack
 
 from luminosity.inference.batching.limits import Limits
 from luminosity.inference.blocks import Block, rows, size
-from luminosity.inference.handlers.options import HandlerOptions, checked
 
-__all__ = ["Handler", "limits_of"]
+__all__ = ["Handler", "HandlerOptions", "check_handler_options", "limits_of"]
+
 
 ExampleT = TypeVar("ExampleT")
 PredictionT = TypeVar("PredictionT")
@@ -69,7 +70,7 @@ class Handler(ModelHandler[ExampleT, PredictionT, ModelT]):
 
     def __init__(self, **options: Unpack[HandlerOptions]) -> None:
         """The options are those of Beam's ModelHandler, which tells what each means; none is needed."""
-        super().__init__(**checked(options, type(self)))
+        super().__init__(**check_handler_options(options, type(self)))
 
     def __str__(self) -> str:
         """What errors call it: a wrapper goes by the name of what it wraps."""
@@ -152,3 +153,33 @@ def limits_of(handler: Handler[Any, Any, Any]) -> Limits:
     limits = Limits.from_beam(handler.batch_elements_kwargs())
     # What batches itself gets one example at a time, whatever they weigh.
     return Limits(max_count=1, max_wait=limits.max_wait) if handler.self_batching else limits
+
+
+class HandlerOptions(TypedDict, total=False):
+    """The keyword arguments of Beam's ModelHandler, which says what each means."""
+
+    min_batch_size: int | None
+    max_batch_size: int | None
+    max_batch_duration_secs: int | None
+    max_batch_weight: int | None
+    element_size_fn: Callable[[Any], int] | None
+    batch_length_fn: Callable[[Any], int] | None
+    batch_bucket_boundaries: list[int] | None
+    large_model: bool
+    model_copies: int | None
+    env_vars: dict[str, str]
+
+
+def check_handler_options(options: Mapping[str, Any], owner: type) -> dict[str, Any]:
+    """The options as they are; Beam's ModelHandler would take a misspelt one and say nothing.
+
+    >>> checked({"max_batch_sise": 8}, int)
+    Traceback (most recent call last):
+    TypeError: int got an unexpected keyword argument 'max_batch_sise'; did you mean 'max_batch_size'?
+    """
+    for name in options:
+        if name not in HandlerOptions.__annotations__:
+            alike = difflib.get_close_matches(name, HandlerOptions.__annotations__, 1)
+            hint = f"; did you mean {alike[0]!r}?" if alike else ""
+            raise TypeError(f"{owner.__name__} got an unexpected keyword argument {name!r}{hint}")
+    return dict(options)

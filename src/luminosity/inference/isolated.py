@@ -13,8 +13,8 @@ from typing import Any
 from apache_beam.internal import pickler
 
 from luminosity.inference.handler import Handler
-from luminosity.inference.host.measure import memory_of, resident_bytes
-from luminosity.inference.portable_errors import packed, unpacked
+from luminosity.inference.ipc.portable_errors import packed, unpacked
+from luminosity.inference.memory import model_bytes, resident_bytes
 from luminosity.inference.wrapping import WrappedHandler
 
 __all__ = ["IsolatedHandler"]
@@ -147,7 +147,7 @@ def _serve(connection: Connection, pickled: bytes) -> None:
 
 def _answer(what: str, handler: Handler[Any, Any, Any], model: Any, arguments: list[Any]) -> Any:
     if what == "memory":
-        told = memory_of(handler, model)
+        told = model_bytes(handler, model)
         return resident_bytes() if told is None else told
     return _predict(handler, model, *arguments) if what == "predict" else None
 

@@ -20,10 +20,9 @@ from luminosity.inference.deadletters import check_threshold
 from luminosity.inference.host.model import Clock
 from luminosity.inference.model_set import ModelSet
 from luminosity.inference.steps.expanding import by_hints, in_pipeline, with_shared_bundles
-from luminosity.inference.steps.infer import InferDoFn
+from luminosity.inference.steps.infer import FAILED, InferDoFn, ResultsDoFn
 from luminosity.inference.steps.messages import PreparedBlock, ResultBlock
 from luminosity.inference.steps.prepare import PrepareDoFn
-from luminosity.inference.steps.results import FAILED, ResultsDoFn
 from luminosity.inference.steps.settings import StepSettings
 from luminosity.inference.steps.watch import Watch
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from luminosity.inference.batching.backlog import Backlog
 from luminosity.inference.batching.budget import Budget
 from luminosity.inference.batching.cut import first_cut
 from luminosity.inference.batching.limits import Limits
-from luminosity.inference.batching.pool import Pool
 from luminosity.inference.batching.timing import Timing
 
 __all__ = ["BatchPolicy", "Cut"]
@@ -38,7 +38,7 @@ class BatchPolicy:
         self.budget = Budget(limits, self.timing)
 
     def next(
-        self, pool: Pool, now: float, more_coming: bool, awaited: bool = False, idle: bool = False
+        self, pool: Backlog, now: float, more_coming: bool, awaited: bool = False, idle: bool = False
     ) -> Cut | float | None:
         """The next batch; or how many seconds to wait, at most, for a better one; or None, for there is nothing.
 
@@ -57,7 +57,7 @@ class BatchPolicy:
         # Longest first; but where the pool is refilled all the time those are always few, and the others would wait.
         return self._cut(pool, oldest if waited >= patience else 0)
 
-    def _patience(self, pool: Pool, awaited: bool) -> float:
+    def _patience(self, pool: Backlog, awaited: bool) -> float:
         """How long an example may wait for company."""
         if self.limits.max_wait is not None:
             return self.limits.max_wait
@@ -66,14 +66,14 @@ class BatchPolicy:
         expected = self.timing.seconds(self.budget.limit(float(pool.costs[0])))
         return min(max(expected, _SHORTEST_LINGER_S), _LONGEST_LINGER_S)
 
-    def _enough(self, pool: Pool) -> bool:
+    def _enough(self, pool: Backlog) -> bool:
         """Whether what is here fills a batch."""
         if len(pool) < self.limits.min_count:
             return False
         full = pool.costs.sum() >= self.budget.limit(float(pool.costs[0]))
         return full or len(pool) >= self.limits.max_count or float(pool.weights.sum()) >= self.limits.max_weight
 
-    def _cut(self, pool: Pool, start: int) -> Cut:
+    def _cut(self, pool: Backlog, start: int) -> Cut:
         costs = pool.costs[start:]
         costs = costs[: self._same_bucket(costs)]
         budget = self.budget.limit(float(costs[0]))

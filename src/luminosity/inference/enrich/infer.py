@@ -18,7 +18,7 @@ from luminosity.inference.enrich.outputs import NewColumn
 from luminosity.inference.enrich.rows import RowPreparer, at_fault, reason
 from luminosity.inference.host.work import Outcome
 from luminosity.inference.model_set import ModelSet
-from luminosity.inference.steps.lanes import StepLanes
+from luminosity.inference.steps.routing import LaneRouter
 from luminosity.inference.steps.sessions import Sessions
 from luminosity.inference.steps.settings import StepSettings
 
@@ -95,7 +95,7 @@ class _Model:
     def __init__(self, name: str, column: Column, settings: StepSettings) -> None:
         self._name = name
         handler = model_of(column.handler)
-        self.lanes = StepLanes(ModelSet(handler), settings)
+        self.lanes = LaneRouter(ModelSet(handler), settings)
         self.column = NewColumn(name, handler.output_type if column.output is None else column.output)
         self._preparer = RowPreparer(column, {name: handler}, settings.caught)
 

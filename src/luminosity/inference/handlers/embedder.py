@@ -13,9 +13,9 @@ from typing_extensions import Unpack
 
 from luminosity.extras import require
 from luminosity.inference.blocks import Block
+from luminosity.inference.handler import HandlerOptions
 from luminosity.inference.handlers.dense import dense_width, load_dense
 from luminosity.inference.handlers.on_torch import Batch, Outputs
-from luminosity.inference.handlers.options import HandlerOptions
 from luminosity.inference.handlers.pooling import check_modes, pool
 from luminosity.inference.handlers.pretrained import Pretrained, token_limit
 from luminosity.inference.handlers.sentence_recipe import SentenceRecipe

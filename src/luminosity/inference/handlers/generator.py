@@ -12,8 +12,8 @@ import pyarrow as pa
 from typing_extensions import Unpack
 
 from luminosity.inference.blocks import Block, rows
+from luminosity.inference.handler import HandlerOptions
 from luminosity.inference.handlers.on_torch import Batch, Outputs
-from luminosity.inference.handlers.options import HandlerOptions
 from luminosity.inference.handlers.text import TextHandler
 from luminosity.inference.handlers.tokens import texts_of
 

@@ -18,10 +18,9 @@ from typing_extensions import Self, Unpack
 
 from luminosity.extras import require
 from luminosity.inference.blocks import Block
-from luminosity.inference.handler import Handler
+from luminosity.inference.handler import Handler, HandlerOptions
 from luminosity.inference.handlers.columns import Columns, lengths, to_columns
 from luminosity.inference.handlers.few_shapes import Padded, Padding
-from luminosity.inference.handlers.options import HandlerOptions
 from luminosity.inference.handlers.parameters import load_parameters
 
 __all__ = ["JaxModel", "JaxModelHandler"]

@@ -11,9 +11,8 @@ from typing import Any, TypeVar, cast
 from typing_extensions import Self, Unpack
 
 from luminosity.extras import require
-from luminosity.inference.handler import ExampleT, Handler, PredictionT
+from luminosity.inference.handler import ExampleT, Handler, HandlerOptions, PredictionT
 from luminosity.inference.handlers.devices import choose_device, dtype_named, module_bytes
-from luminosity.inference.handlers.options import HandlerOptions
 
 __all__ = ["Batch", "Outputs", "TorchHandler", "map_tensors"]
 

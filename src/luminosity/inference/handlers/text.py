@@ -14,10 +14,9 @@ from typing_extensions import Unpack
 from luminosity.errors import ModelUnavailable
 from luminosity.extras import require
 from luminosity.inference.blocks import Block
-from luminosity.inference.handler import ExampleT
+from luminosity.inference.handler import ExampleT, HandlerOptions
 from luminosity.inference.handlers.masks import takes_masks_by_key
 from luminosity.inference.handlers.on_torch import Batch, TorchHandler
-from luminosity.inference.handlers.options import HandlerOptions
 from luminosity.inference.handlers.pretrained import Pretrained, token_limit
 from luminosity.inference.handlers.tokens import (
     Lists,

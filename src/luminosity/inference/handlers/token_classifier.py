@@ -13,10 +13,10 @@ import pyarrow as pa
 from typing_extensions import Unpack
 
 from luminosity.inference.blocks import Block
+from luminosity.inference.handler import HandlerOptions
 from luminosity.inference.handlers.classifier import labels_of
 from luminosity.inference.handlers.entities import STRATEGIES, Entities, entities_of, words_of
 from luminosity.inference.handlers.on_torch import Batch, Outputs
-from luminosity.inference.handlers.options import HandlerOptions
 from luminosity.inference.handlers.text import TextHandler
 from luminosity.inference.handlers.tokens import Lists, flat_values, list_array, offsets_of, texts_of, token_counts
 

@@ -14,10 +14,10 @@ from typing_extensions import Unpack
 
 from luminosity.extras import require
 from luminosity.inference.blocks import Block, rows
+from luminosity.inference.handler import HandlerOptions
 from luminosity.inference.handlers.columns import to_columns, to_numpy, to_tree
 from luminosity.inference.handlers.module_files import ModuleFiles
 from luminosity.inference.handlers.on_torch import Batch, Outputs, TorchHandler, map_tensors
-from luminosity.inference.handlers.options import HandlerOptions
 from luminosity.inference.handlers.padding import Array, pad_or_stack
 
 __all__ = ["TorchModelHandler"]

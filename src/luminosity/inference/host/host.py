@@ -10,12 +10,12 @@ from enum import Enum, auto
 from typing import Any
 
 from luminosity.inference.handler import Handler
-from luminosity.inference.host.crew import Crew
-from luminosity.inference.host.fates import Fates
+from luminosity.inference.host.device_threads import DeviceThreads
+from luminosity.inference.host.in_flight import InFlight
 from luminosity.inference.host.lane import Lane, LaneSettings
 from luminosity.inference.host.loader import Dropped, drop
 from luminosity.inference.host.model import Loaded, LoadStats, Model, State
-from luminosity.inference.host.roster import Roster
+from luminosity.inference.host.model_scheduler import ModelScheduler
 from luminosity.inference.host.session import Session
 from luminosity.inference.host.work import Batch
 
@@ -52,11 +52,11 @@ class ModelHost:
         """Guards everything here, in the lanes and in the sessions; notified at every change."""
         self.broken: BaseException | None = None
         """What ended one of the threads, so that nobody waits for it in vain."""
-        self.roster = Roster(self, budget, device)
-        self.fates = Fates(self)
+        self.roster = ModelScheduler(self, budget, device)
+        self.fates = InFlight(self)
         self._lanes: dict[Hashable, Lane] = {}
         self._unused: set[Lane] = set()
-        self._crew: Crew | None = None
+        self._crew: DeviceThreads | None = None
         """None while there is nothing to do."""
 
     def enter(self, key: Hashable, make_handler: Callable[[], Handler[Any, Any, Any]], settings: LaneSettings) -> Lane:
@@ -72,7 +72,7 @@ class ModelHost:
             lane.users += 1
             self._unused.discard(lane)
             if self._crew is None:
-                self._crew = Crew(self)
+                self._crew = DeviceThreads(self)
             self._crew.grow_to(lane.model.concurrency)
             return lane
 

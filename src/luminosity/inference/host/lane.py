@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from luminosity.inference.batching.backlog import Backlog, QueuedExamples
 from luminosity.inference.batching.policy import BatchPolicy, Cut
-from luminosity.inference.batching.pool import Pool, Taken
 from luminosity.inference.handler import Handler, limits_of
 from luminosity.inference.host.model import Clock, Family, Model
 from luminosity.inference.host.work import Batch, Submission
@@ -51,7 +51,7 @@ class Lane:
         self.settings = settings
         self.model = model
         self.policy = BatchPolicy(limits_of(handler))
-        self.pool = Pool()
+        self.pool = Backlog()
         self.retries: deque[Batch] = deque()
         self.users = 0
         self.unused_since = 0.0
@@ -63,7 +63,7 @@ class Lane:
         self._largest_batch = 0
 
     def add(self, submission: Submission, costs: Any, weights: Any, now: float) -> None:
-        self.receive(submission, Taken.new(costs, weights, now))
+        self.receive(submission, QueuedExamples.new(costs, weights, now))
 
     def has_work(self) -> bool:
         # Asked of every lane, again and again.
@@ -99,7 +99,7 @@ class Lane:
             other.receive(submission, moved.only(moved.owners == owner))
             submission.session.moved(self, other)
 
-    def receive(self, submission: Submission, moved: Taken) -> None:
+    def receive(self, submission: Submission, moved: QueuedExamples) -> None:
         self._last_number += 1
         self._submissions[self._last_number] = submission
         self._queued_bytes += submission.size

@@ -9,9 +9,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from luminosity.inference.handler import Handler
-from luminosity.inference.host.measure import memory_of, resident_bytes
 from luminosity.inference.host.model import Clock, Loaded, LoadStats, Model
-from luminosity.inference.memory_errors import forget_frames, is_out_of_memory, release_memory
+from luminosity.inference.memory import forget_frames, is_out_of_memory, model_bytes, release_memory, resident_bytes
 
 if TYPE_CHECKING:
     from luminosity.inference.host.host import ModelHost
@@ -68,7 +67,7 @@ def load(handler: Handler[Any, Any, Any], copies: int, clock: Clock) -> Loaded:
         model = handler.load_model()
         handler.warm_up(model)
         loaded.append(model)
-        told.append(memory_of(handler, model))
+        told.append(model_bytes(handler, model))
     grown = max(resident_bytes() - before, 0)
     size = grown if None in told else sum(each or 0 for each in told)
     stats = LoadStats((clock.time_ns() - begun_ns) // 1_000_000, size)

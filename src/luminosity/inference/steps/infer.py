@@ -6,19 +6,23 @@ from collections.abc import Iterator
 from typing import Any
 
 import apache_beam as beam
+from apache_beam import pvalue
 from apache_beam.ml.inference.base import ModelHandler
 from apache_beam.transforms.window import WindowedValue
 
 from luminosity.core import ELEMENT_AT_FAULT
-from luminosity.inference.blocks import join, take
+from luminosity.inference.blocks import join, rows, take
 from luminosity.inference.host.work import Outcome
 from luminosity.inference.model_set import ModelSet
-from luminosity.inference.steps.lanes import StepLanes
 from luminosity.inference.steps.messages import Failed, PreparedBlock, ResultBlock, at_fault, described, earliest
+from luminosity.inference.steps.routing import LaneRouter
 from luminosity.inference.steps.sessions import Sessions
 from luminosity.inference.steps.settings import StepSettings
 
-__all__ = ["InferDoFn"]
+__all__ = ["FAILED", "InferDoFn", "ResultsDoFn"]
+
+
+FAILED = "failed"
 
 
 class InferDoFn(beam.DoFn):
@@ -30,7 +34,7 @@ class InferDoFn(beam.DoFn):
 
     def setup(self) -> None:
         self._settings.set_up_process()
-        self._lanes = StepLanes(ModelSet(self._handler), self._settings)
+        self._lanes = LaneRouter(ModelSet(self._handler), self._settings)
         self._sessions = Sessions()
         try:
             self._lanes.set_up()
@@ -99,3 +103,25 @@ class InferDoFn(beam.DoFn):
 def _emitted(window: Any, block: ResultBlock) -> WindowedValue:
     times = block.timestamps + [failed.timestamp for failed in block.failed]
     return WindowedValue(block, earliest(times), (window,))
+
+
+class ResultsDoFn(beam.DoFn):
+    """Runs on CPU workers, so that the device's process handles blocks alone."""
+
+    def __init__(self, models: ModelSet, drop_example: bool) -> None:
+        self._models = models
+        self._drop_example = drop_example
+
+    def process(self, block: ResultBlock, window: Any = beam.DoFn.WindowParam) -> Iterator[Any]:
+        handler = self._models.handlers[block.model]
+        windows, flatten, result = (window,), handler.should_skip_batching(), handler.result
+        for example, timestamp, value in zip(block.examples, block.timestamps, rows(block.values), strict=True):
+            predicted = result(example, value, block.model_id, self._drop_example)
+            if flatten:
+                for each in predicted:
+                    yield WindowedValue(each, timestamp, windows)
+            else:
+                yield WindowedValue(predicted, timestamp, windows)
+        for failed in block.failed:
+            letter = failed.example if flatten else [failed.example], failed.error
+            yield pvalue.TaggedOutput(FAILED, WindowedValue(letter, failed.timestamp, windows))

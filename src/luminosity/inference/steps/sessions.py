@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from luminosity.inference.blocks import Block
-from luminosity.inference.host.contact import Host, HostSession
 from luminosity.inference.host.counting import current_step
+from luminosity.inference.host.interface import Host, HostSession
 from luminosity.inference.host.work import Outcome
-from luminosity.inference.steps.lanes import StepLanes, Use
+from luminosity.inference.steps.routing import EnteredLane, LaneRouter
 
 __all__ = ["Sessions"]
 
@@ -19,9 +19,9 @@ class Sessions:
 
     def __init__(self) -> None:
         self._open: dict[Host, HostSession] = {}
-        self._used: set[Use] = set()
+        self._used: set[EnteredLane] = set()
 
-    def submit(self, use: Use, prepared: Block, costs: Any, tag: Any, weights: Any = None) -> None:
+    def submit(self, use: EnteredLane, prepared: Block, costs: Any, tag: Any, weights: Any = None) -> None:
         session = self._open.get(use.host)
         if session is None:
             session = self._open[use.host] = use.host.open(current_step())
@@ -38,7 +38,7 @@ class Sessions:
         for session in self._open.values():
             yield from session.finish()
 
-    def end(self, models: Sequence[StepLanes]) -> None:
+    def end(self, models: Sequence[LaneRouter]) -> None:
         """All is done: count it for the models that did it, leave those that are not needed again, and close."""
         for session in self._open.values():
             for lane, stats in session.take_stats().items():

@@ -16,7 +16,7 @@ from apache_beam.internal import pickler
 
 from luminosity.inference.adapt import adapt
 from luminosity.inference.handler import Handler
-from luminosity.inference.memory_errors import is_out_of_memory
+from luminosity.inference.memory import is_out_of_memory
 from luminosity.inference.threads import limit_threads
 from luminosity.inference.tuning.candidates import Candidate, devices_here, heavy_modules, with_settings
 from luminosity.inference.tuning.measure import Measurement, ModelUnderTest, preparing_rate

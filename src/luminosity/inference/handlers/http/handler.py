@@ -12,7 +12,7 @@ from apache_beam.ml.inference.base import PredictionResult
 from typing_extensions import Unpack
 
 from luminosity.inference.blocks import Block, join
-from luminosity.inference.handler import Handler
+from luminosity.inference.handler import Handler, HandlerOptions
 from luminosity.inference.handlers.http.address import Address
 from luminosity.inference.handlers.http.chat import Chat
 from luminosity.inference.handlers.http.connection import Connection
@@ -20,7 +20,6 @@ from luminosity.inference.handlers.http.embeddings import Embeddings
 from luminosity.inference.handlers.http.kserve import KServe
 from luminosity.inference.handlers.http.protocol import HttpProtocol
 from luminosity.inference.handlers.http.remote import RemoteModel
-from luminosity.inference.handlers.options import HandlerOptions
 
 __all__ = ["HttpModelHandler", "HttpOptions"]
 

@@ -1,13 +1,19 @@
-"""Which errors mean that a device's memory is full, and how to make room in it."""
+"""Memory that models take: measure it, recognise errors that mean it is full, and release it."""
 
 from __future__ import annotations
 
 import gc
+import os
+import resource
 import sys
 import traceback
 from collections.abc import Iterator
+from typing import Any
 
-__all__ = ["forget_frames", "is_out_of_memory", "release_memory"]
+from luminosity.inference.handler import Handler
+
+__all__ = ["forget_frames", "is_out_of_memory", "model_bytes", "release_memory", "resident_bytes"]
+
 
 # By name and message: no library is imported to look at an error that it may not have raised.
 _CLASSES = {"OutOfMemoryError", "ResourceExhaustedError"}  # torch's, on every kind of device, and TensorFlow's
@@ -23,6 +29,8 @@ _MESSAGES = (
     "failed to allocate memory for requested buffer",  # ONNX Runtime's arena
 )
 _MOST_CAUSES = 20
+
+_STATM = "/proc/self/statm"
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -90,3 +98,35 @@ def _says_so(error: BaseException) -> bool:
         return True
     # Libraries raise nothing more special than this; ONNX Runtime's have no base but Exception.
     return (isinstance(error, RuntimeError) or library == "onnxruntime") and any(text in message for text in _MESSAGES)
+
+
+def model_bytes(handler: Handler[Any, Any, Any], model: Any) -> int | None:
+    """The bytes of this model's parameters; None where nothing tells.
+
+    >>> from luminosity import Handler
+    >>> import torch
+    >>> memory_of(Handler(), torch.nn.Linear(10, 10, bias=False)), memory_of(Handler(), "a model of its own kind")
+    (400, None)
+    """
+    told = handler.memory(model)
+    if told is not None:
+        return told
+    # A model of a library is there only if the library is.
+    torch, jax = sys.modules.get("torch"), sys.modules.get("jax")
+    if torch is not None and hasattr(torch, "nn") and isinstance(model, torch.nn.Module):
+        tensors: Any = (*model.parameters(), *model.buffers())
+        return sum(tensor.nbytes for tensor in tensors)
+    if jax is not None and hasattr(jax, "tree"):
+        leaves: list[Any] = jax.tree.leaves(model)
+        if leaves and all(isinstance(leaf, jax.Array) for leaf in leaves):
+            return sum(leaf.nbytes for leaf in leaves)
+    return None
+
+
+def resident_bytes() -> int:
+    """The memory this process has now; where the system does not tell, the most it ever had."""
+    if os.path.exists(_STATM):
+        with open(_STATM) as file:
+            return int(file.read().split()[1]) * resource.getpagesize()
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

@@ -1,4 +1,4 @@
-"""The process of the model host: ``python -m luminosity.inference.machine RUN_ID MODULE:FUNCTION``."""
+"""The process of the model host: ``python -m luminosity.inference.ipc RUN_ID MODULE:FUNCTION``."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import pkgutil
 import signal
 import threading
 
-from luminosity.inference.machine.folder import HostFolder
-from luminosity.inference.machine.logs import Records
-from luminosity.inference.machine.server import serve
+from luminosity.inference.ipc.folder import HostFolder
+from luminosity.inference.ipc.logs import Records
+from luminosity.inference.ipc.server import serve
 
 _END_S = 10.0
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m luminosity.inference.machine")
+    parser = argparse.ArgumentParser(prog="python -m luminosity.inference.ipc")
     parser.add_argument("run_id", help="hexadecimal digits that all processes of a run know")
     parser.add_argument("talk", metavar="MODULE:FUNCTION", help="called with a channel to each client")
     parser.add_argument("--idle_seconds", type=float, default=2.0, help="ends when there was no client for so long")

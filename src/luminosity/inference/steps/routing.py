@@ -11,27 +11,29 @@ from typing import Any
 import numpy as np
 from apache_beam import pvalue
 
+from luminosity.core import WorkerShare
 from luminosity.inference.blocks import take
 from luminosity.inference.handler import Handler
-from luminosity.inference.host.contact import Host
 from luminosity.inference.host.host import Ahead
+from luminosity.inference.host.hosts import host_of
+from luminosity.inference.host.interface import Host
 from luminosity.inference.host.lane import LaneSettings
 from luminosity.inference.host.model import Family
 from luminosity.inference.isolated import IsolatedHandler
 from luminosity.inference.model_set import THE_MODEL, ModelSet
+from luminosity.inference.shared_host.proxy import shared_host_of
 from luminosity.inference.steps.counters import StepCounters
 from luminosity.inference.steps.messages import PreparedBlock
-from luminosity.inference.steps.place import host_for
 from luminosity.inference.steps.settings import StepSettings
 from luminosity.inference.steps.versions import Version, Versions, version_of_all, versions_of_keys
 from luminosity.inference.steps.watch import Watcher
 from luminosity.inference.wrapping import NewVersion
 
-__all__ = ["StepLanes", "Use"]
+__all__ = ["EnteredLane", "LaneRouter", "host_for"]
 
 
 @dataclass(frozen=True, eq=False)
-class Use:
+class EnteredLane:
     """A lane that this step has entered."""
 
     host: Host
@@ -39,11 +41,11 @@ class Use:
     counters: StepCounters
 
 
-class StepLanes:
+class LaneRouter:
     def __init__(self, models: ModelSet, settings: StepSettings) -> None:
         self._models = models
         self._settings = settings
-        self._uses: dict[tuple[Hashable, str], Use] = {}
+        self._uses: dict[tuple[Hashable, str], EnteredLane] = {}
         self._versions = Versions(self._load_ahead, self._take_over, settings.updates_may_lag)
         watch = settings.watch
         self._watcher = None if watch is None else Watcher(watch, models.keys or [THE_MODEL])
@@ -58,14 +60,14 @@ class StepLanes:
             use = self._use(THE_MODEL, Version())
             use.host.load(use.lane)
 
-    def parts(self, block: PreparedBlock, metadata: Any) -> Iterator[tuple[Use, PreparedBlock]]:
+    def parts(self, block: PreparedBlock, metadata: Any) -> Iterator[tuple[EnteredLane, PreparedBlock]]:
         """The block by the versions that its examples get; most often that is one."""
         if not self._models.is_keyed:
             yield self.the_use(metadata), block
             return
         named = self._named_by(metadata)
         keys = [example[0] for example in block.examples]
-        uses: dict[Hashable, Use] = {}
+        uses: dict[Hashable, EnteredLane] = {}
         for key in dict.fromkeys(keys):
             wanted = named.get(key) or self._wanted(block.model, key, None)
             uses[key] = self._use(block.model, self._versions.next(block.model, key, wanted))
@@ -74,7 +76,7 @@ class StepLanes:
             chosen = [uses[key] is use for key in keys]
             yield use, block if len(different) == 1 else _part(block, np.flatnonzero(chosen))
 
-    def the_use(self, metadata: Any = None) -> Use:
+    def the_use(self, metadata: Any = None) -> EnteredLane:
         """What all examples get where there is one model, and no keys."""
         wanted = self._wanted(THE_MODEL, THE_MODEL, metadata)
         return self._use(THE_MODEL, self._versions.next(THE_MODEL, THE_MODEL, wanted))
@@ -85,7 +87,7 @@ class StepLanes:
             for model, key in self._versions.known():
                 self._versions.next(model, key, self._wanted(model, key, None))
 
-    def leave_all_but(self, used: Collection[Use]) -> None:
+    def leave_all_but(self, used: Collection[EnteredLane]) -> None:
         """Old versions: what neither was used nor will be, unless a side input says so."""
         needed = self._versions.needed()
         for each, use in list(self._uses.items()):
@@ -125,7 +127,7 @@ class StepLanes:
 
     def count_loads(self) -> None:
         """Of all versions, with one request to each host."""
-        by_host: dict[Host, list[Use]] = {}
+        by_host: dict[Host, list[EnteredLane]] = {}
         for use in self._uses.values():
             by_host.setdefault(use.host, []).append(use)
         for host, uses in by_host.items():
@@ -133,10 +135,10 @@ class StepLanes:
             for use, stats in zip(uses, loads, strict=True):
                 use.counters.update([], stats)
 
-    def use_of(self, lane: Any) -> Use | None:
+    def use_of(self, lane: Any) -> EnteredLane | None:
         return next((use for use in self._uses.values() if use.lane is lane), None)
 
-    def _use(self, model: Hashable, version: Version) -> Use:
+    def _use(self, model: Hashable, version: Version) -> EnteredLane:
         use = self._uses.get((model, version.path))
         if use is None:
             host, namespace = self._hosts[model], self._settings.metrics_namespace
@@ -148,7 +150,7 @@ class StepLanes:
             prefixes = [version.name]
             if self._models.is_keyed:
                 prefixes = ["", f"{model}-{version.name}-" if version.path else f"{model}-"]
-            use = Use(host, lane, StepCounters(lane.handler, namespace, prefixes))
+            use = EnteredLane(host, lane, StepCounters(lane.handler, namespace, prefixes))
             self._uses[model, version.path] = use
         return use
 
@@ -187,3 +189,20 @@ def _part(block: PreparedBlock, places: Any) -> PreparedBlock:
         weights=None if block.weights is None else block.weights[places],
         seconds=block.seconds * len(places) / len(block.examples),
     )
+
+
+def host_for(handler: Handler[Any, Any, Any], models: ModelSet, settings: StepSettings) -> Host:
+    """Models that are to be shared across processes live in one of their own, unless there is no other to share with.
+
+    The one worker that has a device is such a process: it is the machine's host for that device, without a hop.
+    """
+    if models.is_shared and not _is_alone(settings):
+        return shared_host_of(settings.run_id, settings.memory_budget, settings.threads, settings.model_cache)
+    return host_of(handler, settings.memory_budget, settings.workers or 1)
+
+
+def _is_alone(settings: StepSettings) -> bool:
+    share = WorkerShare.current()
+    if share.pool:
+        return bool(share.devices) or share.workers == 1
+    return settings.workers == 1

@@ -10,15 +10,15 @@ from luminosity.inference.blocks import piece
 from luminosity.inference.host.lane import Lane
 from luminosity.inference.host.loader import drop
 from luminosity.inference.host.work import Batch, BatchStats, Outcome
-from luminosity.inference.memory_errors import forget_frames, is_out_of_memory, release_memory
+from luminosity.inference.memory import forget_frames, is_out_of_memory, release_memory
 
 if TYPE_CHECKING:
     from luminosity.inference.host.host import ModelHost
 
-__all__ = ["Fates"]
+__all__ = ["InFlight"]
 
 
-class Fates:
+class InFlight:
     """The batches under way. Guarded by the host's lock, which the public methods take, unless they say otherwise."""
 
     def __init__(self, host: ModelHost) -> None:

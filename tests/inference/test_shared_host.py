@@ -69,7 +69,7 @@ def hosts() -> list[psutil.Process]:
     """Those of this test that live."""
     found: list[psutil.Process] = []
     for process in psutil.process_iter(["cmdline"]):
-        if "luminosity.inference.machine" in (process.info["cmdline"] or []):
+        if "luminosity.inference.ipc" in (process.info["cmdline"] or []):
             with contextlib.suppress(psutil.Error):
                 if process.environ().get(_MARK) == os.environ[_MARK]:
                     found.append(process)
@@ -162,7 +162,7 @@ class InHost(Where):
     """Says whether it computes in a host process."""
 
     def predict(self, model: Any, batch: Any, inference_args: dict[str, Any] | None = None) -> Any:
-        is_host = "luminosity.inference.machine" in psutil.Process().cmdline()
+        is_host = "luminosity.inference.ipc" in psutil.Process().cmdline()
         return [[2 * example, os.getpid(), is_host] for example in batch]
 
 

@@ -7,7 +7,7 @@ import pickle
 import traceback
 from typing import Any
 
-from luminosity.inference.machine.pickling import pickled
+from luminosity.inference.ipc.pickling import pickled
 
 __all__ = ["Travelling", "packed", "unpacked"]
 

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Pool", "Taken"]
+__all__ = ["Backlog", "QueuedExamples"]
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Taken:
+class QueuedExamples:
     """Examples that left the pool together: which submission each belongs to, and its place there."""
 
     owners: Integers
@@ -25,7 +25,7 @@ class Taken:
     since: Floats
 
     @classmethod
-    def new(cls, costs: npt.NDArray[Any], weights: npt.NDArray[Any] | None, now: float) -> Taken:
+    def new(cls, costs: npt.NDArray[Any], weights: npt.NDArray[Any] | None, now: float) -> QueuedExamples:
         """All examples of a submission that has just come, and has no owner yet."""
         count = len(costs)
         return cls(
@@ -36,13 +36,13 @@ class Taken:
             np.full(count, now),
         )
 
-    def only(self, chosen: npt.NDArray[Any]) -> Taken:
-        return Taken(
+    def only(self, chosen: npt.NDArray[Any]) -> QueuedExamples:
+        return QueuedExamples(
             self.owners[chosen], self.places[chosen], self.costs[chosen], self.weights[chosen], self.since[chosen]
         )
 
 
-class Pool:
+class Backlog:
     """Columns of numbers, no object per example: an accelerator empties it by tens of thousands a second."""
 
     def __init__(self) -> None:
@@ -58,9 +58,9 @@ class Pool:
         return self._oldest
 
     def add(self, owner: int, costs: npt.NDArray[Any], weights: npt.NDArray[Any] | None, now: float) -> None:
-        self.put(owner, Taken.new(costs, weights, now))
+        self.put(owner, QueuedExamples.new(costs, weights, now))
 
-    def put(self, owner: int, new: Taken) -> None:
+    def put(self, owner: int, new: QueuedExamples) -> None:
         self.costs = np.concatenate([self.costs, new.costs])
         self.weights = np.concatenate([self.weights, new.weights])
         self.owners = np.concatenate([self.owners, np.full(len(new.costs), owner, np.int64)])
@@ -68,9 +68,9 @@ class Pool:
         self.since = np.concatenate([self.since, new.since])
         self._order(np.argsort(-self.costs, kind="stable"))  # Among equals, who came first.
 
-    def take(self, start: int, count: int) -> Taken:
+    def take(self, start: int, count: int) -> QueuedExamples:
         end = start + count
-        taken = Taken(
+        taken = QueuedExamples(
             self.owners[start:end],
             self.places[start:end],
             self.costs[start:end],

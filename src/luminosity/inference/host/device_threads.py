@@ -16,13 +16,13 @@ from luminosity.inference.host.work import Batch, Stage
 if TYPE_CHECKING:
     from luminosity.inference.host.host import ModelHost
 
-__all__ = ["Crew"]
+__all__ = ["DeviceThreads"]
 
 _SWITCH_S = 0.0005
 """How long another thread may keep the interpreter from the one that gives the device work, and loses it each time."""
 
 
-class Crew:
+class DeviceThreads:
     """Works until the host has no batch for it. Between the threads are queues; None in one ends who takes it."""
 
     def __init__(self, host: ModelHost) -> None:

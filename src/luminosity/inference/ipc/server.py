@@ -17,11 +17,11 @@ import time
 from collections.abc import Callable
 
 from luminosity.inference.files.locks import try_exclusive
-from luminosity.inference.machine.authentication import AuthenticationFailed, is_same_user, prove_as_host, turn_away
-from luminosity.inference.machine.channel import Channel, ConnectionClosed
-from luminosity.inference.machine.folder import HostFolder, remove_abandoned
-from luminosity.inference.machine.forks import close_in_children
-from luminosity.inference.machine.logs import Logged, bound
+from luminosity.inference.ipc.authentication import AuthenticationFailed, is_same_user, prove_as_host, turn_away
+from luminosity.inference.ipc.channel import Channel, ConnectionClosed
+from luminosity.inference.ipc.folder import HostFolder, remove_abandoned
+from luminosity.inference.ipc.logs import Logged, bound
+from luminosity.inference.ipc.sockets import close_in_children
 
 __all__ = ["serve"]
 

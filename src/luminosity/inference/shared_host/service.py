@@ -16,17 +16,17 @@ from luminosity.inference.host.lane import Lane
 from luminosity.inference.host.model import LoadStats
 from luminosity.inference.host.session import Session
 from luminosity.inference.host.work import BatchStats, Outcome
-from luminosity.inference.machine.channel import Channel
-from luminosity.inference.machine.requests import UnknownLane, answer
+from luminosity.inference.ipc.channel import Channel
+from luminosity.inference.ipc.portable_errors import Travelling
 from luminosity.inference.options import ModelCacheConfig
-from luminosity.inference.portable_errors import Travelling
+from luminosity.inference.shared_host.requests import UnknownLane, respond
 from luminosity.inference.threads import limit_threads
 
-__all__ = ["Order", "talk"]
+__all__ = ["LaneSpec", "serve_client"]
 
 
 @dataclass(frozen=True)
-class Order:
+class LaneSpec:
     """How to make a lane: all that a host process must know of a step that uses a model."""
 
     key: Hashable
@@ -47,12 +47,12 @@ _lock = threading.Lock()
 _entries: dict[Hashable, _Entry] = {}
 
 
-def talk(channel: Channel) -> None:
+def serve_client(channel: Channel) -> None:
     """One client's requests, one after another, until it is gone."""
     conversation = _Conversation()
     try:
         while True:
-            answer(channel, conversation)
+            respond(channel, conversation)
     finally:
         conversation.end()
 
@@ -67,7 +67,7 @@ class _Conversation:
     def ping(self) -> None:
         """Whether anybody is there."""
 
-    def enter(self, order: Order) -> None:
+    def enter(self, order: LaneSpec) -> None:
         limit_threads(order.threads)
         use_cache(order.model_cache)
         handler, settings = pickler.loads(order.pickled)

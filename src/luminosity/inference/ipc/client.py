@@ -14,15 +14,15 @@ from collections.abc import Mapping
 
 from luminosity.errors import HostUnavailable
 from luminosity.inference.files.locks import try_exclusive
-from luminosity.inference.machine import logs
-from luminosity.inference.machine.authentication import AuthenticationFailed, NoRoom, is_same_user, prove_as_client
-from luminosity.inference.machine.channel import Channel
-from luminosity.inference.machine.folder import HostFolder
-from luminosity.inference.machine.forks import close_in_children
+from luminosity.inference.ipc import logs
+from luminosity.inference.ipc.authentication import AuthenticationFailed, NoRoom, is_same_user, prove_as_client
+from luminosity.inference.ipc.channel import Channel
+from luminosity.inference.ipc.folder import HostFolder
+from luminosity.inference.ipc.sockets import close_in_children
 
 __all__ = ["connect", "last_words"]
 
-_MODULE = "luminosity.inference.machine"
+_MODULE = "luminosity.inference.ipc"
 _POLL_S = 0.02
 _MOST_REFUSALS = 20
 _MOST_KILLED = 5

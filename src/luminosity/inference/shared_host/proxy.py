@@ -16,16 +16,16 @@ from luminosity.inference.handler import Handler
 from luminosity.inference.host.host import Ahead
 from luminosity.inference.host.lane import LaneSettings
 from luminosity.inference.host.model import LoadStats
-from luminosity.inference.machine.channel import Channel, ConnectionClosed
-from luminosity.inference.machine.client import connect, last_words
-from luminosity.inference.machine.folder import HostFolder
-from luminosity.inference.machine.lanes import Order, talk
-from luminosity.inference.machine.requests import MOST_DEATHS, UnknownLane, asked
-from luminosity.inference.machine.session import MachineSession
+from luminosity.inference.ipc.channel import Channel, ConnectionClosed
+from luminosity.inference.ipc.client import connect, last_words
+from luminosity.inference.ipc.folder import HostFolder
 from luminosity.inference.options import ModelCacheConfig
+from luminosity.inference.shared_host.proxy_session import SharedHostSession
+from luminosity.inference.shared_host.requests import MOST_DEATHS, UnknownLane, request
+from luminosity.inference.shared_host.service import LaneSpec, serve_client
 from luminosity.inference.threads import variables_set_here
 
-__all__ = ["MachineHost", "MachineLane", "machine_host_of"]
+__all__ = ["SharedHost", "SharedLane", "shared_host_of"]
 
 _START_S = 120.0
 _ANSWER_S = 30.0
@@ -36,16 +36,16 @@ _MOST_FREE = 16
 
 
 @dataclass(frozen=True, eq=False)
-class MachineLane:
+class SharedLane:
     """A lane of the host process, which is told of it again when another one has taken its place."""
 
     key: Hashable
     handler: Handler[Any, Any, Any]
     settings: LaneSettings
-    order: Order
+    order: LaneSpec
 
 
-class MachineHost:
+class SharedHost:
     """For all threads of this process. Every request has a connection of its own while it lasts.
 
     One connection, the anchor, stays as long as this process has a lane: the host ends with its last client.
@@ -59,25 +59,25 @@ class MachineHost:
         self._lock = threading.Lock()
         """Guards what follows; held while the anchor is asked, which answers at once."""
         self._anchor: Channel | None = None
-        self._lanes: dict[Hashable, tuple[MachineLane, int]] = {}
+        self._lanes: dict[Hashable, tuple[SharedLane, int]] = {}
         self._free: list[Channel] = []
 
     # What a step asks for.
 
     def enter(
         self, key: Hashable, make_handler: Callable[[], Handler[Any, Any, Any]], settings: LaneSettings
-    ) -> MachineLane:
+    ) -> SharedLane:
         with self._lock:
             lane, users = self._lanes.get(key, (None, 0))
             if lane is None:
                 handler = make_handler()
-                order = Order(key, pickler.dumps((handler, settings)), *self._order_settings)
-                lane = MachineLane(key, handler, settings, order)
+                order = LaneSpec(key, pickler.dumps((handler, settings)), *self._order_settings)
+                lane = SharedLane(key, handler, settings, order)
                 self._tell(lane)
             self._lanes[key] = lane, users + 1
             return lane
 
-    def leave(self, lane: MachineLane) -> None:
+    def leave(self, lane: SharedLane) -> None:
         with self._lock:
             _, users = self._lanes[lane.key]
             if users > 1:
@@ -86,28 +86,28 @@ class MachineHost:
             del self._lanes[lane.key]
             try:
                 if self._anchor is not None:
-                    asked(self._anchor, "leave", lane.key)
+                    request(self._anchor, "leave", lane.key)
             except ConnectionClosed:
                 self._anchor = None  # It is dead, and nobody is there to clear up after it.
             if not self._lanes:
                 self._disconnect()
 
-    def open(self, step: Any = None) -> MachineSession:
-        return MachineSession(self)
+    def open(self, step: Any = None) -> SharedHostSession:
+        return SharedHostSession(self)
 
-    def load(self, lane: MachineLane) -> None:
+    def load(self, lane: SharedLane) -> None:
         self._ask("load", lane.key)
 
-    def load_ahead(self, lane: MachineLane, instead_of: MachineLane | None = None) -> Ahead:
+    def load_ahead(self, lane: SharedLane, instead_of: SharedLane | None = None) -> Ahead:
         return self._ask("load_ahead", lane.key, None if instead_of is None else instead_of.key)
 
-    def take_over(self, old: MachineLane, new: MachineLane) -> None:
+    def take_over(self, old: SharedLane, new: SharedLane) -> None:
         self._ask("take_over", old.key, new.key)
 
-    def take_load_stats(self, lanes: list[MachineLane]) -> list[list[LoadStats]]:
+    def take_load_stats(self, lanes: list[SharedLane]) -> list[list[LoadStats]]:
         return self._ask("take_load_stats", [lane.key for lane in lanes])
 
-    def lane(self, key: Hashable) -> MachineLane | None:
+    def lane(self, key: Hashable) -> SharedLane | None:
         with self._lock:
             lane, _ = self._lanes.get(key, (None, 0))
             return lane
@@ -137,7 +137,7 @@ class MachineHost:
             anchor, self._anchor = self._anchor, None
             if anchor is not None:
                 try:
-                    asked(anchor, "ping", timeout=_ANSWER_S)
+                    request(anchor, "ping", timeout=_ANSWER_S)
                     self._anchor = anchor
                     return
                 except (ConnectionClosed, TimeoutError):
@@ -150,7 +150,7 @@ class MachineHost:
         while True:
             channel = self.channel()
             try:
-                answer = asked(channel, name, *arguments)
+                answer = request(channel, name, *arguments)
             except (ConnectionClosed, UnknownLane) as error:
                 channel.close()
                 deaths += isinstance(error, ConnectionClosed)
@@ -172,7 +172,7 @@ class MachineHost:
             "with_exception_handling(use_subprocess=True) finds." + (f" It wrote:\n{words}" if words else "")
         )
 
-    def _tell(self, *new: MachineLane) -> None:
+    def _tell(self, *new: SharedLane) -> None:
         """Of new lanes; and a host that is another one than before of all lanes of this process."""
         deaths = 0
         while True:
@@ -181,7 +181,7 @@ class MachineHost:
             known = () if before else tuple(lane for lane, _ in self._lanes.values())
             try:
                 for lane in (*known, *new):
-                    asked(anchor, "enter", lane.order)
+                    request(anchor, "enter", lane.order)
                 return
             except ConnectionClosed as error:
                 self._anchor = None
@@ -195,7 +195,7 @@ class MachineHost:
                 raise
 
     def _connected(self) -> Channel:
-        name = f"{talk.__module__}:{talk.__name__}"
+        name = f"{serve_client.__module__}:{serve_client.__name__}"
         return connect(self._run_id, name, timeout=_START_S, environment=_environment())
 
     def _disconnect(self) -> None:
@@ -218,12 +218,12 @@ def _environment() -> dict[str, str]:
 
 
 _hosts_lock = threading.Lock()
-_hosts: dict[tuple[int, str], MachineHost] = {}
+_hosts: dict[tuple[int, str], SharedHost] = {}
 
 
-def machine_host_of(
+def shared_host_of(
     run_id: str, memory_budget: int | None, threads: int | None, model_cache: ModelCacheConfig
-) -> MachineHost:
+) -> SharedHost:
     """This process's contact with the host of a run. A forked process has one of its own."""
     with _hosts_lock:
         key = os.getpid(), run_id
@@ -231,5 +231,5 @@ def machine_host_of(
             del _hosts[old]
         host = _hosts.get(key)
         if host is None:
-            host = _hosts[key] = MachineHost(run_id, memory_budget, threads, model_cache)
+            host = _hosts[key] = SharedHost(run_id, memory_budget, threads, model_cache)
         return host

@@ -6,7 +6,7 @@ import logging
 import os
 from typing import Any
 
-from luminosity.inference.machine.channel import Channel
+from luminosity.inference.ipc.channel import Channel
 
 
 def echo(channel: Channel) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from luminosity.inference.machine.channel import Channel, ConnectionClosed
-from luminosity.inference.portable_errors import packed, unpacked
+from luminosity.inference.ipc.channel import Channel, ConnectionClosed
+from luminosity.inference.ipc.portable_errors import packed, unpacked
 
-__all__ = ["MOST_DEATHS", "UnknownLane", "answer", "asked"]
+__all__ = ["MOST_DEATHS", "UnknownLane", "request", "respond"]
 
 MOST_DEATHS = 5
 """Of hosts in a row that answered nothing: after that it is no accident."""
@@ -17,7 +17,7 @@ class UnknownLane(LookupError):
     """A lane that this host never had: it is not the one that was told of it."""
 
 
-def asked(channel: Channel, name: str, *arguments: Any, timeout: float | None = None) -> Any:
+def request(channel: Channel, name: str, *arguments: Any, timeout: float | None = None) -> Any:
     """The host's answer; raises what was raised there."""
     channel.send((name, *arguments))
     answer, error = channel.recv(timeout)
@@ -26,7 +26,7 @@ def asked(channel: Channel, name: str, *arguments: Any, timeout: float | None = 
     return answer
 
 
-def answer(channel: Channel, served: Any) -> None:
+def respond(channel: Channel, served: Any) -> None:
     """Take the next request and do what it names, a method of ``served``; the answer is its value or its error.
 
     A request that can't be read here, or an answer that can't be written, is an error like others.

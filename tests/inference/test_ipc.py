@@ -26,19 +26,19 @@ import pytest
 
 from luminosity.errors import HostUnavailable
 from luminosity.inference.files.locks import try_exclusive
-from luminosity.inference.machine import client, server
-from luminosity.inference.machine import folder as folders
-from luminosity.inference.machine.authentication import AuthenticationFailed, prove_as_client, prove_as_host
-from luminosity.inference.machine.channel import Channel, ConnectionClosed
-from luminosity.inference.machine.client import connect as connect_to_host
-from luminosity.inference.machine.client import last_words
-from luminosity.inference.machine.folder import HostFolder, remove_abandoned
-from luminosity.inference.machine.pickling import pickled
-from luminosity.inference.machine.server import serve
-from tests.inference.talks import echo
+from luminosity.inference.ipc import client, server
+from luminosity.inference.ipc import folder as folders
+from luminosity.inference.ipc.authentication import AuthenticationFailed, prove_as_client, prove_as_host
+from luminosity.inference.ipc.channel import Channel, ConnectionClosed
+from luminosity.inference.ipc.client import connect as connect_to_host
+from luminosity.inference.ipc.client import last_words
+from luminosity.inference.ipc.folder import HostFolder, remove_abandoned
+from luminosity.inference.ipc.pickling import pickled
+from luminosity.inference.ipc.server import serve
+from tests.inference.ipc_services import echo
 from tests.processes import wait_for
 
-_ECHO = "tests.inference.talks:echo"
+_ECHO = "tests.inference.ipc_services:echo"
 _WAIT_S = 60.0
 _IDLE_S = 0.3
 
@@ -123,7 +123,7 @@ def test_processes_that_come_at_once_get_one_host_and_it_goes_when_all_are_kille
         worker.start()
     start.set()
     (pid,) = {pids.get(timeout=_WAIT_S) for _ in workers}
-    assert f"-m luminosity.inference.machine {run_id} {_ECHO}" in " ".join(psutil.Process(pid).cmdline())
+    assert f"-m luminosity.inference.ipc {run_id} {_ECHO}" in " ".join(psutil.Process(pid).cmdline())
     for worker in workers:
         worker.kill()
         worker.join(_WAIT_S)

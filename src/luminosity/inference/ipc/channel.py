@@ -12,10 +12,10 @@ import threading
 from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
-from luminosity.inference.machine.forks import close_in_children
-from luminosity.inference.machine.logs import Logged, log_again
-from luminosity.inference.machine.memory import aligned, filled, mapped
-from luminosity.inference.machine.pickling import pickled
+from luminosity.inference.ipc.logs import Logged, log_again
+from luminosity.inference.ipc.pickling import pickled
+from luminosity.inference.ipc.shared_memory import aligned, filled, mapped
+from luminosity.inference.ipc.sockets import close_in_children
 
 __all__ = ["Channel", "ConnectionClosed"]
 
@@ -45,7 +45,7 @@ class Channel:
     >>> here.close()
     >>> there.recv()
     Traceback (most recent call last):
-    luminosity.inference.machine.channel.ConnectionClosed: the other process closed the connection
+    luminosity.inference.ipc.channel.ConnectionClosed: the other process closed the connection
     >>> there.close()
     """
 

@@ -21,14 +21,14 @@ from luminosity.inference.host.residency import Residency
 if TYPE_CHECKING:
     from luminosity.inference.host.host import ModelHost
 
-__all__ = ["Roster"]
+__all__ = ["ModelScheduler"]
 
 _LOGGER = logging.getLogger(__name__)
 _WORTH_EVICTING = 1_000_000
 _OR_ONCE = "; or load it once for all workers, with large_model=True on the handler"
 
 
-class Roster:
+class ModelScheduler:
     """Models are loaded one at a time: two at once would take more memory than either, and could not be measured.
 
     Whoever has waited longest is next. It takes the room of models without work; else that of one which has run for

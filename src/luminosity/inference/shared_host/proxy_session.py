@@ -10,20 +10,20 @@ import numpy as np
 
 from luminosity.inference.blocks import Block, Indices, take
 from luminosity.inference.host.work import BatchStats, Outcome
-from luminosity.inference.machine.channel import Channel, ConnectionClosed
-from luminosity.inference.machine.requests import MOST_DEATHS, UnknownLane, asked
+from luminosity.inference.ipc.channel import Channel, ConnectionClosed
+from luminosity.inference.shared_host.requests import MOST_DEATHS, UnknownLane, request
 
 if TYPE_CHECKING:
-    from luminosity.inference.machine.host import MachineHost, MachineLane
+    from luminosity.inference.shared_host.proxy import SharedHost, SharedLane
 
-__all__ = ["MachineSession"]
+__all__ = ["SharedHostSession"]
 
 
 @dataclass
 class _Sent:
     """A block that was handed over, and which of its examples have no outcome yet."""
 
-    lane: MachineLane
+    lane: SharedLane
     prepared: Block
     costs: Any
     weights: Any
@@ -34,13 +34,13 @@ class _Sent:
     """For each example, whether its outcome is still to come."""
 
 
-class MachineSession:
+class SharedHostSession:
     """Belongs to one thread. What it handed over it keeps until the outcome is here: then another host can do it.
 
     Each request has one answer, so that neither side ever waits for the other to read.
     """
 
-    def __init__(self, host: MachineHost) -> None:
+    def __init__(self, host: SharedHost) -> None:
         self._host = host
         self._channel: Channel | None = None
         self._sent: dict[int, _Sent] = {}
@@ -48,7 +48,7 @@ class MachineSession:
         self._outcomes: list[Outcome] = []
         self._deaths = 0
 
-    def submit(self, lane: MachineLane, prepared: Block, costs: Any, tag: Any, weights: Any = None) -> None:
+    def submit(self, lane: SharedLane, prepared: Block, costs: Any, tag: Any, weights: Any = None) -> None:
         self._last_number += 1
         places = np.arange(len(prepared))
         sent = _Sent(lane, prepared, costs, weights, tag, places, np.ones(len(prepared), bool))
@@ -93,7 +93,7 @@ class MachineSession:
         if channel is None:
             return {}
         try:
-            stats = asked(channel, "close")
+            stats = request(channel, "close")
         except ConnectionClosed:
             channel.close()
             return {}
@@ -123,7 +123,7 @@ class MachineSession:
     def _asked(self, name: str, *arguments: Any) -> Any:
         if self._channel is None:
             self._channel = self._host.channel()
-        return asked(self._channel, name, *arguments)
+        return request(self._channel, name, *arguments)
 
     def _begin_anew(self, error: Exception) -> None:
         """The host has died, or it is another one: whatever has no outcome is handed over once more."""
