@@ -11,7 +11,7 @@ BENCHMARKS := $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py))
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help setup demo test test-side-by-side test-one-by-one test-all \
-	check check-format check-lint check-types check-imports format bench clean
+	check check-format check-lint check-types check-imports format docs bench clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -56,6 +56,10 @@ check-imports: setup
 format: setup ## format the code and fix what can be fixed
 	$(BIN)/ruff check --fix-only
 	$(BIN)/ruff format
+
+docs: setup ## build the documentation's site into build/site
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet # which otherwise advertises its successor
+	@echo "open build/site/index.html, or: $(BIN)/python -m http.server -d build/site"
 
 bench: setup ## run the benchmarks
 	@set -e; for script in $(BENCHMARKS); do echo "== $$script"; $(BIN)/python $$script; done

@@ -1,14 +1,87 @@
-"""What users import is what is there."""
+"""Public names: each is there, has a docstring, and is on a page of the API reference."""
 
 from __future__ import annotations
 
+import importlib
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
 import luminosity
 from luminosity import errors
+
+_DOCS = Path(__file__).parent.parent / "docs"
+
+# Every public module, with the page of the reference that lists its names.
+MODULES = {
+    "luminosity": "api.md",
+    "luminosity.drift": "api-drift.md",
+    "luminosity.errors": "errors.md",
+    "luminosity.testing": "api-testing.md",
+}
+# A docstring that begins with these says neither what the thing is nor what it does.
+_RIDDLES = ("Of ", "For ", "That ")
+
+
+def public_names(module: str) -> list[str]:
+    return list(importlib.import_module(module).__all__)
+
+
+def public_objects() -> Iterator[tuple[str, Any]]:
+    """Yield every public class and function, and the public methods that Luminosity's own classes define."""
+    for module in MODULES:
+        for name in public_names(module):
+            thing = getattr(importlib.import_module(module), name)
+            yield f"{module}.{name}", thing
+            if inspect.isclass(thing):
+                for member, value in vars(thing).items():
+                    function = value.__func__ if isinstance(value, (classmethod, staticmethod)) else value
+                    if not member.startswith("_") and (inspect.isfunction(function) or isinstance(value, property)):
+                        yield f"{module}.{name}.{member}", getattr(thing, member)
 
 
 def test_every_public_name_is_there() -> None:
     for name in luminosity.__all__:
         assert getattr(luminosity, name).__module__.startswith("luminosity.")
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_all_names_are_there_once(module: str) -> None:
+    names = public_names(module)
+    assert len(names) == len(set(names))
+    assert set(names) <= set(dir(importlib.import_module(module)))
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_the_reference_lists_exactly_the_public_names(module: str) -> None:
+    """A name that two modules share may be on either page."""
+    listed = {
+        page: set(re.findall(r"^::: ([\w.]+)$", (_DOCS / page).read_text(), re.MULTILINE)) for page in MODULES.values()
+    }
+    everywhere = {_resolve(name) for names in listed.values() for name in names}
+    public = {f"{module}.{name}" for name in public_names(module)}
+    assert listed[MODULES[module]] <= public, "the reference lists names that are not public"
+    missing = [name for name in public if _resolve(name) not in everywhere]
+    assert not missing, f"{MODULES[module]} does not list these public names"
+
+
+def _resolve(name: str) -> Any:
+    module, _, attribute = name.rpartition(".")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def test_every_public_name_has_a_docstring() -> None:
+    without = [name for name, thing in public_objects() if not inspect.getdoc(thing)]
+    assert not without, f"{len(without)} public names have no docstring"
+
+
+def test_docstrings_name_the_thing() -> None:
+    riddles = [name for name, thing in public_objects() if (inspect.getdoc(thing) or "").startswith(_RIDDLES)]
+    assert not riddles, f"docstrings that begin with one of {_RIDDLES}"
 
 
 def test_the_drawn_tree_holds_every_error() -> None:

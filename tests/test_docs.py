@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -122,3 +124,49 @@ def test_a_failure_names_the_page_and_the_block(tmp_path: Path) -> None:
 
     place = place_of_failure(page, "page.py", done.stderr)
     assert place == "docs/not-there.md:13 failed, in the block that begins at line 12"
+
+
+@pytest.fixture(scope="module")
+def hooks() -> ModuleType:
+    """The hooks of the site."""
+    specification = importlib.util.spec_from_file_location("hooks", REPOSITORY / "docs" / "assets" / "hooks.py")
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_the_site_shows_code_and_titles_but_no_notes_for_the_tests(name: str, hooks: ModuleType) -> None:
+    from markdown import Markdown
+
+    page = PAGES[name]
+    markdown = Markdown(extensions=["pymdownx.highlight", "pymdownx.superfences", "tables"])
+    shown = markdown.convert(hooks.for_readers(page.text))
+    visible = [block for block in page.blocks if block.language != "setup"]
+    assert shown.count('<div class="highlight">') == len(visible)
+    assert "```" not in shown
+    for word in ("no-run=", "&lt;!-- setup", "<!-- setup"):
+        assert word not in shown
+    for block in visible:
+        assert block.attributes.get("title", "") in shown
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_warnings_and_fetches_nothing(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")],
+        cwd=REPOSITORY,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        timeout=_PAGE_TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "WARNING" not in done.stderr
+    for path in (tmp_path / "site").rglob("*.html"):
+        fetched = re.findall(r'<(?:script|img|iframe)[^>]* src="?(https?://[^" >]+)', path.read_text())
+        fetched += re.findall(r'<link[^>]* href="?(https?://[^" >]+)', path.read_text())
+        assert not fetched, f"{path} fetches {fetched}"
