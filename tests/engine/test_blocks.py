@@ -12,12 +12,12 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.transforms.window import GlobalWindows
 
 from luminosity import LuminosityRunner
-from luminosity.engine.blocks import Block, BlockStore
+from luminosity.engine.data import wire
+from luminosity.engine.data.blocks import Block, BlockStore
 from luminosity.engine.loop.bundle import slice_blocks
 from luminosity.engine.plan.codecs import Codecs, ElementCodec
 from luminosity.engine.plan.planner import plan
 from luminosity.engine.spill.quota import Ledger, WriterQuota
-from luminosity.engine.workers import wire
 from luminosity.engine.workers.channel import BlockWriter
 from luminosity.errors import SpillFailed
 

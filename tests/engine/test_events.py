@@ -17,9 +17,9 @@ from apache_beam.io.restriction_trackers import OffsetRange
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from luminosity import LuminosityRunner
-from luminosity.engine.loop import busy as busy_module
-from luminosity.engine.loop.busy import BusyTime
-from luminosity.engine.loop.pace import Pace
+from luminosity.engine.loop import metrics as busy_module
+from luminosity.engine.loop.metrics import BusyTime
+from luminosity.engine.observe.progress import Pace
 from luminosity.errors import StepFailed
 from luminosity.events import (
     BundleRetried,

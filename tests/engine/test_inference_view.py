@@ -17,7 +17,7 @@ from rich.console import Console, RenderableType
 from luminosity import LuminosityRunner
 from luminosity.cli.main import main
 from luminosity.core import InferenceMetrics
-from luminosity.engine.loop.busy import BusyTime
+from luminosity.engine.loop.metrics import BusyTime
 from luminosity.engine.monitor.views import inference
 from luminosity.engine.monitor.views.frame import frame
 from luminosity.engine.monitor.views.plain import line
@@ -175,7 +175,7 @@ def test_what_is_not_known_is_not_said() -> None:
 
 def test_the_time_from_the_first_begin_to_the_last_end(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr("luminosity.engine.loop.busy.time", SimpleNamespace(monotonic=lambda: now))  # not for others
+    monkeypatch.setattr("luminosity.engine.loop.metrics.time", SimpleNamespace(monotonic=lambda: now))  # not for others
     busy = BusyTime()
     assert busy.first_to_last_seconds == 0.0
     busy.begin()

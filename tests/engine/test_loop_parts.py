@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from luminosity.engine.data.timers import TimerStore
+from luminosity.engine.data.watermarks import MAX
 from luminosity.engine.loop.sizing import BundleSize
-from luminosity.engine.loop.timers import TimerStore
-from luminosity.engine.loop.watermarks import MAX
 from luminosity.engine.plan.codecs import TimerRecord
 
 _FAMILY = ("step", "timer")

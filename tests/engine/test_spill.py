@@ -16,10 +16,10 @@ from apache_beam.transforms.userstate import BagStateSpec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from luminosity.engine.blocks import BlockStore
-from luminosity.engine.fnapi.state import StateStore
-from luminosity.engine.loop.relief import Relief
-from luminosity.engine.loop.sideinputs import SideInputData
+from luminosity.engine.data.blocks import BlockStore
+from luminosity.engine.data.sideinputs import SideInputData
+from luminosity.engine.data.state import StateStore
+from luminosity.engine.loop.spill_policy import SpillPolicy
 from luminosity.engine.spill import frames
 from luminosity.engine.spill.diskmap import DiskMap
 from luminosity.engine.spill.files import SpillFile, StoredChunk
@@ -137,16 +137,16 @@ def test_a_map_on_disk(tmp_path: Path) -> None:
 def test_room_is_made_again_after_something_large_was_out_of_reach(tmp_path: Path) -> None:
     ledger = Ledger(None, limit=10_000_000, writers=0)
     store = BlockStore(str(tmp_path), ledger)
-    relief = Relief(store, StateStore(str(tmp_path), ledger), [])
+    policy = SpillPolicy(store, StateStore(str(tmp_path), ledger), [])
     waiting = SideInputData(None, str(tmp_path), ledger)  # type: ignore[arg-type]  # no element is looked at
-    relief.side_inputs.append(waiting)
+    policy.side_inputs.append(waiting)
     large, small = store.of_bytes(bytes(50_000_000), 1, 0), store.of_bytes(bytes(8_900_000), 1, 0)
-    relief.check()
+    policy.check()
     large.release()
-    relief.check()
+    policy.check()
     for _ in range(20):
         waiting.add(store.of_bytes(bytes(1_000_000), 1, 0))
-        relief.check()
+        policy.check()
     assert ledger.used <= 11_000_000
     small.release()
     waiting.release()

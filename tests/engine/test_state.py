@@ -8,7 +8,7 @@ import pytest
 from apache_beam.coders import coders
 from apache_beam.portability.api import beam_fn_api_pb2
 
-from luminosity.engine.fnapi.state import StateStore
+from luminosity.engine.data.state import StateStore
 from luminosity.engine.spill.quota import Ledger
 
 _BAG = beam_fn_api_pb2.StateKey(

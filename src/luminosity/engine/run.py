@@ -11,13 +11,13 @@ from apache_beam.runners.runner import PipelineState
 
 from luminosity.engine.folders import RunFolders, remove_local
 from luminosity.engine.loop.metrics import RunMetrics
-from luminosity.engine.loop.reporter import Reporter
 from luminosity.engine.loop.scheduler import Scheduler
-from luminosity.engine.loop.snapshots import Snapshots
 from luminosity.engine.monitor.recorder import recorder
 from luminosity.engine.monitor.sampling import Sampler
 from luminosity.engine.monitor.subscribers import EventStream
 from luminosity.engine.monitor.views import live
+from luminosity.engine.observe.reporter import Reporter
+from luminosity.engine.observe.snapshots import Snapshots
 from luminosity.engine.options import EngineConfig
 from luminosity.engine.plan.graph import Graph
 from luminosity.engine.resources.pools import Assignment
@@ -112,7 +112,7 @@ class Run:
         self._server = parts.server
         listeners = (live.view_for(progress), recorder(config.run_dir), on_event)
         stream = EventStream([listener for listener in listeners if listener is not None])
-        self._sampler = Sampler([d for pool in parts.pools for group in pool.pool.device_groups for d in group])
+        self._sampler = Sampler([d for pool in parts.pools for group in pool.plan.device_groups for d in group])
         if stream.is_heard:
             self._sampler.start()
         ledger = parts.blocks.ledger

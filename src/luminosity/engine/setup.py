@@ -5,21 +5,20 @@ from __future__ import annotations
 from apache_beam.options.value_provider import RuntimeValueProvider
 from apache_beam.runners.common import ENCODED_IMPULSE_VALUE
 
-from luminosity.engine.blocks import BlockStore
+from luminosity.engine.data.blocks import BlockStore
+from luminosity.engine.data.grouping import Grouping
+from luminosity.engine.data.sideinputs import SideInputData
+from luminosity.engine.data.state import StateStore
+from luminosity.engine.data.watermarks import MIN
+from luminosity.engine.debugging.saving import Saver
 from luminosity.engine.fnapi.server import FnApiServer
-from luminosity.engine.fnapi.state import StateStore
 from luminosity.engine.folders import RunFolders
-from luminosity.engine.loop.buffers import BufferRun, queue_limit
+from luminosity.engine.loop.buffers import BufferRun, Outflow, queue_limit
 from luminosity.engine.loop.failures import MAX_TRIES, Failures
-from luminosity.engine.loop.grouping import Grouping
 from luminosity.engine.loop.metrics import RunMetrics
-from luminosity.engine.loop.outflow import Outflow
 from luminosity.engine.loop.parts import RunParts
-from luminosity.engine.loop.relief import Relief
-from luminosity.engine.loop.saving import Saver
-from luminosity.engine.loop.sideinputs import SideInputData
+from luminosity.engine.loop.spill_policy import SpillPolicy
 from luminosity.engine.loop.stage import StageRun
-from luminosity.engine.loop.watermarks import MIN
 from luminosity.engine.loop.workers import PoolRun
 from luminosity.engine.options import EngineConfig
 from luminosity.engine.plan.codecs import Codecs
@@ -55,8 +54,8 @@ def set_up(
         for assignment in (assignments[stage.id],)
     ]
     state = StateStore(folders.spill, ledger)
-    relief = Relief(blocks, state, stages)
-    buffers = _buffers(graph, codecs, folders.spill, stages, state, blocks, relief, limit)
+    spill_policy = SpillPolicy(blocks, state, stages)
+    buffers = _buffers(graph, codecs, folders.spill, stages, state, blocks, spill_policy, limit)
     main_classes.save(folders.main_classes)
     saver = None
     if config.save_failed is not None:
@@ -78,7 +77,7 @@ def set_up(
         },
         pools=list(pools.values()),
         blocks=blocks,
-        relief=relief,
+        spill_policy=spill_policy,
         state=state,
         server=server,
         folders=folders,
@@ -98,7 +97,7 @@ def _buffers(
     stages: list[StageRun],
     state: StateStore,
     blocks: BlockStore,
-    relief: Relief,
+    spill_policy: SpillPolicy,
     limit: int,
 ) -> dict[bytes, BufferRun]:
     buffers: dict[bytes, BufferRun] = {}
@@ -113,22 +112,22 @@ def _buffers(
                 blocks,
                 spill_folder,
             )
-            relief.groupings.append(grouping)
-        buffers[buffer.id] = BufferRun(grouping, limit, relief)
+            spill_policy.groupings.append(grouping)
+        buffers[buffer.id] = BufferRun(grouping, limit, spill_policy)
     for run in stages:
-        for write in run.stage.writes:
+        for write in run.plan.writes:
             buffers[write.buffer_id].writers.append(run)
-        for read in run.stage.reads:
+        for read in run.plan.reads:
             buffers[read.buffer_id].readers.append((run, read.transform_id))
             if graph.buffers[read.buffer_id].kind is BufferKind.IMPULSE:
                 run.add(read.transform_id, blocks.of_bytes(ENCODED_IMPULSE_VALUE, 1, MIN))
-        for side_input in run.stage.side_inputs:
+        for side_input in run.plan.side_inputs:
             buffer = buffers[side_input.buffer_id]
             if buffer.side_input is None:
                 plan = graph.buffers[side_input.buffer_id]
                 codec = codecs.elements(plan.output_coder_id or plan.coder_id)
                 buffer.side_input = SideInputData(codec, spill_folder, blocks.ledger)
-                relief.side_inputs.append(buffer.side_input)
+                spill_policy.side_inputs.append(buffer.side_input)
                 if buffer.grouping is not None:
                     # A side input's coder can't follow references into state.
                     buffer.grouping.may_refer_to_state = False

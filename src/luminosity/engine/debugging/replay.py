@@ -12,15 +12,16 @@ from apache_beam.options.value_provider import RuntimeValueProvider
 from apache_beam.portability.api import beam_fn_api_pb2, beam_runner_api_pb2
 from apache_beam.runners.worker import bundle_processor
 
-from luminosity.engine.blocks import BlockStore
+from luminosity.engine.data import wire
+from luminosity.engine.data.blocks import BlockStore
+from luminosity.engine.data.sideinputs import SideInputData
+from luminosity.engine.data.state import StateStore
+from luminosity.engine.data.watermarks import MAX
 from luminosity.engine.debugging import savefile
-from luminosity.engine.fnapi.state import StateStore
-from luminosity.engine.loop.sideinputs import SideInputData
-from luminosity.engine.loop.watermarks import MAX
 from luminosity.engine.plan.codecs import Codecs
 from luminosity.engine.plan.graph import Graph
 from luminosity.engine.spill.quota import Ledger
-from luminosity.engine.workers import main_classes, wire
+from luminosity.engine.workers import main_classes
 from luminosity.engine.workers.failure import original
 from luminosity.engine.workers.in_process import InProcessWorker
 from luminosity.errors import LuminosityError, ReplayError

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from luminosity.engine.blocks import Block
-from luminosity.engine.loop.grouping import Grouping
-from luminosity.engine.loop.relief import Relief
-from luminosity.engine.loop.sideinputs import SideInputData
+from luminosity.engine.data.blocks import Block
+from luminosity.engine.data.grouping import Grouping
+from luminosity.engine.data.sideinputs import SideInputData
+from luminosity.engine.data.watermarks import MAX
+from luminosity.engine.loop.spill_policy import SpillPolicy
 from luminosity.engine.loop.stage import StageRun
-from luminosity.engine.loop.watermarks import MAX
 
 _MOST_QUEUE_BYTES = 64 << 20
 _LEAST_QUEUE_BYTES = 1 << 20
@@ -24,10 +24,10 @@ def queue_limit(memory_limit: int, buffers: int) -> int:
 
 
 class BufferRun:
-    def __init__(self, grouping: Grouping | None, limit: int, relief: Relief) -> None:
+    def __init__(self, grouping: Grouping | None, limit: int, spill_policy: SpillPolicy) -> None:
         self.grouping = grouping
         self.limit = limit
-        self._relief = relief
+        self._spill_policy = spill_policy
         self.writers: list[StageRun] = []
         self.readers: list[tuple[StageRun, str]] = []
         self.side_input: SideInputData | None = None
@@ -60,7 +60,7 @@ class BufferRun:
         while time.monotonic() < deadline:
             if self.grouping.pending:
                 self.grouping.absorb()
-                self._relief.check()
+                self._spill_policy.check()
             elif self._is_complete() and self._wants_more():
                 block = self.grouping.next_block()
                 if block is None:
@@ -119,4 +119,65 @@ class BufferRun:
         if self.side_input is not None:
             self.side_input.add(block.share())
         block.release()
-        self._relief.check()
+        self._spill_policy.check()
+
+
+class Outflow:
+    """Of one stage."""
+
+    def __init__(self, buffers: Iterable[tuple[bytes, BufferRun]]) -> None:
+        # A grouping takes any amount.
+        self._queues = {buffer_id: buffer for buffer_id, buffer in buffers if buffer.grouping is None}
+        self._bytes_per_element: dict[bytes, float] = {}
+
+    def is_held_back(self) -> bool:
+        return any(queue.holds_back() for queue in self._queues.values())
+
+    def most_elements(self, bundles: int) -> int | None:
+        """How many elements each of ``bundles`` may take without giving more than there is room for."""
+        most = [
+            queue.room() / self._bytes_per_element[buffer_id] / bundles
+            for buffer_id, queue in self._queues.items()
+            if self._bytes_per_element.get(buffer_id)
+        ]
+        return max(1, int(min(most))) if most else None
+
+    def begin(self, elements: int) -> PendingOutput:
+        """A bundle of so many elements starts."""
+        return PendingOutput(self._queues, {key: int(size * elements) for key, size in self._bytes_per_element.items()})
+
+    def learn(self, pending: PendingOutput, elements: int) -> None:
+        if not elements:
+            return
+        for buffer_id, size in pending.sizes.items():
+            known = self._bytes_per_element.get(buffer_id, size / elements)
+            self._bytes_per_element[buffer_id] = 0.5 * (known + size / elements)
+
+
+class PendingOutput:
+    """What one attempt at a bundle gives: what is expected of it counts as if it were there."""
+
+    def __init__(self, queues: dict[bytes, BufferRun], expected: dict[bytes, int]) -> None:
+        self._queues = queues
+        self._counted = expected
+        self.sizes: dict[bytes, int] = {}
+        for buffer_id, size in expected.items():
+            queues[buffer_id].uncommitted_bytes += size
+
+    def add(self, buffer_id: bytes, size: int) -> bool:
+        """Count a block; whether whoever reads it has enough to do by now."""
+        queue = self._queues.get(buffer_id)
+        if queue is None:
+            return False
+        self.sizes[buffer_id] = total = self.sizes.get(buffer_id, 0) + size
+        counted = self._counted.get(buffer_id, 0)
+        if total > counted:
+            queue.uncommitted_bytes += total - counted
+            self._counted[buffer_id] = total
+        return total > counted and queue.holds_back() is not None
+
+    def end(self) -> None:
+        """It is committed, or given up: nothing of it is on its way."""
+        for buffer_id, size in self._counted.items():
+            self._queues[buffer_id].uncommitted_bytes -= size
+        self._counted = {}

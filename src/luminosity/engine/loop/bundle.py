@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 from apache_beam.portability.api import beam_fn_api_pb2
 
-from luminosity.engine.blocks import Block
-from luminosity.engine.loop.timers import FamilyKey
-from luminosity.engine.loop.watermarks import MAX
+from luminosity.engine.data.blocks import Block
+from luminosity.engine.data.timers import FamilyKey
+from luminosity.engine.data.watermarks import MAX
 from luminosity.engine.plan.codecs import ElementCodec, TimerRecord
 from luminosity.errors import StepFailed
 
 if TYPE_CHECKING:
-    from luminosity.engine.loop.lane import Lane
-    from luminosity.engine.loop.outflow import Given
+    from luminosity.engine.loop.buffers import PendingOutput
+    from luminosity.engine.loop.shard import Shard
     from luminosity.engine.loop.stage import StageRun
     from luminosity.engine.loop.workers import Worker
 
@@ -39,13 +39,13 @@ class Attempt:
     output_hold: int  # nothing it outputs is earlier
     is_warm: bool  # the worker has run this stage before
     open_outputs: set[str | FamilyKey]
-    given: Given
+    pending_output: PendingOutput
     outputs: list[tuple[str, Block]] = field(default_factory=list[tuple[str, Block]])
     timers: list[tuple[FamilyKey, bytes]] = field(default_factory=list[tuple[FamilyKey, bytes]])
     response: beam_fn_api_pb2.InstructionResponse | None = None
     # Splits: those that were asked for and not answered, and what the answers took away.
     split_at: float = float("inf")
-    splits_asked: int = 0
+    splits_requested: int = 0
     pending_splits: set[str] = field(default_factory=set[str])
     ends: dict[str, int] = field(default_factory=dict[str, int])  # read → elements of it that are left
     residual_ranges: list[tuple[str, int, int]] = field(default_factory=list[tuple[str, int, int]])
@@ -78,7 +78,7 @@ class Bundle:
     """Input that is taken together, until it is committed or the run ends."""
 
     stage: StageRun
-    lane: Lane
+    shard: Shard
     inputs: dict[str, list[Block]]
     timers: dict[FamilyKey, list[TimerRecord]] = field(default_factory=dict[FamilyKey, list[TimerRecord]])
     failures: int = 0  # user exceptions
@@ -139,8 +139,8 @@ class Bundle:
                 second[read_id] = tail
         self.release()
         return [
-            Bundle(self.stage, self.lane, first, self.timers, self.failures),
-            Bundle(self.stage, self.lane, second, {}, self.failures),
+            Bundle(self.stage, self.shard, first, self.timers, self.failures),
+            Bundle(self.stage, self.shard, second, {}, self.failures),
         ]
 
     def _halves_of_timers(self) -> list[Bundle]:
@@ -150,7 +150,7 @@ class Bundle:
             timers: dict[FamilyKey, list[TimerRecord]] = {}
             for family, timer in part:
                 timers.setdefault(family, []).append(timer)
-            halves.append(Bundle(self.stage, self.lane, {}, timers, self.failures))
+            halves.append(Bundle(self.stage, self.shard, {}, timers, self.failures))
         return halves
 
 

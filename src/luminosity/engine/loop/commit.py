@@ -13,12 +13,12 @@ from luminosity.engine.loop.parts import RunParts
 
 def commit(bundle: Bundle, attempt: Attempt, response: beam_fn_api_pb2.ProcessBundleResponse, parts: RunParts) -> None:
     """Inputs taken, outputs, state, timers, residuals and metrics: all at once."""
-    stage, lane, now = bundle.stage, bundle.lane, time.monotonic()
+    stage, shard, now = bundle.stage, bundle.shard, time.monotonic()
     left_over = splits.residual_blocks(bundle, attempt)
     processed = bundle.count - sum(block.count for _, blocks in left_over for block in blocks)
     stage.finished(bundle)
     for read_id, blocks in reversed(left_over):
-        lane.prepend(read_id, blocks)
+        shard.prepend(read_id, blocks)
     residuals = [splits.residual_root(bundle, r) for r in (*attempt.residual_roots, *response.residual_roots)]
     if stage.sized_work is not None:
         left = [*left_over, *((read_id, [block]) for read_id, block, _ in residuals)]
@@ -27,12 +27,12 @@ def commit(bundle: Bundle, attempt: Attempt, response: beam_fn_api_pb2.ProcessBu
         if delay > 0:
             stage.add_delayed(read_id, block, now + delay)
         else:
-            lane.append(read_id, block)
+            shard.append(read_id, block)
     _ended(bundle, attempt)
     for transform_id, block in attempt.outputs:
         parts.buffers[stage.written_buffers[transform_id]].deliver(block)
     for family, encoded in attempt.timers:
-        lane.timers.apply(family, stage.timer_codecs[family].records(encoded))
+        shard.timers.apply(family, stage.timer_codecs[family].records(encoded))
     parts.state.commit(attempt.instruction_id)
     parts.metrics.add(stage.id, response.monitoring_infos)
     bundle.release()
@@ -40,8 +40,8 @@ def commit(bundle: Bundle, attempt: Attempt, response: beam_fn_api_pb2.ProcessBu
         stage.size.was_split(has_output=bool(attempt.outputs))
     stage.elements_done += processed
     stage.bundles_done += 1
-    parts.outflows[stage.id].learn(attempt.given, processed)
-    if attempt.is_warm or stage.stage.is_sink:
+    parts.outflows[stage.id].learn(attempt.pending_output, processed)
+    if attempt.is_warm or stage.plan.is_sink:
         stage.size.learn(processed, now - attempt.started_at)
     parts.failures.after_commit(bundle)
 
@@ -49,7 +49,7 @@ def commit(bundle: Bundle, attempt: Attempt, response: beam_fn_api_pb2.ProcessBu
 def _ended(bundle: Bundle, attempt: Attempt) -> None:
     """No worker reads its input any more, and what it has written is no longer on its way."""
     bundle.unpin()
-    attempt.given.end()
+    attempt.pending_output.end()
 
 
 def give_up(bundle: Bundle, attempt: Attempt, parts: RunParts) -> None:

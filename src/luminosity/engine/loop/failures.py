@@ -35,7 +35,7 @@ class Failures:
                 failure.exception.partition(": ")[2], fix=failure.fix
             )  # trying again would find the same disk
         bundle.failures += 1
-        step = failure.step or bundle.stage.stage.label
+        step = failure.step or bundle.stage.plan.label
         if bundle.search is None and bundle.failures < self._tries:
             _LOGGER.warning("step %r failed, try %d of %d: %s", step, bundle.failures, self._tries, failure.exception)
             return [bundle]
@@ -82,7 +82,7 @@ class Failures:
         bundle.deaths += 1
         if bundle.deaths < MAX_TRIES:
             return [bundle]
-        stage, element = bundle.stage.stage, _only_element(bundle, self._codecs)
+        stage, element = bundle.stage.plan, _only_element(bundle, self._codecs)
         lines = [
             f"the worker {describe_exit(exit_code)} each of the {MAX_TRIES} times that it ran one element",
             f"  of step {stage.label!r} ({', '.join(stage.steps)})",
@@ -118,7 +118,7 @@ def describe_exit(code: int) -> str:
 
 
 def _only_element(bundle: Bundle, codecs: Codecs) -> str:
-    for read in bundle.stage.stage.reads:
+    for read in bundle.stage.plan.reads:
         for block in bundle.inputs.get(read.transform_id, ()):
             return shorten_repr(codecs.impl(read.coder_id).decode_nested(block.data()).value, ELEMENT_CHARACTERS)
     return f"a timer of {', '.join(family for _, family in bundle.timers)}"

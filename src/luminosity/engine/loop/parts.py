@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from luminosity.engine.blocks import BlockStore
+from luminosity.engine.data.blocks import BlockStore
+from luminosity.engine.data.state import StateStore
 from luminosity.engine.fnapi.connection import WorkerServer
-from luminosity.engine.fnapi.state import StateStore
 from luminosity.engine.folders import RunFolders
-from luminosity.engine.loop.buffers import BufferRun
+from luminosity.engine.loop.buffers import BufferRun, Outflow
 from luminosity.engine.loop.failures import Failures
 from luminosity.engine.loop.metrics import RunMetrics
-from luminosity.engine.loop.outflow import Outflow
-from luminosity.engine.loop.relief import Relief
+from luminosity.engine.loop.spill_policy import SpillPolicy
 from luminosity.engine.loop.stage import StageRun
 from luminosity.engine.loop.workers import PoolRun
 from luminosity.engine.options import EngineConfig
@@ -28,7 +27,7 @@ class RunParts:
     outflows: dict[str, Outflow]  # by stage
     pools: list[PoolRun]
     blocks: BlockStore
-    relief: Relief
+    spill_policy: SpillPolicy
     state: StateStore
     server: WorkerServer
     folders: RunFolders

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from apache_beam.portability.api import beam_fn_api_pb2
 
+from luminosity.engine.data.watermarks import MAX
 from luminosity.engine.loop import splits
 from luminosity.engine.loop.bundle import Attempt, Bundle
-from luminosity.engine.loop.inbox import Sent
 from luminosity.engine.loop.parts import RunParts
-from luminosity.engine.loop.watermarks import MAX
+from luminosity.engine.loop.workers import Sent
 
 
 def take(sent: Sent, parts: RunParts) -> list[Bundle]:
@@ -45,6 +45,6 @@ def take(sent: Sent, parts: RunParts) -> list[Bundle]:
 def _take_block(bundle: Bundle, attempt: Attempt, data: beam_fn_api_pb2.Elements.Data, parts: RunParts) -> None:
     block = parts.blocks.received(data.data, attempt.output_hold, attempt.worker.writer)
     attempt.outputs.append((data.transform_id, block))
-    is_enough = attempt.given.add(bundle.stage.written_buffers[data.transform_id], block.size)
-    if is_enough and splits.can_split(bundle) and not attempt.splits_asked:
+    is_enough = attempt.pending_output.add(bundle.stage.written_buffers[data.transform_id], block.size)
+    if is_enough and splits.can_split(bundle) and not attempt.splits_requested:
         attempt.split_at = 0.0  # the rest of its input can wait

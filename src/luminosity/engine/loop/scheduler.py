@@ -8,17 +8,16 @@ import time
 
 from apache_beam.portability.api import beam_fn_api_pb2
 
+from luminosity.engine.data.watermarks import MAX
 from luminosity.engine.fnapi.connection import Callbacks
 from luminosity.engine.loop import receiving, sending, splits, workers
 from luminosity.engine.loop.bundle import Attempt, Bundle, new_instruction_id
 from luminosity.engine.loop.commit import commit, give_up
 from luminosity.engine.loop.failures import describe_exit
-from luminosity.engine.loop.inbox import CancelAsked, Connected, Exited, Message, Responded, Sent
 from luminosity.engine.loop.parts import RunParts
-from luminosity.engine.loop.reporter import Reporter
 from luminosity.engine.loop.stage import StageRun
-from luminosity.engine.loop.watermarks import MAX
-from luminosity.engine.loop.workers import PoolRun, Worker
+from luminosity.engine.loop.workers import CancelRequested, Connected, Exited, Message, PoolRun, Responded, Sent, Worker
+from luminosity.engine.observe.reporter import Reporter
 from luminosity.engine.workers.failure import Failure
 from luminosity.errors import RunCancelled, WorkerStartFailed
 
@@ -47,7 +46,7 @@ class Scheduler:
 
     def cancel(self) -> None:
         """End the run soon. May be called from any thread."""
-        self._events.put(CancelAsked())
+        self._events.put(CancelRequested())
 
     def run(self) -> None:
         """Return when the pipeline is done; raise when it can't be. No worker is left either way."""
@@ -79,7 +78,7 @@ class Scheduler:
                 self._is_pumping = True
         if self._is_pumping:
             self._advance()
-        self._parts.relief.check()
+        self._parts.spill_policy.check()
 
     def _dispatch(self) -> None:
         now = time.monotonic()
@@ -120,7 +119,7 @@ class Scheduler:
         """Start one more, if its pool may have it and has gone without for long enough."""
         pool = stage.pool
         waiting_since = self._saturated_since.setdefault(id(pool), now)
-        is_needed = not pool.workers or pool.pool.device_groups or now - waiting_since > _SATURATED_S
+        is_needed = not pool.workers or pool.plan.device_groups or now - waiting_since > _SATURATED_S
         index = pool.unused_index()
         if index is not None and is_needed and pool.starting() < max(1, stage.queued):
             self._saturated_since[id(pool)] = now
@@ -129,7 +128,7 @@ class Scheduler:
     def _start_device_workers(self) -> None:
         """They will be needed, and what they load is large: they need not wait for the first element."""
         for pool in self._parts.pools:
-            for index in range(len(pool.pool.device_groups)):
+            for index in range(len(pool.plan.device_groups)):
                 self._start_worker(pool, index)
 
     def _start_worker(self, pool: PoolRun, index: int) -> None:
@@ -269,13 +268,13 @@ class Scheduler:
             worker.pool.failed_starts += 1
             if worker.pool.failed_starts >= _MAX_FAILED_STARTS:
                 raise WorkerStartFailed(
-                    f"a worker of pool {worker.pool.pool.name!r} {describe_exit(code)} before it was "
+                    f"a worker of pool {worker.pool.plan.name!r} {describe_exit(code)} before it was "
                     f"ready, {_MAX_FAILED_STARTS} times in a row; what it printed is above"
                 )
         if worker.bundles:
             _LOGGER.warning(
                 "a worker of pool %r %s; what it was doing (%d bundle(s)) is done again",
-                worker.pool.pool.name,
+                worker.pool.plan.name,
                 describe_exit(code),
                 len(worker.bundles),
             )
@@ -300,8 +299,8 @@ class Scheduler:
         buffers = self._parts.buffers
         for stage in self._parts.stages:
             if not stage.is_ready:
-                stage.is_ready = all(buffers[s.buffer_id].watermark() >= MAX for s in stage.stage.side_inputs)
-            stage.advance(min((buffers[r.buffer_id].watermark() for r in stage.stage.reads), default=MAX))
+                stage.is_ready = all(buffers[s.buffer_id].watermark() >= MAX for s in stage.plan.side_inputs)
+            stage.advance(min((buffers[r.buffer_id].watermark() for r in stage.plan.reads), default=MAX))
 
     def _is_done(self) -> bool:
         return not self._finalizing and all(stage.is_done() for stage in self._parts.stages)
@@ -331,5 +330,5 @@ class Scheduler:
                 return
             if isinstance(event, Exited):
                 self._lost(event.worker, event.code)
-            elif isinstance(event, CancelAsked):
+            elif isinstance(event, CancelRequested):
                 return  # whoever is left is killed

@@ -26,8 +26,8 @@ def start(bundle: Bundle, worker: Worker, parts: RunParts, now: float) -> None:
         now,
         output_hold=stage.output_watermark,
         is_warm=stage.id in worker.warm_stages,
-        open_outputs={w.transform_id for w in stage.stage.writes} | {f.key for f in stage.stage.timers},
-        given=parts.outflows[stage.id].begin(bundle.count),
+        open_outputs={w.transform_id for w in stage.plan.writes} | {f.key for f in stage.plan.timers},
+        pending_output=parts.outflows[stage.id].begin(bundle.count),
     )
     if splits.can_split(bundle):
         attempt.split_at = now + stage.size.deadline_seconds(now)
@@ -35,7 +35,7 @@ def start(bundle: Bundle, worker: Worker, parts: RunParts, now: float) -> None:
     request = beam_fn_api_pb2.InstructionRequest(instruction_id=instruction_id)
     request.process_bundle.process_bundle_descriptor_id = stage.id
     request.process_bundle.data_stream_id = stream_id
-    for side_input in stage.stage.side_inputs:
+    for side_input in stage.plan.side_inputs:
         # The content never changes once the stage runs, so workers may keep it from bundle to bundle.
         token = request.process_bundle.cache_tokens.add(token=b"complete")
         token.side_input.transform_id = side_input.transform_id
@@ -50,7 +50,7 @@ def _input_elements(bundle: Bundle, instruction_id: str) -> Iterator[beam_fn_api
     """Everything a bundle gets, with an end for each of its reads and timer families, in messages of a modest size."""
     elements = beam_fn_api_pb2.Elements()
     size = 0
-    for read in bundle.stage.stage.reads:
+    for read in bundle.stage.plan.reads:
         for block in bundle.inputs.get(read.transform_id, ()):
             message = block.message()
             elements.data.add(instruction_id=instruction_id, transform_id=read.transform_id, data=message)
@@ -59,7 +59,7 @@ def _input_elements(bundle: Bundle, instruction_id: str) -> Iterator[beam_fn_api
                 yield elements
                 elements, size = beam_fn_api_pb2.Elements(), 0
         elements.data.add(instruction_id=instruction_id, transform_id=read.transform_id, is_last=True)
-    for family in bundle.stage.stage.timers:
+    for family in bundle.stage.plan.timers:
         address = {
             "instruction_id": instruction_id,
             "transform_id": family.transform_id,

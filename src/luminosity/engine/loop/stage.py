@@ -1,4 +1,4 @@
-"""A stage while a run lasts: its lanes, watermarks and bundle size."""
+"""A stage while a run lasts: its shards, watermarks and bundle size."""
 
 from __future__ import annotations
 
@@ -8,21 +8,20 @@ import zlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from luminosity.engine.blocks import Block, BlockStore
+from luminosity.engine.data.blocks import Block, BlockStore
+from luminosity.engine.data.timers import FamilyKey
+from luminosity.engine.data.watermarks import MAX, MIN, Holds
 from luminosity.engine.loop.bundle import Bundle
-from luminosity.engine.loop.busy import BusyTime
-from luminosity.engine.loop.lane import Lane
-from luminosity.engine.loop.sizedwork import SizedWork
-from luminosity.engine.loop.sizing import SINK_ELEMENTS, BundleSize
-from luminosity.engine.loop.timers import FamilyKey
-from luminosity.engine.loop.watermarks import MAX, MIN, Holds
+from luminosity.engine.loop.metrics import BusyTime
+from luminosity.engine.loop.shard import Shard
+from luminosity.engine.loop.sizing import SINK_ELEMENTS, BundleSize, SizedWork
 from luminosity.engine.plan.codecs import Codecs, ElementCodec, TimerCodec
 from luminosity.engine.plan.graph import Stage
 
 if TYPE_CHECKING:
     from luminosity.engine.loop.workers import PoolRun
 
-_LANES_PER_WORKER = 4
+_SHARDS_PER_WORKER = 4
 _BUNDLE_BYTES = 64 << 20
 _LEAST_BUNDLE_BYTES = 1 << 20
 _BUNDLE_PART = 16  # of the memory budget
@@ -35,46 +34,46 @@ _MOST_GATHERING_S = 30.0
 class StageRun:
     def __init__(
         self,
-        stage: Stage,
+        plan: Stage,
         pool: PoolRun,
         max_active_bundles: int,
         codecs: Codecs,
         blocks: BlockStore,
         queue_limit: int,
     ) -> None:
-        self.id = stage.id
-        self.stage = stage
+        self.id = plan.id
+        self.plan = plan
         self.pool = pool
         self.max_active_bundles = max_active_bundles
         self.blocks = blocks
         self._gather_bytes = min(_SINK_BYTES, queue_limit // 4)  # well before its writers are held back
         self._bundle_bytes = max(_LEAST_BUNDLE_BYTES, min(_BUNDLE_BYTES, blocks.ledger.limit // _BUNDLE_PART))
-        self.size = BundleSize(stage.is_sink, stage.sorts_its_bundle)
-        self._codecs = {read.transform_id: codecs.elements(read.coder_id) for read in stage.reads}
-        self.written_buffers = {write.transform_id: write.buffer_id for write in stage.writes}
-        self.timer_codecs: dict[FamilyKey, TimerCodec] = {f.key: codecs.timers(f) for f in stage.timers}
-        reads = [read.transform_id for read in stage.reads]
-        if stage.is_stateful:
-            # Keys are spread over lanes, so that a key's elements are never in two bundles at once.
-            total_slots = pool.pool.workers * pool.pool.slots
-            lanes = 1 if total_slots == 1 else _LANES_PER_WORKER * total_slots
-            self.lanes = [Lane(reads, is_exclusive=True) for _ in range(lanes)]
+        self.size = BundleSize(plan.is_sink, plan.sorts_its_bundle)
+        self._codecs = {read.transform_id: codecs.elements(read.coder_id) for read in plan.reads}
+        self.written_buffers = {write.transform_id: write.buffer_id for write in plan.writes}
+        self.timer_codecs: dict[FamilyKey, TimerCodec] = {f.key: codecs.timers(f) for f in plan.timers}
+        reads = [read.transform_id for read in plan.reads]
+        if plan.is_stateful:
+            # Keys are spread over shards, so that a key's elements are never in two bundles at once.
+            total_slots = pool.plan.workers * pool.plan.slots
+            shards = 1 if total_slots == 1 else _SHARDS_PER_WORKER * total_slots
+            self.shards = [Shard(reads, is_exclusive=True) for _ in range(shards)]
         else:
-            self.lanes = [Lane(reads, is_exclusive=False)]
-        self._next_lane = -1
+            self.shards = [Shard(reads, is_exclusive=False)]
+        self._next_shard = -1
         self._delayed: list[tuple[float, int, str, Block]] = []
         self._order = itertools.count()
         self._running_holds = Holds()  # of input in bundles, running or waiting to be tried again
         self._running_timer_holds = Holds()
         self._delayed_holds = Holds()
-        self.is_ready = not stage.side_inputs
+        self.is_ready = not plan.side_inputs
         self._gathering_since: float | None = None
         self._first_gathered_at: float | None = None
         self._upstream_watermark = MIN
         self.input_watermark = MIN
         self.output_watermark = MIN
         self.busy = BusyTime()
-        self.sized_work = SizedWork(self.codec) if stage.is_splittable else None
+        self.sized_work = SizedWork(self.codec) if plan.is_splittable else None
         self.has_begun = False
         self.elements_done = 0
         self.bundles_done = 0
@@ -86,11 +85,11 @@ class StageRun:
 
     @property
     def queued_bytes(self) -> int:
-        return sum(lane.bytes for lane in self.lanes)
+        return sum(shard.bytes for shard in self.shards)
 
     @property
     def queued(self) -> int:
-        return sum(lane.count for lane in self.lanes)
+        return sum(shard.count for shard in self.shards)
 
     def add(self, read_id: str, block: Block) -> None:
         """Queue ``block``, which came from upstream."""
@@ -99,13 +98,13 @@ class StageRun:
         self._queue(read_id, block)
 
     def _queue(self, read_id: str, block: Block) -> None:
-        """With several lanes, each element in the lane of its key."""
-        if len(self.lanes) == 1:
-            self.lanes[0].append(read_id, block)
+        """With several shards, each element in the shard of its key."""
+        if len(self.shards) == 1:
+            self.shards[0].append(read_id, block)
             return
         parts: dict[int, list[bytes]] = {}
         for element in self.codec(read_id).keyed_elements(block.data(), with_header=False):
-            parts.setdefault(zlib.crc32(element.key) % len(self.lanes), []).append(element.encoded)
+            parts.setdefault(zlib.crc32(element.key) % len(self.shards), []).append(element.encoded)
         for index, elements in parts.items():
             # Each part keeps a block that refers to a large group's values: they live as long as it does.
             data = b"".join(elements)
@@ -113,13 +112,13 @@ class StageRun:
             part = self.blocks.of_bytes(
                 data, len(elements), block.hold, weight=weight, on_free=block.share().release if block.refers else None
             )
-            self.lanes[index].append(read_id, part)
+            self.shards[index].append(read_id, part)
         block.release()
 
     def waiting_blocks(self) -> Iterator[Block]:
         """What is queued, the last first."""
-        for lane in self.lanes:
-            yield from lane.waiting_blocks()
+        for shard in self.shards:
+            yield from shard.waiting_blocks()
 
     def add_delayed(self, read_id: str, block: Block, due_at: float) -> None:
         """Queue a residual that asked to wait until ``due_at``."""
@@ -139,7 +138,7 @@ class StageRun:
 
     def is_gathering(self, now: float) -> bool:
         """Whether to wait for more, because a file is written per bundle and more is on its way."""
-        if not self.stage.is_sink or self._upstream_watermark >= MAX or any(lane.retries for lane in self.lanes):
+        if not self.plan.is_sink or self._upstream_watermark >= MAX or any(shard.retries for shard in self.shards):
             return False
         if self._gathering_since is None:
             self._gathering_since = now
@@ -152,74 +151,72 @@ class StageRun:
 
     def next_is_suspect(self) -> bool:
         """Whether the next bundle must have a worker of its own, to tell if it is what ends workers."""
-        return any(lane.retries[0].is_suspect for lane in self.lanes if lane.retries and lane.is_free())
+        return any(shard.retries[0].is_suspect for shard in self.shards if shard.retries and shard.is_free())
 
     def next_bundle(self, now: float, wall_micros: int, most_elements: int | None) -> Bundle | None:
         """Take the input of a bundle that can run now, of ``most_elements`` at most."""
         self._gathering_since = None
-        retrying = [lane for lane in self.lanes if lane.retries and lane.is_free()]
+        retrying = [shard for shard in self.shards if shard.retries and shard.is_free()]
         if retrying:
             bundle = retrying[0].retries.popleft()
-            bundle.lane.running += 1
+            bundle.shard.running += 1
             return bundle
-        for _ in range(len(self.lanes)):
+        for _ in range(len(self.shards)):
             # In turn, so that none is left out.
-            self._next_lane = (self._next_lane + 1) % len(self.lanes)
-            lane = self.lanes[self._next_lane]
-            if lane.is_free() and (bundle := self._bundle_of(lane, now, wall_micros, most_elements)):
-                lane.running += 1
+            self._next_shard = (self._next_shard + 1) % len(self.shards)
+            shard = self.shards[self._next_shard]
+            if shard.is_free() and (bundle := self._bundle_of(shard, now, wall_micros, most_elements)):
+                shard.running += 1
                 self.has_begun = True
                 self._hold(bundle)
                 return bundle
         return None
 
-    def _bundle_of(self, lane: Lane, now: float, wall_micros: int, most_elements: int | None) -> Bundle | None:
+    def _bundle_of(self, shard: Shard, now: float, wall_micros: int, most_elements: int | None) -> Bundle | None:
         """Due timers come before more input: with steady input they would else never fire."""
-        if lane.timers and (due := lane.timers.take_due(self._clock(wall_micros), _BUNDLE_TIMERS)):
-            return Bundle(self, lane, {}, due)
-        if lane.count:
+        if shard.timers and (due := shard.timers.take_due(self._clock(wall_micros), _BUNDLE_TIMERS)):
+            return Bundle(self, shard, {}, due)
+        if shard.count:
             # Long bundles end together only if the last ones are small: each takes its part of what is left.
             # And a sink's first bundle leaves some for workers that are still to come.
-            is_for_all = self.stage.sorts_its_bundle or self.stage.is_sink
+            is_for_all = self.plan.sorts_its_bundle or self.plan.is_sink
             slots = self.pool.all_slots() if is_for_all else self.pool.free_slots()
-            size = lane.bytes if self.sized_work is None else self.sized_work.left
-            elements = self.size.next(now, lane.count, max(1, slots), size)
+            size = shard.bytes if self.sized_work is None else self.sized_work.left
+            elements = self.size.next(now, shard.count, max(1, slots), size)
             if most_elements is not None:
                 elements = min(elements, most_elements)
-            return Bundle(self, lane, lane.take(self._codecs, elements, self._bundle_bytes))
+            return Bundle(self, shard, shard.take(self._codecs, elements, self._bundle_bytes))
         return None
 
     def has_work(self, wall_micros: int) -> bool:
         clock = None
-        for lane in self.lanes:
-            if not lane.is_free():
+        for shard in self.shards:
+            if not shard.is_free():
                 continue
-            if lane.count or lane.retries:
+            if shard.count or shard.retries:
                 return True
-            if lane.timers:
+            if shard.timers:
                 clock = clock or self._clock(wall_micros)
-                if any(
-                    (fire := lane.timers.next_fire(family)) is not None and fire <= now for family, now in clock.items()
-                ):
+                if any((fire := shard.timers.next_fire(f)) is not None and fire <= now for f, now in clock.items()):
                     return True
         return False
 
     def next_processing_timer(self) -> int | None:
-        families = [f.key for f in self.stage.timers if f.is_processing_time]
-        fires = [lane.timers.next_fire(family) for family in families for lane in self.lanes if lane.timers]
+        families = [f.key for f in self.plan.timers if f.is_processing_time]
+        fires = [shard.timers.next_fire(family) for family in families for shard in self.shards if shard.timers]
         return min((fire for fire in fires if fire is not None), default=None)
 
     def finished(self, bundle: Bundle) -> None:
         """``bundle`` is committed, or others take its place."""
-        bundle.lane.running -= 1
+        bundle.shard.running -= 1
         self._let_go(bundle)
 
     def retry(self, old: Bundle, bundles: list[Bundle]) -> None:
-        """Try ``bundles`` in place of ``old``, before anything else of its lane."""
+        """Try ``bundles`` in place of ``old``, before anything else of its shard."""
         self.finished(old)
         for bundle in reversed(bundles):
             self._hold(bundle)
-            bundle.lane.retries.appendleft(bundle)
+            bundle.shard.retries.appendleft(bundle)
 
     def _hold(self, bundle: Bundle) -> None:
         (self._running_holds if bundle.inputs else self._running_timer_holds).add(bundle.hold)
@@ -231,23 +228,23 @@ class StageRun:
         """How late it is for each family of timers."""
         # An element at the watermark itself may still come: a timer at that time waits until it has passed.
         event_micros = self.input_watermark if self.input_watermark >= MAX else self.input_watermark - 1
-        return {f.key: wall_micros if f.is_processing_time else event_micros for f in self.stage.timers}
+        return {f.key: wall_micros if f.is_processing_time else event_micros for f in self.plan.timers}
 
     # Time
 
     def advance(self, upstream: int) -> None:
         """Compute the watermarks, given that of everything that still comes from upstream."""
         self._upstream_watermark = upstream
-        queued = min(lane.holds.minimum for lane in self.lanes)
+        queued = min(shard.holds.minimum for shard in self.shards)
         self.input_watermark = min(upstream, queued, self._running_holds.minimum, self._delayed_holds.minimum)
-        timers = min(lane.timers.holds.minimum for lane in self.lanes)
+        timers = min(shard.timers.holds.minimum for shard in self.shards)
         self.output_watermark = min(self.input_watermark, timers, self._running_timer_holds.minimum)
 
     def is_done(self) -> bool:
-        return self.output_watermark >= MAX and not self._delayed and all(lane.is_idle() for lane in self.lanes)
+        return self.output_watermark >= MAX and not self._delayed and all(shard.is_idle() for shard in self.shards)
 
     def release(self) -> None:
-        for lane in self.lanes:
-            lane.release()
+        for shard in self.shards:
+            shard.release()
         for _, _, _, block in self._delayed:
             block.release()

@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from apache_beam.portability.api import beam_fn_api_pb2
 
@@ -14,7 +15,7 @@ from luminosity.core import THREAD_VARIABLES
 from luminosity.engine.fnapi.connection import WorkerConnection
 from luminosity.engine.folders import RunFolders
 from luminosity.engine.loop.bundle import Attempt, Bundle
-from luminosity.engine.loop.busy import BusyTime
+from luminosity.engine.loop.metrics import BusyTime
 from luminosity.engine.options import EngineConfig
 from luminosity.engine.resources.machine import visibility
 from luminosity.engine.resources.pools import Pool
@@ -40,7 +41,7 @@ class Worker:
         self.connection: WorkerConnection | None = None
         self.bundles: dict[str, Bundle] = {}
         self.warm_stages: set[str] = set()
-        self._free_streams = [f"{slot}" for slot in range(pool.pool.slots)]
+        self._free_streams = [f"{slot}" for slot in range(pool.plan.slots)]
 
     def free_slots(self) -> int:
         if not self.is_connected or self.is_stopping or any(b.is_suspect for b in self.bundles.values()):
@@ -89,28 +90,28 @@ class Worker:
 class PoolRun:
     """A pool's workers while a run lasts; started as there is work for them."""
 
-    def __init__(self, pool: Pool, first_writer: int) -> None:
-        self.pool = pool
+    def __init__(self, plan: Pool, first_writer: int) -> None:
+        self.plan = plan
         self.first_writer = first_writer
         self.workers: dict[int, Worker] = {}  # by index: a lost one is replaced in its place
         self.failed_starts = 0
-        self.worker_busy = [BusyTime() for _ in range(pool.workers)]
+        self.worker_busy = [BusyTime() for _ in range(plan.workers)]
 
     def free_slots(self) -> int:
         return sum(worker.free_slots() for worker in self.workers.values())
 
     def all_slots(self) -> int:
-        return self.pool.workers * self.pool.slots
+        return self.plan.workers * self.plan.slots
 
     def starting(self) -> int:
         return sum(not worker.is_connected for worker in self.workers.values())
 
     def unused_index(self) -> int | None:
-        return next((i for i in range(self.pool.workers) if i not in self.workers), None)
+        return next((i for i in range(self.plan.workers) if i not in self.workers), None)
 
     def environment(self, index: int) -> dict[str, str]:
         """What the worker at ``index`` finds in ``os.environ``: this process's, its devices, its share."""
-        share = self.pool.share(index)
+        share = self.plan.share(index)
         threads = str(max(1, int(share.cores)))
         return {
             **dict.fromkeys(THREAD_VARIABLES, threads),
@@ -145,3 +146,33 @@ def start(
         pipeline_options=config.worker_options,
     )
     worker.process = launcher.start(request, lambda code: on_exit(worker, code))
+
+
+@dataclass(frozen=True)
+class Connected:
+    worker: Worker
+
+
+@dataclass(frozen=True)
+class Responded:
+    worker: Worker
+    response: beam_fn_api_pb2.InstructionResponse
+
+
+@dataclass(frozen=True)
+class Sent:
+    worker: Worker
+    elements: beam_fn_api_pb2.Elements
+
+
+@dataclass(frozen=True)
+class Exited:
+    worker: Worker
+    code: int
+
+
+class CancelRequested:
+    pass
+
+
+Message = Connected | Responded | Sent | Exited | CancelRequested

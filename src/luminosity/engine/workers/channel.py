@@ -12,9 +12,9 @@ from typing import Any
 from apache_beam.portability.api import beam_fn_api_pb2
 from apache_beam.runners.worker import data_plane
 
+from luminosity.engine.data import wire
 from luminosity.engine.spill import frames
 from luminosity.engine.spill.quota import WriterQuota
-from luminosity.engine.workers import wire
 
 BLOCK_BYTES = 1 << 20
 _BLOCK_SECONDS = 0.05

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 
 from apache_beam.portability.api import beam_fn_api_pb2
 
+from luminosity.engine.data.state import StateStore
 from luminosity.engine.fnapi.connection import Callbacks
-from luminosity.engine.fnapi.state import StateStore
 from luminosity.engine.spill.quota import WriterQuota
 from luminosity.engine.workers.channel import BlockWriter
 from luminosity.engine.workers.failure import Failure, original

@@ -13,7 +13,7 @@ from apache_beam.runners.portability.fn_api_runner.worker_handlers import Single
 from apache_beam.runners.worker import bundle_processor, data_plane, sdk_worker, statesampler
 from apache_beam.runners.worker.statecache import StateCache
 
-from luminosity.engine.workers import wire
+from luminosity.engine.data import wire
 from luminosity.engine.workers.channel import BlockStream
 from luminosity.engine.workers.failure import original
 from luminosity.engine.workers.harness import RUNNER_CAPABILITIES, PromptStateSampler

@@ -7,10 +7,10 @@ import itertools
 import os
 from collections.abc import Callable, Collection, Iterable
 
+from luminosity.engine.data import wire
 from luminosity.engine.plan.codecs import ElementCodec
 from luminosity.engine.spill import frames
 from luminosity.engine.spill.quota import Ledger
-from luminosity.engine.workers import wire
 
 _PACK_BYTES = 1 << 20
 _numbers = itertools.count(1)

@@ -1,19 +1,19 @@
-"""A stage's waiting input. A stateful stage has several lanes, each with keys of its own."""
+"""A stage's waiting input. A stateful stage has several shards, each with keys of its own."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
 
-from luminosity.engine.blocks import Block
+from luminosity.engine.data.blocks import Block
+from luminosity.engine.data.timers import TimerStore
+from luminosity.engine.data.watermarks import Holds
 from luminosity.engine.loop.bundle import Bundle
-from luminosity.engine.loop.timers import TimerStore
-from luminosity.engine.loop.watermarks import Holds
 from luminosity.engine.plan.codecs import ElementCodec
 
 
-class Lane:
-    """Queues of blocks, one per read. In an exclusive lane one bundle runs at a time, in the order of its input."""
+class Shard:
+    """Queues of blocks, one per read. In an exclusive shard one bundle runs at a time, in the order of its input."""
 
     def __init__(self, reads: Iterable[str], is_exclusive: bool) -> None:
         self._queues: dict[str, deque[Block]] = {read_id: deque() for read_id in reads}

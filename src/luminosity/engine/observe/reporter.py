@@ -10,8 +10,8 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Literal
 
 from luminosity.engine.loop.bundle import Bundle
-from luminosity.engine.loop.snapshots import Snapshots
 from luminosity.engine.monitor.subscribers import EventStream
+from luminosity.engine.observe.snapshots import Snapshots
 from luminosity.engine.workers.failure import Failure
 from luminosity.events import BundleRetried, RunEnded, RunStarted, WorkerLost, WorkerStarted
 
@@ -52,16 +52,16 @@ class Reporter:
             self._stream.emit(self._snapshots.take(self.run_id, now - self._began_at))
 
     def worker_started(self, worker: Worker) -> None:
-        share = worker.pool.pool.share(worker.index)
+        share = worker.pool.plan.share(worker.index)
         pid = worker.process.pid if worker.process is not None else 0
         self._stream.emit(WorkerStarted(self.run_id, self._seconds(), worker.id, share.pool, pid, share.devices))
 
     def worker_lost(self, worker: Worker, reason: str) -> None:
-        pool = worker.pool.pool.name
+        pool = worker.pool.plan.name
         self._stream.emit(WorkerLost(self.run_id, self._seconds(), worker.id, pool, reason, len(worker.bundles)))
 
     def bundle_retried(self, bundle: Bundle, failure: Failure) -> None:
-        step = failure.step or bundle.stage.stage.label
+        step = failure.step or bundle.stage.plan.label
         line = one_line(failure.exception)
         self._stream.emit(BundleRetried(self.run_id, self._seconds(), step, line, bundle.failures, bundle.count))
 

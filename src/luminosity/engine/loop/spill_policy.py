@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from luminosity.engine.blocks import BlockStore
-from luminosity.engine.fnapi.state import StateStore
-from luminosity.engine.loop.grouping import Grouping
-from luminosity.engine.loop.sideinputs import SideInputData
+from luminosity.engine.data.blocks import BlockStore
+from luminosity.engine.data.grouping import Grouping
+from luminosity.engine.data.sideinputs import SideInputData
+from luminosity.engine.data.state import StateStore
 from luminosity.engine.loop.stage import StageRun
 
 # Above the first part of the budget, make room down to the second: workers fill the rest while that is done.
@@ -18,7 +18,7 @@ _TABLE_PART = 32
 _RETRY_PART = 64
 
 
-class Relief:
+class SpillPolicy:
     def __init__(self, store: BlockStore, state: StateStore, stages: list[StageRun]) -> None:
         self._store = store
         self._state = state

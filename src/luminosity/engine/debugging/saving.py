@@ -11,10 +11,10 @@ from apache_beam.portability.api import beam_fn_api_pb2
 from apache_beam.runners import pipeline_context
 
 from luminosity._text import format_bytes
+from luminosity.engine.data.state import StateStore
 from luminosity.engine.debugging import savefile
 from luminosity.engine.debugging.savefile import Manifest, Part
 from luminosity.engine.debugging.surroundings import Surroundings
-from luminosity.engine.fnapi.state import StateStore
 from luminosity.engine.loop.buffers import BufferRun
 from luminosity.engine.loop.bundle import Bundle
 from luminosity.engine.plan.graph import Graph
@@ -64,7 +64,7 @@ class Saver:
         return f"None of its bundle's {bundle.pieces} elements fails alone. All are saved in {replay} them together."
 
     def _write(self, bundle: Bundle, failure: Failure, exit_code: int | None) -> int:
-        stage = bundle.stage.stage
+        stage = bundle.stage.plan
         entries = _Entries()
         descriptor = self._graph.descriptor(stage, "in-process")
         entries.add(savefile.DESCRIPTOR, [descriptor.SerializeToString()])
@@ -98,7 +98,7 @@ class Saver:
     def _side_inputs(self, bundle: Bundle, entries: _Entries) -> list[Part]:
         parts: list[Part] = []
         known: dict[bytes, str] = {}  # several steps may look at the same
-        for side_input in bundle.stage.stage.side_inputs:
+        for side_input in bundle.stage.plan.side_inputs:
             buffer = self._graph.buffers[side_input.buffer_id]
             if buffer.id not in known:
                 known[buffer.id] = entries.add(f"side_inputs/{len(known)}", self._buffers[buffer.id].side_input_data())
@@ -107,14 +107,14 @@ class Saver:
         return parts
 
     def _cells(self, bundle: Bundle, entries: _Entries) -> list[Part]:
-        if not bundle.stage.stage.is_stateful:
+        if not bundle.stage.plan.is_stateful:
             return []
         keys = {timer.key for timers in bundle.timers.values() for timer in timers}
         for read_id, blocks in bundle.inputs.items():
             codec = bundle.stage.codec(read_id)
             keys |= {element.key for block in blocks for element in codec.keyed_elements(block.data())}
         parts: list[Part] = []
-        for i, (key, data) in enumerate(self._state.cells_of(bundle.stage.stage.steps, keys)):
+        for i, (key, data) in enumerate(self._state.cells_of(bundle.stage.plan.steps, keys)):
             request = beam_fn_api_pb2.StateRequest(state_key=beam_fn_api_pb2.StateKey.FromString(key))
             request.append.data = data
             parts.append(Part(entries.add(f"state/{i}", [request.SerializeToString()])))
@@ -135,7 +135,7 @@ class Saver:
             return ()
 
         context = pipeline_context.PipelineContext(self._graph.components, iterable_state_read=found)
-        for read in bundle.stage.stage.reads:
+        for read in bundle.stage.plan.reads:
             coder_id = self._graph.safe_coders.get(read.coder_id, read.coder_id)
             coder = context.coders[coder_id].get_impl()
             for block in bundle.inputs.get(read.transform_id, ()):

@@ -21,9 +21,9 @@ from apache_beam.transforms.window import (
 from apache_beam.utils.timestamp import Timestamp
 from apache_beam.utils.windowed_value import PaneInfo, PaneInfoTiming, WindowedValue
 
-from luminosity.engine.blocks import Block, BlockStore
-from luminosity.engine.fnapi.state import StateStore
-from luminosity.engine.loop.watermarks import MAX, Holds
+from luminosity.engine.data.blocks import Block, BlockStore
+from luminosity.engine.data.state import StateStore
+from luminosity.engine.data.watermarks import MAX, Holds
 from luminosity.engine.plan.codecs import ElementCodec
 from luminosity.engine.spill.files import Chunk, MemoryChunk, pieces
 from luminosity.engine.spill.runs import LARGE_BYTES, Entry

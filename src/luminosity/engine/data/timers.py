@@ -1,11 +1,11 @@
-"""Timers that are set and have not fired, of the keys of one lane."""
+"""Timers that are set and have not fired, of the keys of one shard."""
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable
 
-from luminosity.engine.loop.watermarks import Holds
+from luminosity.engine.data.watermarks import Holds
 from luminosity.engine.plan.codecs import TimerRecord
 
 FamilyKey = tuple[str, str]

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from apache_beam.portability.api import beam_fn_api_pb2
 
-from luminosity.engine.blocks import Block, BlockStore
+from luminosity.engine.data.blocks import Block, BlockStore
 from luminosity.engine.plan.codecs import ElementCodec
 from luminosity.engine.spill.diskmap import DiskMap
 from luminosity.engine.spill.files import Chunk, MemoryChunk, SpillFile, pieces

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from luminosity.engine.loop.buffers import BufferRun
 from luminosity.engine.loop.bundle import Bundle
-from luminosity.engine.loop.progress import StageProgress
 from luminosity.engine.loop.stage import StageRun
-from luminosity.engine.loop.statuses import Statuses, distinct_labels
 from luminosity.engine.loop.workers import PoolRun
 from luminosity.engine.monitor.sampling import Sampler
-from luminosity.events import DeviceView, MemoryUse, PoolInfo, PoolView, Snapshot, StageInfo, StageView
+from luminosity.engine.observe.progress import StageProgress
+from luminosity.engine.plan.graph import Stage
+from luminosity.events import DeviceView, MemoryUse, PoolInfo, PoolView, Snapshot, StageInfo, StageView, Status
 
 if TYPE_CHECKING:
     from luminosity.engine.loop.parts import RunParts
@@ -24,7 +26,7 @@ class Snapshots:
         self._parts = parts
         self._memory = memory
         self._sampler = sampler
-        labels = distinct_labels(run.stage for run in parts.stages)
+        labels = distinct_labels(run.plan for run in parts.stages)
         self._label_of: Callable[[StageRun], str] = lambda stage: labels[stage.id]
         self._statuses = Statuses(parts.stages, parts.buffers, self._label_of)
         self._progress = {stage.id: StageProgress(stage, parts.metrics) for stage in parts.stages}
@@ -34,7 +36,7 @@ class Snapshots:
             StageInfo(
                 stage.id,
                 self._label_of(stage),
-                stage.pool.pool.name,
+                stage.pool.plan.name,
                 tuple(writer.id for writer in self._statuses.before[stage.id]),
                 tuple(writer.id for writer in self._statuses.of_side_inputs[stage.id]),
             )
@@ -42,7 +44,7 @@ class Snapshots:
         )
 
     def pools(self) -> tuple[PoolInfo, ...]:
-        pools = [run.pool for run in self._parts.pools]
+        pools = [run.plan for run in self._parts.pools]
         return tuple(
             PoolInfo(
                 pool.name, pool.workers, pool.slots, tuple(dict.fromkeys(d for g in pool.device_groups for d in g))
@@ -77,7 +79,7 @@ class Snapshots:
         )
 
     def _stage_view(self, stage: StageRun, running: list[Bundle], workers: int, seconds: float) -> StageView:
-        retrying = [bundle for lane in stage.lanes for bundle in lane.retries]
+        retrying = [bundle for shard in stage.shards for bundle in shard.retries]
         queued = stage.queued + sum(bundle.count for bundle in retrying)
         waiting = queued + sum(bundle.count for bundle in running)
         status, by = self._statuses.of(stage, len(running))
@@ -93,7 +95,7 @@ class Snapshots:
             queued_bytes=stage.queued_bytes,
             running=len(running),
             workers=workers,
-            busy_seconds=round(stage.busy.seconds / stage.pool.pool.slots, 3),
+            busy_seconds=round(stage.busy.seconds / stage.pool.plan.slots, 3),
             fraction=None if progress.fraction is None else round(progress.fraction, 3),
             seconds_left=None if progress.seconds_left is None else round(progress.seconds_left, 1),
             inference=progress.inference,
@@ -101,7 +103,7 @@ class Snapshots:
 
     def _arrived(self, stage: StageRun) -> float | None:
         """The part of the stage's input that has been written, if all that write it know how far they are."""
-        arrived = min((self._parts.buffers[read.buffer_id].fraction_out() for read in stage.stage.reads), default=1.0)
+        arrived = min((self._parts.buffers[read.buffer_id].fraction_out() for read in stage.plan.reads), default=1.0)
         for writer in self._statuses.before[stage.id]:
             fraction = self._progress[writer.id].fraction
             if fraction is None:
@@ -112,7 +114,7 @@ class Snapshots:
     def _device_views(self, seconds: float) -> tuple[DeviceView, ...]:
         busy: dict[str, float] = {}
         for pool in self._parts.pools:
-            for index, devices in enumerate(pool.pool.device_groups):
+            for index, devices in enumerate(pool.plan.device_groups):
                 for device in devices:
                     busy[device] = busy.get(device, 0.0) + pool.worker_busy[index].spanned_seconds
         views: list[DeviceView] = []
@@ -127,14 +129,70 @@ class Snapshots:
 def _pool_view(pool: PoolRun, seconds: float) -> PoolView:
     busy_seconds = sum(busy.spanned_seconds for busy in pool.worker_busy)
     return PoolView(
-        pool.pool.name,
+        pool.plan.name,
         workers=sum(worker.is_connected for worker in pool.workers.values()),
         busy=sum(len(worker.bundles) for worker in pool.workers.values()),
-        slots=pool.pool.workers * pool.pool.slots,
+        slots=pool.plan.workers * pool.plan.slots,
         busy_seconds=round(busy_seconds, 3),
-        busy_fraction=_part(busy_seconds, pool.pool.workers * seconds),
+        busy_fraction=_part(busy_seconds, pool.plan.workers * seconds),
     )
 
 
 def _part(some: float, whole: float) -> float:
     return round(min(1.0, some / whole), 3) if whole > 0 else 0.0
+
+
+def distinct_labels(stages: Iterable[Stage]) -> dict[str, str]:
+    """A label for each stage's id; of several with the same label, each with its own innermost step."""
+    stages = list(stages)
+    common = [stage.label for stage in stages]
+    labels: dict[str, str] = {}
+    for stage in stages:
+        label = stage.label
+        if common.count(label) > 1 and stage.steps:
+            label = f"{label} ({stage.steps[-1].rsplit('/', 1)[-1].split('(', 1)[0]})"
+        taken = set(labels.values())
+        labels[stage.id] = next(name for name in (label, f"{label} {stage.id}") if name not in taken)
+    return labels
+
+
+class Statuses:
+    """Knows who stands before and behind each stage."""
+
+    def __init__(
+        self, stages: Sequence[StageRun], buffers: dict[bytes, BufferRun], label_of: Callable[[StageRun], str]
+    ) -> None:
+        self._label_of = label_of
+        self.before = {run.id: _writers(buffers[read.buffer_id] for read in run.plan.reads) for run in stages}
+        self.of_side_inputs = {
+            run.id: _writers(buffers[side_input.buffer_id] for side_input in run.plan.side_inputs) for run in stages
+        }
+        self._behind = {run.id: [buffers[write.buffer_id] for write in run.plan.writes] for run in stages}
+
+    def of(self, stage: StageRun, running: int) -> tuple[Status, tuple[str, ...]]:
+        """What ``stage``, of which ``running`` bundles run, does or waits for, and whom it waits for."""
+        if stage.is_done():
+            return "done", ()
+        if not stage.is_ready:
+            return "waiting", self._unfinished(self.of_side_inputs[stage.id])
+        has_work = stage.has_work(time.time_ns() // 1000)
+        full = [reader for buffer in self._behind[stage.id] if (reader := buffer.holds_back())] if has_work else []
+        if full:
+            return "held back", tuple(dict.fromkeys(map(self._label_of, full)))
+        if running:
+            return "busy", ()
+        is_worker_free = stage.pool.free_slots() > 0
+        before = self._unfinished(self.before[stage.id])
+        # A sink with a little input waits for more, to write fewer files.
+        if before and (not has_work or (stage.plan.is_sink and is_worker_free)):
+            return "starved", before
+        if has_work:
+            return ("busy", ()) if is_worker_free else ("needs worker", (stage.pool.plan.name,))
+        return "waiting", ()  # for time to pass
+
+    def _unfinished(self, stages: Iterable[StageRun]) -> tuple[str, ...]:
+        return tuple(self._label_of(stage) for stage in stages if not stage.is_done())
+
+
+def _writers(buffers: Iterable[BufferRun]) -> list[StageRun]:
+    return list(dict.fromkeys(writer for buffer in buffers for writer in buffer.writers))
