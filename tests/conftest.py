@@ -64,6 +64,12 @@ def leaves_nothing(warm_runner: None) -> Iterator[None]:
 
 
 @pytest.fixture
+def no_accelerators(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide the machine's accelerators, so that ``--accelerators=1`` gives ``declared:0`` on every machine."""
+    monkeypatch.setattr("luminosity.engine.resources.machine.detect_accelerators", lambda: ())
+
+
+@pytest.fixture
 def patient_sinks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps that write a file per bundle wait for all that comes, also where that takes the machine long."""
     monkeypatch.setattr("luminosity.engine.loop.stage._GATHERING_S", 30.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions
@@ -13,6 +14,7 @@ from apache_beam.transforms.userstate import BagStateSpec
 from luminosity.engine.explain.dryrun import dry_runs
 from luminosity.engine.explain.explain import explain
 from luminosity.engine.explain.explanation import Break, ExplainedStage, Explanation
+from luminosity.engine.resources import machine
 
 _STATE = beam.DoFn.StateParam(BagStateSpec("s", beam.coders.VarIntCoder()))
 
@@ -23,7 +25,11 @@ class Stateful(beam.DoFn):
 
 
 def explained(build: Callable[[beam.Pipeline], Any], *flags: str, is_full: bool = False) -> Explanation:
-    with dry_runs() as runs:
+    """Explain the plan for a machine with 4 cores, 16 GiB of RAM and the accelerators that ``flags`` declare."""
+    this_machine = mock.patch.multiple(
+        machine, usable_cores=lambda: 4, machine_ram_bytes=lambda: 16 << 30, detect_accelerators=lambda: ()
+    )
+    with this_machine, dry_runs() as runs:
         pipeline = beam.Pipeline(options=PipelineOptions(list(flags)))
         build(pipeline)
         pipeline.run()

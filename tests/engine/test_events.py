@@ -41,7 +41,7 @@ from tests.runners import IS_REFERENCE, finished, flags
 
 pytestmark = [
     pytest.mark.skipif(IS_REFERENCE, reason="tests what only the engine does"),
-    pytest.mark.usefixtures("leaves_nothing"),
+    pytest.mark.usefixtures("leaves_nothing", "no_accelerators"),
 ]
 
 _E = TypeVar("_E", bound=Event)

@@ -56,12 +56,12 @@ def with_own_side_input(p: beam.Pipeline, *, is_there: bool) -> None:
 @pytest.mark.parametrize(
     ("build", "kind", "text"),
     [
-        (with_reshuffle, ReasonKind.MOVE, "Reshuffle 'R': elements are shared out anew among the workers"),
-        (with_group, ReasonKind.GROUP, "GroupByKey 'G': all values of a key must be there first"),
+        (with_reshuffle, ReasonKind.MOVE, "Reshuffle 'R' redistributes elements among the workers"),
+        (with_group, ReasonKind.GROUP, "GroupByKey 'G' needs all values of a key"),
         (
             with_combine,
             ReasonKind.COMBINE,
-            "Combine 'C': combined within each bundle, then all of a key must be there",
+            "Combine 'C' combines each bundle first, then needs everything of a key",
         ),
         (with_flatten, ReasonKind.FLATTEN, "Flatten 'F' joins 'A', 'O'"),
         (with_state, ReasonKind.STATE, "'B' keeps state per key, so its input is routed by key"),
@@ -73,7 +73,7 @@ def with_own_side_input(p: beam.Pipeline, *, is_there: bool) -> None:
         (
             with_own_side_input,
             ReasonKind.WAIT,
-            "'B' waits until 'Side' is complete as a side input, and the same stage feeds both",
+            "'B' needs 'Side' complete as a side input, and the same stage feeds both",
         ),
     ],
 )
@@ -110,7 +110,7 @@ def test_a_group_can_be_a_side_input() -> None:
 def test_a_splittable_step_shares_out_its_parts() -> None:
     plan = explained(lambda p: p | beam.Create([(0, 9)]) | "Numbers" >> beam.ParDo(Numbers(0.0)))
     found = break_between(plan, "Numbers", "Numbers")
-    assert [r.text for r in found.reasons] == ["'Numbers' is splittable: its parts are shared out among the workers"]
+    assert [r.text for r in found.reasons] == ["'Numbers' is splittable: its parts are distributed among the workers"]
     assert [step.part for stage in plan.stages for step in stage.steps if step.name == "Numbers"] == [
         "into parts",
         "part by part",

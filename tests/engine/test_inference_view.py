@@ -36,7 +36,10 @@ from luminosity.events import (
 )
 from tests.runners import IS_REFERENCE, finished, flags
 
-pytestmark = pytest.mark.skipif(IS_REFERENCE, reason="tests what only the engine does")
+pytestmark = [
+    pytest.mark.skipif(IS_REFERENCE, reason="tests what only the engine does"),
+    pytest.mark.usefixtures("no_accelerators"),
+]
 
 _OF_A_BATCH = {
     InferenceMetrics.EXAMPLES: 41,

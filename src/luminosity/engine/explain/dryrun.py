@@ -1,4 +1,4 @@
-"""Plan whatever pipelines a script runs, and run none of them."""
+"""Dry runs: plan the pipelines of a script without running them."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from luminosity.engine.runner import LuminosityRunner
 
 @dataclass(frozen=True)
 class DryRun:
-    """A pipeline that would have run."""
+    """A pipeline that a script asked to run, and its plan."""
 
     pipeline: beam_runner_api_pb2.Pipeline
     prepared: Prepared
-    other_runner: str  # the runner that it was meant for, if that is not ours
+    other_runner: str  # the runner that the script named; empty for LuminosityRunner
 
 
 class DryResult(PipelineResult):
-    """That of a run which was over at once and counted nothing."""
+    """The result of a dry run: done at once, without metrics."""
 
     def __init__(self) -> None:
         super().__init__(PipelineState.DONE)
@@ -38,23 +38,28 @@ class DryResult(PipelineResult):
     def wait_until_finish(  # pyright: ignore[reportIncompatibleMethodOverride]  # Beam's base says None, its docs this
         self, duration: float | None = None
     ) -> str:
+        """Return ``DONE`` at once."""
         return self.state
 
     def cancel(self) -> str:
+        """Return ``DONE``: there is nothing to cancel."""
         return self.state
 
     def metrics(self) -> FnApiMetrics:
+        """Return no metrics."""
         return FnApiMetrics({})
 
     def monitoring_metrics(self) -> FnApiMetrics:
+        """Return no metrics."""
         return FnApiMetrics({}, user_metrics_only=False)
 
     def monitoring_infos(self) -> Iterator[metrics_pb2.MonitoringInfo]:
+        """Return no monitoring infos."""
         return iter(())
 
 
 class _WrappedFunctions(PipelineVisitor):
-    """Finds the functions that ``@beam.ptransform_fn`` wraps: by them, a step is Beam's or the user's."""
+    """Finds the functions that ``@beam.ptransform_fn`` wraps: they tell whether a step is Beam's or the user's."""
 
     def __init__(self) -> None:
         self.found: dict[str, str] = {}
@@ -67,7 +72,7 @@ class _WrappedFunctions(PipelineVisitor):
 
 
 class DryRunner(PipelineRunner):
-    """Stands in one pipeline's runner's place."""
+    """Replaces the runner of one pipeline: plans it and appends the plan to ``runs``."""
 
     def __init__(self, runs: list[DryRun], meant_for: str | PipelineRunner) -> None:
         super().__init__()
@@ -78,15 +83,18 @@ class DryRunner(PipelineRunner):
         self._other_runner = "" if name.rpartition(".")[2] == LuminosityRunner.__name__ else name
 
     def default_environment(self, options: PipelineOptions) -> environments.Environment:
+        """Return the environment of steps without resource hints."""
         return worker_environment(options)
 
     def run_pipeline(self, pipeline: Pipeline, options: PipelineOptions) -> PipelineResult:
+        """Note which functions the pipeline's transforms wrap, then plan it."""
         functions = _WrappedFunctions()
         pipeline.visit(functions)
         self._functions = functions.found
         return super().run_pipeline(pipeline, options)
 
     def run_portable_pipeline(self, pipeline: beam_runner_api_pb2.Pipeline, options: PipelineOptions) -> DryResult:
+        """Plan the pipeline. Raises the same errors as a run would before it starts."""
         for transform in pipeline.components.transforms.values():
             if function := self._functions.get(transform.unique_name):
                 transform.annotations["python_type"] = function.encode()
@@ -97,7 +105,10 @@ class DryRunner(PipelineRunner):
 
 @contextlib.contextmanager
 def dry_runs() -> Generator[list[DryRun]]:
-    """Within the context a pipeline that is made, for whichever runner, is only planned when it is run."""
+    """Within the context, plan every pipeline that is run, whatever its runner, instead of running it.
+
+    Yields the list to which the plans are appended.
+    """
     runs: list[DryRun] = []
     initialize = Pipeline.__init__
 
@@ -105,13 +116,13 @@ def dry_runs() -> Generator[list[DryRun]]:
     def initialize_dry(
         self: Pipeline, runner: Any = None, options: Any = None, argv: Any = None, *rest: Any, **named: Any
     ) -> None:
-        # A pipeline is made again from its proto before it runs; then its runner is a dry one already.
+        # Beam rebuilds a pipeline from its proto before it runs; then its runner is a DryRunner already.
         if runner is None or (isinstance(runner, (str, PipelineRunner)) and not isinstance(runner, DryRunner)):
             runner = DryRunner(runs, runner or _named_runner(options, argv))
         initialize(self, runner, options, argv, *rest, **named)
 
     Pipeline.__init__ = initialize_dry
-    LuminosityRunner.warms_up = False  # a script may make one, by name or in code
+    LuminosityRunner.warms_up = False  # creating a LuminosityRunner must start no process
     try:
         yield runs
     finally:
@@ -120,7 +131,7 @@ def dry_runs() -> Generator[list[DryRun]]:
 
 
 def _named_runner(options: Any, argv: Any) -> str | PipelineRunner:
-    """The runner of a pipeline that is handed none but in its options."""
+    """Return the runner that a pipeline's options name, or the default runner."""
     if options is None and isinstance(argv, list):
         options = PipelineOptions(argv)
     named = options.view_as(StandardOptions).runner if isinstance(options, PipelineOptions) else None

@@ -1,4 +1,4 @@
-"""Put a plan into words: stages with the author's step names, and why fusion breaks where it does."""
+"""Explain a plan: its stages with the author's step names, and the reason for each place where fusion breaks."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from luminosity.engine.explain.outline import Outline
 from luminosity.engine.explain.reasons import Reasons
 from luminosity.engine.plan.graph import Buffer, BufferKind, Graph, Stage
 from luminosity.engine.prepare import Prepared
-from luminosity.engine.resources.hints import asked_for
+from luminosity.engine.resources.hints import describe_hints
 from luminosity.engine.resources.pools import Assignment
 
-# Which part of a step a transform is, where the planner takes the step apart.
+# The planner splits some steps into several transforms: what each of them does.
 _PARTS = {
     common_urns.sdf_components.SPLIT_AND_SIZE_RESTRICTIONS.urn: "into parts",
     common_urns.sdf_components.PROCESS_SIZED_ELEMENTS_AND_RESTRICTIONS.urn: "part by part",
@@ -29,13 +29,16 @@ _PARTS = {
     common_urns.combine_components.COMBINE_PER_KEY_MERGE_ACCUMULATORS.urn: "over all bundles",
 }
 _PORTS = (bundle_processor.DATA_INPUT_URN, bundle_processor.DATA_OUTPUT_URN)
-_MOST_INNER_NAMES = 3
-# Where a step of Beam's has these between its own inner stages, its user can't do anything about them.
+_MOST_INNER_NAMES = 3  # as many fit on one line of a table
+# Between the inner stages of one of Beam's own steps, the user can't do anything about these.
 _INNER_MATTERS = frozenset([ReasonKind.SIDE_INPUT, ReasonKind.WAIT])
 
 
 def explain(prepared: Prepared, pipeline: beam_runner_api_pb2.Pipeline, *, is_full: bool = False) -> Explanation:
-    """``pipeline`` is the one that was prepared; ``is_full`` names all that Beam made of each step."""
+    """Explain how ``pipeline`` would run. ``prepared`` is its plan.
+
+    ``is_full`` names every transform that Beam made of each step.
+    """
     outline = Outline(pipeline, is_full=is_full)
     graph = replace(prepared.graph, stages=_in_authors_order(prepared.graph.stages, outline))
     pools = {id(assignment.pool): assignment.pool for assignment in prepared.assignments.values()}
@@ -49,7 +52,7 @@ def explain(prepared: Prepared, pipeline: beam_runner_api_pb2.Pipeline, *, is_fu
 
 
 def _in_authors_order(stages: tuple[Stage, ...], outline: Outline) -> tuple[Stage, ...]:
-    """Writers before readers; of those that may be next, the one that is first in the author's program."""
+    """Sort writers before readers; of the stages that may come next, take the first one in the author's program."""
     writers: dict[bytes, list[int]] = {}
     for index, stage in enumerate(stages):
         for write in stage.writes:
@@ -83,7 +86,7 @@ def _stages(graph: Graph, assignments: Mapping[str, Assignment], outline: Outlin
             label=stage.label,
             pool=assignment.pool,
             max_active_bundles=assignment.max_active_bundles,
-            asks_for=asked_for(graph.components.environments[stage.environment_id]),
+            asks_for=describe_hints(graph.components.environments[stage.environment_id]),
             is_source=any(graph.buffers[read.buffer_id].kind is BufferKind.IMPULSE for read in stage.reads),
             steps=tuple(
                 Step(step, _part(transforms) if spread[step] > 1 else "", tuple(t.unique_name for t in transforms))
@@ -93,7 +96,7 @@ def _stages(graph: Graph, assignments: Mapping[str, Assignment], outline: Outlin
 
 
 def _contents(stage: Stage, outline: Outline) -> dict[str, list[beam_runner_api_pb2.PTransform]]:
-    """The stage's transforms by the author's steps, both in the author's order."""
+    """Group the stage's transforms by the author's steps, both in the author's order."""
     transforms = [t for t in stage.transforms if outline.is_full or not outline.is_recoding(t)]
     transforms = [t for t in transforms if t.spec.urn not in _PORTS or t.spec.payload == translations.IMPULSE_BUFFER]
     content: dict[str, list[beam_runner_api_pb2.PTransform]] = {}
@@ -103,7 +106,7 @@ def _contents(stage: Stage, outline: Outline) -> dict[str, list[beam_runner_api_
 
 
 def _part(transforms: list[beam_runner_api_pb2.PTransform]) -> str:
-    """Which part of a step these are."""
+    """Name the part of a step that these transforms are."""
     for transform in transforms:
         if transform.spec.urn in _PARTS:
             return _PARTS[transform.spec.urn]
@@ -150,7 +153,7 @@ def _breaks(graph: Graph, outline: Outline) -> Iterator[Break]:
 
 
 def _absorbed(graph: Graph, outline: Outline) -> Iterator[str]:
-    """The author's steps that would only move elements from one buffer to the next, and were left out."""
+    """Yield the author's steps that were left out because they only move elements from one buffer to the next."""
     reasons = Reasons(graph, outline)
     kept = {reasons.made_by(buffer) for buffer in graph.buffers.values()}
     kept |= {transform.unique_name for stage in graph.stages for transform in stage.transforms}

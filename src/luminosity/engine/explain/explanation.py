@@ -1,4 +1,4 @@
-"""A plan in words, for people: what ``lum plan`` prints and draws."""
+"""The explanation of a plan, as data: what ``lum plan`` prints and draws."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from luminosity.engine.resources.pools import Pool
 
 
 class ReasonKind(Enum):
+    """The kinds of reasons for a break."""
+
     GROUP = "group"
     COMBINE = "combine"
     MOVE = "move"
@@ -23,7 +25,7 @@ class ReasonKind(Enum):
 
 @dataclass(frozen=True)
 class Reason:
-    """Why elements are handed from one stage to another instead of going on in the same worker."""
+    """The reason why elements go through a buffer to another stage instead of staying in the same worker."""
 
     kind: ReasonKind
     short: str  # a few words, for a drawing
@@ -32,33 +34,36 @@ class Reason:
 
 @dataclass(frozen=True)
 class Break:
-    """A place where fusion breaks: what these stages write lies in a buffer until another one reads it."""
+    """A place where fusion breaks: a buffer that some stages write and another one reads."""
 
     buffer_id: bytes
     writers: tuple[int, ...]  # numbers of stages
-    reader: int | None  # None: nothing reads it
+    reader: int | None  # number of a stage; None if nothing reads it
     from_steps: tuple[str, ...]
     to_steps: tuple[str, ...]
-    reasons: tuple[Reason, ...]  # each of them alone would be enough
+    reasons: tuple[Reason, ...]  # each of them would be enough
     is_side_input: bool
-    inside: str  # the step of Beam's whose inner matter it is; empty where it is the author's
+    inside: str  # the step of Beam's that contains both stages; empty otherwise
 
     @property
     def short(self) -> str:
+        """The reasons in a few words, for a drawing."""
         return " · ".join(dict.fromkeys(reason.short for reason in self.reasons))
 
 
 @dataclass(frozen=True)
 class Step:
-    """The author's step, or what of it runs in one stage."""
+    """A step of the author, or the part of it that runs in one stage."""
 
     name: str
-    part: str  # which part; empty where all of it runs here
-    transforms: tuple[str, ...]  # full names of what Beam made of it
+    part: str  # the name of the part; empty if the whole step runs here
+    transforms: tuple[str, ...]  # full names of the transforms that Beam made of it
 
 
 @dataclass(frozen=True)
 class ExplainedStage:
+    """A stage with its steps, its pool and its resource hints."""
+
     number: int
     label: str
     pool: Pool
@@ -70,21 +75,21 @@ class ExplainedStage:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Everything about a plan that a reader may want to know."""
+    """A plan with everything that ``lum plan`` shows."""
 
     machine: Machine
     pools: tuple[Pool, ...]
     stages: tuple[ExplainedStage, ...]
     breaks: tuple[Break, ...]
-    absorbed: tuple[str, ...]  # steps that need neither a stage nor a break: a Reshuffle after a GroupByKey
+    absorbed: tuple[str, ...]  # steps without a stage or a break of their own, such as a Reshuffle after a GroupByKey
 
     def sources(self, stage: ExplainedStage) -> tuple[list[int], list[int]]:
-        """The stages whose output it reads: as its main input, and as side inputs."""
+        """Return the numbers of the stages that ``stage`` reads: as its main input, and as side inputs."""
         breaks = [b for b in self.breaks if b.reader == stage.number]
         main = {writer for b in breaks if not b.is_side_input for writer in b.writers}
         side = {writer for b in breaks if b.is_side_input for writer in b.writers}
         return sorted(main), sorted(side)
 
     def readers(self, stage: ExplainedStage) -> list[int]:
-        """The stages that read its output."""
+        """Return the numbers of the stages that read the output of ``stage``."""
         return sorted({b.reader for b in self.breaks if stage.number in b.writers and b.reader is not None})

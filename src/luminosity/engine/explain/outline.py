@@ -1,4 +1,4 @@
-"""A pipeline's steps as their author named them, whatever Beam and the planner make of them."""
+"""A pipeline's steps as their author named them: the step for each transform that Beam and the planner made."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from luminosity.engine.plan.translate import MOVE_URNS
 _FLATTEN_URN = common_urns.primitives.FLATTEN.urn
 _MOVES = MOVE_URNS | {_FLATTEN_URN}
 _BEAMS_OWN = b"apache_beam."
-# What @beam.ptransform_fn makes; the function that it wraps is nearly always the user's.
+# The class that @beam.ptransform_fn makes; the function inside is nearly always the user's.
 _WRAPPED_FUNCTION = b"apache_beam.transforms.ptransform._PTransformFnPTransform"
 
 
 class Outline:
-    """Finds the author's step for each transform, those included that the planner made of one.
+    """Finds the author's step for each transform, including transforms that the planner made.
 
-    What is inside one of Beam's own transforms belongs to that; what is inside the user's own composite is a step of
-    its own. ``is_full`` takes every transform for a step.
+    A transform inside one of Beam's own transforms belongs to that step. A transform inside the user's own composite
+    is a step itself. With ``is_full``, every transform counts as a step.
     """
 
     def __init__(self, pipeline: beam_runner_api_pb2.Pipeline, *, is_full: bool = False) -> None:
@@ -32,29 +32,29 @@ class Outline:
             self._add(root, "")
 
     def step(self, name: str) -> str:
-        """The author's step that transform ``name`` belongs to; its first part where that is unknown."""
+        """Return the author's step that transform ``name`` belongs to, or the name's first part if unknown."""
         if self.is_full:
             return name
         return self._steps.get(self._known(name), name.split("/", 1)[0])
 
     def position(self, name: str) -> int:
-        """Where in the author's program the transform is; what is unknown comes last."""
+        """Return the transform's position in the author's program; unknown transforms come last."""
         return self._positions.get(self._known(name), len(self._positions))
 
     def urn(self, name: str) -> str:
-        """What kind of transform ``name`` is in the author's program; empty if it isn't there."""
+        """Return the URN of transform ``name`` in the author's program, or an empty string if it isn't there."""
         return self._urns.get(name, "")
 
     def movers(self) -> list[str]:
-        """The author's steps that do nothing to elements but move them."""
+        """Return the author's steps that only move elements."""
         return [name for name, urn in self._urns.items() if urn in _MOVES and self._steps.get(name) == name]
 
     def producer(self, pcollection_id: str) -> str:
-        """The transform that makes a PCollection of the author's program; empty if it isn't there."""
+        """Return the transform that makes a PCollection of the author's program, or an empty string."""
         return self._producers.get(pcollection_id, "")
 
     def is_recoding(self, transform: beam_runner_api_pb2.PTransform) -> bool:
-        """Whether the planner put it there, to give the inputs of a Flatten or a Reshuffle one encoding."""
+        """Return whether the planner added it to give the inputs of a Flatten or a Reshuffle one encoding."""
         return transform.spec.urn == _FLATTEN_URN and transform.unique_name not in self._urns
 
     def _add(self, transform_id: str, step: str) -> None:
@@ -69,11 +69,11 @@ class Outline:
         for child in transform.subtransforms:
             self._add(child, step)
         if not transform.subtransforms:
-            made = set(transform.outputs.values()) - set(transform.inputs.values())  # some only hand on what they get
+            made = set(transform.outputs.values()) - set(transform.inputs.values())  # some pass their input on
             self._producers |= dict.fromkeys(made, name)
 
     def _known(self, name: str) -> str:
-        """The nearest transform around ``name`` that is in the author's program."""
+        """Return the nearest transform around ``name`` that is in the author's program."""
         while name and name not in self._positions:
             name = name.rpartition("/")[0]
         return name

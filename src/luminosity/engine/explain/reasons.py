@@ -1,9 +1,8 @@
-"""Why there is a buffer between two stages.
+"""The reasons for each buffer between two stages.
 
-A buffer is made by a step (GroupByKey, Reshuffle, Flatten, a splittable step), whose reason it then is; or by fusion,
-where a step can't join the stage that makes its input. Fusion refuses for three reasons, all to be seen in the
-finished plan: the resource hints differ, the step keeps state, or it waits for a side input that the same stage makes.
-The planner adds a fourth: two stages would wait for each other's side inputs.
+Some steps need a buffer: GroupByKey, Reshuffle, Flatten and splittable steps. Other buffers exist because a step can't
+be fused with the stage that makes its input. The finished plan shows why: the resource hints differ, the step keeps
+state, it waits for a side input that the same stage makes, or two stages would wait for each other's side inputs.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from luminosity.engine.explain.explanation import Reason, ReasonKind
 from luminosity.engine.explain.outline import Outline
 from luminosity.engine.plan.graph import Buffer, BufferKind, Graph, SideInput, Stage
 from luminosity.engine.plan.translate import MOVE_URNS
-from luminosity.engine.resources.hints import asked_for
+from luminosity.engine.resources.hints import describe_hints
 
 _PRECOMBINE_URN = common_urns.combine_components.COMBINE_PER_KEY_PRECOMBINE.urn
 _FLATTEN_URN = common_urns.primitives.FLATTEN.urn
@@ -42,10 +41,11 @@ class Reasons:
             self._upstream[stage.id] = {w.id for w in sources}.union(*(self._upstream[w.id] for w in sources))
 
     def writers(self, buffer: Buffer) -> list[Stage]:
+        """Return the stages that write into ``buffer``."""
         return self._writers[buffer.id]
 
     def from_steps(self, buffer: Buffer, *stages: Stage) -> tuple[str, ...]:
-        """The author's steps, in ``stages`` or in any, that write into ``buffer``."""
+        """Return the author's steps that write into ``buffer``, in ``stages`` or, without those, in any stage."""
         names: list[str] = []
         for stage in stages or self.writers(buffer):
             for write in _ports(stage, bundle_processor.DATA_OUTPUT_URN, buffer.id):
@@ -54,11 +54,11 @@ class Reasons:
         return tuple(dict.fromkeys(names))
 
     def to_steps(self, buffer: Buffer, reader: Stage) -> tuple[str, ...]:
-        """The author's steps in ``reader`` that take what it reads from ``buffer``."""
+        """Return the author's steps in ``reader`` that consume what it reads from ``buffer``."""
         return tuple(dict.fromkeys(self._outline.step(t.unique_name) for t in _consumers(reader, buffer.id)))
 
     def made_by(self, buffer: Buffer) -> str:
-        """The transform that made the buffer; empty if fusion did."""
+        """Return the name of the transform that needs the buffer, or an empty string if fusion broke there."""
         if buffer.kind is BufferKind.IMPULSE:
             return ""
         name = translations.split_buffer_id(buffer.id)[1]
@@ -67,11 +67,11 @@ class Reasons:
         return "" if name in self._graph.components.pcollections else name
 
     def of_unread(self, buffer: Buffer) -> tuple[Reason, ...]:
-        """Why there is a buffer that nothing reads."""
+        """Return the reasons for a buffer that nothing reads."""
         return tuple(self._of_maker(buffer))
 
     def of_read(self, buffer: Buffer, reader: Stage) -> tuple[Reason, ...]:
-        """Why ``reader`` gets its main input through ``buffer``."""
+        """Return the reasons why ``reader`` gets its main input through ``buffer``."""
         made = tuple(self._of_maker(buffer))
         refused = (*self._state(buffer, reader), *self._resources(buffer, reader))
         if made:
@@ -79,13 +79,13 @@ class Reasons:
         return (*refused, *self._waits(buffer, reader)) or tuple(self._would_wait(reader))
 
     def of_side_input(self, buffer: Buffer, side_input: SideInput) -> tuple[Reason, ...]:
-        """Why a step gets a side input through ``buffer``."""
+        """Return the reasons why a step gets a side input through ``buffer``."""
         step = self._outline.step(side_input.transform_id)
         text = f"{_quoted(step)} needs {_quoted(*self._source(buffer))} complete as a side input"
         return (*self._of_maker(buffer), Reason(ReasonKind.SIDE_INPUT, "side input", text))
 
     def _producer(self, stage: Stage, pcollection_id: str) -> str:
-        """The transform, in ``stage`` or else before it, that makes a PCollection."""
+        """Return the name of the transform that makes a PCollection, in ``stage`` or before it."""
         for transform in stage.transforms:
             if pcollection_id in transform.outputs.values():
                 if self._outline.is_recoding(transform):
@@ -95,7 +95,7 @@ class Reasons:
         return self._outline.producer(pcollection_id)
 
     def _source(self, buffer: Buffer) -> tuple[str, ...]:
-        """The author's steps whose output the buffer holds."""
+        """Return the author's steps whose output the buffer holds."""
         name = self.made_by(buffer)
         return (self._outline.step(name),) if name else self.from_steps(buffer)
 
@@ -112,10 +112,10 @@ class Reasons:
             yield Reason(ReasonKind.FLATTEN, title, f"{title} joins {_quoted(*self.from_steps(buffer))}")
         elif urn in MOVE_URNS:
             title = _title("Reshuffle" if urn == _RESHUFFLE_URN else "Redistribute", name, step)
-            yield Reason(ReasonKind.MOVE, title, f"{title}: elements are shared out anew among the workers")
-        else:  # the planner's own, in the middle of a splittable step
+            yield Reason(ReasonKind.MOVE, title, f"{title} redistributes elements among the workers")
+        else:  # the planner's own buffer, in the middle of a splittable step
             splittable = _quoted(self._outline.step(name.rpartition("/")[0]))
-            text = f"{splittable} is splittable: its parts are shared out among the workers"
+            text = f"{splittable} is splittable: its parts are distributed among the workers"
             yield Reason(ReasonKind.PARTS, f"parts of {splittable}", text)
 
     def _group(self, buffer: Buffer, name: str) -> Reason:
@@ -124,10 +124,10 @@ class Reasons:
         if combine:
             name = combine[0].rpartition("/")[0]
             title = _title("Combine", name, self._outline.step(name))
-            text = f"{title}: combined within each bundle, then all of a key must be there"
+            text = f"{title} combines each bundle first, then needs everything of a key"
             return Reason(ReasonKind.COMBINE, title, text)
         title = _title("GroupByKey", name, self._outline.step(name))
-        return Reason(ReasonKind.GROUP, title, f"{title}: all values of a key must be there first")
+        return Reason(ReasonKind.GROUP, title, f"{title} needs all values of a key")
 
     def _state(self, buffer: Buffer, reader: Stage) -> Iterator[Reason]:
         for transform in _consumers(reader, buffer.id):
@@ -146,14 +146,14 @@ class Reasons:
             text = " and ".join(_quoted(*steps) for steps, _ in wishes)
             yield Reason(ReasonKind.RESOURCES, "environments", f"{text} belong to different environments")
             return
-        wishes.sort(key=lambda wish: not wish[1])  # who asks for something first
+        wishes.sort(key=lambda wish: not wish[1])  # steps with hints come first
         (first, wish), *rest = wishes
         parts = [f"{_quoted(*first)} asks for {wish}"]
         parts += [f"{_quoted(*steps)} for {wish or 'nothing'}" for steps, wish in rest]
         yield Reason(ReasonKind.RESOURCES, "resources", f"different resources: {'; '.join(parts)}")
 
     def _waits(self, buffer: Buffer, reader: Stage) -> Iterator[Reason]:
-        """Side inputs of the reader that are made from what the writers make, too."""
+        """Yield the side inputs of the reader that are made from the writers' output, too."""
         writers = {stage.id for stage in self.writers(buffer)}
         needed: dict[str, list[str]] = {}
         for side_input in reader.side_inputs:
@@ -163,19 +163,19 @@ class Reasons:
                 needed.setdefault(self._outline.step(side_input.transform_id), []).extend(self._source(source))
         for step, sources in needed.items():
             names = _quoted(*dict.fromkeys(sources))
-            text = f"{_quoted(step)} waits until {names} is complete as a side input, and the same stage feeds both"
+            text = f"{_quoted(step)} needs {names} complete as a side input, and the same stage feeds both"
             yield Reason(ReasonKind.WAIT, f"waits for {names}", text)
 
     def _would_wait(self, reader: Stage) -> Iterator[Reason]:
-        """Side inputs of the reader for which it was kept out of a stage: that one would wait for itself."""
+        """Yield the side inputs because of which the reader was not fused: the fused stage would wait for itself."""
         for side_input in reader.side_inputs:
             step = _quoted(self._outline.step(side_input.transform_id))
             names = _quoted(*self._source(self._graph.buffers[side_input.buffer_id]))
-            text = f"{step} waits until {names} is complete as a side input, and what makes it waits for this stage"
+            text = f"{step} needs {names} complete as a side input, which in turn needs this stage"
             yield Reason(ReasonKind.WAIT, f"waits for {names}", text)
 
     def _wish(self, stage: Stage) -> str:
-        return asked_for(self._graph.components.environments[stage.environment_id])
+        return describe_hints(self._graph.components.environments[stage.environment_id])
 
 
 def _title(kind: str, name: str, step: str) -> str:
@@ -197,7 +197,7 @@ def _ports(stage: Stage, urn: str, buffer_id: bytes) -> Iterator[beam_runner_api
 
 
 def _consumers(stage: Stage, buffer_id: bytes) -> Iterator[beam_runner_api_pb2.PTransform]:
-    """What takes, as its main input, what ``stage`` reads from a buffer."""
+    """Return the transforms whose main input is what ``stage`` reads from a buffer."""
     reads = {p for port in _ports(stage, bundle_processor.DATA_INPUT_URN, buffer_id) for p in port.outputs.values()}
     return (t for t in stage.transforms if not reads.isdisjoint(_main_inputs(t)))
 

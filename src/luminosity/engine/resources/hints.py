@@ -52,11 +52,11 @@ def _accelerator(hint: str) -> tuple[int, str]:
     return int(count), fields.get("type", "")
 
 
-def asked_for(environment: beam_runner_api_pb2.Environment) -> str:
+def describe_hints(environment: beam_runner_api_pb2.Environment) -> str:
     """The hints as their author wrote them, or nearly so; empty where there are none.
 
     >>> hints = {_HINTS.MIN_RAM_BYTES.urn: b"1073741824", "beam:resources:cpu_count:v1": b"2"}
-    >>> asked_for(beam_runner_api_pb2.Environment(resource_hints=hints))
+    >>> describe_hints(beam_runner_api_pb2.Environment(resource_hints=hints))
     'cpu_count=2, min_ram=1GiB'
     """
     shown: dict[str, str] = {}
