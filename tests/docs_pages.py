@@ -5,7 +5,7 @@ How to write a page:
 - Every code block is a fence with a language. Blocks in ``python`` and ``console`` run. ``text`` is output, and other
   languages are data.
 - The ``python`` blocks of a page run in order as one script, in a temporary folder with the files that
-  ``prepare_folder`` puts there: ``models/minilm``, ``models/mood``, ``reviews.parquet``, ``january.parquet`` and so on.
+  ``prepare_folder`` puts there: ``models/minilm``, ``models/mood``, ``reviews.parquet``, ``january.parquet``, ``pipeline.py``.
 - In a ``console`` block, lines that begin with ``$ `` are commands, which run at their place in the page. The other
   lines are output. A command that ends with `` &`` runs in the background until the page ends.
 - ``<!-- setup`` on a line of its own begins Python code that runs but is not shown. ``-->`` ends it.
@@ -62,6 +62,16 @@ def shell(command, expected):
     code = subprocess.run(["bash", "-c", command]).returncode
     if code != expected:
         raise RuntimeError(f"found exit code {code} of {command!r}, expected {expected}")
+"""
+
+# ``pipeline.py``, of pages that name it without showing it.
+_PIPELINE = """
+import apache_beam as beam
+
+with beam.Pipeline() as pipeline:
+    words = pipeline | "Read" >> beam.Create(["one", "two", "one"])
+    counts = words | "Count" >> beam.combiners.Count.PerElement()
+    _ = counts | "Print" >> beam.Map(print)
 """
 
 
@@ -198,6 +208,8 @@ def prepare_folder(folder: Path, page: Page) -> Path:
     pq.write_table(reviews, folder / "reviews.parquet")
     (folder / "reviews").mkdir()
     pq.write_table(reviews, folder / "reviews" / "part-0.parquet")
+    if 'title="pipeline.py"' not in page.text:
+        (folder / "pipeline.py").write_text(_PIPELINE)
     for month, shift, seed in (("january", 0.0, 1), ("march", 0.3, 2)):
         pq.write_table(pa.table(_embedded(400, shift, seed)), folder / f"{month}.parquet")
     return script
