@@ -5,7 +5,7 @@ How to write a page:
 - Every code block is a fence with a language. Blocks in ``python`` and ``console`` run. ``text`` is output, and other
   languages are data.
 - The ``python`` blocks of a page run in order as one script, in a temporary folder with the files that
-  ``prepare_folder`` puts there: ``models/minilm``, ``models/mood``, ``reviews.parquet``, ``january.parquet``, ``pipeline.py``.
+  ``prepare_folder`` puts there: models, tables and ``pipeline.py``.
 - In a ``console`` block, lines that begin with ``$ `` are commands, which run at their place in the page. The other
   lines are output. A command that ends with `` &`` runs in the background until the page ends.
 - ``<!-- setup`` on a line of its own begins Python code that runs but is not shown. ``-->`` ends it.
