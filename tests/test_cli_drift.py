@@ -115,9 +115,9 @@ def test_rows_of_very_many_numbers(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     np.save("wide.npy", np.random.default_rng(1).normal(size=(40, 20_000)).astype(np.float32))
     assert main(["drift", "wide.npy", "wide.npy", "--json", "--report=wide.html"]) == 0
     assert json.loads(capsys.readouterr().out)["settings"]["components"] == 50
-    monkeypatch.setattr("luminosity.cli.drift.job._WIDEST", 7)
+    monkeypatch.setattr("luminosity.drift.samples._WIDEST", 7)
     assert main(["drift", "old.npy", "new.npy", "--components=2"]) == 1
-    assert "The rows have 8 numbers" in capsys.readouterr().err
+    assert "the rows have 8 numbers" in capsys.readouterr().err
 
 
 def test_decimals_are_numbers(capsys: pytest.CaptureFixture[str]) -> None:
@@ -196,40 +196,55 @@ def test_a_try_takes_random_rows(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["gone.parquet", "new.parquet"], "no table's file matches gone.parquet"),
         (["gone*.npy", "new.npy"], "no file matches gone*.npy"),
-        (["old.npy", "new.npy", "--column=v"], "--column is of tables"),
+        (["old.npy", "new.npy", "--column=v"], "--column is for tables"),
         (["old.parquet", "new.parquet", "--column=w"], "--column names 'w', which "),
-        (["old.parquet", "new.parquet", "--column=v,id,v"], "--column=v,id,v: 'v' is there twice"),
+        (["old.parquet", "new.parquet", "--column=v,id,v"], "--column=v,id,v: found 'v' twice"),
         (
             ["old.parquet", "new.parquet", "--column=text"],
-            "column 'text' holds string, expected vectors or numbers; such are in id, v",
+            "column 'text' holds string, expected vectors or numbers; use one of id, v",
         ),
         (
             ["old.parquet", "tags.parquet", "--column=v"],
             "tags.parquet: column 'v' holds list<element: string>, expected",
         ),
-        (["plain.parquet", "new.parquet"], "no column of vectors; --column says what to compare"),
+        (
+            ["plain.parquet", "new.parquet"],
+            "plain.parquet has no column of vectors, expected one; its columns are a; use --column to name the column",
+        ),
         (["old.npy", "narrow.npy"], "rows of 8 numbers, the current sample of 3"),
-        (["old.npy", "new.npy", "--components=9"], "--components=9: the rows have 8 numbers"),
-        (["old.npy", "new.npy", "--bandwidth=1", "--kernel=linear"], "--bandwidth is of --kernel rbf or laplacian"),
+        (
+            ["old.npy", "new.npy", "--components=9"],
+            "found 9 components to compare, expected at most 8: the rows have 8 numbers; lower --components",
+        ),
+        (
+            ["old.npy", "new.npy", "--bandwidth=1", "--kernel=linear"],
+            "found --bandwidth with --kernel linear, which has no bandwidth; remove --bandwidth",
+        ),
         (["old.npy", "new.npy", "--permutations=10"], "--permutations=10: expected at least 19"),
         (["old.npy", "new.npy", "--report=no/drift.html"], "--report=no/drift.html: expected the name of a file"),
         (["old.npy", "new.npy", "--history=old.npy"], "old.npy: can't be used as a history"),
         (["old.npy", "one.npy"], "one.npy has 1 rows to compare; expected at least 2"),
         (["old.npy", "words.npy"], "words.npy: holds <U1, expected real numbers"),
-        (["old.npy", "text.npy"], "text.npy: can't be read as an array of NumPy"),
-        (["old.npy", "empty.npy"], "empty.npy: can't be read as an array of NumPy; it is damaged, cut off, or"),
-        (["old.npy", "cut.npy"], "cut.npy: can't be read as an array of NumPy; it is cut off"),
+        (["old.npy", "text.npy"], "text.npy: can't be read as a NumPy array"),
+        (["old.npy", "empty.npy"], "empty.npy: can't be read as a NumPy array; it is damaged, cut off, or"),
+        (["old.npy", "cut.npy"], "cut.npy: can't be read as a NumPy array; it is cut off"),
         (["old.npy", "objects.npy"], "it holds Python objects, which are not unpickled"),
-        (["old.npy", "tokens.npy"], "tokens.npy: has 3 dimensions (2, 3, 8), expected 2: one row per example; perhaps"),
-        (["old.npy", "arrays.npy"], "arrays.npy is a folder, expected a file of NumPy"),
-        (["arrays.npy/in", "new.npy"], "name its files by a pattern in quotes: 'arrays.npy/in/*.npy'"),
-        (["", "new.npy"], "REFERENCE is empty, expected a file, a folder or a pattern: is a variable not set?"),
+        (
+            ["old.npy", "tokens.npy"],
+            "tokens.npy: has 3 dimensions (2, 3, 8), expected 2: one row per example; if these are",
+        ),
+        (["old.npy", "arrays.npy"], "arrays.npy is a folder, expected a NumPy file"),
+        (["arrays.npy/in", "new.npy"], "use a quoted pattern: 'arrays.npy/in/*.npy'"),
+        (
+            ["", "new.npy"],
+            "REFERENCE is empty, expected a file, a folder or a pattern; perhaps a shell variable is not set",
+        ),
         (["none.csv", "new.npy"], "none.csv has no rows, expected some"),
         (["torn.parquet", "new.npy"], "torn.parquet: can't be read as parquet; it is damaged, cut off"),
         (["notes.txt", "new.npy"], "perhaps with .gz, .bz2, .zst, .lz4 behind it; or .npy of NumPy"),
         (["ab-*.csv", "new.npy", "--column=a"], "the types are those of ./ab-0.csv: Parquet says itself what there is"),
         (["ab-*.jsonl", "new.npy", "--column=a"], "those of ./ab-0.jsonl: Parquet says itself what there is"),
-        (["hollow.parquet", "hollow.parquet"], "hollow.parquet has rows without any numbers in them"),
+        (["hollow.parquet", "hollow.parquet"], "hollow.parquet has rows without numbers"),
         (["old.parquet", "new.parquet", "--column=,"], "--column=,: expected the name of a column"),
         (["old.npy", "nan.npy"], "nan.npy: found NaN or infinity in row 7 (counted from 0)"),
         (["old.parquet", "null.parquet"], "null.parquet: found null in row 5 (counted from 0) of v"),

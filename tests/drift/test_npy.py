@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from luminosity.cli.drift.sources import read_sample, source_of
+from luminosity.cli.drift.sources import open_source, read_sample
 from luminosity.drift.transforms.files import npy_rows
 from luminosity.errors import DriftError
 
@@ -70,7 +70,7 @@ def test_what_is_no_matrix_of_numbers(file: Any, match: str) -> None:
 
 def test_the_command_copies_no_rows_that_lie_in_one_file_as_they_are_needed(tmp_path: Path) -> None:
     def read(pattern: str, most: int | None = None) -> Any:
-        return read_sample(source_of(str(tmp_path / pattern), []), most, 0, False, lambda _: None).rows
+        return read_sample(open_source(str(tmp_path / pattern), []), most, 0, False, lambda _: None).rows
 
     np.save(tmp_path / "whole.npy", _ROWS)
     np.save(tmp_path / "whole-numbers.npy", (10 * _ROWS).astype(int))

@@ -1,6 +1,6 @@
-"""Whether two sets of embeddings come from one distribution: at once, in a pipeline, or as they arrive.
+"""Tests whether two sets of embeddings come from the same distribution: arrays, pipelines or streams.
 
-Everything here is imported when it is first used: JAX is large.
+Every name is imported when it is first used, because JAX takes long to import.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from luminosity.drift.aggregate import Aggregate
+    from luminosity.drift.compare import SampleComparison, compare_samples
     from luminosity.drift.history import DriftHistory, PastTest
     from luminosity.drift.kernels import RBF, BlockKernel, Kernel, Laplacian, Linear, Polynomial, RowKernel
     from luminosity.drift.mmd import mmd2, mmd_test
@@ -22,9 +23,18 @@ if TYPE_CHECKING:
     from luminosity.drift.report.write import write_report
     from luminosity.drift.result import KernelResult, MMDTestResult
     from luminosity.drift.rff import RFFSums, rff_mmd
+    from luminosity.drift.samples import (
+        ColumnScale,
+        PreparedSamples,
+        RowSampler,
+        SampledRows,
+        fit_components,
+        prepare_samples,
+        sample_rows,
+    )
     from luminosity.drift.transforms.mmd_transforms import MMD, MMDTest
     from luminosity.drift.transforms.pca_transforms import ApplyPCA, FitPCA
-    from luminosity.drift.witness_function import witness
+    from luminosity.drift.witness_function import Extremes, find_extremes, witness
 
 __all__ = [
     "MMD",
@@ -34,9 +44,11 @@ __all__ = [
     "ApplyPCA",
     "AutocorrelationWarning",
     "BlockKernel",
+    "ColumnScale",
     "DetectDrift",
     "DriftAlert",
     "DriftHistory",
+    "Extremes",
     "FitPCA",
     "Kernel",
     "KernelResult",
@@ -49,41 +61,61 @@ __all__ = [
     "PCASums",
     "PastTest",
     "Polynomial",
+    "PreparedSamples",
     "RFFSums",
     "RowKernel",
+    "RowSampler",
+    "SampleComparison",
+    "SampledRows",
+    "compare_samples",
     "distance_blocks",
+    "find_extremes",
+    "fit_components",
     "mmd2",
     "mmd_test",
     "pairwise_distances",
+    "prepare_samples",
     "rff_mmd",
+    "sample_rows",
     "witness",
     "write_report",
 ]
 
-_HOMES = {
-    "Aggregate": "aggregate",
-    **dict.fromkeys(["DriftHistory", "PastTest"], "history"),
-    **dict.fromkeys(["BlockKernel", "Kernel", "Laplacian", "Linear", "Polynomial", "RBF", "RowKernel"], "kernels"),
-    **dict.fromkeys(["mmd2", "mmd_test"], "mmd"),
-    "AutocorrelationWarning": "online.autocorrelation",
-    **dict.fromkeys(["OnlineDetector", "OnlineMMD"], "online.detector"),
-    "DriftAlert": "online.streams",
-    "DetectDrift": "online.detect_drift",
-    **dict.fromkeys(["distance_blocks", "pairwise_distances"], "pairwise"),
-    **dict.fromkeys(["PCA", "PCASums"], "pca"),
-    "write_report": "report.write",
-    **dict.fromkeys(["KernelResult", "MMDTestResult"], "result"),
-    **dict.fromkeys(["RFFSums", "rff_mmd"], "rff"),
-    **dict.fromkeys(["ApplyPCA", "FitPCA"], "transforms.pca_transforms"),
-    **dict.fromkeys(["MMD", "MMDTest"], "transforms.mmd_transforms"),
-    "witness": "witness_function",
+_NAMES_BY_MODULE = {
+    "aggregate": ["Aggregate"],
+    "compare": ["SampleComparison", "compare_samples"],
+    "history": ["DriftHistory", "PastTest"],
+    "kernels": ["RBF", "BlockKernel", "Kernel", "Laplacian", "Linear", "Polynomial", "RowKernel"],
+    "mmd": ["mmd2", "mmd_test"],
+    "online.autocorrelation": ["AutocorrelationWarning"],
+    "online.detect_drift": ["DetectDrift"],
+    "online.detector": ["OnlineDetector", "OnlineMMD"],
+    "online.streams": ["DriftAlert"],
+    "pairwise": ["distance_blocks", "pairwise_distances"],
+    "pca": ["PCA", "PCASums"],
+    "report.write": ["write_report"],
+    "result": ["KernelResult", "MMDTestResult"],
+    "rff": ["RFFSums", "rff_mmd"],
+    "samples": [
+        "ColumnScale",
+        "PreparedSamples",
+        "RowSampler",
+        "SampledRows",
+        "fit_components",
+        "prepare_samples",
+        "sample_rows",
+    ],
+    "transforms.mmd_transforms": ["MMD", "MMDTest"],
+    "transforms.pca_transforms": ["ApplyPCA", "FitPCA"],
+    "witness_function": ["Extremes", "find_extremes", "witness"],
 }
+_MODULES = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -1,4 +1,4 @@
-"""What users hand over, as rows of numbers that can be compared, or an error that says why not."""
+"""Checks what users pass as samples, seeds and precisions, and turns samples into matrices of numbers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from luminosity.errors import DriftError
+from luminosity.errors import DriftError, Fix
 from luminosity.extras import require
 
 __all__ = [
@@ -22,13 +22,15 @@ __all__ = [
     "same_width",
 ]
 
-
 Rows: TypeAlias = "np.ndarray[tuple[int, int], np.dtype[Any]]"
 Precision: TypeAlias = Literal["float32", "float64"]
 
 
-def as_rows(values: Any, name: str, least: int = 2) -> Rows:
-    """A matrix with one row per example; a list of numbers is a matrix with one column.
+def as_rows(values: Any, name: str, least: int = 2, *, finite: bool = True) -> Rows:
+    """Return a matrix with one row per example. A list of numbers becomes a matrix with one column.
+
+    Errors call the matrix ``name``. Fewer than ``least`` rows are an error, and so are NaN and infinity unless
+    ``finite`` is false.
 
     >>> as_rows([1, 2, 3], "x").shape
     (3, 1)
@@ -36,85 +38,95 @@ def as_rows(values: Any, name: str, least: int = 2) -> Rows:
     try:
         rows = np.ma.filled(values, np.nan) if _has_masked(values) else np.asarray(values)
         if rows.dtype == object and rows.ndim == 1 and len(rows) and np.ndim(rows[0]) == 1:
-            rows = np.stack([np.asarray(row) for row in rows])  # a column of a table
+            rows = np.stack([np.asarray(row) for row in rows])  # a table's column of vectors
     except ValueError as error:
         raise DriftError(
-            f"{name} is no matrix ({error}). Expected rows of one width; perhaps some are shorter, or missing."
+            f"{name} is not a matrix ({error}), expected rows of one width; perhaps some are shorter, or missing"
         ) from None
     if not is_number(rows.dtype):
-        raise DriftError(f"{name} holds {rows.dtype}, expected numbers. For other things use a BlockKernel.")
+        raise DriftError(
+            f"{name} holds {rows.dtype}, expected numbers",
+            fix=Fix("pass a BlockKernel to compare things that are not numbers"),
+        )
     rows = rows[:, None] if rows.ndim == 1 else rows
     if rows.ndim != 2:
-        raise DriftError(f"{name} has {rows.ndim} dimensions ({rows.shape}), expected 2: one row per example.")
+        raise DriftError(f"{name} has {rows.ndim} dimensions ({rows.shape}), expected 2: one row per example")
     if len(rows) < least:
-        raise DriftError(
-            f"{name} has {_count(len(rows))}, expected at least {least}: the estimate takes pairs of rows."
-        )
+        raise DriftError(f"{name} has {_count(len(rows))}, expected at least {least}: the estimate takes pairs of rows")
     if rows.shape[1] == 0:
-        raise DriftError(f"{name} has rows without any numbers in them.")
+        raise DriftError(f"{name} has rows without numbers, expected at least one number per row")
     rows = as_floats(rows)
-    check_finite(rows, name)
+    if finite:
+        _check_finite(rows, name)
     return rows
 
 
 def is_number(dtype: Any) -> bool:
+    """Return whether arrays of this type hold real numbers."""
     return dtype.kind in "fiub" or dtype.name == "bfloat16"
 
 
 def as_floats(numbers: Any) -> Any:
-    """In single or double precision, whichever holds all of their digits."""
+    """Return the numbers in single or double precision, whichever keeps all of their digits."""
     if numbers.dtype.name in ("float32", "float64"):
         return numbers
     return numbers.astype(np.float32 if numbers.dtype.name in ("float16", "bfloat16") else np.float64)
 
 
 def _has_masked(values: Any) -> bool:
-    """NumPy would take what lies under the mask: some number that is not there."""
+    """Return whether numbers are masked: ``np.asarray`` would return whatever lies under the mask."""
     return isinstance(values, np.ma.MaskedArray) and bool(np.ma.getmaskarray(values).any())
 
 
-def check_finite(rows: Rows, name: str) -> None:
+def _check_finite(rows: Rows, name: str) -> None:
     with np.errstate(all="ignore"):
         if np.isfinite(rows.sum()):
-            return  # A single number that is not finite would show in the sum, which takes a tenth of the time.
+            return  # A number that is not finite shows in the sum, which takes a tenth of the time.
     bad = ~np.isfinite(rows).all(axis=1)
     if bad.any():
-        first = int(bad.argmax())
         raise DriftError(
-            f"{name} has {_count(int(bad.sum()))} with NaN or infinity, the first at {first}. "
-            "Leave such rows out, or fill them in, before they are compared."
+            f"{name} has {_count(int(bad.sum()))} with NaN or infinity, the first at {int(bad.argmax())}, "
+            "expected finite numbers",
+            fix=Fix("leave these rows out, or fill them in", command="add --skip-missing to leave these rows out"),
         )
 
 
 def same_width(reference: Rows, current: Rows) -> None:
+    """Raise an error unless the rows of both samples have equally many numbers."""
     if reference.shape[1] != current.shape[1]:
         raise DriftError(
-            f"The reference has rows of {reference.shape[1]} numbers, the current sample of {current.shape[1]}. "
-            "Expected one width; perhaps they come from different models."
+            f"the reference has rows of {reference.shape[1]} numbers, the current sample of {current.shape[1]}, "
+            "expected one width; perhaps they come from different models"
         )
 
 
 def is_whole(number: Any) -> bool:
+    """Return whether the value is an integer of Python or NumPy."""
     return isinstance(number, (int, np.integer))
 
 
 def check_seed(seed: int) -> None:
+    """Raise an error unless the seed is a whole number from 0 on."""
     if not is_whole(seed) or seed < 0:
-        raise DriftError(f"Found seed={seed!r}, expected a whole number from 0 on.")
+        raise DriftError(f"found seed={seed!r}, expected a whole number from 0 on")
 
 
 def check_precision(precision: str) -> None:
+    """Raise an error unless the precision is ``'float32'`` or ``'float64'``."""
     if precision not in ("float32", "float64"):
-        raise DriftError(f"Found precision={precision!r}, expected 'float32' or 'float64'.")
-
-
-def _count(rows: int) -> str:
-    return "no rows" if rows == 0 else "one row" if rows == 1 else f"{rows:,} rows"
+        raise DriftError(f"found precision={precision!r}, expected 'float32' or 'float64'")
 
 
 def double_precision(dtype: Any) -> Any:
-    """JAX computes in single precision unless told otherwise; here for this thread, in a ``with`` statement."""
+    """Return a context in which JAX computes in double precision if ``dtype`` is float64, in single otherwise.
+
+    The context applies to the current thread.
+    """
     jax = require("jax", "jax")
     if not hasattr(jax, "enable_x64"):  # before JAX 0.8
         jax = require("jax.experimental", "jax")
     return jax.enable_x64(np.dtype(dtype) == np.float64)
+
+
+def _count(rows: int) -> str:
+    return "no rows" if rows == 0 else "one row" if rows == 1 else f"{rows:,} rows"

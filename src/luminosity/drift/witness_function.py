@@ -1,28 +1,36 @@
-"""Which rows make the difference: the witness function, that MMD² is the mean of.
+"""Finds the rows that make the difference, with the witness function of MMD².
 
-For a row it is how alike it is, on average, to rows of the current sample, less how alike to rows of the reference.
-High means typical of the current sample and not of the reference: something new. Low means something gone.
+The witness of a row is its mean kernel with the rows of the current sample, less its mean kernel with the rows of the
+reference. A high score marks a row that is typical of the current sample and not of the reference: something new. A low
+score marks something that is gone. (The module is not called ``witness``: importing it would hide the function of that
+name in ``luminosity.drift``.)
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from luminosity.drift.aggregate import one_kernel
-from luminosity.drift.kernels import BlockKernel, Kernel
+from luminosity.drift.kernels import RBF, BlockKernel, Kernel, Laplacian, Linear, Polynomial
 from luminosity.drift.pair import Pair
+from luminosity.drift.result import MMDTestResult
 from luminosity.drift.rows import Precision, check_precision, double_precision
 from luminosity.drift.sums.bin_sums import Progress
 from luminosity.errors import DriftError
 
-__all__ = ["witness"]
+__all__ = ["Extremes", "find_extremes", "strongest_kernel", "witness"]
 
-_TILE = 1024
-_SMALLEST_TILE = 64
+_TILE = 1024  # rows: a tile of single precision takes 4 MB
+_SMALLEST_TILE = 64  # rows
 _FILLER = -1  # the number of rows that fill up the last tile
+_SCORED = 20_000  # rows of each sample that get a score: their report is ready in seconds
+_AGAINST = 5_000  # rows of each sample that the scored rows are compared with
+_CANDIDATES = 30  # rows of each sample that are returned; a report shows equal ones once
 
 
 def witness(
@@ -35,9 +43,9 @@ def witness(
     precision: Precision = "float32",
     progress: Progress | None = None,
 ) -> tuple[Any, Any]:
-    """The scores of the reference's rows and of the current ones; no row is compared with itself.
+    """Return the scores of the reference's rows and of the current rows. No row is compared with itself.
 
-    ``against`` bounds the work where samples are large: each row is compared with so many random rows of either sample.
+    ``against`` bounds the work for large samples: each row is compared with that many random rows of either sample.
 
     >>> import numpy as np
     >>> x = np.random.default_rng(0).normal(size=(100, 3))
@@ -48,13 +56,75 @@ def witness(
     """
     check_precision(precision)
     if against is not None and against < 2:
-        raise DriftError(f"Found against={against}, expected at least 2 rows to compare with, or None for all.")
+        raise DriftError(f"found against={against}, expected at least 2 rows to compare with, or None for all rows")
     pair = Pair.of(reference, current, one_kernel(kernel), seed, precision)
     return _Scores(pair, against, seed, progress).of_both()
 
 
+@dataclass(frozen=True)
+class Extremes:
+    """The rows that differ most, as pairs of a row number and its score.
+
+    ``gone`` are rows of the reference, most typical first; ``new`` are rows of the current sample. ``scored`` and
+    ``against`` are the numbers of rows of each sample that got a score, and that they were compared with.
+    """
+
+    gone: list[tuple[int, float]]
+    new: list[tuple[int, float]]
+    scored: tuple[int, int]
+    against: tuple[int, int]
+    kernel: str
+
+
+def find_extremes(
+    reference: Any, current: Any, kernel: Kernel, seed: int = 0, progress: Progress | None = None
+) -> Extremes:
+    """Score at most 20,000 random rows of each sample by the witness function, and return the 30 most extreme of each.
+
+    >>> x = np.random.default_rng(0).normal(size=(100, 3))
+    >>> find_extremes(x, np.concatenate([x, [[9, 0, 0], [9, 0, 0]]]), RBF()).new[0][0] >= 100
+    True
+    """
+    random = np.random.default_rng((seed, 7))
+    chosen = [_scored_rows(len(rows), random) for rows in (reference, current)]
+    samples = reference[chosen[0]], current[chosen[1]]
+    of_reference, of_current = witness(*samples, kernel, against=_AGAINST, seed=seed, progress=progress)
+    lowest, highest = np.argsort(of_reference)[:_CANDIDATES], np.argsort(-of_current)[:_CANDIDATES]
+    return Extremes(
+        gone=[(int(chosen[0][at]), float(of_reference[at])) for at in lowest],
+        new=[(int(chosen[1][at]), float(of_current[at])) for at in highest],
+        scored=(len(samples[0]), len(samples[1])),
+        against=(min(_AGAINST, len(samples[0])), min(_AGAINST, len(samples[1]))),
+        kernel=kernel.name,
+    )
+
+
+def strongest_kernel(result: MMDTestResult, given: Sequence[Kernel] = ()) -> Kernel:
+    """Return the kernel with the smallest p-value, which the result's ``mmd2`` belongs to.
+
+    A result holds the names of kernels. Kernels of your own are found by name in ``given``.
+    """
+    found = min(result.kernels, key=lambda each: (each.p_value, -each.mmd2 / (each.null_sd or 1)))
+    for kernel in given:
+        if kernel.name == found.kernel:
+            return kernel
+    kind, _, inside = found.kernel.partition("(")
+    if kind == "RBF":
+        return RBF(found.bandwidth)
+    if kind == "Laplacian":
+        return Laplacian(found.bandwidth)
+    if kind == "Linear":
+        return Linear()
+    if kind == "Polynomial":
+        return Polynomial(int(inside.rstrip(")")))
+    raise DriftError(
+        f"the result was made with a kernel of your own, {found.kernel}, and has only its name",
+        fix="pass the kernel to the report, too",
+    )
+
+
 class _Scores:
-    """Rows are numbered through, so that each is left out where it meets itself."""
+    """Scores rows tile by tile. Rows are numbered across both samples, so that a row never meets itself."""
 
     def __init__(self, pair: Pair, against: int | None, seed: int, progress: Progress | None) -> None:
         self._pair = pair
@@ -62,7 +132,7 @@ class _Scores:
         self._samples = (pair.reference, pair.current)
         self._firsts = (0, len(pair.reference))
         self._tile = _tile_rows(max(map(len, self._samples)))
-        chosen = [_chosen(len(sample), against, seed, side) for side, sample in enumerate(self._samples)]
+        chosen = [_compared_rows(len(sample), against, seed, side) for side, sample in enumerate(self._samples)]
         self._compared = [self._tiles(side, numbers) for side, numbers in enumerate(chosen)]
         self._chosen = [numbers + first for numbers, first in zip(chosen, self._firsts, strict=True)]
         self._progress = progress
@@ -82,7 +152,7 @@ class _Scores:
         return found
 
     def _mean(self, rows: Any, numbers: Any, side: int) -> Any:
-        """The kernel with the rows of that sample, on average."""
+        """Return the mean kernel of each row with the rows of one sample."""
         total = np.zeros(len(numbers))
         for others, other_numbers in self._compared[side]:
             total += self._row_sums(rows, numbers, others, other_numbers)
@@ -103,7 +173,7 @@ class _Scores:
             )
 
     def _tiles(self, side: int, chosen: Any) -> list[tuple[Any, Any]]:
-        """Rows and their numbers, in pieces of one size, so that the code for them is compiled once."""
+        """Return rows and their numbers in pieces of one size, so that their code is compiled once."""
         found: list[tuple[Any, Any]] = []
         for start in range(0, len(chosen), self._tile):
             here = chosen[start : start + self._tile]
@@ -129,7 +199,11 @@ def _compiled(form: Kernel) -> Any:
     return jax.jit(row_sums)
 
 
-def _chosen(rows: int, against: int | None, seed: int, side: int) -> Any:
+def _scored_rows(rows: int, random: Any) -> Any:
+    return np.arange(rows) if rows <= _SCORED else np.sort(random.choice(rows, _SCORED, replace=False))
+
+
+def _compared_rows(rows: int, against: int | None, seed: int, side: int) -> Any:
     if against is None or against >= rows:
         return np.arange(rows)
     return np.sort(np.random.default_rng((seed, 4, side)).choice(rows, against, replace=False))

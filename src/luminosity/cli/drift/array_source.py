@@ -1,4 +1,4 @@
-"""A sample in files of NumPy."""
+"""Rows of numbers in NumPy files, for ``lum drift``."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from typing import Any
 
 import numpy as np
 
+from luminosity.drift.rows import as_floats
 from luminosity.errors import DriftError
 
-__all__ = ["Arrays", "only_arrays_in"]
+__all__ = ["ArraySource", "has_only_arrays"]
 
 _ROWS_AT_ONCE = 1 << 16
-_AS_THEY_ARE = ("float32", "float64")
+_FLOATS = ("float32", "float64")  # types that rows are compared in; others are converted
+_SHOWN_FILES = 5  # files in a message
 
 
-class Arrays:
-    """Files of NumPy, mapped into memory."""
+class ArraySource:
+    """The rows of one or many NumPy files, mapped into memory."""
 
     columns: tuple[str, ...] = ()
 
@@ -29,22 +31,23 @@ class Arrays:
         self._files = [(path, _mapped(path)) for path in paths]
         widths = {array.shape[1] for _, array in self._files}
         if len(widths) > 1:
-            told = ", ".join(f"{path} has {array.shape[1]}" for path, array in self._files[:5])
-            raise DriftError(f"{pattern}: the files have rows of different widths ({told})")
+            found = ", ".join(f"{path} has {array.shape[1]}" for path, array in self._files[:_SHOWN_FILES])
+            raise DriftError(f"{pattern}: found files with rows of different widths ({found}), expected one width")
 
     def pieces(self) -> Iterator[tuple[Any, Any, str, int]]:
+        """Yield rows, a mask of null rows (there are none), their file, and the number of the first row in it."""
         for path, array in self._files:
             for first in range(0, len(array), _ROWS_AT_ONCE):
-                rows = np.asarray(array[first : first + _ROWS_AT_ONCE])
-                rows = rows if rows.dtype.name in _AS_THEY_ARE else rows.astype(_wide(rows.dtype))
+                rows = as_floats(np.asarray(array[first : first + _ROWS_AT_ONCE]))
                 yield rows, np.zeros(len(rows), bool), path, first
 
     def whole(self) -> Any | None:
-        """The file itself, as long as nobody writes it anew: that would end this process."""
+        """Return the mapped array of a single file. If the file is overwritten meanwhile, the process is killed."""
         array = self._files[0][1]
-        return np.asarray(array) if len(self._files) == 1 and array.dtype.name in _AS_THEY_ARE else None
+        return np.asarray(array) if len(self._files) == 1 and array.dtype.name in _FLOATS else None
 
     def details(self, numbers: Sequence[int]) -> list[dict[str, Any]]:
+        """Return the file, the position and the numbers of each row."""
         starts = np.cumsum([0, *(len(array) for _, array in self._files)])
         at = np.searchsorted(starts, numbers, side="right") - 1
         names = [{"file": os.path.basename(path)} if len(self._files) > 1 else {} for path, _ in self._files]
@@ -54,8 +57,8 @@ class Arrays:
         ]
 
 
-def only_arrays_in(folder: str) -> bool:
-    """Whether somebody names a folder, as they may for tables, and arrays are all that there is."""
+def has_only_arrays(folder: str) -> bool:
+    """Return whether the path is a folder in which all files are NumPy arrays."""
     if not os.path.isdir(folder):
         return False
     names = [name for name in os.listdir(folder) if not name.startswith((".", "_"))]
@@ -64,36 +67,34 @@ def only_arrays_in(folder: str) -> bool:
 
 def _mapped(path: str) -> Any:
     if os.path.isdir(path):
-        raise DriftError(f"{path} is a folder, expected a file of NumPy; a pattern in quotes names several of them")
+        raise DriftError(f"{path} is a folder, expected a NumPy file", fix="use a quoted pattern for several files")
     try:
-        # np.load() would take a file of another kind for a pickle. This knows arrays alone, and unpickles nothing.
+        # np.load() takes a file of another kind for a pickle. This function knows only arrays, and unpickles nothing.
         array: Any = np.lib.format.open_memmap(path, mode="r")
     except (OSError, EOFError, ValueError) as error:
-        raise DriftError(f"{path}: can't be read as an array of NumPy; {_likely(error)}") from None
+        raise DriftError(f"{path}: can't be read as a NumPy array; {_likely_cause(error)}") from None
     if array.dtype.kind not in "fiub":
         raise DriftError(f"{path}: holds {array.dtype}, expected real numbers")
     if array.ndim not in (1, 2):
-        perhaps = "; perhaps these are the vectors of each token: take their mean" if array.ndim == 3 else ""
-        raise DriftError(f"{path}: has {array.ndim} dimensions {array.shape}, expected 2: one row per example{perhaps}")
+        raise DriftError(
+            f"{path}: has {array.ndim} dimensions {array.shape}, expected 2: one row per example",
+            fix="if these are the vectors of each token, take their mean" if array.ndim == 3 else None,
+        )
     return array[:, None] if array.ndim == 1 else array
 
 
-def _likely(error: Exception) -> str:
+def _likely_cause(error: Exception) -> str:
     said = " ".join(str(error).split())
     if isinstance(error, PermissionError):
         return f"this user may not read it ({said})"
     if "Python objects" in said:
-        return "it holds Python objects, which are not unpickled, since that could run anything; expected numbers"
+        return "it holds Python objects, which are not unpickled because that could run any code; expected numbers"
     if "mmap length" in said:
-        return "it is cut off: its header tells of more rows than there are"
-    return f"it is damaged, cut off, or something else under that name ({said})"
+        return "it is cut off: its header announces more rows than there are"
+    return f"it is damaged, cut off, or not a NumPy file ({said})"
 
 
 def _own(row: Any) -> dict[str, Any]:
-    """An array says nothing else about a row than its numbers."""
+    """Return a row's numbers: an array knows nothing else about a row."""
     values = [float(value) for value in row]
     return {"value": values[0]} if len(values) == 1 else {"numbers": values}
-
-
-def _wide(dtype: Any) -> Any:
-    return np.float32 if dtype == np.float16 else np.float64

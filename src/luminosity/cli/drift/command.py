@@ -1,63 +1,68 @@
-"""``lum drift REFERENCE CURRENT --column embedding``: whether two samples come from one distribution."""
+"""``lum drift REFERENCE CURRENT --column embedding``: whether two samples come from the same distribution."""
 
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import Any
 
 from luminosity.cli.advice import as_options
-from luminosity.cli.exits import INTERRUPTED, treat_sigterm_as_ctrl_c
+from luminosity.cli.exits import FAILED, INTERRUPTED, fail, treat_sigterm_as_ctrl_c
 from luminosity.errors import LuminosityError
 
-KERNELS = ("rbf", "laplacian", "linear", "polynomial", "aggregate")
-_FAILED = 1
+__all__ = ["add_to"]
+
+_KERNELS = ("rbf", "laplacian", "linear", "polynomial", "aggregate")
 _DESCRIPTION = """\
-Tell whether embeddings, or other numbers, have drifted: whether CURRENT comes
-from the distribution of REFERENCE. Both are files of a table (Parquet, JSON
-lines, CSV, Arrow) or of NumPy (.npy), one or many. Exits with 3 on drift, so
-that a scheduler can act; 0 otherwise; 1 on errors.
+Test whether embeddings, or other numbers, have drifted: whether CURRENT comes
+from the same distribution as REFERENCE. Each is one or many files of a table
+(Parquet, JSON lines, CSV, Arrow) or of NumPy (.npy).
+
+Exit codes: 0 no drift, 3 drift, 1 error, 2 wrong usage.
 """
 _EPILOG = """\
 examples:
   lum drift january.parquet february.parquet --column embedding
   lum drift 'train/*.parquet' 'live/*.parquet' --column age,income
-  lum drift old.npy new.npy --rows 5000           a try with a random part
+  lum drift old.npy new.npy --rows 5000
+                        compare 5,000 random rows of each, to be faster
   lum drift old.parquet new.parquet --report drift.html
-                        what drifted: drawings, and the rows that differ most
+                        show what drifted: charts, and the rows that differ most
   lum drift ref.parquet today.parquet --history drift.sqlite --report d.html
-                        and how it went over time
+                        keep the results, and chart them over time
   lum drift old.npy new.npy --json | jq .p_value
 """
 _ARGUMENTS = {"columns= names": "--column names", "or say format= yourself": "or .npy of NumPy"}
 
 
 def add_to(commands: Any) -> None:
+    """Add the subcommand ``drift`` to the parser of ``lum``."""
     parser = commands.add_parser(
         "drift",
-        help="tell whether embeddings have drifted",
+        help="test whether embeddings have drifted",
         description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("reference", metavar="REFERENCE", help="how it was: a file, a folder or a pattern in quotes")
-    parser.add_argument("current", metavar="CURRENT", help="how it is, likewise")
+    parser.add_argument(
+        "reference", metavar="REFERENCE", help="the sample to compare with: a file, a folder or a quoted pattern"
+    )
+    parser.add_argument("current", metavar="CURRENT", help="the sample to test: a file, a folder or a quoted pattern")
     parser.add_argument(
         "--column",
         action="append",
         default=[],
         metavar="C,...",
-        help="what to compare: a column of vectors, or columns of numbers: A,B (default: the only column of vectors)",
+        help="the column of vectors to compare, or columns of numbers: A,B (default: the only column of vectors)",
     )
-    parser.add_argument("--rows", type=_rows, metavar="N", help="for a try: so many random rows of each")
+    parser.add_argument("--rows", type=_rows, metavar="N", help="compare only N random rows of each sample")
     parser.add_argument(
         "--skip-missing", action="store_true", help="leave out rows with null, NaN or infinity (default: an error)"
     )
     _add_test_options(parser)
-    parser.add_argument("--json", action="store_true", help="print everything as JSON, in place of the verdict")
-    parser.add_argument("--report", metavar="FILE", help="write a page of HTML that needs no network")
-    parser.add_argument("--history", metavar="FILE", help="append the result to this file of SQLite")
-    parser.set_defaults(command=drift)
+    parser.add_argument("--json", action="store_true", help="print the full result as JSON instead of one line")
+    parser.add_argument("--report", metavar="FILE", help="write an HTML report; it loads nothing from the network")
+    parser.add_argument("--history", metavar="FILE", help="append the result to this SQLite file")
+    parser.set_defaults(command=_drift)
 
 
 def _add_test_options(parser: argparse.ArgumentParser) -> None:
@@ -65,46 +70,53 @@ def _add_test_options(parser: argparse.ArgumentParser) -> None:
         "--components",
         type=_components,
         metavar="N",
-        help="principal components of both together to compare; 0 takes rows as they are (default: 50 where wider)",
+        help="compare N principal components of both samples together; 0 compares rows as they are "
+        "(default: 50 for rows of more than 50 numbers)",
     )
     parser.add_argument(
         "--kernel",
-        choices=KERNELS,
+        choices=_KERNELS,
         default="rbf",
-        help="how likeness is measured; aggregate takes many bandwidths: slower, and sees more (default: rbf)",
+        help="how similarity of rows is measured; aggregate tries many bandwidths: slower, but detects more kinds of "
+        "drift (default: rbf)",
     )
     parser.add_argument(
         "--bandwidth",
         type=_bandwidths,
         default=(),
         metavar="B,...",
-        help="of rbf or laplacian: the distance that counts as near (default: the median distance)",
+        help="for rbf and laplacian: the distance at which rows count as similar (default: the median distance)",
     )
     parser.add_argument(
-        "--permutations", type=_count, default=1000, metavar="N", help="for the p-value (default: 1000)"
+        "--permutations",
+        type=_count,
+        default=1000,
+        metavar="N",
+        help="random permutations that the p-value is computed from (default: 1000)",
     )
     parser.add_argument(
-        "--level", type=_level, default=0.05, metavar="A", help="how often to see drift where is none (default: 0.05)"
+        "--level",
+        type=_level,
+        default=0.05,
+        metavar="A",
+        help="false-alarm rate: how often drift is reported when there is none (default: 0.05)",
     )
-    parser.add_argument("--seed", type=_whole, default=0, metavar="N", help="of all that is random (default: 0)")
+    parser.add_argument(
+        "--seed", type=_whole, default=0, metavar="N", help="seed of everything that is random (default: 0)"
+    )
 
 
-def drift(parsed: argparse.Namespace) -> int:
+def _drift(parsed: argparse.Namespace) -> int:
     treat_sigterm_as_ctrl_c()
     try:
-        # Behind this stand Beam and JAX, which take seconds to import: not for --help.
+        # This imports Beam and JAX, which takes seconds: not for --help.
         from luminosity.cli.drift.job import run
 
         return run(parsed)
     except LuminosityError as error:
-        return _say(as_options(str(error), _ARGUMENTS), _FAILED)
+        return fail("drift", as_options(error.for_command(), _ARGUMENTS), FAILED)
     except KeyboardInterrupt:
-        return _say("interrupted", INTERRUPTED)
-
-
-def _say(message: str, status: int) -> int:
-    print(f"lum drift: {message}", file=sys.stderr)
-    return status
+        return fail("drift", "interrupted", INTERRUPTED)
 
 
 def _whole(text: str) -> int:
@@ -127,7 +139,7 @@ def _rows(text: str) -> int:
 
 def _components(text: str) -> int:
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number, or 0 for rows as they are")
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number, or 0 to compare rows as they are")
     return int(text)
 
 

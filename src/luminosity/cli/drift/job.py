@@ -1,4 +1,7 @@
-"""What ``lum drift`` does: read, project, test, and tell."""
+"""The work of ``lum drift``: read both samples, compare them, write the report and the history, print the verdict.
+
+The comparison itself is ``luminosity.drift.prepare_samples``, ``mmd_test`` and ``SampleComparison``.
+"""
 
 from __future__ import annotations
 
@@ -6,60 +9,66 @@ import argparse
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
-from mmap import mmap
+from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
-from luminosity.cli.drift.report import Stages, as_json, as_told, settings_of, verdict
-from luminosity.cli.drift.sources import Compared, Sample, Source, read_sample, source_of
+from luminosity.cli.drift.report import ProgressLine, as_json, describe_settings, settings_of, verdict
+from luminosity.cli.drift.sources import Source, open_source, read_sample
 from luminosity.cli.exits import DRIFT, print_ignoring_closed_pipe
+from luminosity.drift.compare import SampleComparison
 from luminosity.drift.history import DriftHistory, PastTest
-from luminosity.drift.pca import PCA, PCASums
-from luminosity.drift.result import MMDTestResult
-from luminosity.drift.rows import as_rows, same_width
+from luminosity.drift.samples import SampledRows, prepare_samples
 from luminosity.errors import DriftError, OptionError
 from luminosity.extras import require
 
 __all__ = ["run"]
 
-_COMPONENTS = 50
-_PAST_TESTS = 100
-_WIDEST = 8192  # numbers of a row, or rows if these are fewer: the matrix to take apart has half a gigabyte
+_PAST_TESTS = 100  # tests in the chart of a report, this one included
 
 
 def run(parsed: argparse.Namespace) -> int:
+    """Run the command with its parsed options, and return its exit code."""
     began = time.monotonic()
     _check(parsed)
     history = DriftHistory(parsed.history) if parsed.history else None
     require("jax", "jax")
-    with Stages() as stages:
-        compared = _compared(parsed, stages)
-        result = _tested(parsed, compared, stages)
-        settings = settings_of(parsed, compared)
-        this = _past_test(result, parsed, settings)
+    with ProgressLine() as progress:
+        sources = _open_sources(parsed)
+        comparison = _compare(parsed, sources, progress)
+        settings = settings_of(parsed, sources, comparison.samples)
+        this = _past_test(parsed, comparison, settings)
         if parsed.report:
-            past = (
-                [] if history is None else [*history.last(this.reference, this.columns, this.kernel, _PAST_TESTS - 1)]
+            past: list[PastTest] = []
+            if history is not None:
+                past = [*history.last(this.reference, this.columns, this.kernel, _PAST_TESTS - 1), this]
+            comparison.write_report(
+                parsed.report,
+                names=(parsed.reference, parsed.current),
+                details=(sources[0].details, sources[1].details),
+                history=past,
+                settings=describe_settings(settings),
+                progress=progress.tiles("looking for the rows that differ most"),
             )
-            _report(parsed, compared, result, [*past, this] if history else [], settings, stages)
-        if history is not None:  # Last of all: a run that failed or was ended is made again, and counts once.
+        if history is not None:  # Last: a run that failed or was interrupted is repeated, and counts once.
             history.append(this)
     seconds = time.monotonic() - began
+    result = comparison.result
     print_ignoring_closed_pipe(as_json(result, settings, seconds) if parsed.json else verdict(result, seconds))
     return DRIFT if result.drift else 0
 
 
 def _check(parsed: argparse.Namespace) -> None:
-    """What can be known before anything is read."""
+    """Raise an error for options that are known to be wrong before any file is read."""
     for name in ("reference", "current"):
         if not getattr(parsed, name).strip():
             raise OptionError(
-                f"{name.upper()} is empty, expected a file, a folder or a pattern: is a variable not set?"
+                f"{name.upper()} is empty, expected a file, a folder or a pattern; perhaps a shell variable is not set"
             )
     if parsed.bandwidth and parsed.kernel not in ("rbf", "laplacian"):
-        raise OptionError("--bandwidth is of --kernel rbf or laplacian: give one of them, too")
+        raise OptionError(
+            f"found --bandwidth with --kernel {parsed.kernel}, which has no bandwidth",
+            fix="remove --bandwidth, or use --kernel rbf or laplacian",
+        )
     if parsed.permutations < 1 / parsed.level - 1:
         raise OptionError(
             f"--permutations={parsed.permutations}: expected at least {math.ceil(1 / parsed.level - 1)}, "
@@ -68,104 +77,62 @@ def _check(parsed: argparse.Namespace) -> None:
     if parsed.report:
         folder = os.path.dirname(os.path.abspath(parsed.report))
         if not os.path.isdir(folder) or os.path.isdir(parsed.report):
-            raise OptionError(f"--report={parsed.report}: expected the name of a file in a folder that is there")
+            raise OptionError(f"--report={parsed.report}: expected the name of a file in a folder that exists")
         if not os.access(folder, os.W_OK):
             raise OptionError(f"--report={parsed.report}: can't write into the folder {folder}")
 
 
-def _sources(parsed: argparse.Namespace) -> tuple[Source, Source]:
+def _open_sources(parsed: argparse.Namespace) -> tuple[Source, Source]:
     columns = [name for text in parsed.column for name in text.split(",") if name]
     if parsed.column and not columns:
         raise OptionError(f"--column={parsed.column[0]}: expected the name of a column, or several: A,B")
     twice = next((name for name in columns if columns.count(name) > 1), None)
     if twice is not None:
-        raise OptionError(f"--column={','.join(columns)}: {twice!r} is there twice")
-    if columns and all(name.lower().endswith(".npy") for name in (parsed.reference, parsed.current)):
-        raise OptionError("--column is of tables, and both samples are arrays of NumPy, which have no columns")
-    if not all(name.lower().endswith(".npy") for name in (parsed.reference, parsed.current)):
+        raise OptionError(f"--column={','.join(columns)}: found {twice!r} twice, expected every column once")
+    are_arrays = all(name.lower().endswith(".npy") for name in (parsed.reference, parsed.current))
+    if columns and are_arrays:
+        raise OptionError("--column is for tables, but both samples are NumPy arrays, which have no columns")
+    if not are_arrays:
         from luminosity.lean_beam import import_beam
 
         import_beam()
-    return source_of(parsed.reference, columns), source_of(parsed.current, columns)
+    return open_source(parsed.reference, columns), open_source(parsed.current, columns)
 
 
-def _read(source: Source, parsed: argparse.Namespace, name: str, stages: Stages) -> Sample:
-    told = getattr(parsed, name.lower())
-    seed = 2 * parsed.seed + (name == "CURRENT")  # Rows in the same places of both must not be chosen together.
-    sample = read_sample(source, parsed.rows, seed, parsed.skip_missing, stages.rows(f"reading {name}"))
-    if len(sample.rows) < 2:
-        left = f", and {sample.skipped:,} without a value" if sample.skipped else ""
-        raise DriftError(f"{told} has {len(sample.rows)} rows to compare{left}; expected at least 2")
-    return sample
-
-
-def _compared(parsed: argparse.Namespace, stages: Stages) -> Compared:
-    """Components are those of both samples together: of one alone they would tell the samples apart."""
-    sources = _sources(parsed)
-    samples = _read(sources[0], parsed, "REFERENCE", stages), _read(sources[1], parsed, "CURRENT", stages)
-    reference, current = as_rows(samples[0].rows, parsed.reference), as_rows(samples[1].rows, parsed.current)
-    same_width(reference, current)
-    if len(sources[0].columns or sources[1].columns) > 1:
-        reference, current = _scaled(reference, current)
-    width = reference.shape[1]
-    wanted = parsed.components if parsed.components is not None else _COMPONENTS if width > _COMPONENTS else 0
-    if wanted > width:
-        raise OptionError(f"--components={wanted}: the rows have {width} numbers, so that there are no more directions")
-    if not wanted:
-        return Compared(sources, samples, _in_memory(reference), _in_memory(current), None)
-    stages.begin("projecting onto principal components")
-    pca = _components(reference, current, wanted)
-    return Compared(sources, samples, pca.transform(reference), pca.transform(current), pca)
-
-
-def _in_memory(rows: Any) -> Any:
-    """A copy of what lies in a file: if that is written anew during the test, the system ends the process."""
-    return rows.copy() if _is_mapped(rows) else rows
-
-
-def _is_mapped(rows: Any) -> bool:
-    while isinstance(rows, np.ndarray):
-        rows = rows.base
-    return isinstance(rows, mmap)
-
-
-def _components(reference: Any, current: Any, wanted: int) -> PCA:
-    count, width = len(reference) + len(current), reference.shape[1]
-    if min(count, width) > _WIDEST:
-        raise OptionError(
-            f"The rows have {width:,} numbers, and principal components of so many take too long: --components=0 "
-            "compares rows as they are, and a random part of the rows, such as --rows=1000, is projected sooner"
-        )
-    if count < width:
-        return PCA.fit(np.concatenate([reference, current]), min(wanted, count))
-    sums = PCASums()
-    sums.add(reference)
-    sums.add(current)
-    return sums.pca(wanted)
-
-
-def _scaled(reference: Any, current: Any) -> tuple[Any, Any]:
-    """Columns in units of their own spread, in both together: else years would count for nothing beside incomes."""
-    sums = PCASums()
-    sums.add(reference)
-    sums.add(current)
-    spread = (sums.scatter.diagonal() / sums.count) ** 0.5
-    spread[spread == 0] = 1
-    return (reference - sums.mean) / spread, (current - sums.mean) / spread
-
-
-def _tested(parsed: argparse.Namespace, compared: Compared, stages: Stages) -> MMDTestResult:
+def _compare(parsed: argparse.Namespace, sources: tuple[Source, Source], progress: ProgressLine) -> SampleComparison:
     from luminosity.drift.mmd import mmd_test
 
-    return mmd_test(
-        compared.reference,
-        compared.current,
-        _kernel(parsed),
+    # The samples have different seeds: rows at the same positions of both must not be drawn together.
+    reference = _read(sources[0], parsed, "REFERENCE", 2 * parsed.seed, progress)
+    current = _read(sources[1], parsed, "CURRENT", 2 * parsed.seed + 1, progress)
+    progress.begin("preparing rows")
+    samples = prepare_samples(
+        reference,
+        current,
+        scale=len(sources[0].columns or sources[1].columns) > 1,
+        components=parsed.components,
+        names=(parsed.reference, parsed.current),
+    )
+    kernel = _kernel(parsed)
+    result = mmd_test(
+        samples.reference,
+        samples.current,
+        kernel,
         permutations=parsed.permutations,
         level=parsed.level,
         seed=parsed.seed,
-        progress=stages.tiles("comparing pairs of rows"),
+        progress=progress.tiles("comparing pairs of rows"),
     )
+    return SampleComparison(samples, result, kernel)
+
+
+def _read(source: Source, parsed: argparse.Namespace, name: str, seed: int, progress: ProgressLine) -> SampledRows:
+    sample = read_sample(source, parsed.rows, seed, parsed.skip_missing, progress.rows(f"reading {name}"))
+    if len(sample.rows) < 2:
+        left = f", and {sample.skipped:,} rows with missing values" if sample.skipped else ""
+        pattern = getattr(parsed, name.lower())
+        raise DriftError(f"{pattern} has {len(sample.rows)} rows to compare{left}; expected at least 2")
+    return sample
 
 
 def _kernel(parsed: argparse.Namespace) -> Any:
@@ -179,9 +146,8 @@ def _kernel(parsed: argparse.Namespace) -> Any:
     return [kind(each) for each in parsed.bandwidth or (None,)]
 
 
-def _past_test(result: MMDTestResult, parsed: argparse.Namespace, settings: Mapping[str, Any]) -> PastTest:
-    return PastTest.of(
-        result,
+def _past_test(parsed: argparse.Namespace, comparison: SampleComparison, settings: Mapping[str, Any]) -> PastTest:
+    return comparison.as_past_test(
         reference=_address(parsed.reference),
         current=_address(parsed.current),
         columns=settings["columns"],
@@ -191,28 +157,5 @@ def _past_test(result: MMDTestResult, parsed: argparse.Namespace, settings: Mapp
 
 
 def _address(pattern: str) -> str:
-    """The same file is the same from whatever folder it is named."""
+    """Return a name that is the same from whatever folder the file is named."""
     return pattern if "://" in pattern else os.path.abspath(pattern)
-
-
-def _report(
-    parsed: argparse.Namespace,
-    compared: Compared,
-    result: MMDTestResult,
-    past: Sequence[PastTest],
-    settings: Mapping[str, Any],
-    stages: Stages,
-) -> None:
-    from luminosity.drift.report.write import write_report
-
-    write_report(
-        parsed.report,
-        result,
-        compared.reference,
-        compared.current,
-        names=(parsed.reference, parsed.current),
-        details=(compared.details(0), compared.details(1)),
-        history=past,
-        settings=as_told(settings),
-        progress=stages.tiles("looking for the rows that differ most"),
-    )

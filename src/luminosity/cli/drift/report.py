@@ -1,4 +1,4 @@
-"""What ``lum drift`` says about a test."""
+"""What ``lum drift`` prints: a progress line, the verdict, JSON; and the settings that go into the HTML report."""
 
 from __future__ import annotations
 
@@ -12,75 +12,56 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from luminosity.cli.drift.sources import Compared
+from luminosity.cli.drift.sources import Source
 from luminosity.drift.result import MMDTestResult
+from luminosity.drift.samples import PreparedSamples
 
-__all__ = ["Stages", "as_json", "as_told", "settings_of", "verdict"]
+__all__ = ["ProgressLine", "as_json", "describe_settings", "settings_of", "verdict"]
 
 
-def settings_of(parsed: argparse.Namespace, compared: Compared) -> dict[str, Any]:
-    """What a test can't say of itself."""
-    samples, pca = compared.samples, compared.pca
+def verdict(result: MMDTestResult, seconds: float) -> str:
+    """Return the line that the command prints, such as ``no drift: p = 0.31, …``."""
+    return f"{result} · {result.reference_rows:,} rows against {result.current_rows:,} · {seconds:.1f} s"
+
+
+def as_json(result: MMDTestResult, settings: Mapping[str, Any], seconds: float) -> str:
+    """Return the result and the settings as one JSON object."""
+    return json.dumps(_strict({**result.as_dict(), "settings": settings, "seconds": round(seconds, 3)}), indent=2)
+
+
+def settings_of(parsed: argparse.Namespace, sources: tuple[Source, Source], samples: PreparedSamples) -> dict[str, Any]:
+    """Return what the result of a test does not tell: where rows come from, how they were prepared, what computed."""
+    prepared = samples.settings()
     return {
         "reference": parsed.reference,
         "current": parsed.current,
-        "columns": _columns(compared),
-        "kernel": _asked_kernel(parsed),
-        "width": int(samples[0].rows.shape[1]),
-        "components": None if pca is None else len(pca.components),
-        "explained_variance": None if pca is None else round(float(pca.explained_variance_ratio.sum()), 4),
+        "columns": _columns(sources),
+        "kernel": _requested_kernel(parsed),
+        "width": prepared["width"],
+        "components": prepared["components"],
+        "explained_variance": prepared["explained_variance"],
         "rows_asked_for": parsed.rows,
-        "rows_read": [sample.read for sample in samples],
-        "rows_skipped": [sample.skipped for sample in samples],
+        "rows_read": prepared["rows_read"],
+        "rows_skipped": prepared["rows_skipped"],
         "versions": {name: version(name) for name in ("luminosity", "jax", "numpy")},
         "device": _device(),
     }
 
 
-def _columns(compared: Compared) -> str:
-    """Of both, where the only vectors of one table have another name than those of the other."""
-    return " against ".join(dict.fromkeys(", ".join(each.columns) for each in compared.sources if each.columns))
+def describe_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings with names and values for people."""
+    described = {name.replace("_", " "): value for name, value in settings.items() if value not in (None, "")}
+    described["rows skipped"] = "{:,} and {:,}".format(*settings["rows_skipped"])
+    described["rows read"] = "{:,} and {:,}".format(*settings["rows_read"])
+    del described["versions"]  # The report lists the versions itself.
+    return described
 
 
-def _device() -> str:
-    import jax
+class ProgressLine:
+    """A line on standard error that says what the command does now. It disappears at the end.
 
-    device = jax.devices()[0]
-    return f"{jax.device_count()} of {device.device_kind}" if jax.device_count() > 1 else str(device.device_kind)
-
-
-def _asked_kernel(parsed: argparse.Namespace) -> str:
-    bandwidths = ",".join(format(each, "g") for each in parsed.bandwidth)
-    return f"{parsed.kernel}({bandwidths})" if bandwidths else parsed.kernel
-
-
-def as_told(settings: Mapping[str, Any]) -> dict[str, Any]:
-    told = {name.replace("_", " "): value for name, value in settings.items() if value not in (None, "")}
-    told["rows skipped"] = "{:,} and {:,}".format(*settings["rows_skipped"])
-    told["rows read"] = "{:,} and {:,}".format(*settings["rows_read"])
-    del told["versions"]  # The page says them anyway.
-    return told
-
-
-def as_json(result: MMDTestResult, settings: Mapping[str, Any], seconds: float) -> str:
-    return json.dumps(_strict({**result.as_dict(), "settings": settings, "seconds": round(seconds, 3)}), indent=2)
-
-
-def _strict(value: Any) -> Any:
-    """JSON has no NaN, whatever Python writes."""
-    if isinstance(value, Mapping):
-        return {str(name): _strict(each) for name, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_strict(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def verdict(result: MMDTestResult, seconds: float) -> str:
-    return f"{result} · {result.reference_rows:,} rows against {result.current_rows:,} · {seconds:.1f} s"
-
-
-class Stages:
-    """One line on standard error that says what is done now, gone when all is."""
+    Nothing is printed if standard error is not a terminal.
+    """
 
     def __init__(self) -> None:
         console = Console(stderr=True)
@@ -94,7 +75,7 @@ class Stages:
         self._progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
         self._task: TaskID | None = None
 
-    def __enter__(self) -> Stages:
+    def __enter__(self) -> ProgressLine:
         self._progress.start()
         self.begin("starting")
         return self
@@ -103,17 +84,44 @@ class Stages:
         self._progress.stop()
 
     def begin(self, what: str) -> TaskID:
+        """Show that the next part of the work begins."""
         if self._task is not None:
             self._progress.remove_task(self._task)
         self._task = self._progress.add_task(what, total=None, more="")
         return self._task
 
     def rows(self, what: str) -> Callable[[int], None]:
-        """To be called with the rows done so far."""
+        """Begin a part of the work, and return a function to call with the number of rows done."""
         task = self.begin(what)
         return lambda done: self._progress.update(task, more=f"{done:,} rows")
 
     def tiles(self, what: str) -> Callable[[int, int], None]:
-        """To be called with what is done and with all there is to do."""
+        """Begin a part of the work, and return a function to call with the number of tiles done and of all tiles."""
         task = self.begin(what)
         return lambda done, in_all: self._progress.update(task, completed=done, total=in_all)
+
+
+def _columns(sources: tuple[Source, Source]) -> str:
+    """Return the compared columns; of both tables, if their only columns of vectors have different names."""
+    return " against ".join(dict.fromkeys(", ".join(each.columns) for each in sources if each.columns))
+
+
+def _requested_kernel(parsed: argparse.Namespace) -> str:
+    bandwidths = ",".join(format(each, "g") for each in parsed.bandwidth)
+    return f"{parsed.kernel}({bandwidths})" if bandwidths else parsed.kernel
+
+
+def _device() -> str:
+    import jax
+
+    device = jax.devices()[0]
+    return f"{jax.device_count()} of {device.device_kind}" if jax.device_count() > 1 else str(device.device_kind)
+
+
+def _strict(value: Any) -> Any:
+    """Replace NaN and infinity, which Python's ``json`` writes and JSON does not have, by None."""
+    if isinstance(value, Mapping):
+        return {str(name): _strict(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_strict(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

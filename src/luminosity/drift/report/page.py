@@ -14,8 +14,9 @@ from luminosity.drift.report.null_histogram import null_histogram
 from luminosity.drift.report.over_time import over_time
 from luminosity.drift.report.scatter import POINTS
 from luminosity.drift.report.style import STYLE
-from luminosity.drift.report.witness_rows import Extremes, WitnessRow, witness_tables
+from luminosity.drift.report.witness_rows import WitnessRow, witness_tables
 from luminosity.drift.result import KernelResult, MMDTestResult
+from luminosity.drift.witness_function import Extremes
 
 __all__ = ["Contents", "kernel_table", "page"]
 

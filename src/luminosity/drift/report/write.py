@@ -10,10 +10,11 @@ from luminosity.drift.history import PastTest
 from luminosity.drift.kernels import Kernel
 from luminosity.drift.report.page import Contents, page
 from luminosity.drift.report.scatter import scatter
-from luminosity.drift.report.witness_rows import Details, find_extremes, shown_rows, strongest_kernel
+from luminosity.drift.report.witness_rows import Details, shown_rows
 from luminosity.drift.result import MMDTestResult
 from luminosity.drift.rows import as_rows, same_width
 from luminosity.drift.sums.bin_sums import Progress
+from luminosity.drift.witness_function import find_extremes, strongest_kernel
 from luminosity.errors import DriftError
 
 __all__ = ["write_report"]
