@@ -17,7 +17,7 @@ from _texts import LONGEST, MODEL, WORKLOADS, Texts
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from luminosity import LuminosityRunner, RunInference
-from luminosity.inference.handlers.embedder import SentenceEmbedder
+from luminosity.inference.handlers.text.embedder import SentenceEmbedder
 
 _CORES = len(os.sched_getaffinity(0))
 _BUDGETS = (65_536, 131_072, 524_288)  # tokens in a batch of the encoder alone

@@ -16,18 +16,17 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
-from luminosity.cli.bench_report import as_data, print_report
+from luminosity.cli.bench.report import as_data, print_report
 from luminosity.cli.main import main
 from luminosity.core import usable_cores
 from luminosity.errors import OptionError
 from luminosity.inference.tuning.advice import flags, handler_code
 from luminosity.inference.tuning.candidates import Candidate, with_settings
-from luminosity.inference.tuning.compare import difference
-from luminosity.inference.tuning.data import read_rows
-from luminosity.inference.tuning.measure import Measurement
-from luminosity.inference.tuning.search import Search, Space, Trial
+from luminosity.inference.tuning.laboratory import Survey
+from luminosity.inference.tuning.measurement import Measurement
+from luminosity.inference.tuning.sample_rows import read_rows
+from luminosity.inference.tuning.search import Search, Space, Trial, difference
 from luminosity.inference.tuning.tune import Choices, Tuning
-from luminosity.inference.tuning.workers import Survey
 
 _TEXTS = ["A short text.", "Another one, which is a little longer.", "And one more."] * 20
 _ALL_CORES = f"--threads={usable_cores()}"  # One process.

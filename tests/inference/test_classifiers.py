@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 from apache_beam.ml.inference.base import RunInference
 
-from luminosity.inference.handlers.classifier import TextClassifier
-from luminosity.inference.handlers.token_classifier import TokenClassifier
+from luminosity.inference.handlers.text.classifier import TextClassifier
+from luminosity.inference.handlers.text.token_classifier import TokenClassifier
 from tests.inference.texts import MINILM, save_with_tokenizer, sentences, tiny_bert_config
 
 # Alone, a text's scores equal the pipeline's to the last bit; in a batch, float32 sums in another order.
@@ -136,7 +136,7 @@ def test_a_new_version_needs_the_tokenizer_that_prepares_the_texts(tmp_path: Pat
     from transformers import AutoTokenizer, BertForSequenceClassification
 
     from luminosity.errors import ModelUnavailable
-    from luminosity.inference.wrapping import NewVersion
+    from luminosity.inference.adapting.wrapping import NewVersion
 
     first, same, other = (
         save_with_tokenizer(BertForSequenceClassification(tiny_bert_config()), tmp_path / name)

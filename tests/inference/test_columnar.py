@@ -26,8 +26,8 @@ from apache_beam.testing.util import assert_that
 from sklearn.linear_model import LinearRegression
 
 from luminosity import Column, Enrich, Handler, JaxModelHandler, TorchModelHandler
+from luminosity.inference.adapting.columnar import takes_names, whole_columns
 from luminosity.inference.blocks import take
-from luminosity.inference.columnar.adapt import takes_names, whole_columns
 from luminosity.inference.enrich.inputs import block_of
 from tests.both_runners import Pipelines
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from apache_beam.ml.inference.base import RunInference
 
-from luminosity.inference.handlers.embedder import SentenceEmbedder
+from luminosity.inference.handlers.text.embedder import SentenceEmbedder
 from tests.inference.texts import MINILM, save_with_tokenizer, sentences, tiny_bert_config
 
 

@@ -18,9 +18,9 @@ from apache_beam.testing.util import assert_that, equal_to
 from apache_beam.transforms import window
 
 from luminosity import Column, Enrich, Handler, JaxModelHandler, SentenceEmbedder, TextClassifier, TokenClassifier
-from luminosity.inference.enrich.begin import BeginDoFn
 from luminosity.inference.enrich.outputs import NewColumn
-from luminosity.inference.enrich.prepare import alike
+from luminosity.inference.enrich.prepare_columns import alike
+from luminosity.inference.enrich.table_steps import BeginDoFn
 from luminosity.inference.handlers.columns import to_numpy
 from tests.both_runners import Pipelines, counters
 from tests.inference.texts import MINILM, save_with_tokenizer, sentences, tiny_bert_config

@@ -8,7 +8,7 @@ import apache_beam as beam
 import pytest
 from apache_beam.ml.inference.base import RunInference
 
-from luminosity.inference.handlers.generator import TextGenerator
+from luminosity.inference.handlers.text.generator import TextGenerator
 from tests.inference.texts import save_with_tokenizer, sentences
 
 CHAT = (

@@ -14,13 +14,13 @@ import pyarrow as pa
 import pytest
 
 from luminosity import Handler
+from luminosity.inference.adapting.isolated import IsolatedHandler
 from luminosity.inference.blocks import rows
 from luminosity.inference.host import host as host_module
 from luminosity.inference.host import in_flight
 from luminosity.inference.host.host import ModelHost
 from luminosity.inference.host.lane import LaneSettings
 from luminosity.inference.host.work import Outcome
-from luminosity.inference.isolated import IsolatedHandler
 from tests.marks import note, wait_for_file
 
 _PATIENCE_S = 120

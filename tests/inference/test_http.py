@@ -24,9 +24,8 @@ from apache_beam.testing.util import assert_that
 from luminosity import HttpModelHandler, RunInference
 from luminosity.errors import EndpointError, RemoteModelError
 from luminosity.inference.handlers.http import Answer, HttpProtocol, Reply, Request
-from luminosity.inference.handlers.http.door import Door
-from luminosity.inference.handlers.http.gate import Gate
-from luminosity.inference.handlers.http.limit import AdaptiveLimit
+from luminosity.inference.handlers.http.concurrency import AdaptiveLimit, Gate
+from luminosity.inference.handlers.http.retries import CircuitBreaker
 from luminosity.testing import FakeClock
 from tests.both_runners import Pipelines
 from tests.inference.model_server import (
@@ -49,7 +48,7 @@ WORDS = [f"{'a' * (number % 7)}{number}" for number in range(200)]
 @pytest.fixture(autouse=True)
 def _quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
     """In this process alone; nothing here depends on how long a wait is."""
-    monkeypatch.setattr("luminosity.inference.handlers.http.backoff._FIRST_S", 0.01)
+    monkeypatch.setattr("luminosity.inference.handlers.http.retries._FIRST_S", 0.01)
 
 
 @pytest.fixture
@@ -83,7 +82,7 @@ class Times:
 @pytest.fixture
 def times(monkeypatch: pytest.MonkeyPatch) -> Times:
     made = Times()
-    monkeypatch.setattr("luminosity.inference.handlers.http.remote.time", made)
+    monkeypatch.setattr("luminosity.inference.handlers.http.remote_model.time", made)
     return made
 
 
@@ -316,7 +315,7 @@ class TestTrouble:
 
     def test_one_example_that_hangs_the_server_does_not_take_others_along(self) -> None:
         clock = FakeClock()
-        door = Door(clock.monotonic)
+        door = CircuitBreaker(clock.monotonic)
         for _ in range(2):
             halves = [door.gave_up("hangs", True, 0.0) for _ in range(7)]  # A batch of 64, and its halves.
             assert {type(error) for error in halves} == {RemoteModelError}
@@ -332,7 +331,7 @@ class TestTrouble:
 
     def test_one_request_that_starves_while_others_are_answered(self) -> None:
         clock = FakeClock(100.0)
-        door = Door(clock.monotonic)
+        door = CircuitBreaker(clock.monotonic)
         clock.advance(1)
         door.answered()
         assert type(door.gave_up("429", by_examples=False, began=100.0)) is RemoteModelError
@@ -364,7 +363,9 @@ class TestTrouble:
 
     @pytest.mark.parametrize("status", [301, 401, 403, 404])
     def test_the_endpoints_fault_fails_once(self, status: int, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("luminosity.inference.handlers.http.door._SHUT_S", 600)  # Longer than any machine stalls.
+        monkeypatch.setattr(
+            "luminosity.inference.handlers.http.retries._SHUT_S", 600
+        )  # Longer than any machine stalls.
         with serving(lambda _: Said(b"no", status, {"Location": "http://127.0.0.1:1/"})) as server:
             handler = HttpModelHandler.embeddings(server.url, "small")
             model = handler.load_model()

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from luminosity import Handler
-from luminosity.inference import isolated
+from luminosity.inference.adapting import isolated
+from luminosity.inference.adapting.isolated import IsolatedHandler
 from luminosity.inference.host.host import ModelHost
 from luminosity.inference.host.lane import LaneSettings
-from luminosity.inference.isolated import IsolatedHandler
 from tests.processes import wait_for
 
 SCRIPT = """

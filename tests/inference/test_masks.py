@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from transformers import AutoConfig, AutoModel
 
-from luminosity.inference.handlers.masks import takes_masks_by_key
+from luminosity.inference.handlers.text.text_handler import takes_masks_by_key
 
 SMALL = {"vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 SMALL_GPT = {"vocab_size": 100, "n_embd": 32, "n_layer": 2, "n_head": 4}

@@ -18,7 +18,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from luminosity.errors import ModelUnavailable, OptionError
 from luminosity.inference.files import locks
 from luminosity.inference.files.local import local_copy, use_cache
-from luminosity.inference.handlers.parameters import load_parameters
+from luminosity.inference.handlers.jax import load_parameters
 from luminosity.inference.options import ModelCacheConfig, threads_of
 from tests.inference.stores import PAUSE, ROOT, fetchers, opened
 from tests.processes import wait_for

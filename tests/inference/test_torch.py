@@ -15,7 +15,7 @@ import torch
 from apache_beam.ml.inference.base import RunInference
 from apache_beam.ml.inference.pytorch_inference import make_tensor_model_fn
 
-from luminosity.inference.handlers import devices
+from luminosity.inference.handlers import on_torch
 from luminosity.inference.handlers.torch import TorchModelHandler
 
 
@@ -230,10 +230,10 @@ def test_a_compiled_module_predicts_the_same() -> None:
 @pytest.fixture
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    devices._usable_gpus.cache_clear()
-    devices._warn_of_missing_gpu.cache_clear()
+    on_torch._usable_gpus.cache_clear()
+    on_torch._warn_of_missing_gpu.cache_clear()
     yield
-    devices._usable_gpus.cache_clear()
+    on_torch._usable_gpus.cache_clear()
 
 
 @pytest.mark.usefixtures("no_gpu")

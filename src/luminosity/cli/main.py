@@ -7,7 +7,8 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from luminosity.cli import bench, plan, replay, run, runs, serve, show
+from luminosity.cli import plan, replay, run, runs, serve, show
+from luminosity.cli.bench import command as bench
 from luminosity.cli.drift import command as drift
 from luminosity.cli.enrich import command as enrich
 from luminosity.cli.exits import WRONG_USE, discard_output, fail

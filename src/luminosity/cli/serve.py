@@ -11,7 +11,7 @@ import traceback
 from typing import Any
 
 from luminosity._text import parse_size
-from luminosity.cli.handlers import HANDLER_HELP, handler_of
+from luminosity.cli.model_names import HANDLER_HELP, handler_of
 from luminosity.errors import LuminosityError, OptionError
 from luminosity.noise import quiet
 
@@ -84,8 +84,8 @@ def _serve(parsed: argparse.Namespace) -> int:
     require("starlette", "serve")
     require("uvicorn", "serve")
     from luminosity.inference.serving.app import Limits, app_of
-    from luminosity.inference.serving.metadata import declared_inputs
-    from luminosity.inference.serving.model import ServedModel
+    from luminosity.inference.serving.kserve_api import declared_inputs
+    from luminosity.inference.serving.served_model import ServedModel
     from luminosity.inference.serving.server import listen, url_of
     from luminosity.inference.serving.server import serve as answer
 

@@ -15,10 +15,10 @@ from apache_beam.transforms import window
 from apache_beam.utils.timestamp import MAX_TIMESTAMP, Timestamp
 
 from luminosity.core import SORTS_ITS_BUNDLE
-from luminosity.inference.checks import check_batching, check_handler
+from luminosity.inference.adapting.checks import check_batching, check_handler
+from luminosity.inference.adapting.model_set import ModelSet
 from luminosity.inference.deadletters import check_threshold
 from luminosity.inference.host.model import Clock
-from luminosity.inference.model_set import ModelSet
 from luminosity.inference.steps.expanding import by_hints, in_pipeline, with_shared_bundles
 from luminosity.inference.steps.infer import FAILED, InferDoFn, ResultsDoFn
 from luminosity.inference.steps.messages import PreparedBlock, ResultBlock

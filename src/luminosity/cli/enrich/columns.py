@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from luminosity.cli.handlers import named_handler
+from luminosity.cli.model_names import named_handler
 from luminosity.errors import OptionError
 
 if TYPE_CHECKING:

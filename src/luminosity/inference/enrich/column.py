@@ -7,12 +7,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
-from apache_beam.ml.inference.base import KeyedModelHandler, ModelHandler
+from apache_beam.ml.inference.base import KeyedModelHandler, ModelHandler, PredictionResult
 
-from luminosity.inference.adapt import without_functions
-from luminosity.inference.checks import check_handler
+from luminosity.inference.adapting.adapt import adapt, without_functions
+from luminosity.inference.adapting.checks import check_handler
+from luminosity.inference.adapting.columnar import OfTensors, takes_tensors, whole_columns
+from luminosity.inference.adapting.wrapping import WrappedHandler
+from luminosity.inference.blocks import Block, rows
+from luminosity.inference.handler import Handler
+from luminosity.inference.handlers.columns import from_tensor
 
-__all__ = ["Column"]
+__all__ = ["Column", "levels", "model_of"]
 
 
 @dataclass(frozen=True)
@@ -79,3 +84,53 @@ def _check_takes_rows(handler: ModelHandler[Any, Any, Any]) -> None:
         )
     if handler.should_skip_batching():
         raise ValueError("found with_no_batching(): each element is a batch then, and here it is a row; leave it out")
+
+
+def levels(columns: Mapping[str, Column]) -> list[list[str]]:
+    """Names of columns by level: none takes a column of its own level, or of one that comes after.
+
+    >>> from luminosity import Handler
+    >>> class Model(Handler):
+    ...     def predict(self, model, batch, inference_args=None): ...
+    >>> levels({"topic": Column(Model(), "vector"), "vector": Column(Model(), "text"), "mood": Column(Model(), "text")})
+    [['vector', 'mood'], ['topic']]
+    """
+    left = dict(columns)
+    found: list[list[str]] = []
+    while left:
+        ready = [name for name, column in left.items() if not any(each in left for each in column.names)]
+        if not ready:
+            raise ValueError(_circle(left))
+        found.append(ready)
+        for name in ready:
+            del left[name]
+    return found
+
+
+def _circle(left: Mapping[str, Column]) -> str:
+    path = [next(iter(left))]
+    while path[-1] not in path[:-1]:
+        path.append(next(each for each in left[path[-1]].names if each in left))
+    path = path[path.index(path[-1]) :]
+    if len(path) == 2:
+        return f"the column {path[0]!r} takes itself; a new column needs a name that the table does not have yet"
+    return "columns that take each other: " + " takes ".join(map(repr, path))
+
+
+def model_of(handler: ModelHandler[Any, Any, Any]) -> Handler[Any, Any, Any]:
+    """The handler with all hooks, giving values alone."""
+    if isinstance(handler, Handler):
+        return handler
+    return whole_columns(handler) or _Values(OfTensors(adapt(handler)) if takes_tensors(handler) else adapt(handler))
+
+
+class _Values(WrappedHandler):
+    """Beam's handlers give PredictionResults, with an example and a name in each."""
+
+    def collect(self, outputs: Any) -> Block:
+        return [_value(each) for each in rows(super().collect(outputs))]
+
+
+def _value(result: Any) -> Any:
+    value: Any = result.inference if isinstance(result, PredictionResult) else result
+    return from_tensor(value) if hasattr(value, "detach") else value

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from luminosity.inference.adapting.columnar import takes_names
 from luminosity.inference.blocks import Block
-from luminosity.inference.columnar.adapt import takes_names
 from luminosity.inference.enrich.column import Column
 from luminosity.inference.handlers.columns import to_numpy
 

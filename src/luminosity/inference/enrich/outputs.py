@@ -9,8 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from luminosity.inference.blocks import Block, Indices, join
-from luminosity.inference.handlers.columns import to_columns
-from luminosity.inference.handlers.plain import plain
+from luminosity.inference.handlers.columns import plain, to_columns
 
 __all__ = ["NewColumn"]
 

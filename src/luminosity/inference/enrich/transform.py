@@ -11,16 +11,13 @@ import apache_beam as beam
 import pyarrow as pa
 
 from luminosity.core import SORTS_ITS_BUNDLE
-from luminosity.inference.checks import check_batching
+from luminosity.inference.adapting.checks import check_batching
 from luminosity.inference.deadletters import check_threshold
-from luminosity.inference.enrich.begin import BeginDoFn
-from luminosity.inference.enrich.column import Column
-from luminosity.inference.enrich.finish import FAILED, FinishDoFn
-from luminosity.inference.enrich.infer import InferColumnsDoFn
-from luminosity.inference.enrich.levels import levels
-from luminosity.inference.enrich.messages import TableBlock
-from luminosity.inference.enrich.models import model_of
-from luminosity.inference.enrich.prepare import PrepareColumnsDoFn
+from luminosity.inference.enrich.column import Column, levels, model_of
+from luminosity.inference.enrich.infer_columns import InferColumnsDoFn
+from luminosity.inference.enrich.prepare_columns import PrepareColumnsDoFn
+from luminosity.inference.enrich.table_block import TableBlock
+from luminosity.inference.enrich.table_steps import FAILED, BeginDoFn, FinishDoFn
 from luminosity.inference.steps.expanding import by_hints, in_pipeline, with_shared_bundles
 from luminosity.inference.steps.settings import StepSettings
 

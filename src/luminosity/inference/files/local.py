@@ -13,9 +13,8 @@ from apache_beam.io.filesystems import FileSystems
 from luminosity._text import format_bytes
 from luminosity.errors import ModelUnavailable
 from luminosity.inference.files.cache import CacheFolder
-from luminosity.inference.files.download import download
 from luminosity.inference.files.entry import damage, model_path
-from luminosity.inference.files.source import Source, find
+from luminosity.inference.files.source import Source, download, find
 from luminosity.inference.options import ModelCacheConfig
 
 __all__ = ["local_copy", "use_cache"]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from luminosity.inference.handlers import sizes
+from luminosity.inference.handlers import padding
 from luminosity.inference.handlers.columns import Array, Column, Columns, lengths, pad_ragged, to_numpy, to_tree
 
 __all__ = ["Padded", "Padding"]
@@ -48,14 +48,14 @@ class Padding:
     def __post_init__(self) -> None:
         for option, given in (("rows", self.rows), ("lengths", self.lengths)):
             if given is not None:
-                sizes.check_sizes(given, option)
+                padding.check_sizes(given, option)
 
     def pad(
         self, columns: Columns, masked: bool = False, convert: Callable[[Array], Array] = lambda values: values
     ) -> Padded:
         """The examples as one batch; `convert` may change the type of the numbers before there are more of them."""
         count, found = len(columns), lengths(columns)
-        rows = sizes.next_half_step(count) if self.rows is None else sizes.next_of(self.rows, count)
+        rows = padding.next_half_step(count) if self.rows is None else padding.next_of(self.rows, count)
         length = 0 if found is None else self._padded_length(int(found.max(initial=0)))
 
         def padded(column: Column) -> Array:
@@ -70,7 +70,7 @@ class Padding:
         return Padded(to_tree(columns, padded), mask, count, rows)
 
     def _padded_length(self, needed: int) -> int:
-        return sizes.next_power(needed) if self.lengths is None else sizes.next_of(self.lengths, needed)
+        return padding.next_power(needed) if self.lengths is None else padding.next_of(self.lengths, needed)
 
 
 def _with_rows(values: Array, rows: int, value: float) -> Array:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Collection, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,15 +19,27 @@ from typing_extensions import Self, Unpack
 
 from luminosity.extras import require
 from luminosity.inference.blocks import Block
+from luminosity.inference.files.local import local_copy
 from luminosity.inference.handler import Handler, HandlerOptions
 from luminosity.inference.handlers.columns import Columns, lengths, to_columns
 from luminosity.inference.handlers.few_shapes import Padded, Padding
-from luminosity.inference.handlers.parameters import load_parameters
 
-__all__ = ["JaxModel", "JaxModelHandler"]
+__all__ = ["JaxModel", "JaxModelHandler", "load_parameters"]
+
 
 Tree: TypeAlias = Any
 """An array, or dicts, tuples and lists of arrays: what JAX calls a pytree."""
+
+# By the names in a file. numpy alone knows neither the narrow ones nor, therefore, does safetensors' loader for it.
+_TYPES = {
+    **{f"F{bits}": f"float{bits}" for bits in (16, 32, 64)},
+    **{f"I{bits}": f"int{bits}" for bits in (8, 16, 32, 64)},
+    **{f"U{bits}": f"uint{bits}" for bits in (8, 16, 32, 64)},
+    "BF16": "bfloat16",
+    "BOOL": "bool",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -227,3 +240,25 @@ def _without_devices(params: Tree) -> Tree:
     if "jax" not in sys.modules or inspect.isroutine(params) or isinstance(params, str | functools.partial):
         return params
     return require("jax", "jax").device_get(params)
+
+
+def load_parameters(path: str) -> dict[str, Any]:
+    """The arrays of an `.npz` or `.safetensors` file, by their names."""
+    if path.endswith(".npz"):
+        with np.load(local_copy(path), allow_pickle=False) as arrays:
+            return dict(arrays)
+    if path.endswith(".safetensors"):
+        return _safetensors(Path(local_copy(path)).read_bytes(), path)
+    raise ValueError(f"found the path {path!r}, expected one that ends in .npz or .safetensors")
+
+
+def _safetensors(content: bytes, path: str) -> dict[str, Any]:
+    dtype = require("jax.numpy", "jax").dtype
+    arrays: dict[str, Any] = {}
+    for name, array in require("safetensors", "jax").deserialize(content):
+        if array["dtype"] not in _TYPES:
+            raise ValueError(
+                f"found an array of type {array['dtype']} in {path!r}, expected one of {', '.join(_TYPES)}"
+            )
+        arrays[name] = np.frombuffer(array["data"], dtype(_TYPES[array["dtype"]])).reshape(array["shape"])
+    return arrays

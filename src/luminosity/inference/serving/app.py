@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import logging
-from collections.abc import Awaitable, Callable
+import queue
+import threading
+from collections.abc import Awaitable, Callable, Generator
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -15,19 +19,20 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from luminosity.inference.serving import kserve, openai
-from luminosity.inference.serving.errors import RequestError, error_response, json_response
-from luminosity.inference.serving.model import ServedModel
-from luminosity.inference.serving.requests import read_body
-from luminosity.inference.serving.workers import Workers
+from luminosity.inference.serving import kserve_api, openai_api
+from luminosity.inference.serving.requests import RequestError, error_response, json_response, read_body
+from luminosity.inference.serving.served_model import ServedModel
 
-__all__ = ["Limits", "app_of"]
+__all__ = ["Limits", "Workers", "app_of"]
+
 
 Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
 
 _BODY_S = 60.0
 _OPEN = "/v2/health/"
 """Who asks only whether the server lives needs no key."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -57,18 +62,18 @@ def app_of(model: ServedModel, limits: Limits, api_key: str | None = None) -> St
         return Route(path, _guarded(endpoint, api_key), methods=["POST"])
 
     def infer(request: Request, body: bytes) -> Response:
-        return kserve.infer(model, _name(request), body, request.headers.get(kserve.BINARY_HEADER))
+        return kserve_api.infer(model, _name(request), body, request.headers.get(kserve_api.BINARY_HEADER))
 
     return Starlette(
         routes=[
             get("/", lambda _: _home(model)),
-            get("/v1/models", lambda _: openai.models(model)),
-            post("/v1/embeddings", lambda _, body: openai.embeddings(model, body)),
-            get("/v2", lambda _: kserve.server_metadata()),
-            get("/v2/health/live", lambda _: kserve.live()),
-            get("/v2/health/ready", lambda _: kserve.ready(model)),
-            get("/v2/models/{name}", lambda request: kserve.model_metadata(model, _name(request))),
-            get("/v2/models/{name}/ready", lambda request: kserve.model_ready(model, _name(request))),
+            get("/v1/models", lambda _: openai_api.models(model)),
+            post("/v1/embeddings", lambda _, body: openai_api.embeddings(model, body)),
+            get("/v2", lambda _: kserve_api.server_metadata()),
+            get("/v2/health/live", lambda _: kserve_api.live()),
+            get("/v2/health/ready", lambda _: kserve_api.ready(model)),
+            get("/v2/models/{name}", lambda request: kserve_api.model_metadata(model, _name(request))),
+            get("/v2/models/{name}/ready", lambda request: kserve_api.model_ready(model, _name(request))),
             post("/v2/models/{name}/infer", infer),
         ],
         exception_handlers={HTTPException: _not_found},
@@ -122,3 +127,40 @@ async def _not_found(request: Request, error: Exception) -> Response:
     response = error_response(RequestError(error.status_code, message), path)
     response.headers.update(error.headers or {})
     return response
+
+
+class Workers:
+    """The threads are daemons: one that a model never returns to does not keep the process."""
+
+    def __init__(self, threads: int, waiting: int) -> None:
+        self._places = threads + waiting
+        self._taken = 0
+        self._tasks: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
+        for number in range(threads):
+            threading.Thread(target=self._work, name=f"serve-{number}", daemon=True).start()
+
+    @contextlib.contextmanager
+    def place(self) -> Generator[None]:
+        """For one request, from before its body is read. Belongs to the event loop's thread."""
+        if self._taken >= self._places:
+            raise RequestError(503, f"{self._taken} requests are here already, which is all that may be; try again")
+        self._taken += 1
+        try:
+            yield
+        finally:
+            self._taken -= 1
+
+    async def run(self, function: Callable[[], T]) -> T:
+        future: Future[T] = Future()
+        self._tasks.put((future, function))
+        return await asyncio.wrap_future(future)
+
+    def _work(self) -> None:
+        while True:
+            future, function = self._tasks.get()
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                future.set_result(function())
+            except BaseException as error:
+                future.set_exception(error)

@@ -6,10 +6,12 @@ import json
 from typing import Any, cast
 
 from starlette.requests import Request
+from starlette.responses import Response
 
-from luminosity.inference.serving.errors import RequestError
+__all__ = ["RequestError", "error_response", "json_response", "read_body", "read_json"]
 
-__all__ = ["read_body", "read_json"]
+
+_RETRY_AFTER_S = 1
 
 
 async def read_body(request: Request, limit: int) -> bytes:
@@ -39,3 +41,32 @@ def read_json(body: bytes | memoryview) -> dict[str, Any]:
 
 def _too_large(limit: int) -> RequestError:
     return RequestError(413, f"the body is larger than {limit:,} bytes: send fewer examples, or serve with --max-body")
+
+
+class RequestError(Exception):
+    """A request that can't be answered: the status, and what to say."""
+
+    def __init__(self, status: int, message: str, code: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.code = code
+        """As OpenAI's clients know it, where they know one."""
+
+
+def json_response(content: Any, status: int = 200) -> Response:
+    return Response(json.dumps(content).encode(), status, media_type="application/json")
+
+
+def error_response(error: RequestError, path: str) -> Response:
+    """Under /v1 as OpenAI writes errors, elsewhere as KServe does."""
+    content: Any = error.message
+    if path.startswith("/v1/"):
+        kind = "invalid_request_error" if error.status < 500 else "server_error"
+        content = {"message": error.message, "type": kind, "param": None, "code": error.code}
+    response = json_response({"error": content}, error.status)
+    if error.status == 503:
+        response.headers["Retry-After"] = str(_RETRY_AFTER_S)
+    if error.status == 401:
+        response.headers["WWW-Authenticate"] = "Bearer"
+    return response

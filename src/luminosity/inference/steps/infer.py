@@ -11,9 +11,9 @@ from apache_beam.ml.inference.base import ModelHandler
 from apache_beam.transforms.window import WindowedValue
 
 from luminosity.core import ELEMENT_AT_FAULT
+from luminosity.inference.adapting.model_set import ModelSet
 from luminosity.inference.blocks import join, rows, take
 from luminosity.inference.host.work import Outcome
-from luminosity.inference.model_set import ModelSet
 from luminosity.inference.steps.messages import Failed, PreparedBlock, ResultBlock, at_fault, described, earliest
 from luminosity.inference.steps.routing import LaneRouter
 from luminosity.inference.steps.sessions import Sessions

@@ -13,8 +13,8 @@ import numpy.typing as npt
 from apache_beam import coders
 from apache_beam.coders import coder_impl
 
+from luminosity.inference.adapting.model_set import THE_MODEL
 from luminosity.inference.blocks import Block, size
-from luminosity.inference.model_set import THE_MODEL
 
 __all__ = ["Failed", "PreparedBlock", "ResultBlock", "at_fault", "described", "earliest"]
 

@@ -12,6 +12,9 @@ import numpy as np
 from apache_beam import pvalue
 
 from luminosity.core import WorkerShare
+from luminosity.inference.adapting.isolated import IsolatedHandler
+from luminosity.inference.adapting.model_set import THE_MODEL, ModelSet
+from luminosity.inference.adapting.wrapping import NewVersion
 from luminosity.inference.blocks import take
 from luminosity.inference.handler import Handler
 from luminosity.inference.host.host import Ahead
@@ -19,15 +22,12 @@ from luminosity.inference.host.hosts import host_of
 from luminosity.inference.host.interface import Host
 from luminosity.inference.host.lane import LaneSettings
 from luminosity.inference.host.model import Family
-from luminosity.inference.isolated import IsolatedHandler
-from luminosity.inference.model_set import THE_MODEL, ModelSet
 from luminosity.inference.shared_host.proxy import shared_host_of
 from luminosity.inference.steps.counters import StepCounters
 from luminosity.inference.steps.messages import PreparedBlock
 from luminosity.inference.steps.settings import StepSettings
 from luminosity.inference.steps.versions import Version, Versions, version_of_all, versions_of_keys
 from luminosity.inference.steps.watch import Watcher
-from luminosity.inference.wrapping import NewVersion
 
 __all__ = ["EnteredLane", "LaneRouter", "host_for"]
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from apache_beam.ml.inference.base import KeyModelPathMapping, ModelMetadata
 
+from luminosity.inference.adapting.model_set import ModelSet
 from luminosity.inference.host.host import Ahead
-from luminosity.inference.model_set import ModelSet
 
 __all__ = ["Version", "Versions", "version_of_all", "versions_of_keys"]
 

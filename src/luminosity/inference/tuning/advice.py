@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from luminosity.core import usable_cores
 from luminosity.inference.tuning.candidates import Candidate
+from luminosity.inference.tuning.laboratory import Survey
 from luminosity.inference.tuning.search import Trial
-from luminosity.inference.tuning.workers import Survey
 
 __all__ = ["flags", "handler_code", "sentences"]
 

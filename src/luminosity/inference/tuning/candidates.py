@@ -10,11 +10,11 @@ from typing import Any
 from apache_beam.ml.inference.base import ModelHandler
 
 from luminosity.extras import require
-from luminosity.inference.adapt import adapt
+from luminosity.inference.adapting.adapt import adapt
 from luminosity.inference.handler import limits_of
 from luminosity.inference.handlers.jax import JaxModelHandler
 from luminosity.inference.handlers.on_torch import TorchHandler
-from luminosity.inference.handlers.text import TextHandler
+from luminosity.inference.handlers.text.text_handler import TextHandler
 
 __all__ = ["Candidate", "devices_here", "heavy_modules", "is_adjustable", "takes_batch_limit", "with_settings"]
 

@@ -10,9 +10,8 @@ from typing import Any
 from luminosity.errors import OptionError
 from luminosity.inference.handler import Handler
 from luminosity.inference.tuning.candidates import Candidate, is_adjustable, takes_batch_limit
-from luminosity.inference.tuning.compare import difference
-from luminosity.inference.tuning.search import Search, Space, Trial
-from luminosity.inference.tuning.workers import CandidateFailed, Laboratory, Survey
+from luminosity.inference.tuning.laboratory import CandidateFailed, Laboratory, Survey
+from luminosity.inference.tuning.search import Search, Space, Trial, difference
 
 __all__ = ["Choices", "Tuning"]
 

@@ -5,7 +5,6 @@ What a protocol of one's own is written with is here; `luminosity.HttpModelHandl
 
 from __future__ import annotations
 
-from luminosity.inference.handlers.http.messages import Answer, Reply, Request
-from luminosity.inference.handlers.http.protocol import Ask, HttpProtocol
+from luminosity.inference.handlers.http.protocol import Answer, Ask, HttpProtocol, Reply, Request
 
 __all__ = ["Answer", "Ask", "HttpProtocol", "Reply", "Request"]

@@ -1,0 +1,1 @@
+"""``lum bench``: find the settings that suit a model."""

@@ -1,0 +1,1 @@
+"""Adapters that give any Beam ``ModelHandler`` the hooks of a ``Handler``."""

@@ -1,1 +1,0 @@
-"""Quick models over whole columns: one array in and one out, nothing done row by row."""

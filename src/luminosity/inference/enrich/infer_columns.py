@@ -1,0 +1,143 @@
+"""Rows to the model host, for many models at once; back come columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import apache_beam as beam
+import numpy as np
+from apache_beam.transforms.window import WindowedValue
+
+from luminosity.core import ELEMENT_AT_FAULT
+from luminosity.inference.adapting.model_set import ModelSet
+from luminosity.inference.blocks import Block, Indices, take
+from luminosity.inference.enrich.column import Column, model_of
+from luminosity.inference.enrich.outputs import NewColumn
+from luminosity.inference.enrich.prepare_columns import RowPreparer, at_fault, reason
+from luminosity.inference.enrich.table_block import Letter, PreparedRows, TableBlock
+from luminosity.inference.host.work import Outcome
+from luminosity.inference.steps.routing import LaneRouter
+from luminosity.inference.steps.sessions import Sessions
+from luminosity.inference.steps.settings import StepSettings
+
+__all__ = ["InferColumnsDoFn"]
+
+
+class InferColumnsDoFn(beam.DoFn):
+    """`process` hands rows to all models and emits what is complete; `finish_bundle` waits for the rest."""
+
+    def __init__(self, columns: Mapping[str, Column], settings: Mapping[str, StepSettings]) -> None:
+        self._columns = columns
+        self._settings = settings
+
+    def setup(self) -> None:
+        next(iter(self._settings.values())).set_up_process()
+        self._sessions = Sessions()
+        self._models: dict[str, _Model] = {}
+        try:
+            for name, column in self._columns.items():
+                self._models[name] = _Model(name, column, self._settings[name])
+                self._models[name].lanes.set_up()
+        except BaseException:
+            self.teardown()  # Beam does not call it for a step that was never set up.
+            raise
+
+    def start_bundle(self) -> None:
+        self._sessions.close()
+
+    def process(
+        self, block: TableBlock, timestamp: Any = beam.DoFn.TimestampParam, window: Any = beam.DoFn.WindowParam
+    ) -> Iterator[WindowedValue]:
+        waiting = _Waiting(block, timestamp, window, list(self._models))
+        for name, model in self._models.items():
+            rows, waiting.failed[name] = model.rows(block)
+            if len(rows.places):
+                use = model.lanes.the_use()
+                waiting.left += len(rows.places)
+                self._sessions.submit(use, rows.block, rows.costs, (waiting, name, rows.places), rows.weights)
+                use.counters.prepared(rows.seconds)
+        if not waiting.left:
+            yield self._emitted(waiting)
+        for outcomes in self._sessions.ready():
+            yield from self._emit(outcomes)
+
+    def finish_bundle(self) -> Iterator[WindowedValue]:  # type: ignore[override]  # Beam's says None, and takes these.
+        for outcomes in self._sessions.finish():
+            yield from self._emit(outcomes)
+        self._sessions.end([model.lanes for model in self._models.values()])
+
+    def teardown(self) -> None:
+        self._sessions.close()
+        for model in self._models.values():
+            model.lanes.leave_all()
+
+    def _emit(self, outcomes: list[Outcome]) -> Iterator[WindowedValue]:
+        for outcome in outcomes:
+            waiting: _Waiting = outcome.tag[0]
+            waiting.take(outcome, self._settings[outcome.tag[1]].caught)
+            if not waiting.left:
+                yield self._emitted(waiting)
+
+    def _emitted(self, waiting: _Waiting) -> WindowedValue:
+        block, count = waiting.block, waiting.block.table.num_rows
+        columns = {name: model.column.of(count, waiting.values[name]) for name, model in self._models.items()}
+        failed: dict[int, Letter] = {}
+        for letters in waiting.failed.values():
+            failed = {**letters, **failed}  # The first model that failed stays.
+        return WindowedValue(block.with_columns(columns, failed), waiting.timestamp, (waiting.window,))
+
+
+class _Model:
+    """One column's model in this step."""
+
+    def __init__(self, name: str, column: Column, settings: StepSettings) -> None:
+        self._name = name
+        handler = model_of(column.handler)
+        self.lanes = LaneRouter(ModelSet(handler), settings)
+        self.column = NewColumn(name, handler.output_type if column.output is None else column.output)
+        self._preparer = RowPreparer(column, {name: handler}, settings.caught)
+
+    def rows(self, block: TableBlock) -> tuple[PreparedRows, dict[int, Letter]]:
+        """What was prepared before; or, of a model that takes columns as they are, made here."""
+        rows = block.prepared.get(self._name)
+        if rows is None:
+            prepared, letters = self._preparer.prepare(block)
+            return prepared[self._name], letters
+        return (_only_seen(rows, block.seen()) if block.failed else rows), {}
+
+
+class _Waiting:
+    """A block of which models have not given all that they will."""
+
+    def __init__(self, block: TableBlock, timestamp: Any, window: Any, names: list[str]) -> None:
+        self.block = block
+        self.timestamp = timestamp
+        self.window = window
+        self.left = 0
+        self.values: dict[str, list[tuple[Indices, Block]]] = {name: [] for name in names}
+        self.failed: dict[str, dict[int, Letter]] = {name: {} for name in names}
+
+    def take(self, outcome: Outcome, caught: tuple[type[BaseException], ...]) -> None:
+        _, name, rows = outcome.tag
+        places, error = rows[outcome.places], outcome.error
+        self.left -= len(places)
+        if error is None:
+            self.values[name].append((places, outcome.values))
+        elif isinstance(error, caught):
+            self.failed[name] |= dict.fromkeys(places.tolist(), Letter(name, reason(error)))
+        elif isinstance(error, Exception):
+            if outcome.batch_count:
+                setattr(error, ELEMENT_AT_FAULT, at_fault(self.block, int(places[0]), outcome.batch_count, name))
+            raise error
+        else:  # It asked to end a thread that is not this one.
+            raise RuntimeError(f"The model's code raised {error!r}") from error
+
+
+def _only_seen(rows: PreparedRows, seen: Any) -> PreparedRows:
+    """Without rows that have failed since."""
+    left = np.flatnonzero(seen[rows.places])
+    if len(left) == len(rows.places):
+        return rows
+    weights = None if rows.weights is None else rows.weights[left]
+    return PreparedRows(rows.places[left], take(rows.block, left), rows.costs[left], weights, rows.seconds)

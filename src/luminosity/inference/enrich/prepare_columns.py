@@ -1,0 +1,155 @@
+"""Rows made ready for models, once for all that want the same."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import apache_beam as beam
+import numpy as np
+from apache_beam.metrics import Metrics
+
+from luminosity.core import ELEMENT_AT_FAULT
+from luminosity.inference.blocks import Block, Indices
+from luminosity.inference.enrich.column import Column, model_of
+from luminosity.inference.enrich.inputs import block_of, decoded, examples_of
+from luminosity.inference.enrich.table_block import Letter, PreparedRows, TableBlock
+from luminosity.inference.handler import Handler
+from luminosity.inference.preparing import Attempt, Preparer
+from luminosity.inference.steps.settings import StepSettings
+
+__all__ = ["ROWS_PREPARED", "PrepareColumnsDoFn", "RowPreparer", "reason"]
+
+
+ROWS_PREPARED = "rows_prepared"
+"""A counter, in a namespace of the columns that share what is made of the rows."""
+
+Caught = tuple[type[BaseException], ...]
+
+
+class PrepareColumnsDoFn(beam.DoFn):
+    """Runs on CPU workers."""
+
+    def __init__(self, columns: Mapping[str, Column], settings: StepSettings) -> None:
+        self._columns = columns
+        self._settings = settings
+
+    def setup(self) -> None:
+        self._settings.set_up_process()
+        models = {name: model_of(column.handler) for name, column in self._columns.items()}
+        for model in models.values():
+            model.set_environment_vars()
+        self._preparers = [
+            RowPreparer(self._columns[names[0]], {name: models[name] for name in names}, self._settings.caught)
+            for names in alike(self._columns, models)
+        ]
+
+    def process(self, block: TableBlock) -> Iterator[TableBlock]:
+        prepared, failed = dict(block.prepared), dict(block.failed)
+        for preparer in self._preparers:
+            found, letters = preparer.prepare(block)
+            prepared |= found
+            failed = {**letters, **failed}  # The first to fail stays.
+            rows = len(found[preparer.names[0]].places) + len(letters)
+            Metrics.counter("+".join(preparer.names), ROWS_PREPARED).inc(rows)
+        yield replace(block, prepared=prepared, failed=failed)
+
+
+def alike(columns: Mapping[str, Column], models: Mapping[str, Handler[Any, Any, Any]]) -> list[list[str]]:
+    """The columns whose models make the same of the same inputs."""
+    groups: dict[Hashable, list[str]] = {}
+    for name, model in models.items():
+        key = model.prepare_key()
+        inputs: Any = columns[name].inputs
+        inputs = inputs if isinstance(inputs, str) else tuple(inputs.items() if isinstance(inputs, Mapping) else inputs)
+        # One that has a `prepare` of its own may have inherited its key.
+        whose: Hashable = name if key is None else (type(model).prepare, key, inputs)
+        groups.setdefault(whose, []).append(name)
+    return list(groups.values())
+
+
+def reason(error: BaseException) -> str:
+    """A failure as dead letters tell it."""
+    return f"{type(error).__name__}: {error}"
+
+
+class RowPreparer:
+    """For the columns of models that make the same of the same inputs: the first model does it for all."""
+
+    def __init__(self, column: Column, models: Mapping[str, Handler[Any, Any, Any]], caught: Caught) -> None:
+        self.names = list(models)
+        self._column = column
+        self._caught = caught
+        self._takes_columns = models[self.names[0]].columnar
+        self._preparers = {name: Preparer(model) for name, model in models.items()}
+
+    def prepare(self, block: TableBlock) -> tuple[dict[str, PreparedRows], dict[int, Letter]]:
+        """What each model gets; and rows that it can't get."""
+        begun = time.perf_counter()
+        places, letters = self._with_inputs(block)
+        if not len(places):
+            return {name: PreparedRows(places, [], np.empty(0), None) for name in self.names}, letters
+        attempt = self._attempt(block, places)
+        letters |= {int(places[place]): self._letter(error) for place, error in attempt.failed}
+        places = places[attempt.places]
+        done = attempt.prepared
+        found: dict[str, PreparedRows] = {}
+        for name, preparer in self._preparers.items():
+            if done is None:
+                found[name] = PreparedRows(places, [], np.empty(0), None)
+                continue
+            weighed = preparer.weighed(done.block, done.examples) if found else done
+            # Counted once, for the first of them.
+            seconds = 0.0 if found else time.perf_counter() - begun
+            found[name] = PreparedRows(places, weighed.block, weighed.costs, weighed.weights, seconds)
+        return found, letters
+
+    def _with_inputs(self, block: TableBlock) -> tuple[Indices, dict[int, Letter]]:
+        """The rows that have all inputs; and those that lack one."""
+        seen = block.seen()
+        letters: dict[int, Letter] = {}
+        for name in self._column.names:
+            column = decoded(block.table.column(name))  # A dictionary may hold a null, too.
+            if not column.null_count:
+                continue
+            lacking = np.flatnonzero(seen & column.is_null().to_numpy(zero_copy_only=False))
+            if len(lacking):
+                letters |= dict.fromkeys(lacking.tolist(), self._letter(self._lacks(name, block, int(lacking[0]))))
+                seen[lacking] = False
+        return np.flatnonzero(seen), letters
+
+    def _lacks(self, name: str, block: TableBlock, place: int) -> ValueError:
+        """To be caught; else it is raised, with more to say."""
+        error = ValueError(f"{name!r} is null")
+        if isinstance(error, self._caught):
+            return error
+        error = ValueError(
+            f"the column {self.names[0]!r} takes {name!r}, which is null in {block.row(place)}: filter such rows out "
+            "before, or have them as dead letters, with Enrich(...).with_exception_handling()"
+        )
+        setattr(error, ELEMENT_AT_FAULT, block.row(place))
+        raise error
+
+    def _attempt(self, block: TableBlock, places: Indices) -> Attempt:
+        table = block.table.select(list(dict.fromkeys(self._column.names)))
+        inputs: Block = block_of(table if len(places) == table.num_rows else table.take(places), self._column)
+        try:
+            return self._preparers[self.names[0]].attempt(
+                inputs if self._takes_columns else examples_of(inputs), self._caught
+            )
+        except Exception as error:
+            setattr(error, ELEMENT_AT_FAULT, at_fault(block, int(places[0]), len(places), self.names[0]))
+            raise
+
+    def _letter(self, error: BaseException) -> Letter:
+        return Letter(self.names[0], reason(error))
+
+
+def at_fault(block: TableBlock, place: int, count: int, name: str) -> str:
+    """What to say of so many rows that failed together, this one first."""
+    row = f"{block.row(place)}, for the column {name!r}"
+    return (
+        row if count == 1 else f"one of {count} rows that has {row} among them; with_exception_handling() tells which"
+    )

@@ -1,0 +1,1 @@
+"""Handlers for models of Hugging Face that take text: embedders, classifiers, generators."""

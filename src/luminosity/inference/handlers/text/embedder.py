@@ -1,0 +1,147 @@
+"""Sentence embeddings."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import pyarrow as pa
+from typing_extensions import Unpack
+
+from luminosity.extras import require
+from luminosity.inference.blocks import Block
+from luminosity.inference.handler import HandlerOptions
+from luminosity.inference.handlers.on_torch import Batch, Outputs
+from luminosity.inference.handlers.text.pretrained import Pretrained, token_limit
+from luminosity.inference.handlers.text.sentence_recipe import (
+    SentenceRecipe,
+    check_modes,
+    dense_width,
+    load_dense,
+    pool,
+)
+from luminosity.inference.handlers.text.text_handler import TextHandler
+from luminosity.inference.handlers.text.tokens import Tokenizer
+
+__all__ = ["SentenceEmbedder"]
+
+
+class SentenceEmbedder(TextHandler[str]):
+    """Texts to vectors, with a model of sentence-transformers or any encoder of transformers.
+
+    ::
+
+        texts | RunInference(SentenceEmbedder("sentence-transformers/all-MiniLM-L6-v2"))
+
+    `path` is a folder or a name on the Hugging Face hub. Pooling, normalisation, prompts, lower case and the greatest
+    length are those of the model's own files, and the vectors those of `SentenceTransformer.encode`;
+    sentence-transformers itself is not needed. A model without such files gets mean pooling and no normalisation:
+    `pooling` (one mode or several, concatenated) and `normalize` say otherwise.
+
+    `prompt` stands before each text, or the model's own prompt named `prompt_name`. Texts are cut at `max_length`
+    tokens. A prediction is a float32 numpy array, whatever the `dtype` of the model ("bfloat16"). `compile` compiles
+    the encoder. `load_model_args` go to transformers' `from_pretrained`.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        pooling: str | Sequence[str] | None = None,
+        normalize: bool | None = None,
+        prompt: str | None = None,
+        prompt_name: str | None = None,
+        max_length: int | None = None,
+        device: str = "auto",
+        dtype: Any = None,
+        compile: bool = False,
+        load_model_args: Mapping[str, Any] | None = None,
+        **options: Unpack[HandlerOptions],
+    ) -> None:
+        super().__init__(path, max_length, device, dtype, compile, load_model_args, **options)
+        if prompt is not None and prompt_name is not None:
+            raise ValueError("a prompt and a prompt_name are given: expected one of them")
+        self._pooling = (pooling,) if isinstance(pooling, str) else None if pooling is None else tuple(pooling)
+        check_modes(self._pooling or ())
+        self._normalize = normalize
+        self._prompt = prompt
+        self._prompt_name = prompt_name
+
+    @property
+    def output_type(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return pa.list_(pa.float32(), self.dimension)
+
+    @cached_property
+    def dimension(self) -> int:
+        """The length of an embedding, as the model's files say."""
+        widths = [dense_width(self._pretrained, folder) for kind, folder in self.recipe.steps if kind == "Dense"]
+        return widths[-1] if widths else self.config.get_text_config().hidden_size * len(self.recipe.pooling)
+
+    @cached_property
+    def recipe(self) -> SentenceRecipe:
+        recipe = SentenceRecipe.read(self._pretrained)
+        if self._pooling is not None:
+            recipe = replace(recipe, pooling=self._pooling)
+        if self._normalize is not None:
+            others = tuple(step for step in recipe.steps if step[0] != "Normalize")
+            recipe = replace(recipe, steps=(*others, ("Normalize", "")) if self._normalize else others)
+        check_modes(recipe.pooling)
+        return recipe
+
+    @property
+    def source(self) -> Pretrained:
+        folder = {"subfolder": self.recipe.folder} if self.recipe.folder else {}
+        return replace(self._pretrained, arguments={**self._pretrained.arguments, **folder})
+
+    def limit_of(self, tokenizer: Any) -> int | None:
+        return token_limit(self._max_length or self.recipe.max_length, tokenizer, self.config)
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        tokenizer = super().tokenizer
+        if self.recipe.lower_case:
+            tokenizer.lower_case()
+        return tokenizer
+
+    @cached_property
+    def prompt(self) -> str:
+        """What stands before each text."""
+        return self.recipe.prompt(self._prompt, self._prompt_name)
+
+    @cached_property
+    def _prompt_tokens(self) -> int:
+        """How many tokens at each text's beginning don't count: those of a prompt that the model leaves out."""
+        if self.recipe.includes_prompt or not self.prompt:
+            return 0
+        ids = self.tokenizer.ids([self.prompt])[0].as_py()
+        return len(ids) - (ids[-1] in self.tokenizer.whole.all_special_ids)
+
+    def load_model(self) -> Any:
+        """The encoder, then the Dense steps."""
+        torch = require("torch", "torch")
+        encoder = self.load("AutoModel", optional=("pooler.",))
+        dense = [load_dense(self._pretrained, folder) for kind, folder in self.recipe.steps if kind == "Dense"]
+        dense = [step.to(self.device).requires_grad_(False) for step in dense]
+        return torch.nn.ModuleList([self.compiled(encoder), *dense])
+
+    def compute(self, model: Any, batch: Batch, inference_args: dict[str, Any]) -> Any:
+        torch = require("torch", "torch")
+        encoder, *dense = model
+        vectors = self.call(encoder, batch, inference_args)[0]
+        mask = batch.inputs.get("attention_mask")
+        mask = torch.ones_like(batch.inputs["input_ids"], dtype=torch.bool) if mask is None else mask
+        if self._prompt_tokens:
+            mask = mask & (torch.arange(mask.shape[1], device=mask.device) >= self._prompt_tokens)
+        embeddings = pool(vectors, mask, self.recipe.pooling)
+        for kind, _ in self.recipe.steps:
+            if kind == "Dense":
+                embeddings = dense.pop(0)(embeddings)
+            else:
+                embeddings = torch.nn.functional.normalize(embeddings, dim=-1)
+        return embeddings
+
+    def collect(self, outputs: Outputs) -> Block:
+        return outputs.values.numpy(force=True)

@@ -1,0 +1,180 @@
+"""What all handlers of transformers' text models share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Hashable, Mapping
+from functools import cached_property
+from typing import Any
+
+import numpy.typing as npt
+from apache_beam.ml.inference.base import PredictionResult
+from typing_extensions import Unpack
+
+from luminosity.errors import ModelUnavailable
+from luminosity.extras import require
+from luminosity.inference.blocks import Block
+from luminosity.inference.handler import ExampleT, HandlerOptions
+from luminosity.inference.handlers.on_torch import Batch, TorchHandler
+from luminosity.inference.handlers.text.pretrained import Pretrained, token_limit
+from luminosity.inference.handlers.text.tokens import (
+    Lists,
+    Tokenizer,
+    is_same_tokenizer,
+    pad_tokens,
+    texts_of,
+    token_counts,
+)
+
+__all__ = ["TextHandler", "takes_masks_by_key"]
+
+
+_CLOSE = 0.02
+_NOT_ALL_TOKENS = ("attention_window", "layer_types", "local_attention", "sliding_window")
+"""Settings of models that look at near tokens alone, and make other masks of the one they are given."""
+
+
+class TextHandler(TorchHandler[ExampleT, PredictionResult]):
+    """Texts in; the tokenizer is loaded where they are prepared, the model where it predicts."""
+
+    padding_side = "right"
+    cut_side = "right"
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        max_length: int | None,
+        device: str,
+        dtype: Any,
+        compile: bool,
+        load_model_args: Mapping[str, Any] | None,
+        **options: Unpack[HandlerOptions],
+    ) -> None:
+        super().__init__(device, dtype, **options)
+        if max_length is not None and max_length < 1:
+            raise ValueError(f"max_length is {max_length}, expected at least one token")
+        self._pretrained = Pretrained(os.fspath(path), dict(load_model_args or {}))
+        self._max_length = max_length
+        self._compile = compile
+        self._masks_by_key = False
+
+    @property
+    def model_id(self) -> str | None:
+        return self._pretrained.path
+
+    def update_model_path(self, model_path: str | None = None) -> None:
+        """The next model."""
+        if model_path:
+            self._pretrained = Pretrained(model_path, self._pretrained.arguments)
+            self.forget()
+
+    def check_prepares_like(self, first: TextHandler[Any]) -> None:
+        if not is_same_tokenizer(self.source.tokenizer(), first.source.tokenizer()):
+            raise ModelUnavailable(
+                f"{self.model_id!r} has another tokenizer than {first.model_id!r}, with which the pipeline began and "
+                "which prepares its texts; a model with another one needs a new run"
+            )
+
+    @property
+    def source(self) -> Pretrained:
+        """Where the transformer and its tokenizer lie."""
+        return self._pretrained
+
+    @cached_property
+    def config(self) -> Any:
+        return self.source.config()
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        whole = self.source.tokenizer()
+        return Tokenizer(whole, self.limit_of(whole), self.cut_side)
+
+    def limit_of(self, tokenizer: Any) -> int | None:
+        """The length at which texts are cut."""
+        return token_limit(self._max_length, tokenizer, self.config)
+
+    @cached_property
+    def pad_id(self) -> int:
+        candidates = (self.config.get_text_config().pad_token_id, self.tokenizer.whole.pad_token_id)
+        return next((token for token in candidates if token is not None), 0)
+
+    @cached_property
+    def prompt(self) -> str:
+        """What stands before each text."""
+        return ""
+
+    def prepare(self, block: Block) -> Block:
+        texts = texts_of(block)
+        return self.tokenizer.ids([self.prompt + text for text in texts] if self.prompt else texts)
+
+    def prepare_key(self) -> Hashable | None:
+        rules = self.tokenizer.rules
+        return None if rules is None else (rules, self.prompt)
+
+    def tokens_of(self, prepared: Block) -> Lists:
+        """The token ids in what `prepare` made."""
+        return prepared
+
+    def cost(self, prepared: Block) -> npt.NDArray[Any]:
+        return token_counts(self.tokens_of(prepared))
+
+    def collate(self, prepared: Block) -> Batch:
+        torch = require("torch", "torch")
+        limit = self.tokenizer.limit if self._compile else None
+        ids, mask = pad_tokens(self.tokens_of(prepared), self.pad_id, self.padding_side, self._compile, limit)
+        inputs = {"input_ids": torch.from_numpy(ids)}
+        if not mask.all():  # Without one, attention is quicker.
+            inputs["attention_mask"] = torch.from_numpy(mask)
+        return Batch(inputs, len(prepared))
+
+    def load(self, kind: str, optional: tuple[str, ...] = ()) -> Any:
+        """The model of this kind, on its device."""
+        if self.device.type == "cuda":
+            # CuDNN's attention makes a plan for each new shape, which takes longer than the batch; most shapes are new.
+            require("torch", "torch").backends.cuda.enable_cudnn_sdp(False)
+        model = self.source.model(kind, self.dtype, optional)
+        # A device map has put it on its devices already.
+        model = model if "device_map" in self.source.arguments else model.to(self.device)
+        self._masks_by_key = self.device.type == "cuda" and takes_masks_by_key(model)
+        return model
+
+    def compiled(self, module: Any) -> Any:
+        return require("torch", "torch").compile(module, dynamic=True) if self._compile else module
+
+    def call(self, module: Any, batch: Batch, inference_args: dict[str, Any]) -> Any:
+        """What the transformer returns for a batch."""
+        mask = batch.inputs.get("attention_mask")
+        if mask is not None:
+            mask = mask[:, None, None, :] if self._masks_by_key else mask.long()
+        return module(input_ids=batch.inputs["input_ids"].long(), attention_mask=mask, **inference_args)
+
+    def warm_up(self, model: Any) -> None:
+        example: Any = "warm up"
+        list(self.run_inference([example], model))
+
+
+def takes_masks_by_key(model: Any) -> bool:
+    """Whether an encoder takes a mask of the shape (batch, 1, 1, tokens) for what it is: found by trying.
+
+    Of a mask of the shape (batch, tokens) transformers asks whether anything is masked, and waits for the device to
+    answer: nothing is enqueued meanwhile. And it makes one mask for each query of it, though all are the same.
+    """
+    torch = require("torch", "torch")
+    config = model.config
+    if getattr(config, "_attn_implementation", None) != "sdpa" or getattr(config, "is_encoder_decoder", False):
+        return False
+    if any(getattr(config, name, None) for name in _NOT_ALL_TOKENS):
+        return False
+    ids = torch.arange(1, 17, device=model.device).reshape(2, 8)
+    mask = torch.ones_like(ids, dtype=torch.bool)
+    mask[1, 3:] = False
+    try:
+        with torch.inference_mode():
+            expected = model(input_ids=ids, attention_mask=mask.long())[0]
+            found = model(input_ids=ids, attention_mask=mask[:, None, None, :])[0]
+            without = model(input_ids=ids)[0]
+    except (TypeError, ValueError, RuntimeError, IndexError):
+        return False
+    expected, found, without = (each[1, 0].float() for each in (expected, found, without))
+    difference = float((expected - found).abs().max())
+    return difference <= _CLOSE * float((expected - without).abs().max())

@@ -1,0 +1,223 @@
+"""Entities in texts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from typing_extensions import Unpack
+
+from luminosity.inference.blocks import Block
+from luminosity.inference.handler import HandlerOptions
+from luminosity.inference.handlers.on_torch import Batch, Outputs
+from luminosity.inference.handlers.text.classifier import labels_of
+from luminosity.inference.handlers.text.text_handler import TextHandler
+from luminosity.inference.handlers.text.tokens import Lists, flat_values, list_array, offsets_of, texts_of, token_counts
+
+__all__ = ["STRATEGIES", "Entities", "TokenClassifier", "entities_of", "words_of"]
+
+
+# What a token is: none of the text's own, the beginning of a word, or more of it.
+_SPECIAL, _BEGINS, _GOES_ON = 0, 1, 2
+
+_ENTITY = pa.struct(
+    {"start": pa.int32(), "end": pa.int32(), "text": pa.string(), "label": pa.string(), "score": pa.float32()}
+)
+
+STRATEGIES = ("none", "simple", "first", "max", "average")
+
+Ints: TypeAlias = npt.NDArray[np.int64]
+Floats: TypeAlias = npt.NDArray[np.floating[Any]]
+
+
+class TokenClassifier(TextHandler[str]):
+    """Named entities in texts, with a token classification model of transformers.
+
+    ::
+
+        texts | RunInference(TokenClassifier("dslim/bert-base-NER"))
+
+    A prediction is a list of entities in the order of the text, each as
+    `{"start": 11, "end": 17, "text": "Geneva", "label": "LOC", "score": 0.99}`, with places in characters.
+
+    `aggregation` says how tokens become entities, as in transformers' own pipeline: "simple" joins neighbours with one
+    label; "first", "max" and "average" let the tokens of a word agree first, on the label of the first token, of
+    the surest one, or of all scores' mean; "none" returns every token with its full label. Labels in `ignore` are left
+    out. A text is cut at `max_length` tokens, by default at what the model takes: no entities come from beyond.
+    """
+
+    output_type = pa.list_(_ENTITY)
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        aggregation: Literal["none", "simple", "first", "max", "average"] = "simple",
+        ignore: Sequence[str] = ("O",),
+        max_length: int | None = None,
+        device: str = "auto",
+        dtype: Any = None,
+        compile: bool = False,
+        load_model_args: Mapping[str, Any] | None = None,
+        **options: Unpack[HandlerOptions],
+    ) -> None:
+        super().__init__(path, max_length, device, dtype, compile, load_model_args, **options)
+        if aggregation not in STRATEGIES:
+            raise ValueError(f"aggregation is {aggregation!r}, expected one of {', '.join(STRATEGIES)}")
+        self._aggregation = aggregation
+        self._ignore = tuple(ignore)
+
+    def prepare(self, block: Block) -> Block:
+        texts = texts_of(block)
+        encodings = self.tokenizer.encodings(texts)
+        ids = list_array([encoding.ids for encoding in encodings], np.dtype(np.int32))
+        total = len(ids.values)
+        places = chain.from_iterable(chain.from_iterable(encoding.offsets for encoding in encodings))
+        starts, ends = np.fromiter(places, np.int32, 2 * total).reshape(total, 2).T
+        columns = {
+            "ids": ids,
+            "start": _lists_like(ids, starts),
+            "end": _lists_like(ids, ends),
+            "kind": _lists_like(ids, _kinds(encodings, ids)),
+            "text": pa.array(texts, pa.string()),
+        }
+        return pa.RecordBatch.from_arrays(list(columns.values()), list(columns))
+
+    def tokens_of(self, prepared: Block) -> Lists:
+        return prepared.column("ids")
+
+    def collate(self, prepared: Block) -> Batch:
+        return replace(super().collate(prepared), beside=prepared)
+
+    def load_model(self) -> Any:
+        return self.compiled(self.load("AutoModelForTokenClassification"))
+
+    def compute(self, model: Any, batch: Batch, inference_args: dict[str, Any]) -> Any:
+        scores = self.call(model, batch, inference_args).logits.float().softmax(dim=-1)
+        return {"scores": scores, "labels": labels_of(model.config)}
+
+    def collect(self, outputs: Outputs) -> Block:
+        prepared, labels = outputs.batch.beside, outputs.values["labels"]
+        counts = token_counts(prepared.column("ids"))
+        kinds = flat_values(prepared.column("kind"))
+        own = kinds != _SPECIAL
+        scores = outputs.values["scores"].numpy(force=True)
+        scores = scores[np.arange(scores.shape[1]) < counts[:, np.newaxis]][own]
+        words = words_of(
+            np.repeat(np.arange(len(counts)), counts)[own],
+            flat_values(prepared.column("start"))[own],
+            flat_values(prepared.column("end"))[own],
+            (kinds == _GOES_ON)[own],
+            scores,
+            self._aggregation,
+        )
+        entities, names = (words, labels) if self._aggregation == "none" else entities_of(words, labels)
+        ignored = [index for index, name in enumerate(names) if name in self._ignore]
+        return _as_lists(entities.where(~np.isin(entities.label, ignored)), names, prepared.column("text"))
+
+
+def _kinds(encodings: Sequence[Any], ids: Lists) -> np.ndarray[Any, np.dtype[np.int8]]:
+    total = len(ids.values)
+    words = chain.from_iterable(encoding.word_ids for encoding in encodings)
+    word = np.fromiter((-1 if word is None else word for word in words), np.int32, total)
+    special = chain.from_iterable(encoding.special_tokens_mask for encoding in encodings)
+    is_special = np.fromiter(special, np.bool_, total)
+    goes_on = np.zeros(total, np.bool_)
+    goes_on[1:] = (word[1:] == word[:-1]) & (word[1:] >= 0)
+    goes_on[ids.offsets.to_numpy()[:-1][token_counts(ids) > 0]] = False  # Words are counted anew in each text.
+    return np.where(is_special, _SPECIAL, np.where(goes_on, _GOES_ON, _BEGINS)).astype(np.int8)
+
+
+def _lists_like(lists: Lists, values: Any) -> Lists:
+    return pa.ListArray.from_arrays(lists.offsets, pa.array(values))
+
+
+def _as_lists(entities: Entities, names: Sequence[str], texts: Any) -> Lists:
+    """The entities of each text."""
+    places = zip(entities.text.tolist(), entities.start.tolist(), entities.end.tolist(), strict=True)
+    whole = texts.to_pylist()
+    columns = {
+        "start": pa.array(entities.start, pa.int32()),
+        "end": pa.array(entities.end, pa.int32()),
+        "text": pa.array([whole[text][start:end] for text, start, end in places], pa.string()),
+        "label": pa.array(names, pa.string()).take(pa.array(entities.label, pa.int64())),
+        "score": pa.array(entities.score, pa.float32()),
+    }
+    offsets = offsets_of(np.bincount(entities.text, minlength=len(texts)).tolist(), len(texts))
+    structs = pa.StructArray.from_arrays(list(columns.values()), fields=list(_ENTITY))
+    return pa.ListArray.from_arrays(pa.array(offsets), structs)
+
+
+@dataclass(frozen=True)
+class Entities:
+    """Stretches of texts, one per place in each array, text by text and from left to right."""
+
+    text: Ints
+    """The number of the text it is in."""
+    start: Ints
+    end: Ints
+    label: Ints
+    score: Floats
+
+    def where(self, chosen: npt.NDArray[np.bool_]) -> Entities:
+        return Entities(self.text[chosen], self.start[chosen], self.end[chosen], self.label[chosen], self.score[chosen])
+
+
+def words_of(text: Ints, start: Ints, end: Ints, goes_on: npt.NDArray[np.bool_], scores: Floats, how: str) -> Entities:
+    """Tokens with their best labels; all but "none" and "simple" agree on one label for the tokens of a word.
+
+    `goes_on` is true for a token that continues the word of the token before it.
+    """
+    if how in ("none", "simple") or not len(text):
+        return Entities(text, start, end, scores.argmax(axis=1), scores.max(axis=1, initial=0))
+    first = np.flatnonzero(~goes_on | _changes(text))
+    last = np.append(first[1:], len(text)) - 1
+    if how == "average":
+        scores = np.add.reduceat(scores, first, axis=0) / (last - first + 1)[:, np.newaxis]
+    else:
+        scores = scores[first if how == "first" else _best_token(scores, first, last)]
+    return Entities(text[first], start[first], end[last], scores.argmax(axis=1), scores.max(axis=1))
+
+
+def entities_of(words: Entities, labels: Sequence[str]) -> tuple[Entities, list[str]]:
+    """Neighbours of one kind joined, unless a label's B- says that one begins; and the kinds' names."""
+    kinds = sorted({_kind(label) for label in labels})
+    kind_of = np.array([kinds.index(_kind(label)) for label in labels])
+    begins = np.array([label.startswith("B-") for label in labels])
+    if not len(words.text):
+        return words, kinds
+    kind = kind_of[words.label]
+    first = np.flatnonzero(_changes(words.text) | _changes(kind) | begins[words.label])
+    last = np.append(first[1:], len(kind)) - 1
+    score = np.add.reduceat(words.score, first) / (last - first + 1)
+    return Entities(words.text[first], words.start[first], words.end[last], kind[first], score), kinds
+
+
+def _kind(label: str) -> str:
+    """
+    >>> _kind("B-PER"), _kind("I-PER"), _kind("O")
+    ('PER', 'PER', 'O')
+    """
+    return label[2:] if label.startswith(("B-", "I-")) else label
+
+
+def _changes(values: Ints) -> npt.NDArray[np.bool_]:
+    """Where a value differs from the one before it; the first one does.
+
+    >>> _changes(np.array([1, 1, 2]))
+    array([ True, False,  True])
+    """
+    return np.concatenate([[True], values[1:] != values[:-1]])
+
+
+def _best_token(scores: Floats, first: Ints, last: Ints) -> Ints:
+    """Of each word, the token whose best score is the greatest, the earlier one if equal."""
+    word = np.repeat(np.arange(len(first)), last - first + 1)
+    order = np.lexsort((np.arange(len(scores)), -scores.max(axis=1), word))
+    return order[first]

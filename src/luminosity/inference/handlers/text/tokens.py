@@ -1,0 +1,176 @@
+"""Texts to token ids, as Arrow arrays: no Python object per token, nothing padded before its batch is known."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Hashable, Iterable, Sequence
+from functools import cached_property
+from itertools import chain
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from luminosity.core import WorkerShare
+from luminosity.extras import require
+from luminosity.inference.blocks import Block, rows
+from luminosity.inference.handlers.padding import few_lengths, pad_rows
+from luminosity.inference.handlers.text.word_cache import WordCache
+
+__all__ = [
+    "Lists",
+    "Tokenizer",
+    "flat_values",
+    "is_same_tokenizer",
+    "list_array",
+    "offsets_of",
+    "pad_tokens",
+    "texts_of",
+    "token_counts",
+]
+
+Lists: TypeAlias = Any  # an Arrow ListArray: pyarrow has no types to name here
+
+_INT32 = np.dtype(np.int32)
+
+
+def is_same_tokenizer(one: Any, other: Any) -> bool:
+    """Whether two of transformers' tokenizers make the same ids of every text."""
+    if one.is_fast and other.is_fast:
+        return _rules(one) == _rules(other)
+    return type(one) is type(other) and one.get_vocab() == other.get_vocab()
+
+
+def _rules(tokenizer: Any) -> dict[str, Any]:
+    """All that it does to a text, but for what depends on how it is used."""
+    rules: dict[str, Any] = json.loads(tokenizer.backend_tokenizer.to_str())
+    return {name: rule for name, rule in rules.items() if name not in ("padding", "truncation")}
+
+
+class Tokenizer:
+    """A tokenizer of transformers, set up once to cut texts at `limit` tokens and to pad nothing."""
+
+    def __init__(self, tokenizer: Any, limit: int | None, cut: str = "right") -> None:
+        # Each worker of a pool has its own core: threads of theirs would only fight for them.
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "true" if WorkerShare.current().cores >= 2 else "false")
+        self.whole = tokenizer
+        self.limit = limit
+        self._cut = cut
+        self._fast: Any = tokenizer.backend_tokenizer if tokenizer.is_fast else None
+        if self._fast is None:
+            tokenizer.truncation_side = cut
+            return
+        self._fast.no_padding()
+        self._fast.no_truncation()
+        if limit is not None:
+            self._fast.enable_truncation(limit, direction=cut)
+
+    def ids(self, texts: Sequence[str], special: bool = True) -> Lists:
+        """The token ids of each text."""
+        if self._fast is None:
+            cut = {"truncation": True, "max_length": self.limit} if self.limit is not None else {}
+            return self._never_empty(self.whole(list(texts), add_special_tokens=special, **cut)["input_ids"])
+        if special and self._words is not None:
+            values, counts = self._words.ids(texts)
+            return pa.ListArray.from_arrays(pa.array(offsets_of(counts, len(counts))), pa.array(values))
+        # The backend itself: the tokenizer around it spends a third of the time on masks and dicts.
+        encodings = self._fast.encode_batch_fast(texts, add_special_tokens=special)
+        return self._never_empty([encoding.ids for encoding in encodings])
+
+    @cached_property
+    def _words(self) -> WordCache | None:
+        return WordCache.of(self._fast, self.limit, self._cut)
+
+    @property
+    def rules(self) -> Hashable | None:
+        """Equal where the same ids are made of every text; None: only the tokenizer itself knows how it makes them."""
+        if self._fast is None:
+            return None
+        digest = hashlib.sha256(json.dumps(_rules(self.whole), sort_keys=True).encode()).hexdigest()
+        return digest, self.limit, self._cut, self._beginning
+
+    def lower_case(self) -> None:
+        """Make lower case of all texts first, before any are tokenised."""
+        normalizers = require("tokenizers.normalizers", "transformers")
+        if self._fast is None:
+            raise ValueError(f"{type(self.whole).__name__} has no fast form, and only that takes a step before it")
+        after = [self._fast.normalizer] if self._fast.normalizer is not None else []
+        self._fast.normalizer = normalizers.Sequence([normalizers.Lowercase(), *after])
+
+    def encodings(self, texts: Sequence[str]) -> list[Any]:
+        """Ids, character offsets, words and special tokens of each text."""
+        if self._fast is None:
+            raise ValueError(f"{type(self.whole).__name__} has no fast form, and only that knows characters' places")
+        return self._fast.encode_batch(texts)
+
+    def _never_empty(self, lists: list[list[int]]) -> Lists:
+        """Models can't see a text of no tokens: it gets the token that stands at a text's beginning."""
+        if not all(lists):
+            lists = [ids or [self._beginning] for ids in lists]
+        return list_array(lists, _INT32)
+
+    @property
+    def _beginning(self) -> int:
+        whole = self.whole
+        candidates = (whole.bos_token_id, whole.cls_token_id, whole.eos_token_id, whole.pad_token_id, 0)
+        return next(token for token in candidates if token is not None)
+
+
+def texts_of(block: Block, expected: str = "str") -> list[str]:
+    """The block as a list of str; anything else in it is an error that names what was found."""
+    texts = block if isinstance(block, list) else list(rows(block))
+    for kind in set(map(type, texts)):
+        if not issubclass(kind, str):
+            raise TypeError(
+                f"an example is of type {kind.__name__}, expected {expected}: make texts of the elements before, "
+                "with beam.Map, or of a table's column, with MapTable"
+            )
+    return texts
+
+
+def list_array(lists: Sequence[Sequence[Any]], dtype: np.dtype[Any]) -> Lists:
+    """
+    >>> list_array([[1, 2], [3]], np.dtype(np.int32)).to_pylist()
+    [[1, 2], [3]]
+    """
+    offsets = offsets_of(map(len, lists), len(lists))
+    values = np.fromiter(chain.from_iterable(lists), dtype, int(offsets[-1]))
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values))
+
+
+def offsets_of(lengths: Iterable[int], count: int) -> npt.NDArray[np.int32]:
+    offsets = np.zeros(count + 1, np.int32)
+    np.cumsum(np.fromiter(lengths, np.int32, count), out=offsets[1:])
+    return offsets
+
+
+def token_counts(tokens: Lists) -> npt.NDArray[np.int32]:
+    """
+    >>> token_counts(pa.array([[1, 2], [3]], pa.list_(pa.int32())))
+    array([2, 1], dtype=int32)
+    """
+    return np.diff(tokens.offsets.to_numpy())
+
+
+def flat_values(lists: Lists) -> npt.NDArray[Any]:
+    """The values of all lists in a row, without those that a slice has left out."""
+    return lists.flatten().to_numpy(zero_copy_only=False)
+
+
+def pad_tokens(
+    tokens: Lists, pad_id: int, side: str = "right", few: bool = False, limit: int | None = None
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]:
+    """Ids as one matrix, and where in it tokens are.
+
+    >>> ids, mask = pad_tokens(pa.array([[1, 2], [3]], pa.list_(pa.int32())), 0)
+    >>> ids.tolist(), mask.tolist()
+    ([[1, 2], [3, 0]], [[True, True], [True, False]])
+    """
+    counts = token_counts(tokens)
+    width = int(counts.max())
+    if few:
+        width = max(width, min(few_lengths(width), limit or few_lengths(width)))
+    return pad_rows(flat_values(tokens).astype(np.int32, copy=False), counts, width, pad_id, side)

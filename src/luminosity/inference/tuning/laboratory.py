@@ -1,0 +1,180 @@
+"""Each candidate in processes of its own: nothing is left of the one before, and a crash is a result."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from apache_beam.internal import pickler
+
+from luminosity.inference.adapting.adapt import adapt
+from luminosity.inference.handler import Handler
+from luminosity.inference.memory import is_out_of_memory
+from luminosity.inference.threads import limit_threads
+from luminosity.inference.tuning.candidates import Candidate, devices_here, heavy_modules, with_settings
+from luminosity.inference.tuning.measurement import Measurement, ModelUnderTest, preparing_rate
+
+__all__ = ["CandidateFailed", "Laboratory", "Survey"]
+
+_LONGEST_REASON = 300
+
+
+class CandidateFailed(Exception):
+    """Says in one line why there are no numbers."""
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What holds for all candidates."""
+
+    prepared_per_second: float
+    """Rows, by one core."""
+    devices: tuple[str, ...]
+
+
+class Laboratory:
+    """Measures candidates of one handler on the same rows."""
+
+    def __init__(self, handler: Handler[Any, Any, Any], examples: list[Any]) -> None:
+        self._pickled = pickler.dumps((handler, examples))
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload([__name__, *heavy_modules(handler)])
+
+    def survey(self, timeout: float) -> Survey:
+        [found] = self._run(1, _survey, (), time.monotonic() + timeout)
+        return found
+
+    def measure(
+        self, candidate: Candidate, seconds: float, timeout: float, worth: float = 0.0
+    ) -> tuple[Measurement, dict[int, Any]]:
+        """Numbers, and predictions by row: about so many seconds of computing, after as many to warm up.
+
+        Below `worth` rows per second it is not worth the time.
+        """
+        deadline = time.monotonic() + timeout
+        results = self._run(candidate.workers, _measure, (candidate, seconds, worth / candidate.workers), deadline)
+        return _together([measured for measured, _ in results]), results[0][1]
+
+    def _run(self, count: int, work: Callable[..., Any], arguments: Sequence[Any], deadline: float) -> list[Any]:
+        """What processes answer that start the second half of their work at the same time."""
+        with ExitStack() as stack:
+            workers = [
+                stack.enter_context(_Worker(self._context, work, self._pickled, arguments)) for _ in range(count)
+            ]
+            for worker in workers:
+                worker.answer(deadline)
+            for worker in workers:
+                worker.go()
+            return [worker.answer(deadline) for worker in workers]
+
+
+class _Worker:
+    def __init__(self, context: Any, work: Callable[..., Any], pickled: bytes, arguments: Sequence[Any]) -> None:
+        self._connection, theirs = context.Pipe()
+        # A daemon: it ends with this process, whatever becomes of that.
+        self._process = context.Process(target=_serve, args=(theirs, work, pickled, tuple(arguments)), daemon=True)
+        self._begun = time.monotonic()
+        self._process.start()
+        theirs.close()  # So that its end is seen here.
+
+    def __enter__(self) -> _Worker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.close()
+        self._process.kill()
+        self._process.join()
+
+    def go(self) -> None:
+        try:
+            self._connection.send("go")
+        except OSError as error:
+            raise CandidateFailed(self._ending()) from error
+
+    def answer(self, deadline: float) -> Any:
+        if not wait([self._connection], max(0.0, deadline - time.monotonic())):
+            raise CandidateFailed(f"not done after {time.monotonic() - self._begun:.0f} s")
+        try:
+            value, reason = self._connection.recv()
+        except (EOFError, OSError) as error:
+            raise CandidateFailed(self._ending()) from error
+        if reason:
+            raise CandidateFailed(reason)
+        return value
+
+    def _ending(self) -> str:
+        self._process.join(5)
+        code = self._process.exitcode
+        if code == -signal.SIGKILL:
+            return "its process was killed, as the system does when memory is full"
+        return f"its process ended with {signal.Signals(-code).name if code and code < 0 else f'status {code}'}"
+
+
+def _serve(connection: Connection, work: Callable[..., Any], pickled: bytes, arguments: Sequence[Any]) -> None:
+    """A process's whole life. What it prints would run into the progress bar; its errors are its answer."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.dup2(nowhere, 2)
+
+    def is_ready() -> None:
+        connection.send((None, ""))
+        connection.recv()
+
+    try:
+        answer = work(pickled, is_ready, *arguments), ""
+    except EOFError:
+        return  # Nobody waits any more.
+    except BaseException as error:
+        answer = None, _reason(error)
+    connection.send(answer)
+
+
+def _survey(pickled: bytes, is_ready: Callable[[], None]) -> Survey:
+    limit_threads(1)  # As a worker for the CPU has.
+    handler, examples = pickler.loads(pickled)
+    handler.set_environment_vars()
+    is_ready()
+    return Survey(preparing_rate(adapt(handler), examples), devices_here(handler))
+
+
+def _measure(
+    pickled: bytes, is_ready: Callable[[], None], candidate: Candidate, seconds: float, worth: float
+) -> tuple[Measurement, dict[int, Any]]:
+    limit_threads(candidate.threads)
+    handler, examples = pickler.loads(pickled)
+    handler.set_environment_vars()
+    model = ModelUnderTest(adapt(with_settings(handler, candidate)), examples)
+    model.warm_up(seconds, worth)
+    is_ready()
+    return model.measure(seconds), model.predictions
+
+
+def _reason(error: BaseException) -> str:
+    words = " ".join(f"{type(error).__name__}: {error}".split())
+    if is_out_of_memory(error):
+        words = f"out of memory, even with one row: {words}"
+    return words if len(words) <= _LONGEST_REASON else f"{words[: _LONGEST_REASON - 1]}…"
+
+
+def _together(each: list[Measurement]) -> Measurement:
+    return Measurement(
+        sum(one.rows_per_second for one in each),
+        sum(one.rows for one in each),
+        max(one.seconds for one in each),
+        sum(one.batches for one in each),
+        sum(one.useful_cost for one in each),
+        sum(one.padded_cost for one in each),
+        max(one.budget for one in each),
+        max(one.largest_batch for one in each),
+        sum(one.busy_share for one in each) / len(each),
+        sum(one.out_of_memory for one in each),
+        sum(one.memory_bytes for one in each),
+        each[0].memory_of,
+    )
