@@ -14,10 +14,10 @@ import pyarrow as pa
 import pytest
 
 from luminosity import Handler
+from luminosity.inference import memory
 from luminosity.inference.adapting.isolated import IsolatedHandler
 from luminosity.inference.blocks import rows
 from luminosity.inference.host import host as host_module
-from luminosity.inference.host import in_flight
 from luminosity.inference.host.host import ModelHost
 from luminosity.inference.host.lane import LaneSettings
 from luminosity.inference.host.work import Outcome
@@ -168,14 +168,14 @@ def test_a_device_that_can_not_even_make_room(monkeypatch: pytest.MonkeyPatch) -
     def fail(batch: Any) -> Any:
         raise RuntimeError("CUDA out of memory")
 
-    monkeypatch.setattr(in_flight, "release_memory", broken)
+    monkeypatch.setattr(memory, "release_memory", broken)
     assert str(outcomes(ModelHost(), Doubler(fail), [[1, 2]])[0].error) == "CUDA out of memory"
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_failure_of_the_host_itself_reaches_who_waits() -> None:
     # As a mistake of its own; costs that make no sense are refused earlier.
-    with pytest.raises(RuntimeError, match="A thread of the model host has failed"):
+    with pytest.raises(RuntimeError, match="a thread of the model host has failed"):
         outcomes(ModelHost(), Doubler(), [[1, 2]], cost=lambda block: np.full(len(block), np.nan))
 
 
@@ -370,5 +370,5 @@ def test_many_sessions_on_many_threads(as_arrow: bool) -> None:
         thread.join(_PATIENCE_S)
     assert not any(thread.is_alive() for thread in threads), "the host never answered"
     assert problems == []
-    until(lambda: not host.fates.running)
+    until(lambda: not host._in_flight.running)
     host.check_integrity()

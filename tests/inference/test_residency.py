@@ -16,8 +16,9 @@ import pytest
 from luminosity import Handler
 from luminosity.errors import ModelTooLarge
 from luminosity.inference.host import loader
-from luminosity.inference.host.host import Ahead, ModelHost
+from luminosity.inference.host.host import ModelHost
 from luminosity.inference.host.hosts import model_budget
+from luminosity.inference.host.interface import Ahead
 from luminosity.inference.host.lane import Lane, LaneSettings
 from luminosity.inference.host.model import Family, LoadStats, Model
 from luminosity.inference.host.model import Loaded as AsLoaded
@@ -275,7 +276,7 @@ def test_a_size_is_learned_by_loading() -> None:
 def test_a_device_that_jax_does_not_have_sets_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("jax")
     monkeypatch.delitem(sys.modules, "torch", raising=False)
-    assert model_budget("cuda:1000", asked=None, workers=1) is None
+    assert model_budget("cuda:1000", requested=None, workers=1) is None
 
 
 def test_a_model_that_tells_nothing_is_measured_by_the_process() -> None:
@@ -346,19 +347,19 @@ def test_a_batch_that_is_tried_again_before_the_first_try_is_put_away(monkeypatc
     handler = FirstBatchIsTooMuch(machine)
     lane = host.enter(1, lambda: handler, LaneSettings(timeout=_PATIENCE_S))
     ask(host, idle, [1])
-    put_back, put_away = host.fates.put_back, threading.Event()
+    put_back, put_away = host._put_back, threading.Event()
 
     def slow_put_back(batch: Batch) -> None:
         put_back(batch)
         assert handler.second_runs.wait(_PATIENCE_S)
         put_away.set()
 
-    monkeypatch.setattr(host.fates, "put_back", slow_put_back)
+    monkeypatch.setattr(host, "_put_back", slow_put_back)
     session = host.open()
     session.submit(lane, [1], np.ones(1), None)
     assert put_away.wait(_PATIENCE_S)
     until(lambda: lane.model.slots._value == 1)  # pyright: ignore[reportAttributeAccessIssue]
-    assert [batch.stage for batch in host.fates.running] == [Stage.COMPUTING]
+    assert [batch.stage for batch in host._in_flight.running] == [Stage.COMPUTING]
     handler.may_end.set()
     assert [outcome.error for outcomes in session.finish() for outcome in outcomes] == [None]
 

@@ -21,8 +21,8 @@ from luminosity.inference.host.lane import LaneSettings
 from luminosity.inference.host.work import Outcome
 from luminosity.inference.ipc.folder import HostFolder
 from luminosity.inference.options import ModelCacheConfig
-from luminosity.inference.shared_host import proxy as contact
-from luminosity.inference.shared_host.proxy import SharedHost, SharedLane
+from luminosity.inference.shared_host import connections
+from luminosity.inference.shared_host.proxy import ProxyLane, SharedHostProxy
 from tests.processes import wait_for
 
 _WAIT_S = 60.0
@@ -44,19 +44,19 @@ def run_id() -> Iterator[str]:
 
 
 @pytest.fixture
-def host(run_id: str) -> Iterator[SharedHost]:
-    made = SharedHost(run_id, None, None, ModelCacheConfig())
+def host(run_id: str) -> Iterator[SharedHostProxy]:
+    made = SharedHostProxy(run_id, None, None, ModelCacheConfig())
     yield made
     for lane, users in list(made._lanes.values()):
         for _ in range(users):
             made.leave(lane)
 
 
-def entered(host: SharedHost, name: str, handler: Handler[Any, Any, Any]) -> SharedLane:
+def entered(host: SharedHostProxy, name: str, handler: Handler[Any, Any, Any]) -> ProxyLane:
     return host.enter(("step", name, ""), lambda: handler, LaneSettings())
 
 
-def outcomes(host: SharedHost, lane: SharedLane, examples: list[Any]) -> list[Outcome]:
+def outcomes(host: SharedHostProxy, lane: ProxyLane, examples: list[Any]) -> list[Outcome]:
     session = host.open()
     try:
         session.submit(lane, examples, np.ones(len(examples)), None)
@@ -65,7 +65,7 @@ def outcomes(host: SharedHost, lane: SharedLane, examples: list[Any]) -> list[Ou
         session.close()
 
 
-def values(host: SharedHost, lane: SharedLane, examples: list[Any]) -> list[Any]:
+def values(host: SharedHostProxy, lane: ProxyLane, examples: list[Any]) -> list[Any]:
     return [value for outcome in outcomes(host, lane, examples) for value in outcome.values or []]
 
 
@@ -83,7 +83,7 @@ def _command(process: psutil.Process) -> list[str]:
         return []
 
 
-def test_a_lane_that_is_entered_after_a_death_does_not_hide_the_others(host: SharedHost, run_id: str) -> None:
+def test_a_lane_that_is_entered_after_a_death_does_not_hide_the_others(host: SharedHostProxy, run_id: str) -> None:
     one = entered(host, "one", Doubles())
     assert values(host, one, [1]) == [2]
     kill_host(run_id)
@@ -108,7 +108,7 @@ def _raise_unreadable() -> None:
     raise ValueError("not to be read")
 
 
-def test_what_cannot_be_pickled_is_an_error_and_no_death_of_the_host(host: SharedHost, run_id: str) -> None:
+def test_what_cannot_be_pickled_is_an_error_and_no_death_of_the_host(host: SharedHostProxy, run_id: str) -> None:
     lane = entered(host, "locks", ReturnsLocks())
     with pytest.raises(TypeError, match=r"The model returned what can't be sent .*lock"):
         outcomes(host, lane, [1])
@@ -118,7 +118,7 @@ def test_what_cannot_be_pickled_is_an_error_and_no_death_of_the_host(host: Share
     assert values(host, good, [3]) == [6]
 
 
-def test_an_error_of_the_model_arrives_with_its_class_and_its_line(host: SharedHost) -> None:
+def test_an_error_of_the_model_arrives_with_its_class_and_its_line(host: SharedHostProxy) -> None:
     class OutOfLuck(Exception):
         """Of a script: no process finds it by its name."""
 
@@ -139,14 +139,14 @@ class Deadly(Doubles):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_a_model_that_kills_its_host_ends_with_a_reason(host: SharedHost, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contact, "MOST_DEATHS", 1)
+def test_a_model_that_kills_its_host_ends_with_a_reason(host: SharedHostProxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "MOST_DEATHS", 1)
     lane = entered(host, "deadly", Deadly())
-    with pytest.raises(HostUnavailable, match="The model host ended 2 times before it had answered anything"):
+    with pytest.raises(HostUnavailable, match="the shared model host died 2 times before it responded"):
         host.load(lane)
 
 
-def test_a_host_that_was_told_of_nothing_does_not_stay(host: SharedHost) -> None:
+def test_a_host_that_was_told_of_nothing_does_not_stay(host: SharedHostProxy) -> None:
     class Unready(Doubles):
         def set_environment_vars(self) -> None:
             raise ValueError("not set")
@@ -155,12 +155,12 @@ def test_a_host_that_was_told_of_nothing_does_not_stay(host: SharedHost) -> None
         entered(host, "unready", Unready())
 
 
-def test_stats_of_a_version_that_only_another_worker_knows_are_not_lost(host: SharedHost, run_id: str) -> None:
-    other = SharedHost(run_id, None, None, ModelCacheConfig())
+def test_stats_of_a_version_that_only_another_worker_knows_are_not_lost(host: SharedHostProxy, run_id: str) -> None:
+    other = SharedHostProxy(run_id, None, None, ModelCacheConfig())
     old, new = entered(host, "old", Slow(max_batch_size=1)), entered(other, "new", Doubles())
     session = host.open()
     session.submit(old, list(range(6)), np.ones(6), None)
-    other._ask("take_over", old.key, new.key)
+    other.take_over(old, new)
     assert sum(len(outcome.places) for some in session.finish() for outcome in some) == 6
     stats = session.take_stats()
     assert sum(batch.count for batches in stats.values() for batch in batches) == 6

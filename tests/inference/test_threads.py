@@ -136,7 +136,7 @@ def test_the_machines_host_has_all_cores_whichever_worker_starts_it() -> None:
     code = f"""
     del os.environ[{variable!r}]
     from luminosity.inference import threads
-    from luminosity.inference.shared_host.proxy import _environment
+    from luminosity.inference.shared_host.connections import _environment
     threads._workers_here = lambda: 1000
     limit_threads()
     host = {{**os.environ, **_environment()}}

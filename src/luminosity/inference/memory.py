@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import resource
 import sys
@@ -12,10 +13,18 @@ from typing import Any
 
 from luminosity.inference.handler import Handler
 
-__all__ = ["forget_frames", "is_out_of_memory", "model_bytes", "release_memory", "resident_bytes"]
+__all__ = [
+    "forget_frames",
+    "is_out_of_memory",
+    "make_room_after",
+    "model_bytes",
+    "release_memory",
+    "resident_bytes",
+]
 
+_LOGGER = logging.getLogger(__name__)
 
-# By name and message: no library is imported to look at an error that it may not have raised.
+# Errors are recognised by name and message, so that no library has to be imported.
 _CLASSES = {"OutOfMemoryError", "ResourceExhaustedError"}  # torch's, on every kind of device, and TensorFlow's
 _LIBRARIES = {"torch", "tensorflow", "tensorrt"}
 _XLA_CLASSES = {"XlaRuntimeError", "JaxRuntimeError"}
@@ -28,15 +37,15 @@ _MESSAGES = (
     "defaultcpuallocator: can't allocate memory",
     "failed to allocate memory for requested buffer",  # ONNX Runtime's arena
 )
-_MOST_CAUSES = 20
+_MOST_CAUSES = 20  # a chain of causes may be a loop
 
 _STATM = "/proc/self/statm"
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether this error, or one that led to it, says that memory was full, so that a smaller batch may succeed.
+    """Return whether this error or one of its causes means that memory was full: a smaller batch may succeed.
 
-    A quota of a remote service that is exhausted is something else.
+    An exhausted quota of a remote service does not count.
 
     >>> is_out_of_memory(RuntimeError("CUDA error: out of memory"))
     True
@@ -49,7 +58,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def forget_frames(error: BaseException) -> None:
-    """Let go of what functions held that have failed, models and batches among it; where they failed is still known."""
+    """Clear the local variables of an error's frames, such as models and batches; the traceback stays readable."""
     left: list[BaseException | None] = [error]
     seen: set[int] = set()
     while left:
@@ -61,9 +70,9 @@ def forget_frames(error: BaseException) -> None:
 
 
 def release_memory(collect: bool = True) -> None:
-    """Give back what the libraries that are loaded hold in reserve, after a batch did not fit, or a model is gone."""
+    """Release the memory that imported libraries hold in reserve; ``collect`` runs the garbage collector first."""
     if collect:
-        gc.collect()  # what only cycles still hold, as of an exception's frames
+        gc.collect()  # Frees cycles, such as an exception and its frames.
     torch = sys.modules.get("torch")
     if torch is None:
         return
@@ -71,10 +80,23 @@ def release_memory(collect: bool = True) -> None:
         device = getattr(torch, kind, None)
         if device is None:
             continue
-        # Asking CUDA whether it is there would wake it up; nothing is held where it never was.
+        # Querying CUDA would initialise it; an uninitialised device holds nothing.
         is_in_use = device.is_initialized() if hasattr(device, "is_initialized") else torch.backends.mps.is_available()
         if is_in_use:
             device.empty_cache()
+
+
+def make_room_after(error: BaseException) -> bool:
+    """Release memory if the error means that it was full; return whether a smaller batch may fit now."""
+    try:
+        if not is_out_of_memory(error):
+            return False
+        release_memory()
+    except Exception:
+        # A device that can't release memory can't compute a smaller batch, either.
+        _LOGGER.exception("Could not release memory after a batch failed.")
+        return False
+    return True
 
 
 def _with_causes(error: BaseException) -> Iterator[BaseException]:
@@ -96,22 +118,22 @@ def _says_so(error: BaseException) -> bool:
     message = str(error).lower()
     if names & _XLA_CLASSES and "resource_exhausted" in message:
         return True
-    # Libraries raise nothing more special than this; ONNX Runtime's have no base but Exception.
+    # Other libraries raise plain RuntimeErrors; those of ONNX Runtime derive from Exception only.
     return (isinstance(error, RuntimeError) or library == "onnxruntime") and any(text in message for text in _MESSAGES)
 
 
 def model_bytes(handler: Handler[Any, Any, Any], model: Any) -> int | None:
-    """The bytes of this model's parameters; None where nothing tells.
+    """Return the bytes of this model's parameters, or None if they can't be counted.
 
     >>> from luminosity import Handler
     >>> import torch
-    >>> memory_of(Handler(), torch.nn.Linear(10, 10, bias=False)), memory_of(Handler(), "a model of its own kind")
+    >>> model_bytes(Handler(), torch.nn.Linear(10, 10, bias=False)), model_bytes(Handler(), "a model of its own kind")
     (400, None)
     """
-    told = handler.memory(model)
-    if told is not None:
-        return told
-    # A model of a library is there only if the library is.
+    known = handler.memory(model)
+    if known is not None:
+        return known
+    # If the model came from one of these libraries, the library is already imported.
     torch, jax = sys.modules.get("torch"), sys.modules.get("jax")
     if torch is not None and hasattr(torch, "nn") and isinstance(model, torch.nn.Module):
         tensors: Any = (*model.parameters(), *model.buffers())
@@ -124,7 +146,7 @@ def model_bytes(handler: Handler[Any, Any, Any], model: Any) -> int | None:
 
 
 def resident_bytes() -> int:
-    """The memory this process has now; where the system does not tell, the most it ever had."""
+    """Return the resident memory of this process; on systems without ``/proc``, its peak."""
     if os.path.exists(_STATM):
         with open(_STATM) as file:
             return int(file.read().split()[1]) * resource.getpagesize()

@@ -14,7 +14,7 @@ from apache_beam.internal import pickler
 
 from luminosity.inference.adapting.wrapping import WrappedHandler
 from luminosity.inference.handler import Handler
-from luminosity.inference.ipc.portable_errors import packed, unpacked
+from luminosity.inference.ipc.portable_errors import pack_error, unpack_error
 from luminosity.inference.memory import model_bytes, resident_bytes
 
 __all__ = ["IsolatedHandler"]
@@ -92,7 +92,7 @@ class _Child:
                 self._is_killed = False
                 raise RuntimeError("The process of the model ended while it computed this batch.") from ended
         if error is not None:
-            raise unpacked(error)
+            raise unpack_error(error)
         return value
 
     def kill(self) -> None:
@@ -141,7 +141,7 @@ def _serve(connection: Connection, pickled: bytes) -> None:
             value = _answer(what, handler, model, arguments)
             answer = ForkingPickler.dumps((value, None))
         except BaseException as error:
-            answer = ForkingPickler.dumps((None, packed(error)))
+            answer = ForkingPickler.dumps((None, pack_error(error)))
         connection.send_bytes(answer)
 
 

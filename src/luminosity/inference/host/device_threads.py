@@ -1,4 +1,4 @@
-"""The threads around a device: one cuts and stacks batches, one computes, one hands back."""
+"""The threads around a device: one cuts and collates batches, some compute, one hands results back."""
 
 from __future__ import annotations
 
@@ -6,42 +6,71 @@ import queue
 import sys
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
-from luminosity.errors import EndpointError
-from luminosity.inference.blocks import as_block
+from luminosity.errors import EndpointError, HandlerError
+from luminosity.inference.blocks import Block, as_block
 from luminosity.inference.host.counting import as_part_of
 from luminosity.inference.host.work import Batch, Stage
 
-if TYPE_CHECKING:
-    from luminosity.inference.host.host import ModelHost
+__all__ = ["BatchCallbacks", "DeviceThreads"]
 
-__all__ = ["DeviceThreads"]
+_SWITCH_S = 0.0005  # each wait for the interpreter of the thread that feeds the device is idle time of the device
+_COLLATED = 1  # batches that wait to be computed; more would only hold memory
+_COMPUTED = 2  # batches that wait to be handed back
 
-_SWITCH_S = 0.0005
-"""How long another thread may keep the interpreter from the one that gives the device work, and loses it each time."""
+
+@dataclass(frozen=True)
+class BatchCallbacks:
+    """The functions that device threads call, always without holding the lock."""
+
+    next_batch: Callable[[], Batch | None]
+    """Blocks until there is a batch; None ends the threads."""
+    succeeded: Callable[[Batch, Block, str | None, float, int], None]
+    """Takes a batch's predictions, the model's id, and when they were ready: in seconds, and by the lane's clock."""
+    failed: Callable[[Batch, BaseException, bool], None]
+    """Takes a batch's error, and whether its examples may have caused it."""
+    put_back: Callable[[Batch], None]
+    """Takes back a batch whose model is no longer in memory."""
+    broke: Callable[[BaseException], None]
+    """Takes the error that ended a thread, which is a bug of the host."""
 
 
 class DeviceThreads:
-    """Works until the host has no batch for it. Between the threads are queues; None in one ends who takes it."""
+    """Runs batches until ``next_batch`` returns None.
 
-    def __init__(self, host: ModelHost) -> None:
-        self._host = host
-        self._to_compute: queue.Queue[Batch | None] = queue.Queue(1)
-        self._to_return: queue.Queue[tuple[Batch, Any] | None] = queue.Queue(2)
-        self.computers = 0
+    Three kinds of daemon threads pass a batch on through two short queues; None in a queue ends the thread that gets
+    it. While the device computes a batch, the next one is collated and moved, and the one before is handed back.
+
+    ``lock`` is the host's: it protects ``stage``, ``due_from`` and ``abandoned`` of each batch, and the slots of
+    models, so that a batch is either completed or abandoned, never both.
+    """
+
+    def __init__(self, lock: threading.Condition, now: Callable[[], float], calls: BatchCallbacks) -> None:
+        self._lock = lock
+        self._now = now
+        self._calls = calls
+        self._to_compute: queue.Queue[Batch | None] = queue.Queue(_COLLATED)
+        self._to_return: queue.Queue[tuple[Batch, Any] | None] = queue.Queue(_COMPUTED)
+        self._computing_threads = 0
         sys.setswitchinterval(min(_SWITCH_S, sys.getswitchinterval()))
         self._spawn("schedule", self._schedule)
         self._spawn("return", self._hand_back)
 
-    def grow_to(self, computers: int) -> None:
-        """Have so many threads that compute."""
-        while self.computers < computers:
-            self.computers += 1
+    @property
+    def capacity(self) -> int:
+        """The most batches that can be under way: one in each thread, and those in the queues."""
+        return self._computing_threads + 2 + _COLLATED + _COMPUTED
+
+    def grow_to(self, threads: int) -> None:
+        """Start threads until at least this many compute. The caller holds the lock."""
+        while self._computing_threads < threads:
+            self._computing_threads += 1
             self._spawn("compute", self._compute)
 
     def replace_thread_of(self, batch: Batch) -> None:
-        """The thread that has this batch is given up."""
+        """Start a thread in place of the one that an abandoned batch blocks. The caller holds the lock."""
         if batch.stage is Stage.COMPUTING:
             batch.lane.model.slots.release()
             self._spawn("compute", self._compute)
@@ -53,80 +82,78 @@ class DeviceThreads:
             try:
                 target()
             except BaseException as error:
-                with self._host.changed:
-                    self._host.broken = error
-                    self._host.wake()
+                self._calls.broke(error)
                 raise
 
         threading.Thread(target=run, name=f"model-host-{name}", daemon=True).start()
 
     def _schedule(self) -> None:
-        while (batch := self._host.next_batch()) is not None:
-            if self._stack(batch):
-                self._to_compute.put(batch)  # Bounded by the batch that computes now, or by its timeout.
+        while (batch := self._calls.next_batch()) is not None:
+            if self._collate(batch):
+                self._to_compute.put(batch)  # Waits at most as long as the current batch computes, or its timeout.
             del batch  # Its inputs are large.
         self._to_compute.put(None)
         self._to_return.put(None)
 
-    def _stack(self, batch: Batch) -> bool:
+    def _collate(self, batch: Batch) -> bool:
         handler, stats = batch.lane.handler, batch.stats
         try:
-            begun = self._host.now()
+            begun = self._now()
             collated = handler.collate(batch.prepared())
             stats.num_bytes = handler.get_num_bytes(collated)
             stats.count = handler.num_examples(collated, batch.count)
-            stacked = self._host.now()
+            stacked = self._now()
             batch.inputs = handler.transfer(collated)
-            stats.collate, stats.transfer = stacked - begun, self._host.now() - stacked
+            stats.collate, stats.transfer = stacked - begun, self._now() - stacked
         except BaseException as error:
-            self._host.fates.failed(batch, error)
+            self._calls.failed(batch, error, True)
             return False
         return True
 
     def _compute(self) -> None:
         while (batch := self._to_compute.get()) is not None:
             slots = batch.lane.model.slots
-            slots.acquire()  # Bounded as the batches that hold them are.
-            with self._host.changed:
-                batch.due_from, batch.stage = self._host.now(), Stage.COMPUTING
+            slots.acquire()  # Waits at most until a batch that holds a slot ends or times out.
+            with self._lock:
+                batch.due_from, batch.stage = self._now(), Stage.COMPUTING
             outputs = self._predict(batch)
-            with self._host.changed:
+            with self._lock:
                 if batch.abandoned:
-                    return  # Another thread has taken this one's place, and its slot.
+                    return  # A new thread has taken the place of this one, and its slot.
                 batch.stage = Stage.WAITING
                 slots.release()
             if outputs is not None:
                 self._to_return.put((batch, outputs[0]))
             del batch, outputs  # They hold memory of the device.
-        self._to_compute.put(None)  # For the next of these threads.
+        self._to_compute.put(None)  # Ends the next computing thread.
 
     def _predict(self, batch: Batch) -> tuple[Any] | None:
         lane = batch.lane
-        with self._host.changed:
-            copy = lane.model.next_copy()
+        with self._lock:
+            copy = lane.model.next_copy()  # Only this frame holds it: an evicted model must not live on.
         if copy is None:
-            self._host.fates.put_back(batch)
+            self._calls.put_back(batch)
             return None
         with as_part_of(batch.parts[0][0].session.step):
-            batch.started, batch.started_ns = self._host.now(), lane.settings.clock.time_ns()
+            batch.started, batch.started_ns = self._now(), lane.settings.clock.time_ns()
             try:
                 return (lane.handler.predict(copy[0], batch.inputs, lane.settings.inference_args),)
             except BaseException as error:
-                copy = None  # The error knows this frame, and may be kept for longer than the model.
-                # An endpoint that can't be used fails all alike: looking for the example at fault would find none.
-                self._host.fates.failed(batch, error, by_its_examples=not isinstance(error, EndpointError))
+                copy = None  # The error refers to this frame, and may outlive the model.
+                # An unusable endpoint fails all examples alike; isolating failures would find no example at fault.
+                self._calls.failed(batch, error, not isinstance(error, EndpointError))
                 return None
 
     def _hand_back(self) -> None:
         while (item := self._to_return.get()) is not None:
             batch = item[0]
-            with self._host.changed:
+            with self._lock:
                 if batch.abandoned:
                     continue
                 batch.stage = Stage.RETURNING
             self._collect(*item)
             if batch.abandoned:
-                return  # Another thread has taken this one's place.
+                return  # A new thread has taken the place of this one.
             del batch, item
 
     def _collect(self, batch: Batch, outputs: Any) -> None:
@@ -134,14 +161,14 @@ class DeviceThreads:
         try:
             with as_part_of(batch.parts[0][0].session.step):
                 handler.wait(outputs)
-                ready, ready_ns = self._host.now(), batch.lane.settings.clock.time_ns()
+                ready, ready_ns = self._now(), batch.lane.settings.clock.time_ns()
                 values, model_id = as_block(handler.collect(outputs)), handler.model_id
             if len(values) != batch.count:
-                raise ValueError(
-                    f"{handler} returned {len(values)} predictions for {batch.count} examples; "
-                    "it must return one for each, in their order"
+                raise HandlerError(
+                    f"{handler} returned {len(values)} predictions for {batch.count} examples",
+                    fix="return one prediction for each example, in their order",
                 )
         except BaseException as error:
-            self._host.fates.failed(batch, error)
+            self._calls.failed(batch, error, True)
         else:
-            self._host.fates.succeeded(batch, values, model_id, ready, ready_ns)
+            self._calls.succeeded(batch, values, model_id, ready, ready_ns)

@@ -1,4 +1,19 @@
-"""The model host: who waits for which model, and what is done next."""
+"""The model host: owns a device's models, gathers examples from all bundles of a process, and runs batches.
+
+Only :class:`ModelHost` knows the other classes of this folder:
+
+- :class:`~luminosity.inference.host.model_scheduler.ModelScheduler` decides which model is loaded, evicted or failed.
+- :class:`~luminosity.inference.host.in_flight.InFlight` keeps the batches under way and returns their outcomes.
+- :class:`~luminosity.inference.host.lane.Lane` queues the examples of one model version and cuts batches.
+- :mod:`~luminosity.inference.host.loader` and :class:`~luminosity.inference.host.device_threads.DeviceThreads` do the
+  work in threads and report through callbacks.
+- :class:`~luminosity.inference.host.session.Session` is what a bundle's thread holds.
+
+One lock, a condition, protects all of their state. It is never held while a model is loaded, dropped or run. Every
+change of the state notifies the condition. Three kinds of threads take the lock: the threads of bundles (in sessions
+and in the host's public methods), the device threads, and one thread for each load. Methods below whose docstring
+says "lock held" need it held by the caller.
+"""
 
 from __future__ import annotations
 
@@ -6,94 +21,94 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Hashable
-from enum import Enum, auto
+from dataclasses import replace
 from typing import Any
 
+from luminosity.errors import HostUnavailable
+from luminosity.inference.blocks import Block
 from luminosity.inference.handler import Handler
-from luminosity.inference.host.device_threads import DeviceThreads
+from luminosity.inference.host.device_threads import BatchCallbacks, DeviceThreads
 from luminosity.inference.host.in_flight import InFlight
+from luminosity.inference.host.interface import Ahead
 from luminosity.inference.host.lane import Lane, LaneSettings
-from luminosity.inference.host.loader import Dropped, drop
+from luminosity.inference.host.loader import Dropped, LoadCallbacks, drop, drop_in_background, start_load
 from luminosity.inference.host.model import Loaded, LoadStats, Model, State
-from luminosity.inference.host.model_scheduler import ModelScheduler
+from luminosity.inference.host.model_scheduler import Decision, ModelScheduler
 from luminosity.inference.host.session import Session
-from luminosity.inference.host.work import Batch
+from luminosity.inference.host.work import Batch, Outcome, Submitter
+from luminosity.inference.memory import forget_frames, make_room_after
 
-__all__ = ["Ahead", "ModelHost"]
+__all__ = ["ModelHost"]
 
-_IDLE_S = 60.0
-"""How long a model that nobody uses is kept, and threads that have nothing to do."""
-_LOOK_AGAIN_S = 1.0
-_TRY_AGAIN_S = 60.0
-"""After which a model that could not be loaded ahead of its work may be tried once more."""
+_LOGGER = logging.getLogger(__name__)
 
-
-class Ahead(Enum):
-    """How far a model is that was asked for before there is work for it."""
-
-    LOADING = auto()
-    READY = auto()
-    FAILED = auto()
-    NO_ROOM = auto()
+_IDLE_S = 60.0  # how long an unused model and idle threads are kept: longer than the pause between two bundles
+_LOOK_AGAIN_S = 1.0  # how late a timeout or a broken thread is noticed at most
+_SHORTEST_LOOK_S = 0.01  # with a very short timeout, check no more often than this
+_RETRY_LOAD_S = 60.0  # how long after a failure a model may be loaded ahead of its work again
 
 
 class ModelHost:
-    """Gathers from all bundles and threads of this process, and keeps one device busy.
+    """Runs the models of one device for all bundles and threads of a process.
 
-    While the device computes a batch the next one is collated and moved, and the one before is handed back.
+    Public methods may be called from any thread, without the lock.
     """
 
     def __init__(
         self, clock: Callable[[], float] = time.monotonic, budget: int | None = None, device: str = "cpu"
     ) -> None:
-        """``budget``: the bytes that models may take together; None: as many as there are."""
-        self.now = clock
-        self.changed = threading.Condition()
-        """Guards everything here, in the lanes and in the sessions; notified at every change."""
+        """``budget``: the bytes that all models may take together; None for no limit."""
         self.broken: BaseException | None = None
-        """What ended one of the threads, so that nobody waits for it in vain."""
-        self.roster = ModelScheduler(self, budget, device)
-        self.fates = InFlight(self)
+        """The error that ended a device thread; the host can't be used any more."""
+        self._now = clock
+        self._changed = threading.Condition()
+        self._scheduler = ModelScheduler(budget, device)
+        self._in_flight = InFlight()
         self._lanes: dict[Hashable, Lane] = {}
+        """The lane that comes first gets the next batch."""
         self._unused: set[Lane] = set()
-        self._crew: DeviceThreads | None = None
+        self._threads: DeviceThreads | None = None
         """None while there is nothing to do."""
 
+    # What steps and services call.
+
     def enter(self, key: Hashable, make_handler: Callable[[], Handler[Any, Any, Any]], settings: LaneSettings) -> Lane:
-        """The lane of this key, made by whoever comes first; to be left as often as it is entered."""
-        with self.changed:
+        """Return the lane with this key, which the first caller creates. Call :meth:`leave` once for each call."""
+        with self._changed:
             lane = self._lanes.get(key)
             if lane is None:
                 handler = make_handler()
                 name = ("lane", key) if settings.model is None else ("model", settings.model)
-                model = self.roster.model(name, handler, settings.clock, settings.family)
+                model = self._scheduler.model(name, handler, settings.clock, settings.family, self._now())
                 model.label = settings.label or model.label
                 lane = self._lanes[key] = Lane(key, handler, model, settings)
             lane.users += 1
             self._unused.discard(lane)
-            if self._crew is None:
-                self._crew = DeviceThreads(self)
-            self._crew.grow_to(lane.model.concurrency)
+            if self._threads is None:
+                self._threads = self._start_threads()
+            self._threads.grow_to(lane.model.concurrency)
             return lane
 
     def leave(self, lane: Lane) -> None:
-        with self.changed:
+        """Leave a lane. After the last user has left, the lane and its model are kept for a minute."""
+        with self._changed:
             lane.users -= 1
-            lane.unused_since = self.now()
+            lane.unused_since = self._now()
             if not lane.users:
                 self._unused.add(lane)
-            self.wake()
+            self._changed.notify_all()
 
     def open(self, step: Any = None) -> Session:
-        return Session(self, step)
+        """Open a session for the calling thread, which closes it; ``step`` is the Beam step it works for."""
+        return Session(self._changed, self._now, self._wait_until, step)
 
     def load(self, lane: Lane) -> None:
-        """Wait until the model is here; raises what its load does."""
+        """Block until the lane's model is in memory; raise the error of its load."""
         model = lane.model
-        with self.changed:
+        with self._changed:
             failures = model.failures
             model.waiters += 1
-            self.wake()
+            self._changed.notify_all()
             try:
                 while not model.is_ready:
                     if model.failures > failures:
@@ -101,99 +116,150 @@ class ModelHost:
                         raise model.error
                     self._wait(_LOOK_AGAIN_S)
             finally:
-                if model.failures == failures:  # Else nobody is counted any more: see Roster.
+                if model.failures == failures:  # A failure has reset the count of waiters.
                     model.waiters -= 1
 
     def load_ahead(self, lane: Lane, instead_of: Lane | None = None) -> Ahead:
-        """Have the model loaded before there is work for it, beside those that work; and tell how far that is.
+        """Request a model before there is work for it, and return how far its load is; does not block.
 
-        Where there is no room beside them it takes the place of another lane's model, and gets what waits for that one.
+        If the model fits only in place of that of ``instead_of``, it replaces that model once it is loaded, and gets
+        the examples that wait for it.
         """
         model = lane.model
-        with self.changed:
+        with self._changed:
             if model.is_ready:
                 return Ahead.READY
             if model.state is State.ABSENT:
-                if model.error is not None and self.now() - model.failed_at < _TRY_AGAIN_S:
+                if model.error is not None and self._now() - model.failed_at < _RETRY_LOAD_S:
                     return Ahead.FAILED
                 if model.does_not_fit_beside:
                     if instead_of is None:
                         return Ahead.NO_ROOM
-                    self.roster.succeed(instead_of, lane)
+                    self._scheduler.replace(instead_of, lane)
                 model.is_awaited = True
-                self.wake()
+                self._changed.notify_all()
             return Ahead.LOADING
 
     def take_over(self, old: Lane, new: Lane) -> None:
-        """What waits in one lane, and was not yet cut into batches, goes to the other."""
-        with self.changed:
+        """Move the examples of a lane that are not yet cut into batches to another lane."""
+        with self._changed:
             old.move_to(new)
-            self.wake()
+            self._changed.notify_all()
 
     def take_load_stats(self, lanes: list[Lane]) -> list[list[LoadStats]]:
-        """For each of these lanes."""
-        with self.changed:
+        """Return, for each lane, the loads of its model since the last call."""
+        with self._changed:
             return [lane.model.take_load_stats() for lane in lanes]
 
-    def wake(self) -> None:
-        self.changed.notify_all()
+    def check_integrity(self) -> None:
+        """Raise ``AssertionError`` if the state is inconsistent."""
+        with self._changed:
+            self._check_integrity()
 
-    def wait_until(self, true: Callable[[], bool], lanes: Collection[Lane]) -> None:
-        """Wait under the lock. Bounded by the work itself, and by the lanes' timeouts where they have some."""
+    def _check_integrity(self) -> None:
+        self._scheduler.check_integrity()
+        running = self._in_flight.running
+        for lane in self._lanes.values():
+            lane.check_integrity()
+            assert running or lane.model.users == 0, f"{lane.model.key}: in use, and nothing runs"
+        capacity = 0 if self._threads is None else self._threads.capacity
+        assert len(running) <= capacity, f"{len(running)} batches are under way, and {capacity} have a thread"
+
+    # What the threads of bundles do while they wait for outcomes.
+
+    def _wait_until(self, condition: Callable[[], bool], lanes: Collection[Lane]) -> None:
+        """Block until the condition holds; meanwhile abandon what exceeds its timeout. Lock held."""
         timeouts = [lane.settings.timeout for lane in lanes if lane.settings.timeout is not None]
-        look_again = min([_LOOK_AGAIN_S, *(max(timeout / 10, 0.01) for timeout in timeouts)])
-        while not true():
+        look_again = min([_LOOK_AGAIN_S, *(max(timeout / 10, _SHORTEST_LOOK_S) for timeout in timeouts)])
+        while not condition():
             if not self._abandon_overdue():
                 self._wait(look_again)
 
     def _wait(self, seconds: float) -> None:
+        """Wait for a change. Lock held; the wait releases it."""
         if self.broken is not None:
-            raise RuntimeError("A thread of the model host has failed.") from self.broken
-        self.changed.wait(seconds)
+            raise HostUnavailable("a thread of the model host has failed") from self.broken
+        self._changed.wait(seconds)
 
-    def check_integrity(self) -> None:
-        """What must hold at any time, and more when nothing is under way; raises where it does not."""
-        with self.changed:
-            self._check_integrity()
+    def _abandon_overdue(self) -> bool:
+        """Fail the examples of batches and loads that exceed their timeouts. Lock held.
 
-    def _check_integrity(self) -> None:
-        self.roster.check_integrity()
-        for lane in self._lanes.values():
-            lane.check_integrity()
-            assert self.fates.running or lane.model.users == 0, f"{lane.model.key}: in use, and nothing runs"
-        # One with each thread, those that schedule and hand back among them, and what fits into the queues between.
-        places = 0 if self._crew is None else self._crew.computers + 5
-        assert len(self.fates.running) <= places, "batches that nobody computes"
+        Their threads can't be stopped. A batch's thread is replaced; a load goes on beside the next one.
+        """
+        overdue = [batch for batch in self._in_flight.running if self._is_overdue(batch)]
+        for batch in overdue:
+            timeout, lane = batch.lane.settings.timeout, batch.lane
+            self._settle(batch, self._in_flight.abandon(batch, _timeout_error(timeout), self._now()))
+            assert self._threads is not None
+            self._threads.replace_thread_of(batch)
+            if lane.handler.should_garbage_collect_on_timeout():
+                self._load_again(lane.model)
+                _LOGGER.warning("A model took longer than %s seconds and is loaded anew.", timeout)
+        late = [lane for lane in self._lanes.values() if self._waits_too_long_for_a_load(lane)]
+        for lane in late:
+            abandon = lane.handler.should_garbage_collect_on_timeout()
+            self._scheduler.mark_overdue(lane.model, abandon, self._now())
+            self._fail_waiting(lane, _timeout_error(lane.settings.timeout))
+        return bool(overdue or late)
 
-    # What there is to do.
+    def _is_overdue(self, batch: Batch) -> bool:
+        timeout = batch.lane.settings.timeout
+        return timeout is not None and batch.due_from is not None and self._now() - batch.due_from >= timeout
 
-    def next_batch(self) -> Batch | None:
-        """Wait for the next batch, whatever lane it is of; None when nobody needs this crew any more."""
-        with self.changed:
+    def _waits_too_long_for_a_load(self, lane: Lane) -> bool:
+        timeout, model = lane.settings.timeout, lane.model
+        if timeout is None or model.state is not State.LOADING or not lane.has_work():
+            return False
+        return self._now() - max(model.load_begun, lane.waiting_since()) >= timeout
+
+    def _load_again(self, model: Model) -> None:
+        """Evict a model that hangs, so that the next batch loads it again. Lock held."""
+        retired = self._scheduler.retire(model, self._now())
+        for copies, _ in retired:
+            for copy in copies:
+                model.handler.abandon(copy)
+        drop_in_background(retired)
+
+    # What the device threads call.
+
+    def _start_threads(self) -> DeviceThreads:
+        calls = BatchCallbacks(
+            next_batch=self._next_batch,
+            succeeded=self._batch_succeeded,
+            failed=self._batch_failed,
+            put_back=self._put_back,
+            broke=self._thread_broke,
+        )
+        return DeviceThreads(self._changed, self._now, calls)
+
+    def _next_batch(self) -> Batch | None:
+        """Block until a lane has a batch, and return it; None when no lane is left and the threads may end."""
+        with self._changed:
             while True:
-                shortest = self._forget_unused()
-                if not self._lanes and not self.fates.running:
-                    self._crew = None
+                now = self._now()
+                shortest = self._forget_unused(now)
+                if not self._lanes and not self._in_flight.running:
+                    self._threads = None
                     return None
-                self.roster.arrange(self._lanes.values())
+                self._carry_out(self._scheduler.plan(self._lanes.values(), now))
                 for lane in self._lanes.values():
-                    # When the model comes or stays, this is looked at again.
+                    # A change of the model notifies the condition, and the lane is looked at again.
                     if not lane.model.is_ready or lane.model.is_leaving or not lane.has_work():
                         continue
-                    found = lane.next(self.now(), idle=not self.fates.running)
+                    found = lane.next(self._now(), idle=not self._in_flight.running)
                     if isinstance(found, Batch):
-                        self._lanes[lane.key] = self._lanes.pop(lane.key)  # The others first, next time.
-                        self.fates.begin(found)
+                        self._lanes[lane.key] = self._lanes.pop(lane.key)  # Next time the other lanes come first.
+                        self._in_flight.begin(found, self._now())
                         return found
                     shortest = min(shortest, _IDLE_S if found is None else found)
-                if not self.fates.running:
+                if not self._in_flight.running:
                     self._check_integrity()
-                self.changed.wait(shortest)
+                self._changed.wait(shortest)
 
-    def _forget_unused(self) -> float:
-        """Let go of models that nobody has used for long; returns when to look again."""
-        now, soonest = self.now(), _IDLE_S
-        under_way = {batch.lane for batch in self.fates.running}
+    def _forget_unused(self, now: float) -> float:
+        """Remove lanes that were unused for long, with their models; return when to look again. Lock held."""
+        soonest = _IDLE_S
+        under_way = {batch.lane for batch in self._in_flight.running}
         for lane in [lane for lane in self._unused if lane not in under_way and not lane.has_work()]:
             left = lane.unused_since + _IDLE_S - now
             if left > 0:
@@ -202,63 +268,101 @@ class ModelHost:
             del self._lanes[lane.key]
             self._unused.discard(lane)
             if all(other.model is not lane.model for other in self._lanes.values()):
-                self.roster.forget(lane.model)
+                drop_in_background(self._scheduler.forget(lane.model, now))
         return soonest
 
-    # What becomes of a load; each is called by the thread that loads.
+    def _batch_succeeded(self, batch: Batch, values: Block, model_id: str | None, ready: float, ready_ns: int) -> None:
+        with self._changed:
+            if not batch.abandoned:
+                outcomes = self._in_flight.succeed(batch, values, model_id, ready, ready_ns, self._now())
+                self._settle(batch, outcomes)
 
-    def loaded(self, model: Model, attempt: int, loaded: Loaded) -> None:
-        with self.changed:
-            dropped = self.roster.loaded(model, attempt, loaded, self._lanes.values())
-            self.roster.dropping += 1
-            self.wake()
-        drop(dropped)
-        with self.changed:
-            self.roster.dropping -= 1
-            self.wake()
+    def _batch_failed(self, batch: Batch, error: BaseException, by_its_examples: bool) -> None:
+        forget_frames(error)  # They hold what the model has computed, and the model; the error may outlive both.
+        too_large = by_its_examples and make_room_after(error)
+        if too_large and self._retry_without_an_idle_model(batch):
+            return
+        with self._changed:
+            if not batch.abandoned:
+                outcomes = self._in_flight.fail(
+                    batch, error, self._now(), too_large=too_large, by_its_examples=by_its_examples
+                )
+                self._settle(batch, outcomes)
 
-    def load_failed(self, model: Model, attempt: int, error: BaseException) -> None:
-        with self.changed:
-            self.roster.load_failed(model, attempt, error, self._lanes.values())
-            self.wake()
+    def _retry_without_an_idle_model(self, batch: Batch) -> bool:
+        """Evict a model without work and retry the batch: smaller batches are the last resort."""
+        with self._changed:
+            if not self._scheduler.has_budget or batch.abandoned:
+                return False
+            evicted = self._scheduler.evict_one_idle(self._lanes.values(), self._now())
+            if not evicted:
+                return False
+            batch.counting_session().count(batch.lane, replace(batch.stats, failed=True, out_of_memory=True))
+        drop(evicted)
+        self._put_back(batch)
+        return True
 
-    def evict_one_idle(self) -> Dropped:
-        with self.changed:
-            return self.roster.evict_one_idle(self._lanes.values())
+    def _put_back(self, batch: Batch) -> None:
+        with self._changed:
+            if not batch.abandoned:
+                self._in_flight.put_back(batch)
+                self._changed.notify_all()
 
-    def fail_work_of(self, model: Model, error: BaseException) -> None:
-        """All that waits for this model, which can't be had; under the lock."""
-        for lane in [lane for lane in self._lanes.values() if lane.model is model]:
-            self.fates.fail_all(lane, error)
+    def _thread_broke(self, error: BaseException) -> None:
+        with self._changed:
+            self.broken = error
+            self._changed.notify_all()
 
-    def _abandon_overdue(self) -> bool:
-        """Give up batches and loads that took too long. Their threads can't be ended, only left alone."""
-        overdue = [batch for batch in self.fates.running if self._is_overdue(batch)]
-        for batch in overdue:
-            timeout, lane = batch.lane.settings.timeout, batch.lane
-            self.fates.abandon(batch, _took_too_long(timeout))
-            assert self._crew is not None
-            self._crew.replace_thread_of(batch)
-            if lane.handler.should_garbage_collect_on_timeout():
-                self.roster.retire(lane.model)
-                logging.getLogger(__name__).warning("A model took longer than %s seconds and is loaded anew.", timeout)
-            self.wake()
-        late = [lane for lane in self._lanes.values() if self._waits_too_long_for_a_load(lane)]
-        for lane in late:
-            self.roster.overdue(lane.model, lane.handler.should_garbage_collect_on_timeout())
-            self.fates.fail_all(lane, _took_too_long(lane.settings.timeout))
-        return bool(overdue or late)
+    # What the threads of loads call.
 
-    def _waits_too_long_for_a_load(self, lane: Lane) -> bool:
-        timeout, model = lane.settings.timeout, lane.model
-        if timeout is None or model.state is not State.LOADING or not lane.has_work():
-            return False
-        return self.now() - max(model.load_begun, lane.waiting_since()) >= timeout
+    def _loaded(self, model: Model, attempt: int, loaded: Loaded) -> None:
+        with self._changed:
+            decision = self._scheduler.finish_load(model, attempt, loaded, self._lanes.values(), self._now())
+            self._carry_out(decision)
+            self._changed.notify_all()
+        if decision.dropped:
+            drop(decision.dropped)
+        with self._changed:
+            self._scheduler.dropped()
+            self._changed.notify_all()
 
-    def _is_overdue(self, batch: Batch) -> bool:
-        timeout = batch.lane.settings.timeout
-        return timeout is not None and batch.due_from is not None and self.now() - batch.due_from >= timeout
+    def _load_failed(self, model: Model, attempt: int, error: BaseException) -> None:
+        with self._changed:
+            self._carry_out(self._scheduler.fail_load(model, attempt, error, self._lanes.values(), self._now()))
+            self._changed.notify_all()
+
+    def _evict_one_idle(self) -> Dropped:
+        with self._changed:
+            return self._scheduler.evict_one_idle(self._lanes.values(), self._now())
+
+    # Carrying out decisions and outcomes.
+
+    def _carry_out(self, decision: Decision) -> None:
+        """Do what the scheduler decided, except the drop, which needs the lock released. Lock held."""
+        for model, error in decision.failed:
+            for lane in self._lanes.values():
+                if lane.model is model:
+                    self._fail_waiting(lane, error)
+        for old, new in decision.moved:
+            old.move_to(new)
+        if decision.load is not None:
+            calls = LoadCallbacks(self._evict_one_idle, self._loaded, self._load_failed)
+            start_load(decision.load.model, decision.load.attempt, decision.load.evicted, calls)
+
+    def _fail_waiting(self, lane: Lane, error: BaseException) -> None:
+        """Fail all examples that wait in a lane. Lock held."""
+        for batch in lane.take_all(self._now()):
+            batch.stats.failed = True
+            self._settle(batch, batch.failures(error, 0))
+        self._changed.notify_all()
+
+    def _settle(self, batch: Batch, outcomes: list[tuple[Submitter, Outcome]]) -> None:
+        """Count a batch that has ended and deliver its outcomes. Lock held."""
+        batch.counting_session().count(batch.lane, batch.stats)
+        for session, outcome in outcomes:
+            session.deliver(outcome)
+        self._changed.notify_all()
 
 
-def _took_too_long(timeout: float | None) -> TimeoutError:
+def _timeout_error(timeout: float | None) -> TimeoutError:
     return TimeoutError(f"The model took longer than {timeout} seconds.")

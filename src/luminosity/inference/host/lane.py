@@ -1,4 +1,4 @@
-"""One use of a model in the host: the examples that wait for it, and how they are batched."""
+"""A lane: the queue of examples for one model version at a host, and how they are batched."""
 
 from __future__ import annotations
 
@@ -18,32 +18,35 @@ from luminosity.inference.host.work import Batch, Submission
 
 __all__ = ["Lane", "LaneSettings"]
 
-_LEAST_QUEUE = 2048
-_MOST_QUEUE = 65_536
-_BATCHES_QUEUED = 16
-_QUEUE_BYTES = 256_000_000
+_LEAST_QUEUE = 2048  # examples; enough to cut the first batches by cost
+_MOST_QUEUE = 65_536  # examples; more would not make batches better
+_BATCHES_QUEUED = 16  # enough to find examples of similar cost for each batch
+_QUEUE_BYTES = 256_000_000  # a lane that holds more takes no new blocks
 
 
 @dataclass(frozen=True)
 class LaneSettings:
-    """What a transform asks of the host for its model."""
+    """How a transform wants its model to be run."""
 
     model: Hashable = None
-    """Lanes that name the same one share its copies; None: it is this lane's own."""
+    """Lanes that name the same model share its copies; None: the model belongs to this lane."""
     family: Family | None = None
-    """Of which of its kin only some may be there at once."""
+    """Limits how many related models are in memory at once."""
     label: str = ""
-    """What messages call the model."""
+    """The model's name in messages."""
     inference_args: dict[str, Any] | None = None
     isolate_failures: bool = False
-    """Whether to find the examples at fault when a batch fails."""
+    """Whether to find the examples at fault when a batch fails, by halving it."""
     timeout: float | None = None
-    """Seconds for one batch, with the load of the model where that is still to do."""
+    """Seconds for one batch, including the load of the model if it is not yet in memory."""
     clock: Clock = time
 
 
 class Lane:
-    """Guarded by the host's lock, but for the model itself."""
+    """Queues the examples that wait for one model version, and cuts batches.
+
+    The host's lock protects it: the caller holds the lock in every method.
+    """
 
     def __init__(self, key: Hashable, handler: Handler[Any, Any, Any], model: Model, settings: LaneSettings) -> None:
         self.key = key
@@ -51,48 +54,50 @@ class Lane:
         self.settings = settings
         self.model = model
         self.policy = BatchPolicy(limits_of(handler))
-        self.pool = Backlog()
+        self.backlog = Backlog()
         self.retries: deque[Batch] = deque()
         self.users = 0
         self.unused_since = 0.0
         self.producing = 0
-        """Sessions that may hand over more before they wait."""
+        """Sessions that may submit more examples before they wait for outcomes."""
         self._submissions: dict[int, Submission] = {}
         self._last_number = 0
         self._queued_bytes = 0
         self._largest_batch = 0
 
     def add(self, submission: Submission, costs: Any, weights: Any, now: float) -> None:
+        """Queue all examples of a new submission."""
         self.receive(submission, QueuedExamples.new(costs, weights, now))
 
     def has_work(self) -> bool:
-        # Asked of every lane, again and again.
-        return self.pool.costs.size > 0 or (bool(self.retries) and any(batch.is_wanted() for batch in self.retries))
+        """Return whether any example waits. Called often, for every lane."""
+        return self.backlog.costs.size > 0 or (bool(self.retries) and any(batch.is_wanted() for batch in self.retries))
 
     def waiting_since(self) -> float:
-        """When the oldest of its examples came; those that are tried again are older than any other."""
-        return self.pool.oldest() if len(self.pool) and not self.retries else 0.0
+        """Return when the oldest example arrived; retried examples count as older than all others."""
+        return self.backlog.oldest() if len(self.backlog) and not self.retries else 0.0
 
     def has_room(self) -> bool:
-        if not len(self.pool):
+        """Return whether the lane takes another block."""
+        if not len(self.backlog):
             return True
         most = min(max(_LEAST_QUEUE, _BATCHES_QUEUED * self._largest_batch), _MOST_QUEUE)
         most = max(most, 2 * self.policy.limits.min_count)
-        return len(self.pool) < most and self._queued_bytes < _QUEUE_BYTES
+        return len(self.backlog) < most and self._queued_bytes < _QUEUE_BYTES
 
     def next(self, now: float, idle: bool) -> Batch | float | None:
-        """The next batch, or the seconds until there may be one; None: not before something changes."""
+        """Return the next batch, or the seconds until there may be one, or None if that needs a change."""
         while self.retries:
             batch = self.retries.popleft()
             if batch.is_wanted():
                 return batch
         awaited = any(each.session.waiting for each in self._submissions.values())
-        decision = self.policy.next(self.pool, now, self.producing > 0, awaited, idle)
+        decision = self.policy.next(self.backlog, now, self.producing > 0, awaited, idle)
         return self._batch(decision, now) if isinstance(decision, Cut) else decision
 
     def move_to(self, other: Lane) -> None:
-        """All that waits for its first try; the sessions it belongs to need not know."""
-        moved = self.pool.take(0, len(self.pool))
+        """Move all examples that were not yet tried to another lane."""
+        moved = self.backlog.take(0, len(self.backlog))
         for owner in np.unique(moved.owners).tolist():
             submission = self._submissions.pop(owner)
             self._queued_bytes -= submission.size
@@ -100,36 +105,38 @@ class Lane:
             submission.session.moved(self, other)
 
     def receive(self, submission: Submission, moved: QueuedExamples) -> None:
+        """Queue some examples of a submission."""
         self._last_number += 1
         self._submissions[self._last_number] = submission
         self._queued_bytes += submission.size
-        self.pool.put(self._last_number, moved)
+        self.backlog.put(self._last_number, moved)
 
     def take_all(self, now: float) -> list[Batch]:
-        """Everything that waits, however much that is."""
+        """Take everything that waits, as batches of any size."""
         batches = list(self.retries)
         self.retries.clear()
-        if len(self.pool):
-            batches.append(self._batch(Cut(0, len(self.pool), 0.0), now))
+        if len(self.backlog):
+            batches.append(self._batch(Cut(0, len(self.backlog), 0.0), now))
         return batches
 
     def drop(self, session: object) -> None:
-        """Forget what this session handed over and the device has not yet begun."""
+        """Discard the session's examples that are not yet cut into batches."""
         owners = {number for number, each in self._submissions.items() if each.session is session}
         if owners:
-            self.pool.drop(owners)
+            self.backlog.drop(owners)
             for number in owners:
                 self._queued_bytes -= self._submissions.pop(number).size
 
     def check_integrity(self) -> None:
+        """Raise ``AssertionError`` if the books are inconsistent."""
         left = sum(submission.left for submission in self._submissions.values())
         assert min(self.users, self.producing) >= 0, f"{self.key}: negative counts"
-        assert left == len(self.pool), f"{self.key}: {len(self.pool)} examples wait, {left} were handed over"
+        assert left == len(self.backlog), f"{self.key}: {len(self.backlog)} examples wait, {left} were submitted"
         queued = sum(submission.size for submission in self._submissions.values())
-        assert queued == self._queued_bytes, f"{self.key}: {self._queued_bytes} bytes wait, {queued} were handed over"
+        assert queued == self._queued_bytes, f"{self.key}: {self._queued_bytes} bytes wait, {queued} were submitted"
 
     def _batch(self, cut: Cut, now: float) -> Batch:
-        taken = self.pool.take(cut.start, cut.count)
+        taken = self.backlog.take(cut.start, cut.count)
         self._largest_batch = max(self._largest_batch, cut.count)
         parts: list[tuple[Submission, Any]] = []
         for owner in np.unique(taken.owners).tolist():

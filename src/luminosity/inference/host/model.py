@@ -1,4 +1,4 @@
-"""One model of a host: whether it is there, who uses it, what it takes."""
+"""One model of a host: whether it is in memory, how it is used, and what it takes."""
 
 from __future__ import annotations
 
@@ -14,118 +14,135 @@ __all__ = ["Clock", "Family", "LoadStats", "Loaded", "Model", "State"]
 
 
 class Clock(Protocol):
-    def time_ns(self) -> int: ...
+    """A source of time for Beam's metrics: the module ``time``, or a test's clock."""
+
+    def time_ns(self) -> int:
+        """Return the time in nanoseconds."""
+        ...
 
 
 @dataclass(frozen=True)
 class LoadStats:
+    """How long a load took, and the bytes that the model takes, for Beam's metrics."""
+
     milli_secs: int
     num_bytes: int
 
 
 @dataclass
 class Loaded:
-    """What a load gave: as many copies as were asked for, and what they take together."""
+    """The result of a load: the copies of a model, and the bytes that they take together."""
 
     copies: tuple[Any, ...]
     size: int
     seconds: float
     stats: LoadStats
     is_estimate: bool = False
-    """Whether only the growth of the process tells the size."""
+    """Whether the size is only estimated from how much the process has grown."""
 
-    def let_go(self) -> tuple[tuple[Any, ...], int]:
-        """The copies, to be dropped by the caller, and their size; who still has this object keeps none of them."""
+    def release(self) -> tuple[tuple[Any, ...], int]:
+        """Return the copies, for the caller to drop, and their size; this object no longer refers to them."""
         copies, self.copies = self.copies, ()
         return copies, self.size
 
 
 @dataclass(frozen=True)
 class Family:
-    """Models of which only so many may be there at once, as `max_models_per_worker_hint` says."""
+    """Models of which at most ``most`` may be in memory at once, as ``max_models_per_worker_hint`` says."""
 
     name: Hashable
     most: int
 
 
 class State(Enum):
+    """Whether a model is in memory."""
+
     ABSENT = auto()
     LOADING = auto()
     READY = auto()
 
 
 class Model:
-    """Guarded by the host's lock; the copies themselves are used outside it, by who is counted as a user."""
+    """A model and its copies in memory.
+
+    The host's lock protects every attribute. A device thread uses a copy without the lock, while ``users`` counts its
+    batch.
+    """
 
     def __init__(self, key: Hashable, handler: Handler[Any, Any, Any], clock: Clock, family: Family | None) -> None:
         self.key = key
         self.label = str(handler)
-        """What messages call it."""
+        """The model's name in messages."""
         self.handler = handler
         self.clock = clock
         self.family = family
         self.copies_wanted = handler.model_copies() if handler.share_model_across_processes() else 1
         self.concurrency = max(handler.concurrency, self.copies_wanted)
         self.slots = threading.Semaphore(self.concurrency)
+        """One for each batch that may compute at once."""
         self.state = State.ABSENT
         self.size: int | None = None
-        """In bytes; known once it was loaded."""
+        """Bytes; known after the first load."""
         self.is_measured_again = False
-        """Its size was in doubt, and the second time counts."""
+        """Whether the model is loaded a second time because its first measured size was implausible."""
         self.users = 0
-        """Batches that have been cut for it and are not yet done."""
+        """Batches that were cut for this model and are not yet done."""
         self.used_at = 0.0
         self.arrived_at = 0.0
         self.run_seconds = 0.0
-        """How long it has computed since it was loaded."""
+        """How long the model has computed since it was loaded."""
         self.load_seconds = 0.0
         self.load_begun = 0.0
         self.absent_since = 0.0
         self.is_leaving = False
-        """It gets no more batches, so that another model finds room."""
+        """Whether the model gets no more batches, so that another model finds room."""
         self.waiters = 0
-        """Who waits for it to be loaded, and for nothing else."""
+        """Threads that wait only for the model to be loaded."""
         self.is_awaited = False
-        """Somebody wants it loaded before there is work for it, and goes on meanwhile."""
+        """Whether a step asked for the model before there is work for it, and does not wait."""
         self.attempt = 0
-        """Which load is under way, or was the last: one that was given up must not count when it ends after all."""
+        """The number of the current or last load; the result of an earlier load is ignored."""
         self.is_overdue = False
-        """Its load takes longer than somebody has time for; it goes on, and holds up no other model's."""
+        """Whether the load takes longer than a timeout; it goes on, and other models may be loaded meanwhile."""
         self.failures = 0
         self.error: BaseException | None = None
-        """Why the last load failed."""
+        """The error of the last load."""
         self.failed_at = 0.0
         self.does_not_fit_beside = False
-        """It was loaded ahead of its work, and there was no room for it beside the others."""
+        """Whether the model was requested ahead of its work and found no room beside the others."""
         self._copies: tuple[Any, ...] = ()
         self._turn = 0
         self._unreported: list[LoadStats] = []
 
     @property
     def is_ready(self) -> bool:
+        """Whether the model is in memory and can compute."""
         return self.state is State.READY
 
-    def begin(self, now: float) -> int:
+    def begin_load(self, now: float) -> int:
+        """Note that a load begins, and return its number."""
         self.state, self.load_begun, self.is_overdue, self.is_awaited = State.LOADING, now, False, False
         self.attempt += 1
         return self.attempt
 
     def arrived(self, loaded: Loaded, now: float) -> None:
+        """Take the copies of a finished load."""
         self.state, self._copies, self.error = State.READY, loaded.copies, None
         self.used_at, self.arrived_at = now, now
         self.run_seconds, self.load_seconds = 0.0, loaded.seconds
 
     def count_load(self, stats: LoadStats) -> None:
+        """Keep the statistics of a load until they are reported."""
         self._unreported.append(stats)
 
-    def go(self, now: float) -> tuple[Any, ...]:
-        """It is not here any more; the caller lets go of the copies, outside the lock."""
+    def unload(self, now: float) -> tuple[Any, ...]:
+        """Become absent and return the copies; the caller drops them without holding the lock."""
         copies, self._copies = self._copies, ()
         self.state, self.absent_since, self.is_leaving, self.is_overdue = State.ABSENT, now, False, False
         return copies
 
     def next_copy(self) -> tuple[Any] | None:
-        """The copy whose turn it is; None where it was taken away under its user, because a batch hung."""
+        """Return the copies in turn; None if the model was unloaded because a batch hung."""
         copies = self._copies
         if not copies:
             return None
@@ -133,6 +150,6 @@ class Model:
         return (copies[self._turn],)
 
     def take_load_stats(self) -> list[LoadStats]:
-        """Loads since last asked, so that each is counted once."""
+        """Return the loads since the last call, so that each is counted once."""
         stats, self._unreported = self._unreported, []
         return stats

@@ -1,44 +1,57 @@
-"""One bundle's conversation with the host."""
+"""A session: one bundle's connection to a model host in the same process."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+import threading
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, TypeAlias
 
 from luminosity.inference.blocks import Block, size
 from luminosity.inference.host.lane import Lane
 from luminosity.inference.host.work import BatchStats, Outcome, Submission
 
-if TYPE_CHECKING:
-    from luminosity.inference.host.host import ModelHost
+__all__ = ["Session", "WaitUntil"]
 
-__all__ = ["Session"]
+WaitUntil: TypeAlias = Callable[[Callable[[], bool], Collection[Lane]], None]
+"""Blocks until the condition holds, watching the timeouts of these lanes. The caller holds the lock."""
 
 
 class Session:
-    """Belongs to one thread, and may use any number of lanes.
+    """Submits blocks to any number of lanes and collects their outcomes, which come in any order.
 
-    Handing over may wait for room; outcomes come in any order.
+    A session belongs to one thread, which calls the methods without the lock, except those that say otherwise. The
+    lock is the host's and protects the session's state, because device threads deliver into it.
     """
 
-    def __init__(self, host: ModelHost, step: Any = None) -> None:
+    def __init__(
+        self, lock: threading.Condition, now: Callable[[], float], wait_until: WaitUntil, step: Any = None
+    ) -> None:
+        """``step``: the Beam step that the model's own metrics and logs belong to."""
         self.step = step
-        """To which what the model's own code counts and logs belongs."""
-        self._host = host
+        self.closed = False
+        self.waiting = False
+        """Whether the session's thread is blocked until the host makes progress."""
+        self._lock = lock
+        self._now = now
+        self._wait_for_host = wait_until
         self._pending = 0
         self._outcomes: list[Outcome] = []
         self._stats: dict[Lane, list[BatchStats]] = {}
         self._lanes: set[Lane] = set()
         self._producing: set[Lane] = set()
-        self.closed = False
-        self.waiting = False
-        """Whether it can do nothing before the host does."""
 
     def submit(self, lane: Lane, prepared: Block, costs: Any, tag: Any, weights: Any = None) -> None:
-        """Hand over a block; ``costs`` of its examples, and weights where the handler limits those."""
-        host = self._host
+        """Add a block to a lane; block while the lane is full.
+
+        Args:
+            lane: the lane to add to.
+            prepared: the prepared examples.
+            costs: the cost of each example.
+            tag: any value; it comes back with the outcomes.
+            weights: the weight of each example, if the handler limits the weight of a batch.
+        """
         submission = Submission(self, prepared, tag, len(prepared), size(prepared))
-        with host.changed:
+        with self._lock:
             self._lanes.add(lane)
             if not lane.has_room():
                 self._wait_until(lane.has_room)
@@ -46,19 +59,19 @@ class Session:
                 each.producing += 1
             self._producing = set(self._lanes)
             self._pending += len(prepared)
-            lane.add(submission, costs, weights, host.now())
-            host.wake()
+            lane.add(submission, costs, weights, self._now())
+            self._lock.notify_all()
 
     def ready(self) -> list[Outcome]:
-        """What is there, without waiting."""
-        with self._host.changed:
+        """Return the outcomes that have arrived, without blocking."""
+        with self._lock:
             outcomes, self._outcomes = self._outcomes, []
             return outcomes
 
     def finish(self) -> Iterator[list[Outcome]]:
-        """Everything that is still to come, as it comes."""
+        """Yield all remaining outcomes as they arrive."""
         while True:
-            with self._host.changed:
+            with self._lock:
                 self._wait_until(lambda: bool(self._outcomes) or not self._pending)
                 outcomes, self._outcomes = self._outcomes, []
                 done = not self._pending
@@ -67,47 +80,48 @@ class Session:
                 return
 
     def take_stats(self) -> dict[Lane, list[BatchStats]]:
-        with self._host.changed:
+        """Return the statistics of this session's batches since the last call, by lane."""
+        with self._lock:
             stats, self._stats = self._stats, {}
             return stats
 
     def close(self) -> None:
-        """Leave; what is not yet computed is forgotten."""
-        with self._host.changed:
+        """Close the session and discard its examples that are not yet computed."""
+        with self._lock:
             self._pause()
             self.closed = True
             for lane in self._lanes:
                 lane.drop(self)
-            self._host.wake()
+            self._lock.notify_all()
 
     def deliver(self, outcome: Outcome) -> None:
-        """Called by the host, under its lock."""
+        """Take an outcome. The host calls this and holds the lock."""
         self._pending -= len(outcome.places)
         if not self.closed:
             self._outcomes.append(outcome)
 
     def count(self, lane: Lane, stats: BatchStats) -> None:
-        """Called by the host, under its lock."""
+        """Record a batch. The host calls this and holds the lock."""
         self._stats.setdefault(lane, []).append(stats)
 
     def moved(self, old: Lane, new: Lane) -> None:
-        """Called by the host, under its lock: what this session handed over to one lane is in another now."""
+        """Note that examples of this session moved to another lane. The host calls this and holds the lock."""
         self._lanes.add(new)
         if old in self._producing and new not in self._producing:
             self._producing.add(new)
             new.producing += 1
 
-    def _wait_until(self, true: Callable[[], bool]) -> None:
+    def _wait_until(self, condition: Callable[[], bool]) -> None:
         self._pause()
         self.waiting = True
-        self._host.wake()
+        self._lock.notify_all()
         try:
-            self._host.wait_until(true, self._lanes)
+            self._wait_for_host(condition, self._lanes)
         finally:
             self.waiting = False
 
     def _pause(self) -> None:
-        """Nothing more comes before the host has answered: no lane need wait for it."""
+        """Tell the lanes that this session adds nothing before the host has made progress."""
         for lane in self._producing:
             lane.producing -= 1
         self._producing = set()

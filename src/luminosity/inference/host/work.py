@@ -1,50 +1,74 @@
-"""What travels through the host: submissions in, batches across the device, outcomes out."""
+"""The objects that move through a model host: submissions in, batches across the device, outcomes out."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from luminosity.inference.blocks import Block, Indices, concat, take
+from luminosity.inference.blocks import Block, Indices, concat, piece, take
 
 if TYPE_CHECKING:
     from luminosity.inference.host.lane import Lane
-    from luminosity.inference.host.session import Session
 
-__all__ = ["Batch", "BatchStats", "Outcome", "Stage", "Submission"]
+__all__ = ["Batch", "BatchStats", "Outcome", "Stage", "Submission", "Submitter"]
+
+
+class Submitter(Protocol):
+    """The session that submitted a block, as lanes and batches see it. The host's lock protects every member."""
+
+    step: Any
+    """The Beam step that the model's own metrics and logs belong to."""
+    closed: bool
+    waiting: bool
+    """Whether the session's thread is blocked until the host makes progress."""
+
+    def deliver(self, outcome: Outcome) -> None:
+        """Hand an outcome to the session."""
+        ...
+
+    def count(self, lane: Lane, stats: BatchStats) -> None:
+        """Record the statistics of one batch."""
+        ...
+
+    def moved(self, old: Lane, new: Lane) -> None:
+        """Note that examples of this session moved from one lane to another."""
+        ...
 
 
 @dataclass(eq=False)
 class Submission:
-    """A block that a session handed over; its examples may go to different batches."""
+    """A block that a session submitted; its examples may go to different batches."""
 
-    session: Session
+    session: Submitter
     prepared: Block
     tag: Any
-    """Whatever the submitter wants back with the outcomes."""
+    """Any value; the submitter gets it back with the outcomes."""
     left: int
+    """How many examples are still in the lane."""
     size: int
+    """Bytes of the block."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of some examples of a submission: a value each, or one failure."""
+    """The result of some examples of a submission: one value each, or one failure for all of them."""
 
     tag: Any
     places: Indices
+    """The places of the examples in their submission."""
     values: Block | None
     error: BaseException | None
     model_id: str | None
     batch_count: int = 0
-    """Of a failure: to how many examples it may be due; none where it is the model's own."""
+    """How many examples may have caused the failure; 0 if the model itself is at fault."""
 
 
 @dataclass
 class BatchStats:
-    """What one call of the model was, for counters. Times in seconds."""
+    """Measurements of one call of the model, for counters. Times are in seconds."""
 
     count: int
     useful: float
@@ -63,7 +87,7 @@ class BatchStats:
 
 
 class Stage(Enum):
-    """Which thread a batch occupies."""
+    """The kind of device thread that a batch occupies."""
 
     WAITING = auto()
     COMPUTING = auto()
@@ -72,7 +96,7 @@ class Stage(Enum):
 
 @dataclass(eq=False)
 class Batch:
-    """Examples that go to the device together, by submission."""
+    """Examples that the model computes in one call, grouped by submission."""
 
     lane: Lane
     parts: list[tuple[Submission, Indices]]
@@ -82,14 +106,15 @@ class Batch:
     waited: float
     inputs: Any = None
     due_from: float | None = None
-    """Since when its timeout runs: before its model is loaded."""
+    """When its timeout began to run; None before the computation starts."""
     begun: float = 0.0
-    """When it was cut."""
+    """When the batch was cut."""
     started: float = 0.0
-    """When its computation was; none: it has failed before."""
+    """When the computation started; 0 if it never did."""
     started_ns: int = 0
     stage: Stage = Stage.WAITING
     abandoned: bool = False
+    """Whether the batch exceeded its timeout; its examples have failed, and its thread's result is ignored."""
     stats: BatchStats = field(init=False)
 
     def __post_init__(self) -> None:
@@ -97,21 +122,50 @@ class Batch:
 
     @property
     def count(self) -> int:
+        """The number of examples."""
         return sum(len(places) for _, places in self.parts)
 
     @property
     def padded(self) -> float:
+        """The cost of the batch when every example is padded to the longest one."""
         return self.longest * self.count
 
     def is_wanted(self) -> bool:
-        """Whether anyone is left who waits for it."""
+        """Return whether a session still waits for any of the examples."""
         return any(not submission.session.closed for submission, _ in self.parts)
 
+    def counting_session(self) -> Submitter:
+        """Return the session that records this batch: the first one that is still open."""
+        sessions = [submission.session for submission, _ in self.parts]
+        return next((each for each in sessions if not each.closed), sessions[0])
+
     def prepared(self) -> Block:
+        """Return all examples as one block."""
         return concat([take(submission.prepared, places) for submission, places in self.parts])
 
+    def outcomes(self, values: Block, model_id: str | None) -> list[tuple[Submitter, Outcome]]:
+        """Return one successful outcome per submission, with the session that gets it."""
+        outcomes: list[tuple[Submitter, Outcome]] = []
+        done = 0
+        for submission, places in self.parts:
+            part = piece(values, done, done + len(places))
+            done += len(places)
+            outcomes.append((submission.session, Outcome(submission.tag, places, part, None, model_id)))
+        return outcomes
+
+    def failures(self, error: BaseException, batch_count: int) -> list[tuple[Submitter, Outcome]]:
+        """Return one failed outcome per submission, with the session that gets it."""
+        return [
+            (submission.session, Outcome(submission.tag, places, None, error, None, batch_count))
+            for submission, places in self.parts
+        ]
+
+    def again(self) -> Batch:
+        """Return a new batch of the same examples: a thread may still hold this one."""
+        return Batch(self.lane, self.parts, self.longest, self.useful, self.budget, self.waited)
+
     def halves(self) -> list[Batch]:
-        """The same examples as two batches. Costs are halved, not looked up: they only steer."""
+        """Return the same examples as two batches. Costs are halved, not looked up: they are only estimates."""
         middle = self.count // 2
         first: list[tuple[Submission, Indices]] = []
         second: list[tuple[Submission, Indices]] = []

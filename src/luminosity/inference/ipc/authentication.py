@@ -1,8 +1,8 @@
-"""Both sides prove that they know the run's secret, before a byte of theirs is unpickled.
+"""Both sides prove that they know the run's secret before anything is unpickled.
 
-The host says ``magic, its nonce``; the client ``its nonce, proof``; the host ``proof``. A proof is an HMAC of both
-nonces under the label of who gives it, so that what one side said is of no use to the other. All have a fixed size:
-more than that is never read from a stranger.
+The host sends ``magic, its nonce``; the client ``its nonce, proof``; the host ``proof``. A proof is an HMAC of both
+nonces under the label of its sender, so that neither side can reuse the other's proof. All messages have a fixed size,
+and no more than that is read before the proof is checked.
 """
 
 from __future__ import annotations
@@ -10,51 +10,43 @@ from __future__ import annotations
 import hmac
 import secrets
 import socket
-import struct
 import time
 
-__all__ = ["AuthenticationFailed", "NoRoom", "is_same_user", "prove_as_client", "prove_as_host", "turn_away"]
+__all__ = ["AuthenticationFailed", "NoRoom", "prove_as_client", "prove_as_host", "turn_away"]
 
 _MAGIC = b"lumhost1"
 _FULL = b"lum-full"
 _NONCE_BYTES = 32
 _PROOF_BYTES = 32
-_TIMEOUT_S = 5.0
-_CREDENTIALS = struct.Struct("3i")  # of a process: its number, user, group
+_TIMEOUT_S = 5.0  # both sides respond at once; a stranger must not occupy a thread for longer
 
 
 class AuthenticationFailed(ConnectionError):
-    """The other side is not who it should be; the message may be shown to anybody."""
+    """The other side does not know the secret, or speaks another protocol; the message contains no secret."""
 
 
 class NoRoom(ConnectionError):
-    """The host has as many connections as it takes."""
-
-
-def is_same_user(connection: socket.socket, uid: int) -> bool:
-    """Whether the process at the other end belongs to the user; where the system can't tell, the folder's mode does."""
-    if not hasattr(socket, "SO_PEERCRED"):
-        return True
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return _CREDENTIALS.unpack(credentials)[1] == uid
+    """The host has reached its limit of connections."""
 
 
 def prove_as_host(connection: socket.socket, secret: bytes, timeout: float = _TIMEOUT_S) -> None:
+    """Authenticate both sides, as the host. Raises :class:`AuthenticationFailed`, or ``OSError`` if that breaks off."""
     deadline = time.monotonic() + timeout
     ours = secrets.token_bytes(_NONCE_BYTES)
     _send(connection, _MAGIC + ours, deadline)
-    answer = _recv(connection, _NONCE_BYTES + _PROOF_BYTES, deadline)
-    theirs, proof = answer[:_NONCE_BYTES], answer[_NONCE_BYTES:]
+    response = _recv(connection, _NONCE_BYTES + _PROOF_BYTES, deadline)
+    theirs, proof = response[:_NONCE_BYTES], response[_NONCE_BYTES:]
     if not hmac.compare_digest(proof, _proof(secret, b"client", ours, theirs)):
         raise AuthenticationFailed("does not know the secret of this run")
     _send(connection, _proof(secret, b"host", ours, theirs), deadline)
 
 
 def prove_as_client(connection: socket.socket, secret: bytes, timeout: float = _TIMEOUT_S) -> None:
+    """Authenticate both sides, as a client. Raises :class:`NoRoom` if the host is full."""
     deadline = time.monotonic() + timeout
     magic = _recv(connection, len(_MAGIC), deadline)
     if magic == _FULL:
-        raise NoRoom("the host has as many connections as it takes")
+        raise NoRoom("the host has reached its limit of connections")
     if magic != _MAGIC:
         raise AuthenticationFailed("speaks another protocol: is it a host of another version?")
     theirs = _recv(connection, _NONCE_BYTES, deadline)
@@ -65,7 +57,7 @@ def prove_as_client(connection: socket.socket, secret: bytes, timeout: float = _
 
 
 def turn_away(connection: socket.socket) -> None:
-    """Say that there is no room; a new connection takes eight bytes without waiting."""
+    """Tell a client that the host is full; a new connection takes eight bytes without blocking."""
     connection.setblocking(False)
     connection.send(_FULL)
 

@@ -1,4 +1,4 @@
-"""Python objects through a Unix socket; large arrays through shared memory."""
+"""A channel: sends Python objects through a Unix socket, and their large arrays through shared memory."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ import threading
 from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
-from luminosity.inference.ipc.logs import Logged, log_again
-from luminosity.inference.ipc.pickling import pickled
-from luminosity.inference.ipc.shared_memory import aligned, filled, mapped
+from luminosity.errors import InvalidArgument
+from luminosity.inference.ipc.logs import LogValues, log_again
+from luminosity.inference.ipc.pickling import pickle_with_buffers
+from luminosity.inference.ipc.shared_memory import align, fill_memory, map_memory
 from luminosity.inference.ipc.sockets import close_in_children
 
 __all__ = ["Channel", "ConnectionClosed"]
 
-_SHARE_ABOVE = 64 << 10  # bytes of buffers; below that a copy costs less than a mapping
-_LARGEST_MESSAGE = 1 << 40  # a sanity check: who sends more speaks another language
-_MOST_BUFFERS = 1 << 20
-_HEADER = struct.Struct("<QQQ?")  # bytes of the pickle and of what was logged, buffers, are these in shared memory?
+_SHARE_ABOVE = 64 << 10  # bytes of buffers; copying less is cheaper than a mapping
+_LARGEST_MESSAGE = 1 << 40  # bytes; a larger number means that the other side speaks another protocol
+_MOST_BUFFERS = 1 << 20  # likewise
+_HEADER = struct.Struct("<QQQ?")  # bytes of the pickle, bytes of log records, number of buffers, are these shared?
 _CLOSED_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 
 _Parts = tuple[bytearray, bytearray, list[memoryview]]
@@ -33,10 +34,10 @@ class ConnectionClosed(ConnectionError):
 
 
 class Channel:
-    """One end of an authenticated connection. One thread may send while another one receives.
+    """One end of an authenticated connection. One thread may send while another receives.
 
-    What was written with `pickle` arrives as it was, except that numpy and pyarrow objects lie in memory that was
-    mapped and not copied. All arrays of one message share one mapping, which is freed with the last of them.
+    Messages are pickled. The data of numpy and pyarrow objects is mapped from shared memory, not copied. All arrays of
+    one message share one mapping, which is freed with the last of them.
 
     >>> here, there = (Channel(end) for end in socket.socketpair())
     >>> here.send({"rows": [1, 2]})
@@ -49,36 +50,37 @@ class Channel:
     >>> there.close()
     """
 
-    def __init__(self, connection: socket.socket, take_logged: Callable[[], list[Logged]] = list) -> None:
-        """``take_logged``: what the other side shall log, which travels with the next message."""
+    def __init__(self, connection: socket.socket, take_log_values: Callable[[], list[LogValues]] = list) -> None:
+        """``take_log_values`` returns log records for the other side; they travel with the next message."""
         self._connection = close_in_children(connection)
         self._connection.settimeout(None)
-        self._take_logged = take_logged
+        self._take_log_values = take_log_values
         self._sending = threading.RLock()
         self._receiving = threading.RLock()
 
     def send(self, message: Any) -> None:
-        """Returns when the message is on its way; waits where the other side does not receive.
+        """Send a message; block while the other side does not receive.
 
-        A message that can't be pickled raises as `pickle` does, and the channel remains usable.
+        Raises what ``pickle`` raises for a message that can't be pickled; the channel remains usable. Raises
+        :class:`ConnectionClosed` if the other side is gone.
         """
-        data, buffers = pickled(message)
+        data, buffers = pickle_with_buffers(message)
         views = [buffer.raw() for buffer in buffers]
         size = sum(view.nbytes for view in views)
         _check_size(len(data) + size, len(views))
-        descriptors = [filled(views)] if size > _SHARE_ABOVE else []
+        descriptors = [fill_memory(views)] if size > _SHARE_ABOVE else []
         try:
-            logged = self._take_logged()
+            logged = self._take_log_values()
             self._send_parts(data, pickle.dumps(logged) if logged else b"", views, descriptors)
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
 
     def recv(self, timeout: float | None = None) -> Any:
-        """The next message; `TimeoutError` where none begins within ``timeout`` seconds.
+        """Block until a message arrives, and return it. Raises ``TimeoutError`` after ``timeout`` seconds.
 
-        Without a timeout, the end of the other process or `close` in another thread ends the wait. A message that
-        can't be unpickled raises what `pickle` does, and the channel remains usable.
+        Raises :class:`ConnectionClosed` if the other process ends, or another thread closes the channel. Raises what
+        ``pickle`` raises for a message that can't be unpickled; the channel remains usable.
         """
         with self._receiving:
             data, logged, buffers = self._recv_parts(timeout)
@@ -87,10 +89,10 @@ class Channel:
         return pickle.loads(data, buffers=buffers)
 
     def close(self) -> None:
-        """Whoever sends or receives in another thread gets `ConnectionClosed`."""
+        """Close the channel; a thread that sends or receives meanwhile gets :class:`ConnectionClosed`."""
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
-        with self._sending, self._receiving:  # so that nobody uses the descriptor, whose number may be given anew
+        with self._sending, self._receiving:  # No thread may use the descriptor: the system reuses its number.
             self._connection.close()
 
     def __enter__(self) -> Channel:
@@ -101,7 +103,7 @@ class Channel:
 
     @contextlib.contextmanager
     def _whole_messages(self) -> Generator[None]:
-        """After half a message nobody could tell where the next one begins."""
+        """Shut the connection down on an error: after half a message, the next one can't be found."""
         try:
             yield
         except BaseException as error:
@@ -146,13 +148,13 @@ class Channel:
         _check_size(length + sum(sizes), count)
         pickled, logged = self._recv_exactly(length), self._recv_exactly(length_of_logged)
         if is_shared != bool(descriptors):
-            raise ConnectionClosed("a message came without its shared memory, or with some that it did not announce")
+            raise ConnectionClosed("found a message whose shared memory is missing or was not announced")
         if is_shared:
-            return pickled, logged, _cut(mapped(descriptors[0], sum(map(aligned, sizes))), sizes)
+            return pickled, logged, _cut(map_memory(descriptors[0], sum(map(align, sizes))), sizes)
         return pickled, logged, [memoryview(self._recv_exactly(size)) for size in sizes]
 
     def _recv_header(self, descriptors: list[int]) -> bytes:
-        """A descriptor comes with the first byte; whatever is read here is only ever the header."""
+        """Receive exactly the header; a descriptor comes with its first byte."""
         header = b""
         while len(header) < _HEADER.size:
             data, came, _, _ = socket.recv_fds(self._connection, _HEADER.size - len(header), 1, _CLOSED_ON_EXEC)
@@ -170,13 +172,13 @@ class Channel:
         while left:
             received = self._connection.recv_into(left)
             if not received:
-                raise ConnectionClosed("the other process ended in the midst of a message")
+                raise ConnectionClosed("the other process ended in the middle of a message")
             left = left[received:]
         return data
 
 
 def _joined(parts: list[bytes | memoryview]) -> list[bytes | memoryview]:
-    """One where they are small; and never an empty one, which could only fail: the other side has all it wants."""
+    """Join small parts into one; leave out empty ones, whose sending could fail after the other side has read all."""
     if sum(len(part) for part in parts) <= _SHARE_ABOVE:
         return [b"".join(parts)]
     return [part for part in parts if len(part)]
@@ -187,13 +189,14 @@ def _cut(memory: memoryview, sizes: Iterable[int]) -> list[memoryview]:
     begin = 0
     for size in sizes:
         buffers.append(memory[begin : begin + size])
-        begin += aligned(size)
+        begin += align(size)
     return buffers
 
 
 def _check_size(size: int, count: int) -> None:
     if size > _LARGEST_MESSAGE or count > _MOST_BUFFERS:
-        raise ValueError(
-            f"a message of {size} bytes in {count} buffers; expected at most {_LARGEST_MESSAGE} bytes in "
-            f"{_MOST_BUFFERS} buffers: send less at once"
+        raise InvalidArgument(
+            f"found a message of {size} bytes in {count} buffers, expected at most {_LARGEST_MESSAGE} bytes in "
+            f"{_MOST_BUFFERS} buffers",
+            fix="send less at once",
         )

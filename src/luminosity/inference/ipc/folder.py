@@ -1,7 +1,7 @@
-"""The private folder in which the processes of a run find their host.
+"""The private folder in which the processes of a run find the process that serves them, the host.
 
-``lock`` is held by a client that starts a host, and by a host that leaves; ``alive`` by the host, as long as it lives.
-The kernel frees both when their holder dies.
+A client locks ``lock`` while it starts a host, and a host while it exits. The host locks ``alive`` as long as it lives.
+The kernel releases both when their holder dies.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import stat
 import tempfile
 import time
 
-from luminosity.errors import HostUnavailable
+from luminosity.errors import HostUnavailable, InvalidArgument
 from luminosity.inference.files.locks import try_exclusive
 
 __all__ = ["HostFolder", "remove_abandoned"]
@@ -23,16 +23,17 @@ __all__ = ["HostFolder", "remove_abandoned"]
 _RUN_ID = re.compile(r"[0-9a-f]{1,64}")
 _LONGEST_SOCKET_PATH = 100  # bytes; Linux takes 107, macOS 103
 _SECRET_BYTES = 32
-_YOUNG_S = 60.0
-_POLL_S = 0.02
+_YOUNG_S = 60.0  # a younger folder may just be created or removed by its owner
+_POLL_S = 0.02  # short beside the end of a process
+_MOST_TRIES = 100  # a host that exits may remove the upper folder at any moment
 
 
 class HostFolder:
-    """Where everything is; ``make`` makes it, and may be called again when a host has just removed it."""
+    """The paths of a run's folder. ``make`` creates it, again if a host has just removed it."""
 
     def __init__(self, run_id: str) -> None:
         if not _RUN_ID.fullmatch(run_id):
-            raise ValueError(f"expected up to 64 hexadecimal digits to name a run, found {run_id!r}")
+            raise InvalidArgument(f"found the run id {run_id!r}, expected up to 64 hexadecimal digits")
         self.run_id = run_id
         self.base = os.path.join(_root(run_id), _name_of_base())
         self.path = os.path.join(self.base, run_id)
@@ -40,18 +41,19 @@ class HostFolder:
         self.alive = os.path.join(self.path, "alive")
         self.socket = os.path.join(self.path, "socket")
         self.output = os.path.join(self.path, "output")
-        """What the host and its libraries write to their standard streams."""
+        """The host and its libraries write their standard streams to this file."""
 
     def make(self) -> None:
-        for _ in range(100):  # a host that leaves may remove the upper one at any moment
+        """Create the folder if it is missing. Raises ``HostUnavailable`` if other users may use it."""
+        for _ in range(_MOST_TRIES):
             with contextlib.suppress(FileNotFoundError):
                 _make_private(self.base)
                 _make_private(self.path)
                 return
-        raise HostUnavailable(f"can't make the folder {self.path}: {self.base} disappears again and again")
+        raise HostUnavailable(f"can't create the folder {self.path}: other processes keep removing {self.base}")
 
     def secret(self) -> bytes:
-        """What the processes of this run know, and nobody else; made by the first who asks."""
+        """Return the secret that only processes of this run know; the first call creates it."""
         path = os.path.join(self.path, "secret")
         with contextlib.suppress(FileNotFoundError):
             return _read(path)
@@ -61,30 +63,30 @@ class HostFolder:
             with os.fdopen(descriptor, "w") as file:
                 file.write(secrets.token_hex(_SECRET_BYTES))
             with contextlib.suppress(FileExistsError):
-                os.link(mine, path)  # whole, or not at all
+                os.link(mine, path)  # Other processes see the whole secret, or none.
         finally:
             os.unlink(mine)
         return _read(path)
 
     def remove(self) -> None:
-        """At once for everybody else: it has another name before the first of its files is gone. Hold the lock."""
+        """Remove the folder; for other processes it disappears at once. The caller holds ``lock``."""
         _remove(self.path)
-        with contextlib.suppress(OSError):  # other runs have theirs there
+        with contextlib.suppress(OSError):  # Other runs have their folders there.
             os.rmdir(self.base)
 
     def remove_if_dead(self, seconds: float) -> None:
-        """What a host left behind that was killed, just now perhaps; whoever leaves last does it."""
+        """Remove the folder of a killed host; wait up to ``seconds`` for the host to end."""
         end = time.monotonic() + seconds
-        with contextlib.suppress(OSError):  # It is not there, or another one is at it.
+        with contextlib.suppress(OSError):  # The folder is gone, or another process removes it.
             while not _remove_if_dead(self.path) and time.monotonic() < end:
                 time.sleep(_POLL_S)
             os.rmdir(self.base)
 
 
 def remove_abandoned(base: str) -> None:
-    """Remove what hosts left behind which were killed, and to which nobody came back."""
+    """Remove the folders of killed hosts that no client uses any more."""
     for entry in os.scandir(base):
-        # One that its owner is just making or removing is not ours to judge.
+        # A folder may disappear while this looks at it.
         with contextlib.suppress(OSError):
             if not entry.is_dir(follow_symlinks=False) or time.time() - entry.stat().st_mtime < _YOUNG_S:
                 continue
@@ -94,7 +96,7 @@ def remove_abandoned(base: str) -> None:
 def _remove_if_dead(path: str) -> bool:
     with try_exclusive(os.path.join(path, "lock")) as is_unused:
         if not is_unused:
-            return False  # Nor is the other one touched: a host that is just being started takes it, or goes.
+            return False  # Leave ``alive`` alone, too: a host that is just starting needs it, or exits.
         with try_exclusive(os.path.join(path, "alive")) as is_dead:
             if is_dead:
                 _remove(path)
@@ -106,8 +108,8 @@ def _root(run_id: str) -> str:
         if len(os.fsencode(os.path.join(root, _name_of_base(), run_id, "socket"))) <= _LONGEST_SOCKET_PATH:
             return root
     raise HostUnavailable(
-        f"the name of a socket may have {_LONGEST_SOCKET_PATH} bytes, and a run of {len(run_id)} digits in "
-        f"{tempfile.gettempdir()} needs more; expected a shorter TMPDIR"
+        f"found a path longer than {_LONGEST_SOCKET_PATH} bytes for the socket of a run in {tempfile.gettempdir()}",
+        fix="set TMPDIR to a folder with a shorter path",
     )
 
 
@@ -122,8 +124,9 @@ def _make_private(path: str) -> None:
     if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077:
         return
     raise HostUnavailable(
-        f"{path} should be a folder that user {os.getuid()} alone may use, since models and data pass through it; "
-        f"found {stat.filemode(status.st_mode)} of user {status.st_uid}: remove it, or set TMPDIR to another folder"
+        f"found {stat.filemode(status.st_mode)} of user {status.st_uid} at {path}, expected a folder that only user "
+        f"{os.getuid()} may use, because models and data pass through it",
+        fix="remove it, or set TMPDIR to another folder",
     )
 
 
@@ -131,7 +134,9 @@ def _read(path: str) -> bytes:
     with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)) as file:
         secret = bytes.fromhex(file.read(2 * _SECRET_BYTES))
     if len(secret) != _SECRET_BYTES:
-        raise HostUnavailable(f"{path} holds {len(secret)} bytes, expected {_SECRET_BYTES}: remove its folder")
+        raise HostUnavailable(
+            f"found {len(secret)} bytes in {path}, expected {_SECRET_BYTES}", fix="remove the folder of this file"
+        )
     return secret
 
 

@@ -1,4 +1,4 @@
-"""Messages as bytes, with the large parts of arrays apart."""
+"""Messages as bytes, with the large buffers of arrays apart."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from typing import Any
 
 from apache_beam.internal.cloudpickle import cloudpickle
 
-__all__ = ["pickled"]
+__all__ = ["pickle_with_buffers"]
 
 _SCRIPT = b"__main__"
-_APART_FROM = 8 << 10
-"""Bytes of a buffer; a copy of less costs less than to keep account of it."""
+_APART_FROM = 8 << 10  # bytes of a buffer; copying less is cheaper than a separate buffer
 
 
-def pickled(message: Any, apart_from: float = _APART_FROM) -> tuple[bytes, list[pickle.PickleBuffer]]:
-    """Plain pickle, unless the message has classes of the user's script: the other process has another script.
+def pickle_with_buffers(message: Any, apart_from: float = _APART_FROM) -> tuple[bytes, list[pickle.PickleBuffer]]:
+    """Return the pickled message, and apart from it the buffers of at least ``apart_from`` bytes.
 
-    Buffers of so many bytes and more are given apart.
+    This is plain pickle, unless the message has classes of the user's script, which the other process does not
+    import: cloudpickle then includes their definitions.
 
-    >>> data, buffers = pickled({"rows": [1, 2]})
+    >>> data, buffers = pickle_with_buffers({"rows": [1, 2]})
     >>> pickle.loads(data)
     {'rows': [1, 2]}
     """
     buffers: list[pickle.PickleBuffer] = []
 
-    def is_within(buffer: pickle.PickleBuffer) -> bool:
+    def is_inline(buffer: pickle.PickleBuffer) -> bool:
         with memoryview(buffer) as view:
             if view.nbytes < apart_from:
                 return True
@@ -34,12 +34,12 @@ def pickled(message: Any, apart_from: float = _APART_FROM) -> tuple[bytes, list[
         return False
 
     try:
-        data = pickle.dumps(message, protocol=5, buffer_callback=is_within)
+        data = pickle.dumps(message, protocol=5, buffer_callback=is_inline)
         if _SCRIPT not in data:
             return data, buffers
     except (pickle.PicklingError, AttributeError):
-        pass  # A class that pickle does not find by its name; the other pickler takes its definition along.
+        pass  # Pickle does not find a class by its name.
     buffers.clear()
     file = io.BytesIO()
-    cloudpickle.Pickler(file, protocol=5, buffer_callback=is_within).dump(message)
+    cloudpickle.Pickler(file, protocol=5, buffer_callback=is_inline).dump(message)
     return file.getvalue(), buffers

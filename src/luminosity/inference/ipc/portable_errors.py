@@ -1,4 +1,4 @@
-"""Errors that come from another process, with what was known there."""
+"""Errors that travel to another process, with their traceback as text."""
 
 from __future__ import annotations
 
@@ -7,38 +7,39 @@ import pickle
 import traceback
 from typing import Any
 
-from luminosity.inference.ipc.pickling import pickled
+from luminosity.inference.ipc.pickling import pickle_with_buffers
 
-__all__ = ["Travelling", "packed", "unpacked"]
+__all__ = ["PortableError", "pack_error", "unpack_error"]
 
 
-class Travelling(Exception):
-    """An error within a message: pickled as itself, it arrives as the error, with what was known here."""
+class PortableError(Exception):
+    """Wraps an error inside a message: it is pickled as the packed error and unpickled as the error itself."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(error)
-        self._packed = packed(error)
+        self._packed = pack_error(error)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return unpacked, (self._packed,)
+        return unpack_error, (self._packed,)
 
 
-def packed(error: BaseException) -> bytes:
-    """The error as bytes; where it can't travel, its class and text do."""
+def pack_error(error: BaseException) -> bytes:
+    """Return the error as bytes; an error that can't be pickled becomes a ``RuntimeError`` with its class and text."""
     trace = "".join(traceback.format_exception(error))
     try:
-        answer, _ = pickled((error, trace), apart_from=math.inf)
-        pickle.loads(answer)  # Some can be written and not read: their __init__ wants other arguments.
+        packed, _ = pickle_with_buffers((error, trace), apart_from=math.inf)
+        pickle.loads(packed)  # Some errors can be pickled and not unpickled: their __init__ needs other arguments.
     except Exception:
-        answer = pickle.dumps((RuntimeError(f"{type(error).__name__}: {error}"), trace))
-    return answer
+        packed = pickle.dumps((RuntimeError(f"{type(error).__name__}: {error}"), trace))
+    return packed
 
 
-def unpacked(answer: bytes) -> BaseException:
-    """
-    >>> unpacked(packed(ValueError("seven")))
+def unpack_error(packed: bytes) -> BaseException:
+    """Return the error that was packed; its cause holds the traceback of the other process.
+
+    >>> unpack_error(pack_error(ValueError("seven")))
     ValueError('seven')
     """
-    error, trace = pickle.loads(answer)
+    error, trace = pickle.loads(packed)
     error.__cause__ = RuntimeError(f"in the process of the model:\n{trace}")
     return error

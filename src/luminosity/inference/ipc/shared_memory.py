@@ -1,4 +1,4 @@
-"""Memory that is handed to another process through a descriptor."""
+"""Memory that is passed to another process through a file descriptor."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import tempfile
 import weakref
 from collections.abc import Sequence
 
-__all__ = ["ALIGNMENT", "aligned", "filled", "mapped"]
+from luminosity.errors import InvalidArgument
 
-ALIGNMENT = 64
-"""Where each buffer may begin: what pyarrow wishes for, and more than numpy does."""
+__all__ = ["align", "fill_memory", "map_memory"]
 
+_ALIGNMENT = 64  # bytes; pyarrow recommends it for the beginning of each buffer, and numpy needs less
 _FAILED = ctypes.c_void_p(-1).value
-_WRITE_BYTES = 1 << 30  # the kernel takes no more than 2 GiB at once
+_WRITE_BYTES = 1 << 30  # the kernel writes at most 2 GiB at once
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -24,37 +24,38 @@ _libc.munmap.restype = ctypes.c_int
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
 
-def aligned(size: int) -> int:
-    """
-    >>> aligned(0), aligned(1), aligned(64)
+def align(size: int) -> int:
+    """Return the size rounded up to where the next buffer may begin.
+
+    >>> align(0), align(1), align(64)
     (0, 64, 64)
     """
-    return -(-size // ALIGNMENT) * ALIGNMENT
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
-def filled(buffers: Sequence[memoryview]) -> int:
-    """The descriptor of new memory that holds the buffers, each where an aligned place comes next."""
+def fill_memory(buffers: Sequence[memoryview]) -> int:
+    """Copy the buffers, each aligned, into new memory and return its descriptor, which the caller closes."""
     descriptor = _new()
     try:
-        os.ftruncate(descriptor, sum(aligned(buffer.nbytes) for buffer in buffers))
+        os.ftruncate(descriptor, sum(align(buffer.nbytes) for buffer in buffers))
         offset = 0
         for buffer in buffers:
             _write(descriptor, buffer, offset)
-            offset += aligned(buffer.nbytes)
+            offset += align(buffer.nbytes)
     except BaseException:
         os.close(descriptor)
         raise
     return descriptor
 
 
-def mapped(descriptor: int, size: int) -> memoryview:
-    """The memory behind the descriptor, which the caller closes; freed when the last view of it is gone.
+def map_memory(descriptor: int, size: int) -> memoryview:
+    """Map the memory behind the descriptor, which the caller closes; it is freed with the last view of it.
 
-    Python's own mmap would keep a descriptor open for each mapping, and a process may have but a thousand or so.
-    It is shared and not copied when written to: who sent it has forgotten it.
+    Python's own ``mmap`` keeps a descriptor open for each mapping, and a process may have only about a thousand. The
+    mapping is shared, not copied on write: the sender does not use the memory any more.
     """
     if (found := os.fstat(descriptor).st_size) < size:
-        raise ValueError(f"expected {size} bytes of shared memory, found {found}")
+        raise InvalidArgument(f"found {found} bytes of shared memory, expected {size}")
     address = _libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, descriptor, 0)
     if address == _FAILED:
         code = ctypes.get_errno()

@@ -1,54 +1,64 @@
-"""One bundle's conversation with the machine's model host, which may die in the middle of it."""
+"""One bundle's session with the shared host, which may die while the session lasts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
+from luminosity.errors import HostUnavailable
 from luminosity.inference.blocks import Block, Indices, take
 from luminosity.inference.host.work import BatchStats, Outcome
 from luminosity.inference.ipc.channel import Channel, ConnectionClosed
-from luminosity.inference.shared_host.requests import MOST_DEATHS, UnknownLane, request
+from luminosity.inference.shared_host.connections import MOST_DEATHS, HostConnections
+from luminosity.inference.shared_host.requests import UnknownLane, request
 
-if TYPE_CHECKING:
-    from luminosity.inference.shared_host.proxy import SharedHost, SharedLane
+__all__ = ["ProxySession"]
 
-__all__ = ["SharedHostSession"]
+
+class _Keyed(Protocol):
+    """A lane, by its key."""
+
+    @property
+    def key(self) -> Hashable: ...
 
 
 @dataclass
 class _Sent:
-    """A block that was handed over, and which of its examples have no outcome yet."""
+    """A submitted block, and which of its examples have no outcome yet."""
 
-    lane: SharedLane
+    lane: _Keyed
     prepared: Block
     costs: Any
     weights: Any
     tag: Any
     places: Indices
-    """What the numbers of its last sending stand for."""
+    """The places of the examples that were sent last; the host counts from 0 in these."""
     missing: Any
-    """For each example, whether its outcome is still to come."""
+    """For each example, whether its outcome has not arrived."""
 
 
-class SharedHostSession:
-    """Belongs to one thread. What it handed over it keeps until the outcome is here: then another host can do it.
+class ProxySession:
+    """Submits blocks to the shared host and collects their outcomes; belongs to one thread.
 
-    Each request has one answer, so that neither side ever waits for the other to read.
+    It keeps each block until the outcomes are here, so that another host can compute it if the current one dies. Each
+    request has one response, so neither side blocks because the other does not receive.
     """
 
-    def __init__(self, host: SharedHost) -> None:
-        self._host = host
+    def __init__(self, connections: HostConnections, find_lane: Callable[[Hashable], Any | None]) -> None:
+        """``find_lane`` returns the lane of this process with a key, if it has entered that lane."""
+        self._connections = connections
+        self._find_lane = find_lane
         self._channel: Channel | None = None
         self._sent: dict[int, _Sent] = {}
         self._last_number = 0
         self._outcomes: list[Outcome] = []
         self._deaths = 0
 
-    def submit(self, lane: SharedLane, prepared: Block, costs: Any, tag: Any, weights: Any = None) -> None:
+    def submit(self, lane: _Keyed, prepared: Block, costs: Any, tag: Any, weights: Any = None) -> None:
+        """Add a block to a lane; block while the lane is full."""
         self._last_number += 1
         places = np.arange(len(prepared))
         sent = _Sent(lane, prepared, costs, weights, tag, places, np.ones(len(prepared), bool))
@@ -56,39 +66,44 @@ class SharedHostSession:
         try:
             self._send(self._last_number)
         except (ConnectionClosed, UnknownLane) as error:
-            self._begin_anew(error)
+            self._start_over(error)
 
     def ready(self) -> list[Outcome]:
+        """Return the outcomes that have arrived, without blocking."""
         outcomes, self._outcomes = self._outcomes, []
         return outcomes
 
     def finish(self) -> Iterator[list[Outcome]]:
+        """Yield all remaining outcomes as they arrive."""
         while self._sent:
             try:
-                outcomes, is_all = self._asked("more")
+                outcomes, is_all = self._request("more")
                 self._take(outcomes)
                 if is_all and self._sent:
-                    raise RuntimeError("The model host says that it is done, and has not answered everything.")
+                    raise HostUnavailable("the shared model host ended the session before all examples had an outcome")
             except (ConnectionClosed, UnknownLane) as error:
-                self._begin_anew(error)
+                self._start_over(error)
             if self._outcomes:
                 yield self.ready()
         yield self.ready()
 
     def take_stats(self) -> dict[Any, list[BatchStats]]:
-        """The last that is asked. Of what the host that lives now has done; what another one did is lost with it."""
-        by_key = self._leave()
-        # Another worker may have given examples of this one to a version that this one does not know: by its key then.
-        return {self._host.lane(key) or key: stats for key, stats in by_key.items()}
+        """Return the statistics of this session's batches, by lane; ends the session.
+
+        What a host computed before it died is not counted.
+        """
+        by_key = self._end()
+        # Another worker may have moved examples to a version that this process has not entered; then use its key.
+        return {self._find_lane(key) or key: stats for key, stats in by_key.items()}
 
     def close(self) -> None:
-        """Leave; what is not yet computed is forgotten."""
+        """Close the session and discard its examples that are not yet computed."""
         if self._sent and self._channel is not None:
-            self._channel.close()  # The host sees it, and stops.
+            self._channel.close()  # The host notices, and discards the examples.
             self._channel = None
-        self._leave()
+        self._end()
 
-    def _leave(self) -> dict[Any, list[BatchStats]]:
+    def _end(self) -> dict[Any, list[BatchStats]]:
         channel, self._channel = self._channel, None
         if channel is None:
             return {}
@@ -97,18 +112,18 @@ class SharedHostSession:
         except ConnectionClosed:
             channel.close()
             return {}
-        self._host.give_back(channel)
+        self._connections.give_back(channel)
         return stats
 
     def _send(self, number: int) -> None:
-        """What has no outcome yet of this block."""
+        """Send the examples of a block that have no outcome yet."""
         sent = self._sent[number]
         sent.places = np.flatnonzero(sent.missing)
         prepared, weights = sent.prepared, sent.weights
         if len(sent.places) < len(sent.missing):
             prepared = take(prepared, sent.places)
             weights = None if weights is None else weights[sent.places]
-        self._take(self._asked("submit", sent.lane.key, number, prepared, sent.costs[sent.places], weights))
+        self._take(self._request("submit", sent.lane.key, number, prepared, sent.costs[sent.places], weights))
 
     def _take(self, outcomes: list[Outcome]) -> None:
         for outcome in outcomes:
@@ -120,22 +135,22 @@ class SharedHostSession:
                 del self._sent[outcome.tag]
             self._outcomes.append(replace(outcome, tag=sent.tag, places=places))
 
-    def _asked(self, name: str, *arguments: Any) -> Any:
+    def _request(self, name: str, *arguments: Any) -> Any:
         if self._channel is None:
-            self._channel = self._host.channel()
+            self._channel = self._connections.channel()
         return request(self._channel, name, *arguments)
 
-    def _begin_anew(self, error: Exception) -> None:
-        """The host has died, or it is another one: whatever has no outcome is handed over once more."""
+    def _start_over(self, error: Exception) -> None:
+        """Send everything without an outcome again: the host has died, or a new one has taken its place."""
         while True:
             if self._channel is not None:
                 self._channel.close()
                 self._channel = None
             self._deaths += isinstance(error, ConnectionClosed)
             if self._deaths > MOST_DEATHS:
-                raise self._host.died(self._deaths) from error
+                raise self._connections.died(self._deaths) from error
             try:
-                self._host.revive()
+                self._connections.revive()
                 for number in list(self._sent):
                     self._send(number)
                 return

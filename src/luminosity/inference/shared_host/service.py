@@ -1,4 +1,4 @@
-"""The machine's side of the model host: what a client asks for, done with the hosts of this process."""
+"""The shared host's side: answers the requests of workers with the model hosts of this process."""
 
 from __future__ import annotations
 
@@ -10,96 +10,95 @@ from typing import Any
 from apache_beam.internal import pickler
 
 from luminosity.inference.files.local import use_cache
-from luminosity.inference.host.host import Ahead, ModelHost
+from luminosity.inference.host.host import ModelHost
 from luminosity.inference.host.hosts import host_of
+from luminosity.inference.host.interface import Ahead
 from luminosity.inference.host.lane import Lane
 from luminosity.inference.host.model import LoadStats
 from luminosity.inference.host.session import Session
 from luminosity.inference.host.work import BatchStats, Outcome
 from luminosity.inference.ipc.channel import Channel
-from luminosity.inference.ipc.portable_errors import Travelling
-from luminosity.inference.options import ModelCacheConfig
-from luminosity.inference.shared_host.requests import UnknownLane, respond
+from luminosity.inference.ipc.portable_errors import PortableError
+from luminosity.inference.shared_host.requests import LaneSpec, UnknownLane, respond
 from luminosity.inference.threads import limit_threads
 
-__all__ = ["LaneSpec", "serve_client"]
-
-
-@dataclass(frozen=True)
-class LaneSpec:
-    """How to make a lane: all that a host process must know of a step that uses a model."""
-
-    key: Hashable
-    pickled: bytes
-    """The handler and its `LaneSettings`."""
-    memory_budget: int | None
-    threads: int | None
-    model_cache: ModelCacheConfig
+__all__ = ["serve_client"]
 
 
 @dataclass(eq=False)
 class _Entry:
+    """A lane and the host that it belongs to."""
+
     host: ModelHost
     lane: Lane
 
 
 _lock = threading.Lock()
+"""Protects ``_entries``, and makes entering and leaving a lane one step with its change here."""
 _entries: dict[Hashable, _Entry] = {}
 
 
 def serve_client(channel: Channel) -> None:
-    """One client's requests, one after another, until it is gone."""
-    conversation = _Conversation()
+    """Answer one client's requests, one after another, until it disconnects. Each client has its own thread."""
+    service = _ClientService()
     try:
         while True:
-            respond(channel, conversation)
+            respond(channel, service)
     finally:
-        conversation.end()
+        service.end()
 
 
-class _Conversation:
-    """The names of its public methods are what clients may ask for; `talk` is behind the authentication."""
+class _ClientService:
+    """Serves one client, who has authenticated itself and may call every public method by name."""
 
     def __init__(self) -> None:
         self._entered: list[_Entry] = []
         self._sessions: dict[ModelHost, Session] = {}
+        self._finishing: Iterator[list[Outcome]] | None = None
 
     def ping(self) -> None:
-        """Whether anybody is there."""
+        """Do nothing; the response shows that this process is alive."""
 
-    def enter(self, order: LaneSpec) -> None:
-        limit_threads(order.threads)
-        use_cache(order.model_cache)
-        handler, settings = pickler.loads(order.pickled)
+    def enter(self, spec: LaneSpec) -> None:
+        """Enter a lane, which the first client creates."""
+        limit_threads(spec.threads)
+        use_cache(spec.model_cache)
+        handler, settings = pickler.loads(spec.pickled)
         handler.set_environment_vars()
-        host = host_of(handler, order.memory_budget)
+        host = host_of(handler, spec.memory_budget)
         with _lock:
-            entry = _Entry(host, host.enter(order.key, lambda: handler, settings))
-            _entries[order.key] = entry
+            entry = _Entry(host, host.enter(spec.key, lambda: handler, settings))
+            _entries[spec.key] = entry
         self._entered.append(entry)
 
     def leave(self, key: Hashable) -> None:
+        """Leave a lane."""
         entry = next(entry for entry in self._entered if entry.lane.key == key)
         self._entered.remove(entry)
         _leave(entry)
 
     def load(self, key: Hashable) -> None:
+        """Block until the lane's model is in memory; raise the error of its load."""
         entry = _entry(key)
         entry.host.load(entry.lane)
 
     def load_ahead(self, key: Hashable, instead_of: Hashable) -> Ahead:
+        """Request a model before there is work for it, and return how far its load is."""
         entry = _entry(key)
         return entry.host.load_ahead(entry.lane, None if instead_of is None else _entry(instead_of).lane)
 
     def take_over(self, old: Hashable, new: Hashable) -> None:
+        """Move the examples of a lane that are not yet cut into batches to another lane."""
         entry = _entry(old)
         entry.host.take_over(entry.lane, _entry(new).lane)
 
     def take_load_stats(self, keys: list[Hashable]) -> list[list[LoadStats]]:
+        """Return, for each lane, the loads of its model since the last call."""
         entries = [_entry(key) for key in keys]
         return [stats for entry in entries for stats in entry.host.take_load_stats([entry.lane])]
 
     def submit(self, key: Hashable, number: int, prepared: Any, costs: Any, weights: Any) -> list[Outcome]:
+        """Add a block to a lane and return the outcomes that have arrived; ``number`` comes back as their tag."""
         entry = _entry(key)
         session = self._sessions.get(entry.host)
         if session is None:
@@ -108,7 +107,7 @@ class _Conversation:
         return [_portable(outcome) for each in self._sessions.values() for outcome in each.ready()]
 
     def more(self) -> tuple[list[Outcome], bool]:
-        """Waits for what is next; and whether it was the last."""
+        """Block until there are outcomes; return them, and whether there are no more."""
         if not self._finishing:
             self._finishing = self._rest()
         for outcomes in self._finishing:
@@ -117,7 +116,7 @@ class _Conversation:
         return [], True
 
     def close(self) -> dict[Hashable, list[BatchStats]]:
-        """The end of a session, and what its batches were."""
+        """Close the client's sessions and return the statistics of their batches, by the lane's key."""
         stats: dict[Hashable, list[BatchStats]] = {}
         for session in self._sessions.values():
             for lane, batches in session.take_stats().items():
@@ -127,11 +126,10 @@ class _Conversation:
         return stats
 
     def end(self) -> None:
+        """Close the sessions and leave all lanes: the client has disconnected."""
         self.close()
         for entry in self._entered:
             _leave(entry)
-
-    _finishing: Iterator[list[Outcome]] | None = None
 
     def _rest(self) -> Iterator[list[Outcome]]:
         for session in self._sessions.values():
@@ -139,7 +137,7 @@ class _Conversation:
 
 
 def _leave(entry: _Entry) -> None:
-    """Who is the last to leave a lane takes its name along: versions come and go as long as the host lives."""
+    """Leave a lane, and forget its key after the last client: versions come and go while this process lives."""
     with _lock:
         entry.host.leave(entry.lane)
         known = _entries.get(entry.lane.key)
@@ -158,4 +156,4 @@ def _entry(key: Hashable) -> _Entry:
 def _portable(outcome: Outcome) -> Outcome:
     if outcome.error is None:
         return outcome
-    return replace(outcome, error=Travelling(outcome.error))
+    return replace(outcome, error=PortableError(outcome.error))

@@ -17,9 +17,8 @@ from luminosity.inference.adapting.model_set import THE_MODEL, ModelSet
 from luminosity.inference.adapting.wrapping import NewVersion
 from luminosity.inference.blocks import take
 from luminosity.inference.handler import Handler
-from luminosity.inference.host.host import Ahead
 from luminosity.inference.host.hosts import host_of
-from luminosity.inference.host.interface import Host
+from luminosity.inference.host.interface import Ahead, Host
 from luminosity.inference.host.lane import LaneSettings
 from luminosity.inference.host.model import Family
 from luminosity.inference.shared_host.proxy import shared_host_of

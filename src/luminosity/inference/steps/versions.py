@@ -9,7 +9,7 @@ from typing import Any
 from apache_beam.ml.inference.base import KeyModelPathMapping, ModelMetadata
 
 from luminosity.inference.adapting.model_set import ModelSet
-from luminosity.inference.host.host import Ahead
+from luminosity.inference.host.interface import Ahead
 
 __all__ = ["Version", "Versions", "version_of_all", "versions_of_keys"]
 
