@@ -354,7 +354,7 @@ def test_a_model_that_ends_its_process(pipelines: Pipelines) -> None:
         with pipelines() as (pipeline, _):
             _ = pipeline | beam.Create(["a"]) | RunInference(Quitter())
 
-    with pytest.raises(Exception, match=r"The model's code raised SystemExit\(3\)"):
+    with pytest.raises(Exception, match=r"the model's code raised SystemExit\(3\)"):
         run()
 
 
@@ -385,7 +385,7 @@ def test_old_versions_of_a_model_are_left() -> None:
         results += list(step.finish_bundle())
         assert [result.value.examples for result in results] == [[1]]
     # The one in use, and the one before, which the last bundle may still have used.
-    assert len(step._lanes._uses) <= 2
+    assert len(step._router._entered) <= 2
     step.teardown()
 
 

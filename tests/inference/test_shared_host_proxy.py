@@ -110,7 +110,7 @@ def _raise_unreadable() -> None:
 
 def test_what_cannot_be_pickled_is_an_error_and_no_death_of_the_host(host: SharedHostProxy, run_id: str) -> None:
     lane = entered(host, "locks", ReturnsLocks())
-    with pytest.raises(TypeError, match=r"The model returned what can't be sent .*lock"):
+    with pytest.raises(TypeError, match=r"found a prediction that can't be sent to another process: .*lock"):
         outcomes(host, lane, [1])
     with pytest.raises(ValueError, match="not to be read"):
         outcomes(host, lane, [Unreadable()])

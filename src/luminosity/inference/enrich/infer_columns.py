@@ -53,10 +53,10 @@ class InferColumnsDoFn(beam.DoFn):
         for name, model in self._models.items():
             rows, waiting.failed[name] = model.rows(block)
             if len(rows.places):
-                use = model.lanes.the_use()
+                lane = model.lanes.only_lane()
                 waiting.left += len(rows.places)
-                self._sessions.submit(use, rows.block, rows.costs, (waiting, name, rows.places), rows.weights)
-                use.counters.prepared(rows.seconds)
+                self._sessions.submit(lane, rows.block, rows.costs, (waiting, name, rows.places), rows.weights)
+                lane.counters.prepared(rows.seconds)
         if not waiting.left:
             yield self._emitted(waiting)
         for outcomes in self._sessions.ready():

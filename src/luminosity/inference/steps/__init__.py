@@ -1,1 +1,3 @@
-"""The steps of RunInference: Prepare gathers rows into blocks, Infer asks the host, Results gives rows back."""
+"""The steps of RunInference: Prepare gathers elements into blocks, Infer runs them through a model host, Results
+turns blocks back into elements.
+"""

@@ -1,4 +1,4 @@
-"""Counters of RunInference: Beam's own, by the same names, and the host's."""
+"""The metrics of RunInference: Beam's own, with the same names, and the host's."""
 
 from __future__ import annotations
 
@@ -17,18 +17,20 @@ __all__ = ["StepCounters"]
 
 
 class StepCounters:
-    """For one model; to be used on a bundle's thread, since Beam finds the step by thread."""
+    """Counts the work of one model. Call it on a bundle's thread: Beam finds the step by the thread."""
 
     def __init__(self, handler: Handler[Any, Any, Any], namespace: str, prefixes: Sequence[str]) -> None:
-        """``prefixes``: of the names by which Beam's own counters count; each counts everything."""
+        """``prefixes``: for each, a set of Beam's own counters, whose names begin with it, counts everything."""
         overridden = handler.override_metrics(namespace)
         self._beam = [] if overridden else [_MetricsCollector(namespace, prefix) for prefix in prefixes]
         self._namespace = namespace
 
     def prepared(self, seconds: float) -> None:
+        """Count the time of preparing a block."""
         self._add_seconds(InferenceMetrics.PREPARE, seconds)
 
     def update(self, batches: list[BatchStats], loads: list[LoadStats]) -> None:
+        """Count batches and loads."""
         for beam in self._beam:
             self._update_beam(beam, batches, loads)
         done = [batch for batch in batches if not batch.failed]

@@ -1,4 +1,4 @@
-"""What a transform that runs models tells its steps when the pipeline is built."""
+"""What a transform that runs models computes for its steps when the pipeline is built."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ __all__ = ["by_hints", "in_pipeline", "with_shared_bundles"]
 
 NameT = TypeVar("NameT", bound=Hashable)
 
-_BUNDLES_PER_DEVICE = 8
+_BUNDLES_PER_DEVICE = 8  # enough examples at once to fill batches
 
 _run_ids: weakref.WeakKeyDictionary[beam.Pipeline, str] = weakref.WeakKeyDictionary()
 
 
 def in_pipeline(settings: StepSettings, pipeline: beam.Pipeline) -> StepSettings:
-    """The settings with what the pipeline's own flags and runner say."""
+    """Return the settings completed with the options and the runner of the pipeline."""
     options = pipeline.options
     return replace(
         settings,
@@ -31,13 +31,13 @@ def in_pipeline(settings: StepSettings, pipeline: beam.Pipeline) -> StepSettings
         threads=threads_of(options),
         memory_budget=memory_budget_of(options),
         workers=processes_of(pipeline),
-        # The same for all transforms of a pipeline: their models share the memory of one machine.
+        # All transforms of a pipeline share it: their models share the memory of one machine.
         run_id=_run_ids.setdefault(pipeline, uuid.uuid4().hex),
     )
 
 
 def by_hints(hints: Mapping[NameT, dict[str, Any]]) -> Iterator[tuple[dict[str, Any], Sequence[NameT]]]:
-    """The names that ask for the same resources, with what they ask for.
+    """Yield groups of names with the same resource hints.
 
     >>> list(by_hints({"a": {}, "b": {"min_ram": "4GB"}, "c": {}}))
     [({}, ['a', 'c']), ({'min_ram': '4GB'}, ['b'])]
@@ -52,5 +52,5 @@ def by_hints(hints: Mapping[NameT, dict[str, Any]]) -> Iterator[tuple[dict[str, 
 
 
 def with_shared_bundles(hints: dict[str, Any]) -> dict[str, Any]:
-    """Bundles share the model, and what they hold at once is what batches are made of."""
+    """Return the hints with a limit of active bundles: bundles share the model, and batches combine their examples."""
     return {"max_active_bundles_per_worker": str(_BUNDLES_PER_DEVICE), **hints} if hints else hints

@@ -1,4 +1,4 @@
-"""Blocks to the model host, and back."""
+"""The steps Infer and Results: run blocks through the model host, and turn them back into elements."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ from apache_beam.ml.inference.base import ModelHandler
 from apache_beam.transforms.window import WindowedValue
 
 from luminosity.core import ELEMENT_AT_FAULT
+from luminosity.errors import HandlerError
 from luminosity.inference.adapting.model_set import ModelSet
 from luminosity.inference.blocks import join, rows, take
 from luminosity.inference.host.work import Outcome
-from luminosity.inference.steps.messages import Failed, PreparedBlock, ResultBlock, at_fault, described, earliest
+from luminosity.inference.steps.messages import Failed, PreparedBlock, ResultBlock, at_fault, describe_failure, earliest
 from luminosity.inference.steps.routing import LaneRouter
 from luminosity.inference.steps.sessions import Sessions
 from luminosity.inference.steps.settings import StepSettings
 
 __all__ = ["FAILED", "InferDoFn", "ResultsDoFn"]
 
-
 FAILED = "failed"
+"""The tag of the output for dead letters."""
 
 
 class InferDoFn(beam.DoFn):
-    """`process` hands blocks over and emits what is ready; `finish_bundle` waits for the rest."""
+    """Submits blocks to the model host; emits the results that are ready, and the rest at the end of the bundle."""
 
     def __init__(self, handler: ModelHandler[Any, Any, Any], settings: StepSettings) -> None:
         self._handler = handler
@@ -34,12 +35,12 @@ class InferDoFn(beam.DoFn):
 
     def setup(self) -> None:
         self._settings.set_up_process()
-        self._lanes = LaneRouter(ModelSet(self._handler), self._settings)
+        self._router = LaneRouter(ModelSet(self._handler), self._settings)
         self._sessions = Sessions()
         try:
-            self._lanes.set_up()
+            self._router.set_up()
         except BaseException:
-            self.teardown()  # Beam does not call it for a step that was never set up.
+            self.teardown()  # Beam does not call it if setup fails.
             raise
 
     def start_bundle(self) -> None:
@@ -51,29 +52,29 @@ class InferDoFn(beam.DoFn):
         if block.failed:
             yield _emitted(window, ResultBlock([], [], [], None, block.failed, block.model))
         if block.examples:
-            for use, part in self._lanes.parts(block, metadata):
+            for lane, part in self._router.route(block, metadata):
                 prepared = part.examples if part.prepared is None else part.prepared
-                self._sessions.submit(use, prepared, part.costs, (window, part), part.weights)
-                use.counters.prepared(part.seconds)
+                self._sessions.submit(lane, prepared, part.costs, (window, part), part.weights)
+                lane.counters.prepared(part.seconds)
         for outcomes in self._sessions.ready():
             yield from self._emit(outcomes)
 
-    def finish_bundle(self) -> Iterator[WindowedValue]:  # type: ignore[override]  # Beam's says None, and takes these.
+    def finish_bundle(self) -> Iterator[WindowedValue]:  # type: ignore[override]  # Beam's annotation says None.
         for outcomes in self._sessions.finish():
             yield from self._emit(outcomes)
-            self._lanes.look_for_updates()
-        self._sessions.end([self._lanes])
+            self._router.look_for_updates()
+        self._sessions.end([self._router])
 
     def teardown(self) -> None:
         self._sessions.close()
-        self._lanes.leave_all()
+        self._router.leave_all()
 
     def _emit(self, outcomes: list[Outcome]) -> Iterator[WindowedValue]:
-        alike: dict[tuple[Any, Any, str | None], list[Outcome]] = {}
+        by_result: dict[tuple[Any, Any, str | None], list[Outcome]] = {}
         for outcome in outcomes:
             window, block = outcome.tag
-            alike.setdefault((window, block.model, outcome.model_id), []).append(outcome)
-        for (window, model, model_id), together in alike.items():
+            by_result.setdefault((window, block.model, outcome.model_id), []).append(outcome)
+        for (window, model, model_id), together in by_result.items():
             yield _emitted(window, self._result_block(together, model, model_id))
 
     def _result_block(self, outcomes: list[Outcome], model: Any, model_id: str | None) -> ResultBlock:
@@ -89,14 +90,14 @@ class InferDoFn(beam.DoFn):
                 timestamps += times
                 values.append(outcome.values)
             elif isinstance(outcome.error, self._settings.caught):
-                error = described(outcome.error)
+                error = describe_failure(outcome.error)
                 failed += [Failed(example, time, error) for example, time in zip(taken, times, strict=True)]
             elif isinstance(outcome.error, Exception):
                 if outcome.batch_count:
                     setattr(outcome.error, ELEMENT_AT_FAULT, at_fault(taken[0], outcome.batch_count))
                 raise outcome.error
-            else:  # It asked to end a thread that is not this one.
-                raise RuntimeError(f"The model's code raised {outcome.error!r}") from outcome.error
+            else:  # Such as SystemExit, which must not end this thread.
+                raise HandlerError(f"the model's code raised {outcome.error!r}") from outcome.error
         return ResultBlock(examples, timestamps, join(values), model_id, tuple(failed), model)
 
 
@@ -106,7 +107,10 @@ def _emitted(window: Any, block: ResultBlock) -> WindowedValue:
 
 
 class ResultsDoFn(beam.DoFn):
-    """Runs on CPU workers, so that the device's process handles blocks alone."""
+    """Turns result blocks into elements, each with its timestamp, and dead letters.
+
+    It runs on CPU workers, so that the process of the device handles only blocks.
+    """
 
     def __init__(self, models: ModelSet, drop_example: bool) -> None:
         self._models = models

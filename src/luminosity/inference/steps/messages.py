@@ -1,4 +1,4 @@
-"""What moves between the steps."""
+"""The elements that move between the steps of RunInference."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ import numpy.typing as npt
 from apache_beam import coders
 from apache_beam.coders import coder_impl
 
+from luminosity._text import shorten_repr
 from luminosity.inference.adapting.model_set import THE_MODEL
 from luminosity.inference.blocks import Block, size
 
-__all__ = ["Failed", "PreparedBlock", "ResultBlock", "at_fault", "described", "earliest"]
+__all__ = ["BlockCoder", "Failed", "PreparedBlock", "ResultBlock", "at_fault", "describe_failure", "earliest"]
 
-_EXAMPLE_CHARACTERS = 100
+_EXAMPLE_CHARACTERS = 100  # enough to recognise an example in a message
 
 
 @dataclass(frozen=True)
 class Failed:
-    """An example that can't be predicted, with the failure as Beam's dead letters hold it."""
+    """An example that failed, with the error as Beam's dead letters hold it."""
 
     example: Any
     timestamp: Any
@@ -37,19 +38,19 @@ class PreparedBlock:
     examples: list[Any]
     timestamps: list[Any]
     prepared: Block | None
-    """None: the examples as they are."""
+    """None if preparing changes nothing: the examples themselves."""
     costs: npt.NDArray[Any] = field(default_factory=lambda: np.empty(0))
     weights: npt.NDArray[Any] | None = None
     failed: tuple[Failed, ...] = ()
     seconds: float = 0.0
-    """What preparing it took."""
+    """How long preparing it took."""
     model: Hashable = THE_MODEL
-    """Whose examples they are, where a transform has many models."""
+    """The name of the model, if a transform has many."""
 
 
 @dataclass(frozen=True)
 class ResultBlock:
-    """Predictions of one window by one model."""
+    """Predictions of one model for examples of one window."""
 
     examples: list[Any]
     timestamps: list[Any]
@@ -60,46 +61,49 @@ class ResultBlock:
 
 
 def at_fault(example: Any, count: int) -> str:
-    """What to say of a batch of so many that failed, and had this example in it.
+    """Return how to name the cause of a failed batch of ``count`` examples, of which this is the first.
 
     >>> at_fault("a", 1), at_fault("a", 7)
-    ("'a'", "one of a batch of 7 that has 'a' in it; with_exception_handling() tells which")
+    ("'a'", "one of a batch of 7 with 'a'; use with_exception_handling() to find it")
     """
-    text = repr(example)
-    text = text if len(text) <= _EXAMPLE_CHARACTERS else text[: _EXAMPLE_CHARACTERS - 1] + "…"
+    text = shorten_repr(example, _EXAMPLE_CHARACTERS)
     if count == 1:
         return text
-    return f"one of a batch of {count} that has {text} in it; with_exception_handling() tells which"
+    return f"one of a batch of {count} with {text}; use with_exception_handling() to find it"
 
 
-def described(error: BaseException) -> tuple[type[BaseException], str, list[str]]:
-    """A failure as Beam's `with_exception_handling` tells it."""
+def describe_failure(error: BaseException) -> tuple[type[BaseException], str, list[str]]:
+    """Return an error as Beam's ``with_exception_handling`` describes it."""
     return type(error), repr(error), traceback.format_exception(type(error), error, error.__traceback__)
 
 
 def earliest(timestamps: Iterable[Any]) -> Any:
-    """The first of these times. Most of them are one and the same object, and comparing is slow."""
+    """Return the first timestamp. Most are the same object, and comparing them is slow, so compare each once."""
     return min({id(timestamp): timestamp for timestamp in timestamps}.values())
 
 
 class BlockCoder(coders.Coder):
-    """Pickles. Beam asks for the size of some elements, and it should not have to encode a whole block for that."""
+    """Pickles blocks, and estimates their size without pickling, because Beam asks for it often."""
 
     def _create_impl(self) -> coder_impl.CallbackCoderImpl:
         return coder_impl.CallbackCoderImpl(self.encode, self.decode, self.estimate_size)
 
     def encode(self, value: Any) -> bytes:
+        """Pickle a block."""
         return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
 
     def decode(self, encoded: bytes) -> Any:
+        """Unpickle a block."""
         return pickle.loads(encoded)
 
     def estimate_size(self, value: Any) -> int:
+        """Return the approximate bytes of a block."""
         examples = size(value.examples)
         rest = value.prepared if isinstance(value, PreparedBlock) else value.values
         return examples + (0 if rest is None else size(rest)) + 16 * len(value.timestamps)
 
     def is_deterministic(self) -> bool:
+        """Return False: equal blocks may be pickled differently."""
         return False
 
 

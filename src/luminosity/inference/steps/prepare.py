@@ -1,4 +1,4 @@
-"""Rows into blocks: gathered, prepared, weighed."""
+"""The step Prepare: gather elements into blocks, prepare them, and compute their costs."""
 
 from __future__ import annotations
 
@@ -13,25 +13,26 @@ from apache_beam.transforms.window import WindowedValue
 from luminosity.inference.adapting.model_set import THE_MODEL, ModelSet
 from luminosity.inference.blocks import size, take
 from luminosity.inference.preparing import Preparer
-from luminosity.inference.steps.messages import Failed, PreparedBlock, described, earliest
+from luminosity.inference.steps.messages import Failed, PreparedBlock, describe_failure, earliest
 from luminosity.inference.steps.settings import StepSettings
 
 __all__ = ["BlockSize", "PrepareDoFn"]
 
-
-_MOST_GATHERED = 16_384
-
-_FIRST = 64
-_LARGEST = 1024
+_MOST_GATHERED = 16_384  # examples of all windows and models together; more would only take memory
+_FIRST = 64  # examples in the first block
+_LARGEST = 1024  # examples; larger blocks hardly cost less per example
 _LARGEST_BYTES = 16_000_000
-_SLOW_S = 0.1
-_QUICK_S = 0.04  # Twice as many would not be slow.
+_SLOW_S = 0.1  # the device may wait this long for its first block
+_QUICK_S = 0.04  # a block of twice the size is not slow, either
 _TRY_AGAIN_AFTER = 16  # blocks
-_ALIKE = 1.5  # Two times that differ by less are those of a call, whatever the number of its examples.
+_ALIKE = 1.5  # times that differ by a smaller factor count as equal
 
 
 class PrepareDoFn(beam.DoFn):
-    """Runs on CPU workers. A block never crosses a window or a model, and none outlives its bundle."""
+    """Gathers examples into blocks and prepares them, on CPU workers.
+
+    All examples of a block belong to one window, one model and one bundle.
+    """
 
     def __init__(self, models: ModelSet, settings: StepSettings) -> None:
         self._models = models
@@ -52,12 +53,12 @@ class PrepareDoFn(beam.DoFn):
         return list[input_element_type]
 
     @beam.DoFn.yields_elements
-    def process_batch(  # type: ignore[override]  # Beam gives elements of one time and window at once: a tenth of the cost.
+    def process_batch(  # type: ignore[override]  # Beam passes elements of one timestamp and window together, at a tenth of the cost.
         self, batch: list[Any], timestamp: Any = beam.DoFn.TimestampParam, window: Any = beam.DoFn.WindowParam
     ) -> Iterator[WindowedValue]:
-        by_model, failed = self._parted(batch, timestamp)
+        by_model, failed = self._by_model(batch, timestamp)
         if failed:
-            name = next(iter(self._models.handlers))  # Any: the failure knows its own example.
+            name = next(iter(self._models.handlers))  # Any model will do: the failure holds its example.
             yield self._emitted(window, PreparedBlock([], [], None, failed=failed, model=name), [timestamp])
         for name, new in by_model.items():
             examples, timestamps = self._gathered.setdefault((window, name), ([], []))
@@ -70,14 +71,14 @@ class PrepareDoFn(beam.DoFn):
         if len(self._gathered) > 1 and sum(len(examples) for examples, _ in self._gathered.values()) > _MOST_GATHERED:
             yield from self.finish_bundle()
 
-    def finish_bundle(self) -> Iterator[WindowedValue]:  # type: ignore[override]  # Beam's says None, and takes these.
+    def finish_bundle(self) -> Iterator[WindowedValue]:  # type: ignore[override]  # Beam's annotation says None.
         for (window, name), (examples, timestamps) in self._gathered.items():
             if examples:
                 yield self._emit(window, name, examples, timestamps)
         self._gathered = {}
 
-    def _parted(self, batch: list[Any], timestamp: Any) -> tuple[dict[Hashable, list[Any]], tuple[Failed, ...]]:
-        """The examples by model; and those that belong to none."""
+    def _by_model(self, batch: list[Any], timestamp: Any) -> tuple[dict[Hashable, list[Any]], tuple[Failed, ...]]:
+        """Return the examples by model, and those that belong to no model."""
         if not self._models.is_keyed:
             return {THE_MODEL: batch}, ()
         by_model: dict[Hashable, list[Any]] = {}
@@ -86,7 +87,7 @@ class PrepareDoFn(beam.DoFn):
             try:
                 by_model.setdefault(self._models.name_of(example), []).append(example)
             except self._settings.caught as error:
-                failed.append(Failed(example, timestamp, described(error)))
+                failed.append(Failed(example, timestamp, describe_failure(error)))
         return by_model, tuple(failed)
 
     def _emit(self, window: Any, name: Hashable, examples: list[Any], timestamps: list[Any]) -> WindowedValue:
@@ -101,7 +102,9 @@ class PrepareDoFn(beam.DoFn):
 
     def _prepare(self, preparer: Preparer, examples: list[Any], timestamps: list[Any]) -> PreparedBlock:
         attempt = preparer.attempt(examples, self._settings.caught)
-        failed = tuple(Failed(examples[place], timestamps[place], described(error)) for place, error in attempt.failed)
+        failed = tuple(
+            Failed(examples[place], timestamps[place], describe_failure(error)) for place, error in attempt.failed
+        )
         prepared = attempt.prepared
         if prepared is None:
             return PreparedBlock([], [], None, failed=failed)
@@ -112,31 +115,31 @@ class PrepareDoFn(beam.DoFn):
 
 
 class BlockSize:
-    """Large blocks cost less per example; but the device waits for the first ones, and so they must not take long.
+    """Learns how many examples to prepare at once.
 
-    A machine that is busy just now makes blocks smaller than they have to be. So they are made larger again from time
-    to time: where a call costs the same for one example and for many, small ones would be ruinous. If that costs much,
-    no size is quick, and blocks are made as large as they may be.
+    Large blocks cost less per example, but the device waits for the first block, so a block must not take long. When
+    the machine is busy, blocks become smaller than necessary; so from time to time a larger size is tried. If a call
+    takes about as long for a small block as for a large one, no size is quick, and blocks become as large as allowed.
     """
 
     def __init__(self) -> None:
         self.examples = _FIRST
         self._steady = 0
         self._before = (_FIRST, 0.0)
-        """The number before the last change, and how long such a block took."""
+        """The number of examples before the last change, and how long that block took."""
 
     def learn(self, examples: int, size: int, seconds: float) -> None:
-        """From a block of so many examples and bytes, and the time that it took."""
+        """Adapt the size to a block that had this many examples and bytes, and took this long."""
         if seconds > _SLOW_S:
-            self._change(2 * self.examples if self._is_that_of_a_call(seconds) else self.examples // 2, seconds)
-        elif examples >= self.examples:  # The last block of a bundle may be quick because it is small.
+            self._change(2 * self.examples if self._is_per_call(seconds) else self.examples // 2, seconds)
+        elif examples >= self.examples:  # The last block of a bundle is small, and quick for that reason.
             self._steady += 1
             if seconds < _QUICK_S or self._steady >= _TRY_AGAIN_AFTER:
                 self._change(2 * self.examples, seconds)
         self.examples = max(1, min(self.examples, _LARGEST_BYTES * examples // max(size, 1)))
 
-    def _is_that_of_a_call(self, seconds: float) -> bool:
-        """Whether the last change has shown that smaller blocks take about as long as larger ones."""
+    def _is_per_call(self, seconds: float) -> bool:
+        """Return whether the last change has shown that the time hardly depends on the size."""
         before, took = self._before
         return seconds > took / _ALIKE if before > self.examples else seconds < took * _ALIKE
 

@@ -1,4 +1,4 @@
-"""The lanes of one step: which model and which version of it an example goes to."""
+"""Routes a step's examples to lanes: to which model, which version of it, and which host."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from luminosity.inference.steps.settings import StepSettings
 from luminosity.inference.steps.versions import Version, Versions, version_of_all, versions_of_keys
 from luminosity.inference.steps.watch import Watcher
 
-__all__ = ["EnteredLane", "LaneRouter", "host_for"]
+__all__ = ["EnteredLane", "LaneRouter"]
 
 
 @dataclass(frozen=True, eq=False)
 class EnteredLane:
-    """A lane that this step has entered."""
+    """A lane that a step has entered, with its host and the counters of its model."""
 
     host: Host
     lane: Any
@@ -41,66 +41,93 @@ class EnteredLane:
 
 
 class LaneRouter:
+    """Routes the examples of one step to the lanes of their models and versions.
+
+    A step has a router for each set of models. The router enters a lane with its first example, follows new versions
+    of a model, and leaves the lanes of old versions. It belongs to one step object, which Beam calls from one thread at
+    a time; that step calls :meth:`leave_all` in its teardown.
+    """
+
     def __init__(self, models: ModelSet, settings: StepSettings) -> None:
         self._models = models
         self._settings = settings
-        self._uses: dict[tuple[Hashable, str], EnteredLane] = {}
+        self._entered: dict[tuple[Hashable, str], EnteredLane] = {}
+        """By model and path of the version."""
         self._versions = Versions(self._load_ahead, self._take_over, settings.updates_may_lag)
         watch = settings.watch
         self._watcher = None if watch is None else Watcher(watch, models.keys or [THE_MODEL])
         self._last_metadata: tuple[Any, Mapping[Hashable, Version]] = (None, {})
 
     def set_up(self) -> None:
+        """Find the host of each model, and load the model of a step without keys; blocks until it is loaded."""
         handlers = self._models.handlers
         for handler in handlers.values():
             handler.set_environment_vars()
-        self._hosts = {name: host_for(handler, self._models, self._settings) for name, handler in handlers.items()}
+        self._hosts = {name: _host_for(handler, self._models, self._settings) for name, handler in handlers.items()}
         if not self._settings.load_late and not self._models.is_keyed:
-            use = self._use(THE_MODEL, Version())
-            use.host.load(use.lane)
+            entered = self._enter(THE_MODEL, Version())
+            entered.host.load(entered.lane)
 
-    def parts(self, block: PreparedBlock, metadata: Any) -> Iterator[tuple[EnteredLane, PreparedBlock]]:
-        """The block by the versions that its examples get; most often that is one."""
+    def route(self, block: PreparedBlock, metadata: Any) -> Iterator[tuple[EnteredLane, PreparedBlock]]:
+        """Split a block by the lanes of its examples, usually into one part.
+
+        ``metadata`` is the value of the side input ``model_metadata_pcoll``, if there is one.
+        """
         if not self._models.is_keyed:
-            yield self.the_use(metadata), block
+            yield self.only_lane(metadata), block
             return
         named = self._named_by(metadata)
         keys = [example[0] for example in block.examples]
-        uses: dict[Hashable, EnteredLane] = {}
+        lanes: dict[Hashable, EnteredLane] = {}
         for key in dict.fromkeys(keys):
             wanted = named.get(key) or self._wanted(block.model, key, None)
-            uses[key] = self._use(block.model, self._versions.next(block.model, key, wanted))
-        different = list(dict.fromkeys(uses.values()))
-        for use in different:
-            chosen = [uses[key] is use for key in keys]
-            yield use, block if len(different) == 1 else _part(block, np.flatnonzero(chosen))
+            lanes[key] = self._enter(block.model, self._versions.next(block.model, key, wanted))
+        different = list(dict.fromkeys(lanes.values()))
+        for lane in different:
+            chosen = [lanes[key] is lane for key in keys]
+            yield lane, block if len(different) == 1 else _part(block, np.flatnonzero(chosen))
 
-    def the_use(self, metadata: Any = None) -> EnteredLane:
-        """What all examples get where there is one model, and no keys."""
+    def only_lane(self, metadata: Any = None) -> EnteredLane:
+        """Return the lane for all examples, if there is one model and no keys."""
         wanted = self._wanted(THE_MODEL, THE_MODEL, metadata)
-        return self._use(THE_MODEL, self._versions.next(THE_MODEL, THE_MODEL, wanted))
+        return self._enter(THE_MODEL, self._versions.next(THE_MODEL, THE_MODEL, wanted))
+
+    def find(self, lane: Any) -> EnteredLane | None:
+        """Return the entry of a lane, or None if this router has not entered it."""
+        return next((entered for entered in self._entered.values() if entered.lane is lane), None)
 
     def look_for_updates(self) -> None:
-        """While nothing new is handed over: what waits may get a version that has appeared meanwhile."""
+        """Switch to versions that have appeared, while the step submits nothing; waiting examples may get them."""
         if self._watcher is not None:
             for model, key in self._versions.known():
                 self._versions.next(model, key, self._wanted(model, key, None))
 
+    def count_loads(self) -> None:
+        """Count the loads of all versions, with one request to each host."""
+        by_host: dict[Host, list[EnteredLane]] = {}
+        for entered in self._entered.values():
+            by_host.setdefault(entered.host, []).append(entered)
+        for host, lanes in by_host.items():
+            loads = host.take_load_stats([entered.lane for entered in lanes])
+            for entered, stats in zip(lanes, loads, strict=True):
+                entered.counters.update([], stats)
+
     def leave_all_but(self, used: Collection[EnteredLane]) -> None:
-        """Old versions: what neither was used nor will be, unless a side input says so."""
+        """Leave the lanes of old versions: those that were not used, and that no key uses or waits for."""
         needed = self._versions.needed()
-        for each, use in list(self._uses.items()):
-            if use not in used and each not in needed:
-                use.host.leave(use.lane)
-                del self._uses[each]
+        for each, entered in list(self._entered.items()):
+            if entered not in used and each not in needed:
+                entered.host.leave(entered.lane)
+                del self._entered[each]
 
     def leave_all(self) -> None:
-        for use in self._uses.values():
-            use.host.leave(use.lane)
-        self._uses = {}
+        """Leave all lanes."""
+        for entered in self._entered.values():
+            entered.host.leave(entered.lane)
+        self._entered = {}
 
     def _wanted(self, model: Hashable, key: Hashable, metadata: Any) -> Version:
-        """What the side input names, or the watched files; where they name none, what was used last."""
+        """Return the version that the watched files or the side input name; if they name none, the current one."""
         if self._watcher is not None:
             path = self._watcher.newest(key)
             return Version(path, os.path.splitext(os.path.basename(path))[0])
@@ -109,7 +136,7 @@ class LaneRouter:
         return version_of_all(metadata)
 
     def _named_by(self, metadata: Any) -> Mapping[Hashable, Version]:
-        """The version of each key; what was named last where a window names none."""
+        """Return the version of each key; if a window names none, the last ones that were named."""
         if not metadata or isinstance(metadata, pvalue.EmptySideInput):
             return self._last_metadata[1]
         if metadata is not self._last_metadata[0]:
@@ -117,29 +144,18 @@ class LaneRouter:
         return self._last_metadata[1]
 
     def _load_ahead(self, model: Hashable, version: Version, instead_of: Version | None) -> Ahead:
-        use = self._use(model, version)
-        return use.host.load_ahead(use.lane, None if instead_of is None else self._use(model, instead_of).lane)
+        entered = self._enter(model, version)
+        return entered.host.load_ahead(
+            entered.lane, None if instead_of is None else self._enter(model, instead_of).lane
+        )
 
     def _take_over(self, model: Hashable, old: Version, new: Version) -> None:
-        use = self._use(model, old)
-        use.host.take_over(use.lane, self._use(model, new).lane)
+        entered = self._enter(model, old)
+        entered.host.take_over(entered.lane, self._enter(model, new).lane)
 
-    def count_loads(self) -> None:
-        """Of all versions, with one request to each host."""
-        by_host: dict[Host, list[EnteredLane]] = {}
-        for use in self._uses.values():
-            by_host.setdefault(use.host, []).append(use)
-        for host, uses in by_host.items():
-            loads = host.take_load_stats([use.lane for use in uses])
-            for use, stats in zip(uses, loads, strict=True):
-                use.counters.update([], stats)
-
-    def use_of(self, lane: Any) -> EnteredLane | None:
-        return next((use for use in self._uses.values() if use.lane is lane), None)
-
-    def _use(self, model: Hashable, version: Version) -> EnteredLane:
-        use = self._uses.get((model, version.path))
-        if use is None:
+    def _enter(self, model: Hashable, version: Version) -> EnteredLane:
+        entered = self._entered.get((model, version.path))
+        if entered is None:
             host, namespace = self._hosts[model], self._settings.metrics_namespace
             lane = host.enter(
                 (self._settings.step_id, model, version.path),
@@ -149,9 +165,9 @@ class LaneRouter:
             prefixes = [version.name]
             if self._models.is_keyed:
                 prefixes = ["", f"{model}-{version.name}-" if version.path else f"{model}-"]
-            use = EnteredLane(host, lane, StepCounters(lane.handler, namespace, prefixes))
-            self._uses[model, version.path] = use
-        return use
+            entered = EnteredLane(host, lane, StepCounters(lane.handler, namespace, prefixes))
+            self._entered[model, version.path] = entered
+        return entered
 
     def _handler(self, model: Hashable, path: str) -> Handler[Any, Any, Any]:
         handler = self._models.handlers[model]
@@ -190,10 +206,10 @@ def _part(block: PreparedBlock, places: Any) -> PreparedBlock:
     )
 
 
-def host_for(handler: Handler[Any, Any, Any], models: ModelSet, settings: StepSettings) -> Host:
-    """Models that are to be shared across processes live in one of their own, unless there is no other to share with.
+def _host_for(handler: Handler[Any, Any, Any], models: ModelSet, settings: StepSettings) -> Host:
+    """Return the shared host for models that are shared across processes, or otherwise a host in this process.
 
-    The one worker that has a device is such a process: it is the machine's host for that device, without a hop.
+    A worker that is alone needs no shared host: the only worker of a device already holds the device's models.
     """
     if models.is_shared and not _is_alone(settings):
         return shared_host_of(settings.run_id, settings.memory_budget, settings.threads, settings.model_cache)

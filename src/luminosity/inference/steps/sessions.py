@@ -1,4 +1,4 @@
-"""One bundle's conversations with the hosts of its models."""
+"""One bundle's sessions with the hosts of its models."""
 
 from __future__ import annotations
 
@@ -15,44 +15,45 @@ __all__ = ["Sessions"]
 
 
 class Sessions:
-    """A session for each host, opened when it is first needed; for any number of models."""
+    """A session for each host, opened with the first block for it; belongs to one bundle at a time."""
 
     def __init__(self) -> None:
         self._open: dict[Host, HostSession] = {}
         self._used: set[EnteredLane] = set()
 
-    def submit(self, use: EnteredLane, prepared: Block, costs: Any, tag: Any, weights: Any = None) -> None:
-        session = self._open.get(use.host)
+    def submit(self, entered: EnteredLane, prepared: Block, costs: Any, tag: Any, weights: Any = None) -> None:
+        """Submit a block to a lane; block while the lane is full. The tag comes back with the outcomes."""
+        session = self._open.get(entered.host)
         if session is None:
-            session = self._open[use.host] = use.host.open(current_step())
-        session.submit(use.lane, prepared, costs, tag, weights)
-        self._used.add(use)
+            session = self._open[entered.host] = entered.host.open(current_step())
+        session.submit(entered.lane, prepared, costs, tag, weights)
+        self._used.add(entered)
 
     def ready(self) -> Iterator[list[Outcome]]:
-        """What is there, without waiting."""
+        """Yield the outcomes that have arrived, without blocking."""
         for session in self._open.values():
             yield session.ready()
 
     def finish(self) -> Iterator[list[Outcome]]:
-        """Everything that is still to come, as it comes."""
+        """Yield all remaining outcomes as they arrive."""
         for session in self._open.values():
             yield from session.finish()
 
-    def end(self, models: Sequence[LaneRouter]) -> None:
-        """All is done: count it for the models that did it, leave those that are not needed again, and close."""
+    def end(self, routers: Sequence[LaneRouter]) -> None:
+        """Count the batches and loads, leave the lanes of old versions, and close the sessions."""
         for session in self._open.values():
             for lane, stats in session.take_stats().items():
-                # Another bundle may have given this one's examples to a version that this one does not know yet.
-                known = (lanes.use_of(lane) for lanes in models)
-                use = next(filter(None, known), None) or next(iter(self._used))
-                use.counters.update(stats, [])
-        for lanes in models:
-            lanes.count_loads()
-            lanes.leave_all_but(self._used)
+                # Another bundle may have moved this one's examples to a version that this one has not entered.
+                known = (router.find(lane) for router in routers)
+                entered = next(filter(None, known), None) or next(iter(self._used))
+                entered.counters.update(stats, [])
+        for router in routers:
+            router.count_loads()
+            router.leave_all_but(self._used)
         self.close()
 
     def close(self) -> None:
-        """Leave; what is not yet computed is forgotten."""
+        """Close the sessions and discard the examples that are not yet computed."""
         for session in self._open.values():
             session.close()
         self._open = {}

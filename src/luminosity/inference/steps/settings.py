@@ -1,4 +1,4 @@
-"""What the steps of one RunInference share."""
+"""The settings that the steps of one transform share."""
 
 from __future__ import annotations
 
@@ -17,32 +17,35 @@ __all__ = ["StepSettings"]
 
 @dataclass(frozen=True)
 class StepSettings:
+    """How the steps of one transform run its models; pickled with them."""
+
     step_id: str
-    """Its own for every transform, so that no two of them share batches."""
+    """Unique for each transform, so that no two share batches."""
     model_tag: str
+    """Transforms with the same tag share models."""
     metrics_namespace: str
     inference_args: dict[str, Any] | None = None
     clock: Clock = time
     load_late: bool = False
-    """Load the model with the first batch, not before: its path comes with the data, or a timeout covers the load."""
+    """Load the model with the first batch, because its path comes with the data, or a timeout covers the load."""
     caught: tuple[type[BaseException], ...] = ()
-    """Failures that go to the dead letters; empty: none do."""
+    """Errors that become dead letters."""
     timeout: float | None = None
     use_subprocess: bool = False
 
     updates_may_lag: bool = False
-    """Whether a new version may go on loading while the old one answers: not where each window names its own."""
+    """Whether the old version is used while a new one is loading; False if each window names its version."""
     watch: Watch | None = None
     model_cache: ModelCacheConfig = field(default_factory=ModelCacheConfig)
     threads: int | None = None
     memory_budget: int | None = None
-    """What `--model_memory_budget` says."""
+    """The value of ``--model_memory_budget``, in bytes."""
     workers: int | None = None
-    """How many processes of a machine run this step, where that is known when the pipeline is built."""
+    """How many processes of a machine run this step, if that is known when the pipeline is built."""
     run_id: str = ""
-    """By which processes of one machine find the host that they share."""
+    """Names the run; processes of one machine find their shared host by it."""
 
     def set_up_process(self) -> None:
-        """What holds for the whole process, before anything heavy is computed."""
+        """Limit the threads of this process and choose its model cache; call it before anything is computed."""
         limit_threads(self.threads)
         use_cache(self.model_cache)

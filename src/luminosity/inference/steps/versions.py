@@ -1,4 +1,4 @@
-"""Which version of a model a step uses: the new one as soon as it is loaded, the old one until then."""
+"""Which version of a model a step uses: the old one until the new one is loaded."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from apache_beam.ml.inference.base import KeyModelPathMapping, ModelMetadata
 
+from luminosity.errors import InvalidArgument, InvalidType
 from luminosity.inference.adapting.model_set import ModelSet
 from luminosity.inference.host.interface import Ahead
 
@@ -16,15 +17,15 @@ __all__ = ["Version", "Versions", "version_of_all", "versions_of_keys"]
 
 @dataclass(frozen=True)
 class Version:
-    """A model by the path of its files; none: the one that its handler names."""
+    """A version of a model, by the path of its files; without a path, the one that its handler names."""
 
     path: str = ""
     name: str = ""
-    """By which it goes in the metrics."""
+    """Its name in the metrics."""
 
 
 class Versions:
-    """For one step, each key on its own."""
+    """Tracks the version of each key of one step."""
 
     def __init__(
         self,
@@ -34,10 +35,10 @@ class Versions:
     ) -> None:
         """
         Args:
-            load_ahead: asks for a version before there is work for it; where there is no room beside the old one,
-                in the place of that, if it is named.
-            take_over: gives the new version what still waits for the old one.
-            may_lag: whether the old version may answer while the new one is loading.
+            load_ahead: requests a version before there is work for it; if it does not fit beside the others, it
+                replaces the version given last, if that is not None.
+            take_over: moves the waiting examples of the old version to the new one.
+            may_lag: whether the old version may be used while the new one is loading.
         """
         self._load_ahead = load_ahead
         self._take_over = take_over
@@ -46,10 +47,11 @@ class Versions:
         self._wanted: dict[tuple[Hashable, Hashable], Version] = {}
 
     def current(self, model: Hashable, key: Hashable) -> Version:
+        """Return the version that a key uses now."""
         return self._current.get((model, key), Version())
 
     def next(self, model: Hashable, key: Hashable, wanted: Version) -> Version:
-        """For the next examples of this key, which should get the version that is wanted."""
+        """Return the version for the next examples of this key: the wanted one, or the old one until that is loaded."""
         old = self._current.get((model, key))
         self._wanted[model, key] = wanted
         if old is not None and old == wanted:
@@ -58,8 +60,8 @@ class Versions:
             self._current[model, key] = wanted
         else:
             is_last = not self._is_used_by_others(model, key, old)
-            # One that can't be loaded never comes, and the host has said so. One that finds no room beside the old one
-            # comes where that goes; but not while other keys need that: then they take turns.
+            # A version that can't be loaded is never used; the host has logged why. A version that does not fit beside
+            # the old one replaces it; while other keys need the old one, the two take turns instead.
             if self._load_ahead(model, wanted, old if is_last else None) in (Ahead.READY, Ahead.NO_ROOM):
                 self._current[model, key] = wanted
                 if is_last:
@@ -67,11 +69,11 @@ class Versions:
         return self._current[model, key]
 
     def known(self) -> list[tuple[Hashable, Hashable]]:
-        """Whatever has a version so far: model and key."""
+        """Return the pairs of model and key that have a version."""
         return list(self._current)
 
     def needed(self) -> set[tuple[Hashable, str]]:
-        """The models and paths that some key uses, or waits for."""
+        """Return the models and paths that any key uses or waits for."""
         both = [*self._current.items(), *self._wanted.items()]
         return {(model, version.path) for (model, _), version in both}
 
@@ -81,37 +83,42 @@ class Versions:
 
 
 def version_of_all(metadata: Any) -> Version:
-    """What a side input of `ModelMetadata` says, for a model without keys.
+    """Return the version that a side input names for a model without keys.
 
     >>> version_of_all("models/v2.pt")
     Traceback (most recent call last):
-    TypeError: found 'models/v2.pt' in model_metadata_pcoll; there are no keys, so expected ModelMetadata(path, name)
+    luminosity.errors.InvalidType: found 'models/v2.pt' in model_metadata_pcoll, expected ModelMetadata(path, name), \
+because there are no keys
     """
     if not isinstance(metadata, ModelMetadata):
-        raise TypeError(
-            f"found {metadata!r} in model_metadata_pcoll; there are no keys, so expected ModelMetadata(path, name)"
+        raise InvalidType(
+            f"found {metadata!r} in model_metadata_pcoll, expected ModelMetadata(path, name), because there are no keys"
         )
     return Version(metadata.model_id, metadata.model_name)
 
 
 def versions_of_keys(metadata: Any, models: ModelSet) -> Mapping[Hashable, Version]:
-    """What a side input of `KeyModelPathMapping`s says, checked: every key has exactly one path."""
+    """Return the version that a side input names for each key. Raises if a key has no path, or several."""
     found: dict[Hashable, Version] = {}
     mappings = [metadata] if isinstance(metadata, str | tuple) or not isinstance(metadata, Iterable) else list(metadata)
     for mapping in mappings:
         if mapping is metadata or not isinstance(mapping, KeyModelPathMapping):
-            raise TypeError(
-                f"found {mapping!r} in model_metadata_pcoll; there are keys, so expected its one element to be a list "
-                "of KeyModelPathMapping"
+            raise InvalidType(
+                f"found {mapping!r} in model_metadata_pcoll, expected one element that is a list of "
+                "KeyModelPathMapping, because there are keys"
             )
         if not mapping.update_path:
-            raise ValueError(f"Invalid model update, path for {mapping.keys} is empty")
+            raise InvalidArgument(f"found an empty path for the keys {mapping.keys} in a model update, expected a path")
         for key in mapping.keys:
             if key in found:
-                raise ValueError(f"Invalid model update: {key} appears in multiple update lists")
+                raise InvalidArgument(
+                    f"found the key {key!r} in several mappings of a model update, expected it in one"
+                )
             models.name_of_key(key)
             found[key] = Version(mapping.update_path, mapping.model_id)
     missing = [key for key in models.keys if key not in found]
     if missing:
-        raise ValueError(f"Invalid model update: {missing[0]} is in the original configuration, but not in the update")
+        raise InvalidArgument(
+            f"found no path for the key {missing[0]!r} in a model update, expected one for every key of the handler"
+        )
     return found

@@ -1,4 +1,4 @@
-"""Looks for new versions of a model among files, beside the work."""
+"""Looks for new versions of a model among files, in the background."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ _KEY = "{key}"
 
 @dataclass(frozen=True)
 class Watch:
-    """Which files to look at, how often, and until when; what was there before `since` is no new version."""
+    """Which files to watch, how often, and until when.
+
+    Times are in seconds, ``until`` and ``since`` since the epoch. A file from before ``since`` is no new version.
+    """
 
     pattern: str
     interval: float
@@ -26,7 +29,8 @@ class Watch:
     since: float = field(default_factory=time.time)
 
     def pattern_for(self, key: Hashable) -> str:
-        """
+        """Return the pattern of one key.
+
         >>> Watch("models/{key}/*.pt", 60, until=0).pattern_for("en")
         'models/en/*.pt'
         """
@@ -34,13 +38,14 @@ class Watch:
 
     @property
     def is_per_key(self) -> bool:
+        """Whether the pattern contains ``{key}``."""
         return _KEY in self.pattern
 
 
 class Watcher:
-    """The newest file for each key. Whoever asks gets what is known; the looking is done by a thread beside.
+    """Knows the newest file of each key; a background thread looks for new ones.
 
-    Every worker looks for itself: no unbounded source is needed, so it works in bounded pipelines, on any runner.
+    Every worker looks for itself, so this needs no unbounded source and works in bounded pipelines, on any runner.
     """
 
     def __init__(self, watch: Watch, keys: Sequence[Hashable]) -> None:
@@ -49,24 +54,26 @@ class Watcher:
         self._newest: dict[Hashable, str] = {}
         self._next_look = 0.0
         self._looking = threading.Lock()
-        self._told: set[tuple[str, str]] = set()
+        self._warned: set[tuple[str, str]] = set()
 
     def newest(self, key: Hashable) -> str:
-        """The path of its newest version; nothing where there is none yet."""
+        """Return the path of a key's newest version, or an empty string; does not block."""
         self._look_if_due()
         return self._newest.get(key, "")
 
     def look(self) -> None:
-        """Once, now."""
+        """Look for new versions of all keys now, in this thread."""
         for key in self._keys:
             pattern = self._watch.pattern_for(key)
             try:
                 found = FileSystems.match([pattern])[0].metadata_list
-            except Exception as error:  # Of any store. The versions known so far stay; the next look may do better.
-                self._tell_once("error", pattern, f"Could not look for new models at {pattern}: {error}")
+            except (
+                Exception
+            ) as error:  # Any file system may fail in its own way. Keep the known versions; the next look may succeed.
+                self._warn_once("error", pattern, f"Could not look for new models at {pattern}: {error}")
                 continue
             if not found:
-                self._tell_once("empty", pattern, f"No file matches watch_model_pattern={pattern} so far.")
+                self._warn_once("empty", pattern, f"No file matches watch_model_pattern={pattern} yet.")
             new = [each for each in found if each.last_updated_in_seconds > self._watch.since]
             if new:
                 self._newest[key] = max(new, key=lambda each: (each.last_updated_in_seconds, each.path)).path
@@ -85,7 +92,7 @@ class Watcher:
 
         threading.Thread(target=run, name="model-watch", daemon=True).start()
 
-    def _tell_once(self, kind: str, pattern: str, text: str) -> None:
-        if (kind, pattern) not in self._told:
-            self._told.add((kind, pattern))
+    def _warn_once(self, kind: str, pattern: str, text: str) -> None:
+        if (kind, pattern) not in self._warned:
+            self._warned.add((kind, pattern))
             _LOGGER.warning("%s", text)
