@@ -57,8 +57,9 @@ def warm_runner() -> None:
 
 
 @pytest.fixture
-def leaves_nothing(warm_runner: None) -> Iterator[None]:
+def leaves_nothing(request: pytest.FixtureRequest, warm_runner: None) -> Iterator[None]:
     """Fail a test whose run leaves files or worker processes behind."""
+    assert request.node.get_closest_marker("alone"), "other tests leave files, too: add pytest.mark.alone"
     with nothing_left_behind():
         yield
 

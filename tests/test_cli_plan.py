@@ -12,6 +12,8 @@ import pytest
 
 from tests.processes import files_of_luminosity
 
+pytestmark = pytest.mark.alone
+
 _PIPELINE = """
 import sys
 import psutil

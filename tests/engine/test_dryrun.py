@@ -23,7 +23,7 @@ from tests.marks import note
 from tests.processes import files_of_luminosity
 from tests.runners import IS_REFERENCE
 
-pytestmark = pytest.mark.skipif(IS_REFERENCE, reason="what runs nothing runs on no runner")
+pytestmark = [pytest.mark.alone, pytest.mark.skipif(IS_REFERENCE, reason="what runs nothing runs on no runner")]
 
 
 @pytest.mark.parametrize(

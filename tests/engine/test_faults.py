@@ -27,6 +27,7 @@ from tests.processes import MOST_KILLS, files_of_luminosity, fork_servers_of, ki
 from tests.runners import IS_REFERENCE, collect, collect_all, new_pipeline, run
 
 pytestmark = [
+    pytest.mark.alone,
     pytest.mark.skipif(IS_REFERENCE, reason="tests what only the engine does"),
     pytest.mark.usefixtures("leaves_nothing"),
 ]

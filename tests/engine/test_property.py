@@ -18,7 +18,7 @@ from tests.processes import kill_workers_of
 from tests.recipes import OPERATIONS, Recipe
 from tests.runners import IS_REFERENCE, collect, new_pipeline
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("leaves_nothing")]
+pytestmark = [pytest.mark.alone, pytest.mark.timeout(600), pytest.mark.usefixtures("leaves_nothing")]
 
 _SETTINGS = settings(
     deadline=None,

@@ -26,6 +26,7 @@ from tests.marks import note, notes
 from tests.runners import IS_REFERENCE, new_pipeline, new_runner, run
 
 pytestmark = [
+    pytest.mark.alone,
     pytest.mark.skipif(IS_REFERENCE, reason="tests what only the engine does"),
     pytest.mark.usefixtures("leaves_nothing"),
 ]

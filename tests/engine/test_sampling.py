@@ -15,6 +15,8 @@ from luminosity.engine.workers import printed
 from luminosity.engine.workers.printed import WorkerPrints
 from tests.processes import wait_for
 
+pytestmark = pytest.mark.alone
+
 _MB = 1 << 20
 _CHILD = "import sys; data = bytearray(b'x') * (100 << 20); print('ready', flush=True); sys.stdin.read()"
 

@@ -22,6 +22,7 @@ from tests.processes import files_of_luminosity, wait_for
 from tests.runners import IS_REFERENCE, finished, new_pipeline, run, start
 
 pytestmark = [
+    pytest.mark.alone,
     pytest.mark.skipif(IS_REFERENCE, reason="tests what only the engine does"),
     pytest.mark.usefixtures("leaves_nothing"),
 ]

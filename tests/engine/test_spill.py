@@ -29,6 +29,8 @@ from luminosity.errors import OptionError, SpillFailed
 from tests.processes import files_of_luminosity
 from tests.runners import collect, new_pipeline, run
 
+pytestmark = pytest.mark.alone
+
 _SMALL_BUDGET = "--memory_budget=2MB"
 
 

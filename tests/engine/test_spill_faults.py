@@ -21,6 +21,7 @@ from tests.processes import MOST_KILLS, files_of_luminosity, kill_workers_of, wa
 from tests.runners import IS_REFERENCE, collect_all, new_pipeline, run
 
 pytestmark = [
+    pytest.mark.alone,
     pytest.mark.skipif(IS_REFERENCE, reason="tests what only the engine does"),
     pytest.mark.usefixtures("leaves_nothing"),
 ]

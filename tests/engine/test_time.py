@@ -14,7 +14,7 @@ from apache_beam.transforms.userstate import BagStateSpec, TimerSpec, on_timer
 
 from tests.runners import collect, new_pipeline
 
-pytestmark = pytest.mark.usefixtures("leaves_nothing")
+pytestmark = [pytest.mark.alone, pytest.mark.usefixtures("leaves_nothing")]
 
 _BAG = beam.DoFn.StateParam(BagStateSpec("bag", beam.coders.VarIntCoder()))
 _END = TimerSpec("end", TimeDomain.WATERMARK)
