@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import doctest
 import importlib.util
 import os
 import re
@@ -15,6 +16,7 @@ from types import ModuleType
 
 import pytest
 
+from luminosity.cli.main import main
 from tests.docs_pages import REPOSITORY, Page, find_other_pages, find_pages, prepare_folder
 
 PAGES = {page.name: page for page in find_pages()}
@@ -126,10 +128,9 @@ def test_a_failure_names_the_page_and_the_block(tmp_path: Path) -> None:
     assert place == "docs/not-there.md:13 failed, in the block that begins at line 12"
 
 
-@pytest.fixture(scope="module")
-def hooks() -> ModuleType:
-    """The hooks of the site."""
-    specification = importlib.util.spec_from_file_location("hooks", REPOSITORY / "docs" / "assets" / "hooks.py")
+def load_asset(name: str) -> ModuleType:
+    """Import a Python file that the site's configuration names."""
+    specification = importlib.util.spec_from_file_location(name, REPOSITORY / "docs" / "assets" / f"{name}.py")
     assert specification is not None
     assert specification.loader is not None
     module = importlib.util.module_from_spec(specification)
@@ -138,12 +139,12 @@ def hooks() -> ModuleType:
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_the_site_shows_code_and_titles_but_no_notes_for_the_tests(name: str, hooks: ModuleType) -> None:
+def test_the_site_shows_code_and_titles_but_no_notes_for_the_tests(name: str) -> None:
     from markdown import Markdown
 
     page = PAGES[name]
     markdown = Markdown(extensions=["pymdownx.highlight", "pymdownx.superfences", "tables"])
-    shown = markdown.convert(hooks.for_readers(page.text))
+    shown = markdown.convert(load_asset("hooks").for_readers(page.text))
     visible = [block for block in page.blocks if block.language != "setup"]
     assert shown.count('<div class="highlight">') == len(visible)
     assert "```" not in shown
@@ -170,3 +171,21 @@ def test_the_site_builds_without_warnings_and_fetches_nothing(tmp_path: Path) ->
         fetched = re.findall(r'<(?:script|img|iframe)[^>]* src="?(https?://[^" >]+)', path.read_text())
         fetched += re.findall(r'<link[^>]* href="?(https?://[^" >]+)', path.read_text())
         assert not fetched, f"{path} fetches {fetched}"
+
+
+def test_docstrings_become_markdown() -> None:
+    """The site's reference shows doctests and literal blocks as code."""
+    docstrings = load_asset("docstrings")
+    assert doctest.testmod(docstrings).failed == 0
+    assert docstrings.as_markdown("Before::\n\n    a  b\n\nAfter :class:`X`.") == (
+        "Before:\n\n```text\na  b\n```\n\nAfter `X`."
+    )
+
+
+def test_every_command_has_a_section(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    listed = re.search(r"^  COMMAND\n((?:    .*\n)+)", capsys.readouterr().out, re.MULTILINE)
+    assert listed is not None
+    commands = re.findall(r"^    ([a-z]+) ", listed[1], re.MULTILINE)
+    assert {f"lum-{command}" for command in commands} == PAGES["docs/commands.md"].anchors - {"commands"}
