@@ -121,7 +121,7 @@ def test_an_error_in_serving_is_kept_for_the_commit_to_see() -> None:
     request = beam_fn_api_pb2.StateRequest(id="1", instruction_id="1", state_key=key)
     request.append.data = b"x"
     assert "multimap_user_state" in store.handle(request).error
-    assert "multimap_user_state" in store.error("1")
+    assert "multimap_user_state" in str(store.error("1"))
 
 
 def test_a_bundle_that_does_not_run_is_not_served() -> None:

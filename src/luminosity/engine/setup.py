@@ -14,7 +14,7 @@ from luminosity.engine.debugging.saving import Saver
 from luminosity.engine.fnapi.server import FnApiServer
 from luminosity.engine.folders import RunFolders
 from luminosity.engine.loop.buffers import BufferRun, Outflow, queue_limit
-from luminosity.engine.loop.failures import MAX_TRIES, Failures
+from luminosity.engine.loop.failures import MAX_ATTEMPTS, Failures
 from luminosity.engine.loop.metrics import RunMetrics
 from luminosity.engine.loop.parts import RunParts
 from luminosity.engine.loop.spill_policy import SpillPolicy
@@ -84,7 +84,7 @@ def set_up(
         launcher=process_launcher,
         config=config,
         metrics=metrics,
-        failures=Failures(codecs, 1 if config.debug else MAX_TRIES, saver.save if saver is not None else None),
+        failures=Failures(codecs, 1 if config.debug else MAX_ATTEMPTS, saver.save if saver is not None else None),
         prints=prints,
         queue_limit=limit,
     )

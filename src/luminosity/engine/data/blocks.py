@@ -12,17 +12,19 @@ from luminosity.engine.plan.codecs import ElementCodec
 from luminosity.engine.spill import frames
 from luminosity.engine.spill.quota import Ledger
 
-_PACK_BYTES = 1 << 20
+__all__ = ["Block", "BlockStore"]
+
+_PACK_BYTES = 1 << 20  # small pieces of data share a spill file of about this size
 _numbers = itertools.count(1)
 
 
 class _File:
-    """A file that blocks refer to: as a worker wrote it into memory, or packed on disk."""
+    """A file that blocks refer to: plain in shared memory, as a worker wrote it, or packed on disk."""
 
     __slots__ = ("place", "references", "size")
 
     def __init__(self, path: str, size: int, is_packed: bool, references: int) -> None:
-        self.place = path, is_packed  # changes at once: a side input's blocks are read by other threads, too
+        self.place = path, is_packed  # replaced atomically, since other threads read a side input's blocks
         self.size = size
         self.references = references
 
@@ -32,25 +34,26 @@ class _File:
 
 
 class _Content:
-    """What blocks that were cut or shared have in common."""
+    """The data that blocks have in common after they were cut or shared."""
 
     __slots__ = ("base", "data", "file", "on_free", "pins", "references")
 
     def __init__(self, data: bytes, file: _File | None, on_free: Callable[[], None] | None) -> None:
         self.data = data
-        self.file = file  # where the data is, unless it is here
-        self.base = 0  # where in the file
+        self.file = file  # has the data if it is not in ``data``
+        self.base = 0  # where the data starts in the file
         self.on_free = on_free
-        self.pins = 0  # bundles that run: their workers open the file where it is now
+        self.pins = 0  # running bundles, whose workers open the file where it is now
         self.references = 1
 
 
 class Block:
-    """Some encoded elements: bytes, or a part of a file. Made by a :class:`BlockStore`.
+    """Several encoded elements, stored and moved as one unit: bytes, or a range of a file.
 
-    Whoever holds a block releases it once. ``hold`` (microseconds) is a lower bound of what its elements may still
-    cause: no watermark that depends on them passes it. ``weight`` is what it brings along: its bytes, and those that
-    its elements refer to.
+    A :class:`BlockStore` makes blocks. The holder of a block calls :meth:`release` once. ``hold`` (microseconds) is
+    the earliest timestamp that output of the elements may have: no watermark that depends on them passes it.
+    ``weight`` counts the block's bytes and those that its elements refer to. Only the loop's thread changes blocks;
+    any thread may call :meth:`data`.
     """
 
     __slots__ = ("_content", "_start", "_store", "count", "hold", "size", "weight")
@@ -67,13 +70,14 @@ class Block:
         self.weight = weight
 
     def message(self) -> bytes:
-        """The message by which a worker gets it."""
+        """Return the message that hands the block to a worker."""
         file = self._content.file
         if file is None:
             return wire.pack_bytes(self.count, self.data())
         return wire.pack_span(self.count, self._span(*file.place))
 
     def data(self) -> bytes:
+        """Return the encoded elements. Reads the file if they are not in memory."""
         data, file = self._content.data, self._content.file  # in this order: spilling sets the file first
         if file is None:
             return data[self._start : self._start + self.size]
@@ -89,19 +93,20 @@ class Block:
         return wire.FileSpan(path, self._content.base + self._start, self.size, is_packed)
 
     def pin(self) -> None:
-        """Keep it where it is, until ``unpin``: a worker is told to look there."""
+        """Keep the data where it is until :meth:`unpin`, since a worker reads it there."""
         self._content.pins += 1
 
     def unpin(self) -> None:
+        """Undo one :meth:`pin`."""
         self._content.pins -= 1
 
     def share(self) -> Block:
-        """Another reference to the same elements."""
+        """Return another reference to the same elements."""
         self._content.references += 1
         return Block(self._store, self._content, self._start, self.size, self.count, self.hold, self.weight)
 
     def cut(self, codec: ElementCodec, count: int) -> tuple[Block, Block]:
-        """This block in two, the first with ``count`` elements; takes this block's place."""
+        """Cut this block after ``count`` elements. The two blocks that are returned take its place."""
         size = codec.offset_after(self.data(), count)
         rest = self.share()
         head = Block(self._store, self._content, self._start, size, count, self.hold, size)
@@ -112,34 +117,36 @@ class Block:
         return head, rest
 
     def release(self) -> None:
-        self._store.let_go(self._content)
+        """Drop this reference. The data is freed with the last one."""
+        self._store.drop(self._content)
 
     @property
     def refers(self) -> bool:
-        """Whether its elements refer to data elsewhere."""
+        """Whether the elements refer to data elsewhere, such as the values of a large group."""
         return self._content.on_free is not None
 
     @property
     def can_spill(self) -> bool:
-        """Whether it is in memory and may be moved.
+        """Whether the data is in memory and may be moved to disk.
 
-        What refers to data elsewhere stays: it is small, and must know when it is freed.
+        Elements that refer to data elsewhere stay: they are small, and must notify the owner when they are freed.
         """
         content = self._content
         return not self.refers and not content.pins and (content.file is None or not content.file.is_packed)
 
     @property
     def content(self) -> _Content:
+        """The shared data, for the store."""
         return self._content
 
 
 class BlockStore:
-    """Makes a run's blocks, counts those in memory, and moves them to disk. For the loop's thread alone."""
+    """Makes a run's blocks, counts those in memory, and moves them to disk. Only the loop's thread uses it."""
 
     def __init__(self, spill_folder: str, ledger: Ledger) -> None:
         self._spill_folder = spill_folder
         self.ledger = ledger
-        self.files: set[str] = set()  # those that some block refers to
+        self.files: set[str] = set()  # paths that some block refers to
 
     def of_bytes(
         self,
@@ -150,13 +157,17 @@ class BlockStore:
         weight: int | None = None,
         on_free: Callable[[], None] | None = None,
     ) -> Block:
-        """``on_free`` is called once no block needs what the bytes refer to, which weighs ``weight`` with them."""
+        """Make a block of bytes in memory.
+
+        If the elements refer to data elsewhere, ``weight`` counts that data too, and ``on_free`` is called once no
+        block refers to it any more.
+        """
         self.ledger.hold(len(data))
         content = _Content(data, None, on_free)
         return Block(self, content, 0, len(data), count, hold, len(data) if weight is None else weight)
 
     def received(self, message: bytes, hold: int, writer: int) -> Block:
-        """The block that a worker sent; a file it wrote is ours from here on."""
+        """Make the block that a worker sent. The store takes over the file, if the worker wrote one."""
         count, content = wire.unpack(message)
         if isinstance(content, bytes):
             return self.of_bytes(content, count, hold)
@@ -167,7 +178,8 @@ class BlockStore:
             self.ledger.received(writer, content.size)
         return Block(self, _Content(b"", file, None), content.start, content.size, count, hold, content.size)
 
-    def let_go(self, content: _Content) -> None:
+    def drop(self, content: _Content) -> None:
+        """Drop one reference to a block's data, for :meth:`Block.release`."""
         content.references -= 1
         if content.references:
             return
@@ -184,7 +196,7 @@ class BlockStore:
             content.on_free()
 
     def spill(self, blocks: Iterable[Block], wanted: int) -> int:
-        """Move blocks to disk until ``wanted`` bytes of memory are free; how many were freed."""
+        """Move blocks to disk until ``wanted`` bytes of memory are free. Returns how many were freed."""
         freed = 0
         small: dict[int, _Content] = {}
         small_bytes = 0
@@ -216,7 +228,7 @@ class BlockStore:
         return file.size
 
     def _spill_together(self, contents: Collection[_Content]) -> int:
-        """Small pieces share a file."""
+        """Write small pieces of data into one file."""
         data = b"".join(content.data for content in contents)
         path = os.path.join(self._spill_folder, f"blocks.{next(_numbers)}{frames.SUFFIX}")
         frames.write_file(path, data)
@@ -237,6 +249,6 @@ class BlockStore:
 
     def _remove(self, path: str) -> None:
         self.files.discard(path)
-        # Its worker may have died, and its files been removed, before we heard of this one.
+        # If the worker died, its files may have been removed before this one was received.
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)

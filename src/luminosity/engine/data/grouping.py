@@ -1,4 +1,4 @@
-"""Group by key and window, on encoded bytes."""
+"""GroupByKey: groups elements by key and window, without decoding the values."""
 
 from __future__ import annotations
 
@@ -24,29 +24,34 @@ from apache_beam.utils.windowed_value import PaneInfo, PaneInfoTiming, WindowedV
 from luminosity.engine.data.blocks import Block, BlockStore
 from luminosity.engine.data.state import StateStore
 from luminosity.engine.data.watermarks import MAX, Holds
+from luminosity.engine.data.wire import BLOCK_BYTES
 from luminosity.engine.plan.codecs import ElementCodec
 from luminosity.engine.spill.files import Chunk, MemoryChunk, pieces
 from luminosity.engine.spill.runs import LARGE_BYTES, Entry
 from luminosity.engine.spill.table import GroupTable
-from luminosity.engine.workers.channel import BLOCK_BYTES
 
-_LENGTH = struct.Struct(">i")  # how Beam's iterable coder begins: the length, or -1 for pieces
+__all__ = ["Group", "Grouping"]
+
+_LENGTH = struct.Struct(">i")  # Beam's iterable coder begins with the length, or -1 if the values come in pieces
 _REST_IN_STATE = b"\xff" * 9 + b"\x01"  # -1 as a variable-length integer, in place of a piece's length
-_MOST_SUFFIXES = 10_000
+_MOST_SUFFIXES = 10_000  # bounds the cache of encoded windows to about a megabyte
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
+    """One group of the output: a key, a window and the values."""
+
     start: bytes  # header and key, encoded
-    count: int
-    chunks: list[Chunk]  # the values, laid end to end
+    count: int  # of values
+    chunks: list[Chunk]  # the encoded values, one after the other
     timestamp_micros: int
 
 
 class Grouping:
-    """Collects a GroupByKey's input; gives its output, block by block, once the input is complete.
+    """Collects the input of a GroupByKey, and produces its output block by block once the input is complete.
 
-    The values of a large group stay in ``state``, where workers read them piece by piece.
+    The values of a large group stay in ``state``, where workers read them piece by piece. Only the loop's thread uses
+    it. Owns the pending blocks and the table; call :meth:`release` when the run ends.
     """
 
     def __init__(
@@ -62,17 +67,18 @@ class Grouping:
         self.table = GroupTable(folder, blocks.ledger, self._rule.combine_times)
         self._state = state
         self._blocks = blocks
-        self.pending: deque[Block] = deque()  # not looked into yet
+        self.pending: deque[Block] = deque()  # not grouped yet
         self._pending_holds = Holds()
-        self.may_refer_to_state = True
+        self.may_refer_to_state = True  # whether readers can fetch a large group's values from the state
         self._output: Iterator[Block] | None = None
 
     @property
     def earliest(self) -> int:
-        """No group is earlier; of what was not looked into yet, its blocks say so."""
+        """The earliest timestamp that a group may have, in microseconds."""
         return min(self._rule.earliest, self._pending_holds.minimum)
 
     def add(self, block: Block) -> None:
+        """Add input to be grouped by :meth:`absorb`. Takes over the block."""
         if self._output is not None:
             raise AssertionError("input came to a grouping whose output has begun: a watermark ran ahead")
         self.pending.append(block)
@@ -86,12 +92,13 @@ class Grouping:
         block.release()
 
     def next_block(self) -> Block | None:
-        """The next groups, about 1 MB of them; None when there are no more. The watermark has passed every window."""
+        """Return the next groups, about 1 MB, or None if there are no more. Call it once the input is complete."""
         if self._output is None:
             self._output = self._release()
         return next(self._output, None)
 
     def release(self) -> None:
+        """Release all data."""
         for block in self.pending:
             block.release()
         self.pending.clear()
@@ -130,14 +137,18 @@ class Grouping:
 
 
 class _Rule(Protocol):
-    """What the table's ids and values are, and which groups come of them."""
+    """How elements become ids and values of the table, and entries of the table become groups."""
 
-    earliest: int
+    earliest: int  # timestamp that a group may have
     combine_times: Callable[[int, int], int]
 
-    def add(self, table: GroupTable, data: bytes) -> None: ...
+    def add(self, table: GroupTable, data: bytes) -> None:
+        """Add encoded elements to the table."""
+        ...
 
-    def groups(self, entry: Entry) -> Iterable[Group]: ...
+    def groups(self, entry: Entry) -> Iterable[Group]:
+        """Return the groups of an entry of the table."""
+        ...
 
 
 def _rule(written: ElementCodec, read: ElementCodec, windowing: Windowing) -> _Rule:
@@ -149,7 +160,7 @@ def _rule(written: ElementCodec, read: ElementCodec, windowing: Windowing) -> _R
 
 
 class _GlobalRule:
-    """One window, one firing: timestamps and panes are of no interest. An id is a key."""
+    """The global window with the default trigger: it fires once. An id is a key."""
 
     _PANE = PaneInfo(is_first=True, is_last=True, timing=PaneInfoTiming.ON_TIME, index=0, nonspeculative_index=0)
 
@@ -168,7 +179,7 @@ class _GlobalRule:
 
 
 class _WindowRule:
-    """Windows that do not merge, each firing once, when it ends. An id is a key, a window and the window's length."""
+    """Windows that do not merge and fire once, when they end. An id is a key, a window and the window's length."""
 
     _PANE = PaneInfo(is_first=True, is_last=False, timing=PaneInfoTiming.ON_TIME, index=0, nonspeculative_index=0)
     _LENGTH = struct.Struct("<I")
@@ -219,9 +230,9 @@ class _WindowRule:
 
 
 class _TriggerRule:
-    """Everything else: Beam's own trigger machine, key by key. A value has its header before it.
+    """All other windows and triggers, by Beam's trigger machine. Each value follows its header; an id is a key.
 
-    The machine wants all values of a key at once, so each key must fit in memory.
+    The machine needs all values of a key at once, so the values of one key must fit in memory.
     """
 
     def __init__(self, written: ElementCodec, read: ElementCodec, windowing: Windowing) -> None:
@@ -252,5 +263,5 @@ class _TriggerRule:
 
 
 def _encoded_micros(timestamp: Timestamp) -> int:
-    """What is left of a timestamp when it is encoded: Beam writes milliseconds."""
+    """Return a timestamp as it is after encoding: Beam writes milliseconds."""
     return timestamp.micros // 1000 * 1000

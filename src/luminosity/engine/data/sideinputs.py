@@ -1,4 +1,4 @@
-"""Side inputs: the whole of a buffer, looked up by window and key."""
+"""Side inputs: all elements of a buffer, indexed by window and key."""
 
 from __future__ import annotations
 
@@ -18,18 +18,21 @@ from luminosity.engine.spill.quota import Ledger
 from luminosity.engine.spill.table import GroupTable
 from luminosity.errors import RunCancelled
 
-_LENGTH = struct.Struct(">i")
+__all__ = ["SideInputData"]
+
+_LENGTH = struct.Struct(">i")  # the number of a key's values, as Beam's iterable coder writes it
 _WINDOW = struct.Struct("<I")
-_BYTES_PER_INDEXED_BYTE = 4  # what an index in memory takes: its objects besides the data
-_TABLE_PART = 8  # of the budget, what an index that goes to disk may hold while it is made
+_BYTES_PER_INDEXED_BYTE = 4  # an index in memory takes about 4 times its data, because of Python's objects
+_TABLE_PART = 8  # while an index on disk is built, it may take 1/8 of the memory budget
 _numbers = itertools.count(1)
 
 
 class SideInputData:
-    """Collects a buffer's blocks and indexes them when they are first asked for.
+    """Collects a buffer's blocks and indexes them at the first read.
 
-    One serves every step that has the buffer as a side input. ``read`` is called on the server's threads, once the
-    buffer is complete; an index that has no room in memory is made on disk.
+    One object serves all steps that have the buffer as a side input. The loop's thread adds blocks, spills and
+    releases. The server's threads call :meth:`read` once the buffer is complete; the first read blocks while it builds
+    the index. An index that does not fit into the memory budget is built on disk. Owns the blocks and the index.
     """
 
     def __init__(self, codec: ElementCodec, folder: str, ledger: Ledger) -> None:
@@ -46,10 +49,11 @@ class SideInputData:
         self._is_over = False
 
     def add(self, block: Block) -> None:
+        """Add a block. Takes over the block."""
         self.blocks.append(block)
 
     def spill(self, store: BlockStore, wanted: int) -> int:
-        """Move blocks to disk; not while they are being indexed."""
+        """Move blocks to disk. Does nothing while they are being indexed. Returns how many bytes were freed."""
         if not self._lock.acquire(blocking=False):
             return 0
         try:
@@ -58,11 +62,12 @@ class SideInputData:
             self._lock.release()
 
     def data(self) -> Iterator[bytes]:
-        """All its elements, encoded, a block at a time."""
+        """Yield all encoded elements, one block at a time."""
         return (block.data() for block in self.blocks)
 
     def release(self) -> None:
-        self._is_over = True  # whoever is making an index, which may take long, gives up
+        """Release the blocks and the index. Waits for a read in progress, which gives up soon."""
+        self._is_over = True  # a thread that builds an index looks at this and raises
         with self._lock:
             for block in self.blocks:
                 block.release()
@@ -72,24 +77,24 @@ class SideInputData:
             self._forget()
 
     def read(self, state_key: beam_fn_api_pb2.StateKey) -> Sequence[Chunk]:
-        """The chunks of what ``state_key`` names."""
+        """Return the chunks that ``state_key`` names."""
         kind = state_key.WhichOneof("type")
         with self._lock:
-            self._go_on()
+            self._check_running()
             if kind == "iterable_side_input":
                 if self._values is None:
                     self._values = self._by_window()
                 return self._values.get(state_key.iterable_side_input.window, [])
-            asked = getattr(state_key, str(kind))
+            requested = getattr(state_key, str(kind))
             if self._multimap is None:
                 self._multimap = self._by_window_and_key()
             if kind == "multimap_side_input":
-                return self._multimap.values(asked.window, asked.key)
-            listing = str(kind), bytes(asked.window)
-            if listing not in self._listings:  # made once: a worker asks for it page by page
-                entries = self._multimap.entries(asked.window)
-                keys_alone = kind == "multimap_keys_side_input"
-                listed = (part for key, count, values in entries for part in _listed(keys_alone, key, count, values))
+                return self._multimap.values(requested.window, requested.key)
+            listing = str(kind), bytes(requested.window)
+            if listing not in self._listings:  # built once, since a worker requests it page by page
+                entries = self._multimap.entries(requested.window)
+                keys_only = kind == "multimap_keys_side_input"
+                listed = (part for key, count, values in entries for part in _listed(keys_only, key, count, values))
                 self._listings[listing] = list(map(self._keep, pieces(listed)))
             return self._listings[listing]
 
@@ -104,13 +109,15 @@ class SideInputData:
                     found.setdefault(window, []).append(self._keep(b"".join(values)))
         except BaseException:
             if self._multimap is None:
-                self._forget()  # who asks again starts anew
+                self._forget()  # the next read starts again
             raise
         return found
 
     def _by_window_and_key(self) -> _Multimap:
         size = _BYTES_PER_INDEXED_BYTE * sum(block.size for block in self.blocks)
-        multimap = _MemoryMultimap() if self._hold(size) else _DiskMultimap(self._folder, self._ledger, self._go_on)
+        multimap = (
+            _MemoryMultimap() if self._hold(size) else _DiskMultimap(self._folder, self._ledger, self._check_running)
+        )
         try:
             for block in self.blocks:
                 multimap.add((window, *self._codec.key_and_value(value)) for window, value in self._elements(block))
@@ -120,7 +127,7 @@ class SideInputData:
             raise
         return multimap
 
-    def _go_on(self) -> None:
+    def _check_running(self) -> None:
         if self._is_over:
             raise RunCancelled("the run is over")
 
@@ -132,7 +139,7 @@ class SideInputData:
         self._held = 0
 
     def _elements(self, block: Block) -> Iterator[tuple[bytes, bytes]]:
-        self._go_on()
+        self._check_running()
         for header, value in self._codec.elements(block.data()):
             for window in header.windows:
                 yield self._codec.encode_window(window), value
@@ -153,24 +160,30 @@ class SideInputData:
 
 class _Multimap(Protocol):
     def add(self, elements: Iterable[tuple[bytes, bytes, bytes]]) -> None:
-        """Add (window, key, value) triples."""
+        """Add tuples of window, key and value."""
         ...
 
-    def finish(self) -> None: ...
+    def finish(self) -> None:
+        """Complete the index. Call it once, after the last element."""
+        ...
 
-    def values(self, window: bytes, key: bytes) -> list[Chunk]: ...
+    def values(self, window: bytes, key: bytes) -> list[Chunk]:
+        """Return the values of a key."""
+        ...
 
     def entries(self, window: bytes) -> Iterator[tuple[bytes, int, Iterable[bytes]]]:
-        """The window's keys, each with the number of its values and the values."""
+        """Yield the keys of a window, each with the number of its values and the values."""
         ...
 
-    def release(self) -> None: ...
+    def release(self) -> None:
+        """Release all data."""
+        ...
 
 
 class _MemoryMultimap:
     def __init__(self) -> None:
         self._windows: dict[bytes, dict[bytes, list[bytes]]] = {}
-        self._counts: dict[tuple[bytes, bytes], int] = {}  # of values, where they were joined
+        self._counts: dict[tuple[bytes, bytes], int] = {}  # of values that were joined
 
     def add(self, elements: Iterable[tuple[bytes, bytes, bytes]]) -> None:
         for window, key, value in elements:
@@ -181,7 +194,7 @@ class _MemoryMultimap:
             for key, values in keys.items():
                 if len(values) > 1:
                     self._counts[window, key] = len(values)
-                    values[:] = pieces(values)  # once: they are read page by page
+                    values[:] = pieces(values)  # joined once, since they are read page by page
 
     def values(self, window: bytes, key: bytes) -> list[Chunk]:
         return list(map(MemoryChunk, self._windows.get(window, {}).get(key, ())))
@@ -195,10 +208,10 @@ class _MemoryMultimap:
 
 
 class _DiskMultimap:
-    """Grouped by sorting, then written in order. An id is the window, after its length, and the key."""
+    """Groups by sorting, then writes in order. An id is the window's length, the window and the key."""
 
-    def __init__(self, folder: str, ledger: Ledger, go_on: Callable[[], None]) -> None:
-        self._go_on = go_on  # called now and then; raises when it is no longer wanted
+    def __init__(self, folder: str, ledger: Ledger, check_running: Callable[[], None]) -> None:
+        self._check_running = check_running  # called often; raises once the run is over
         self._table = GroupTable(folder, ledger)
         self._most_in_table = ledger.limit // _TABLE_PART
         self._map = DiskMap(folder, f"side-input{next(_numbers)}")
@@ -213,7 +226,7 @@ class _DiskMultimap:
 
     def _taken(self) -> Iterator[tuple[bytes, int, Iterable[bytes]]]:
         for entry in self._table.take():
-            self._go_on()
+            self._check_running()
             yield entry.id, entry.count, entry.read()
 
     def values(self, window: bytes, key: bytes) -> list[Chunk]:
@@ -222,7 +235,7 @@ class _DiskMultimap:
     def entries(self, window: bytes) -> Iterator[tuple[bytes, int, Iterable[bytes]]]:
         prefix = _prefix(window)
         for found, count in self._map.with_prefix(prefix):
-            self._go_on()
+            self._check_running()
             yield found[len(prefix) :], count, (part.read() for part in self._map.parts(found))
 
     def release(self) -> None:
@@ -234,8 +247,8 @@ def _prefix(window: bytes) -> bytes:
     return _WINDOW.pack(len(window)) + window
 
 
-def _listed(keys_alone: bool, key: bytes, count: int, values: Iterable[bytes]) -> Iterator[bytes]:
+def _listed(keys_only: bool, key: bytes, count: int, values: Iterable[bytes]) -> Iterator[bytes]:
     yield key
-    if not keys_alone:
+    if not keys_only:
         yield _LENGTH.pack(count)
         yield from values

@@ -1,6 +1,6 @@
-"""User state and side inputs, served to workers.
+"""User state, side inputs and large groups, as workers read and write them.
 
-A bundle's writes are seen by that bundle alone until it commits; a bundle that fails leaves nothing behind.
+Only the bundle that writes state sees it, until the bundle commits. A bundle that fails leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ from luminosity.engine.spill.cells import Cell, Cells
 from luminosity.engine.spill.files import Chunk, MemoryChunk, SpillFile, StoredChunk
 from luminosity.engine.spill.quota import Ledger
 
-# A side input: window and (for a multimap) key, encoded → its chunks. See loop/sideinputs.py.
+__all__ = ["SideInputReader", "StateStore"]
+
+# Reads a side input: returns the chunks of an encoded window and, for a multimap, key. See sideinputs.py.
 SideInputReader = Callable[[beam_fn_api_pb2.StateKey], Sequence[Chunk]]
 
-_RESPONSE_BYTES = 4 << 20
-_COMPACT_CHUNKS = 64
+_RESPONSE_BYTES = 4 << 20  # a page: large enough to amortize a request, small beside a worker's memory
+_COMPACT_CHUNKS = 64  # a bag with more chunks is joined into one when it is committed
 _ORDERED_ENTRY: Any = coders.TupleCoder(
     [coders.VarIntCoder(), coders.LengthPrefixCoder(coders.BytesCoder())]
 ).get_impl()
@@ -37,16 +39,20 @@ _SIDE_INPUT_TYPES = frozenset(
 
 
 class _Overlay:
-    """What one bundle has changed and what it is in the middle of reading."""
+    """The uncommitted writes of one bundle, and the pages that it is reading."""
 
     def __init__(self) -> None:
         self.cells: dict[bytes, Cell] = {}
-        self.readings: dict[bytes, tuple[Sequence[Chunk], int]] = {}  # chunks, and the first that was not sent
-        self.error = ""
+        self.readings: dict[bytes, tuple[Sequence[Chunk], int]] = {}  # by token: chunks, and the first not sent yet
+        self.error: Exception | None = None
 
 
 class StateStore:
-    """All state of a run. Keys are exclusive to one bundle at a time, which the loop sees to."""
+    """All state of a run.
+
+    The server's threads call :meth:`handle`, the loop's thread everything else. The loop makes sure that a key belongs
+    to one bundle at a time. Call :meth:`release` when the run ends.
+    """
 
     def __init__(self, folder: str, ledger: Ledger) -> None:
         self._lock = threading.Lock()
@@ -58,10 +64,11 @@ class StateStore:
         self._tokens = itertools.count()
 
     def add_side_input(self, transform_id: str, tag: str, reader: SideInputReader) -> None:
+        """Serve a side input. Call it before the first bundle runs."""
         self._side_inputs[transform_id, tag] = reader
 
     def add_group(self, chunks: list[Chunk]) -> bytes:
-        """Keep a group's values for workers to read piece by piece, under the token that is returned."""
+        """Serve a large group's values, which workers read page by page. Returns the token that names the group."""
         token = b"%d" % next(self._tokens)
         self._groups[token] = chunks
         self._ledger.hold(_in_memory(chunks))
@@ -70,6 +77,7 @@ class StateStore:
         return token
 
     def remove_group(self, token: bytes) -> None:
+        """Release a group's values."""
         chunks = self._groups.pop(token)
         self._ledger.free(_in_memory(chunks))
         for file in _files(chunks):
@@ -77,27 +85,27 @@ class StateStore:
 
     @property
     def memory_bytes(self) -> int:
-        """Of the cells that are in memory and may be spilled."""
+        """The size of the cells in memory, all of which can be spilled."""
         return self._cells.memory_bytes
 
     def spill(self, wanted: int) -> int:
-        """Move cells to disk until ``wanted`` bytes are free; how many were freed."""
+        """Move cells to disk until ``wanted`` bytes are free. Returns how many were freed."""
         with self._lock:
             return self._cells.spill(wanted)
 
     def release(self) -> None:
-        """Everything goes; nobody asks any more."""
+        """Release all groups and cells, once no worker runs."""
         for token in list(self._groups):
             self.remove_group(token)
         with self._lock:
             self._cells.release()
 
     def group_data(self, token: bytes) -> Iterator[bytes]:
-        """A group's values, encoded."""
+        """Yield a group's encoded values."""
         return (chunk.read() for chunk in self._groups[token])
 
     def cells_of(self, transform_ids: Collection[str], keys: Collection[bytes]) -> list[tuple[bytes, bytes]]:
-        """What is committed for these keys: each cell's StateKey and content, both encoded."""
+        """Return the committed cells of these steps and keys: each cell's ``StateKey`` and content, both encoded."""
         found: list[tuple[bytes, bytes]] = []
         with self._lock:
             for cell_key, cell in self._cells.items():
@@ -109,13 +117,15 @@ class StateStore:
         return found
 
     def begin(self, instruction_id: str) -> None:
+        """Allow requests of a bundle that starts now."""
         self._overlays[instruction_id] = _Overlay()
 
-    def error(self, instruction_id: str) -> str:
-        """What went wrong in serving this bundle; a worker does not look at the answers to its writes."""
+    def error(self, instruction_id: str) -> Exception | None:
+        """Return the exception that a request of this bundle raised. Workers ignore errors in responses to writes."""
         return self._overlays[instruction_id].error
 
     def commit(self, instruction_id: str) -> None:
+        """Apply the writes of a bundle."""
         with self._lock:
             for key, cell in self._overlays.pop(instruction_id).cells.items():
                 if len(cell) > _COMPACT_CHUNKS and isinstance(cell[0], bytes):
@@ -123,20 +133,22 @@ class StateStore:
                 self._cells.put(key, cell)
 
     def discard(self, instruction_id: str) -> None:
+        """Drop the writes of a bundle."""
         self._overlays.pop(instruction_id, None)
 
     def handle(self, request: beam_fn_api_pb2.StateRequest) -> beam_fn_api_pb2.StateResponse:
+        """Respond to a request of a running bundle. Called on the server's threads; reads from disk if need be."""
         overlay = self._overlays.get(request.instruction_id)
         if overlay is None:
             error = f"bundle {request.instruction_id} is not running"
             return beam_fn_api_pb2.StateResponse(id=request.id, error=error)
         try:
-            return self._answer(overlay, request)
+            return self._respond(overlay, request)
         except Exception as error:
-            overlay.error = f"{type(error).__name__}: {error}"
-            return beam_fn_api_pb2.StateResponse(id=request.id, error=overlay.error)
+            overlay.error = error
+            return beam_fn_api_pb2.StateResponse(id=request.id, error=f"{type(error).__name__}: {error}")
 
-    def _answer(self, overlay: _Overlay, request: beam_fn_api_pb2.StateRequest) -> beam_fn_api_pb2.StateResponse:
+    def _respond(self, overlay: _Overlay, request: beam_fn_api_pb2.StateRequest) -> beam_fn_api_pb2.StateResponse:
         kind = request.WhichOneof("request")
         response = beam_fn_api_pb2.StateResponse(id=request.id)
         if kind == "get":
@@ -156,13 +168,13 @@ class StateStore:
         return response
 
     def _page(self, overlay: _Overlay, key: beam_fn_api_pb2.StateKey, token: bytes) -> tuple[Sequence[Chunk], int]:
-        """The chunks to send, and the first that was not sent yet."""
+        """Return all chunks that were requested, and the index of the first that was not sent yet."""
         if token and _is_constant(key):
             return self._read(overlay, key), int(token)
         return overlay.readings[token] if token else (self._read(overlay, key), 0)
 
     def _continue(self, overlay: _Overlay, key: beam_fn_api_pb2.StateKey, chunks: Sequence[Chunk], first: int) -> bytes:
-        """A token for the rest. Workers keep those of side inputs from one bundle to the next."""
+        """Return a token for the rest. Tokens of side inputs outlive the bundle, since workers keep them."""
         if _is_constant(key):
             return b"%d" % first
         token = b"%d" % next(self._tokens)
@@ -194,7 +206,7 @@ class StateStore:
                 start = len(data) - stream.size()
                 sort_key, _ = _ORDERED_ENTRY.decode_from_stream(stream, True)
                 cell.append((sort_key, data[start : len(data) - stream.size()]))
-            cell.sort(key=lambda entry: entry[0])  # stable: equal keys stay in the order they came
+            cell.sort(key=lambda entry: entry[0])  # stable: equal keys stay in the order of their arrival
             return
         _require_bag(key.WhichOneof("type"))
         self._writable(overlay, key.SerializeToString()).append(data)
@@ -214,18 +226,18 @@ class StateStore:
         return overlay.cells[cell_key]
 
     def _range(self, overlay: _Overlay, key: beam_fn_api_pb2.StateKey) -> tuple[Cell, int, int]:
-        """An ordered list's cell, and the part of it that the key's range names."""
+        """Return the cell of an ordered list, and the start and end of the key's range in it."""
         whole = beam_fn_api_pb2.StateKey()
         whole.CopyFrom(key)
         whole.ordered_list_user_state.ClearField("range")
         cell = self._writable(overlay, whole.SerializeToString())
-        asked = key.ordered_list_user_state.range
-        first = bisect_left(cell, asked.start, key=lambda entry: entry[0])
-        return cell, first, bisect_left(cell, asked.end, key=lambda entry: entry[0])
+        requested = key.ordered_list_user_state.range
+        first = bisect_left(cell, requested.start, key=lambda entry: entry[0])
+        return cell, first, bisect_left(cell, requested.end, key=lambda entry: entry[0])
 
 
 def _is_constant(key: beam_fn_api_pb2.StateKey) -> bool:
-    """Whether what is there never changes while it can be read."""
+    """Return whether the data of a key never changes while it can be read."""
     kind = key.WhichOneof("type")
     return kind in _SIDE_INPUT_TYPES or kind == "runner"
 
@@ -244,7 +256,7 @@ def _files(chunks: list[Chunk]) -> list[SpillFile]:
 
 
 def _page_end(chunks: Sequence[Chunk], first: int) -> int:
-    """Where the page that begins at chunk ``first`` ends."""
+    """Return the end of the page that starts at chunk ``first``."""
     size = 0
     for index in range(first, len(chunks)):
         size += chunks[index].size

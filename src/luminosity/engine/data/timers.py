@@ -1,4 +1,4 @@
-"""Timers that are set and have not fired, of the keys of one shard."""
+"""Timers that are set and have not fired."""
 
 from __future__ import annotations
 
@@ -8,15 +8,20 @@ from collections.abc import Iterable
 from luminosity.engine.data.watermarks import Holds
 from luminosity.engine.plan.codecs import TimerRecord
 
+__all__ = ["FamilyKey", "TimerStore"]
+
 FamilyKey = tuple[str, str]
 
 
 class TimerStore:
-    """One timer per family, key, tag and window: a later one replaces it, whichever bundle set it."""
+    """The timers of one shard's keys. Only the loop's thread uses it.
+
+    There is one timer for each family, key, tag and window; setting it again replaces it.
+    """
 
     def __init__(self) -> None:
         self._timers: dict[tuple[FamilyKey, bytes], TimerRecord] = {}
-        # By family: times and identities. An entry counts only while the timer is still set for that time.
+        # By family: heaps of times and identities. An entry is valid only while the timer is set for that time.
         self._schedule: dict[FamilyKey, list[tuple[int, bytes]]] = {}
         self.holds = Holds()
 
@@ -24,7 +29,7 @@ class TimerStore:
         return len(self._timers)
 
     def apply(self, family: FamilyKey, records: Iterable[TimerRecord]) -> None:
-        """Set and clear, in the order that the bundle did."""
+        """Set and clear timers, in the order in which a bundle did."""
         for record in records:
             previous = self._timers.pop((family, record.identity), None)
             if previous is not None:
@@ -35,6 +40,7 @@ class TimerStore:
                 heapq.heappush(self._schedule.setdefault(family, []), (record.fire_micros, record.identity))
 
     def next_fire(self, family: FamilyKey) -> int | None:
+        """Return when the family's next timer fires, in microseconds, or None if none is set."""
         schedule = self._schedule.get(family, [])
         while schedule and not self._is_set(family, *schedule[0]):
             heapq.heappop(schedule)
@@ -51,10 +57,10 @@ class TimerStore:
         return min(fires)[1] if fires else None
 
     def take_due(self, now_by_family: dict[FamilyKey, int], limit: int) -> dict[FamilyKey, list[TimerRecord]]:
-        """Remove and return what is due; of each key only its earliest, since that may change its later ones."""
+        """Remove and return due timers. Of each key only the earliest are due, since they may change its later ones."""
         earliest: dict[bytes, int] = {}
         due: list[tuple[FamilyKey, TimerRecord]] = []
-        seen: set[tuple[FamilyKey, bytes]] = set()  # set, cleared and set again: two entries, one timer
+        seen: set[tuple[FamilyKey, bytes]] = set()  # a timer set, cleared and set again has two entries
         while len(due) < limit and (family := self._first_due(now_by_family)) is not None:
             fire, identity = heapq.heappop(self._schedule[family])
             if (family, identity) not in seen:

@@ -1,8 +1,10 @@
-"""Event time, in microseconds, and the holds that keep a watermark back."""
+"""The ends of event time, in microseconds, and the holds that keep a watermark back."""
 
 from __future__ import annotations
 
 from apache_beam.utils import timestamp
+
+__all__ = ["MAX", "MIN", "Holds"]
 
 MIN: int = timestamp.MIN_TIMESTAMP.micros
 MAX: int = timestamp.MAX_TIMESTAMP.micros
@@ -21,10 +23,12 @@ class Holds:
         self._counts: dict[int, int] = {}
 
     def add(self, hold: int) -> None:
-        hold = min(hold, MAX - 1)  # whatever is still to come keeps time from ending
+        """Add one occurrence of a timestamp."""
+        hold = min(hold, MAX - 1)  # as long as there is a hold, the watermark must not reach MAX
         self._counts[hold] = self._counts.get(hold, 0) + 1
 
     def remove(self, hold: int) -> None:
+        """Remove one occurrence of a timestamp that was added."""
         hold = min(hold, MAX - 1)
         count = self._counts[hold] - 1
         if count:
@@ -34,5 +38,5 @@ class Holds:
 
     @property
     def minimum(self) -> int:
-        """``MAX`` when nothing holds."""
+        """The earliest timestamp, or ``MAX`` if there is none."""
         return min(self._counts, default=MAX)

@@ -1,4 +1,7 @@
-"""How a block is written into a data message: its element count, and its bytes or where they are."""
+"""The format of a block in a data message: the number of elements, and their bytes or where these are stored.
+
+Imported by worker processes, so it stays small.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,17 @@ from typing import NamedTuple
 
 from luminosity.engine.spill import frames
 
+__all__ = ["BLOCK_BYTES", "FileSpan", "pack_bytes", "pack_span", "read", "read_span", "unpack"]
+
+BLOCK_BYTES = 1 << 20  # a block ends here: large enough to amortize its file, small enough to share work out
+
 _HEADER = struct.Struct("<BI")  # kind, number of elements
 _SPAN = struct.Struct("<QQ")  # start, size
 _BYTES, _PLAIN_FILE, _PACKED_FILE = range(3)
 
 
 class FileSpan(NamedTuple):
-    """A part of what a file holds: encoded elements, as they are or packed."""
+    """A range of the encoded elements in a file, which may be packed (compressed)."""
 
     path: str
     start: int
@@ -22,16 +29,19 @@ class FileSpan(NamedTuple):
 
 
 def pack_bytes(count: int, data: bytes) -> bytes:
+    """Return a message that contains the elements."""
     return _HEADER.pack(_BYTES, count) + data
 
 
 def pack_span(count: int, span: FileSpan) -> bytes:
+    """Return a message that refers to elements in a file."""
     kind = _PACKED_FILE if span.is_packed else _PLAIN_FILE
     return _HEADER.pack(kind, count) + _SPAN.pack(span.start, span.size) + span.path.encode()
 
 
 def unpack(message: bytes) -> tuple[int, bytes | FileSpan]:
-    """
+    """Return the number of elements of a message, and their bytes or the file that has them.
+
     >>> unpack(pack_bytes(2, b"ab"))
     (2, b'ab')
     >>> unpack(pack_span(7, FileSpan("/dev/shm/b", 5, 10)))
@@ -45,12 +55,13 @@ def unpack(message: bytes) -> tuple[int, bytes | FileSpan]:
 
 
 def read(message: bytes) -> bytes:
-    """The elements of a message, wherever they are."""
+    """Return the encoded elements of a message. Reads the file if the message refers to one."""
     _, content = unpack(message)
     return content if isinstance(content, bytes) else read_span(content)
 
 
 def read_span(span: FileSpan) -> bytes:
+    """Return the encoded elements of a span."""
     if span.is_packed:
         return frames.read_file(span.path)[span.start : span.start + span.size]
     with open(span.path, "rb", buffering=0) as file:

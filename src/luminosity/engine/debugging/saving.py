@@ -1,4 +1,4 @@
-"""Save what a failed bundle needs to run again alone: its input, and all that its stage looks up elsewhere."""
+"""Saves a failed bundle for a replay: its input, and the side inputs, state and groups that it reads."""
 
 from __future__ import annotations
 
@@ -20,10 +20,12 @@ from luminosity.engine.loop.bundle import Bundle
 from luminosity.engine.plan.graph import Graph
 from luminosity.engine.workers.failure import Failure
 
+__all__ = ["Saver"]
+
 
 @dataclass
 class _Entries:
-    """What goes into the file, read when it is written: side inputs may be large."""
+    """The entries of the file. Their data is read when the file is written, since side inputs may be large."""
 
     all: list[tuple[str, Iterable[bytes]]] = field(default_factory=list[tuple[str, Iterable[bytes]]])
 
@@ -33,7 +35,7 @@ class _Entries:
 
 
 class Saver:
-    """Writes the file of a run; an older one is replaced."""
+    """Writes the file of a run, in place of an older one. Called on the loop's thread."""
 
     def __init__(
         self,
@@ -52,11 +54,14 @@ class Saver:
         self._pickle_library = pickle_library
 
     def save(self, bundle: Bundle, failure: Failure, exit_code: int | None) -> str:
-        """Write the file; a line that says so. The bundle's attempt is over, and its keys are no other's."""
+        """Write the file. Returns a line for the error message that says where it is, or why it could not be written.
+
+        Call it when the bundle's attempt has ended and before another bundle gets its keys.
+        """
         try:
             size = self._write(bundle, failure, exit_code)
         except Exception as error:
-            # The failure itself is what the user must hear of.
+            # The failure itself is more important to the user.
             return f"It could not be saved in {self._path}: {type(error).__name__}: {error}"
         replay = f"{self._path} ({format_bytes(size)}): `lum replay {shlex.quote(self._path)}` runs"
         if bundle.pieces == 1:
@@ -97,7 +102,7 @@ class Saver:
 
     def _side_inputs(self, bundle: Bundle, entries: _Entries) -> list[Part]:
         parts: list[Part] = []
-        known: dict[bytes, str] = {}  # several steps may look at the same
+        known: dict[bytes, str] = {}  # several steps may read the same buffer
         for side_input in bundle.stage.plan.side_inputs:
             buffer = self._graph.buffers[side_input.buffer_id]
             if buffer.id not in known:
@@ -127,7 +132,7 @@ class Saver:
         ]
 
     def _tokens(self, bundle: Bundle) -> list[bytes]:
-        """The large groups that its elements refer to."""
+        """Return the tokens of the large groups that the bundle's elements refer to."""
         tokens: dict[bytes, None] = {}
 
         def found(token: bytes, coder: coder_impl.CoderImpl) -> tuple[()]:

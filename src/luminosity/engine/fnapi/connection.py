@@ -1,4 +1,4 @@
-"""One worker's streams, as the runner's threads and the loop see them."""
+"""The connection to one worker: its interface for the loop, and its streams for the server."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from typing import Protocol
 
 from apache_beam.portability.api import beam_fn_api_pb2
 
+__all__ = ["Callbacks", "Connection", "Outbox", "WorkerConnection", "WorkerServer"]
+
 
 @dataclass(frozen=True)
 class Callbacks:
-    """What comes from a worker. They may run on any thread: they must only pass it on."""
+    """Called for what comes from a worker. They may be called on any thread and must return at once."""
 
     on_connected: Callable[[], None]
     on_response: Callable[[beam_fn_api_pb2.InstructionResponse], None]
@@ -20,47 +22,57 @@ class Callbacks:
 
 
 class WorkerConnection(Protocol):
-    """A worker as the loop talks to it, wherever it runs."""
+    """How the loop reaches a worker, in another process or in this one. No method waits for the worker's response."""
 
-    def instruct(self, request: beam_fn_api_pb2.InstructionRequest) -> None: ...
+    def instruct(self, request: beam_fn_api_pb2.InstructionRequest) -> None:
+        """Send an instruction."""
+        ...
 
     def send(self, stream_id: str, messages: Iterable[beam_fn_api_pb2.Elements]) -> None:
-        """All that a bundle gets."""
+        """Send the whole input of a bundle."""
         ...
 
     def cause(self, instruction_id: str) -> BaseException | None:
-        """The exception that a response's error tells of, where it was raised in this process. Forgotten when told."""
+        """Return, once, the exception behind an error response, if it was raised in this process."""
         ...
 
     def finish(self) -> None:
-        """No more work: the worker ends its bundles, tears down, and exits."""
+        """Tell the worker that there is no more work. It ends its bundles, tears down its steps, and exits."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """End all streams."""
+        ...
 
 
 class WorkerServer(Protocol):
-    """Where workers connect."""
+    """The place where workers connect."""
 
     def connect(self, worker_id: str, callbacks: Callbacks) -> WorkerConnection:
-        """Expect the worker of this name."""
+        """Expect a worker with this id. Returns its connection, which is usable at once."""
         ...
 
-    def disconnect(self, worker_id: str) -> None: ...
+    def disconnect(self, worker_id: str) -> None:
+        """Close the connection of a worker that has exited."""
+        ...
 
-    def stop(self) -> None: ...
+    def stop(self) -> None:
+        """Close all connections and stop serving."""
+        ...
 
 
 class Outbox:
-    """Messages on their way to a worker; iterating it ends when it is closed."""
+    """A queue of messages to a worker. Iterating blocks for the next message and ends once the queue is closed."""
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[object] = queue.SimpleQueue()
 
     def put(self, message: object) -> None:
+        """Queue a message."""
         self._queue.put(message)
 
     def close(self) -> None:
+        """End the iteration after the messages that are queued."""
         self._queue.put(None)
 
     def __iter__(self) -> Iterator[object]:
@@ -69,7 +81,11 @@ class Outbox:
 
 
 class Connection:
-    """Carries instructions and elements to one worker; the server hands what comes back to ``callbacks``."""
+    """The connection to a worker in another process.
+
+    The loop's thread queues instructions and elements; the server's threads send them, and pass what comes back to
+    ``callbacks``.
+    """
 
     def __init__(self, callbacks: Callbacks) -> None:
         self.callbacks = callbacks
@@ -78,27 +94,32 @@ class Connection:
         self._is_closed = False
 
     def instruct(self, request: beam_fn_api_pb2.InstructionRequest) -> None:
+        """Queue an instruction."""
         self.control.put(request)
 
     def send(self, stream_id: str, messages: Iterable[beam_fn_api_pb2.Elements]) -> None:
+        """Queue the whole input of a bundle."""
         stream = self.stream(stream_id)
         for elements in messages:
             stream.put(elements)
 
     def stream(self, stream_id: str) -> Outbox:
+        """Return the queue of a data stream, which the server sends."""
         stream = self._streams.setdefault(stream_id, Outbox())
         if self._is_closed:
             stream.close()
         return stream
 
     def cause(self, instruction_id: str) -> BaseException | None:
-        return None  # it stayed in the worker's process
+        """Return None: exceptions stay in the worker's process."""
+        return None
 
     def finish(self) -> None:
+        """End the control stream, which tells the worker to exit once it is done."""
         self.control.close()
 
     def close(self) -> None:
-        """End all streams, so that no thread waits for this worker."""
+        """End all streams, so that no thread of the server waits for this worker."""
         self._is_closed = True
         self.control.close()
         for stream in list(self._streams.values()):

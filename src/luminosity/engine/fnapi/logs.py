@@ -1,4 +1,4 @@
-"""What workers log, said again in the runner by the logger that it was said to."""
+"""Passes log records of workers to the loggers of the same names in the runner."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import Any
 import grpc
 from apache_beam.portability.api import beam_fn_api_pb2, beam_fn_api_pb2_grpc
 
+__all__ = ["LoggingServicer", "add_logger_name"]
+
 _SEPARATOR = "|"  # between the logger's name and the file
-_UNNAMED = "luminosity.worker"
+_UNNAMED = "luminosity.worker"  # the logger for records without a name
 _LEVELS = {
     beam_fn_api_pb2.LogEntry.Severity.TRACE: logging.DEBUG,
     beam_fn_api_pb2.LogEntry.Severity.DEBUG: logging.DEBUG,
@@ -22,19 +24,24 @@ _LEVELS = {
 }
 
 
-def name_in_location(record: logging.LogRecord) -> bool:
-    """In a worker, a filter of Beam's log handler, whose messages have room for a location but not for a name."""
+def add_logger_name(record: logging.LogRecord) -> bool:
+    """Put the logger's name before the record's path. Beam's messages have a field for the path, but not for the name.
+
+    Workers use it as a filter of Beam's log handler.
+    """
     record.pathname = f"{record.name}{_SEPARATOR}{record.pathname}"
     return True
 
 
 class LoggingServicer(beam_fn_api_pb2_grpc.BeamFnLoggingServicer):
+    """Receives the log records of all workers, on the server's threads."""
+
     def Logging(self, request_iterator: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
         for entries in request_iterator:
             for entry in entries.log_entries:
                 _log(entry)
         return
-        yield  # makes it the generator that a stream needs
+        yield  # makes this a generator, as gRPC needs for a stream
 
 
 def _log(entry: beam_fn_api_pb2.LogEntry) -> None:

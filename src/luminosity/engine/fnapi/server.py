@@ -14,26 +14,31 @@ from luminosity.engine.data.state import StateStore
 from luminosity.engine.fnapi.connection import Callbacks, Connection
 from luminosity.engine.fnapi.logs import LoggingServicer
 
-_STOP_TIMEOUT_S = 2.0
+__all__ = ["FnApiServer"]
+
+_STOP_TIMEOUT_S = 2.0  # for open streams to end; workers have exited by then
 _OPTIONS = [
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
-    # Workers on long bundles send nothing for a while, which is no reason to drop them.
+    # Workers on long bundles send nothing for a while and must not be disconnected.
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.max_ping_strikes", 0),
 ]
 
 
 class FnApiServer:
-    """Serves at ``url`` from construction until :meth:`stop`."""
+    """Serves workers at ``url`` from construction until :meth:`stop`.
+
+    The loop's thread connects and disconnects workers. Everything else runs on the server's own threads.
+    """
 
     def __init__(
         self, url: str, state: StateStore, descriptors: dict[str, beam_fn_api_pb2.ProcessBundleDescriptor]
     ) -> None:
         self.descriptors = descriptors
         self.connections: dict[str, Connection] = {}
-        # Every open stream holds a thread, so the number of threads follows the number of workers.
-        self._threads: Any = UnboundedThreadPoolExecutor()  # gRPC's stubs ask for a narrower type than gRPC does
+        # Every open stream occupies a thread, so the number of threads must grow with the number of workers.
+        self._threads: Any = UnboundedThreadPoolExecutor()  # gRPC's type stubs are narrower than gRPC
         self._server = grpc.server(self._threads, options=_OPTIONS)
         beam_fn_api_pb2_grpc.add_BeamFnControlServicer_to_server(_Control(self), self._server)
         beam_fn_api_pb2_grpc.add_BeamFnDataServicer_to_server(_Data(self), self._server)
@@ -43,13 +48,16 @@ class FnApiServer:
         self._server.start()
 
     def connect(self, worker_id: str, callbacks: Callbacks) -> Connection:
+        """Expect a worker with this id."""
         connection = self.connections[worker_id] = Connection(callbacks)
         return connection
 
     def disconnect(self, worker_id: str) -> None:
+        """Close the connection of a worker that has exited."""
         self.connections.pop(worker_id).close()
 
     def connection(self, context: grpc.ServicerContext) -> Connection:
+        """Return the connection of the worker that makes a call. Aborts the call if the worker is unknown."""
         worker_id = _metadata(context, "worker_id")
         connection = self.connections.get(worker_id)
         if connection is None:
@@ -57,6 +65,7 @@ class FnApiServer:
         return connection
 
     def stop(self) -> None:
+        """Close all connections and stop serving. Blocks for a moment, until streams have ended."""
         for connection in self.connections.values():
             connection.close()
         self._server.stop(0).wait(_STOP_TIMEOUT_S)
@@ -68,14 +77,14 @@ def _metadata(context: grpc.ServicerContext, name: str) -> str:
 
 
 def _in_background(name: str, iterator: Iterator[Any], handle: Any) -> None:
-    """Hand every message of ``iterator`` to ``handle`` until its stream ends."""
+    """Pass every message of ``iterator`` to ``handle``, on a new thread, until the stream ends."""
 
     def consume() -> None:
         try:
             for message in iterator:
                 handle(message)
         except grpc.RpcError:
-            # The worker is gone. Its process is watched, and that is how the loop hears of it.
+            # The worker is gone. The launcher watches its process and tells the loop.
             return
 
     threading.Thread(target=consume, name=name, daemon=True).start()

@@ -1,4 +1,4 @@
-"""What lies between stages while a run lasts, and how far event time has come there."""
+"""The buffers between stages, and the output that running bundles are about to add to them."""
 
 from __future__ import annotations
 
@@ -12,18 +12,27 @@ from luminosity.engine.data.watermarks import MAX
 from luminosity.engine.loop.spill_policy import SpillPolicy
 from luminosity.engine.loop.stage import StageRun
 
-_MOST_QUEUE_BYTES = 64 << 20
-_LEAST_QUEUE_BYTES = 1 << 20
-_QUEUES_PART = 2  # of the budget, what all queues together may take before they hold back their writers
+__all__ = ["BufferRun", "Outflow", "PendingOutput", "queue_limit"]
+
+_MOST_QUEUE_BYTES = 64 << 20  # more would only delay the first results
+_LEAST_QUEUE_BYTES = 1 << 20  # one block
+_QUEUES_PART = 2  # all queues together may fill 1/2 of the memory budget before they hold back their writers
 
 
 def queue_limit(memory_limit: int, buffers: int) -> int:
-    """What may wait in one queue."""
+    """Return how many bytes may wait in one of so many buffers."""
     share = memory_limit // (_QUEUES_PART * max(1, buffers))
     return max(_LEAST_QUEUE_BYTES, min(_MOST_QUEUE_BYTES, share))
 
 
 class BufferRun:
+    """A buffer while a run lasts: passes committed blocks from the stages that write it to the stages that read it.
+
+    A buffer without a grouping hands blocks on at once, and its readers queue them. A buffer with a grouping collects
+    all input first; :meth:`pump` then moves the groups out. Owns its grouping and side input. Only the loop's thread
+    uses it, and nothing blocks, except that threads of the server read ``side_input``.
+    """
+
     def __init__(self, grouping: Grouping | None, limit: int, spill_policy: SpillPolicy) -> None:
         self.grouping = grouping
         self.limit = limit
@@ -31,29 +40,29 @@ class BufferRun:
         self.writers: list[StageRun] = []
         self.readers: list[tuple[StageRun, str]] = []
         self.side_input: SideInputData | None = None
-        self.uncommitted_bytes = 0  # of bundles that run: there, or to be expected
+        self.uncommitted_bytes = 0  # output of running bundles, received or expected
         self._is_exhausted = grouping is None
 
     def side_input_data(self) -> Iterator[bytes]:
-        """All that came through, encoded, for whoever copies it."""
+        """Yield all encoded elements that came through, if a stage reads the buffer as a side input."""
         return self.side_input.data() if self.side_input is not None else iter(())
 
     def deliver(self, block: Block) -> None:
-        """Take over a committed block."""
+        """Pass on a committed block. Takes over the block."""
         if self.grouping is not None:
             self.grouping.add(block)
         else:
             self._fan_out(block)
 
     def watermark(self) -> int:
-        """That of everything which is still to come out; a grouping comes out when all of its input is there."""
+        """Return the watermark of the buffer's future output. A grouping has output once all its input is there."""
         watermark = min((writer.output_watermark for writer in self.writers), default=MAX)
         if self.grouping is not None and not self._is_exhausted:
             return min(watermark, self.grouping.earliest, MAX - 1)
         return watermark
 
     def pump(self, deadline: float) -> bool:
-        """Move a grouping's input and output on, at most until ``deadline``; whether there was something to move."""
+        """Group pending input or move groups out, until ``deadline`` at most. Returns whether there was work."""
         if self._is_exhausted or self.grouping is None:
             return False
         has_moved = False
@@ -76,24 +85,24 @@ class BufferRun:
         return all(writer.output_watermark >= MAX for writer in self.writers)
 
     def _wants_more(self) -> bool:
-        """Whether someone is there to take a grouping's next groups; till then they stay where they are."""
+        """Return whether a reader can take more groups. Until then they stay in the grouping, which can spill them."""
         if self.side_input is not None or not self.readers:
             return True
         ready = [stage for stage, _ in self.readers if stage.is_ready]
         return bool(ready) and all(stage.queued_bytes <= self.limit // 2 for stage in ready)
 
     def fraction_out(self) -> float:
-        """Of what writers have given, the part that readers have got."""
+        """Return the fraction of the written elements that has been passed to the readers."""
         if self._is_exhausted or self.grouping is None:
             return 1.0
         table = self.grouping.table
         return table.values_out / table.values_in if self._is_complete() and table.values_in else 0.0
 
     def holds_back(self) -> StageRun | None:
-        """The reader for whose sake its writers should wait: it could run, and has enough to do.
+        """Return a reader that could run and has so much queued that the writers should pause, or None.
 
-        A reader that can't run yet never holds back, since it may be waiting for what its writers are doing. Half of
-        the limit is left for what bundles write that run already.
+        A reader that can't run yet never holds writers back, since it may wait for a side input that they produce. Half
+        of the limit is left for the output of bundles that already run.
         """
         if self.grouping is not None:
             return None
@@ -103,11 +112,12 @@ class BufferRun:
         return None
 
     def room(self) -> int:
-        """What may still come without going beyond the limit."""
+        """Return how many bytes may still be written before the limit is reached."""
         queued = max((stage.queued_bytes for stage, _ in self.readers if stage.is_ready), default=0)
         return max(0, self.limit - queued - self.uncommitted_bytes)
 
     def release(self) -> None:
+        """Release all data. Called once, when the run ends."""
         if self.grouping is not None:
             self.grouping.release()
         if self.side_input is not None:
@@ -123,18 +133,19 @@ class BufferRun:
 
 
 class Outflow:
-    """Of one stage."""
+    """Tracks how much output a stage's bundles produce, so that the queues behind the stage keep to their limit."""
 
     def __init__(self, buffers: Iterable[tuple[bytes, BufferRun]]) -> None:
-        # A grouping takes any amount.
+        # A grouping takes any amount, since it can spill.
         self._queues = {buffer_id: buffer for buffer_id, buffer in buffers if buffer.grouping is None}
         self._bytes_per_element: dict[bytes, float] = {}
 
     def is_held_back(self) -> bool:
+        """Return whether the stage should start no bundle because a queue behind it is full."""
         return any(queue.holds_back() for queue in self._queues.values())
 
     def most_elements(self, bundles: int) -> int | None:
-        """How many elements each of ``bundles`` may take without giving more than there is room for."""
+        """Return how many elements each of ``bundles`` may take so that their output fits, or None if unknown."""
         most = [
             queue.room() / self._bytes_per_element[buffer_id] / bundles
             for buffer_id, queue in self._queues.items()
@@ -143,10 +154,11 @@ class Outflow:
         return max(1, int(min(most))) if most else None
 
     def begin(self, elements: int) -> PendingOutput:
-        """A bundle of so many elements starts."""
+        """Count the expected output of a bundle of ``elements`` that starts now."""
         return PendingOutput(self._queues, {key: int(size * elements) for key, size in self._bytes_per_element.items()})
 
     def learn(self, pending: PendingOutput, elements: int) -> None:
+        """Update the expected output per element from a bundle that was committed."""
         if not elements:
             return
         for buffer_id, size in pending.sizes.items():
@@ -155,7 +167,7 @@ class Outflow:
 
 
 class PendingOutput:
-    """What one attempt at a bundle gives: what is expected of it counts as if it were there."""
+    """The output of one attempt that is not committed yet. Expected output counts as if it were there."""
 
     def __init__(self, queues: dict[bytes, BufferRun], expected: dict[bytes, int]) -> None:
         self._queues = queues
@@ -165,7 +177,7 @@ class PendingOutput:
             queues[buffer_id].uncommitted_bytes += size
 
     def add(self, buffer_id: bytes, size: int) -> bool:
-        """Count a block; whether whoever reads it has enough to do by now."""
+        """Count a block that arrived. Returns whether its reader now holds the writers back."""
         queue = self._queues.get(buffer_id)
         if queue is None:
             return False
@@ -177,7 +189,7 @@ class PendingOutput:
         return total > counted and queue.holds_back() is not None
 
     def end(self) -> None:
-        """It is committed, or given up: nothing of it is on its way."""
+        """Stop counting the output, because the attempt is committed or given up."""
         for buffer_id, size in self._counted.items():
             self._queues[buffer_id].uncommitted_bytes -= size
         self._counted = {}

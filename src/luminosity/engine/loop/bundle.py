@@ -1,4 +1,4 @@
-"""A bundle: what it takes, what one attempt at it has given so far, and how it is cut."""
+"""Bundles, the attempts to run them, and how bundles are cut."""
 
 from __future__ import annotations
 
@@ -21,45 +21,49 @@ if TYPE_CHECKING:
     from luminosity.engine.loop.stage import StageRun
     from luminosity.engine.loop.workers import Worker
 
+__all__ = ["Attempt", "Bundle", "Search", "new_instruction_id", "slice_blocks"]
+
 _numbers = itertools.count(1)
 
 
 def new_instruction_id(prefix: str) -> str:
+    """Return an instruction id that is unique in this process."""
     return f"{prefix}{next(_numbers)}"
 
 
 @dataclass
 class Attempt:
-    """One try at a bundle, on one worker."""
+    """One execution of a bundle in one worker, with everything that the worker has sent so far."""
 
     instruction_id: str
     worker: Worker
     stream_id: str
     started_at: float
-    output_hold: int  # nothing it outputs is earlier
-    is_warm: bool  # the worker has run this stage before
-    open_outputs: set[str | FamilyKey]
+    output_hold: int  # microseconds: no output is earlier
+    is_warm: bool  # whether the worker has run this stage before
+    open_outputs: set[str | FamilyKey]  # whose end mark has not arrived
     pending_output: PendingOutput
-    outputs: list[tuple[str, Block]] = field(default_factory=list[tuple[str, Block]])
+    outputs: list[tuple[str, Block]] = field(default_factory=list[tuple[str, Block]])  # transform id and block
     timers: list[tuple[FamilyKey, bytes]] = field(default_factory=list[tuple[FamilyKey, bytes]])
     response: beam_fn_api_pb2.InstructionResponse | None = None
-    # Splits: those that were asked for and not answered, and what the answers took away.
-    split_at: float = float("inf")
+    split_at: float = float("inf")  # when to request the next split
     splits_requested: int = 0
-    pending_splits: set[str] = field(default_factory=set[str])
-    ends: dict[str, int] = field(default_factory=dict[str, int])  # read → elements of it that are left
+    pending_splits: set[str] = field(default_factory=set[str])  # instruction ids of requests without a response
+    ends: dict[str, int] = field(default_factory=dict[str, int])  # read id → elements of it that the bundle keeps
+    # What splits took from the bundle: ranges of whole elements (read id, start, stop), and rests of split elements.
     residual_ranges: list[tuple[str, int, int]] = field(default_factory=list[tuple[str, int, int]])
     residual_roots: list[beam_fn_api_pb2.DelayedBundleApplication] = field(
         default_factory=list[beam_fn_api_pb2.DelayedBundleApplication]
     )
 
     def is_complete(self) -> bool:
-        """Everything is here. A split's answer may come after the bundle's, and belongs to it."""
+        """Return whether everything has arrived. Responses to splits count: they may come after the bundle's own."""
         if self.response is None or self.pending_splits:
             return False
         return bool(self.response.error) or not self.open_outputs
 
     def drop_outputs(self) -> None:
+        """Release all blocks that the worker has sent."""
         for _, block in self.outputs:
             block.release()
         self.outputs.clear()
@@ -67,60 +71,69 @@ class Attempt:
 
 @dataclass
 class Search:
-    """What is tried in place of a bundle that failed, to find what fails alone."""
+    """The search for the element of a failed bundle that fails alone."""
 
-    error: StepFailed  # ends the run if none of it fails
-    parts: int  # not committed yet
+    error: StepFailed  # ends the run if no part fails
+    parts: int  # parts of the bundle that are not committed yet
 
 
 @dataclass(eq=False)
 class Bundle:
-    """Input that is taken together, until it is committed or the run ends."""
+    """Elements and timers that a worker processes and commits as one transaction.
+
+    Owns its input blocks until it is committed or cut.
+    """
 
     stage: StageRun
     shard: Shard
-    inputs: dict[str, list[Block]]
+    inputs: dict[str, list[Block]]  # by read id
     timers: dict[FamilyKey, list[TimerRecord]] = field(default_factory=dict[FamilyKey, list[TimerRecord]])
-    failures: int = 0  # user exceptions
-    deaths: int = 0  # workers lost with this bundle alone in them and nothing left to halve
-    is_suspect: bool = False  # its worker was lost while others ran there, too: it is tried alone
+    failures: int = 0  # attempts in which user code raised
+    deaths: int = 0  # workers that exited while they ran this bundle alone, once it could not be halved
+    is_suspect: bool = False  # its worker exited while other bundles ran there: it must run in an idle worker
     attempt: Attempt | None = None
     search: Search | None = None
 
     @property
     def count(self) -> int:
+        """The number of elements."""
         return sum(block.count for block in self._blocks())
 
     @property
     def pieces(self) -> int:
-        """What it can be cut into: elements and timers."""
+        """The number of elements and timers, which is the number of bundles that this one could be cut into."""
         return self.count + sum(len(timers) for timers in self.timers.values())
 
     @property
     def hold(self) -> int:
+        """The earliest timestamp, in microseconds, that the bundle's output may have."""
         return min((block.hold for block in self._blocks()), default=self.timer_hold)
 
     @property
     def timer_hold(self) -> int:
+        """The earliest timestamp that the output of the bundle's timers may have."""
         return min((t.hold_micros for timers in self.timers.values() for t in timers), default=MAX)
 
     def _blocks(self) -> Iterator[Block]:
         return (block for blocks in self.inputs.values() for block in blocks)
 
     def pin(self) -> None:
+        """Keep the input where it is while a worker reads it."""
         for block in self._blocks():
             block.pin()
 
     def unpin(self) -> None:
+        """Undo one :meth:`pin`."""
         for block in self._blocks():
             block.unpin()
 
     def release(self) -> None:
+        """Release the input blocks."""
         for block in self._blocks():
             block.release()
 
     def halves(self) -> list[Bundle]:
-        """Two bundles in place of this one, or just this one where it has a single element or timer."""
+        """Cut this bundle into two, which take over its input. Returns only itself if it has a single piece."""
         if self.pieces < 2:
             return [self]
         if not self.inputs:
@@ -155,7 +168,7 @@ class Bundle:
 
 
 def slice_blocks(blocks: Iterable[Block], codec: ElementCodec, start: int, stop: int) -> list[Block]:
-    """New references to the elements ``start`` up to ``stop`` of ``blocks`` laid end to end."""
+    """Return new references to the elements from ``start`` up to ``stop`` of ``blocks``, counted across blocks."""
     taken: list[Block] = []
     position = 0
     for block in blocks:

@@ -1,4 +1,4 @@
-"""The end of an attempt: everything it did counts at once, or nothing does."""
+"""The end of an attempt: all its effects count at once, or none does."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from luminosity.engine.loop import splits
 from luminosity.engine.loop.bundle import Attempt, Bundle
 from luminosity.engine.loop.parts import RunParts
 
+__all__ = ["commit", "give_up"]
+
 
 def commit(bundle: Bundle, attempt: Attempt, response: beam_fn_api_pb2.ProcessBundleResponse, parts: RunParts) -> None:
-    """Inputs taken, outputs, state, timers, residuals and metrics: all at once."""
+    """Apply everything that the attempt did: inputs taken, outputs, state, timers, residuals, metrics."""
     stage, shard, now = bundle.stage, bundle.shard, time.monotonic()
     left_over = splits.residual_blocks(bundle, attempt)
     processed = bundle.count - sum(block.count for _, blocks in left_over for block in blocks)
@@ -28,7 +30,7 @@ def commit(bundle: Bundle, attempt: Attempt, response: beam_fn_api_pb2.ProcessBu
             stage.add_delayed(read_id, block, now + delay)
         else:
             shard.append(read_id, block)
-    _ended(bundle, attempt)
+    _end(bundle, attempt)
     for transform_id, block in attempt.outputs:
         parts.buffers[stage.written_buffers[transform_id]].deliver(block)
     for family, encoded in attempt.timers:
@@ -46,15 +48,15 @@ def commit(bundle: Bundle, attempt: Attempt, response: beam_fn_api_pb2.ProcessBu
     parts.failures.after_commit(bundle)
 
 
-def _ended(bundle: Bundle, attempt: Attempt) -> None:
-    """No worker reads its input any more, and what it has written is no longer on its way."""
-    bundle.unpin()
-    attempt.pending_output.end()
-
-
 def give_up(bundle: Bundle, attempt: Attempt, parts: RunParts) -> None:
-    """It leaves nothing behind."""
-    _ended(bundle, attempt)
+    """Discard everything that the attempt did. The bundle can then be retried."""
+    _end(bundle, attempt)
     attempt.drop_outputs()
     parts.state.discard(attempt.instruction_id)
     bundle.attempt = None
+
+
+def _end(bundle: Bundle, attempt: Attempt) -> None:
+    """Unpin the input, which no worker reads any more, and stop counting the output as pending."""
+    bundle.unpin()
+    attempt.pending_output.end()

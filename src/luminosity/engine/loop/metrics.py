@@ -1,4 +1,4 @@
-"""Metrics of committed bundles, merged."""
+"""What a run counts: merged metrics of committed bundles, and how long stages and workers were busy."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Any
 from apache_beam import coders
 from apache_beam.metrics import monitoring_infos
 from apache_beam.portability.api import metrics_pb2
+
+__all__ = ["BusyTime", "RunMetrics"]
 
 _Info = metrics_pb2.MonitoringInfo
 _STRINGS: Any = coders.IterableCoder(coders.StrUtf8Coder())
@@ -29,7 +31,7 @@ def _latest(old: _Info, new: _Info) -> bytes:
     return max(old, new, key=lambda info: monitoring_infos.extract_gauge_value(info)[0]).payload
 
 
-# Beam's own merging knows the first two; the rest it would leave side by side, of which one is then shown.
+# Beam's own merging knows only the first two types. It would keep values of the others side by side and show one.
 _COMBINERS: dict[str, Callable[[_Info, _Info], bytes]] = {
     monitoring_infos.SUM_INT64_TYPE: lambda a, b: monitoring_infos.sum_payload_combiner(a.payload, b.payload),
     monitoring_infos.DISTRIBUTION_INT64_TYPE: lambda a, b: monitoring_infos.distribution_payload_combiner(
@@ -42,13 +44,14 @@ _COMBINERS: dict[str, Callable[[_Info, _Info], bytes]] = {
 
 
 class RunMetrics:
-    """Counts only what was committed: a bundle that was tried again counts once."""
+    """The merged metrics of all committed bundles; a retried bundle counts once. Any thread may use it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._by_stage: dict[str, dict[Any, _Info]] = {}
 
     def add(self, stage: str, infos: Iterable[_Info]) -> None:
+        """Merge the metrics of a committed bundle into those of its stage."""
         with self._lock:
             known = self._by_stage.setdefault(stage, {})
             for info in infos:
@@ -59,7 +62,7 @@ class RunMetrics:
                     before.payload = _COMBINERS[info.type](before, info)
 
     def elements(self, stage: str) -> int:
-        """Of the largest of the collections in a stage."""
+        """Return the number of elements in the largest PCollection of a stage."""
         with self._lock:
             infos = self._by_stage.get(stage, {}).values()
             counts = [
@@ -68,7 +71,7 @@ class RunMetrics:
         return max(counts, default=0)
 
     def counters(self, stage: str, names: Collection[str]) -> dict[str, dict[str, dict[str, int]]]:
-        """The user's counters with these names, for each step of a stage that has any, by namespace."""
+        """Return the user counters with these names, by step and namespace."""
         found: dict[str, dict[str, dict[str, int]]] = {}
         with self._lock:
             for info in self._by_stage.get(stage, {}).values():
@@ -80,12 +83,13 @@ class RunMetrics:
         return found
 
     def by_stage(self) -> dict[str, list[_Info]]:
+        """Return all metrics by stage id."""
         with self._lock:
             return {stage: list(known.values()) for stage, known in self._by_stage.items()}
 
 
 class BusyTime:
-    """Counts the bundles that run at the same time, and the seconds they take."""
+    """Measures how long bundles run, also if several run at once. Only the loop's thread uses it."""
 
     def __init__(self) -> None:
         self._running = 0
@@ -96,31 +100,33 @@ class BusyTime:
         self._ended_at: float | None = None
 
     def begin(self) -> None:
+        """Note that a bundle starts."""
         self._count()
         self._running += 1
         if self._began_at is None:
             self._began_at = self._counted_until
 
     def end(self) -> None:
+        """Note that a bundle ends."""
         self._count()
         self._running -= 1
         self._ended_at = self._counted_until
 
     @property
     def seconds(self) -> float:
-        """Summed over all bundles, those included that run now."""
+        """The seconds summed over all bundles, including those that run now."""
         self._count()
         return self._summed
 
     @property
     def spanned_seconds(self) -> float:
-        """The time in which there was at least one."""
+        """The seconds in which at least one bundle ran."""
         self._count()
         return self._spanned
 
     @property
     def first_to_last_seconds(self) -> float:
-        """From the first begin to the last end: what is known of bundles that ended happened in this time."""
+        """The seconds from the first begin to the last end. Metrics of ended bundles stem from this time."""
         return 0.0 if self._began_at is None or self._ended_at is None else self._ended_at - self._began_at
 
     def _count(self) -> None:

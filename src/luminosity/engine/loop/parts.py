@@ -1,30 +1,39 @@
-"""Everything that a run works on."""
+"""Everything that the loop works on, and the listener that it notifies."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from luminosity.engine.data.blocks import BlockStore
 from luminosity.engine.data.state import StateStore
 from luminosity.engine.fnapi.connection import WorkerServer
 from luminosity.engine.folders import RunFolders
 from luminosity.engine.loop.buffers import BufferRun, Outflow
+from luminosity.engine.loop.bundle import Bundle
 from luminosity.engine.loop.failures import Failures
 from luminosity.engine.loop.metrics import RunMetrics
 from luminosity.engine.loop.spill_policy import SpillPolicy
 from luminosity.engine.loop.stage import StageRun
-from luminosity.engine.loop.workers import PoolRun
+from luminosity.engine.loop.workers import PoolRun, Worker
 from luminosity.engine.options import EngineConfig
+from luminosity.engine.workers.failure import Failure
 from luminosity.engine.workers.launcher import Launcher
+
+__all__ = ["LoopListener", "RunParts"]
 
 
 @dataclass(frozen=True)
 class RunParts:
-    """What the loop works on, set up by :mod:`luminosity.engine.setup`."""
+    """The parts of one run, as :mod:`luminosity.engine.setup` makes them.
+
+    The loop releases the stages, buffers and state when it ends. :class:`luminosity.engine.run.Run` stops the server
+    and removes the folders.
+    """
 
     stages: list[StageRun]  # in topological order
-    buffers: dict[bytes, BufferRun]
-    outflows: dict[str, Outflow]  # by stage
+    buffers: dict[bytes, BufferRun]  # by buffer id
+    outflows: dict[str, Outflow]  # by stage id
     pools: list[PoolRun]
     blocks: BlockStore
     spill_policy: SpillPolicy
@@ -35,5 +44,25 @@ class RunParts:
     config: EngineConfig
     metrics: RunMetrics
     failures: Failures
-    queue_limit: int
-    prints: dict[str, str]  # where workers print to, by the number of the stream, if not to this process's own
+    queue_limit: int  # bytes that may wait in one queue
+    prints: dict[str, str]  # the number of a standard stream → the socket that workers print to; empty: they inherit it
+
+
+class LoopListener(Protocol):
+    """Receives what happens in the loop. All calls come on the loop's thread and must return quickly."""
+
+    def tick(self) -> None:
+        """Note that the loop has handled all messages that had arrived. Called many times a second."""
+        ...
+
+    def worker_started(self, worker: Worker) -> None:
+        """Note that a worker has connected."""
+        ...
+
+    def worker_lost(self, worker: Worker, reason: str) -> None:
+        """Note that a worker's process ended unexpectedly. ``worker.bundles`` still holds what it was running."""
+        ...
+
+    def bundle_retried(self, bundle: Bundle, failure: Failure) -> None:
+        """Note that user code raised and that the whole bundle will be retried."""
+        ...

@@ -1,4 +1,4 @@
-"""What a worker sends while it runs bundles: blocks and timers."""
+"""Takes in what a worker sends while it runs bundles: blocks and timers."""
 
 from __future__ import annotations
 
@@ -10,18 +10,20 @@ from luminosity.engine.loop.bundle import Attempt, Bundle
 from luminosity.engine.loop.parts import RunParts
 from luminosity.engine.loop.workers import Sent
 
+__all__ = ["take"]
+
 
 def take(sent: Sent, parts: RunParts) -> list[Bundle]:
-    """Give what was sent to the bundles that it is of; those of which some output is complete by now."""
+    """Add what was sent to the attempts it belongs to. Return the bundles of which some output is now complete."""
     if sent.worker.is_gone:
-        return []  # its files are gone, too
+        return []  # its files are removed already
     touched: dict[str, Bundle] = {}
     for data in sent.elements.data:
         bundle = sent.worker.bundles.get(data.instruction_id)
         attempt = bundle.attempt if bundle is not None else None
         if bundle is None or attempt is None:
             if data.data:
-                # Of an attempt that was given up.
+                # The attempt was given up: take over the block's file only to remove it.
                 parts.blocks.received(data.data, MAX, sent.worker.writer).release()
             continue
         if data.data:
@@ -47,4 +49,4 @@ def _take_block(bundle: Bundle, attempt: Attempt, data: beam_fn_api_pb2.Elements
     attempt.outputs.append((data.transform_id, block))
     is_enough = attempt.pending_output.add(bundle.stage.written_buffers[data.transform_id], block.size)
     if is_enough and splits.can_split(bundle) and not attempt.splits_requested:
-        attempt.split_at = 0.0  # the rest of its input can wait
+        attempt.split_at = 0.0  # the queue behind it is full: the rest of the input can wait

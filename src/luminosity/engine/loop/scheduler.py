@@ -1,4 +1,4 @@
-"""The loop: start bundles, take in what comes back, commit, move time on. One thread does all of it."""
+"""The loop itself: start bundles, take in results, commit, advance watermarks."""
 
 from __future__ import annotations
 
@@ -8,48 +8,64 @@ import time
 
 from apache_beam.portability.api import beam_fn_api_pb2
 
+from luminosity._text import describe_exit
 from luminosity.engine.data.watermarks import MAX
 from luminosity.engine.fnapi.connection import Callbacks
 from luminosity.engine.loop import receiving, sending, splits, workers
 from luminosity.engine.loop.bundle import Attempt, Bundle, new_instruction_id
 from luminosity.engine.loop.commit import commit, give_up
-from luminosity.engine.loop.failures import describe_exit
-from luminosity.engine.loop.parts import RunParts
+from luminosity.engine.loop.parts import LoopListener, RunParts
 from luminosity.engine.loop.stage import StageRun
-from luminosity.engine.loop.workers import CancelRequested, Connected, Exited, Message, PoolRun, Responded, Sent, Worker
-from luminosity.engine.observe.reporter import Reporter
+from luminosity.engine.loop.workers import (
+    CancelRequested,
+    Connected,
+    Exited,
+    Message,
+    PoolRun,
+    Responded,
+    Sent,
+    Worker,
+)
 from luminosity.engine.workers.failure import Failure
-from luminosity.errors import RunCancelled, WorkerStartFailed
+from luminosity.errors import RunCancelled, SpillFailed, WorkerStartFailed
 
-_LOGGER = logging.getLogger("luminosity")
+__all__ = ["Scheduler"]
 
-_MAX_FAILED_STARTS = 3
-# A CPU worker more is started when its pool has had more to do than it could take for this long.
-_SATURATED_S = 0.03
-_CONNECT_TIMEOUT_S = 60.0
-_FINISH_TIMEOUT_S = 10.0
-_KILL_TIMEOUT_S = 10.0
-_IDLE_WAKE_S = 0.2  # to be seen
-_PUMP_S = 0.02
+_LOGGER = logging.getLogger(__name__)
+
+_MAX_FAILED_STARTS = 3  # in a row, before the run fails: one may be chance
+_SATURATED_S = 0.03  # a pool needs one more CPU worker if all its slots were taken for this long
+_CONNECT_TIMEOUT_S = 60.0  # imports in a worker may be slow; a worker that takes longer hangs
+_FINISH_TIMEOUT_S = 10.0  # for workers to tear down their steps after the last bundle
+_KILL_TIMEOUT_S = 10.0  # for the kernel to end killed workers
+_IDLE_WAKE_S = 0.2  # how often the listener's ``tick`` is called at least
+_PUMP_S = 0.02  # how long one grouping may keep the loop from its messages
 
 
 class Scheduler:
-    def __init__(self, parts: RunParts, reporter: Reporter) -> None:
+    """Runs a pipeline to its end, on the thread that calls :meth:`run`.
+
+    All stages, buffers and workers are changed on that thread alone. Other threads only put messages into a queue: the
+    server's threads what workers send, the launcher's threads that a process has exited, and any thread a request to
+    cancel. The loop waits for that queue and for nothing else, except while it starts a worker process.
+    """
+
+    def __init__(self, parts: RunParts, listener: LoopListener) -> None:
         self._parts = parts
-        self._reporter = reporter
-        self._events: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        self._finalizing: dict[str, Worker] = {}
-        self._workers: set[Worker] = set()  # all whose process has not ended
-        self._saturated_since: dict[int, float] = {}
+        self._listener = listener
+        self._messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._finalizing: dict[str, Worker] = {}  # by the instruction id of the request to finalize
+        self._workers: set[Worker] = set()  # all whose process has not exited
+        self._saturated_since: dict[int, float] = {}  # by id(pool)
         self._is_pumping = False
         self._latest_first = parts.stages[::-1]
 
     def cancel(self) -> None:
-        """End the run soon. May be called from any thread."""
-        self._events.put(CancelRequested())
+        """Ask the run to end soon. Any thread may call this; it does not wait."""
+        self._messages.put(CancelRequested())
 
     def run(self) -> None:
-        """Return when the pipeline is done; raise when it can't be. No worker is left either way."""
+        """Run the pipeline. Blocks until it is done, or raises what ended it; no worker is left either way."""
         is_done = False
         try:
             self._advance()
@@ -57,8 +73,8 @@ class Scheduler:
             while not self._is_done():
                 self._pump()
                 self._dispatch()
-                self._handle_next(self._wait_seconds())
-                self._reporter.tick()
+                self._handle_messages(self._wait_seconds())
+                self._listener.tick()
             is_done = True
         finally:
             self._end_workers(gracefully=is_done)
@@ -71,7 +87,7 @@ class Scheduler:
     # Starting bundles
 
     def _pump(self) -> None:
-        """Move groupings on, a little at a time: the loop has other things to do."""
+        """Advance each grouping for a moment. The next round of the loop continues."""
         self._is_pumping = False
         for buffer in self._parts.buffers.values():
             if buffer.pump(time.monotonic() + _PUMP_S):
@@ -81,11 +97,12 @@ class Scheduler:
         self._parts.spill_policy.check()
 
     def _dispatch(self) -> None:
+        """Start bundles while there are input and free slots."""
         now = time.monotonic()
         wall_micros = time.time_ns() // 1000
         saturated: set[int] = set()
-        # Last stages first: what is nearest to the end frees most. But a stage's very first bundle, which is small, is
-        # not put off: others may wait for it as a side input.
+        # Last stages first: elements near the end of the pipeline free the most memory. But a stage's very first
+        # bundle is small and never waits, since its output may be a side input that other stages wait for.
         for stage in sorted(self._latest_first, key=lambda stage: stage.has_begun):
             stage.wake_delayed(now)
             if not stage.is_ready or not stage.has_work(wall_micros) or stage.is_gathering(now):
@@ -116,7 +133,7 @@ class Scheduler:
         return max(free, key=Worker.free_slots, default=None)
 
     def _want_worker(self, stage: StageRun, now: float) -> None:
-        """Start one more, if its pool may have it and has gone without for long enough."""
+        """Start one more worker if the stage's pool allows it and has been saturated for long enough."""
         pool = stage.pool
         waiting_since = self._saturated_since.setdefault(id(pool), now)
         is_needed = not pool.workers or pool.plan.device_groups or now - waiting_since > _SATURATED_S
@@ -126,7 +143,7 @@ class Scheduler:
             self._start_worker(pool, index)
 
     def _start_device_workers(self) -> None:
-        """They will be needed, and what they load is large: they need not wait for the first element."""
+        """Start them before the first element arrives: all will be needed, and their models take long to load."""
         for pool in self._parts.pools:
             for index in range(len(pool.plan.device_groups)):
                 self._start_worker(pool, index)
@@ -134,9 +151,9 @@ class Scheduler:
     def _start_worker(self, pool: PoolRun, index: int) -> None:
         worker = Worker(pool, index)
         callbacks = Callbacks(
-            on_connected=lambda: self._events.put(Connected(worker)),
-            on_response=lambda response: self._events.put(Responded(worker, response)),
-            on_elements=lambda elements: self._events.put(Sent(worker, elements)),
+            on_connected=lambda: self._messages.put(Connected(worker)),
+            on_response=lambda response: self._messages.put(Responded(worker, response)),
+            on_elements=lambda elements: self._messages.put(Sent(worker, elements)),
         )
         worker.connection = self._parts.server.connect(worker.id, callbacks)
         pool.workers[index] = worker
@@ -148,15 +165,16 @@ class Scheduler:
                 self._parts.folders,
                 self._parts.config,
                 self._parts.prints,
-                lambda worker, code: self._events.put(Exited(worker, code)),
+                lambda worker, code: self._messages.put(Exited(worker, code)),
             )
         except WorkerStartFailed:
-            self._workers.discard(worker)  # it has no process whose end could be waited for
+            self._workers.discard(worker)  # it has no process, so no exit will be reported
             raise
 
-    # What comes back
+    # Handling messages
 
     def _wait_seconds(self) -> float:
+        """Return how long the loop may wait for messages before a deadline or timer is due."""
         if self._is_pumping:
             return 0.0
         now = time.monotonic()
@@ -174,18 +192,18 @@ class Scheduler:
                 wake = min(wake, since + _SATURATED_S)
         return max(0.0, wake - now)
 
-    def _handle_next(self, timeout: float) -> None:
-        """Handle what has come, waiting up to ``timeout`` for the first of it."""
+    def _handle_messages(self, timeout: float) -> None:
+        """Handle all messages that have arrived. Waits up to ``timeout`` seconds for the first."""
         try:
-            event = self._events.get(timeout=max(timeout, 0.001))
+            message = self._messages.get(timeout=max(timeout, 0.001))
             while True:
-                self._handle(event)
-                event = self._events.get_nowait()
+                self._handle(message)
+                message = self._messages.get_nowait()
         except queue.Empty:
-            self._look_at_the_clock()
+            self._check_deadlines()
 
-    def _look_at_the_clock(self) -> None:
-        """Ask bundles that have run long enough to stop; give up on workers that do not come up."""
+    def _check_deadlines(self) -> None:
+        """Ask bundles that have run long enough to split, and kill workers that do not connect in time."""
         now = time.monotonic()
         for worker in self._workers:
             if not worker.is_connected and now - worker.created_at > _CONNECT_TIMEOUT_S:
@@ -193,53 +211,47 @@ class Scheduler:
             for bundle in worker.bundles.values():
                 attempt = bundle.attempt
                 if attempt is not None and attempt.split_at <= now and attempt.response is None:
-                    splits.ask(bundle, attempt)
+                    splits.request(bundle, attempt)
 
-    def _handle(self, event: Message) -> None:
-        if isinstance(event, Sent):
-            for bundle in receiving.take(event, self._parts):
+    def _handle(self, message: Message) -> None:
+        if isinstance(message, Sent):
+            for bundle in receiving.take(message, self._parts):
                 self._finish_if_complete(bundle)
-        elif isinstance(event, Responded):
-            self._take_response(event)
-        elif isinstance(event, Connected):
-            event.worker.is_connected = True
-            event.worker.pool.failed_starts = 0
-            self._reporter.worker_started(event.worker)
-        elif isinstance(event, Exited):
-            self._lost(event.worker, event.code)
+        elif isinstance(message, Responded):
+            self._take_response(message)
+        elif isinstance(message, Connected):
+            message.worker.is_connected = True
+            message.worker.pool.failed_starts = 0
+            self._listener.worker_started(message.worker)
+        elif isinstance(message, Exited):
+            self._lost(message.worker, message.code)
         else:
             raise RunCancelled("the run was cancelled")
 
-    def _take_response(self, event: Responded) -> None:
-        instruction_id = event.response.instruction_id
+    def _take_response(self, message: Responded) -> None:
+        instruction_id = message.response.instruction_id
         if instruction_id in self._finalizing:
             del self._finalizing[instruction_id]
             return
-        if (bundle := event.worker.bundles.get(instruction_id)) is not None and bundle.attempt is not None:
-            bundle.attempt.response = event.response
+        if (bundle := message.worker.bundles.get(instruction_id)) is not None and bundle.attempt is not None:
+            bundle.attempt.response = message.response
             self._finish_if_complete(bundle)
             return
-        for bundle in list(event.worker.bundles.values()):
+        for bundle in list(message.worker.bundles.values()):
             if bundle.attempt is not None and instruction_id in bundle.attempt.pending_splits:
-                splits.answered(bundle, bundle.attempt, event.response, time.monotonic())
+                splits.apply(bundle, bundle.attempt, message.response, time.monotonic())
                 self._finish_if_complete(bundle)
                 return
 
     def _finish_if_complete(self, bundle: Bundle) -> None:
+        """Commit the bundle's attempt, or give it up and retry, if everything that the worker sends has arrived."""
         attempt = bundle.attempt
         if attempt is None or not attempt.is_complete():
             return
         assert attempt.response is not None
         attempt.worker.vacate(attempt)
         attempt.worker.warm_stages.add(bundle.stage.id)
-        failure = None
-        error = self._parts.state.error(attempt.instruction_id)
-        if error and (unserved := Failure(error, error)).is_full_disk:
-            failure = unserved  # what the worker says is a consequence
-        elif attempt.response.error:
-            failure = Failure.from_json(attempt.response.error)
-        elif error:
-            failure = Failure(f"state could not be served: {error}", error)
+        failure = self._failure(attempt, attempt.response)
         if failure is None:
             commit(bundle, attempt, attempt.response.process_bundle, self._parts)
             if attempt.response.process_bundle.requires_finalization:
@@ -250,11 +262,22 @@ class Scheduler:
             next_bundles = self._parts.failures.after_exception(bundle, failure, cause)
             bundle.stage.retry(bundle, next_bundles)
             if next_bundles == [bundle]:
-                self._reporter.bundle_retried(bundle, failure)
+                self._listener.bundle_retried(bundle, failure)
         self._advance()
 
+    def _failure(self, attempt: Attempt, response: beam_fn_api_pb2.InstructionResponse) -> Failure | None:
+        error = self._parts.state.error(attempt.instruction_id)
+        if isinstance(error, SpillFailed):
+            return Failure.of(error)  # an error in the worker's response is a consequence
+        if response.error:
+            return Failure.from_json(response.error)
+        if error is not None:
+            text = f"{type(error).__name__}: {error}"
+            return Failure(f"state could not be served: {text}", text)
+        return None
+
     def _lost(self, worker: Worker, code: int) -> None:
-        """A worker's process has ended: what it was doing is done again."""
+        """Handle the exit of a worker's process: its bundles are retried elsewhere."""
         self._workers.discard(worker)
         worker.is_gone = True
         worker.pool.workers.pop(worker.index, None)
@@ -263,17 +286,18 @@ class Scheduler:
             return
         for instruction_id in [i for i, w in self._finalizing.items() if w is worker]:
             del self._finalizing[instruction_id]
-        self._reporter.worker_lost(worker, describe_exit(code))
+        self._listener.worker_lost(worker, describe_exit(code))
         if not worker.is_connected:
             worker.pool.failed_starts += 1
             if worker.pool.failed_starts >= _MAX_FAILED_STARTS:
                 raise WorkerStartFailed(
-                    f"a worker of pool {worker.pool.plan.name!r} {describe_exit(code)} before it was "
-                    f"ready, {_MAX_FAILED_STARTS} times in a row; what it printed is above"
+                    f"a worker of pool {worker.pool.plan.name!r} {describe_exit(code)} before it was ready, "
+                    f"{_MAX_FAILED_STARTS} times in a row",
+                    fix="read what the workers printed above",
                 )
         if worker.bundles:
             _LOGGER.warning(
-                "a worker of pool %r %s; what it was doing (%d bundle(s)) is done again",
+                "a worker of pool %r %s; its bundles (%d) are retried",
                 worker.pool.plan.name,
                 describe_exit(code),
                 len(worker.bundles),
@@ -289,13 +313,14 @@ class Scheduler:
         self._advance()
 
     def _finalize(self, attempt: Attempt) -> None:
+        """Tell the worker that its bundle is committed, so that Beam's finalization callbacks run there."""
         request = beam_fn_api_pb2.InstructionRequest(instruction_id=new_instruction_id("finalize"))
         request.finalize_bundle.instruction_id = attempt.instruction_id
         self._finalizing[request.instruction_id] = attempt.worker
         attempt.worker.instruct(request)
 
     def _advance(self) -> None:
-        """Move watermarks on, and with them groupings out and side inputs in."""
+        """Recompute all watermarks, and mark stages as ready whose side inputs are complete."""
         buffers = self._parts.buffers
         for stage in self._parts.stages:
             if not stage.is_ready:
@@ -305,10 +330,10 @@ class Scheduler:
     def _is_done(self) -> bool:
         return not self._finalizing and all(stage.is_done() for stage in self._parts.stages)
 
-    # The end
+    # Ending workers
 
     def _end_workers(self, *, gracefully: bool) -> None:
-        """Let workers tear down, or kill them; either way wait, with a limit, until they are gone."""
+        """Let workers tear down, or kill them. Blocks until they have exited or the timeouts have passed."""
         for worker in self._workers:
             worker.is_stopping = True
             if gracefully and worker.connection is not None and worker.is_connected:
@@ -325,10 +350,10 @@ class Scheduler:
         deadline = time.monotonic() + seconds
         while self._workers and (left := deadline - time.monotonic()) > 0:
             try:
-                event = self._events.get(timeout=left)
+                message = self._messages.get(timeout=left)
             except queue.Empty:
                 return
-            if isinstance(event, Exited):
-                self._lost(event.worker, event.code)
-            elif isinstance(event, CancelRequested):
-                return  # whoever is left is killed
+            if isinstance(message, Exited):
+                self._lost(message.worker, message.code)
+            elif isinstance(message, CancelRequested):
+                return  # the workers that are left are killed

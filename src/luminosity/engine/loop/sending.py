@@ -1,4 +1,4 @@
-"""A bundle on its way to a worker."""
+"""Sends a bundle to a worker."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from luminosity.engine.loop.bundle import Attempt, Bundle, new_instruction_id
 from luminosity.engine.loop.parts import RunParts
 from luminosity.engine.loop.workers import Worker
 
-_MESSAGE_BYTES = 4 << 20
+__all__ = ["start"]
+
+_MESSAGE_BYTES = 4 << 20  # large enough to amortize a message's overhead, small beside a worker's memory
 
 
 def start(bundle: Bundle, worker: Worker, parts: RunParts, now: float) -> None:
-    """Let ``worker`` run ``bundle``."""
+    """Start an attempt of ``bundle`` in ``worker``, which must have a free slot. Does not wait for the worker."""
     stage = bundle.stage
     instruction_id = new_instruction_id("bundle")
     stream_id = worker.occupy(bundle, instruction_id)
@@ -36,7 +38,7 @@ def start(bundle: Bundle, worker: Worker, parts: RunParts, now: float) -> None:
     request.process_bundle.process_bundle_descriptor_id = stage.id
     request.process_bundle.data_stream_id = stream_id
     for side_input in stage.plan.side_inputs:
-        # The content never changes once the stage runs, so workers may keep it from bundle to bundle.
+        # A side input never changes once the stage runs, so workers may cache it from bundle to bundle.
         token = request.process_bundle.cache_tokens.add(token=b"complete")
         token.side_input.transform_id = side_input.transform_id
         token.side_input.side_input_id = side_input.tag
@@ -47,7 +49,7 @@ def start(bundle: Bundle, worker: Worker, parts: RunParts, now: float) -> None:
 
 
 def _input_elements(bundle: Bundle, instruction_id: str) -> Iterator[beam_fn_api_pb2.Elements]:
-    """Everything a bundle gets, with an end for each of its reads and timer families, in messages of a modest size."""
+    """Yield a bundle's whole input, with an end mark for each of its reads and timer families."""
     elements = beam_fn_api_pb2.Elements()
     size = 0
     for read in bundle.stage.plan.reads:

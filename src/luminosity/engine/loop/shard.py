@@ -1,4 +1,4 @@
-"""A stage's waiting input. A stateful stage has several shards, each with keys of its own."""
+"""The waiting input of a stage. A stateful stage has several shards, each with its own keys."""
 
 from __future__ import annotations
 
@@ -11,38 +11,47 @@ from luminosity.engine.data.watermarks import Holds
 from luminosity.engine.loop.bundle import Bundle
 from luminosity.engine.plan.codecs import ElementCodec
 
+__all__ = ["Shard"]
+
 
 class Shard:
-    """Queues of blocks, one per read. In an exclusive shard one bundle runs at a time, in the order of its input."""
+    """Queues of blocks, one for each read, with the timers of the same keys.
+
+    In an exclusive shard one bundle runs at a time, in the order of the input, so that a key's elements are never in
+    two bundles at once. Owns the blocks and the bundles to retry.
+    """
 
     def __init__(self, reads: Iterable[str], is_exclusive: bool) -> None:
         self._queues: dict[str, deque[Block]] = {read_id: deque() for read_id in reads}
         self.is_exclusive = is_exclusive
-        self.retries: deque[Bundle] = deque()
+        self.retries: deque[Bundle] = deque()  # run before any other input
         self.timers = TimerStore()
         self.holds = Holds()
-        self.count = 0
-        self.bytes = 0
-        self.running = 0
+        self.count = 0  # queued elements
+        self.bytes = 0  # queued weight: the elements' bytes and those that they refer to
+        self.running = 0  # bundles
 
     def is_free(self) -> bool:
+        """Return whether a bundle may start."""
         return not self.is_exclusive or not self.running
 
     def is_idle(self) -> bool:
+        """Return whether nothing is queued, running, to be retried or scheduled."""
         return not (self.count or self.running or self.retries or self.timers)
 
     def append(self, read_id: str, block: Block) -> None:
+        """Queue a block behind all others of the same read."""
         self._queues[read_id].append(block)
         self._account(block, 1)
 
     def prepend(self, read_id: str, blocks: Iterable[Block]) -> None:
-        """Put back what a bundle did not process."""
+        """Queue blocks that a bundle did not process before all others of the same read."""
         for block in reversed(list(blocks)):
             self._queues[read_id].appendleft(block)
             self._account(block, 1)
 
     def take(self, codecs: dict[str, ElementCodec], elements: int, max_bytes: int) -> dict[str, list[Block]]:
-        """Remove and return up to ``elements``, and at least one, from the front."""
+        """Remove and return up to ``elements``, but at least one, from the front of the queues."""
         taken: dict[str, list[Block]] = {}
         size = 0
         for read_id, queue in self._queues.items():
@@ -59,11 +68,12 @@ class Shard:
         return taken
 
     def waiting_blocks(self) -> Iterator[Block]:
-        """Those that will be taken last, first."""
+        """Yield the queued blocks, the one that will be taken last first."""
         for queue in self._queues.values():
             yield from reversed(queue)
 
     def release(self) -> None:
+        """Release all queued blocks and bundles to retry."""
         for queue in self._queues.values():
             for block in queue:
                 block.release()

@@ -1,4 +1,4 @@
-"""How many elements the next bundle of a stage gets, and how long it may run."""
+"""Chooses how many elements a stage's next bundle gets, from how long earlier ones took and how much work is left."""
 
 from __future__ import annotations
 
@@ -9,26 +9,32 @@ from collections.abc import Callable, Iterable
 from luminosity.engine.data.blocks import Block
 from luminosity.engine.plan.codecs import ElementCodec
 
-_SHORTEST_S = 0.02
-_LONGEST_S = 1.0
-# A bundle's results are seen when it is done. Kept to this part of the time that the stage has run, bundles delay
-# the end of a run by no more than that, and their number grows only with the logarithm of its length.
+__all__ = ["SINK_ELEMENTS", "BundleSize", "SizedWork"]
+
+SINK_ELEMENTS = 1000  # worth a file, as long as the sink's speed is unknown
+
+_SHORTEST_S = 0.02  # shorter bundles cost more in messages than in work
+_LONGEST_S = 1.0  # longer bundles gain nothing, and a retry repeats more
+# A bundle takes at most this part of the time that its stage has run. The end of the run is then delayed by no more
+# than that, and the number of bundles grows with the logarithm of the run's length.
 _PART_OF_ELAPSED = 0.05
-# A step that sorts what it gets gains more from a long bundle than its end loses.
+# A step that sorts its bundle gains more from a long bundle than the end of the run loses.
 _LONGEST_SORTED_S = 5.0
 _PART_OF_ELAPSED_SORTED = 0.2
-_GROWTH = 8
-_SHORTEST_DEADLINE_S = 0.1
-SINK_ELEMENTS = 1000
-_WORTH_SEVERAL_FILES = 16_000_000  # bytes
-_MOST_PATIENCE = 64
+_GROWTH = 8  # a bundle has at most 8 times the elements of the one before, whose speed may have been luck
+_SHORTEST_DEADLINE_S = 0.1  # below this, timing noise would cause splits
+_WORTH_SEVERAL_FILES = 16_000_000  # bytes of a sink's first input that are worth one file per slot
+_MOST_PATIENCE = 64  # times the target: also a slow start of a source fits
 
-_SIZE = struct.Struct(">d")  # the last bytes of an element: what its restriction provider said
-_MOST_ELEMENTS = 10_000
+_SIZE = struct.Struct(">d")  # the last bytes of an element: the size that its restriction provider reported
+_MOST_ELEMENTS = 10_000  # decoding more would slow the loop down
 
 
 class BundleSize:
-    """Starts at one element and grows to at most a second of work, or five where a step sorts it."""
+    """Chooses the size of a stage's bundles.
+
+    It starts at one element and grows to at most a second of work, or five seconds if a step sorts its bundle.
+    """
 
     def __init__(self, is_sink: bool = False, sorts: bool = False) -> None:
         self._is_sink = is_sink
@@ -40,6 +46,7 @@ class BundleSize:
         self._patience = 1
 
     def target_seconds(self, now: float) -> float:
+        """Return how long a bundle that starts now should take."""
         if self._is_sink:
             return _LONGEST_S
         if self._started_at is None:
@@ -47,9 +54,10 @@ class BundleSize:
         return min(self._longest, max(_SHORTEST_S, self._part_of_elapsed * (now - self._started_at)))
 
     def next(self, now: float, queued: int, slots: int, queued_size: float = 0.0) -> int:
-        """Elements for a bundle, of ``queued``, while this many slots could take, or will want, one.
+        """Return the number of elements for the next bundle.
 
-        ``queued_size``: the bytes that these are, or stand for, as far as that is known.
+        ``queued`` elements wait, and ``slots`` slots can take, or will want, a bundle. ``queued_size`` is the size of
+        the queued elements, or of the work that they stand for, in bytes, as far as that is known.
         """
         if self._started_at is None:
             self._started_at = now
@@ -59,12 +67,12 @@ class BundleSize:
             return 1
         target = self.target_seconds(now)
         fitting = max(1, int(target / self._seconds_per_element))
-        # The rest is shared out, unless it is too little to be worth sharing.
+        # The slots share what is queued, unless it is too little to be worth sharing.
         fair = max(math.ceil(queued / max(1, slots)), int(_SHORTEST_S / self._seconds_per_element))
         return max(1, min(fitting, fair, self._last * _GROWTH))
 
     def _next_of_sink(self, queued: int, slots: int, queued_size: float) -> int:
-        """A file is written per bundle: few bundles, and one alone where there is little to write."""
+        """Return the size of a sink's bundle. Each bundle writes a file, so bundles should be few and large."""
         if self._seconds_per_element is None:
             files = slots if queued_size >= _WORTH_SEVERAL_FILES else 1
             return min(math.ceil(queued / max(1, files)), SINK_ELEMENTS)
@@ -74,15 +82,15 @@ class BundleSize:
         return min(fitting, math.ceil(queued / max(1, slots)))
 
     def deadline_seconds(self, now: float) -> float:
-        """When a bundle that started ``now`` should be asked to stop early."""
+        """Return after how many seconds a bundle that starts now should be asked to split."""
         return self._patience * max(_SHORTEST_DEADLINE_S, self.target_seconds(now))
 
     def was_split(self, *, has_output: bool) -> None:
-        """A bundle was stopped early. If it had come to nothing yet, the next one gets more time to."""
+        """Note that a bundle was split. If it had no output yet, the next one gets more time."""
         self._patience = max(1, self._patience // 2) if has_output else min(_MOST_PATIENCE, 2 * self._patience)
 
     def learn(self, elements: int, seconds: float) -> None:
-        """A bundle of ``elements`` took ``seconds`` in a worker that had run the stage before."""
+        """Learn the stage's speed from a bundle that took ``seconds`` in a worker that had run the stage before."""
         if not elements:
             return
         measured = max(seconds / elements, 1e-7)
@@ -91,39 +99,44 @@ class BundleSize:
         self._last = max(elements, self._last // 2)
 
     def shrink(self) -> None:
-        """A worker was lost: try less at once."""
+        """Halve the next bundle, because a worker was lost."""
         self._last = max(1, self._last // 2)
 
 
 class SizedWork:
-    """Sums up sizes. Where elements are too many to be looked at, nothing is known."""
+    """Tracks how much of a splittable stage's work is done, in the sizes of its restrictions.
+
+    If there are too many elements to decode, the total is unknown.
+    """
 
     def __init__(self, codec: Callable[[str], ElementCodec]) -> None:
-        self._codec = codec  # by read
+        self._codec = codec  # by read id
         self._seen = 0
         self._total = 0.0
         self._done = 0.0
 
     @property
     def done(self) -> float:
+        """The size of the committed work."""
         return self._done
 
     @property
     def total(self) -> float | None:
-        """Of all that came."""
+        """The size of all work that arrived, or None if it is unknown."""
         is_known = self._seen <= _MOST_ELEMENTS and math.isfinite(self._total) and self._total > 0
         return self._total if is_known else None
 
     @property
     def left(self) -> float:
-        """What is not done yet, as far as that is known."""
+        """The size of the work that is left, or 0 if it is unknown."""
         return max(0.0, (self.total or 0.0) - self._done)
 
-    def came(self, read_id: str, block: Block) -> None:
+    def arrived(self, read_id: str, block: Block) -> None:
+        """Count a block from upstream."""
         self._total += self._size(read_id, (block,))
 
     def committed(self, taken: dict[str, list[Block]], left: Iterable[tuple[str, list[Block]]]) -> None:
-        """A bundle of ``taken`` is done, but for ``left``."""
+        """Count a committed bundle that took ``taken`` and left ``left``."""
         self._done += sum(self._size(read_id, blocks) for read_id, blocks in taken.items())
         self._done -= sum(self._size(read_id, blocks) for read_id, blocks in left)
 

@@ -1,4 +1,4 @@
-"""Keep what the engine holds within its budget: what can wait longest goes to disk first."""
+"""Decides what is spilled to disk when the memory budget is almost used up."""
 
 from __future__ import annotations
 
@@ -10,15 +10,21 @@ from luminosity.engine.data.sideinputs import SideInputData
 from luminosity.engine.data.state import StateStore
 from luminosity.engine.loop.stage import StageRun
 
-# Above the first part of the budget, make room down to the second: workers fill the rest while that is done.
-_HIGH = 0.85
-_LOW = 0.65
-# Smaller tables are not worth a file: there would be too many to merge.
-_TABLE_PART = 32
-_RETRY_PART = 64
+__all__ = ["SpillPolicy"]
+
+_HIGH = 0.85  # of the budget: above it, data is spilled; workers fill the rest meanwhile
+_LOW = 0.65  # of the budget: spilling ends below it
+_TABLE_PART = 32  # tables below 1/32 of the budget are spilled later: small runs would be too many to merge
+_RETRY_PART = 64  # if nothing can be spilled, look again after another 1/64 of the budget
 
 
 class SpillPolicy:
+    """Keeps the memory that the engine holds within its budget. The data that is needed last is spilled first.
+
+    The loop's thread calls :meth:`check` often. If the budget is almost used up, the call blocks while it writes to
+    disk. Refers to the stages, groupings and side inputs, but owns none of them.
+    """
+
     def __init__(self, store: BlockStore, state: StateStore, stages: list[StageRun]) -> None:
         self._store = store
         self._state = state
@@ -31,16 +37,16 @@ class SpillPolicy:
         self._next_at = self._high
 
     def check(self) -> None:
-        """Make room if there is too little. Cheap where there is enough, so it may be called often."""
+        """Spill data if memory is short. Cheap if it is not, so you can call it often."""
         used = self._store.ledger.used
         if used > self._next_at:
-            self._relieve()
+            self._spill()
             used = self._store.ledger.used
             self._next_at = used + self._step
-        # What is left may be out of reach, in running bundles: look again when there is more, or less and then more.
+        # The rest may belong to running bundles and can't be spilled. Look again once memory use has grown from here.
         self._next_at = max(self._high, min(self._next_at, used + self._step))
 
-    def _relieve(self) -> None:
+    def _spill(self) -> None:
         for spill in self._in_order():
             wanted = self._store.ledger.used - self._low
             if wanted <= 0:
@@ -48,7 +54,7 @@ class SpillPolicy:
             spill(wanted)
 
     def _in_order(self) -> Iterator[Callable[[int], int]]:
-        """Ways to free memory, the least harmful first."""
+        """Yield functions that spill up to so many bytes, the least harmful first."""
         for side_input in self.side_inputs:
             yield lambda wanted, data=side_input: data.spill(self._store, wanted)
         for stage in self._stages:
@@ -60,6 +66,6 @@ class SpillPolicy:
         yield self._state.spill
         for grouping in self.groupings:
             yield lambda wanted, pending=grouping.pending: self._store.spill(reversed(pending), wanted)
-        # First stages first: their input waits longest, since last stages are served first.
+        # First stages first: their input waits longest, since the loop serves the last stages first.
         for stage in self._stages:
             yield lambda wanted, stage=stage: self._store.spill(stage.waiting_blocks(), wanted)

@@ -1,4 +1,4 @@
-"""A stage while a run lasts: its shards, watermarks and bundle size."""
+"""A stage of a run: its queued input, watermarks and bundles."""
 
 from __future__ import annotations
 
@@ -21,17 +21,26 @@ from luminosity.engine.plan.graph import Stage
 if TYPE_CHECKING:
     from luminosity.engine.loop.workers import PoolRun
 
-_SHARDS_PER_WORKER = 4
-_BUNDLE_BYTES = 64 << 20
-_LEAST_BUNDLE_BYTES = 1 << 20
-_BUNDLE_PART = 16  # of the memory budget
-_BUNDLE_TIMERS = 10_000
-_SINK_BYTES = 8 << 20
-_GATHERING_S = 0.5
-_MOST_GATHERING_S = 30.0
+__all__ = ["StageRun"]
+
+_SHARDS_PER_SLOT = 4  # enough that slots stay busy if keys are spread unevenly
+_BUNDLE_BYTES = 64 << 20  # at most, since a bundle's input can't be spilled while it runs
+_LEAST_BUNDLE_BYTES = 1 << 20  # below this, a bundle costs more than its elements
+_BUNDLE_PART = 16  # a bundle takes at most 1/16 of the memory budget, so that several can run
+_BUNDLE_TIMERS = 10_000  # at most in a bundle: about a second of work
+_SINK_BYTES = 8 << 20  # enough for a file of a useful size
+_GATHERING_S = 0.5  # how long a sink waits for more input, at least
+_MOST_GATHERING_S = 30.0  # and at most, so that output appears
 
 
 class StageRun:
+    """A stage while a run lasts. Only the loop's thread uses it; nothing blocks.
+
+    Holds the stage's queued input in shards, makes bundles of it, and computes the stage's watermarks. ``plan`` is what
+    the planner decided, ``pool`` has the workers. The stage owns its queued, delayed and retried input until a bundle
+    takes it; :meth:`release` drops what is left at the end.
+    """
+
     def __init__(
         self,
         plan: Stage,
@@ -56,17 +65,17 @@ class StageRun:
         if plan.is_stateful:
             # Keys are spread over shards, so that a key's elements are never in two bundles at once.
             total_slots = pool.plan.workers * pool.plan.slots
-            shards = 1 if total_slots == 1 else _SHARDS_PER_WORKER * total_slots
+            shards = 1 if total_slots == 1 else _SHARDS_PER_SLOT * total_slots
             self.shards = [Shard(reads, is_exclusive=True) for _ in range(shards)]
         else:
             self.shards = [Shard(reads, is_exclusive=False)]
         self._next_shard = -1
         self._delayed: list[tuple[float, int, str, Block]] = []
         self._order = itertools.count()
-        self._running_holds = Holds()  # of input in bundles, running or waiting to be tried again
+        self._running_holds = Holds()  # of input in bundles that run or will be retried
         self._running_timer_holds = Holds()
         self._delayed_holds = Holds()
-        self.is_ready = not plan.side_inputs
+        self.is_ready = not plan.side_inputs  # whether all side inputs are complete
         self._gathering_since: float | None = None
         self._first_gathered_at: float | None = None
         self._upstream_watermark = MIN
@@ -81,24 +90,27 @@ class StageRun:
     # Input
 
     def codec(self, read_id: str) -> ElementCodec:
+        """Return the codec of a read's elements."""
         return self._codecs[read_id]
 
     @property
     def queued_bytes(self) -> int:
+        """The weight of the queued input in bytes."""
         return sum(shard.bytes for shard in self.shards)
 
     @property
     def queued(self) -> int:
+        """The number of queued elements."""
         return sum(shard.count for shard in self.shards)
 
     def add(self, read_id: str, block: Block) -> None:
-        """Queue ``block``, which came from upstream."""
+        """Queue a block from upstream. Takes over the block."""
         if self.sized_work is not None:
-            self.sized_work.came(read_id, block)
+            self.sized_work.arrived(read_id, block)
         self._queue(read_id, block)
 
     def _queue(self, read_id: str, block: Block) -> None:
-        """With several shards, each element in the shard of its key."""
+        """Queue a block; if there are several shards, each element in the shard of its key."""
         if len(self.shards) == 1:
             self.shards[0].append(read_id, block)
             return
@@ -106,7 +118,7 @@ class StageRun:
         for element in self.codec(read_id).keyed_elements(block.data(), with_header=False):
             parts.setdefault(zlib.crc32(element.key) % len(self.shards), []).append(element.encoded)
         for index, elements in parts.items():
-            # Each part keeps a block that refers to a large group's values: they live as long as it does.
+            # If the elements refer to a large group's values, each part keeps the block, and thereby the values, alive.
             data = b"".join(elements)
             weight = block.weight if len(parts) == 1 else len(data)
             part = self.blocks.of_bytes(
@@ -116,19 +128,21 @@ class StageRun:
         block.release()
 
     def waiting_blocks(self) -> Iterator[Block]:
-        """What is queued, the last first."""
+        """Yield the queued blocks, the last of each queue first."""
         for shard in self.shards:
             yield from shard.waiting_blocks()
 
     def add_delayed(self, read_id: str, block: Block, due_at: float) -> None:
-        """Queue a residual that asked to wait until ``due_at``."""
+        """Keep a residual until ``due_at``, then queue it."""
         heapq.heappush(self._delayed, (due_at, next(self._order), read_id, block))
         self._delayed_holds.add(block.hold)
 
     def next_delayed(self) -> float:
+        """Return when the next delayed residual is due."""
         return self._delayed[0][0] if self._delayed else float("inf")
 
     def wake_delayed(self, now: float) -> None:
+        """Queue the delayed residuals that are due."""
         while self._delayed and self._delayed[0][0] <= now:
             _, _, read_id, block = heapq.heappop(self._delayed)
             self._delayed_holds.remove(block.hold)
@@ -137,7 +151,7 @@ class StageRun:
     # Bundles
 
     def is_gathering(self, now: float) -> bool:
-        """Whether to wait for more, because a file is written per bundle and more is on its way."""
+        """Return whether to wait for more input, because a sink writes a file per bundle and more input is coming."""
         if not self.plan.is_sink or self._upstream_watermark >= MAX or any(shard.retries for shard in self.shards):
             return False
         if self._gathering_since is None:
@@ -145,16 +159,16 @@ class StageRun:
         has_enough = self.queued >= SINK_ELEMENTS or self.queued_bytes >= self._gather_bytes
         if self._first_gathered_at is None:
             self._first_gathered_at = now
-        # As long again as it has written: the number of files grows with the logarithm of the time.
+        # Wait as long as the sink has run so far: the number of files grows with the logarithm of the time.
         patience = min(_MOST_GATHERING_S, max(_GATHERING_S, now - self._first_gathered_at))
         return not has_enough and now - self._gathering_since < patience
 
     def next_is_suspect(self) -> bool:
-        """Whether the next bundle must have a worker of its own, to tell if it is what ends workers."""
+        """Return whether the next bundle must run alone in a worker, because it may be the one that kills workers."""
         return any(shard.retries[0].is_suspect for shard in self.shards if shard.retries and shard.is_free())
 
     def next_bundle(self, now: float, wall_micros: int, most_elements: int | None) -> Bundle | None:
-        """Take the input of a bundle that can run now, of ``most_elements`` at most."""
+        """Take the input of a bundle that can run now, of at most ``most_elements``. Returns None if there is none."""
         self._gathering_since = None
         retrying = [shard for shard in self.shards if shard.retries and shard.is_free()]
         if retrying:
@@ -162,23 +176,23 @@ class StageRun:
             bundle.shard.running += 1
             return bundle
         for _ in range(len(self.shards)):
-            # In turn, so that none is left out.
+            # Shards take turns, so that none starves.
             self._next_shard = (self._next_shard + 1) % len(self.shards)
             shard = self.shards[self._next_shard]
             if shard.is_free() and (bundle := self._bundle_of(shard, now, wall_micros, most_elements)):
                 shard.running += 1
                 self.has_begun = True
-                self._hold(bundle)
+                self._add_hold(bundle)
                 return bundle
         return None
 
     def _bundle_of(self, shard: Shard, now: float, wall_micros: int, most_elements: int | None) -> Bundle | None:
-        """Due timers come before more input: with steady input they would else never fire."""
+        """Take due timers, or else input. Timers come first: with steady input they would otherwise never fire."""
         if shard.timers and (due := shard.timers.take_due(self._clock(wall_micros), _BUNDLE_TIMERS)):
             return Bundle(self, shard, {}, due)
         if shard.count:
-            # Long bundles end together only if the last ones are small: each takes its part of what is left.
-            # And a sink's first bundle leaves some for workers that are still to come.
+            # Each bundle takes its share of what is left, so that the last bundles are small and end together. A
+            # sink's first bundle also leaves input for workers that have not started yet.
             is_for_all = self.plan.sorts_its_bundle or self.plan.is_sink
             slots = self.pool.all_slots() if is_for_all else self.pool.free_slots()
             size = shard.bytes if self.sized_work is None else self.sized_work.left
@@ -189,6 +203,7 @@ class StageRun:
         return None
 
     def has_work(self, wall_micros: int) -> bool:
+        """Return whether a bundle could start: a free shard has input, a bundle to retry or a due timer."""
         clock = None
         for shard in self.shards:
             if not shard.is_free():
@@ -202,38 +217,39 @@ class StageRun:
         return False
 
     def next_processing_timer(self) -> int | None:
+        """Return when the next processing-time timer fires, in microseconds since 1970."""
         families = [f.key for f in self.plan.timers if f.is_processing_time]
         fires = [shard.timers.next_fire(family) for family in families for shard in self.shards if shard.timers]
         return min((fire for fire in fires if fire is not None), default=None)
 
     def finished(self, bundle: Bundle) -> None:
-        """``bundle`` is committed, or others take its place."""
+        """Note that ``bundle`` is committed or replaced by others."""
         bundle.shard.running -= 1
-        self._let_go(bundle)
+        self._drop_hold(bundle)
 
     def retry(self, old: Bundle, bundles: list[Bundle]) -> None:
-        """Try ``bundles`` in place of ``old``, before anything else of its shard."""
+        """Run ``bundles`` in place of ``old``, before all other input of its shard."""
         self.finished(old)
         for bundle in reversed(bundles):
-            self._hold(bundle)
+            self._add_hold(bundle)
             bundle.shard.retries.appendleft(bundle)
 
-    def _hold(self, bundle: Bundle) -> None:
+    def _add_hold(self, bundle: Bundle) -> None:
         (self._running_holds if bundle.inputs else self._running_timer_holds).add(bundle.hold)
 
-    def _let_go(self, bundle: Bundle) -> None:
+    def _drop_hold(self, bundle: Bundle) -> None:
         (self._running_holds if bundle.inputs else self._running_timer_holds).remove(bundle.hold)
 
     def _clock(self, wall_micros: int) -> dict[FamilyKey, int]:
-        """How late it is for each family of timers."""
-        # An element at the watermark itself may still come: a timer at that time waits until it has passed.
+        """Return the current time of each timer family: timers up to it are due."""
+        # An element at the watermark itself may still arrive, so a timer for that time waits until it has passed.
         event_micros = self.input_watermark if self.input_watermark >= MAX else self.input_watermark - 1
         return {f.key: wall_micros if f.is_processing_time else event_micros for f in self.plan.timers}
 
     # Time
 
     def advance(self, upstream: int) -> None:
-        """Compute the watermarks, given that of everything that still comes from upstream."""
+        """Compute the watermarks, given the watermark of all input that is still to arrive from upstream."""
         self._upstream_watermark = upstream
         queued = min(shard.holds.minimum for shard in self.shards)
         self.input_watermark = min(upstream, queued, self._running_holds.minimum, self._delayed_holds.minimum)
@@ -241,9 +257,11 @@ class StageRun:
         self.output_watermark = min(self.input_watermark, timers, self._running_timer_holds.minimum)
 
     def is_done(self) -> bool:
+        """Return whether the stage has no input left and will get no more."""
         return self.output_watermark >= MAX and not self._delayed and all(shard.is_idle() for shard in self.shards)
 
     def release(self) -> None:
+        """Release all queued and delayed input. Called once, when the run ends."""
         for shard in self.shards:
             shard.release()
         for _, _, _, block in self._delayed:

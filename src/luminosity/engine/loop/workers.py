@@ -1,4 +1,4 @@
-"""Worker processes and pools, as the loop sees them."""
+"""Worker processes and pools as the loop sees them, and the messages that reach the loop."""
 
 from __future__ import annotations
 
@@ -22,48 +22,67 @@ from luminosity.engine.resources.pools import Pool
 from luminosity.engine.workers.launcher import Launcher, Process
 from luminosity.engine.workers.request import WorkerRequest
 
+__all__ = [
+    "CancelRequested",
+    "Connected",
+    "Exited",
+    "Message",
+    "PoolRun",
+    "Responded",
+    "Sent",
+    "Worker",
+    "start",
+]
+
 _numbers = itertools.count(1)
 
 
 class Worker:
-    """One process: a number of slots, each of which runs one bundle at a time."""
+    """One worker process. Each of its slots runs one bundle at a time.
+
+    Only the loop's thread uses it. The loop closes ``connection`` when the process has exited.
+    """
 
     def __init__(self, pool: PoolRun, index: int) -> None:
         self.id = f"w{next(_numbers)}"
         self.pool = pool
         self.index = index
-        self.writer = pool.first_writer + index  # its number among all that write blocks: see spill/quota.py
+        self.writer = pool.first_writer + index  # its number among all processes that write blocks: see spill/quota.py
         self.created_at = time.monotonic()
         self.is_connected = False
         self.is_stopping = False
         self.is_gone = False
         self.process: Process | None = None
         self.connection: WorkerConnection | None = None
-        self.bundles: dict[str, Bundle] = {}
-        self.warm_stages: set[str] = set()
+        self.bundles: dict[str, Bundle] = {}  # those that run here, by instruction id
+        self.warm_stages: set[str] = set()  # ids of stages that have run here before
         self._free_streams = [f"{slot}" for slot in range(pool.plan.slots)]
 
     def free_slots(self) -> int:
+        """Return how many more bundles can run here now. A suspect bundle takes all slots."""
         if not self.is_connected or self.is_stopping or any(b.is_suspect for b in self.bundles.values()):
             return 0
         return len(self._free_streams)
 
     def running(self, stage_id: str) -> int:
+        """Return how many bundles of a stage run here."""
         return sum(bundle.stage.id == stage_id for bundle in self.bundles.values())
 
     def occupy(self, bundle: Bundle, instruction_id: str) -> str:
+        """Take a slot for a bundle. Returns the id of the slot's data stream."""
         self.bundles[instruction_id] = bundle
         for busy in self._busy_times(bundle):
             busy.begin()
         return self._free_streams.pop()
 
     def vacate(self, attempt: Attempt) -> None:
+        """Free the slot of an attempt that has ended."""
         for busy in self._busy_times(self.bundles.pop(attempt.instruction_id)):
             busy.end()
         self._free_streams.append(attempt.stream_id)
 
     def lose_bundles(self) -> list[Bundle]:
-        """What it was doing. What it sent of that may still arrive, and belongs to nobody now."""
+        """Remove and return the bundles that ran here. Output of theirs that still arrives is ignored."""
         lost = list(self.bundles.values())
         self.bundles.clear()
         for bundle in lost:
@@ -75,51 +94,99 @@ class Worker:
         return bundle.stage.busy, self.pool.worker_busy[self.index]
 
     def instruct(self, request: beam_fn_api_pb2.InstructionRequest) -> None:
+        """Send an instruction. Does not wait for the response."""
         assert self.connection is not None
         self.connection.instruct(request)
 
     def cause(self, instruction_id: str) -> BaseException | None:
-        """The exception that failed the instruction, if it was raised in this process."""
+        """Return the exception that failed the instruction, if it was raised in this process."""
         return self.connection.cause(instruction_id) if self.connection is not None else None
 
     def kill(self) -> None:
+        """Kill the process. Its exit is reported as a message."""
         if self.process is not None:
             self.process.kill()
 
 
 class PoolRun:
-    """A pool's workers while a run lasts; started as there is work for them."""
+    """A pool while a run lasts: its workers, which start as there is work for them.
+
+    ``plan`` is what was assigned: how many workers with which resources.
+    """
 
     def __init__(self, plan: Pool, first_writer: int) -> None:
         self.plan = plan
         self.first_writer = first_writer
-        self.workers: dict[int, Worker] = {}  # by index: a lost one is replaced in its place
-        self.failed_starts = 0
+        self.workers: dict[int, Worker] = {}  # by index; a lost worker is replaced at its index
+        self.failed_starts = 0  # in a row
         self.worker_busy = [BusyTime() for _ in range(plan.workers)]
 
     def free_slots(self) -> int:
+        """Return how many more bundles the connected workers can run now."""
         return sum(worker.free_slots() for worker in self.workers.values())
 
     def all_slots(self) -> int:
+        """Return the number of slots once all workers have started."""
         return self.plan.workers * self.plan.slots
 
     def starting(self) -> int:
+        """Return the number of workers that have not connected yet."""
         return sum(not worker.is_connected for worker in self.workers.values())
 
     def unused_index(self) -> int | None:
+        """Return the first index without a worker, or None if the pool is full."""
         return next((i for i in range(self.plan.workers) if i not in self.workers), None)
 
     def environment(self, index: int) -> dict[str, str]:
-        """What the worker at ``index`` finds in ``os.environ``: this process's, its devices, its share."""
+        """Return ``os.environ`` of the worker at ``index``: this process's variables, its devices and its share."""
         share = self.plan.share(index)
         threads = str(max(1, int(share.cores)))
         return {
             **dict.fromkeys(THREAD_VARIABLES, threads),
             **os.environ,
-            # A CPU worker sees no device at all, so that no step takes one by accident.
+            # A CPU worker sees no device, so that no step takes one by accident.
             **visibility(share.devices),
             **share.to_environment(),
         }
+
+
+@dataclass(frozen=True)
+class Connected:
+    """A worker has connected to the server."""
+
+    worker: Worker
+
+
+@dataclass(frozen=True)
+class Responded:
+    """A worker has responded to an instruction."""
+
+    worker: Worker
+    response: beam_fn_api_pb2.InstructionResponse
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A worker has sent output elements or timers."""
+
+    worker: Worker
+    elements: beam_fn_api_pb2.Elements
+
+
+@dataclass(frozen=True)
+class Exited:
+    """A worker's process has exited."""
+
+    worker: Worker
+    code: int
+
+
+class CancelRequested:
+    """The user has cancelled the run."""
+
+
+# What other threads put into the loop's queue.
+Message = Connected | Responded | Sent | Exited | CancelRequested
 
 
 def start(
@@ -130,6 +197,7 @@ def start(
     prints: dict[str, str],
     on_exit: Callable[[Worker, int], None],
 ) -> None:
+    """Start the worker's process. Blocks until the process exists; ``on_exit`` is called on another thread."""
     request = WorkerRequest(
         worker_id=worker.id,
         url=folders.url,
@@ -146,33 +214,3 @@ def start(
         pipeline_options=config.worker_options,
     )
     worker.process = launcher.start(request, lambda code: on_exit(worker, code))
-
-
-@dataclass(frozen=True)
-class Connected:
-    worker: Worker
-
-
-@dataclass(frozen=True)
-class Responded:
-    worker: Worker
-    response: beam_fn_api_pb2.InstructionResponse
-
-
-@dataclass(frozen=True)
-class Sent:
-    worker: Worker
-    elements: beam_fn_api_pb2.Elements
-
-
-@dataclass(frozen=True)
-class Exited:
-    worker: Worker
-    code: int
-
-
-class CancelRequested:
-    pass
-
-
-Message = Connected | Responded | Sent | Exited | CancelRequested

@@ -1,4 +1,4 @@
-"""How far a stage is, how quickly it goes on, and about how long it still takes."""
+"""The progress of a stage: its rate, the fraction that is done, the time left, and how its models do."""
 
 from __future__ import annotations
 
@@ -9,20 +9,22 @@ from luminosity.engine.loop.metrics import RunMetrics
 from luminosity.engine.loop.stage import StageRun
 from luminosity.events import InferenceView
 
-_LEAST_ARRIVED = 0.02  # what is known of less says nothing about the rest
-_LEAST_SECONDS = 2.0
+__all__ = ["Pace", "StageProgress", "inference_views"]
 
-_WINDOW_S = 10.0
-_POINT_EVERY_S = 0.5
-_FEWEST_STEPS = 4  # slow things change seldom: their pace is that of their last few steps, however long ago
+_LEAST_ARRIVED = 0.02  # a smaller fraction of the input says nothing about the rest
+_LEAST_SECONDS = 2.0  # before that, a stage's speed is that of its start
+
+_WINDOW_S = 10.0  # a rate covers this time: long enough to be steady, short enough to follow changes
+_POINT_EVERY_S = 0.5  # bounds the number of points
+_FEWEST_STEPS = 4  # a slow stage changes rarely: its rate covers at least so many changes, however old
 _MOST_POINTS = int(_WINDOW_S / _POINT_EVERY_S) + _FEWEST_STEPS + 2
 
 
 class StageProgress:
-    """Looks at a stage now and then.
+    """Tracks the progress of a stage.
 
-    Work is counted in elements; that of a splittable step, whose elements are few and large, in the sizes of its
-    restrictions.
+    Work is counted in elements. The work of a splittable stage, whose elements are few and large, is counted in the
+    sizes of its restrictions.
     """
 
     def __init__(self, stage: StageRun, metrics: RunMetrics) -> None:
@@ -37,8 +39,12 @@ class StageProgress:
         self.seconds_left: float | None = None
         self.inference: tuple[InferenceView, ...] = ()
 
-    def look(self, seconds: float, running: int, waiting: int, arrived: float | None) -> None:
-        """``running`` bundles run, ``waiting`` elements are not done, and of all input the part ``arrived`` is here."""
+    def update(self, seconds: float, running: int, waiting: int, arrived: float | None) -> None:
+        """Recompute all attributes, ``seconds`` after the run's start.
+
+        ``running`` bundles run, ``waiting`` elements are not committed, and the fraction ``arrived`` of the stage's
+        input has arrived.
+        """
         has_news = self._stage.bundles_done != self._bundles_seen
         if has_news:
             self._bundles_seen = self._stage.bundles_done
@@ -60,10 +66,10 @@ class StageProgress:
 
     def _estimate(self, seconds: float, began_at: float, waiting: int, arrived: float | None) -> None:
         self.fraction = self.seconds_left = None
-        came = self._came(waiting)
-        if came is None or arrived is None or arrived < _LEAST_ARRIVED:
+        total_arrived = self._arrived(waiting)
+        if total_arrived is None or arrived is None or arrived < _LEAST_ARRIVED:
             return
-        total = came / arrived
+        total = total_arrived / arrived
         self.fraction = min(1.0, max(0.0, self._done() / total))
         pace = self._work_pace.per_second(seconds)
         if pace > 0 and seconds - began_at >= _LEAST_SECONDS:
@@ -73,14 +79,15 @@ class StageProgress:
         sized_work = self._stage.sized_work
         return self._stage.elements_done if sized_work is None else sized_work.done
 
-    def _came(self, waiting: int) -> float | None:
-        """All work that was ever here, if there was any and it is known."""
+    def _arrived(self, waiting: int) -> float | None:
+        """Return all work that has arrived so far, or None if there was none or it is unknown."""
         sized_work = self._stage.sized_work
         return self._stage.elements_done + waiting or None if sized_work is None else sized_work.total
 
 
 class Pace:
-    """
+    """The recent rate of something that grows.
+
     >>> pace = Pace(began_at=0.0)
     >>> for second in range(1, 31):
     ...     pace.reached(second, 5 * second)
@@ -92,39 +99,40 @@ class Pace:
         self._points: deque[tuple[float, float]] = deque([(began_at, 0.0)], maxlen=_MOST_POINTS)
 
     def reached(self, seconds: float, amount: float) -> None:
-        """At ``seconds``, ``amount`` was done in all."""
+        """Note that the total was ``amount`` at ``seconds``."""
         last_seconds, last_amount = self._points[-1]
         if amount != last_amount and (seconds - last_seconds >= _POINT_EVERY_S or len(self._points) == 1):
             self._points.append((seconds, amount))
 
     def per_second(self, now: float) -> float:
+        """Return the rate over the last seconds, or over the last changes if they are rare."""
         points = list(self._points)
         candidates = range(len(points) - 1 - _FEWEST_STEPS, 0, -1)
         first = next((i for i in candidates if points[i][0] <= now - _WINDOW_S), 0)
         first_seconds, first_amount = points[first]
         last_seconds, last_amount = points[-1]
-        # A step that is under way has no amount yet: its time counts only once it is longer than they usually are.
+        # The next change is under way: its time counts only once it takes longer than changes usually do.
         usual = (last_seconds - first_seconds) / max(1, len(points) - 1 - first)
         elapsed = max(last_seconds, now - usual) - first_seconds
         return (last_amount - first_amount) / elapsed if elapsed > 0 else 0.0
 
 
 def inference_views(stage: StageRun, metrics: RunMetrics) -> tuple[InferenceView, ...]:
-    """One for each model of a stage that has counted batches. Models of one step have a namespace each."""
+    """Return a view for each model of a stage that has counted batches. Each model of a step has its own namespace."""
     by_step = metrics.counters(stage.id, InferenceMetrics.ALL)
     worker_seconds = round(stage.busy.first_to_last_seconds * stage.pool.plan.workers, 3)
     return tuple(
-        _view(step if len(by_namespace) == 1 else _of_one(step, namespace), counters, worker_seconds)
+        _view(step if len(by_namespace) == 1 else _model_step(step, namespace), counters, worker_seconds)
         for step, by_namespace in by_step.items()
         for namespace, counters in sorted(by_namespace.items())
         if counters.get(InferenceMetrics.BATCHES)
     )
 
 
-def _of_one(step: str, namespace: str) -> str:
-    """A step may be called after all of its models.
+def _model_step(step: str, namespace: str) -> str:
+    """Name the step after one model, if it is named after all of its models.
 
-    >>> _of_one("Enrich/Infer language, tone", "tone")
+    >>> _model_step("Enrich/Infer language, tone", "tone")
     'Enrich/Infer tone'
     """
     parent, slash, label = step.rpartition("/")

@@ -1,13 +1,13 @@
-"""How a run stands at a moment, as events show it."""
+"""Snapshots of a run: the status of its stages, pools, devices and memory at one moment."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
 
 from luminosity.engine.loop.buffers import BufferRun
 from luminosity.engine.loop.bundle import Bundle
+from luminosity.engine.loop.parts import RunParts
 from luminosity.engine.loop.stage import StageRun
 from luminosity.engine.loop.workers import PoolRun
 from luminosity.engine.monitor.sampling import Sampler
@@ -15,35 +15,36 @@ from luminosity.engine.observe.progress import StageProgress
 from luminosity.engine.plan.graph import Stage
 from luminosity.events import DeviceView, MemoryUse, PoolInfo, PoolView, Snapshot, StageInfo, StageView, Status
 
-if TYPE_CHECKING:
-    from luminosity.engine.loop.parts import RunParts
+__all__ = ["Snapshots"]
 
 
 class Snapshots:
-    """Looks at the loop's parts, on the loop's thread, and changes none of them."""
+    """Describes the loop's parts as events. Call it on the loop's thread; it changes none of the parts."""
 
     def __init__(self, parts: RunParts, memory: Callable[[], MemoryUse], sampler: Sampler) -> None:
         self._parts = parts
         self._memory = memory
         self._sampler = sampler
-        labels = distinct_labels(run.plan for run in parts.stages)
+        labels = _distinct_labels(run.plan for run in parts.stages)
         self._label_of: Callable[[StageRun], str] = lambda stage: labels[stage.id]
-        self._statuses = Statuses(parts.stages, parts.buffers, self._label_of)
+        self._statuses = _Statuses(parts.stages, parts.buffers, self._label_of)
         self._progress = {stage.id: StageProgress(stage, parts.metrics) for stage in parts.stages}
 
     def stages(self) -> tuple[StageInfo, ...]:
+        """Return what is known of the stages when the run starts."""
         return tuple(
             StageInfo(
                 stage.id,
                 self._label_of(stage),
                 stage.pool.plan.name,
-                tuple(writer.id for writer in self._statuses.before[stage.id]),
-                tuple(writer.id for writer in self._statuses.of_side_inputs[stage.id]),
+                tuple(writer.id for writer in self._statuses.writers_before[stage.id]),
+                tuple(writer.id for writer in self._statuses.side_input_writers[stage.id]),
             )
             for stage in self._parts.stages
         )
 
     def pools(self) -> tuple[PoolInfo, ...]:
+        """Return what is known of the pools when the run starts."""
         pools = [run.plan for run in self._parts.pools]
         return tuple(
             PoolInfo(
@@ -53,6 +54,7 @@ class Snapshots:
         )
 
     def take(self, run_id: str, seconds: float) -> Snapshot:
+        """Return the state of the run ``seconds`` after its start."""
         stages = self._stage_views(seconds)
         return Snapshot(
             run_id,
@@ -84,7 +86,7 @@ class Snapshots:
         waiting = queued + sum(bundle.count for bundle in running)
         status, by = self._statuses.of(stage, len(running))
         progress = self._progress[stage.id]
-        progress.look(seconds, len(running), waiting, self._arrived(stage))
+        progress.update(seconds, len(running), waiting, self._arrived(stage))
         return StageView(
             stage.id,
             status,
@@ -102,9 +104,9 @@ class Snapshots:
         )
 
     def _arrived(self, stage: StageRun) -> float | None:
-        """The part of the stage's input that has been written, if all that write it know how far they are."""
+        """Return the fraction of the stage's input that has been written, or None if a writer's progress is unknown."""
         arrived = min((self._parts.buffers[read.buffer_id].fraction_out() for read in stage.plan.reads), default=1.0)
-        for writer in self._statuses.before[stage.id]:
+        for writer in self._statuses.writers_before[stage.id]:
             fraction = self._progress[writer.id].fraction
             if fraction is None:
                 return None
@@ -119,7 +121,7 @@ class Snapshots:
                     busy[device] = busy.get(device, 0.0) + pool.worker_busy[index].spanned_seconds
         views: list[DeviceView] = []
         for device, busy_seconds in busy.items():
-            view = DeviceView(device, _part(busy_seconds, seconds))
+            view = DeviceView(device, _fraction(busy_seconds, seconds))
             if use := self._sampler.devices.get(device):
                 view = DeviceView(device, view.busy_fraction, use.utilization, use.memory_used, use.memory_total)
             views.append(view)
@@ -134,16 +136,16 @@ def _pool_view(pool: PoolRun, seconds: float) -> PoolView:
         busy=sum(len(worker.bundles) for worker in pool.workers.values()),
         slots=pool.plan.workers * pool.plan.slots,
         busy_seconds=round(busy_seconds, 3),
-        busy_fraction=_part(busy_seconds, pool.plan.workers * seconds),
+        busy_fraction=_fraction(busy_seconds, pool.plan.workers * seconds),
     )
 
 
-def _part(some: float, whole: float) -> float:
+def _fraction(some: float, whole: float) -> float:
     return round(min(1.0, some / whole), 3) if whole > 0 else 0.0
 
 
-def distinct_labels(stages: Iterable[Stage]) -> dict[str, str]:
-    """A label for each stage's id; of several with the same label, each with its own innermost step."""
+def _distinct_labels(stages: Iterable[Stage]) -> dict[str, str]:
+    """Return a label for each stage id. Stages with equal labels are told apart by their innermost steps."""
     stages = list(stages)
     common = [stage.label for stage in stages]
     labels: dict[str, str] = {}
@@ -156,25 +158,25 @@ def distinct_labels(stages: Iterable[Stage]) -> dict[str, str]:
     return labels
 
 
-class Statuses:
-    """Knows who stands before and behind each stage."""
+class _Statuses:
+    """Finds out what each stage does or waits for."""
 
     def __init__(
         self, stages: Sequence[StageRun], buffers: dict[bytes, BufferRun], label_of: Callable[[StageRun], str]
     ) -> None:
         self._label_of = label_of
-        self.before = {run.id: _writers(buffers[read.buffer_id] for read in run.plan.reads) for run in stages}
-        self.of_side_inputs = {
+        self.writers_before = {run.id: _writers(buffers[read.buffer_id] for read in run.plan.reads) for run in stages}
+        self.side_input_writers = {
             run.id: _writers(buffers[side_input.buffer_id] for side_input in run.plan.side_inputs) for run in stages
         }
         self._behind = {run.id: [buffers[write.buffer_id] for write in run.plan.writes] for run in stages}
 
     def of(self, stage: StageRun, running: int) -> tuple[Status, tuple[str, ...]]:
-        """What ``stage``, of which ``running`` bundles run, does or waits for, and whom it waits for."""
+        """Return the status of a stage with ``running`` bundles, and the labels of the stages or pool it waits for."""
         if stage.is_done():
             return "done", ()
         if not stage.is_ready:
-            return "waiting", self._unfinished(self.of_side_inputs[stage.id])
+            return "waiting", self._unfinished(self.side_input_writers[stage.id])
         has_work = stage.has_work(time.time_ns() // 1000)
         full = [reader for buffer in self._behind[stage.id] if (reader := buffer.holds_back())] if has_work else []
         if full:
@@ -182,13 +184,13 @@ class Statuses:
         if running:
             return "busy", ()
         is_worker_free = stage.pool.free_slots() > 0
-        before = self._unfinished(self.before[stage.id])
-        # A sink with a little input waits for more, to write fewer files.
+        before = self._unfinished(self.writers_before[stage.id])
+        # A sink with little input waits for more, in order to write fewer files.
         if before and (not has_work or (stage.plan.is_sink and is_worker_free)):
             return "starved", before
         if has_work:
             return ("busy", ()) if is_worker_free else ("needs worker", (stage.pool.plan.name,))
-        return "waiting", ()  # for time to pass
+        return "waiting", ()  # for a timer or a delayed element
 
     def _unfinished(self, stages: Iterable[StageRun]) -> tuple[str, ...]:
         return tuple(self._label_of(stage) for stage in stages if not stage.is_done())

@@ -1,1 +1,1 @@
-"""What the engine holds beyond its memory budget: counted, compressed, on disk."""
+"""Data beyond the memory budget: how memory is counted, and how data is compressed and kept on disk."""

@@ -1,4 +1,4 @@
-"""Cells of user state: in memory while there is room, the longest unused on disk beyond it."""
+"""Cells of user state: in memory while there is room, otherwise the least recently written on disk."""
 
 from __future__ import annotations
 
@@ -9,33 +9,38 @@ from typing import Any
 from luminosity.engine.spill.diskmap import DiskMap
 from luminosity.engine.spill.quota import Ledger
 
+__all__ = ["Cell", "Cells"]
+
 # A list of chunks (bag) or of (sort key, encoded entry) pairs (ordered list).
 Cell = list[Any]
 
-_CELL_OVERHEAD = 300
-_CHUNK_OVERHEAD = 56
+_CELL_OVERHEAD = 300  # bytes that Python needs for a cell besides its data
+_CHUNK_OVERHEAD = 56  # bytes that Python needs for a chunk besides its data
 
 
 class Cells:
-    """By key. The caller sees to it that one thread at a time is here."""
+    """Cells by key. Only one thread at a time may use it: the caller holds a lock.
+
+    Owns its file on disk, which :meth:`release` removes.
+    """
 
     def __init__(self, folder: str, ledger: Ledger) -> None:
         self._folder = folder
         self._ledger = ledger
-        self._memory: dict[bytes, Cell] = {}  # in the order of their last use
+        self._memory: dict[bytes, Cell] = {}  # in the order in which they were last written
         self._disk: DiskMap | None = None
         self._on_disk = 0
         self.memory_bytes = 0
 
     def get(self, key: bytes) -> Cell:
-        """A copy, empty where there is none."""
+        """Return a copy of a cell, empty if there is none."""
         if (cell := self._memory.get(key)) is not None:
             return list(cell)
         parts = self._disk.parts(key) if self._disk is not None and self._on_disk else []
         return marshal.loads(parts[0].read()) if parts else []
 
     def put(self, key: bytes, cell: Cell) -> None:
-        """Replace what is there; an empty cell is none."""
+        """Replace a cell. An empty cell is removed."""
         if (old := self._memory.pop(key, None)) is not None:
             self._count(-_bytes(key, old))
         elif self._disk is not None and self._on_disk and self._disk.parts(key):
@@ -46,13 +51,14 @@ class Cells:
             self._count(_bytes(key, cell))
 
     def items(self) -> Iterator[tuple[bytes, Cell]]:
+        """Yield all cells, those in memory first."""
         yield from self._memory.items()
         if self._disk is not None:
             for key, _ in self._disk.with_prefix(b""):
                 yield key, self.get(key)
 
     def spill(self, wanted: int) -> int:
-        """Move the longest unused to disk until ``wanted`` bytes are free; how many were freed."""
+        """Move the least recently written cells to disk until ``wanted`` bytes are free. Returns the bytes freed."""
         freed = 0
         moved: dict[bytes, Cell] = {}
         for key, cell in self._memory.items():
@@ -64,7 +70,7 @@ class Cells:
             return 0
         if self._disk is None:
             self._disk = DiskMap(self._folder, "state")
-        # It is our own data, and never leaves this process's private folder: the quickest format will do.
+        # The data stays in this process's private folder, so the fastest format will do.
         self._disk.put((key, 0, (marshal.dumps(cell),)) for key, cell in moved.items())
         self._on_disk += len(moved)
         for key in moved:
@@ -74,6 +80,7 @@ class Cells:
         return freed
 
     def release(self) -> None:
+        """Drop all cells and remove the file."""
         self._memory.clear()
         self._count(-self.memory_bytes)
         if self._disk is not None:

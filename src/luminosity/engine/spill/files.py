@@ -1,4 +1,4 @@
-"""Files of many frames, written once from front to back and read anywhere."""
+"""Files of many frames, written once from front to back and read at any place."""
 
 from __future__ import annotations
 
@@ -10,65 +10,82 @@ from typing import NamedTuple, Protocol
 
 from luminosity.engine.spill import frames
 
+__all__ = ["Chunk", "MemoryChunk", "SpillFile", "StoredChunk", "pieces"]
+
+_PIECE_BYTES = 1 << 20  # large enough to compress well and to amortize a read
+
 _numbers = itertools.count(1)
-_PIECE_BYTES = 1 << 20
 
 
 class Chunk(Protocol):
     """A piece of data, in memory or on disk."""
 
     @property
-    def size(self) -> int: ...
+    def size(self) -> int:
+        """The number of bytes that :meth:`read` returns."""
+        ...
 
-    def read(self) -> bytes: ...
+    def read(self) -> bytes:
+        """Return the data."""
+        ...
 
 
 class MemoryChunk(NamedTuple):
+    """A chunk in memory."""
+
     data: bytes
 
     @property
     def size(self) -> int:
+        """The number of bytes."""
         return len(self.data)
 
     def read(self) -> bytes:
+        """Return the data."""
         return self.data
 
 
 class StoredChunk(NamedTuple):
-    """One frame of a file."""
+    """A chunk on disk: one frame of a file."""
 
     file: SpillFile
     offset: int
-    stored: int
-    size: int
+    stored: int  # bytes in the file
+    size: int  # bytes of data
 
     def read(self) -> bytes:
+        """Read the data from the file."""
         return self.file.read(self.offset, self.stored)
 
 
 class SpillFile:
-    """Whoever holds it releases it once; with the last reference it is gone. Reads may come from any thread."""
+    """A file that is removed with its last reference.
+
+    Each holder calls :meth:`release` once. One thread appends; any thread may read, share and release.
+    """
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self.path = os.path.join(folder, f"spill.{next(_numbers)}")
-        with frames.full_disk_is_clear(folder):
+        with frames.explain_full_disk(folder):
             self._descriptor = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
         self._end = 0
         self._references = 1
         self._lock = threading.Lock()
 
     def append(self, data: bytes) -> StoredChunk:
+        """Write data at the end. Returns the chunk that reads it back."""
         frame = frames.pack(data)
-        with frames.full_disk_is_clear(self._folder):
+        with frames.explain_full_disk(self._folder):
             written = 0
-            while written < len(frame):  # at the end, whatever a write that failed has left behind it
+            while written < len(frame):  # at ``_end``, over anything that a failed write has left there
                 written += os.pwrite(self._descriptor, memoryview(frame)[written:], self._end + written)
         chunk = StoredChunk(self, self._end, len(frame), len(data))
         self._end += len(frame)
         return chunk
 
     def read(self, offset: int, stored: int) -> bytes:
+        """Return the data of a frame of ``stored`` bytes at ``offset``."""
         parts: list[bytes] = []
         while stored:  # a single read returns at most 2 GiB
             part = os.pread(self._descriptor, stored, offset)
@@ -80,11 +97,13 @@ class SpillFile:
         return frames.unpack(b"".join(parts))
 
     def share(self) -> SpillFile:
+        """Add a reference."""
         with self._lock:
             self._references += 1
         return self
 
     def release(self) -> None:
+        """Drop a reference. The last one closes and removes the file."""
         with self._lock:
             self._references -= 1
             is_last = self._references == 0
@@ -94,7 +113,7 @@ class SpillFile:
 
 
 def pieces(values: Iterable[bytes]) -> Iterator[bytes]:
-    """Values joined to pieces of a size that is worth a read."""
+    """Yield the values joined into pieces of about a megabyte."""
     piece: list[bytes] = []
     size = 0
     for value in values:

@@ -1,4 +1,4 @@
-"""Compressed frames: how everything that leaves memory is written."""
+"""Compressed frames, the format of all data on disk, and the error for a full disk."""
 
 from __future__ import annotations
 
@@ -14,7 +14,20 @@ from typing import Any
 from luminosity._text import format_bytes
 from luminosity.errors import SpillFailed
 
-SUFFIX = ".packed"
+__all__ = [
+    "SUFFIX",
+    "disk_full",
+    "explain_full_disk",
+    "is_full_disk",
+    "pack",
+    "read_file",
+    "unpack",
+    "write_all",
+    "write_file",
+]
+
+SUFFIX = ".packed"  # of files that hold one frame
+
 _HEADER = struct.Struct("<?QQ")  # compressed?, bytes of data, bytes that follow
 
 
@@ -26,7 +39,8 @@ def _codec() -> Any:
 
 
 def pack(data: bytes) -> bytes:
-    """
+    """Return data as a frame, compressed if that makes it smaller.
+
     >>> unpack(pack(b"ab" * 100)) == b"ab" * 100, len(pack(b"ab" * 100)) < 200
     (True, True)
     """
@@ -37,6 +51,7 @@ def pack(data: bytes) -> bytes:
 
 
 def unpack(frame: bytes) -> bytes:
+    """Return the data of a frame."""
     is_compressed, size, stored = _HEADER.unpack_from(frame)
     body = memoryview(frame)[_HEADER.size : _HEADER.size + stored]
     if len(body) < stored:
@@ -45,8 +60,8 @@ def unpack(frame: bytes) -> bytes:
 
 
 def write_file(path: str, data: bytes) -> None:
-    """A file of one frame; nothing of it is left where the disk is full."""
-    with full_disk_is_clear(os.path.dirname(path)):
+    """Write a new file of one frame. If that fails, no part of it is left."""
+    with explain_full_disk(os.path.dirname(path)):
         try:
             with open(path, "xb", buffering=0, opener=_private) as file:
                 write_all(file.fileno(), pack(data))
@@ -57,11 +72,13 @@ def write_file(path: str, data: bytes) -> None:
 
 
 def read_file(path: str) -> bytes:
+    """Return the data of a file of one frame."""
     with open(path, "rb", buffering=0) as file:
         return unpack(file.readall())
 
 
 def write_all(descriptor: int, data: bytes) -> None:
+    """Write all data, also if the system writes less at a time."""
     view = memoryview(data)
     while view:
         view = view[os.write(descriptor, view) :]
@@ -72,27 +89,29 @@ def _private(path: str, flags: int) -> int:
 
 
 def is_full_disk(error: OSError) -> bool:
+    """Return whether a write failed because the disk or the user's quota is full."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 @contextlib.contextmanager
-def full_disk_is_clear(folder: str) -> Generator[None]:
-    """Say what a full disk means and what helps."""
+def explain_full_disk(folder: str) -> Generator[None]:
+    """Raise ``SpillFailed``, with a remedy, in place of the error for a full disk."""
     try:
         yield
     except OSError as error:
         if not is_full_disk(error):
             raise
-        raise SpillFailed(disk_full_message(folder)) from error
+        raise disk_full(folder) from error
 
 
-def disk_full_message(folder: str) -> str:
+def disk_full(folder: str, details: str = "") -> SpillFailed:
+    """Return the error for a full disk, with the space that is left in ``folder``."""
     try:
         usage = shutil.disk_usage(folder)
         room = f"{format_bytes(usage.free)} of {format_bytes(usage.total)} free"
     except OSError as error:
         room = f"{error.strerror or error}"
-    return (
-        f"the disk is full: no room in {folder} ({room}) for what is beyond the memory budget. "
-        "Free some, name a folder on a larger disk with --spill_dir, or raise --memory_budget"
+    return SpillFailed(
+        f"the disk is full: no room in {folder} ({room}) for data beyond the memory budget{details}",
+        fix="free some space, name a folder on a larger disk with --spill_dir, or raise --memory_budget",
     )

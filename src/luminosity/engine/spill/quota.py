@@ -1,7 +1,7 @@
-"""One page that all processes of a run see: how much memory the run's data takes.
+"""Counts how much memory a run's data takes, on one page that all processes of the run share.
 
-Workers write blocks without asking the runner. So that they keep to the budget together, each counts what it writes
-where the others and the runner see it; when there is no room, they write to disk instead.
+Workers write blocks without asking the runner. In order to keep to the budget together, each worker counts what it
+writes on the shared page. When there is no room left, workers write to disk instead.
 """
 
 from __future__ import annotations
@@ -11,19 +11,22 @@ import os
 import threading
 from pathlib import Path
 
-_WORD = 8
-_PART_FOR_LONG = 0.75
+__all__ = ["Ledger", "Quota", "WriterQuota"]
+
+_WORD = 8  # bytes of a counter
+_PART_FOR_LONG = 0.75  # of the budget, for data that stays long, so that moving data has room
 _LIMIT, _RUNNER, _GONE, _FIRST_WRITER = range(4)
 
 
 class Quota:
-    """The page. Each word has a single writer: the runner those of its own, each worker one."""
+    """The shared page of counters. Each counter has one writer: the runner, or one worker."""
 
     def __init__(self, page: mmap.mmap) -> None:
         self.words = memoryview(page).cast("q")
 
     @classmethod
     def open(cls, path: str) -> Quota:
+        """Map a page that exists."""
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
             return cls(mmap.mmap(descriptor, 0))
@@ -32,7 +35,7 @@ class Quota:
 
     @classmethod
     def create(cls, path: str | None, limit: int, writers: int) -> Quota:
-        """Without a path it is this process's own."""
+        """Make a page. Without a path, it is visible in this process only."""
         size = _WORD * (_FIRST_WRITER + writers)
         if path is None:
             quota = cls(mmap.mmap(-1, size))
@@ -44,15 +47,17 @@ class Quota:
 
     @property
     def limit(self) -> int:
+        """The memory budget in bytes."""
         return self.words[_LIMIT]
 
     @property
     def used(self) -> int:
+        """The bytes in memory, of all processes."""
         return self.words[_RUNNER] + sum(self.words[_FIRST_WRITER:]) - self.words[_GONE]
 
 
 class WriterQuota:
-    """A worker's side."""
+    """The counter of one worker. Any thread of the worker may use it."""
 
     def __init__(self, path: str, writer: int) -> None:
         self._quota = Quota.open(path)
@@ -60,7 +65,7 @@ class WriterQuota:
         self._lock = threading.Lock()  # several bundles may run in a worker
 
     def reserve(self, size: int) -> bool:
-        """Count ``size`` bytes as written, if there is room for them."""
+        """Count ``size`` bytes as written if there is room for them. Returns whether there was."""
         with self._lock:
             if self._quota.used + size > self._quota.limit:
                 return False
@@ -68,16 +73,17 @@ class WriterQuota:
             return True
 
     def give_back(self, size: int) -> None:
+        """Undo a reservation of ``size`` bytes that were not written."""
         with self._lock:
             self._quota.words[self._word] -= size
 
 
 class Ledger:
-    """The runner's side: all that the engine holds, and what became of what it did not."""
+    """The runner's side of the counters: memory in use, its peak, and how much was spilled. Any thread may use it."""
 
     def __init__(self, path: str | None, limit: int, writers: int) -> None:
         self._quota = Quota.create(path, limit, writers)
-        self._known = [0] * writers  # of what each writer has counted, what the runner has heard of
+        self._known = [0] * writers  # bytes of each writer that the runner has received
         self._lock = threading.Lock()
         self._runner = 0
         self._gone = 0
@@ -87,43 +93,46 @@ class Ledger:
 
     @property
     def used(self) -> int:
+        """The bytes in memory, of all processes."""
         return self._quota.used
 
     def hold(self, size: int) -> None:
-        """Count bytes that the runner itself holds from now on."""
+        """Count bytes that the runner holds from now on."""
         with self._lock:
             self._runner += size
             self._quota.words[_RUNNER] = self._runner
             self.peak = max(self.peak, self._quota.used)
 
     def free(self, size: int) -> None:
+        """Count bytes that the runner holds no more."""
         self.hold(-size)
 
     def try_hold(self, size: int) -> bool:
-        """Hold ``size`` bytes for long, if that leaves room for what moves."""
+        """Hold ``size`` bytes for long, if that leaves room for moving data. Returns whether it did."""
         if self.used + size > _PART_FOR_LONG * self.limit:
             return False
         self.hold(size)
         return True
 
     def received(self, writer: int, size: int) -> None:
-        """A worker's file, which it has counted itself, is the runner's now."""
+        """Take over a worker's file, whose size the worker has counted already."""
         with self._lock:
             self._known[writer] += size
             self.peak = max(self.peak, self._quota.used)
 
     def gone(self, size: int) -> None:
-        """A worker's file has left memory."""
+        """Count a worker's file that is no longer in memory."""
         with self._lock:
             self._gone += size
             self._quota.words[_GONE] = self._gone
 
     def writer_lost(self, writer: int) -> None:
-        """What a dead worker had counted and not told of is gone."""
+        """Stop counting the files of a dead worker that the runner has not received."""
         counted = self._quota.words[_FIRST_WRITER + writer]
         self.gone(counted - self._known[writer])
         self._known[writer] = counted
 
     def add_spilled(self, size: int) -> None:
+        """Count bytes that were written to disk."""
         with self._lock:
             self.spilled += size

@@ -1,4 +1,4 @@
-"""Sorted runs: groups of values, by id, in a file; and how several are merged."""
+"""Sorted runs: files of groups of values in the order of their ids, and how to merge them."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ from operator import attrgetter
 
 from luminosity.engine.spill.files import Chunk, MemoryChunk, SpillFile, StoredChunk, pieces
 
-LARGE_BYTES = 64 << 10  # groups beyond this are kept in frames of their own
-_FRAME_BYTES = 256 << 10
-_RECORD = struct.Struct("<IqQII")  # bytes of id, time, values, frames of its own, bytes of values here
+__all__ = ["LARGE_BYTES", "Entry", "SortedRun", "merge"]
+
+LARGE_BYTES = 64 << 10  # a larger group has its own frames, which are read only when needed
+
+_FRAME_BYTES = 256 << 10  # of small groups: compresses well, and a merge of many runs holds one frame of each
+_RECORD = struct.Struct("<IqQII")  # bytes of the id, time, number of values, number of own frames, bytes of values here
 _CHUNK = struct.Struct("<QQQ")  # offset, stored, size
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Some values of one group, laid end to end in ``chunks``."""
+    """Some encoded values of one group, one after the other in ``chunks``."""
 
     id: bytes
     time: int
@@ -29,14 +32,19 @@ class Entry:
 
     @property
     def size(self) -> int:
+        """The bytes of all values."""
         return sum(chunk.size for chunk in self.chunks)
 
     def read(self) -> Iterator[bytes]:
+        """Yield the data of the chunks."""
         return (chunk.read() for chunk in self.chunks)
 
 
 class SortedRun:
-    """Entries in the order of their ids. Released once by whoever made it; its file lives while its chunks are used."""
+    """Entries on disk, in the order of their ids.
+
+    The constructor writes them. The owner calls :meth:`release` once; the file lives as long as its chunks are used.
+    """
 
     def __init__(self, folder: str, entries: Iterable[Entry]) -> None:
         self._file = SpillFile(folder)
@@ -70,6 +78,7 @@ class SortedRun:
             self._frames.append(self._file.append(b"".join(frame)))
 
     def entries(self) -> Iterator[Entry]:
+        """Yield the entries. Values of large groups are not read, but referred to."""
         for frame in self._frames:
             data = frame.read()
             position = 0
@@ -88,11 +97,12 @@ class SortedRun:
                 yield Entry(group_id, time, count, chunks)
 
     def release(self) -> None:
+        """Drop the run's reference to its file."""
         self._file.release()
 
 
 def merge(runs: Iterable[SortedRun], combine_times: Callable[[int, int], int]) -> Iterator[Entry]:
-    """One entry per id, its values in the order of the runs."""
+    """Yield one entry per id, with the values in the order of the runs."""
     by_id = attrgetter("id")
     merged = heapq.merge(*(run.entries() for run in runs), key=by_id)
     for group_id, same in itertools.groupby(merged, key=by_id):

@@ -1,4 +1,4 @@
-"""Values by group: in memory while there is room, then in sorted runs."""
+"""Values by group: in memory while there is room, otherwise in sorted runs on disk."""
 
 from __future__ import annotations
 
@@ -10,15 +10,20 @@ from luminosity.engine.spill.files import Chunk, MemoryChunk, SpillFile, pieces
 from luminosity.engine.spill.quota import Ledger
 from luminosity.engine.spill.runs import LARGE_BYTES, Entry, SortedRun, merge
 
-# What Python needs for an object besides its bytes.
-_VALUE_OVERHEAD = 56
-_GROUP_OVERHEAD = 250
-_MOST_RUNS = 64
-_FREE_STEP = 1 << 20
+__all__ = ["GroupTable"]
+
+_VALUE_OVERHEAD = 56  # bytes that Python needs for a value besides its data
+_GROUP_OVERHEAD = 250  # bytes that Python needs for a group besides its id
+_MOST_RUNS = 64  # more are merged into one: a merge holds an open file and a frame of each
+_FREE_STEP = 1 << 20  # bytes: the ledger is updated in steps of this size, since it takes a lock
 
 
 class GroupTable:
-    """Filled, spilled as often as need be, then taken once. For one thread at a time."""
+    """Collects values by group id.
+
+    Fill it, spill it as often as needed, then take all groups once. Only one thread at a time may use it. Owns its
+    files until :meth:`release`.
+    """
 
     def __init__(self, folder: str, ledger: Ledger, combine_times: Callable[[int, int], int] = max) -> None:
         self._folder = folder
@@ -33,7 +38,7 @@ class GroupTable:
         self.values_out = 0
 
     def add_all(self, pairs: Iterable[tuple[bytes, bytes]]) -> None:
-        """Add (id, value) pairs."""
+        """Add pairs of group id and encoded value."""
         values = self._values
         size = count = 0
         for group_id, value in pairs:
@@ -49,19 +54,19 @@ class GroupTable:
         self._ledger.hold(size)
 
     def add_time(self, group_id: bytes, time: int) -> None:
-        """Count ``time`` into the group's own."""
+        """Combine ``time`` with the group's time."""
         known = self._times.get(group_id)
         self._times[group_id] = time if known is None else self._combine_times(known, time)
 
     def spill(self, wanted: int) -> int:
-        """Move groups to disk until ``wanted`` bytes are free; how many were freed."""
+        """Move groups to disk until ``wanted`` bytes are free. Returns how many were freed."""
         before = self.memory_bytes
         moved: list[tuple[bytes, list[bytes]]] = []
         while self._values and before - self.memory_bytes < wanted:
             moved.append(self._values.popitem())
             self.memory_bytes -= _bytes(*moved[-1])
         if moved:
-            moved.sort(reverse=True)  # taken from its end, so that what is written is freed
+            moved.sort(reverse=True)  # popped from its end, so that written groups are freed
             run = SortedRun(self._folder, self._popped(moved))
             self._runs.append(run)
             self._ledger.add_spilled(run.size)
@@ -86,13 +91,13 @@ class GroupTable:
         self._runs = [merged]
 
     def take(self) -> Iterator[Entry]:
-        """All groups. What is large and was spilled is not read: its chunks are on disk."""
+        """Yield all groups and remove them. Large groups that were spilled are not read, but referred to."""
         if self._runs:
             self.spill(self.memory_bytes)
         freed = 0
-        for group_id in list(self._values):  # in the order that they came
+        for group_id in list(self._values):  # in the order of their arrival
             if (values := self._values.pop(group_id, None)) is None:
-                break  # spilled meanwhile
+                break  # the rest was spilled in the meantime
             size = _bytes(group_id, values)
             self.memory_bytes -= size
             freed += size
@@ -108,7 +113,7 @@ class GroupTable:
         self.release()
 
     def _on_disk(self, entry: Entry) -> Entry:
-        """A large group of many small pieces would be held in memory: write them together."""
+        """Write the chunks of a large group that are in memory to disk, since there may be many small ones."""
         if sum(chunk.size for chunk in entry.chunks if isinstance(chunk, MemoryChunk)) <= LARGE_BYTES:
             return entry
         if self._overflow is None:
@@ -120,6 +125,7 @@ class GroupTable:
         return replace(entry, chunks=chunks)
 
     def release(self) -> None:
+        """Drop all groups and files."""
         for run in self._runs:
             run.release()
         self._runs.clear()

@@ -16,7 +16,6 @@ from luminosity.engine.data import wire
 from luminosity.engine.spill import frames
 from luminosity.engine.spill.quota import WriterQuota
 
-BLOCK_BYTES = 1 << 20
 _BLOCK_SECONDS = 0.05
 # Below this a file costs more than the bytes do in the message.
 _INLINE_BYTES = 32 << 10
@@ -76,7 +75,7 @@ class BlockStream(data_plane.ClosableOutputStream):
         if self._count == 0:
             self._first_at = time.monotonic()
         self._count += 1
-        if self.size() >= BLOCK_BYTES or time.monotonic() - self._first_at > _BLOCK_SECONDS:
+        if self.size() >= wire.BLOCK_BYTES or time.monotonic() - self._first_at > _BLOCK_SECONDS:
             self.flush()
 
     def flush(self) -> None:

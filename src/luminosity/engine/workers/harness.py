@@ -24,7 +24,7 @@ from apache_beam.runners.worker import (
 )
 from apache_beam.utils.counters import CounterFactory
 
-from luminosity.engine.fnapi.logs import name_in_location
+from luminosity.engine.fnapi.logs import add_logger_name
 from luminosity.engine.spill.quota import WriterQuota
 from luminosity.engine.workers import main_classes, printed
 from luminosity.engine.workers.channel import BlockChannel, BlockWriter
@@ -112,7 +112,7 @@ def run(request: WorkerRequest) -> None:
     )
     log_handler, harness, _ = created
     if log_handler:
-        log_handler.addFilter(name_in_location)
+        log_handler.addFilter(add_logger_name)
     try:
         harness.run()
     finally:
