@@ -1,4 +1,4 @@
-"""Blocks: cut, shared, spilled, and gone with their last reference."""
+"""Tests of blocks: they can be cut, shared and spilled, and are freed with their last reference."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def encoded(codec_and_encode: tuple[ElementCodec, object], values: list[bytes]) 
 
 
 def values(codec: ElementCodec, block: Block) -> list[bytes]:
-    return [value[1:] for _, value in codec.elements(block.data())]  # without the length before it
+    return [value[1:] for _, value in codec.elements(block.data())]  # without the length prefix
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[BlockStore]:
-    """Everything that a test made is gone at its end, and nothing is counted any more."""
+    """A store in ``tmp_path``. At the end of a test, all files must be removed and all counters be zero."""
     for name in ("memory", "disk"):
         (tmp_path / name).mkdir()
     ledger = Ledger(str(tmp_path / "quota"), limit=10_000_000, writers=2)
@@ -63,7 +63,7 @@ def writer_of(folder: Path, number: int = 0) -> BlockWriter:
 
 
 def file_block(store: BlockStore, folder: Path, data: bytes, count: int) -> Block:
-    """As a worker writes it, whatever its size."""
+    """Return a block in a file, as a worker writes it, also if it is small."""
     path = folder / "memory" / "w0.1"
     path.write_bytes(data)
     assert WriterQuota(str(folder / "quota"), 0).reserve(len(data))

@@ -1,4 +1,4 @@
-"""The events of real runs: what stages wait for, and because of whom; what went wrong on the way."""
+"""Tests of the events of real runs: statuses, progress, lost workers, retries, and how a run ends."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def start(build: Callable[[beam.Pipeline], Any], on_event: Subscriber, *extra: s
 
 
 def events_of(build: Callable[[beam.Pipeline], Any], *extra: str) -> list[Event]:
-    """All events of a run."""
+    """Return all events of a run."""
     events: list[Event] = []
     finished(start(build, events.append, *extra))
     return events
@@ -68,7 +68,7 @@ def only(kind: type[_E], events: list[Event]) -> list[_E]:
 
 
 def views(events: list[Event], label: str) -> Iterator[StageView]:
-    """How the stage with this label stood, from snapshot to snapshot."""
+    """Return the views of the stage with this label, one for each snapshot."""
     (run,) = only(RunStarted, events)
     (stage_id,) = (stage.id for stage in run.stages if stage.label == label)
     for snapshot in only(Snapshot, events):
@@ -106,7 +106,7 @@ def test_a_run_tells_its_plan_its_workers_and_its_end() -> None:
 
 @pytest.fixture
 def held(tmp_path: Path) -> Iterator[tuple[Callable[[Any], Any], Callable[[], None]]]:
-    """A function for a step that waits, and one that lets it go on."""
+    """A function that makes a step wait, and a function that releases it."""
     release = tmp_path / "release"
 
     def hold(element: Any) -> Any:
@@ -125,7 +125,7 @@ def test_a_slow_step_holds_back_what_feeds_it_and_starves_what_follows(
     def build(pipeline: beam.Pipeline) -> None:
         numbers = pipeline | "Count" >> beam.Create(range(120)) | "Spread" >> beam.Reshuffle()
         large = numbers | "Source" >> beam.Map(lambda n: bytes(_MB))
-        # Another pool, so that the source is not kept from its worker.
+        # Another pool, so that the source keeps its worker.
         slow = beam.Map(lambda block: len(hold(block))).with_resource_hints(accelerator="type:any;count:1")
         _ = large | "Slow" >> slow | "Spread again" >> beam.Reshuffle() | "Behind" >> beam.Map(str)
 
@@ -147,7 +147,7 @@ def test_a_slow_step_holds_back_what_feeds_it_and_starves_what_follows(
 
 
 def test_queues_stay_within_their_limit_while_the_source_runs() -> None:
-    """Bundles of the source would give far more at once: they are stopped, not spilled."""
+    """The source's bundles would produce far more at once. They are split; nothing is spilled."""
 
     def slow(block: bytes) -> int:
         time.sleep(0.002)
@@ -249,7 +249,7 @@ def test_a_failed_run_ends_with_the_reason_in_one_line() -> None:
 
 
 class SplitOnce(Numbers):
-    """Whatever begins at 0 ends only after a split, and the rest of it only after `release` is there."""
+    """A restriction that begins at 0 ends only after a split, and the rest only after ``release`` exists."""
 
     def __init__(self, release: Path) -> None:
         super().__init__(seconds_each=0.005)
@@ -327,7 +327,7 @@ def test_a_subscriber_that_raises_is_dropped_and_named_once(caplog: pytest.LogCa
 
 
 def test_a_subscriber_may_be_slow() -> None:
-    """It misses snapshots, and nothing else."""
+    """A slow subscriber misses snapshots, but no other event."""
     events: list[Event] = []
 
     def slow_subscriber(event: Event) -> None:
@@ -357,7 +357,7 @@ def test_slow_steps_have_a_pace_too() -> None:
 
 def test_busy_time_sums_up_what_overlaps(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([1.0, 2.0, 4.0, 5.0, 9.0, 9.0])
-    monkeypatch.setattr(busy_module, "time", SimpleNamespace(monotonic=lambda: next(clock)))  # not that of all threads
+    monkeypatch.setattr(busy_module, "time", SimpleNamespace(monotonic=lambda: next(clock)))  # not for other threads
     busy = BusyTime()
     for change in (busy.begin, busy.begin, busy.end, busy.end):
         change()

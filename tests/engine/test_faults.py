@@ -1,4 +1,7 @@
-"""Workers die, user code raises, somebody ends the run: exact results or a clear error, and nothing left."""
+"""Tests of faults: workers die, user code raises, the run is interrupted.
+
+The results must be exact or the error clear, and no process or file may be left.
+"""
 
 from __future__ import annotations
 
@@ -118,7 +121,7 @@ def test_an_element_that_ends_its_worker_is_told_from_its_neighbours() -> None:
 
 
 def test_the_fork_server_survives_its_workers(tmp_path: Path) -> None:
-    """One server serves all runs of a process, also after runs that went wrong."""
+    """All runs of a process share one fork server, also after runs that failed."""
     before = [server.pid for server in fork_servers_of(os.getpid())]
     with pytest.raises(ElementKillsWorker):
         run(lambda p: p | beam.Create([1]) | beam.Map(lambda _: os._exit(3)), "--cpu_workers=1")
@@ -252,7 +255,7 @@ _LONG_RUN = """
 
 @contextlib.contextmanager
 def long_run(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], list[psutil.Process]]]:
-    """A process that runs a long pipeline, once that is under way, and all processes below it."""
+    """Start a process that runs a long pipeline. Yields it and its descendants once the pipeline runs."""
     script, started, folder = tmp_path / "script.py", tmp_path / "started", tmp_path / "tmp"
     folder.mkdir()
     script.write_text(f"STARTED = {str(started)!r}\n" + textwrap.dedent(_LONG_RUN))
@@ -262,7 +265,7 @@ def long_run(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], list[psuti
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        start_new_session=True,  # a group of its own, to be interrupted as a terminal does it
+        start_new_session=True,  # a process group that can be interrupted as a terminal does it
     )
     try:
         assert wait_for(lambda: started.exists() or process.poll() is not None, timeout_s=60)

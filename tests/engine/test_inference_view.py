@@ -1,4 +1,4 @@
-"""What is seen of steps that run models: from their counters to the words on the screen."""
+"""Tests of how steps that run models are shown: from their counters to the words on the screen."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ _TIMES = "waits 12 ms · batch 102 ms (prepare 3, transfer 1, compute 96, return
 
 
 class Counts(beam.DoFn):
-    """Counts what a batch of each model would."""
+    """Counts what a batch of each model would count."""
 
     def __init__(self, *models: str) -> None:
         self._models = models
@@ -178,16 +178,16 @@ def test_what_is_not_known_is_not_said() -> None:
 
 def test_the_time_from_the_first_begin_to_the_last_end(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr("luminosity.engine.loop.metrics.time", SimpleNamespace(monotonic=lambda: now))  # not for others
+    monkeypatch.setattr("luminosity.engine.loop.metrics.time", SimpleNamespace(monotonic=lambda: now))  # only here
     busy = BusyTime()
     assert busy.first_to_last_seconds == 0.0
     busy.begin()
     now = 103.0
-    assert busy.first_to_last_seconds == 0.0  # nothing has ended
+    assert busy.first_to_last_seconds == 0.0  # no bundle has ended
     busy.end()
     now = 110.0
     busy.begin()
     now = 111.0
-    assert busy.first_to_last_seconds == 3.0  # what runs has told nothing yet
+    assert busy.first_to_last_seconds == 3.0  # the running bundle has reported nothing yet
     busy.end()
     assert busy.first_to_last_seconds == 11.0

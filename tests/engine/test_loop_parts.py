@@ -1,4 +1,4 @@
-"""The loop's parts, each alone: sizes of bundles, timers, holds."""
+"""Unit tests of parts of the loop: bundle sizes, timers, holds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How runs and workers come and go: spawned workers, runs side by side, runs that nobody waits for."""
+"""Tests of the life of runs and workers: spawned workers, runs side by side, runs without a wait."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_spawned_workers_give_the_same(tmp_path: Path) -> None:
 
 
 def test_a_spawned_worker_that_dies_before_it_has_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody reads what is more than fits into a pipe. The run hears of its exit, as of any other."""
+    """The request is larger than a pipe's buffer and no process reads it. The exit is reported like any other."""
     ended: Future[int] = Future()
     environment = {"LONG": 100_000 * "x"}
     request = WorkerRequest("w", "", environment, "", [], "", "", "", writer=0, main_classes="", private_folders=[])
@@ -104,7 +104,7 @@ def test_setup_and_teardown_are_called_in_pairs(tmp_path: Path) -> None:
 
 
 def test_what_a_killed_run_left_is_removed_by_the_next(tmp_path: Path) -> None:
-    """Also when the fork server, which would clean up after the runner, was killed with it."""
+    """The fork server, which would clean up after the runner, is killed too."""
     code = (
         "import os, signal\n"
         "from luminosity.engine.folders import RunFolders\n"

@@ -1,4 +1,4 @@
-"""Any small pipeline gives what Beam's own runner gives, also while its workers are killed."""
+"""Property tests: any small pipeline has the same results as on Beam's own runner, also while workers are killed."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ _SETTINGS = settings(
     derandomize=True,
     print_blob=True,
     database=None,
-    # An example is two pipelines, slow by nature; and its files have its own names.
+    # An example runs two pipelines, which is slow, and its files have unique names.
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
-# What fails while workers are killed need not fail again: shrinking would go astray.
+# A failure while workers are killed may not happen again, so shrinking would mislead.
 _WITHOUT_SHRINKING = settings(_SETTINGS, phases=[Phase.explicit, Phase.generate])
 
 _OPERATIONS = st.tuples(st.sampled_from(sorted(OPERATIONS)), st.integers(2, 4))
 
 
 def _with_one_gather(operations: list[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
-    """Without all "gather" but the first.
+    """Remove all operations "gather" but the first.
 
-    Beam's runner fires timers while elements of their own time are still to come, as they are after another "gather":
-    there its answer is wrong (tests/engine/test_time.py has the right one).
+    Beam's runner fires timers before all elements of the same timestamp have arrived, which happens after a second
+    "gather". Its result is wrong then; tests/engine/test_time.py has the right one.
     """
     first = next((i for i, (name, _) in enumerate(operations) if name == "gather"), None)
     return tuple(o for i, o in enumerate(operations) if o[0] != "gather" or i == first)

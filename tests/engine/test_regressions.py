@@ -1,4 +1,4 @@
-"""What once went wrong, each in the smallest pipeline that showed it."""
+"""Regression tests: each runs the smallest pipeline that showed a bug."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ _RESTRICTION = beam.DoFn.RestrictionParam(FiveOffsets())
 
 
 class SlowToStart(beam.DoFn):
-    """Takes longer to open its source than a bundle is given at first."""
+    """Takes longer to open its source than the deadline of a first bundle."""
 
     def process(self, element: int, tracker: Any = _RESTRICTION) -> Iterable[int]:
         time.sleep(1.2)
@@ -140,7 +140,7 @@ def test_no_threads_are_left_by_runs() -> None:
 
 
 def test_a_neighbour_in_the_worker_is_not_blamed_for_its_end(tmp_path: Path) -> None:
-    """Two bundles share a worker; one ends it whenever it runs, the other is only slow."""
+    """Two bundles share a worker: one kills it on every attempt, the other is only slow."""
     deaths = tmp_path / "deaths"
 
     def handle(element: str) -> str:
@@ -190,7 +190,7 @@ _END_PARAM = beam.DoFn.TimerParam(_END)
 
 
 class CountedAtTheEnd(beam.DoFn):
-    """How many elements there were when the watermark had passed 1000 s."""
+    """Yields how many elements had arrived when the watermark passed 1000 s."""
 
     def process(self, pair: tuple[str, int], size: Any = _SIZE, last: Any = _END_PARAM) -> None:
         size.write((size.read() or 0) + 1)
@@ -202,7 +202,7 @@ class CountedAtTheEnd(beam.DoFn):
 
 
 def test_time_waits_for_what_a_grouping_has_not_looked_into_yet(tmp_path: Path) -> None:
-    """Its earliest elements come last, in blocks that wait until the loop has time for them."""
+    """The earliest elements arrive last, in blocks that the grouping has not absorbed yet."""
     count = 60_000
 
     def build(pipeline: beam.Pipeline) -> beam.PCollection:
@@ -225,4 +225,4 @@ def test_time_waits_for_what_a_grouping_has_not_looked_into_yet(tmp_path: Path) 
         return (early, grouped) | beam.Flatten() | beam.ParDo(CountedAtTheEnd())
 
     counts = collect(build, tmp_path, new_pipeline())
-    assert min(counts) >= 1001  # the early one, and the groups of the first window
+    assert min(counts) >= 1001  # the early element and the groups of the first window

@@ -1,4 +1,4 @@
-"""The `PipelineResult`: its state, its waits, its end, its metrics."""
+"""Tests of the ``PipelineResult``: state, waiting, cancelling, metrics."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = [
 
 @contextlib.contextmanager
 def held_run(tmp_path: Path) -> Iterator[tuple[PipelineResult, Callable[[], None]]]:
-    """A run that is under way and waits: its result, and a function that lets it go on."""
+    """Start a run that waits. Returns its result and a function that releases it."""
     started, release = tmp_path / "started", tmp_path / "release"
 
     def hold(x: int) -> int:

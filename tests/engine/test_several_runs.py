@@ -1,4 +1,4 @@
-"""Several runs in one process: one after another, side by side, one failing or cancelled; and what they leave."""
+"""Tests of several runs in one process: in sequence, side by side, with one that fails or is cancelled."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def sums_in(output: Path) -> list[str]:
 
 
 def started_and_held(tmp_path: Path, name: str) -> tuple[PipelineResult, Callable[[], None]]:
-    """A run that is under way and waits, and a function that lets it go on to write the sums to ``name``."""
+    """Start a run that waits. Returns it and a function that lets it continue and write the sums to ``name``."""
     started, release = tmp_path / f"{name}-started", tmp_path / f"{name}-release"
 
     def hold(_: bytes) -> None:
@@ -113,7 +113,7 @@ def test_a_run_whose_worker_dies_does_no_harm_to_another(tmp_path: Path) -> None
 
 
 def _of_python() -> Counter[str]:
-    """What only the engine and its users make."""
+    """Count what only the engine and user code make."""
     return Counter(
         threads=threading.active_count(),
         processes=len(psutil.Process().children(recursive=True)),
@@ -122,7 +122,7 @@ def _of_python() -> Counter[str]:
 
 
 def _of_the_system() -> Counter[str]:
-    """What gRPC makes, too: a handful of threads and files, which it drops after some runs and makes again."""
+    """Count what gRPC makes too: a few threads and files, which it drops after some runs and makes again."""
     return Counter(threads=psutil.Process().num_threads(), files=psutil.Process().num_fds())
 
 
@@ -135,7 +135,7 @@ def test_many_runs_leave_nothing_that_grows(worker_start: str, rounds: int, tmp_
         with pytest.raises(StepFailed):
             run(lambda p: p | beam.Create([0]) | beam.Map(lambda n: 1 / n), *flags)
 
-    two_runs()  # makes what is made once, on first use
+    two_runs()  # makes what is made once, at the first use
     of_python, of_the_system = _of_python(), _of_the_system()
     for _ in range(rounds):
         two_runs()

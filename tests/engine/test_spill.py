@@ -1,4 +1,4 @@
-"""Data beyond the memory budget: sorted runs, tables, maps on disk, and whole pipelines with a small budget."""
+"""Tests of data beyond the memory budget: sorted runs, tables, maps on disk, and pipelines with a small budget."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_many_runs_are_merged_into_one(tmp_path: Path) -> None:
 
 def test_a_large_group_that_was_spilled_stays_on_disk(tmp_path: Path) -> None:
     table, ledger = table_in(tmp_path)
-    for _ in range(30):  # both in large pieces and in many small ones
+    for _ in range(30):  # one group in large pieces, one in many small ones
         table.add_all([(b"large", bytes(100_000)), (b"in pieces", bytes(10_000))])
         table.spill(10**9)
     for entry in table.take():
@@ -140,7 +140,7 @@ def test_room_is_made_again_after_something_large_was_out_of_reach(tmp_path: Pat
     ledger = Ledger(None, limit=10_000_000, writers=0)
     store = BlockStore(str(tmp_path), ledger)
     policy = SpillPolicy(store, StateStore(str(tmp_path), ledger), [])
-    waiting = SideInputData(None, str(tmp_path), ledger)  # type: ignore[arg-type]  # no element is looked at
+    waiting = SideInputData(None, str(tmp_path), ledger)  # type: ignore[arg-type]  # no element is decoded
     policy.side_inputs.append(waiting)
     large, small = store.of_bytes(bytes(50_000_000), 1, 0), store.of_bytes(bytes(8_900_000), 1, 0)
     policy.check()
@@ -174,7 +174,7 @@ def test_a_write_that_failed_harms_no_later_one(tmp_path: Path, monkeypatch: pyt
 
 
 def values_of(number: int) -> Iterable[tuple[str, bytes]]:
-    """A third under one key."""
+    """Yield 300 values, a third of them with the same key."""
     for index in range(300):
         yield "hot" if index % 3 == 0 else f"key{index}", number.to_bytes(2, "big") + bytes(998)
 
@@ -214,7 +214,7 @@ def test_groups_larger_than_the_budget_come_out_whole(tmp_path: Path, windows: s
 
 
 class Remember(beam.DoFn):
-    """Gives all that came under a key, at each of its elements."""
+    """Yields, for each element, the number of elements of its key so far."""
 
     _SEEN = BagStateSpec("seen", beam.coders.BytesCoder())
 

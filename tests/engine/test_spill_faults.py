@@ -1,4 +1,4 @@
-"""Workers and runners that die, and disks that are full, while data is on disk."""
+"""Tests of runs that spill while workers or the runner die, or while the disk is full."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SMALL_BUDGET = "--memory_budget=2MB"
 
 
 def noise(number: int) -> Iterable[tuple[int, bytes]]:
-    """400 kB that do not compress, a little at a time."""
+    """Yield 400 kB that can't be compressed, in small steps."""
     for index in range(8):
         time.sleep(0.01)
         yield index % 3, number.to_bytes(2, "big") + os.urandom(50_000)
@@ -114,7 +114,7 @@ def test_a_runner_that_is_killed_leaves_nothing_on_the_disk_for_long(tmp_path: P
         assert wait_for(lambda: list(spill.glob("luminosity-*/*spill*")) + list(spill.glob("*/*.packed")), timeout_s=60)
         descendants = psutil.Process(process.pid).children(recursive=True)
         killed = [process.pid, *(d.pid for d in descendants if "forkserver" in " ".join(d.cmdline()))]
-        for number in (signal.SIGSTOP, signal.SIGKILL):  # so that none lives to see another end, and cleans up after it
+        for number in (signal.SIGSTOP, signal.SIGKILL):  # all stop first, so that none can clean up after another
             for pid in killed:
                 os.kill(pid, number)
         process.wait(timeout=60)

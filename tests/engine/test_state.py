@@ -1,4 +1,4 @@
-"""State is a bundle's own until it commits."""
+"""Tests of the state store: only the bundle that writes state sees it, until it commits."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ def new_store(limit: int = 10**9) -> StateStore:
 
 
 class Client:
-    """What a worker does in one bundle."""
+    """Sends state requests as a worker does for one bundle."""
 
     def __init__(self, store: StateStore, bundle: str) -> None:
         self._store = store
         self._bundle = bundle
         store.begin(bundle)
 
-    def _ask(self, **request: object) -> beam_fn_api_pb2.StateResponse:
+    def _request(self, **request: object) -> beam_fn_api_pb2.StateResponse:
         return self._store.handle(beam_fn_api_pb2.StateRequest(id="1", instruction_id=self._bundle, **request))  # type: ignore[arg-type]
 
     def read(self, key: beam_fn_api_pb2.StateKey) -> list[bytes]:
-        """The pages of what is there."""
+        """Return all pages of a key's data."""
         pages, token = [], b""
         while True:
-            response = self._ask(state_key=key, get=beam_fn_api_pb2.StateGetRequest(continuation_token=token))
+            response = self._request(state_key=key, get=beam_fn_api_pb2.StateGetRequest(continuation_token=token))
             assert not response.error
             pages.append(response.get.data)
             token = response.get.continuation_token
@@ -59,10 +59,10 @@ class Client:
                 return pages
 
     def append(self, key: beam_fn_api_pb2.StateKey, data: bytes) -> None:
-        assert not self._ask(state_key=key, append=beam_fn_api_pb2.StateAppendRequest(data=data)).error
+        assert not self._request(state_key=key, append=beam_fn_api_pb2.StateAppendRequest(data=data)).error
 
     def clear(self, key: beam_fn_api_pb2.StateKey) -> None:
-        assert not self._ask(state_key=key, clear=beam_fn_api_pb2.StateClearRequest()).error
+        assert not self._request(state_key=key, clear=beam_fn_api_pb2.StateClearRequest()).error
 
 
 def test_a_bundle_reads_its_own_writes_and_others_do_not() -> None:

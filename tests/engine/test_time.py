@@ -1,4 +1,4 @@
-"""Event time: what is complete when a timer fires."""
+"""Tests of event time: which elements have arrived when a timer fires."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _END_PARAM = beam.DoFn.TimerParam(_END)
 
 
 class GatherToTheEnd(beam.DoFn):
-    """Sets its timer to the end of the window, where the elements of a grouping lie, too."""
+    """Sets its timer to the end of the window, which is also the timestamp of a grouping's output."""
 
     def process(
         self, element: tuple[int, int], bag: Any = _BAG, end: Any = _END_PARAM, window: Any = beam.DoFn.WindowParam
@@ -36,7 +36,7 @@ class GatherToTheEnd(beam.DoFn):
 
 
 def slowly(n: int, _: Any) -> tuple[int, int]:
-    time.sleep(0.05)  # so that the stateful step has nothing else to do in between
+    time.sleep(0.05)  # so that the stateful step is idle in between
     return 0, n
 
 
@@ -45,7 +45,7 @@ def test_a_timer_waits_for_elements_of_its_own_time(tmp_path: Path) -> None:
         return (
             pipeline
             | beam.Create([(n, n) for n in range(20)])
-            | beam.GroupByKey()  # its output has the timestamp at which the timer is set
+            | beam.GroupByKey()  # its output has the timestamp of the timer
             | beam.MapTuple(slowly)
             | beam.ParDo(GatherToTheEnd())
         )

@@ -121,7 +121,7 @@ class Block:
         self._store.drop(self._content)
 
     @property
-    def refers(self) -> bool:
+    def has_references(self) -> bool:
         """Whether the elements refer to data elsewhere, such as the values of a large group."""
         return self._content.on_free is not None
 
@@ -132,7 +132,7 @@ class Block:
         Elements that refer to data elsewhere stay: they are small, and must notify the owner when they are freed.
         """
         content = self._content
-        return not self.refers and not content.pins and (content.file is None or not content.file.is_packed)
+        return not self.has_references and not content.pins and (content.file is None or not content.file.is_packed)
 
     @property
     def content(self) -> _Content:

@@ -98,7 +98,7 @@ class BufferRun:
         table = self.grouping.table
         return table.values_out / table.values_in if self._is_complete() and table.values_in else 0.0
 
-    def holds_back(self) -> StageRun | None:
+    def full_reader(self) -> StageRun | None:
         """Return a reader that could run and has so much queued that the writers should pause, or None.
 
         A reader that can't run yet never holds writers back, since it may wait for a side input that they produce. Half
@@ -142,7 +142,7 @@ class Outflow:
 
     def is_held_back(self) -> bool:
         """Return whether the stage should start no bundle because a queue behind it is full."""
-        return any(queue.holds_back() for queue in self._queues.values())
+        return any(queue.full_reader() for queue in self._queues.values())
 
     def most_elements(self, bundles: int) -> int | None:
         """Return how many elements each of ``bundles`` may take so that their output fits, or None if unknown."""
@@ -186,7 +186,7 @@ class PendingOutput:
         if total > counted:
             queue.uncommitted_bytes += total - counted
             self._counted[buffer_id] = total
-        return total > counted and queue.holds_back() is not None
+        return total > counted and queue.full_reader() is not None
 
     def end(self) -> None:
         """Stop counting the output, because the attempt is committed or given up."""

@@ -89,7 +89,7 @@ class Bundle:
     inputs: dict[str, list[Block]]  # by read id
     timers: dict[FamilyKey, list[TimerRecord]] = field(default_factory=dict[FamilyKey, list[TimerRecord]])
     failures: int = 0  # attempts in which user code raised
-    deaths: int = 0  # workers that exited while they ran this bundle alone, once it could not be halved
+    exits: int = 0  # workers that exited while they ran this bundle alone, once it could not be halved
     is_suspect: bool = False  # its worker exited while other bundles ran there: it must run in an idle worker
     attempt: Attempt | None = None
     search: Search | None = None

@@ -82,7 +82,7 @@ class Failures:
             if not bundle.search.parts:
                 raise bundle.search.error
 
-    def after_death(self, bundle: Bundle, exit_code: int, was_alone: bool) -> list[Bundle]:
+    def after_exit(self, bundle: Bundle, exit_code: int, was_alone: bool) -> list[Bundle]:
         """Return the bundles to run in place of ``bundle``, whose worker exited.
 
         This does not count against the attempts of user code that raises. Raises ``ElementKillsWorker`` if a single
@@ -94,8 +94,8 @@ class Failures:
             return [bundle]
         if bundle.pieces > 1:
             return _in_halves(bundle, bundle.search.error) if bundle.search is not None else bundle.halves()
-        bundle.deaths += 1
-        if bundle.deaths < MAX_ATTEMPTS:
+        bundle.exits += 1
+        if bundle.exits < MAX_ATTEMPTS:
             return [bundle]
         stage, element = bundle.stage.plan, _only_element(bundle, self._codecs)
         lines = [

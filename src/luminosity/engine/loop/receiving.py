@@ -15,7 +15,7 @@ __all__ = ["take"]
 
 def take(sent: Sent, parts: RunParts) -> list[Bundle]:
     """Add what was sent to the attempts it belongs to. Return the bundles of which some output is now complete."""
-    if sent.worker.is_gone:
+    if sent.worker.has_exited:
         return []  # its files are removed already
     touched: dict[str, Bundle] = {}
     for data in sent.elements.data:

@@ -109,7 +109,7 @@ class Scheduler:
                 continue
             outflow = self._parts.outflows[stage.id]
             while stage.has_work(wall_micros) and not outflow.is_held_back():
-                worker = self._free_worker(stage, is_idle=stage.next_is_suspect())
+                worker = stage.pool.free_worker(stage.id, stage.max_active_bundles, is_idle=stage.next_is_suspect())
                 if worker is None:
                     saturated.add(id(stage.pool))
                     self._want_worker(stage, now)
@@ -121,16 +121,6 @@ class Scheduler:
                 sending.start(bundle, worker, self._parts, now)
         for pool_id in set(self._saturated_since) - saturated:
             del self._saturated_since[pool_id]
-
-    def _free_worker(self, stage: StageRun, *, is_idle: bool) -> Worker | None:
-        free = [
-            worker
-            for worker in stage.pool.workers.values()
-            if worker.free_slots()
-            and worker.running(stage.id) < stage.max_active_bundles
-            and not (is_idle and worker.bundles)
-        ]
-        return max(free, key=Worker.free_slots, default=None)
 
     def _want_worker(self, stage: StageRun, now: float) -> None:
         """Start one more worker if the stage's pool allows it and has been saturated for long enough."""
@@ -224,7 +214,7 @@ class Scheduler:
             message.worker.pool.failed_starts = 0
             self._listener.worker_started(message.worker)
         elif isinstance(message, Exited):
-            self._lost(message.worker, message.code)
+            self._handle_exit(message.worker, message.code)
         else:
             raise RunCancelled("the run was cancelled")
 
@@ -276,10 +266,10 @@ class Scheduler:
             return Failure(f"state could not be served: {text}", text)
         return None
 
-    def _lost(self, worker: Worker, code: int) -> None:
+    def _handle_exit(self, worker: Worker, code: int) -> None:
         """Handle the exit of a worker's process: its bundles are retried elsewhere."""
         self._workers.discard(worker)
-        worker.is_gone = True
+        worker.has_exited = True
         worker.pool.workers.pop(worker.index, None)
         self._parts.server.disconnect(worker.id)
         if worker.is_stopping:
@@ -302,12 +292,12 @@ class Scheduler:
                 describe_exit(code),
                 len(worker.bundles),
             )
-        lost = worker.lose_bundles()
+        lost = worker.take_bundles()
         for bundle in lost:
             assert bundle.attempt is not None
             give_up(bundle, bundle.attempt, self._parts)
             was_alone = len(lost) == 1
-            bundle.stage.retry(bundle, self._parts.failures.after_death(bundle, code, was_alone))
+            bundle.stage.retry(bundle, self._parts.failures.after_exit(bundle, code, was_alone))
         self._parts.folders.remove_blocks_of(worker.id, keep=self._parts.blocks.files)
         self._parts.blocks.ledger.writer_lost(worker.writer)
         self._advance()
@@ -354,6 +344,6 @@ class Scheduler:
             except queue.Empty:
                 return
             if isinstance(message, Exited):
-                self._lost(message.worker, message.code)
+                self._handle_exit(message.worker, message.code)
             elif isinstance(message, CancelRequested):
                 return  # the workers that are left are killed

@@ -122,7 +122,11 @@ class StageRun:
             data = b"".join(elements)
             weight = block.weight if len(parts) == 1 else len(data)
             part = self.blocks.of_bytes(
-                data, len(elements), block.hold, weight=weight, on_free=block.share().release if block.refers else None
+                data,
+                len(elements),
+                block.hold,
+                weight=weight,
+                on_free=block.share().release if block.has_references else None,
             )
             self.shards[index].append(read_id, part)
         block.release()

@@ -51,7 +51,7 @@ class Worker:
         self.created_at = time.monotonic()
         self.is_connected = False
         self.is_stopping = False
-        self.is_gone = False
+        self.has_exited = False
         self.process: Process | None = None
         self.connection: WorkerConnection | None = None
         self.bundles: dict[str, Bundle] = {}  # those that run here, by instruction id
@@ -81,7 +81,7 @@ class Worker:
             busy.end()
         self._free_streams.append(attempt.stream_id)
 
-    def lose_bundles(self) -> list[Bundle]:
+    def take_bundles(self) -> list[Bundle]:
         """Remove and return the bundles that ran here. Output of theirs that still arrives is ignored."""
         lost = list(self.bundles.values())
         self.bundles.clear()
@@ -124,6 +124,20 @@ class PoolRun:
     def free_slots(self) -> int:
         """Return how many more bundles the connected workers can run now."""
         return sum(worker.free_slots() for worker in self.workers.values())
+
+    def free_worker(self, stage_id: str, max_active_bundles: int, *, is_idle: bool) -> Worker | None:
+        """Return the worker with the most free slots that may run a bundle of the stage, or None if there is none.
+
+        No worker runs more than ``max_active_bundles`` of the stage. If ``is_idle``, it must run no bundle at all.
+        """
+        free = [
+            worker
+            for worker in self.workers.values()
+            if worker.free_slots()
+            and worker.running(stage_id) < max_active_bundles
+            and not (is_idle and worker.bundles)
+        ]
+        return max(free, key=Worker.free_slots, default=None)
 
     def all_slots(self) -> int:
         """Return the number of slots once all workers have started."""

@@ -84,7 +84,7 @@ class Snapshots:
         retrying = [bundle for shard in stage.shards for bundle in shard.retries]
         queued = stage.queued + sum(bundle.count for bundle in retrying)
         waiting = queued + sum(bundle.count for bundle in running)
-        status, by = self._statuses.of(stage, len(running))
+        status, by = self._statuses.status(stage, len(running))
         progress = self._progress[stage.id]
         progress.update(seconds, len(running), waiting, self._arrived(stage))
         return StageView(
@@ -171,14 +171,14 @@ class _Statuses:
         }
         self._behind = {run.id: [buffers[write.buffer_id] for write in run.plan.writes] for run in stages}
 
-    def of(self, stage: StageRun, running: int) -> tuple[Status, tuple[str, ...]]:
+    def status(self, stage: StageRun, running: int) -> tuple[Status, tuple[str, ...]]:
         """Return the status of a stage with ``running`` bundles, and the labels of the stages or pool it waits for."""
         if stage.is_done():
             return "done", ()
         if not stage.is_ready:
             return "waiting", self._unfinished(self.side_input_writers[stage.id])
         has_work = stage.has_work(time.time_ns() // 1000)
-        full = [reader for buffer in self._behind[stage.id] if (reader := buffer.holds_back())] if has_work else []
+        full = [reader for buffer in self._behind[stage.id] if (reader := buffer.full_reader())] if has_work else []
         if full:
             return "held back", tuple(dict.fromkeys(map(self._label_of, full)))
         if running:
