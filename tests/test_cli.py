@@ -121,7 +121,7 @@ def test_runs_are_listed_and_shown(script: Path, tmp_path: Path) -> None:
     assert lum("runs", "--limit=1", run_dir=runs).stdout.splitlines() == listed.stdout.splitlines()[:1]
     shown = lum("show", "last", f"--run_dir={runs}").stdout
     assert f"run {newest[0]}, started {newest[1]}:" in shown
-    assert shown.count("step 'Check' failed, try ") == 3
+    assert shown.count("step 'Check' failed, attempt ") == 3
     assert "WriteToText (FinalizeWrite)" in shown
     assert "done in" in lum("show", oldest[0][:-1], run_dir=runs).stdout
 

@@ -86,7 +86,7 @@ def test_a_script_that_misses_its_results_still_gets_its_plan(folder: Path) -> N
     done = lum_plan(script(folder, ending=f"open({str(folder / 'out.txt')!r})"))
     assert done.returncode == 0
     assert "Breaks" in done.stdout
-    assert "lum plan: after that the script ended with FileNotFoundError: " in done.stderr
+    assert "lum plan: after that, the script ended with FileNotFoundError: " in done.stderr
     assert "(pipeline.py:19). Nothing was run" in done.stderr
     assert "Traceback" not in done.stderr
 
@@ -133,7 +133,7 @@ def test_every_pipeline_of_a_script_is_shown(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "arguments", "status", "message"),
     [
-        ("x = 1", [], 1, "ran no pipeline, so there is nothing to plan"),
+        ("x = 1", [], 1, "ran no pipeline, expected a script that builds and runs one"),
         ("import sys; sys.exit(3)", [], 3, ""),
         ("import sys; sys.exit('no input')", [], 1, "no input"),
         ("import argparse; argparse.ArgumentParser().parse_known_args()", ["--help"], 0, "usage: script.py"),

@@ -1,4 +1,4 @@
-"""Whether there is somebody to look at a stream."""
+"""A test for terminals."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from typing import TextIO
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """Also where a program has closed its standard streams, or never had any."""
+    """Return whether ``stream`` is a terminal. Also works if the program closed its standard streams or has none."""
     return stream is not None and not stream.closed and stream.isatty()

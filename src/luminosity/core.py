@@ -1,4 +1,4 @@
-"""The nouns that all parts share."""
+"""Types, names and measurements of the machine that all parts share."""
 
 from __future__ import annotations
 
@@ -8,16 +8,27 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-__all__ = ["InferenceMetrics", "WorkerShare"]
+__all__ = [
+    "ELEMENT_AT_FAULT",
+    "OPENMP_VARIABLES",
+    "SORTS_ITS_BUNDLE",
+    "TEMPORARY_FOLDER",
+    "THREAD_VARIABLES",
+    "WRITES_A_FILE_PER_BUNDLE",
+    "InferenceMetrics",
+    "WorkerShare",
+    "machine_ram_bytes",
+    "usable_cores",
+]
 
 _ENVIRONMENT_KEY = "LUMINOSITY_WORKER_SHARE"
 
 
 @dataclass(frozen=True)
 class WorkerShare:
-    """What this process may use of the machine.
+    """The part of the machine that this process may use.
 
-    The engine sets it for each of its workers; anywhere else it is the whole machine.
+    The engine sets it for each of its workers. In any other process it is the whole machine.
 
     >>> share = WorkerShare("cpu", cores=1.0, ram_bytes=2**30, devices=(), workers=2)
     >>> WorkerShare.from_environment(share.to_environment()) == share
@@ -32,11 +43,12 @@ class WorkerShare:
 
     @classmethod
     def current(cls) -> WorkerShare:
-        """This process's share."""
+        """Return this process's share."""
         return cls.from_environment(os.environ)
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> WorkerShare:
+        """Return the share in ``environment``, or the whole machine if there is none."""
         encoded = environment.get(_ENVIRONMENT_KEY)
         if encoded is None:
             return cls("", float(usable_cores()), machine_ram_bytes(), (), 1)
@@ -45,12 +57,12 @@ class WorkerShare:
         return cls(**fields)
 
     def to_environment(self) -> dict[str, str]:
-        """The environment variables by which a worker learns its share."""
+        """Return the environment variables that tell a worker its share."""
         return {_ENVIRONMENT_KEY: json.dumps(asdict(self))}
 
 
 OPENMP_VARIABLES = (
-    "OMP_NUM_THREADS",  # what the others ask for where theirs is not set
+    "OMP_NUM_THREADS",  # the other libraries read it if their own variable is not set
     "BLIS_NUM_THREADS",
     "MKL_NUM_THREADS",
     "NUMEXPR_NUM_THREADS",
@@ -59,43 +71,43 @@ OPENMP_VARIABLES = (
 )
 THREAD_VARIABLES = (
     *OPENMP_VARIABLES,
-    "NPROC",  # JAX, whose pools on the CPU are this large; XLA_FLAGS do not change their size
+    "NPROC",  # the size of JAX's thread pools on the CPU; XLA_FLAGS do not change it
     "RAYON_NUM_THREADS",  # Hugging Face's tokenizers
 )
-"""By which numerical libraries learn how many threads to start."""
+"""Environment variables that tell numerical libraries how many threads to start."""
 
 SORTS_ITS_BUNDLE = "luminosity:sorts_its_bundle"
-"""An annotation of steps that do better work on more elements at once: they want long bundles."""
+"""Annotation of steps that work better on many elements at once: the engine gives them long bundles."""
 
 WRITES_A_FILE_PER_BUNDLE = "luminosity:writes_a_file_per_bundle"
-"""An annotation of steps that do so: they want few bundles."""
+"""Annotation of steps that write a file for each bundle: the engine gives them few bundles."""
 
 TEMPORARY_FOLDER = "luminosity:temporary_folder"
-"""An annotation of steps: a folder of theirs that is of no use once the run has failed."""
+"""Annotation of steps: a folder that the engine removes if the run fails."""
 
 ELEMENT_AT_FAULT = "luminosity_element"
-"""An attribute of exceptions: a few words on the element at fault, where the arguments of user code don't show it."""
+"""Attribute of exceptions: a description of the element at fault, if the arguments of user code don't show it."""
 
 
 class InferenceMetrics:
-    """The names of the counters by which a step that runs a model tells how that goes, in any namespace.
+    """The names of the counters with which a step that runs a model reports its progress, in any namespace.
 
-    Times are whole microseconds, costs are in the units of the model's handler: tokens, pixels, examples.
+    Times are whole microseconds. Costs are in the units of the model's handler: tokens, pixels, examples.
     """
 
-    EXAMPLES: Final = "examples"  # of all versions of a model: Beam's num_inferences has a name for each
+    EXAMPLES: Final = "examples"  # of all versions of a model; Beam's num_inferences counts each version apart
     BATCHES: Final = "batches"
     USEFUL_COST: Final = "useful_cost"  # summed over examples
     PADDED_COST: Final = "padded_cost"  # summed over batches: the longest example times the number of examples
-    BUDGET_COST: Final = "budget_cost"  # what the padded cost could have been, summed over batches
-    QUEUE_WAIT: Final = "queue_wait_micro_secs"  # summed over examples: from when it came to when its batch was cut
-    PREPARE: Final = "prepare_micro_secs"  # this and what follows: summed over batches
+    BUDGET_COST: Final = "budget_cost"  # the greatest padded cost allowed, summed over batches
+    QUEUE_WAIT: Final = "queue_wait_micro_secs"  # summed over examples: from arrival to the start of its batch
+    PREPARE: Final = "prepare_micro_secs"  # this and the following: summed over batches
     COLLATE: Final = "collate_micro_secs"
     TRANSFER: Final = "transfer_micro_secs"
     COMPUTE: Final = "compute_micro_secs"
     RETURN: Final = "return_micro_secs"
-    DEVICE_BUSY: Final = "device_busy_micro_secs"  # batches that are computed at the same time count once
-    OUT_OF_MEMORY: Final = "out_of_memory"  # times that a batch did not fit
+    DEVICE_BUSY: Final = "device_busy_micro_secs"  # batches that run at the same time count once
+    OUT_OF_MEMORY: Final = "out_of_memory"  # how often a batch did not fit into memory
 
     ALL: Final = frozenset(
         {
@@ -117,7 +129,7 @@ class InferenceMetrics:
 
 
 def usable_cores() -> int:
-    """The cores this process may run on: the machine's, or fewer where its affinity or control group says so."""
+    """Return the number of cores that this process may use: the machine's, or fewer by affinity or control group."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         with open("/sys/fs/cgroup/cpu.max") as file:
@@ -128,7 +140,7 @@ def usable_cores() -> int:
 
 
 def machine_ram_bytes() -> int:
-    """The memory this process can use: the machine's, or its control group's limit where that is less."""
+    """Return the memory that this process may use: the machine's, or its control group's limit if that is less."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         try:

@@ -1,7 +1,7 @@
-"""What happens in a run, as plain data: one stream of events that every view, record and subscriber reads.
+"""The events of a run, as plain data: one stream for all views, records and subscribers.
 
-A run begins with :class:`RunStarted`, ends with :class:`RunEnded`, and shows itself about five times a second in a
-:class:`Snapshot`. Everything in an event can be turned into JSON and back.
+The first event of a run is :class:`RunStarted`, the last one :class:`RunEnded`. About five times a second a
+:class:`Snapshot` reports the state of all stages and pools. Events can be turned into JSON and back.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import types
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from luminosity.errors import RecordError
 
 __all__ = [
     "BundleRetried",
@@ -34,17 +36,22 @@ __all__ = [
     "to_json",
 ]
 
-# waiting: for a side input, or for time to pass. starved: of input. held back: what it writes is not read quickly
-# enough. needs worker: there is input, and no worker of its pool is free.
 Status = Literal["waiting", "starved", "held back", "needs worker", "busy", "done"]
+"""The state of a stage.
+
+- ``waiting``: it waits for a side input or a timer.
+- ``starved``: it has no input at the moment.
+- ``held back``: its output is not read fast enough.
+- ``needs worker``: it has input, but no worker of its pool is free.
+"""
 
 
 @dataclass(frozen=True)
 class StageInfo:
-    """Steps that run together."""
+    """A stage: fused steps, which run together in one worker."""
 
     id: str
-    label: str  # no two stages of a run have the same
+    label: str  # unique within the run
     pool: str
     reads_from: tuple[str, ...] = ()  # ids of stages
     side_inputs_from: tuple[str, ...] = ()
@@ -52,70 +59,76 @@ class StageInfo:
 
 @dataclass(frozen=True)
 class PoolInfo:
-    """Worker processes of one kind."""
+    """A pool: worker processes with the same resources."""
 
     name: str
     workers: int  # at most
-    slots: int  # bundles that one of them runs at once
+    slots: int  # bundles that one worker runs at once
     devices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class InferenceView:
-    """How a step that runs a model fares: sums over what is committed. It tells so by the counters of
-    :class:`luminosity.core.InferenceMetrics`."""
+    """The progress of a step that runs a model: sums over its committed bundles.
+
+    The step reports it with the counters of :class:`luminosity.core.InferenceMetrics`.
+    """
 
     step: str
     inferences: int = 0
     batches: int = 0
     useful_cost: int = 0
     padded_cost: int = 0
-    budget_cost: int = 0  # what the padded cost could have been
-    queue_wait_seconds: float = 0.0  # over examples
-    prepare_seconds: float = 0.0  # this and what follows: over batches
+    budget_cost: int = 0  # the greatest padded cost allowed
+    queue_wait_seconds: float = 0.0  # summed over examples
+    prepare_seconds: float = 0.0  # this and the following: summed over batches
     collate_seconds: float = 0.0
     transfer_seconds: float = 0.0
     compute_seconds: float = 0.0
     return_seconds: float = 0.0
     device_busy_seconds: float = 0.0
-    worker_seconds: float = 0.0  # what its pool's workers had, from the stage's first bundle to its last commit
-    out_of_memory: int = 0  # times that a batch did not fit
+    worker_seconds: float = 0.0  # time of the pool's workers, from the stage's first bundle to its last commit
+    out_of_memory: int = 0  # how often a batch did not fit into memory
 
 
 @dataclass(frozen=True)
 class StageView:
-    """How a stage stands."""
+    """The state of a stage at one moment."""
 
     id: str
     status: Status
     by: tuple[str, ...] = ()  # the labels of the stages, or the name of the pool, that it waits for
-    elements: int = 0  # committed, of the largest of the collections in it
-    rate: float = 0.0  # elements a second, lately
-    queued: int = 0  # elements that wait before it
+    elements: int = 0  # committed elements of its largest collection
+    rate: float = 0.0  # elements per second, recently
+    queued: int = 0  # elements in its input queues
     queued_bytes: int = 0
     running: int = 0  # bundles
-    workers: int = 0  # that run a bundle of it
-    busy_seconds: float = 0.0  # of workers; a bundle beside others counts for its slot's share
-    fraction: float | None = None  # done of what there is to do, where that is known
-    seconds_left: float | None = None  # about, where that is known
+    workers: int = 0  # workers that run a bundle of it
+    busy_seconds: float = 0.0  # of workers; a bundle that shares its worker counts for its slot's share
+    fraction: float | None = None  # the part of its work that is done, if known
+    seconds_left: float | None = None  # estimated, if known
     inference: tuple[InferenceView, ...] = ()  # of its steps that run models
 
 
 @dataclass(frozen=True)
 class PoolView:
+    """The state of a pool at one moment."""
+
     name: str
     workers: int = 0  # that are up
     busy: int = 0  # bundles that run
-    slots: int = 0  # bundles that could run, were all its workers up
-    busy_seconds: float = 0.0  # that its workers had something to do
-    busy_fraction: float = 0.0  # of the time that they could have since the run began
+    slots: int = 0  # bundles that could run if all its workers were up
+    busy_seconds: float = 0.0  # summed over its workers
+    busy_fraction: float = 0.0  # of the time of all its workers since the run started
 
 
 @dataclass(frozen=True)
 class DeviceView:
+    """The state of an accelerator at one moment."""
+
     id: str
-    busy_fraction: float = 0.0  # of the time since the run began, that its process had a bundle
-    utilization: float | None = None  # how much it computes now; this and its memory where its driver tells
+    busy_fraction: float = 0.0  # the part of the run's time during which its worker had a bundle
+    utilization: float | None = None  # this and the following: as its driver reports it, if it does
     memory_used: int | None = None
     memory_total: int | None = None
 
@@ -126,13 +139,13 @@ class MemoryUse:
 
     used: int = 0
     peak: int = 0
-    limit: int = 0  # 0: none
+    limit: int = 0  # 0: no limit
     spilled: int = 0  # written to disk so far
 
 
 @dataclass(frozen=True)
 class ProcessMemory:
-    """The memory of this process and all below it; 0 where the system does not tell."""
+    """The memory of this process and its descendants; 0 if the system does not report it."""
 
     used: int = 0
     peak: int = 0
@@ -140,32 +153,40 @@ class ProcessMemory:
 
 @dataclass(frozen=True)
 class Event:
+    """The base class of all events."""
+
     run: str  # the run's id
-    seconds: float  # since the run began
+    seconds: float  # since the run started
 
 
 @dataclass(frozen=True)
 class RunStarted(Event):
+    """The first event of a run: its plan."""
+
     name: str  # of the script
     started_at: float  # seconds since 1970
     stages: tuple[StageInfo, ...]  # writers before readers
     pools: tuple[PoolInfo, ...]
-    queue_limit: int  # bytes before a stage that hold back what writes them
+    queue_limit: int  # bytes in a queue at which its writers are held back
     memory_limit: int = 0
 
 
 @dataclass(frozen=True)
 class Snapshot(Event):
+    """The state of a run at one moment, about five times a second."""
+
     stages: tuple[StageView, ...]
     pools: tuple[PoolView, ...]
     devices: tuple[DeviceView, ...] = ()
     memory: MemoryUse = MemoryUse()
     processes: ProcessMemory = ProcessMemory()
-    seconds_left: float | None = None  # about: the largest that is known of any stage
+    seconds_left: float | None = None  # estimated: the largest of all stages for which it is known
 
 
 @dataclass(frozen=True)
 class WorkerStarted(Event):
+    """A worker process has started."""
+
     worker: str
     pool: str
     pid: int
@@ -174,28 +195,35 @@ class WorkerStarted(Event):
 
 @dataclass(frozen=True)
 class WorkerLost(Event):
+    """A worker process has ended before the run did."""
+
     worker: str
     pool: str
     reason: str
-    bundles: int  # that ran there, and are run again
+    bundles: int  # that ran there and are run again
 
 
 @dataclass(frozen=True)
 class BundleRetried(Event):
+    """User code raised an exception, and the bundle is retried."""
+
     step: str
     exception: str  # in one line
-    tries: int  # so far
+    tries: int  # attempts so far
     elements: int
 
 
 @dataclass(frozen=True)
 class RunEnded(Event):
+    """The last event of a run: how it ended."""
+
     state: Literal["done", "failed", "cancelled"]
-    last: Snapshot  # how everything stood
+    last: Snapshot  # the state at the end
     failure: str = ""  # in one line
 
 
 Subscriber = Callable[[Event], None]
+"""A function that gets every event of a run, in order, on a thread of its own."""
 
 _KINDS: dict[str, type[Event]] = {
     kind.__name__: kind for kind in (RunStarted, Snapshot, WorkerStarted, WorkerLost, BundleRetried, RunEnded)
@@ -203,7 +231,7 @@ _KINDS: dict[str, type[Event]] = {
 
 
 def to_json(event: Event) -> dict[str, Any]:
-    """``event`` as what ``json.dumps`` takes; fields at their default are left out.
+    """Return ``event`` as a dictionary for ``json.dumps``, without the fields that have their default.
 
     >>> lost = WorkerLost("r1", 2.5, "w1", "cpu", "was killed by SIGKILL", bundles=1)
     >>> from_json(to_json(lost)) == lost
@@ -213,12 +241,15 @@ def to_json(event: Event) -> dict[str, Any]:
 
 
 def from_json(data: Any) -> Event:
-    """The event that ``to_json`` gave ``data`` for. Anything else is a ``ValueError``."""
+    """Return the event that :func:`to_json` turned into ``data``.
+
+    Raises :class:`RecordError`, which is a ``ValueError``, for anything else.
+    """
     try:
         content = dict(data)
         return _build(_KINDS[content.pop("event")], content)
     except (AttributeError, KeyError, TypeError) as error:
-        raise ValueError(f"not an event of this version: {error!r}") from error
+        raise RecordError(f"not an event of this version: {error!r}") from error
 
 
 def _plain(value: Any) -> Any:
@@ -242,10 +273,10 @@ def _build(kind: Any, data: Any) -> Any:
         is_fitting = data in allowed
     else:
         accepted = allowed if origin in (Union, types.UnionType) else (kind,)
-        # Whole floats come back from other JSON writers as integers.
+        # Other JSON writers turn whole floats into integers.
         is_fitting = isinstance(data, (*accepted, int) if float in accepted else accepted)
     if not is_fitting:
-        raise ValueError(f"found {data!r}, expected {kind}")
+        raise RecordError(f"found {data!r}, expected {kind}")
     return data
 
 

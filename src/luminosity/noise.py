@@ -1,19 +1,19 @@
-"""What Beam logs that says nothing a user could act on."""
+"""A filter for log messages of Beam that a user can do nothing about."""
 
 from __future__ import annotations
 
 import logging
 
 _BEGINNINGS = (
-    # Said on import wherever Beam's cloud extras are not installed.
+    # Logged on import if Beam's cloud extras are not installed.
     "apitools not found",
-    # Said where an optional import beside that module's failed; the module is there.
+    # Logged if an optional import next to that module's fails; the module itself is there.
     "Resource module is not available for current platform",
 )
 
 
 def quiet() -> None:
-    """Keep it from the root logger, which is where Beam says it."""
+    """Drop these messages from the root logger, to which Beam writes them."""
     root = logging.getLogger()
     if _says_something not in root.filters:
         root.addFilter(_says_something)

@@ -138,7 +138,7 @@ def test_leaving_the_debugger_ends_the_run(script: str) -> None:
     with terminal(*lum("run", script, "--debug")) as screen:
         screen.wait_for("(Pdb) ")
         screen.type("quit")
-        screen.wait_for("lum run: the debugger was left")
+        screen.wait_for("lum run: the user quit the debugger")
         assert screen.exit_code() == 1
 
 

@@ -35,7 +35,7 @@ def test_ctrl_c_at_any_moment_leaves_the_end_to_be_told_and_waited_for() -> None
     steps = 0
     while interrupt(ending := Ending(), steps + 1):
         steps += 1
-        telling = threading.Thread(target=ending.tell, daemon=True)
+        telling = threading.Thread(target=ending.set, daemon=True)
         telling.start()
         telling.join(10)
         assert not telling.is_alive(), f"Ctrl-C at step {steps} left a lock behind"

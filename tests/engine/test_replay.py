@@ -68,7 +68,7 @@ def test_the_element_is_found_among_its_neighbours(saved: Path, tmp_path: Path, 
     assert len(notes(tries)) > 4, "it was alone from the start"
     assert message.splitlines()[-2:] == [
         "  element: 'number 42'",
-        f"Saved in {saved} ({saved.stat().st_size / 1000:.3g} kB): `lum replay {saved}` runs it alone.",
+        f"Saved to {saved} ({saved.stat().st_size / 1000:.3g} kB): `lum replay {saved}` runs it alone.",
     ]
     replay = Replay(str(saved))
     assert (replay.manifest.count, replay.manifest.element) == (1, "'number 42'")
@@ -99,7 +99,7 @@ def test_a_bundle_that_fails_only_as_a_whole_is_saved_as_a_whole(saved: Path, mo
     replay = Replay(str(saved))
     assert replay.manifest.count > 1
     assert last.startswith(
-        f"None of its bundle's {replay.manifest.count} elements fails alone. All are saved in {saved}"
+        f"None of the bundle's {replay.manifest.count} elements fails alone. All are saved to {saved}"
     )
     with pytest.raises(ValueError, match="one too many"):
         replay.run()
@@ -248,7 +248,7 @@ def test_a_file_that_cannot_be_written_does_not_hide_the_failure(saved: Path) ->
     last = save(saved, lambda p: p | beam.Create([1]) | beam.Map(remove_the_folder_and_fail), "--debug").splitlines()[
         -1
     ]
-    assert last.startswith(f"It could not be saved in {saved}: ")
+    assert last.startswith(f"can't save it to {saved}: ")
 
 
 @pytest.mark.parametrize("place", ["nowhere/failed.lum", "."])
@@ -261,11 +261,11 @@ def test_what_is_no_such_file_is_told(saved: Path) -> None:
     with pytest.raises(ReplayError, match="No such file"):
         Replay(str(saved))
     saved.write_text("something else")
-    with pytest.raises(ReplayError, match="expected a whole file that --save_failed wrote"):
+    with pytest.raises(ReplayError, match="expected a complete file that --save_failed wrote"):
         Replay(str(saved))
     with zipfile.ZipFile(saved, "w") as archive:
         archive.writestr("letter.txt", "something else")
-    with pytest.raises(ReplayError, match="expected a whole file that --save_failed wrote"):
+    with pytest.raises(ReplayError, match="expected a complete file that --save_failed wrote"):
         Replay(str(saved))
 
 
@@ -274,13 +274,13 @@ def test_a_damaged_file_is_told(saved: Path) -> None:
     whole = saved.read_bytes()
     for damaged in (whole[:-100], whole[: len(whole) // 2], whole.replace(whole[200:210], b"x" * 10)):
         saved.write_bytes(damaged)
-        with pytest.raises(ReplayError, match="expected a whole file"):
+        with pytest.raises(ReplayError, match="expected a complete file"):
             Replay(str(saved))
 
 
 @pytest.mark.parametrize(
     ("field", "value", "told"),
-    [("version", 99, "version 99, expected 1"), ("python", "2.7", "saved by Python 2.7")],
+    [("version", 99, "version 99 of the format, expected 1"), ("python", "2.7", "saved by Python 2.7")],
 )
 def test_a_file_of_another_version_is_told(saved: Path, field: str, value: object, told: str) -> None:
     save(saved, lambda p: p | beam.Create([1]) | beam.Map(fails_with(repr)), "--debug")
@@ -345,13 +345,14 @@ def test_a_replay_shows_whether_a_change_helps(tmp_path: Path, saved: Path) -> N
     neighbour.write_text(_MENDED)
     mended = lum("replay", str(saved), cwd=elsewhere)
     assert mended.returncode == 0, mended.stdout + mended.stderr
-    assert mended.stdout.splitlines()[2:] == ["divides", "It runs through.", "'Divide' gives 1:", "  None"]
+    assert mended.stdout.splitlines()[2:] == ["divides", "It runs through.", "'Divide' outputs 1:", "  None"]
 
     neighbour.unlink()
     missing = lum("replay", str(saved), cwd=elsewhere)
     assert missing.returncode == 2
     assert (
-        f"lum replay: module 'neighbour' is not found here; the run had 'neighbour' from {neighbour}" in missing.stderr
+        f"lum replay: module 'neighbour' is not found here; the run imported 'neighbour' from {neighbour}"
+        in missing.stderr
     )
 
 
@@ -382,4 +383,4 @@ def test_code_of_the_script_itself_is_saved_as_it_was(tmp_path: Path, saved: Pat
     script.write_text(inlined.replace(_NEIGHBOUR, _MENDED))
     failing = lum("replay", str(saved))
     assert failing.returncode == 1
-    assert f"This code is part of {script} itself, which is saved as it was then" in failing.stdout
+    assert f"This code is part of {script} itself, which is saved in the file" in failing.stdout

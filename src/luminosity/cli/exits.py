@@ -1,4 +1,4 @@
-"""How commands end: exit codes, errors on standard error, interruptions, closed pipes."""
+"""The ends of commands: exit codes, errors on standard error, interruptions, closed pipes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def fail(command: str, error: LuminosityError | str, status: int) -> int:
 
 
 def print_ignoring_closed_pipe(text: str) -> None:
-    """Print ``text``, also where the reader has closed its end, as ``head`` does. The exit code stays the command's."""
+    """Print ``text``. If the reader has closed the pipe, as ``head`` does, discard it and all further output."""
     try:
         print(text, flush=True)
     except BrokenPipeError:
@@ -44,17 +44,17 @@ def print_ignoring_closed_pipe(text: str) -> None:
 
 
 def discard_output() -> None:
-    """Send everything still to be written to standard output nowhere, after its reader has closed the pipe."""
+    """Discard everything that is still written to standard output, after its reader has closed the pipe."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def treat_sigterm_as_ctrl_c() -> None:
-    """Let SIGTERM raise ``KeyboardInterrupt``, so that both end a command in the same way."""
+    """Let SIGTERM raise ``KeyboardInterrupt``, so that it ends a command like Ctrl-C does."""
     signal.signal(signal.SIGTERM, _interrupt)
 
 
 def cancel_runs() -> None:
-    """Cancel the runs of this process. Needed where Ctrl-C arrives while the script isn't waiting for its run."""
+    """Cancel the runs of this process. Needed if Ctrl-C arrives while the script isn't waiting for its run."""
     from luminosity.engine.run import cancel_all
 
     cancel_all(_CANCEL_TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""``lum``: run Beam pipelines pleasantly."""
+"""``lum``: the command with all its subcommands."""
 
 from __future__ import annotations
 
@@ -14,30 +14,36 @@ from luminosity.cli.enrich import command as enrich
 from luminosity.cli.exits import WRONG_USE, discard_output, fail
 from luminosity.errors import LuminosityError
 
+__all__ = ["main"]
+
+_DESCRIPTION = """\
+Run Apache Beam pipelines on this machine, with workers that fit each step, and
+run models over tables. `lum COMMAND --help` shows the options of a command.
+"""
 _EXAMPLES = """\
 examples:
   lum run pipeline.py                         run a pipeline on this machine
-  lum run pipeline.py --input=in.csv          its own options follow its name
-  lum run pipeline.py --cpu_workers=4         at most four CPU worker processes
-  lum run pipeline.py --accelerators=2        the pools of another machine
-  lum plan pipeline.py                        stages and pools; nothing runs
-  lum plan pipeline.py --svg plan.svg         draw that
-  lum run pipeline.py --debug                 in one process: breakpoint() works
+  lum run pipeline.py --input=in.csv          pass an option to the script
+  lum run pipeline.py --cpu_workers=4         use four CPU worker processes
+  lum run pipeline.py --debug                 debug it with breakpoint()
   lum run pipeline.py --save_failed=bad.lum   save the element that fails
-  lum replay bad.lum                          run it alone
-  lum runs                                    past runs and those under way
-  lum show last                               what the newest run did
+  lum replay bad.lum                          run the saved element alone
+  lum plan pipeline.py                        show stages and pools, run nothing
+  lum plan pipeline.py --svg plan.svg         draw them
+  lum runs                                    list past and current runs
+  lum show last                               show the newest run
   lum enrich in.parquet out --embed text=MODEL  run models over a table
-  lum bench embed:MODEL --data docs.parquet   the best settings on your data
-  lum serve embed:MODEL                       a model behind HTTP, here
-  lum drift old.parquet new.parquet           whether embeddings have drifted
+  lum bench embed:MODEL --data docs.parquet   find the best settings for a model
+  lum serve embed:MODEL                       serve a model over HTTP
+  lum drift old.parquet new.parquet           test embeddings for drift
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command line, by default this process's, and return the exit code."""
     parser = argparse.ArgumentParser(
         prog="lum",
-        description="Run Apache Beam pipelines on this machine, with workers fitted to each step.",
+        description=_DESCRIPTION,
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -48,13 +54,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     command = {"run": run.run, "plan": plan.plan, "enrich": enrich.enrich}.get(words[0] if words else "")
     if command and words[1:2] not in (["-h"], ["--help"]):
-        return command(words[1:])  # what follows is the pipeline's, or the runner's: argparse must not look at it
+        return command(words[1:])  # further options belong to the script or the runner: argparse must not see them
     parsed = parser.parse_args(words)
     try:
         code = parsed.command(parsed)
-        print(end="", flush=True)  # which minds no output that was closed
+        print(end="", flush=True)  # raises BrokenPipeError here rather than at exit; works if stdout is closed, too
         return code
-    except BrokenPipeError:  # The reader has seen enough, as `head` does.
+    except BrokenPipeError:  # the reader has closed the pipe, as `head` does
         discard_output()
         return 0
     except LuminosityError as error:

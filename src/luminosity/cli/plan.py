@@ -1,4 +1,4 @@
-"""``lum plan PIPELINE.py [options]``."""
+"""``lum plan PIPELINE.py [options]``: show how a pipeline would run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from luminosity.cli.exits import INTERRUPTED, discard_output
+from luminosity.cli.exits import FAILED, INTERRUPTED, WRONG_USE, discard_output, fail
 from luminosity.cli.run import problem, run_script
 from luminosity.errors import LuminosityError
 from luminosity.noise import quiet
@@ -21,30 +21,32 @@ if TYPE_CHECKING:
 
 
 _DESCRIPTION = """\
-Show how a pipeline would run here, without running it: worker pools and their
-sizes, stages and their steps, and each place where fusion breaks, with the
-reason. The script runs; its pipelines are planned where it would run them.
-What the script prints goes to standard error.
+Show how a pipeline would run on this machine: the worker pools and their sizes,
+the stages and their steps, and each place where fusion breaks, with the reason.
+
+The script runs, but its pipelines are only planned. Its output goes to standard
+error.
 """
-_EXAMPLES = """\
-The pipeline's own options and those of `lum run` follow the script's name. A
-script that has a --dot, --svg or --all of its own finds it behind a --.
+_EPILOG = """\
+The script's own options and those of `lum run` follow the script's name. If the
+script has its own --dot, --svg or --all, put it after a --.
 
 examples:
-  lum plan examples/bulk_inference.py
-  lum plan pipeline.py --accelerators=2       the pools of another machine
-  lum plan pipeline.py --svg plan.svg         draw it
-  lum plan pipeline.py --dot - | dot -Tpdf    hand it to Graphviz
+  lum plan pipeline.py                        show the plan
+  lum plan pipeline.py --accelerators=2       plan for two accelerators
+  lum plan pipeline.py --svg plan.svg         draw the plan, too
+  lum plan pipeline.py --dot - | dot -Tpdf    pass it to Graphviz
 """
 
 
 def add_to(commands: Any) -> None:
+    """Add this command to the subparsers of ``lum``."""
     parser = commands.add_parser(
         "plan",
         usage="lum plan PIPELINE.py [options] [--all] [--dot FILE] [--svg FILE]",
         help="show how a pipeline would run",
         description=_DESCRIPTION,
-        epilog=_EXAMPLES,
+        epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     _add_options(parser)
@@ -53,38 +55,39 @@ def add_to(commands: Any) -> None:
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--all", action="store_true", help="name every transform that Beam made of each step")
-    parser.add_argument("--dot", metavar="FILE", help="write the plan for Graphviz; - is standard output")
-    parser.add_argument("--svg", metavar="FILE", help="draw the plan; - is standard output")
+    parser.add_argument("--all", action="store_true", help="show every transform that Beam made of each step")
+    parser.add_argument("--dot", metavar="FILE", help="write the plan for Graphviz to FILE; - is standard output")
+    parser.add_argument("--svg", metavar="FILE", help="draw the plan to FILE; - is standard output")
 
 
 def plan(words: list[str]) -> int:
+    """Plan the pipelines of the script that ``words`` names; return the exit code."""
     parser = argparse.ArgumentParser(prog="lum plan", add_help=False, allow_abbrev=False)
     _add_options(parser)
     cut = words.index("--") if "--" in words else len(words)
     own, rest = parser.parse_known_args(words[:cut])
     script, *options = [*rest, *words[cut + 1 :]] or [""]
     if wrong := problem(script):
-        return _say(f"{wrong}, expected PIPELINE.py, then options", 2)
+        return fail("plan", f"{wrong}, expected PIPELINE.py, then options", WRONG_USE)
     if own.dot == own.svg == "-":
-        return _say("--dot and --svg can't both write to standard output; give one of them a file", 2)
+        return fail("plan", "--dot and --svg can't both write to standard output; give one of them a file", WRONG_USE)
     quiet()
     from luminosity.engine.explain.dryrun import dry_runs
 
-    with dry_runs() as runs, contextlib.redirect_stdout(sys.stderr):  # standard output is the plan's
+    with dry_runs() as runs, contextlib.redirect_stdout(sys.stderr):  # standard output is for the plan
         ending = _run(script, options)
     if runs:
         try:
             _show(runs, os.path.basename(script), own)
-        except BrokenPipeError:  # The reader has seen enough, as in `lum plan … | head`.
+        except BrokenPipeError:  # the reader has closed the pipe, as in `lum plan … | head`
             discard_output()
         except OSError as error:
-            return _say(f"can't write {error.filename or 'to standard output'}: {error.strerror}", 1)
+            return fail("plan", f"can't write {error.filename or 'to standard output'}: {error.strerror}", FAILED)
     return _status(ending, script, has_plan=bool(runs))
 
 
 def _run(script: str, options: list[str]) -> BaseException | None:
-    """What ended the script early."""
+    """Run the script; return the exception that ended it, if any."""
     try:
         run_script(script, options)
     except BaseException as ending:
@@ -105,7 +108,7 @@ def _show(runs: list[DryRun], name: str, own: argparse.Namespace) -> None:
         title = name if len(runs) == 1 else f"{name}, pipeline {number} of {len(runs)}"
         plans[title] = explain(one.prepared, one.pipeline, is_full=own.all)
         if one.other_runner:
-            _say(f"{title} is meant for {one.other_runner}; this is how LuminosityRunner would run it")
+            _note(f"{title} is meant for {one.other_runner}; this is how LuminosityRunner would run it")
     if "-" not in (own.dot, own.svg):
         console = Console(highlight=False)
         for index, (title, explanation) in enumerate(plans.items()):
@@ -120,11 +123,11 @@ def _show(runs: list[DryRun], name: str, own: argparse.Namespace) -> None:
 
 
 def _status(ending: BaseException | None, script: str, *, has_plan: bool) -> int:
-    """Say what is to be said about the script's ending; the command's own status."""
+    """Print how the script ended, if it needs saying; return the exit code."""
     if isinstance(ending, KeyboardInterrupt):
-        return _say("interrupted", INTERRUPTED)
+        return fail("plan", "interrupted", INTERRUPTED)
     if isinstance(ending, LuminosityError):
-        return _say(str(ending), 1)
+        return fail("plan", str(ending), FAILED)  # the remedy for Python: the user has the script
     if isinstance(ending, SystemExit):
         if isinstance(ending.code, str):
             print(ending.code, file=sys.stderr)  # as Python does
@@ -135,24 +138,22 @@ def _status(ending: BaseException | None, script: str, *, has_plan: bool) -> int
             raise ending
         where = _last_line(ending, script)
         what = "".join(traceback.format_exception_only(ending)).strip()
-        return _say(
-            f"after that the script ended with {what} ({where}). Nothing was run: that is to be expected where it "
-            "looks for results. Pipelines behind that line are not shown."
+        _note(
+            f"after that, the script ended with {what} ({where}). Nothing was run, so this is expected if the script "
+            "reads its results. Pipelines after that line are not shown."
         )
+        return 0
     if not has_plan:
-        return _say(
-            f"{script} ran no pipeline, so there is nothing to plan; expected a script that builds one and runs it", 1
-        )
+        return fail("plan", f"{script} ran no pipeline, expected a script that builds and runs one", FAILED)
     return 0
 
 
 def _last_line(ending: BaseException, script: str) -> str:
-    """The last line of the script, or else of anything, that was on its way when it ended."""
+    """Return the script's line that was running when it ended, or the last line of any file."""
     frames = traceback.extract_tb(ending.__traceback__)
     own = [frame for frame in frames if frame.filename == script] or frames
     return f"{os.path.basename(own[-1].filename)}:{own[-1].lineno}"
 
 
-def _say(message: str, status: int = 0) -> int:
+def _note(message: str) -> None:
     print(f"lum plan: {message}", file=sys.stderr)
-    return status

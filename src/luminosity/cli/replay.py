@@ -1,4 +1,4 @@
-"""``lum replay FILE``."""
+"""``lum replay FILE``: run a saved element alone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import traceback
 from typing import TYPE_CHECKING, Any
 
 from luminosity._text import shorten_repr
-from luminosity.cli.exits import INTERRUPTED
+from luminosity.cli.exits import FAILED, INTERRUPTED, WRONG_USE, fail
 from luminosity.errors import LuminosityError, ReplayError
 from luminosity.noise import quiet
 
@@ -19,38 +19,45 @@ if TYPE_CHECKING:
     from luminosity.engine.debugging.replay import Output
     from luminosity.engine.debugging.savefile import Manifest
 
-_SHOWN = 20  # of each step's output
+_SHOWN = 20  # elements of each step's output
 
 _DESCRIPTION = """\
-Run, in this process, the element that --save_failed saved: breakpoint() works,
-and print prints here. Says what it gives, or where it fails.
+Run the element that --save_failed saved, alone and in this process: print() and
+breakpoint() work. You see its output, or where it fails.
 
-The file holds code that is run: replay no file from somebody you do not trust.
+The file contains code that is run. Only replay files from people you trust.
 """
-_EXAMPLES = """\
+_EPILOG = """\
+exit codes:
+  0  the element runs through
+  1  it fails
+  2  the file can't be replayed
+
 examples:
   lum run pipeline.py --save_failed=failed.lum     save the element that fails
   lum replay failed.lum                            run it alone
-  lum replay failed.lum --pdb                      look around where it fails
+  lum replay failed.lum --pdb                      debug it where it fails
 """
 
 
 def add_to(commands: Any) -> None:
+    """Add this command to the subparsers of ``lum``."""
     parser = commands.add_parser(
         "replay",
         help="run a saved element alone",
         description=_DESCRIPTION,
-        epilog=_EXAMPLES,
+        epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("file", metavar="FILE", help="what --save_failed wrote")
+    parser.add_argument("file", metavar="FILE", help="a file that --save_failed wrote")
     parser.add_argument("--pdb", action="store_true", help="open the debugger where it fails")
     parser.set_defaults(command=lambda parsed: replay(parsed.file, with_debugger=parsed.pdb))
 
 
 def replay(path: str, *, with_debugger: bool) -> int:
+    """Replay a file and print its output; return the exit code."""
     quiet()
-    from luminosity.engine.debugging.replay import Replay  # imports Beam, which takes a second: not for --help
+    from luminosity.engine.debugging.replay import Replay  # imports Beam, which takes a second: --help needs none
 
     try:
         saved = Replay(path)
@@ -60,16 +67,14 @@ def replay(path: str, *, with_debugger: bool) -> int:
         except (LuminosityError, KeyboardInterrupt):
             raise
         except BaseException as error:  # user code may call sys.exit
-            _tell(error, saved.manifest)
+            _report(error, saved.manifest)
             if with_debugger:
                 _debug(error)
-            return 1
+            return FAILED
     except LuminosityError as error:
-        print(f"lum replay: {error}", file=sys.stderr)
-        return 2 if isinstance(error, ReplayError) else 1
+        return fail("replay", str(error), WRONG_USE if isinstance(error, ReplayError) else FAILED)
     except KeyboardInterrupt:
-        print("lum replay: interrupted", file=sys.stderr)
-        return INTERRUPTED
+        return fail("replay", "interrupted", INTERRUPTED)
     _show(outputs)
     return 0
 
@@ -79,11 +84,13 @@ def _introduce(manifest: Manifest) -> None:
     if manifest.count == 1:
         print(f"1 {kind} of step {manifest.label!r}: {manifest.element}")
     else:
-        print(f"{manifest.count} {kind}s of step {manifest.label!r}, which fails on all of them but on none alone")
+        print(
+            f"{manifest.count} {kind}s of step {manifest.label!r}, which fails on all of them together, on none alone"
+        )
     print(f"  the run failed with: {manifest.error}")
     if manifest.exit_code is not None:
         print("  it may end this process, too")
-        faulthandler.enable()  # a crash then tells where it was
+        faulthandler.enable()  # prints the stack of a crash
     sys.stdout.flush()
 
 
@@ -92,34 +99,32 @@ def _show(outputs: list[Output]) -> None:
 
     print("It runs through.")
     for output in outputs:
-        print(f"{output.step!r} gives {len(output.values):,}:")
+        print(f"{output.step!r} outputs {len(output.values):,}:")
         for value in output.values[:_SHOWN]:
             print(f"  {shorten_repr(value, ELEMENT_CHARACTERS)}")
         if len(output.values) > _SHOWN:
             print("  …")
 
 
-def _tell(error: BaseException, manifest: Manifest) -> None:
+def _report(error: BaseException, manifest: Manifest) -> None:
     from luminosity.engine.workers.failure import Failure, is_of_main, user_traceback
 
     trace, below = user_traceback(error)
-    told = traceback.TracebackException(type(error), error, trace)
-    del told.stack[len(told.stack) - below :]
-    print("".join(told.format()), end="")
+    shown = traceback.TracebackException(type(error), error, trace)
+    del shown.stack[len(shown.stack) - below :]
+    print("".join(shown.format()), end="")
     surroundings = manifest.surroundings
     if Failure.of(error).exception == manifest.error:
         print("The same as in the run.")
         if is_of_main(error):
-            print(
-                f"This code is part of {surroundings.script or 'the notebook'} itself, which is saved as it was then:"
-            )
-            print("a change there has no effect here, a change to a module that it imports has.")
+            print(f"This code is part of {surroundings.script or 'the notebook'} itself, which is saved in the file:")
+            print("a change to it has no effect here; a change to a module that it imports has.")
     elif os.getcwd() != surroundings.working_directory:
         print(f"Not the same as in the run, whose working directory was {surroundings.working_directory}.")
 
 
 def _debug(error: BaseException) -> None:
-    """As ``pdb.post_mortem``, but in the user's frame where that is not the last."""
+    """Open the debugger like ``pdb.post_mortem``, but in the last frame of the user's code."""
     from luminosity.engine.workers.failure import user_traceback
 
     trace, below = user_traceback(error)

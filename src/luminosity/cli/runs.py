@@ -1,4 +1,4 @@
-"""``lum runs``: the runs on record."""
+"""``lum runs``: list the recorded runs."""
 
 from __future__ import annotations
 
@@ -13,32 +13,39 @@ from rich.table import Table
 from rich.text import Text
 
 from luminosity.engine.monitor import records
-from luminosity.engine.monitor.records import Damaged, Record, load, path_of, run_ids
+from luminosity.engine.monitor.records import Damaged, Record
 from luminosity.engine.monitor.views import words
 from luminosity.errors import RecordError
 
-_LIMIT = 20
+__all__ = ["add_folder_option", "add_to", "chosen_folder", "runs"]
+
+_LIMIT = 20  # runs; about a screen
 _HEADS = ("run", "started", "script", "state", "took")
-_GAP = 2
-_LEAST_REASON = 12
+_GAP = 2  # columns between fields
+_LEAST_REASON = 12  # columns; a shorter piece of a reason says nothing
 _STYLES = {"done": "green", "failed": "red", "cancelled": "yellow", "running": "cyan", "lost": "red"}
-_EXAMPLES = """\
-A run is recorded in ~/.luminosity/runs, or where --run_dir or
-LUMINOSITY_RUN_DIR say. A lost run's process was killed.
+_EPILOG = """\
+Runs are recorded in ~/.luminosity/runs, or in the folder that --run_dir or
+LUMINOSITY_RUN_DIR names. A run is done, failed, cancelled, running, or lost:
+the process of a lost run was killed.
+
+On a terminal you get a table. In a pipe you get one line for each run, with
+its fields separated by tabs.
 
 examples:
-  lum runs                      the newest runs
-  lum runs --limit=100          more of them
-  lum runs | grep failed        one line a run, its fields parted by tabs
+  lum runs                      list the newest runs
+  lum runs --limit=100          list more of them
+  lum runs | grep failed        find the runs that failed
 """
 
 
 def add_to(commands: Any) -> None:
+    """Add this command to the subparsers of ``lum``."""
     parser = commands.add_parser(
         "runs",
         help="list recorded runs",
-        description="List recorded runs, the newest first.",
-        epilog=_EXAMPLES,
+        description="List recorded runs, newest first.",
+        epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--limit", type=_count, default=_LIMIT, metavar="N", help=f"at most N runs (default: {_LIMIT})")
@@ -46,20 +53,38 @@ def add_to(commands: Any) -> None:
     parser.set_defaults(command=lambda parsed: runs(chosen_folder(parsed), parsed.limit))
 
 
+def add_folder_option(parser: argparse.ArgumentParser) -> None:
+    """Add ``--run_dir`` to a command that reads recorded runs."""
+    parser.add_argument(
+        "--run_dir",
+        metavar="DIR",
+        help="folder with the recorded runs (default: $LUMINOSITY_RUN_DIR, or ~/.luminosity/runs)",
+    )
+
+
+def chosen_folder(parsed: argparse.Namespace) -> Path:
+    """Return the folder with the recorded runs. Raises :class:`RecordError` if runs are not recorded."""
+    found = records.folder(parsed.run_dir)
+    if found is None:
+        raise RecordError("runs are not recorded: --run_dir or LUMINOSITY_RUN_DIR is off", fix="pass --run_dir=DIR")
+    return found
+
+
 def runs(folder: Path, limit: int) -> int:
-    ids = run_ids(folder)
-    loaded = [load(path_of(folder, run_id)) for run_id in ids[:limit]]
-    records = [record for record in loaded if isinstance(record, Record)]
+    """Print the newest runs in ``folder``; return the exit code."""
+    ids = records.run_ids(folder)
+    loaded = [records.load(records.path_of(folder, run_id)) for run_id in ids[:limit]]
+    found = [record for record in loaded if isinstance(record, Record)]
     if not ids:
         print(f"No run is recorded in {folder} yet.", file=sys.stderr)
     elif sys.stdout.isatty():
         console = Console(highlight=False)
-        console.print(_table(records, console.width))
+        console.print(_table(found, console.width))
     else:
-        for record in records:
+        for record in found:
             print("\t".join(_fields(record).values()))
     if len(ids) > limit and sys.stdout.isatty():
-        print(f"and {len(ids) - limit} older; --limit shows more", file=sys.stderr)
+        print(f"and {len(ids) - limit} older runs; --limit=N lists more", file=sys.stderr)
     for damaged in loaded:
         if isinstance(damaged, Damaged):
             print(f"lum runs: {damaged.path} is damaged: {damaged.reason}", file=sys.stderr)
@@ -80,11 +105,11 @@ def _fields(record: Record) -> dict[str, str]:
     return {**dict(zip(_HEADS, fields, strict=True)), "why": why}
 
 
-def _table(records: list[Record], width: int) -> Table:
-    rows = [_fields(record) for record in records]
+def _table(found: list[Record], width: int) -> Table:
+    rows = [_fields(record) for record in found]
     widths = {head: max(len(head), *(len(row[head]) for row in rows)) + _GAP for head in _HEADS}
     if width < sum(widths.values()):
-        del widths["started"]  # the id says as much
+        del widths["started"]  # the run's id contains it
     room = width - sum(widths.values())
     table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0))
     for head in widths:
@@ -95,20 +120,3 @@ def _table(records: list[Record], width: int) -> Table:
         cells = [Text(row[head], style=_STYLES[row[head]] if head == "state" else "") for head in widths]
         table.add_row(*cells, Text(reason, style="dim"))
     return table
-
-
-def add_folder_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--run_dir",
-        metavar="DIR",
-        help="where the runs are (default: the environment's LUMINOSITY_RUN_DIR, else ~/.luminosity/runs)",
-    )
-
-
-def chosen_folder(parsed: argparse.Namespace) -> Path:
-    found = records.folder(parsed.run_dir)
-    if found is None:
-        raise RecordError(
-            "runs are not recorded (--run_dir or LUMINOSITY_RUN_DIR is off); --run_dir=DIR names a folder"
-        )
-    return found

@@ -1,4 +1,4 @@
-"""``lum show RUN``: what a recorded run did."""
+"""``lum show RUN``: show a recorded run."""
 
 from __future__ import annotations
 
@@ -18,30 +18,35 @@ from luminosity.engine.monitor.views import inference, words
 from luminosity.engine.monitor.views.summary import summary
 from luminosity.events import BundleRetried, Event, WorkerLost
 
-_MOST_HAPPENINGS = 20
-_PIPED_WIDTH = 120
-_EXAMPLES = """\
+_MOST_HAPPENINGS = 20  # lines
+_PIPED_WIDTH = 120  # columns
+_EPILOG = """\
+You get the run's summary (time, pools, models, memory), a table of its stages
+with their elements and what they waited for, and its retries and lost workers.
+
 examples:
-  lum show last                       the newest run
-  lum show 20260301T101500-4f2a9c     an id, as `lum runs` lists it
-  lum show 4f2a9c                     the same: a part that is its alone
+  lum show last                       show the newest run
+  lum show 20260301T101500-4f2a9c     show the run with this id, see `lum runs`
+  lum show 4f2a9c                     the start or end of an id is enough
 """
 
 
 def add_to(commands: Any) -> None:
+    """Add this command to the subparsers of ``lum``."""
     parser = commands.add_parser(
         "show",
-        help="show what a recorded run did",
-        description="Show a recorded run: its summary, its stages, its retries and lost workers.",
-        epilog=_EXAMPLES,
+        help="show a recorded run",
+        description="Show a recorded run.",
+        epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("run", metavar="RUN", help="a run's id, a part of it that no other has, or last")
+    parser.add_argument("run", metavar="RUN", help="the id of a run, its unique start or end, or last")
     runs.add_folder_option(parser)
     parser.set_defaults(command=lambda parsed: show(find(runs.chosen_folder(parsed), parsed.run)))
 
 
 def show(record: Record) -> int:
+    """Print a recorded run; return the exit code."""
     console = Console(highlight=False, width=None if sys.stdout.isatty() else _PIPED_WIDTH)
     started = f"{datetime.fromtimestamp(record.started.started_at):%Y-%m-%d %H:%M:%S}"
     console.print(Text(f"run {record.started.run}, started {started}"))
@@ -77,7 +82,7 @@ def _stages(record: Record) -> Table:
     table.add_column("pool", no_wrap=True)
     for name in ("elements", "work"):
         table.add_column(name, no_wrap=True, justify="right")
-    table.add_column("in its time", ratio=3, overflow="fold")
+    table.add_column("its time went to", ratio=3, overflow="fold")
     last = {view.id: view for view in record.last.stages} if record.last is not None else {}
     for stage in record.started.stages:
         view = last.get(stage.id)
@@ -92,7 +97,7 @@ def _stages(record: Record) -> Table:
 
 
 def _shares(record: Record, stage_id: str) -> str:
-    """What a stage did before it was done, by how often it was seen doing so."""
+    """Return the states of a stage before it was done, by how often snapshots saw them."""
     views = [view for snapshot in record.snapshots for view in snapshot.stages if view.id == stage_id]
     counts = Counter(words.status(view) for view in views if view.status != "done")
     return ", ".join(f"{status} {words.percent(n / counts.total())}" for status, n in counts.most_common(3))
@@ -101,7 +106,7 @@ def _shares(record: Record, stage_id: str) -> str:
 def _happening(event: Event) -> str:
     after = words.duration(event.seconds)
     if isinstance(event, BundleRetried):
-        return f"after {after}, step {event.step!r} failed, try {event.tries}: {event.exception}"
+        return f"after {after}, step {event.step!r} failed, attempt {event.tries}: {event.exception}"
     if isinstance(event, WorkerLost):
         return f"after {after}, a worker of pool {event.pool!r} {event.reason}; {event.bundles} bundle(s) ran again"
     return ""

@@ -1,24 +1,27 @@
-"""The private folders of a run: gone when it ends, and cleaned by the next run if it could not end."""
+"""The private folders of a run: removed when it ends, or by a later run if its process was killed."""
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 import tempfile
 from collections.abc import Iterable
 
+from luminosity._locks import try_lock
 from luminosity.errors import OptionError
 
 _PREFIX = "luminosity-"
 _LOCK = "lock"
 _SHARED_MEMORY = "/dev/shm"
-_LONGEST_SOCKET_PATH = 90  # the kernel takes 107 bytes
+_LONGEST_SOCKET_PATH = 90  # the kernel takes 107 bytes, and a file name follows
 
 
 class RunFolders:
-    """``memory`` for blocks, ``spill`` for what is beyond the budget, and a few small files of the run."""
+    """Makes the folders of a run: ``memory`` for blocks, ``spill`` for data beyond the budget, and small files.
+
+    The owner calls :meth:`remove`.
+    """
 
     def __init__(self, spill_root: str | None = None) -> None:
         self._locks: list[int] = []
@@ -44,25 +47,24 @@ class RunFolders:
             os.makedirs(root, exist_ok=True)
             return self._make(root)
         except OSError as error:
-            message = f"--spill_dir={root}: expected a folder that can be written to; {error.strerror or error}"
+            message = f"--spill_dir={root}: {error.strerror or error}; expected a writable folder"
             raise OptionError(message) from error
 
     def _make(self, root: str) -> str:
         remove_abandoned(root)
         while True:
-            folder = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=root)  # readable by this user alone
+            folder = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=root)  # readable only by this user
             lock = os.open(os.path.join(folder, _LOCK), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-            # Another run may take it for abandoned before it is locked, and is not waited for: it may be stopped.
-            with contextlib.suppress(BlockingIOError):
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if os.path.exists(os.path.join(folder, _LOCK)):
-                    self._locks.append(lock)
-                    self.all.append(folder)
-                    return folder
+            # Another run may take the folder for abandoned before it is locked. Don't wait for that run: it may be
+            # suspended.
+            if try_lock(lock) and os.path.exists(os.path.join(folder, _LOCK)):
+                self._locks.append(lock)
+                self.all.append(folder)
+                return folder
             os.close(lock)
 
     def remove_blocks_of(self, worker_id: str, keep: set[str]) -> None:
-        """Remove files that a worker wrote and nobody has heard of, because it died first."""
+        """Remove files of a dead worker that no message refers to."""
         for folder in {self.memory, self.spill}:
             for name in os.listdir(folder):
                 path = os.path.join(folder, name)
@@ -70,6 +72,7 @@ class RunFolders:
                     os.unlink(path)
 
     def remove(self) -> None:
+        """Remove all folders and release their locks."""
         for folder in self.all:
             shutil.rmtree(folder, ignore_errors=True)
         for lock in self._locks:
@@ -78,23 +81,23 @@ class RunFolders:
 
 
 def remove_local(folders: Iterable[str]) -> None:
-    """Remove those that are on this machine, with all that is in them."""
+    """Remove the folders that are on this machine, with their contents."""
     for folder in folders:
-        if os.path.isabs(folder):  # else an address on another file system
+        if os.path.isabs(folder):  # otherwise it is a URL of another file system
             shutil.rmtree(folder, ignore_errors=True)
 
 
 def remove_abandoned(root: str) -> None:
-    """Remove what runs left behind whose process was killed: their lock is free."""
+    """Remove folders of runs whose process was killed: nothing holds their lock."""
     for name in os.listdir(root):
         folder = os.path.join(root, name)
         if not name.startswith(_PREFIX) or os.path.islink(folder):
             continue
-        # A folder of another user, or one that its owner is just making or removing, is not ours to judge.
+        # Leave folders of other users alone, and those that their owner is just making or removing.
         with contextlib.suppress(OSError):
             lock = os.open(os.path.join(folder, _LOCK), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder, ignore_errors=True)
+                if try_lock(lock):
+                    shutil.rmtree(folder, ignore_errors=True)
             finally:
                 os.close(lock)

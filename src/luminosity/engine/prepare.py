@@ -1,4 +1,4 @@
-"""What happens to a pipeline before anything starts: check, plan, assign."""
+"""Preparation of a pipeline before anything starts: check its features and options, plan it, assign pools."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Prepared:
 
 
 def worker_environment(options: PipelineOptions) -> environments.Environment:
-    """Where steps without hints of their own run: in this Python, with the hints that hold for all."""
-    environment: Any = environments.EmbeddedPythonEnvironment  # its decorator hides its type
+    """Return the environment of steps without hints: this Python, with the hints from the options."""
+    environment: Any = environments.EmbeddedPythonEnvironment  # Beam's decorator hides its type
     return environment(
         capabilities=environments.python_sdk_capabilities(),
         artifacts=(),
@@ -40,7 +40,10 @@ def worker_environment(options: PipelineOptions) -> environments.Environment:
 
 
 def prepare(pipeline: beam_runner_api_pb2.Pipeline, options: PipelineOptions, *, is_drain: bool = False) -> Prepared:
-    """Refuse ``pipeline``, or say how it would run; starts nothing."""
+    """Return how ``pipeline`` would run. Starts nothing.
+
+    Raises :class:`OptionError`, :class:`UnsupportedPipeline` or :class:`ResourcesExceeded` if it can't run.
+    """
     config = EngineConfig.of(options)
     support.check(pipeline)
     support.warn(pipeline)

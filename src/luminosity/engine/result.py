@@ -1,4 +1,4 @@
-"""What ``pipeline.run()`` returns."""
+"""The result that ``pipeline.run()`` returns."""
 
 from __future__ import annotations
 
@@ -13,43 +13,44 @@ from apache_beam.runners.runner import PipelineResult, PipelineState
 
 from luminosity.engine.run import Run
 
-_CANCEL_TIMEOUT_S = 30.0
+_CANCEL_TIMEOUT_S = 30.0  # workers end within seconds; user code may take longer to notice
 
 
 class LuminosityResult(PipelineResult):
-    """A run of a pipeline, which may still go on."""
+    """A run of a pipeline that may not have ended yet."""
 
     def __init__(self, run: Run) -> None:
         super().__init__(PipelineState.RUNNING)
         self._run = run
-        run.on_failure = self._tell_at_exit
+        run.on_failure = self._report_at_exit
 
     @property
     def state(self) -> str:
+        """The state of the run, one of Beam's ``PipelineState``."""
         return self._run.state
 
     def wait_until_finish(  # pyright: ignore[reportIncompatibleMethodOverride]  # Beam's base says None, its docs this
         self, duration: float | None = None
     ) -> str | None:
-        """Wait for the end, or for ``duration`` milliseconds.
+        """Wait for the end, or for at most ``duration`` milliseconds.
 
-        Returns the final state, or None when the time was up first. Raises what ended the run if it failed. Ctrl-C
-        while waiting ends the run and is raised once nothing of it is left.
+        Returns the final state, or None if the time is up first. Raises the error of a failed run. Ctrl-C while
+        waiting cancels the run and is raised when the run has ended.
         """
         try:
             has_ended = self._wait(duration)
         except BaseException:
-            self._end()  # once more: a second Ctrl-C may have come just before the first had its effect
+            self._end()  # again: a second Ctrl-C may have interrupted the handling of the first one
             raise
         if not has_ended:
             return None
-        atexit.unregister(self._tell)  # who waits is told here
+        atexit.unregister(self._report)  # the caller gets the error
         if self._run.failure is not None and self._run.state == PipelineState.FAILED:
             raise self._run.failure
         return self._run.state
 
     def cancel(self) -> str:
-        """End the run and wait until nothing of it is left."""
+        """Cancel the run and wait until it has ended."""
         self._run.cancel()
         self._run.wait(_CANCEL_TIMEOUT_S)
         return self._run.state
@@ -57,12 +58,12 @@ class LuminosityResult(PipelineResult):
     def _wait(self, duration: float | None) -> bool:
         try:
             return self._run.wait(None if duration is None else duration / 1000)
-        except BaseException:  # not Ctrl-C alone: the second of two in a row may break the waiting itself
+        except BaseException:  # not only KeyboardInterrupt: a second Ctrl-C may break the waiting itself
             self._end()
             raise
 
     def _end(self) -> None:
-        """Cancel, however often Ctrl-C is pressed meanwhile."""
+        """Cancel the run, even if Ctrl-C is pressed several times meanwhile."""
         while True:
             try:
                 self.cancel()
@@ -70,25 +71,26 @@ class LuminosityResult(PipelineResult):
             except (KeyboardInterrupt, RuntimeError):
                 continue
 
-    def _tell_at_exit(self) -> None:
-        """A script that ends without waiting must not end as if its pipeline had succeeded."""
-        atexit.register(self._tell)
+    def _report_at_exit(self) -> None:
+        """Let a script that does not wait for its failed pipeline exit with an error."""
+        atexit.register(self._report)
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         print(f"The pipeline failed: {self._run.failure}", file=sys.stderr, flush=True)
-        atexit.unregister(self._tell)
-        atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]  # the exit code can be set in no other way
+        atexit.unregister(self._report)
+        atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]  # there is no other way to set the exit code
         sys.stdout.flush()
         os._exit(1)
 
     def metrics(self) -> FnApiMetrics:
-        """The user's metrics."""
+        """Return the user's metrics of committed bundles."""
         return FnApiMetrics(self._run.metrics.by_stage(), user_metrics_only=True)
 
     def monitoring_metrics(self) -> FnApiMetrics:
-        """All metrics, Beam's own included."""
+        """Return all metrics, including Beam's own."""
         return FnApiMetrics(self._run.metrics.by_stage(), user_metrics_only=False)
 
     def monitoring_infos(self) -> Iterator[metrics_pb2.MonitoringInfo]:
+        """Yield all metrics as the workers reported them, stage by stage."""
         for infos in self._run.metrics.by_stage().values():
             yield from infos

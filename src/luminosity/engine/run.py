@@ -1,4 +1,4 @@
-"""One run of a pipeline: set up, loop, clean up, on a thread of its own, or the caller's to debug it."""
+"""One run of a pipeline: set up, run the loop, clean up. With ``--debug`` on the caller's thread."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from luminosity.events import MemoryUse, Subscriber
 
 __all__ = ["Ending", "Run", "cancel_all"]
 
-_LOOK_S = 1.0
+_CHECK_EVERY_S = 1.0  # how late a waiting thread notices the end if Ctrl-C breaks the lock
 
 _ENDINGS: dict[str, Literal["done", "failed", "cancelled"]] = {
     PipelineState.DONE: "done",
@@ -36,54 +36,56 @@ _ENDINGS: dict[str, Literal["done", "failed", "cancelled"]] = {
     PipelineState.CANCELLED: "cancelled",
 }
 
-
-# Those that go on, for whoever ends the process. Copied at once, which a WeakSet is not: a run may end meanwhile.
+# The runs that have not ended, to cancel them when the process ends. Not a WeakSet, which can't be copied in one step:
+# a run may end meanwhile.
 _active: set[Run] = set()
 
 
 class Ending:
-    """As ``threading.Event``, which Ctrl-C breaks: when it comes while one that waits has the event's lock, the lock is
-    never given back, and neither waiting nor telling ever ends. Here, who has the lock has seen the end already.
+    """An event that is set once, like ``threading.Event``, but which Ctrl-C can't break.
+
+    If Ctrl-C arrives while a waiting thread holds the lock of a ``threading.Event``, the lock is never released, and
+    ``wait`` and ``set`` block forever. Here the lock can only be taken after the event was set.
 
     >>> ending = Ending()
     >>> ending.wait(0)
     False
-    >>> ending.tell()
+    >>> ending.set()
     >>> ending.wait(None)
     True
     """
 
     def __init__(self) -> None:
-        self._is_told = False
+        self._is_set = False
         self._lock = threading.Lock()
         self._lock.acquire()
 
-    def tell(self) -> None:
-        """Once."""
-        self._is_told = True
+    def set(self) -> None:
+        """Wake all threads that wait. Call it once."""
+        self._is_set = True
         self._lock.release()
 
     def wait(self, seconds: float | None) -> bool:
-        """Whether the end was told within so many seconds."""
+        """Wait up to ``seconds``, or without a limit for None; return whether the event is set."""
         until = None if seconds is None else time.monotonic() + seconds
-        while not self._is_told:
-            left = _LOOK_S if until is None else min(_LOOK_S, until - time.monotonic())
+        while not self._is_set:
+            left = _CHECK_EVERY_S if until is None else min(_CHECK_EVERY_S, until - time.monotonic())
             if left <= 0:
                 return False
             if self._lock.acquire(timeout=left):
-                self._lock.release()  # for the next one; should Ctrl-C come just before, that one looks again soon
+                self._lock.release()  # for the next thread; if Ctrl-C prevents it, that thread checks again soon
         return True
 
 
 def cancel_all(seconds: float) -> None:
-    """End all runs of this process, and wait up to ``seconds`` for each."""
+    """Cancel all runs of this process, and wait up to ``seconds`` for each."""
     for run in list(_active):
         run.cancel()
         run.wait(seconds)
 
 
 class Run:
-    """``state``, ``metrics`` and ``wait`` may be used from any thread."""
+    """A run of a planned pipeline. ``state``, ``failure``, ``metrics``, ``wait`` and ``cancel`` are thread-safe."""
 
     def __init__(
         self,
@@ -101,7 +103,7 @@ class Run:
         self._folders = RunFolders(config.spill_dir)
         self._of_steps = graph.temporary_folders()
         progress = "off" if config.debug else config.progress
-        # A live view needs the terminal for itself: what workers print goes through this process.
+        # A live view needs the terminal for itself, so the workers' output goes through this process.
         self._prints = WorkerPrints(self._folders.sockets) if live.is_live(progress) else None
         try:
             prints = self._prints.sockets if self._prints is not None else {}
@@ -124,21 +126,22 @@ class Run:
         self._scheduler = Scheduler(parts, self._reporter)
 
     def start(self) -> None:
-        """Begin; with ``--debug`` also end, since user code runs on the thread that calls."""
+        """Start the run on a thread of its own. With ``--debug``, run everything before returning."""
         _active.add(self)
         if not self._is_debug:
-            # Not a daemon: a script that ends without waiting for its pipeline still gets its results.
+            # Not a daemon thread: a script that ends without waiting for its pipeline still gets its results.
             threading.Thread(target=self._run, name="luminosity-run").start()
             return
         self._run()
         if self.state == PipelineState.CANCELLED and self.failure is not None:
-            raise self.failure  # Ctrl-C ends the script, too
+            raise self.failure  # Ctrl-C must end the script, too
 
     def wait(self, seconds: float | None) -> bool:
-        """Whether the run has ended within ``seconds``."""
+        """Wait up to ``seconds``, or without a limit for None; return whether the run has ended."""
         return self._ending.wait(seconds)
 
     def cancel(self) -> None:
+        """Ask the run to end. Does not wait."""
         self._scheduler.cancel()
 
     def _run(self) -> None:
@@ -148,7 +151,7 @@ class Run:
         except (RunCancelled, KeyboardInterrupt) as error:
             self.state, self.failure = PipelineState.CANCELLED, error
         except BaseException as error:
-            # Whatever it is, whoever waits for the run must hear of it.
+            # Whatever it is, the thread that waits for the run gets it.
             self.state, self.failure = PipelineState.FAILED, error
         finally:
             try:
@@ -162,7 +165,7 @@ class Run:
                     self.on_failure()
             finally:
                 _active.discard(self)
-                self._ending.tell()  # whoever waits must not wait for ever
+                self._ending.set()  # in any case: a thread may wait without a limit
 
     def _remove_folders(self) -> None:
         if self._prints is not None:

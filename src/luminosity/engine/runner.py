@@ -1,4 +1,4 @@
-"""``LuminosityRunner``, the entry point."""
+"""``LuminosityRunner``, the entry point of the engine."""
 
 from __future__ import annotations
 
@@ -25,16 +25,17 @@ class LuminosityRunner(PipelineRunner):
     ...     numbers = pipeline | beam.Create([1, 2, 3]) | beam.Map(lambda n: n * n)
     """
 
-    # Off where pipelines are planned but not run: then no process may start.
+    # False while pipelines are planned but not run: then no process may start.
     warms_up: ClassVar[bool] = True
 
     def __init__(self, *, is_drain: bool = False, on_event: Subscriber | None = None) -> None:
-        """
-        ``is_drain`` cuts restrictions short that could go on for ever, as when a streaming pipeline is drained.
+        """Make a runner.
 
-        ``on_event`` gets every event of every run, on a thread of the run's own and in their order, before
-        ``wait_until_finish`` returns. While it is slow it misses snapshots; if it raises it gets no more events. The
-        run goes on either way.
+        ``is_drain`` truncates restrictions that have no end, as when a streaming pipeline is drained.
+
+        ``on_event`` gets every event of every run, in order, on a thread of the run. It has got all events when
+        ``wait_until_finish`` returns. While it is slow, it misses snapshots. If it raises, it gets no more events. The
+        run goes on in both cases.
 
         >>> import apache_beam as beam
         >>> from luminosity import RunEnded
@@ -49,16 +50,21 @@ class LuminosityRunner(PipelineRunner):
         self.is_drain = is_drain
         self._on_event = on_event
         main_classes.send_by_value()
-        # Importing Beam in the process that forks workers takes a second: let it do so while the pipeline is built.
+        # The fork server takes a second to import Beam: it does so while the pipeline is built.
         if self.warms_up:
             warm_up("auto")
 
     def default_environment(self, options: PipelineOptions) -> environments.Environment:
+        """Return the environment of steps without resource hints. Beam calls it."""
         return worker_environment(options)
 
     def run_portable_pipeline(
         self, pipeline: beam_runner_api_pb2.Pipeline, options: PipelineOptions
     ) -> LuminosityResult:
+        """Check, plan and start a pipeline; return before it has ended. Beam calls it.
+
+        Raises :class:`OptionError`, :class:`UnsupportedPipeline` or :class:`ResourcesExceeded` before anything starts.
+        """
         prepared = prepare(pipeline, options, is_drain=self.is_drain)
         run = Run(prepared.graph, prepared.assignments, prepared.config, self._on_event)
         result = LuminosityResult(run)

@@ -1,4 +1,4 @@
-"""Make the parts of a run from its plan."""
+"""Setup of a run: makes the parts of the run from its plan."""
 
 from __future__ import annotations
 
@@ -38,6 +38,10 @@ def set_up(
     metrics: RunMetrics,
     prints: dict[str, str],
 ) -> RunParts:
+    """Return the parts of a run. Starts the Fn API server, which the caller stops, but no workers.
+
+    ``prints`` are the sockets that workers write their standard streams to.
+    """
     codecs = Codecs(graph)
     pools: dict[int, PoolRun] = {}
     writers = 0
@@ -63,11 +67,13 @@ def set_up(
         saver = Saver(config.save_failed, graph, state, buffers, folders.main_classes, pickle_library)
     descriptors = {stage.id: graph.descriptor(stage, folders.url) for stage in graph.stages}
     if config.debug:
-        RuntimeValueProvider.set_runtime_options(config.worker_options)  # as is done in worker processes
+        RuntimeValueProvider.set_runtime_options(config.worker_options)  # as worker processes do
         server = process_launcher = DebugWorkers(state, descriptors)
     else:
         process_launcher = launcher(config.worker_start)
-        server = FnApiServer(folders.url, state, descriptors)  # the last thing that can fail, since it must be stopped
+        server = FnApiServer(
+            folders.url, state, descriptors
+        )  # last, because it must be stopped if anything after it fails
     return RunParts(
         stages=stages,
         buffers=buffers,
@@ -129,7 +135,7 @@ def _buffers(
                 buffer.side_input = SideInputData(codec, spill_folder, blocks.ledger)
                 spill_policy.side_inputs.append(buffer.side_input)
                 if buffer.grouping is not None:
-                    # A side input's coder can't follow references into state.
+                    # The coder of a side input can't follow references to large groups in the state store.
                     buffer.grouping.may_refer_to_state = False
             state.add_side_input(side_input.transform_id, side_input.tag, buffer.side_input.read)
     return buffers

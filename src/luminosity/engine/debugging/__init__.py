@@ -1,1 +1,1 @@
-"""A failed element: saved, with all that it needs, and run again alone."""
+"""Saving and replaying failed elements: save one with everything it needs, and run it again alone."""

@@ -1,4 +1,4 @@
-"""Run what ``--save_failed`` saved, alone and in this process."""
+"""Replays: run the elements that ``--save_failed`` saved, alone and in this process."""
 
 from __future__ import annotations
 
@@ -28,24 +28,27 @@ from luminosity.errors import LuminosityError, ReplayError
 
 _RESTORING = "restoring"
 _BUNDLE = "replayed"
-_NOWHERE = os.devnull  # without a limit, nothing is spilled
+_NOWHERE = os.devnull  # the memory has no limit, so nothing is spilled
 
 
 @dataclass(frozen=True)
 class Output:
-    """What one step gave to the steps after it."""
+    """The elements that one step passed to the next steps."""
 
     step: str
     values: list[Any]
 
 
 class Replay:
-    """The saved bundle of a file, ready to run."""
+    """A saved bundle, ready to run.
+
+    Making one changes this process: its import path, its pickler, and the classes of its ``__main__``.
+    """
 
     def __init__(self, path: str) -> None:
         self.manifest, self._entries = savefile.read(path)
         self.manifest.surroundings.restore()
-        RuntimeValueProvider.set_runtime_options({})  # the run's are not saved
+        RuntimeValueProvider.set_runtime_options({})  # the options of the run are not saved
         main_classes.define(self._entries[savefile.MAIN_CLASSES])
         self._descriptor = beam_fn_api_pb2.ProcessBundleDescriptor.FromString(self._entries[savefile.DESCRIPTOR])
         self._codecs = Codecs(_graph(self._descriptor, self.manifest.safe_coders))
@@ -55,7 +58,7 @@ class Replay:
         self._sent: dict[str, list[bytes]] = {}
 
     def run(self) -> list[Output]:
-        """What it gives; raises what user code raises."""
+        """Run the bundle on the caller's thread and return its output. Raises what user code raises."""
         self._restore_state()
         worker = InProcessWorker({self._descriptor.id: self._descriptor}, self._handle, wire.pack_bytes, self._take)
         request = beam_fn_api_pb2.InstructionRequest(instruction_id=_BUNDLE)
@@ -73,7 +76,7 @@ class Replay:
         if isinstance(raised, ModuleNotFoundError) and str(raised) not in self.manifest.error:
             raise ReplayError(self.manifest.surroundings.explain_missing(raised)) from raised
         if raised is not None:
-            raise raised  # out here, so that it keeps the context that it had
+            raise raised  # outside of the except block, so that it keeps its own context
         return list(self._outputs())
 
     def _restore_state(self) -> None:
@@ -90,7 +93,7 @@ class Replay:
             self._state.add_side_input(part.transform_id, part.name, data.read)
 
     def _handle(self, request: beam_fn_api_pb2.StateRequest) -> beam_fn_api_pb2.StateResponse:
-        """Groups keep their tokens, by which the elements refer to them; the rest is as in any run."""
+        """Answer a request for a large group, to which elements refer by a token, or for any other state."""
         if request.state_key.HasField("runner"):
             get = beam_fn_api_pb2.StateGetResponse(data=self._groups[request.state_key.runner.key])
             return beam_fn_api_pb2.StateResponse(id=request.id, get=get)
@@ -114,7 +117,7 @@ class Replay:
         for data in elements.data:
             if data.data:
                 _, content = wire.unpack(data.data)
-                assert isinstance(content, bytes)  # as it was packed
+                assert isinstance(content, bytes)  # wire.pack_bytes packed it
                 self._sent.setdefault(data.transform_id, []).append(content)
 
     def _outputs(self) -> Iterator[Output]:
@@ -140,7 +143,7 @@ class Replay:
 
 
 def _graph(descriptor: beam_fn_api_pb2.ProcessBundleDescriptor, safe_coders: dict[str, str]) -> Graph:
-    """A plan of nothing but coders."""
+    """Return a plan that has only coders."""
     components = beam_runner_api_pb2.Components(
         coders=dict(descriptor.coders.items()),
         pcollections=dict(descriptor.pcollections.items()),

@@ -18,37 +18,40 @@ from luminosity.errors import ReplayError
 _FORMAT = "luminosity replay"
 _VERSION = 1
 _MANIFEST = "manifest.json"
-DESCRIPTOR = "descriptor"  # of the stage, a ProcessBundleDescriptor
-MAIN_CLASSES = "main-classes"  # see workers/main_classes.py
+DESCRIPTOR = "descriptor"  # entry: the ProcessBundleDescriptor of the stage
+MAIN_CLASSES = "main-classes"  # entry: see workers/main_classes.py
 
 
 @dataclass(frozen=True)
 class Part:
-    """An entry of the zip, and what it is to the stage."""
+    """An entry of the zip, and its place in the stage."""
 
     entry: str
     transform_id: str = ""
-    name: str = ""  # of a timer family, or of a side input
+    name: str = ""  # of a timer family or a side input
     coder_id: str = ""
 
 
 @dataclass(frozen=True)
 class Manifest:
+    """The description of a saved bundle, and the list of the file's entries."""
+
     label: str  # of the stage
-    error: str  # what failed the run
-    exit_code: int | None  # where it was a worker that ended
-    element: str
+    error: str  # type and message of the exception
+    exit_code: int | None  # of the worker, if it ended
+    element: str  # the beginning of its repr
     count: int  # elements and timers
     surroundings: Surroundings
     safe_coders: dict[str, str]
     reads: list[Part]  # encoded elements
     timers: list[Part]  # encoded timers that were due
-    side_inputs: list[Part]  # encoded elements, all that there were
-    state: list[Part]  # each a StateRequest that writes what was there
+    side_inputs: list[Part]  # all their encoded elements
+    state: list[Part]  # StateRequests that write the state back
     groups: list[Part]  # encoded values of a large group; the name is its token, in hexadecimal
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Manifest:
+        """Read what ``dataclasses.asdict`` returned. Raises KeyError or TypeError for other fields."""
         for name in ("reads", "timers", "side_inputs", "state", "groups"):
             fields[name] = [Part(**part) for part in fields[name]]
         fields["surroundings"] = Surroundings(**fields["surroundings"])
@@ -56,7 +59,7 @@ class Manifest:
 
 
 def write(path: str, manifest: Manifest, entries: Iterable[tuple[str, Iterable[bytes]]]) -> int:
-    """Write it whole or not at all, readable by this user alone; its size."""
+    """Write the file atomically, readable only by this user, and return its size."""
     handle, unfinished = tempfile.mkstemp(prefix=f".{os.path.basename(path)}.", dir=os.path.dirname(path) or ".")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -79,7 +82,7 @@ def write(path: str, manifest: Manifest, entries: Iterable[tuple[str, Iterable[b
 
 
 def read(path: str) -> tuple[Manifest, dict[str, bytes]]:
-    """The manifest and all entries; :class:`ReplayError` where it is no such file, or a damaged one."""
+    """Return the manifest and all entries. Raises :class:`ReplayError` if the file is damaged or something else."""
     try:
         with zipfile.ZipFile(path) as archive:
             return _manifest(archive), {name: archive.read(name) for name in archive.namelist()}
@@ -88,15 +91,20 @@ def read(path: str) -> tuple[Manifest, dict[str, bytes]]:
     except OSError as error:
         raise ReplayError(f"{path}: {error.strerror or error}") from error
     except (zipfile.BadZipFile, zlib.error, EOFError, KeyError, ValueError, TypeError, AttributeError) as error:
-        raise ReplayError(f"{path}: expected a whole file that --save_failed wrote; {error}") from error
+        raise ReplayError(f"{path}: {error}; expected a complete file that --save_failed wrote") from error
 
 
 def _manifest(archive: zipfile.ZipFile) -> Manifest:
     fields = json.loads(archive.read(_MANIFEST))
     if fields.pop("format") != _FORMAT:
-        raise ValueError("its manifest is another format's")
+        raise ReplayError(
+            f"{archive.filename}: found a manifest of another format, expected a file that --save_failed wrote"
+        )
     version = fields.pop("version")
     if version != _VERSION:
         writer = fields.get("surroundings", {}).get("luminosity", "another version")
-        raise ReplayError(f"the file has version {version}, expected {_VERSION}; it was written by Luminosity {writer}")
+        raise ReplayError(
+            f"{archive.filename}: found version {version} of the format, expected {_VERSION}",
+            fix=f"replay it with Luminosity {writer}, which wrote it",
+        )
     return Manifest.from_json(fields)

@@ -62,11 +62,11 @@ class Saver:
             size = self._write(bundle, failure, exit_code)
         except Exception as error:
             # The failure itself is more important to the user.
-            return f"It could not be saved in {self._path}: {type(error).__name__}: {error}"
+            return f"can't save it to {self._path}: {type(error).__name__}: {error}"
         replay = f"{self._path} ({format_bytes(size)}): `lum replay {shlex.quote(self._path)}` runs"
         if bundle.pieces == 1:
-            return f"Saved in {replay} it alone."
-        return f"None of its bundle's {bundle.pieces} elements fails alone. All are saved in {replay} them together."
+            return f"Saved to {replay} it alone."
+        return f"None of the bundle's {bundle.pieces} elements fails alone. All are saved to {replay} them together."
 
     def _write(self, bundle: Bundle, failure: Failure, exit_code: int | None) -> int:
         stage = bundle.stage.plan

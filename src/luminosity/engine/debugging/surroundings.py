@@ -1,4 +1,4 @@
-"""What a piece of a run needs, to run again in another process: where its code was, and what it was run with."""
+"""The surroundings of a run that a replay needs: its Python, its import path and its modules."""
 
 from __future__ import annotations
 
@@ -17,16 +17,19 @@ _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib"
 
 @dataclass(frozen=True)
 class Surroundings:
-    python: str
-    luminosity: str
-    script: str  # "" in a notebook or a shell
+    """Where the code of a run was, and which versions ran it."""
+
+    python: str  # version
+    luminosity: str  # version
+    script: str  # empty in a notebook or a shell
     working_directory: str
-    import_path: list[str]  # without the libraries'
-    modules: dict[str, str]  # what was imported, by the name's first part, and from which file
+    import_path: list[str]  # without the folders of installed libraries
+    modules: dict[str, str]  # files of the top-level modules that were imported, by name
     pickle_library: str
 
     @classmethod
     def here(cls, pickle_library: str) -> Surroundings:
+        """Return the surroundings of this process."""
         script = getattr(sys.modules["__main__"], "__file__", None) or ""
         folders = [os.path.dirname(os.path.abspath(script))] if script else []
         folders += [os.getcwd(), *map(os.path.abspath, sys.path)]
@@ -41,20 +44,23 @@ class Surroundings:
         )
 
     def restore(self) -> None:
-        """Make importable here what was importable there."""
+        """Make the run's modules importable in this process. Raises :class:`ReplayError` for another Python."""
         if self.python != _python():
-            raise ReplayError(f"it was saved by Python {self.python}, whose code Python {_python()} can't run")
+            raise ReplayError(
+                f"found a file saved by Python {self.python}, expected Python {_python()}",
+                fix=f"replay it with Python {self.python}",
+            )
         sys.path[:0] = [path for path in self.import_path if path not in sys.path]
         pickler.set_library(self.pickle_library)
 
     def explain_missing(self, error: ModuleNotFoundError) -> str:
-        """Where a module that is not found here was found there."""
+        """Return where the run found a module that is not found here."""
         name = error.name or ""
         home = self.modules.get(name.split(".")[0])
         return f"module {name!r} is not found here; " + (
-            f"the run had {name.split('.')[0]!r} from {home}"
+            f"the run imported {name.split('.')[0]!r} from {home}"
             if home
-            else f"the run could import from {', '.join(self.import_path)}"
+            else f"the run imported modules from {', '.join(self.import_path)}"
         )
 
 

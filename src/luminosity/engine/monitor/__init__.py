@@ -1,1 +1,1 @@
-"""What is seen of a run: its events, and all that listens to them."""
+"""Consumers of a run's events: views, the recorder, subscribers; and the sampling of memory and devices."""

@@ -1,4 +1,4 @@
-"""Records a run while it goes on: a subscriber that keeps one small private file up to date."""
+"""The recorder: a subscriber that keeps one small private file about a run up to date."""
 
 from __future__ import annotations
 
@@ -15,26 +15,30 @@ from luminosity.events import Event, RunEnded, RunStarted, Snapshot, Subscriber,
 
 _LOGGER = logging.getLogger("luminosity")
 
-_MOST_RUNS = 200
-_FIRST_AFTER_S = 1.0
-_MOST_SNAPSHOTS = 200
-_MOST_HAPPENINGS = 200
+_MOST_RUNS = 200  # older records are removed
+_FIRST_AFTER_S = 1.0  # a run that is killed early leaves a record of its first second
+_MOST_SNAPSHOTS = 200  # keeps a record below about a megabyte
+_MOST_HAPPENINGS = 200  # likewise
 _UNFINISHED = ".unfinished"
-_UNFINISHED_FOR_S = 3600.0
+_UNFINISHED_FOR_S = 3600.0  # no write takes this long: its process was killed
 
 
 def recorder(run_dir: str | None) -> Subscriber | None:
-    """One that writes to where ``--run_dir`` says."""
+    """Return a recorder that writes to the folder of ``--run_dir``, or None if runs are not recorded."""
     try:
         folder = records.folder(run_dir)
     except RuntimeError as error:
-        _warn(error)  # this user has no home
+        _warn(error)  # the user has no home folder
         return None
     return None if folder is None else Recorder(folder)
 
 
 class Recorder:
-    """No options of the pipeline are written down: they may be secrets."""
+    """Writes the events of one run to a file in ``folder``.
+
+    The pipeline's options are not recorded: they may contain secrets. If writing fails, the recorder warns once and
+    stops; the run goes on.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -65,7 +69,7 @@ class Recorder:
         else:
             self._content["left_out"] += 1
         if event.seconds >= self._write_at or isinstance(event, RunEnded):
-            # Soon, then seldom: a run that is killed early leaves something, a long one does not write all the time.
+            # Soon at first and seldom later: a run that is killed early leaves a record, a long run writes little.
             self._write_at = event.seconds + min(records.WRITE_EVERY_S, max(_FIRST_AFTER_S, event.seconds))
             self._write()
 
@@ -83,7 +87,7 @@ class Recorder:
         }
 
     def _write(self) -> None:
-        """Whole or not at all: who reads it meanwhile finds the last one."""
+        """Replace the file atomically, so that readers always find a complete one."""
         unfinished = f"{self._path}{_UNFINISHED}"
         descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         with open(descriptor, "w") as file:
@@ -92,7 +96,7 @@ class Recorder:
 
 
 class Thinned:
-    """Snapshots of a run of any length, evenly spread over it, as JSON; never more than ``most``."""
+    """At most ``most`` snapshots of a run, as JSON, evenly spread over its time."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -100,19 +104,20 @@ class Thinned:
         self.kept: list[dict[str, Any]] = []
 
     def add(self, snapshot: Snapshot) -> None:
+        """Keep ``snapshot`` if enough time has passed since the last one; drop every other one when full."""
         if self.kept and snapshot.seconds < self.kept[-1]["seconds"] + self._apart_s:
             return
         if len(self.kept) == self._most:
             del self.kept[1::2]
             spread = self.kept[-1]["seconds"] - self.kept[0]["seconds"]
-            self._apart_s = 0.9 * spread / (len(self.kept) - 1)  # they come when they come, a bit early perhaps
+            self._apart_s = 0.9 * spread / (len(self.kept) - 1)  # snapshots may come a bit early
         self.kept.append(to_json(snapshot))
 
 
 def _prune(folder: Path) -> None:
-    """Make room for one more; remove what a killed run did not finish writing."""
+    """Remove the oldest records, to make room for one more, and files that a killed run did not finish."""
     for run_id in records.run_ids(folder)[_MOST_RUNS - 1 :]:
-        with contextlib.suppress(FileNotFoundError):  # another run removes them, too
+        with contextlib.suppress(FileNotFoundError):  # another run may remove it first
             records.path_of(folder, run_id).unlink()
     for path in folder.glob(f"*.json{_UNFINISHED}"):
         with contextlib.suppress(FileNotFoundError):
@@ -121,4 +126,6 @@ def _prune(folder: Path) -> None:
 
 
 def _warn(error: Exception) -> None:
-    _LOGGER.warning("this run is not recorded: %s. --run_dir=DIR records it elsewhere, --run_dir=off nowhere.", error)
+    _LOGGER.warning(
+        "this run is not recorded: %s; pass --run_dir=DIR to record runs elsewhere, --run_dir=off to record none", error
+    )

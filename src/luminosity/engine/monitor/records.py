@@ -1,4 +1,4 @@
-"""Recorded runs: where they are, and what is in them."""
+"""Records of runs: their folder, their files and their contents."""
 
 from __future__ import annotations
 
@@ -11,37 +11,40 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from luminosity._text import list_some
 from luminosity.errors import RecordError
 from luminosity.events import Event, RunEnded, RunStarted, Snapshot, from_json
 
-FORMAT = 1
+FORMAT = 1  # increases when an older version could not read a record
 OFF = "off"
-WRITE_EVERY_S = 10.0
-_LOST_AFTER_S = 6 * WRITE_EVERY_S
+WRITE_EVERY_S = 10.0  # at most this much of a killed run is lost
+_LOST_AFTER_S = 6 * WRITE_EVERY_S  # a run on another machine that has not written for this long has ended
+_MOST_NAMED = 3  # runs, in one line
 _E = TypeVar("_E", bound=Event)
 _FILE = re.compile(r"(\d{8}T\d{6}-[0-9a-f]{6})\.json")
 
 
 @dataclass(frozen=True)
 class Record:
-    """A run, as far as it was recorded."""
+    """A recorded run."""
 
     started: RunStarted
-    happenings: tuple[Event, ...]  # workers started and lost, bundles tried again
-    left_out: int  # happenings beyond those
-    snapshots: tuple[Snapshot, ...]  # evenly thinned out
+    happenings: tuple[Event, ...]  # workers started and lost, bundles retried
+    left_out: int  # further events that were not recorded
+    snapshots: tuple[Snapshot, ...]  # evenly spread over the run
     ended: RunEnded | None
-    is_alive: bool  # where it has not ended: whether its process still can
+    is_alive: bool  # whether its process still runs; counts only if the run has not ended
 
     @property
     def state(self) -> str:
+        """``done``, ``failed``, ``cancelled``, ``running``, or ``lost`` if its process ended without a word."""
         if self.ended is not None:
             return self.ended.state
         return "running" if self.is_alive else "lost"
 
     @property
     def last(self) -> Snapshot | None:
-        """How it stood when it was last seen."""
+        """The last snapshot that was recorded."""
         if self.ended is not None:
             return self.ended.last
         return self.snapshots[-1] if self.snapshots else None
@@ -49,14 +52,17 @@ class Record:
 
 @dataclass(frozen=True)
 class Damaged:
-    """A file in a record's place that is none."""
+    """A file in the folder of records that can't be read."""
 
     path: Path
     reason: str
 
 
 def folder(given: str | None) -> Path | None:
-    """Where runs are recorded: as ``--run_dir`` or the environment says, else in the user's home. None: nowhere."""
+    """Return the folder of records: ``--run_dir``, ``LUMINOSITY_RUN_DIR`` or a folder in the user's home.
+
+    Returns None if runs are not recorded.
+    """
     chosen = given or os.environ.get("LUMINOSITY_RUN_DIR")
     if chosen == OFF:
         return None
@@ -64,7 +70,7 @@ def folder(given: str | None) -> Path | None:
 
 
 def run_ids(folder: Path) -> list[str]:
-    """The newest first."""
+    """Return the ids of the recorded runs, newest first."""
     try:
         names = os.listdir(folder)
     except FileNotFoundError:
@@ -73,29 +79,34 @@ def run_ids(folder: Path) -> list[str]:
 
 
 def path_of(folder: Path, run_id: str) -> Path:
+    """Return the file of a run's record."""
     return folder / f"{run_id}.json"
 
 
 def load(path: Path) -> Record | Damaged:
+    """Read a record. Raises nothing: a file that can't be read is returned as :class:`Damaged`."""
     try:
         record = _read(path)
-        # Its process may have ended after it was read and before it was looked for: now its last word is there.
+        # If the process ended between the reading and the look at the process, the file now says how.
         return record if isinstance(record, Damaged) or record.state != "lost" else _read(path)
     except (OSError, ValueError, KeyError, TypeError) as error:
         return Damaged(path, str(error) if isinstance(error, (OSError, ValueError)) else repr(error))
 
 
 def find(folder: Path, wanted: str) -> Record:
-    """The run whose id begins or ends with ``wanted``, or the newest where that is ``last``."""
+    """Return the run whose id starts or ends with ``wanted``, or the newest one for ``last``.
+
+    Raises :class:`RecordError` if there is not exactly one, or if its record can't be read.
+    """
     ids = run_ids(folder)
     found = ids[:1] if wanted == "last" else [i for i in ids if i.startswith(wanted) or i.endswith(wanted)]
     if not ids:
         raise RecordError(f"no run is recorded in {folder}")
     if not found:
-        raise RecordError(f"no run {wanted!r} in {folder}; `lum runs` lists those that are there")
+        raise RecordError(f"no run {wanted!r} in {folder}", fix="list the recorded runs with `lum runs`")
     if len(found) > 1:
-        some = ", ".join(found[:3]) + (", …" if len(found) > 3 else "")
-        raise RecordError(f"{wanted!r} fits {len(found)} runs ({some}); expected more of an id")
+        some = list_some(found, _MOST_NAMED)
+        raise RecordError(f"{wanted!r} matches {len(found)} runs ({some}), expected one", fix="give more of the id")
     record = load(path_of(folder, found[0]))
     if isinstance(record, Damaged):
         raise RecordError(f"{record.path} is damaged: {record.reason}")
@@ -103,14 +114,14 @@ def find(folder: Path, wanted: str) -> Record:
 
 
 def this_process() -> dict[str, Any]:
-    """What tells later whether it is this process that still lives."""
+    """Return what identifies this process, so that a reader of the record can tell whether it still runs."""
     return {"host": socket.gethostname(), "pid": os.getpid(), "began": _process_began(os.getpid())}
 
 
 def _read(path: Path) -> Record | Damaged:
     content = json.loads(path.read_text())
     if content["format"] != FORMAT:
-        return Damaged(path, f"format {content['format']}, expected {FORMAT}: written by another version")
+        return Damaged(path, f"found format {content['format']}, expected {FORMAT}: another version wrote it")
     return _record(content, path)
 
 
@@ -128,24 +139,27 @@ def _record(content: dict[str, Any], path: Path) -> Record:
 def _only(kind: type[_E], data: Any) -> _E:
     event = from_json(data)
     if not isinstance(event, kind):
-        raise ValueError(f"found {type(event).__name__}, expected {kind.__name__}")
+        raise RecordError(f"found {type(event).__name__}, expected {kind.__name__}")
     return event
 
 
 def _is_alive(process: dict[str, Any], path: Path) -> bool:
     if process["host"] != socket.gethostname():
-        return time.time() - path.stat().st_mtime < _LOST_AFTER_S  # a folder that several machines share
+        return time.time() - path.stat().st_mtime < _LOST_AFTER_S  # several machines may share the folder
     try:
         os.kill(process["pid"], 0)
     except ProcessLookupError:
         return False
     except PermissionError:
-        return False  # the number is somebody else's by now
+        return False  # the pid now belongs to another user's process
     return _process_began(process["pid"]) == process["began"]
 
 
 def _process_began(pid: int) -> str:
-    """In the kernel's own unit, to tell a process from a later one with its number; empty where it does not say."""
+    """Return when a process started, in the kernel's unit, to tell it from a later process with the same pid.
+
+    Returns an empty string if the system does not report it.
+    """
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()[19]

@@ -1,4 +1,4 @@
-"""What the operating system and the devices' driver say about a run, asked about once a second."""
+"""Sampling of a run's memory and devices: asks the operating system and the devices' driver once a second."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any
 
 from luminosity.events import ProcessMemory
 
-_EVERY_S = 1.0
-_PART_OF_TIME = 0.005  # of a core, at most, for what takes the kernel longer the more memory there is
-_STOP_TIMEOUT_S = 5.0
+_EVERY_S = 1.0  # views show whole seconds
+_PART_OF_TIME = 0.005  # of a core, at most, for exact measurements: they take longer the more memory there is
+_STOP_TIMEOUT_S = 5.0  # a driver that does not answer must not hold up the end of a run
 
 
 @dataclass(frozen=True)
 class DeviceUse:
-    """What a device does now."""
+    """The load and memory of a device at one moment."""
 
     utilization: float
     memory_used: int
@@ -27,7 +27,11 @@ class DeviceUse:
 
 
 class Sampler:
-    """Asks on a thread of its own: neither the loop nor a view waits for an answer."""
+    """Samples memory and devices on a thread of its own, so that neither the loop nor a view waits.
+
+    ``processes`` and ``devices`` hold the newest sample and may be read from any thread. The run that made the sampler
+    stops it.
+    """
 
     def __init__(self, devices: Iterable[str]) -> None:
         self.processes = ProcessMemory()
@@ -37,9 +41,11 @@ class Sampler:
         self._thread = threading.Thread(target=self._sample, name="luminosity-sampler", daemon=True)
 
     def start(self) -> None:
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
+        """Stop the thread and wait for it, with a limit. Does nothing if it was not started."""
         self._is_stopped.set()
         if self._thread.ident is not None:
             self._thread.join(_STOP_TIMEOUT_S)
@@ -56,10 +62,10 @@ class Sampler:
 
 
 class TreeMemory:
-    """The bytes of a process and all below it, where pages that several of them share count once.
+    """Measures the memory of a process and its descendants, counting pages that several of them share once.
 
-    The kernel takes milliseconds to share them out. So it is asked to now and then, and when processes came or
-    went; in between, what each process has is taken, and as much of it as was shared the last time.
+    The kernel takes milliseconds to count shared pages. So they are counted only now and then, and when processes
+    start or end. In between, the sum of resident memory is scaled by the last exact measurement.
     """
 
     def __init__(self, root: int) -> None:
@@ -69,7 +75,7 @@ class TreeMemory:
         self._own_part = 1.0
 
     def measure(self) -> int:
-        """0 where the system does not tell."""
+        """Return the bytes in use, or 0 if the system does not report them."""
         processes = sorted(_tree(self._root))
         resident = sum(map(_resident, processes))
         if resident and (processes != self._processes or time.monotonic() >= self._exact_at):
@@ -89,7 +95,7 @@ def _tree(root: int) -> Iterator[int]:
 
 
 def _own(pid: int) -> int:
-    """Its own pages, and its part of those that it shares."""
+    """Return the size of its own pages and of its part of shared pages."""
     try:
         with open(f"/proc/{pid}/smaps_rollup") as file:
             return next(int(line.split()[1]) << 10 for line in file if line.startswith("Pss:"))
@@ -102,11 +108,11 @@ def _resident(pid: int) -> int:
         with open(f"/proc/{pid}/statm") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
-        return 0  # it has just ended, or this system tells nothing
+        return 0  # it has just ended, or the system does not report it
 
 
 def _children(pid: int) -> Iterator[int]:
-    # A process belongs to the thread that started it; threads and processes may end while we look.
+    # The kernel lists children by the thread that started them; threads and processes may end meanwhile.
     with contextlib.suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):
             with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/children") as file:
@@ -149,4 +155,4 @@ def _device_use(handle: Any) -> DeviceUse | None:
         percent: Any = pynvml.nvmlDeviceGetUtilizationRates(handle).gpu
         return DeviceUse(percent / 100, int(memory.used), int(memory.total))
     except pynvml.NVMLError:
-        return None  # a part of a device has no utilization; a device may be gone
+        return None  # a partition of a device has no utilization; a device may be gone

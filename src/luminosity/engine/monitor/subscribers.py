@@ -1,4 +1,4 @@
-"""Hands a run's events to whoever listens, so that no listener can hold up or break the run."""
+"""Delivery of a run's events to subscribers, none of which can hold up or break the run."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from luminosity.events import Event, Snapshot, Subscriber
 
 _LOGGER = logging.getLogger("luminosity")
 
-_MOST_WAITING = 1000
-_END_TIMEOUT_S = 5.0
+_MOST_WAITING = 1000  # events for a slow subscriber; older ones are dropped
+_END_TIMEOUT_S = 5.0  # for slow subscribers at the end of a run
 
 
 class EventStream:
-    """Every subscriber gets all events in their order, on a thread of its own.
+    """Delivers every event to every subscriber, in order, each on a thread of its own.
 
-    While one is slow, it gets the newest of the snapshots that came in the meantime. One that raises gets no more.
+    A slow subscriber misses all but the newest of the snapshots that wait for it. A subscriber that raises gets no more
+    events.
     """
 
     def __init__(self, subscribers: Iterable[Subscriber]) -> None:
@@ -27,14 +28,16 @@ class EventStream:
 
     @property
     def is_heard(self) -> bool:
+        """True if there is any subscriber."""
         return bool(self._subscriptions)
 
     def emit(self, event: Event) -> None:
+        """Queue ``event`` for every subscriber. Does not block."""
         for subscription in self._subscriptions:
             subscription.put(event)
 
     def close(self) -> None:
-        """Wait, with a limit, until all is handed over."""
+        """Wait until all events are delivered, but only for a few seconds."""
         deadline = time.monotonic() + _END_TIMEOUT_S
         for subscription in self._subscriptions:
             subscription.end()

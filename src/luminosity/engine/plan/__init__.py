@@ -1,1 +1,1 @@
-"""From a pipeline's proto to the stages, buffers and codecs that the loop runs."""
+"""Planning: turn a pipeline's proto into stages, buffers and codecs for the loop."""

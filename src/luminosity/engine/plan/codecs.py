@@ -1,8 +1,8 @@
-"""Find the elements inside encoded blocks without building the user's objects.
+"""Codecs that find the elements inside encoded blocks without building the user's objects.
 
-The runner never needs an element's value, only where it begins and ends, its key's bytes, and its windows. So it
-decodes with Beam's "safe" coders (which leave what only the user's coders understand as bytes) and cuts the encoded
-bytes; grouped output is made by joining those cuts, not by encoding again.
+The runner never needs an element's value, only its bounds, its key's bytes and its windows. So it decodes with Beam's
+"safe" coders, which leave values of user types as bytes, and cuts the encoded bytes. Grouped output is made by joining
+these pieces, not by encoding again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _BYTES_AFTER_THEIR_LENGTH = frozenset(
 
 
 class _NothingCoderImpl(coder_impl.StreamCoderImpl):
-    """Stands where a value's coder would: reads and writes nothing, so that only the header is decoded."""
+    """Replaces a value's coder: reads and writes nothing, so that only the header is decoded."""
 
     def encode_to_stream(self, value: Any, stream: Any, nested: bool) -> None:
         pass
@@ -36,13 +36,17 @@ class _NothingCoderImpl(coder_impl.StreamCoderImpl):
 
 
 class KeyedElement(NamedTuple):
-    header: WindowedValue | None  # None: in the global window, timestamp of no interest
+    """A key-value pair, cut but not decoded."""
+
+    header: WindowedValue | None  # None: in the global window, and the caller does not need the timestamp
     key: bytes
     value: bytes
     encoded: bytes
 
 
 class TimerRecord(NamedTuple):
+    """A timer that a worker set or cleared."""
+
     identity: bytes  # key, tag and windows, encoded
     key: bytes
     is_clear: bool
@@ -52,7 +56,7 @@ class TimerRecord(NamedTuple):
 
 
 class ElementCodec:
-    """Cuts blocks of one PCollection."""
+    """Cuts blocks of one PCollection into elements."""
 
     def __init__(self, codecs: Codecs, coder_id: str) -> None:
         coders = codecs.graph.components.coders
@@ -71,7 +75,7 @@ class ElementCodec:
             self._keyed_value = codecs.skipping_impl(components[1])
 
     def offset_after(self, data: bytes, count: int) -> int:
-        """Where the element after the first ``count`` begins."""
+        """Return the offset behind the first ``count`` elements."""
         stream = coder_impl.create_InputStream(data)
         decode = self._whole.decode_from_stream
         for _ in range(count):
@@ -79,11 +83,11 @@ class ElementCodec:
         return len(data) - stream.size()
 
     def elements(self, data: bytes) -> Iterator[tuple[WindowedValue, bytes]]:
-        """Each element's header (timestamp, windows, pane) and its encoded value."""
+        """Yield each element's header (timestamp, windows, pane) and its encoded value."""
         return self._headed(data, self._value)
 
     def keyed_elements(self, data: bytes, *, with_header: bool = True) -> Iterator[KeyedElement]:
-        """Each element with its key and value cut apart; the PCollection is one of key-value pairs."""
+        """Yield each element with its key and value. Only for PCollections of key-value pairs."""
         total = len(data)
         stream = coder_impl.create_InputStream(data)
         decode_key = self._key.decode_from_stream
@@ -92,7 +96,7 @@ class ElementCodec:
         start = 0
         while start < total:
             header = None
-            # The pane's first byte has no index bytes behind it where its upper half is zero.
+            # If the upper half of the pane's first byte is zero, no index bytes follow it.
             if skip_header and data[start + _GLOBAL_HEADER_BYTES - 1] < 16:
                 stream.read(_GLOBAL_HEADER_BYTES)
             else:
@@ -106,7 +110,7 @@ class ElementCodec:
             start = end
 
     def headed_values(self, data: bytes) -> Iterator[tuple[WindowedValue, bytes]]:
-        """Headers, each followed by the value of a key-value pair without its key."""
+        """Yield header and value from data that has headers and values without their keys."""
         return self._headed(data, self._keyed_value)
 
     def _headed(self, data: bytes, value_impl: Any) -> Iterator[tuple[WindowedValue, bytes]]:
@@ -119,14 +123,14 @@ class ElementCodec:
             yield header, data[start : total - stream.size()]
 
     def key_value_pairs(self, data: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Each element's key and value alone, which is quicker; the PCollection is one of key-value pairs."""
+        """Yield each element's key and value without its header, which is faster. Only for key-value pairs."""
         total = len(data)
         stream = coder_impl.create_InputStream(data)
         decode_key, decode_value = self._key.decode_from_stream, self._keyed_value.decode_from_stream
         size, read, decode_header = stream.size, stream.read, self._header.decode_from_stream
         start = 0
         while start < total:
-            # The pane's first byte has no index bytes behind it where its upper half is zero.
+            # If the upper half of the pane's first byte is zero, no index bytes follow it.
             if self.is_global and data[start + _GLOBAL_HEADER_BYTES - 1] < 16:
                 read(_GLOBAL_HEADER_BYTES)
             else:
@@ -139,24 +143,27 @@ class ElementCodec:
             yield data[key_start:value_start], data[value_start:start]
 
     def key_and_value(self, value: bytes) -> tuple[bytes, bytes]:
-        """Cut one encoded key-value pair in two."""
+        """Return the key and the value of one encoded key-value pair."""
         stream = coder_impl.create_InputStream(value)
         self._key.decode_from_stream(stream, True)
         cut = len(value) - stream.size()
         return value[:cut], value[cut:]
 
     def encode_header(self, header: WindowedValue) -> bytes:
+        """Return timestamp, windows and pane, encoded."""
         return self._header.encode_nested(header)
 
     def encode_window(self, window: Any) -> bytes:
+        """Return one window, encoded."""
         return self._window_impl.encode(window)
 
     def decode_window(self, encoded: bytes) -> Any:
+        """Return the window that :meth:`encode_window` encoded."""
         return self._window_impl.decode(encoded)
 
 
 class TimerCodec:
-    """Cuts timer messages of one family."""
+    """Cuts the timer messages of one family."""
 
     def __init__(self, codecs: Codecs, family: TimerFamily) -> None:
         key_id, window_id = codecs.graph.components.coders[family.coder_id].component_coder_ids
@@ -165,6 +172,7 @@ class TimerCodec:
         self._windows = coder_impl.TupleSequenceCoderImpl(codecs.impl(window_id))
 
     def records(self, data: bytes) -> Iterator[TimerRecord]:
+        """Yield each timer of a message."""
         total = len(data)
         stream = coder_impl.create_InputStream(data)
         start = 0
@@ -184,40 +192,44 @@ class TimerCodec:
 
 
 class Codecs:
-    """Coders of a plan, made once each."""
+    """The coders and codecs of a plan, each made once."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self._context = pipeline_context.PipelineContext(
             graph.components,
-            # To cut blocks it is enough to know where a large group's reference ends.
+            # To cut blocks, only the end of a reference to a large group is needed, not its values.
             iterable_state_read=lambda token, coder: (),
         )
         self._elements: dict[str, ElementCodec] = {}
 
     def elements(self, coder_id: str) -> ElementCodec:
+        """Return the codec of elements with this windowed coder."""
         if coder_id not in self._elements:
             self._elements[coder_id] = ElementCodec(self, coder_id)
         return self._elements[coder_id]
 
     def timers(self, family: TimerFamily) -> TimerCodec:
+        """Return the codec of the timers of ``family``."""
         return TimerCodec(self, family)
 
     def windowing(self, pcollection_id: str) -> Windowing:
+        """Return the windowing strategy of a PCollection."""
         strategy = self.graph.components.pcollections[pcollection_id].windowing_strategy_id
         return self._context.windowing_strategies[strategy]
 
     def impl(self, coder_id: str) -> Any:
+        """Return Beam's implementation of a coder, which decodes to the user's objects."""
         coder: Coder = self._context.coders[coder_id]
         return coder.get_impl()
 
     def skipping_impl(self, coder_id: str) -> Any:
-        """A coder that finds where a value ends and may make something else of it: bytes need no decoding."""
+        """Return a coder that finds the end of a value but may decode it to something else, which is faster."""
         safe_id = self.graph.safe_coders.get(coder_id, coder_id)
         if self.graph.components.coders[safe_id].spec.urn in _BYTES_AFTER_THEIR_LENGTH:
             return coder_impl.BytesCoderImpl()
         return self.impl(safe_id)
 
     def safe_impl(self, coder_id: str) -> Any:
-        """The coder that finds the same boundaries without the user's coders."""
+        """Return the coder that finds the same bounds without the user's coders."""
         return self.impl(self.graph.safe_coders.get(coder_id, coder_id))

@@ -1,4 +1,4 @@
-"""What the loop runs: stages that read and write buffers."""
+"""The plan as data: stages that read and write buffers."""
 
 from __future__ import annotations
 
@@ -11,24 +11,28 @@ from luminosity.core import TEMPORARY_FOLDER
 
 
 class BufferKind(Enum):
+    """The kinds of buffers."""
+
     QUEUE = "queue"  # blocks move from writers to every reader
     GROUP = "group"  # blocks are grouped by key and window on the way
-    IMPULSE = "impulse"  # one element, there from the start
+    IMPULSE = "impulse"  # one element, there when the run starts
 
 
 @dataclass(frozen=True)
 class Buffer:
-    """What lies between stages."""
+    """A store of elements between stages."""
 
     id: bytes
     kind: BufferKind
-    coder_id: str  # of what is written
+    coder_id: str  # of the elements written
     pcollection_id: str
-    output_coder_id: str = ""  # of what is read, where it differs (GROUP)
+    output_coder_id: str = ""  # of the elements read, if it differs (GROUP)
 
 
 @dataclass(frozen=True)
 class Read:
+    """A stage's read from a buffer: the transform that reads, and the coder of the elements."""
+
     transform_id: str
     buffer_id: bytes
     coder_id: str
@@ -36,6 +40,8 @@ class Read:
 
 @dataclass(frozen=True)
 class Write:
+    """A stage's write to a buffer: the transform that writes, and the coder of the elements."""
+
     transform_id: str
     buffer_id: bytes
     coder_id: str
@@ -43,7 +49,7 @@ class Write:
 
 @dataclass(frozen=True)
 class SideInput:
-    """One side input of one step, and the buffer whose whole content it is."""
+    """One side input of one step: the whole content of a buffer."""
 
     transform_id: str
     tag: str
@@ -52,6 +58,8 @@ class SideInput:
 
 @dataclass(frozen=True)
 class TimerFamily:
+    """The timers of one name in one step."""
+
     transform_id: str
     family_id: str
     is_processing_time: bool
@@ -59,12 +67,13 @@ class TimerFamily:
 
     @property
     def key(self) -> tuple[str, str]:
+        """The ids of the step and of the family, as Fn API messages name them."""
         return self.transform_id, self.family_id
 
 
 @dataclass(frozen=True)
 class Stage:
-    """Steps that run together in one worker, bundle by bundle."""
+    """Fused steps, which run together in one worker, bundle by bundle."""
 
     id: str
     label: str
@@ -77,7 +86,7 @@ class Stage:
     is_stateful: bool
     is_splittable: bool
     is_sink: bool  # writes a file per bundle
-    sorts_its_bundle: bool  # and so wants long ones
+    sorts_its_bundle: bool  # works better on long bundles
     transforms: tuple[beam_runner_api_pb2.PTransform, ...] = field(repr=False)
     # (transform, input tag) of a residual → the read whose element it continues
     residual_reads: dict[tuple[str, str], str] = field(repr=False)
@@ -93,12 +102,12 @@ class Graph:
     safe_coders: dict[str, str] = field(repr=False)
 
     def temporary_folders(self) -> list[str]:
-        """Those of steps, which are of no use once the run has failed."""
+        """Return the temporary folders of steps, to be removed if the run fails."""
         annotations = [transform.annotations for stage in self.stages for transform in stage.transforms]
         return [found[TEMPORARY_FOLDER].decode() for found in annotations if TEMPORARY_FOLDER in found]
 
     def descriptor(self, stage: Stage, url: str) -> beam_fn_api_pb2.ProcessBundleDescriptor:
-        """What a worker needs to know to run ``stage`` against the services at ``url``."""
+        """Return the descriptor with which a worker runs ``stage``, using the Fn API services at ``url``."""
         ports = {read.transform_id: read.coder_id for read in stage.reads}
         ports |= {write.transform_id: write.coder_id for write in stage.writes}
         descriptor = beam_fn_api_pb2.ProcessBundleDescriptor(

@@ -1,4 +1,4 @@
-"""Turn a pipeline's proto into a :class:`~luminosity.engine.plan.graph.Graph`."""
+"""The planner: turns a pipeline's proto into a :class:`~luminosity.engine.plan.graph.Graph`."""
 
 from __future__ import annotations
 
@@ -27,20 +27,24 @@ from luminosity.errors import UnsupportedPipeline
 
 _SDF_PROCESS_URN = common_urns.sdf_components.PROCESS_SIZED_ELEMENTS_AND_RESTRICTIONS.urn
 _SDF_TRUNCATE_URN = common_urns.sdf_components.TRUNCATE_SIZED_RESTRICTION.urn
-# Beam's sinks without a number of shards; there is no other sign of them in the pipeline's proto. Ours are annotated.
+# Beam's sinks without a fixed number of shards. Only their name tells them in the proto; our sinks are annotated.
 _BEAM_WRITES_FILE_PER_BUNDLE = "/WriteImpl/WriteBundles"
 _IO_URNS = (bundle_processor.DATA_INPUT_URN, bundle_processor.DATA_OUTPUT_URN)
 
 
 def plan(pipeline: beam_runner_api_pb2.Pipeline, *, is_drain: bool = False) -> Graph:
+    """Return the plan of ``pipeline``, with writers before readers.
+
+    Raises :class:`UnsupportedPipeline` if steps wait for each other's side inputs.
+    """
     roots: frozenset[str] = frozenset()
     while True:
         graph = _fused(pipeline, is_drain, roots)
         try:
             return replace(graph, stages=_in_order(graph.stages))
         except CycleError as error:
-            # Fusion sees to it that no step is in one stage with what it waits for, but not that no two stages wait
-            # for each other's side inputs. Steps that read them then begin a stage of their own.
+            # Fusion never puts a step into the stage that makes its side input, but two stages may still wait for each
+            # other's side inputs. The steps that read those then start stages of their own.
             waiting = {
                 side_input.transform_id
                 for stage in graph.stages
@@ -55,12 +59,12 @@ def plan(pipeline: beam_runner_api_pb2.Pipeline, *, is_drain: bool = False) -> G
 
 def _fused(pipeline: beam_runner_api_pb2.Pipeline, is_drain: bool, roots: frozenset[str]) -> Graph:
     context, fused, aliases = optimize(pipeline, is_drain=is_drain, roots=roots)
-    # Fusion leaves them in an order that changes from run to run.
+    # The order of fused stages changes from run to run.
     places = _places(pipeline)
     fused.sort(key=lambda stage: (min(_place(t.unique_name, places) for t in stage.transforms), stage.name))
     components = context.components
     buffers = _buffers(fused, context)
-    # For stages that only move data: the environment that asks for nothing, if there is one.
+    # For stages that only move data: the environment with the fewest hints.
     default_environment = min(components.environments, key=lambda e: len(components.environments[e].resource_hints))
     stages = tuple(
         _stage(index, stage, context, buffers, aliases, default_environment) for index, stage in enumerate(fused)
@@ -69,7 +73,7 @@ def _fused(pipeline: beam_runner_api_pb2.Pipeline, is_drain: bool, roots: frozen
 
 
 def _places(pipeline: beam_runner_api_pb2.Pipeline) -> dict[str, int]:
-    """Where each step stands in the author's program."""
+    """Return the position of each step in the author's program."""
     transforms = pipeline.components.transforms
     places: dict[str, int] = {}
     waiting = list(reversed(pipeline.root_transform_ids))
@@ -81,14 +85,14 @@ def _places(pipeline: beam_runner_api_pb2.Pipeline) -> dict[str, int]:
 
 
 def _place(name: str, places: dict[str, int]) -> int:
-    """Of a transform, also of one that was made of a step."""
+    """Return the position of a transform, or of the step that it was made from."""
     while name not in places and "/" in name:
         name = name.rpartition("/")[0]
     return places.get(name, len(places))
 
 
 def _in_order(stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
-    """Writers before readers, side inputs' readers too."""
+    """Sort writers before readers, including readers of side inputs."""
     writers: dict[bytes, list[Stage]] = {}
     for stage in stages:
         for write in stage.writes:
@@ -152,7 +156,7 @@ def _stage(
     for transform in stage.transforms:
         urn = transform.spec.urn
         if urn == bundle_processor.DATA_INPUT_URN:
-            # Not by its PCollection: a group that is grouped again is written with another coder than it is read with.
+            # Not the PCollection's coder: a group that is grouped again is written and read with different coders.
             buffer = buffers[transform.spec.payload]
             coder_id = buffer.output_coder_id or coders[next(iter(transform.outputs.values()))]
             reads.append(Read(transform.unique_name, transform.spec.payload, coder_id))
@@ -228,5 +232,5 @@ def _residual_reads(transforms: Iterable[beam_runner_api_pb2.PTransform]) -> dic
 
 
 def _label(steps: Iterable[str]) -> str:
-    """The user's own names for the steps, shortest first level, in order: ``Create + Map(f)``."""
+    """Return the first level of the steps' names, in order: ``Create + Map(f)``."""
     return " + ".join(dict.fromkeys(step.split("/", 1)[0] for step in steps))

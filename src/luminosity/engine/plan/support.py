@@ -1,4 +1,4 @@
-"""Refuse, before anything runs, what the engine would get wrong."""
+"""Checks for features that the engine does not support, before anything runs."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _PYTHON_ENVIRONMENTS = frozenset([python_urns.EMBEDDED_PYTHON, python_urns.EMBED
 
 
 def check(pipeline: beam_runner_api_pb2.Pipeline) -> None:
-    """Raise :class:`UnsupportedPipeline` that names each feature and its step."""
+    """Raise :class:`UnsupportedPipeline` if the engine can't run the pipeline. Names each feature and its step."""
     problems = list(dict.fromkeys(_problems(pipeline)))
     if problems:
         raise UnsupportedPipeline("this pipeline can't run here:\n" + "\n".join(f"  {p}" for p in problems))
 
 
 def warn(pipeline: beam_runner_api_pb2.Pipeline) -> None:
-    """Say what will run, and be right, but not be what its author may expect."""
+    """Warn about features that run correctly but may not behave as the author expects."""
     components = pipeline.components
     names = [
         repr(t.unique_name)
@@ -41,7 +41,7 @@ def warn(pipeline: beam_runner_api_pb2.Pipeline) -> None:
     ]
     if names:
         _LOGGER.warning(
-            "%s: the input is unbounded; groups come out once it has ended, whatever their windows and triggers say",
+            "%s: the input is unbounded; groups are emitted when it has ended, whatever their windows and triggers say",
             ", ".join(names),
         )
 
@@ -59,12 +59,12 @@ def _problems(pipeline: beam_runner_api_pb2.Pipeline) -> Iterator[str]:
             yield f"step {name}: TestStream is not supported yet"
         if step.spec.urn == common_urns.primitives.FLATTEN.urn and (windows := _different_windows(step, components)):
             yield (
-                f"step {name}: it joins collections of different windows ({windows}), which are encoded differently; "
-                "give them the same beam.WindowInto before it"
+                f"step {name}: found inputs with different windows ({windows}), expected the same; "
+                "apply the same beam.WindowInto to each of them"
             )
         environment = components.environments.get(step.environment_id)
         if environment is not None and not _is_python(environment):
-            yield f"step {name}: its environment is {environment.urn}; only Python steps run here"
+            yield f"step {name}: found environment {environment.urn}, expected a Python step"
         if step.spec.urn in translations.PAR_DO_URNS:
             yield from _pardo_problems(name, step.spec.payload)
     found = {p for p in pipeline.requirements if p not in _SUPPORTED_REQUIREMENTS}
@@ -78,7 +78,7 @@ def _problems(pipeline: beam_runner_api_pb2.Pipeline) -> Iterator[str]:
 
 
 def _different_windows(flatten: beam_runner_api_pb2.PTransform, components: beam_runner_api_pb2.Components) -> str:
-    """The window functions of a Flatten's inputs, if their windows are not all encoded in the same way."""
+    """Return the window functions of a Flatten's inputs if their windows are encoded differently."""
     inputs = {components.pcollections[p].windowing_strategy_id for p in flatten.inputs.values()}
     strategies = [components.windowing_strategies[i] for i in inputs]
     coders = {components.coders[s.window_coder_id].SerializeToString(deterministic=True) for s in strategies}

@@ -1,4 +1,4 @@
-"""Beam's own translations, in the order the engine needs, with Reshuffle kept as a native move."""
+"""Fusion: Beam's own translations, in the order that the engine needs, with Reshuffle as a buffer of the engine."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ _RUNNER_URNS = MOVE_URNS | {_FLATTEN_URN, common_urns.primitives.GROUP_BY_KEY.ur
 def optimize(
     pipeline: beam_runner_api_pb2.Pipeline, *, is_drain: bool = False, roots: Collection[str] = ()
 ) -> tuple[translations.TransformContext, list[translations.Stage], dict[bytes, bytes]]:
-    """Fuse ``pipeline`` into stages, in no particular order; the proto given is left as it is.
+    """Fuse ``pipeline`` into stages, in no particular order. Doesn't change the proto.
 
-    Steps whose names are in ``roots`` begin a stage. The last part of the answer says, of buffers that were done away
-    with, which are read in their place.
+    Steps whose names are in ``roots`` start a new stage. The last item returned maps each buffer that was removed to
+    the buffer that is read in its place.
     """
     aliases: dict[bytes, bytes] = {}
     context, stages = translations.create_and_optimize_stages(
         copy.deepcopy(merge_common_environments(pipeline)),
         phases=[
             translations.annotate_downstream_side_inputs,
-            # A stateful step begins a stage, so that its input can be routed by key.
+            # A stateful step starts a new stage, so that its input can be routed by key.
             translations.annotate_stateful_dofns_as_roots,
             lambda stages, _: _as_roots(stages, roots),
             translations.fix_side_input_pcoll_coders,
@@ -72,7 +72,7 @@ def _as_roots(stages: Iterable[translations.Stage], names: Collection[str]) -> I
 def _expand_moves(
     stages: Iterable[translations.Stage], context: translations.TransformContext
 ) -> Iterator[translations.Stage]:
-    """A Reshuffle becomes a write to and a read from one buffer, in whichever environment its neighbours are."""
+    """Replace each Reshuffle by a write to and a read from one buffer, in the environments of its neighbours."""
     for stage in stages:
         transform = translations.only_transform(stage.transforms)
         if transform.spec.urn in MOVE_URNS:
@@ -88,7 +88,7 @@ def _expand_move(
 ) -> Iterator[translations.Stage]:
     pcollections = context.components.pcollections
     output = translations.only_element(transform.outputs.values())
-    # expand_sdf gives the Reshuffle before an SDF that SDF's side inputs as well; only the main input moves.
+    # expand_sdf gives the Reshuffle before an SDF the SDF's side inputs as well; only the main input moves.
     main = [p for p in transform.inputs.values() if pcollections[p].coder_id == pcollections[output].coder_id]
     source = main[0] if main else next(iter(transform.inputs.values()))
     name = transform.unique_name
@@ -111,7 +111,7 @@ def _expand_move(
         source = transcoded
     context.length_prefix_pcoll_coders(source)
     context.length_prefix_pcoll_coders(output)
-    # Not named for its PCollection: that is the name of the buffer that fusion would make for it.
+    # Not named after its PCollection: fusion would use that name for a buffer of its own.
     buffer_id = translations.create_buffer_id(name)
     write = translations.Stage(
         f"{name}/Write",
@@ -143,7 +143,7 @@ def _expand_move(
 def _free_flattens(
     stages: Iterable[translations.Stage], context: translations.TransformContext
 ) -> Iterator[translations.Stage]:
-    """A Flatten writes from each producer's own environment; one of its own would only copy."""
+    """Let each producer write a Flatten's input in its own environment; a stage for the Flatten would only copy."""
     for stage in stages:
         transform = translations.only_transform(stage.transforms)
         if transform.spec.urn == _FLATTEN_URN and len(transform.inputs) > 1:
@@ -155,10 +155,10 @@ def _free_flattens(
 def _read_shared_buffers_directly(
     stages: Iterable[translations.Stage], aliases: dict[bytes, bytes]
 ) -> list[translations.Stage]:
-    """Let every consumer of a buffer read it, instead of having the first one copy it for the rest.
+    """Let every consumer of a buffer read it, instead of having the first one copy it for the others.
 
-    Fusion gives a buffer's read to one consumer, and has that stage write what it read for the others. Where the
-    written PCollection is the one that was read, the write goes and its readers read the first buffer.
+    Fusion gives a buffer's read to one consumer, and lets that stage write what it read for the others. If the written
+    PCollection is the one that was read, drop the write, and let its readers read the first buffer.
     """
     stages = list(stages)
     writers: dict[bytes, int] = {}
@@ -193,7 +193,7 @@ def _read_shared_buffers_directly(
 
 
 def _write_past_relays(stages: Iterable[translations.Stage], aliases: dict[bytes, bytes]) -> list[translations.Stage]:
-    """Where a stage only copies one buffer into another, as a Flatten does into a GroupByKey, leave it out."""
+    """Remove stages that only copy one buffer into another, as a Flatten before a GroupByKey does."""
     stages = list(stages)
     side_inputs = {resolve_alias(aliases, translations.create_buffer_id(p)) for s in stages for p in s.side_inputs()}
     for relay in list(stages):
@@ -211,7 +211,7 @@ def _write_past_relays(stages: Iterable[translations.Stage], aliases: dict[bytes
 
 
 def _only_copies(stage: translations.Stage) -> bytes | None:
-    """The buffer that ``stage`` reads, if writing what it reads is all it does."""
+    """Return the buffer that ``stage`` reads if it does nothing but write it to another one."""
     if len(stage.transforms) != 2:
         return None
     read, write = sorted(stage.transforms, key=lambda t: t.spec.urn != bundle_processor.DATA_INPUT_URN)
@@ -226,6 +226,7 @@ def _only_copies(stage: translations.Stage) -> bytes | None:
 
 
 def resolve_alias(aliases: dict[bytes, bytes], buffer_id: bytes) -> bytes:
+    """Return the buffer that is read in place of ``buffer_id``, or ``buffer_id`` itself."""
     while buffer_id in aliases:
         buffer_id = aliases[buffer_id]
     return buffer_id

@@ -1,4 +1,4 @@
-"""Resource hints, read from an environment's proto."""
+"""Resource hints: what a step asks for, read from its environment's proto."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ _HINTS = common_urns.StandardResourceHints.Enum
 
 @dataclass(frozen=True)
 class Needs:
-    """What one worker needs to run a step."""
+    """The resources that one worker needs to run a step; 0 or an empty string if there is no hint."""
 
     min_ram_bytes: int = 0
-    cpu_count: int = 0  # 0: not said
+    cpu_count: int = 0
     accelerator_count: int = 0
     accelerator_type: str = ""
-    max_active_bundles: int = 0  # 0: not said
+    max_active_bundles: int = 0
 
     @classmethod
     def of(cls, environment: beam_runner_api_pb2.Environment) -> Needs:
+        """Read the hints of an environment. Raises :class:`UnsupportedPipeline` for a count that is not a number."""
         hints = environment.resource_hints
         count, kind = _accelerator(hints.get(_HINTS.ACCELERATOR.urn, b"").decode())
         return cls(
@@ -37,7 +38,8 @@ class Needs:
 
 
 def _accelerator(hint: str) -> tuple[int, str]:
-    """
+    """Return count and type.
+
     >>> _accelerator("type:nvidia-l4;count:2;install-nvidia-driver")
     (2, 'nvidia-l4')
     """
@@ -47,13 +49,13 @@ def _accelerator(hint: str) -> tuple[int, str]:
     count = fields.get("count", "1")
     if not count.isdigit() or int(count) < 1:
         raise UnsupportedPipeline(
-            f"resource hint accelerator={hint!r}: count is {count!r}, expected a whole number from 1"
+            f"resource hint accelerator={hint!r}: found count {count!r}, expected a whole number from 1"
         )
     return int(count), fields.get("type", "")
 
 
 def describe_hints(environment: beam_runner_api_pb2.Environment) -> str:
-    """The hints as their author wrote them, or nearly so; empty where there are none.
+    """Return the hints nearly as their author wrote them, or an empty string if there are none.
 
     >>> hints = {_HINTS.MIN_RAM_BYTES.urn: b"1073741824", "beam:resources:cpu_count:v1": b"2"}
     >>> describe_hints(beam_runner_api_pb2.Environment(resource_hints=hints))
@@ -64,6 +66,6 @@ def describe_hints(environment: beam_runner_api_pb2.Environment) -> str:
         if urn == _HINTS.MIN_RAM_BYTES.urn:
             shown["min_ram"] = format_size(int(value))
         else:
-            parts = urn.split(":")  # beam:resources:accelerator:v1; anything else is somebody's own and shown whole
+            parts = urn.split(":")  # beam:resources:accelerator:v1; other URNs are the user's own and shown whole
             shown[parts[2] if len(parts) == 4 else urn] = value.decode(errors="replace")
     return ", ".join(f"{name}={value}" for name, value in sorted(shown.items()))

@@ -1,4 +1,4 @@
-"""What this machine has: cores, memory, accelerators."""
+"""The machine's hardware: cores, memory, accelerators."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from luminosity.core import machine_ram_bytes, usable_cores
 
 @dataclass(frozen=True)
 class Machine:
+    """The hardware that the workers of a run share."""
+
     cores: int
     ram_bytes: int
-    devices: tuple[str, ...]  # "gpu:0", "tpu:1"; "declared:0" where --accelerators says so
+    devices: tuple[str, ...]  # "gpu:0", "tpu:1"; "declared:0" for one that --accelerators declares
 
     @classmethod
     def detect(cls, declared_accelerators: int | None = None) -> Machine:
-        """The machine as it is, or with as many accelerators as are declared."""
+        """Return this machine, with the accelerators it has or with as many as are declared."""
         if declared_accelerators is None:
             devices = detect_accelerators()
         else:
@@ -28,7 +30,10 @@ class Machine:
 
 
 def detect_accelerators() -> tuple[str, ...]:
-    """NVIDIA devices through their driver, TPU chips by their device files."""
+    """Return the ids of NVIDIA devices, found through their driver, or of TPU chips, found by their device files.
+
+    ``CUDA_VISIBLE_DEVICES`` limits the NVIDIA devices.
+    """
     return _gpus() or _tpus()
 
 
@@ -38,12 +43,12 @@ def _gpus() -> tuple[str, ...]:
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
-        return ()  # no driver, so no devices
+        return ()  # there is no driver, so there are no devices
     try:
         indices = [str(i) for i in range(pynvml.nvmlDeviceGetCount())]
     finally:
         pynvml.nvmlShutdown()
-    # Where only some devices were handed to this process, its workers get no others.
+    # If only some devices are visible to this process, its workers get no others.
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         indices = [v.strip() for v in visible.split(",") if v.strip() not in ("", "-1")]
@@ -56,7 +61,7 @@ def _tpus() -> tuple[str, ...]:
 
 
 def visibility(devices: tuple[str, ...]) -> dict[str, str]:
-    """The environment by which a process sees these devices and no others.
+    """Return the environment variables that make only these devices visible to a process.
 
     >>> visibility(("gpu:1",))["CUDA_VISIBLE_DEVICES"], visibility(())["CUDA_VISIBLE_DEVICES"]
     ('1', '')
@@ -64,5 +69,5 @@ def visibility(devices: tuple[str, ...]) -> dict[str, str]:
     ids = ",".join(device.split(":", 1)[1] for device in devices)
     if any(device.startswith("tpu:") for device in devices):
         return {"TPU_VISIBLE_CHIPS": ids, "CUDA_VISIBLE_DEVICES": ""}
-    # JAX would else take most of a device's memory for itself, and other models share the process's device.
+    # By default JAX takes most of a device's memory for itself, but other models share the device.
     return {"CUDA_VISIBLE_DEVICES": ids, "TPU_VISIBLE_CHIPS": "", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}

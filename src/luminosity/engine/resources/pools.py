@@ -1,8 +1,8 @@
-"""Which workers there are, what each may use, and which stage runs on which.
+"""Worker pools: how many workers there are, what each may use, and which stage runs in which pool.
 
-A pool is logical. Device groups come first: for each ``count:N`` that steps ask for, one process per group of N
-devices serves every such step, whatever its other hints. CPU steps form a pool per kind of need. Cores and RAM,
-summed over all pools, stay within the machine.
+Device pools come first: for each ``count:N`` that steps ask for, one worker per group of N devices runs all those
+steps, whatever their other hints. CPU steps with the same needs share a pool. Cores and RAM, summed over all pools,
+stay within the machine.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ _LOGGER = logging.getLogger("luminosity")
 
 @dataclass(frozen=True)
 class Pool:
-    """Worker processes of one kind."""
+    """Worker processes with the same resources."""
 
     name: str
     cores_per_worker: float
     ram_per_worker: int
     slots: int  # bundles that one worker runs at once
-    device_groups: tuple[tuple[str, ...], ...]  # one per worker; () for a CPU pool
+    device_groups: tuple[tuple[str, ...], ...]  # one for each worker; () for a CPU pool
     workers: int
-    labels: tuple[str, ...]
+    labels: tuple[str, ...]  # of the stages that run here
 
     def share(self, index: int) -> WorkerShare:
-        """The share of the pool's ``index``-th worker."""
+        """Return the share of the pool's worker number ``index``."""
         return WorkerShare(
             pool=self.name,
             cores=self.cores_per_worker,
@@ -47,7 +47,7 @@ class Pool:
 
 @dataclass(frozen=True)
 class Assignment:
-    """Where a stage runs, and how many of its bundles one worker takes at once."""
+    """The pool of a stage, and how many of its bundles one worker runs at once."""
 
     pool: Pool
     max_active_bundles: int
@@ -68,7 +68,11 @@ class _Draft:
 
 
 def assign(stages: Iterable[tuple[Stage, Needs]], machine: Machine, config: EngineConfig) -> dict[str, Assignment]:
-    """The pool of every stage, by the stage's id."""
+    """Return the pool of every stage, by the stage's id.
+
+    Raises :class:`ResourcesExceeded` if a step asks for more than the machine has. A missing accelerator is a warning,
+    unless ``config`` says otherwise.
+    """
     drafts: dict[tuple[object, ...], _Draft] = {}
     chosen: dict[str, tuple[tuple[object, ...], int]] = {}
     missing: list[str] = []
@@ -92,7 +96,7 @@ def assign(stages: Iterable[tuple[Stage, Needs]], machine: Machine, config: Engi
 
 
 def assign_to_this_process(stages: Iterable[Stage], machine: Machine) -> dict[str, Assignment]:
-    """One pool with one worker, which runs one bundle at a time, whatever steps ask for."""
+    """Return one pool with one worker that runs one bundle at a time, whatever the steps ask for."""
     stages = list(stages)
     pool = Pool("debug", machine.cores, machine.ram_bytes, 1, (), 1, tuple(stage.label for stage in stages))
     return {stage.id: Assignment(pool, 1) for stage in stages}
@@ -106,8 +110,9 @@ def _missing_accelerator(stage: Stage, needs: Needs, machine: Machine, config: E
     )
     if config.missing_accelerator == "fail":
         raise ResourcesExceeded(
-            f"{message}. Without --missing_accelerator=fail it would run on the CPU; "
-            f"--accelerators={needs.accelerator_count} declares them, to try the pools out."
+            message,
+            fix=f"drop --missing_accelerator=fail to run it on the CPU, or add "
+            f"--accelerators={needs.accelerator_count} to try out the pools",
         )
     return f"{message}: it runs on the CPU"
 
@@ -127,7 +132,7 @@ def _check_fits(stage: Stage, needs: Needs, machine: Machine) -> None:
 def _draft_for(needs: Needs, machine: Machine, config: EngineConfig) -> tuple[tuple[object, ...], _Draft]:
     cores = float(needs.cpu_count or 1)
     if count := needs.accelerator_count:
-        # One bundle at a time, so that a DoFn that loads its model in setup() holds it once.
+        # One bundle at a time: a DoFn that loads its model in setup() then holds it once.
         slots = needs.max_active_bundles or 1
         whole = len(machine.devices) // count * count
         groups = [machine.devices[i : i + count] for i in range(0, whole, count)]
@@ -147,7 +152,7 @@ def _draft_for(needs: Needs, machine: Machine, config: EngineConfig) -> tuple[tu
 
 
 def _size(drafts: list[_Draft], machine: Machine, config: EngineConfig) -> list[Pool]:
-    """Every pool gets one worker; then device groups, then CPU pools in turn, get more while there is room."""
+    """Give every pool one worker. Then add workers to device pools, then to CPU pools in turn, while there is room."""
     devices = [d for d in drafts if d.groups]
     cpus = [d for d in drafts if not d.groups]
     wanted = {id(d): len(d.groups) for d in devices}
@@ -162,7 +167,7 @@ def _size(drafts: list[_Draft], machine: Machine, config: EngineConfig) -> list[
         )
     cores_left = machine.cores - sum(d.workers * d.cores for d in drafts)
     for draft in devices:
-        # One core a device is taken as given; what a step asked for beyond that must be there.
+        # A device worker may share its core with others, unless a step asked for cores.
         while (
             draft.workers < wanted[id(draft)]
             and draft.ram <= ram_left
@@ -175,7 +180,7 @@ def _size(drafts: list[_Draft], machine: Machine, config: EngineConfig) -> list[
     growing = list(cpus)
     while growing and cpu_workers_left > 0:
         for draft in list(growing):
-            # Explicitly more workers than cores share them, but what a step asked for is not shared out.
+            # --cpu_workers may start more workers than cores, which share them; but not cores that a step asked for.
             is_free = config.cpu_workers is not None and not draft.cores_are_asked_for
             fits_cores = is_free or draft.cores <= cores_left
             if cpu_workers_left <= 0 or draft.ram > ram_left or not fits_cores:
@@ -189,7 +194,7 @@ def _size(drafts: list[_Draft], machine: Machine, config: EngineConfig) -> list[
 
 
 def _shared_out(drafts: list[_Draft], machine: Machine) -> list[Pool]:
-    """Each worker's share. What steps asked for is kept as long as it fits; the others get what is left."""
+    """Return the pools with each worker's share: what steps asked for, as far as it fits; the rest for the others."""
     asked = sum(d.workers * d.cores for d in drafts if d.cores_are_asked_for)
     unasked = sum(d.workers * d.cores for d in drafts if not d.cores_are_asked_for)
     least = min(0.1 * sum(d.workers for d in drafts if not d.cores_are_asked_for), 0.5 * machine.cores)
@@ -198,13 +203,13 @@ def _shared_out(drafts: list[_Draft], machine: Machine) -> list[Pool]:
     if asked_scale < 1.0:
         names = ", ".join(repr(d.labels[0]) for d in drafts if d.cores_are_asked_for)
         _LOGGER.warning(
-            "cpu_count of %s comes to %g cores; with what other steps need, that is more than this machine's %d: "
-            "each gets less",
+            "cpu_count of %s adds up to %g cores; together with the other steps, that is more than this machine's %d: "
+            "each worker gets less",
             names,
             asked,
             machine.cores,
         )
-    # Who asked for RAM has it; the others share what is left.
+    # Workers get the RAM that their steps asked for; the others share the rest.
     asked_ram = sum(d.workers * d.ram for d in drafts)
     spare_ram = (machine.ram_bytes - asked_ram) // max(1, sum(d.workers for d in drafts if not d.ram))
     return [

@@ -1,1 +1,1 @@
-"""Worker processes: how they are started, what runs in them, and how blocks travel to and from them."""
+"""Worker processes: their start and end, the code that runs in them, and the channel for blocks."""

@@ -1,4 +1,7 @@
-"""The entry point of a worker that is spawned rather than forked: its request comes as a file descriptor's content."""
+"""The entry point of a worker that is spawned rather than forked.
+
+The command line gives two file descriptors: one to read the request from, and the lifeline.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from luminosity.engine.workers.request import WorkerRequest
 
 
 def main() -> None:
+    """Run a worker until the runner has no more work."""
     request, lifeline = int(sys.argv[1]), int(sys.argv[2])
     with os.fdopen(request) as file:
         parsed = WorkerRequest.from_json(file.read())

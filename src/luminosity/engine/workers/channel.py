@@ -1,4 +1,4 @@
-"""The stock worker's data channel, with blocks by reference instead of bytes through the socket."""
+"""The data channel of workers: Beam's channel, but blocks go by reference instead of as bytes through the socket."""
 
 from __future__ import annotations
 
@@ -16,23 +16,25 @@ from luminosity.engine.data import wire
 from luminosity.engine.spill import frames
 from luminosity.engine.spill.quota import WriterQuota
 
-_BLOCK_SECONDS = 0.05
-# Below this a file costs more than the bytes do in the message.
-_INLINE_BYTES = 32 << 10
+_BLOCK_SECONDS = 0.05  # how long a slow step's first element waits for the next stage
+_INLINE_BYTES = 32 << 10  # below this, a file costs more than the bytes in the message
 
 
 class BlockWriter:
-    """Writes blocks into shared memory while the run's budget has room, and packed to disk beyond it."""
+    """Writes blocks to shared memory while the run's budget has room, and compressed to disk beyond it.
+
+    Several threads of a worker may use it at once.
+    """
 
     def __init__(self, memory_folder: str, spill_folder: str, quota: WriterQuota, worker_id: str) -> None:
         self._memory_folder = memory_folder
         self._spill_folder = spill_folder
         self._quota = quota
         self._worker_id = worker_id
-        self._numbers = itertools.count(1)  # taken by several threads
+        self._numbers = itertools.count(1)  # thread-safe
 
     def message(self, count: int, data: bytes) -> bytes:
-        """The data message for a block of ``count`` elements."""
+        """Store a block of ``count`` elements and return the data message that refers to it."""
         if len(data) < _INLINE_BYTES:
             return wire.pack_bytes(count, data)
         name = f"{self._worker_id}.{next(self._numbers)}"
@@ -47,7 +49,7 @@ class BlockWriter:
 
 
 def _write(path: str, data: bytes) -> bool:
-    """Whether there was room."""
+    """Write a file; return False if the file system is full."""
     try:
         with open(path, "xb", buffering=0) as file:
             frames.write_all(file.fileno(), data)
@@ -61,7 +63,7 @@ def _write(path: str, data: bytes) -> bool:
 
 
 class BlockStream(data_plane.ClosableOutputStream):
-    """Cuts the elements written to it into blocks of about 1 MB or 50 ms, and counts them."""
+    """Collects the elements written to it in blocks of about 1 MB or 50 ms, and counts them."""
 
     def __init__(self, send: Callable[[int, bytes], None], close: Callable[[], None]) -> None:
         super().__init__()
@@ -71,7 +73,7 @@ class BlockStream(data_plane.ClosableOutputStream):
         self._first_at = 0.0
 
     def maybe_flush(self) -> None:
-        # The stock worker calls this once after every element, so it is the place to count.
+        """Count an element: Beam's worker calls this once after each. Send the block if it is large or old enough."""
         if self._count == 0:
             self._first_at = time.monotonic()
         self._count += 1
@@ -79,18 +81,20 @@ class BlockStream(data_plane.ClosableOutputStream):
             self.flush()
 
     def flush(self) -> None:
+        """Send the block that was collected so far."""
         if self._count:
             self._send(self._count, self.get())
             self._clear()
             self._count = 0
 
     def close(self) -> None:
+        """Send the last block and the end of the stream."""
         self.flush()
         self._on_close()
 
 
 class BlockChannel(data_plane.GrpcClientDataChannel):
-    """Used by the worker in place of Beam's channel; ``writer`` is set before the first one is made."""
+    """Replaces Beam's channel in workers. ``writer`` is set on the class before the first channel is made."""
 
     writer: BlockWriter
 
@@ -100,6 +104,7 @@ class BlockChannel(data_plane.GrpcClientDataChannel):
         expected_inputs: Collection[str | tuple[str, str]],
         abort_callback: Callable[[], bool] | None = None,
     ) -> Iterator[Any]:
+        """Yield the blocks of a bundle's input, read from where their messages refer to."""
         for element in super().input_elements(instruction_id, expected_inputs, abort_callback):
             if isinstance(element, beam_fn_api_pb2.Elements.Data):
                 element = beam_fn_api_pb2.Elements.Data(
@@ -110,6 +115,8 @@ class BlockChannel(data_plane.GrpcClientDataChannel):
             yield element
 
     def output_stream(self, instruction_id: str, transform_id: str) -> BlockStream:
+        """Return the stream for the output of one transform in one bundle."""
+
         def send(count: int, data: bytes) -> None:
             self._enqueue_to_send(
                 beam_fn_api_pb2.Elements.Data(

@@ -1,4 +1,4 @@
-"""The one worker of a run with ``--debug``, as the loop sees it: bundles run while the loop sends them."""
+"""The worker of a run with ``--debug``: like a worker process, but runs each bundle while the loop sends it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LOGGER = logging.getLogger("luminosity")
 
 
 class DebugConnection:
-    """Runs what it is given before it returns, and then calls back."""
+    """A connection to the in-process worker: runs each instruction on the caller's thread, then calls back."""
 
     def __init__(self, callbacks: Callbacks) -> None:
         self.callbacks = callbacks
@@ -33,19 +33,23 @@ class DebugConnection:
 
     @property
     def pid(self) -> int:
+        """The id of this process."""
         return os.getpid()
 
     def open(self, worker: InProcessWorker, on_exit: OnExit) -> None:
+        """Use ``worker`` from now on, and call ``on_exit`` when it ends."""
         self._worker, self._on_exit = worker, on_exit
         self.callbacks.on_connected()
 
     def instruct(self, request: beam_fn_api_pb2.InstructionRequest) -> None:
+        """Run an instruction; a bundle runs when its elements have been sent."""
         if request.HasField("process_bundle"):
-            self._bundle = request  # runs once its elements are there
+            self._bundle = request
         else:
             self._run(request)
 
     def send(self, stream_id: str, messages: Iterable[beam_fn_api_pb2.Elements]) -> None:
+        """Run the bundle with these elements. Blocks until it has ended."""
         assert self._bundle is not None
         elements = beam_fn_api_pb2.Elements()
         for message in messages:
@@ -60,7 +64,7 @@ class DebugConnection:
             response = self._worker.run(request, elements)
         except (KeyboardInterrupt, RunCancelled):
             raise
-        except BaseException as error:  # user code that calls sys.exit has failed, as it has in a worker of its own
+        except BaseException as error:  # also SystemExit: user code that calls sys.exit has failed
             self._causes[request.instruction_id] = original(error)
             response = beam_fn_api_pb2.InstructionResponse(
                 instruction_id=request.instruction_id, error=Failure.of(error).to_json()
@@ -68,20 +72,23 @@ class DebugConnection:
         self.callbacks.on_response(response)
 
     def cause(self, instruction_id: str) -> BaseException | None:
+        """Return the exception that failed an instruction, once."""
         return self._causes.pop(instruction_id, None)
 
     def finish(self) -> None:
+        """End the worker after its last bundle."""
         self._end(0)
 
     def close(self) -> None:
+        """Forget the exceptions."""
         self._causes.clear()
 
     def kill(self) -> None:
-        """The loop's way to end a worker's process: here, the worker alone."""
+        """End the worker, but not this process."""
         self._end(1)
 
     def _end(self, code: int) -> None:
-        """Tear down, also where a process would be killed: this one may live on, and keep what user code holds."""
+        """Call the user's teardown, even if a process would be killed: this one lives on with what user code holds."""
         worker, on_exit = self._worker, self._on_exit
         self._worker = self._on_exit = None
         if worker is None or on_exit is None:
@@ -89,12 +96,12 @@ class DebugConnection:
         try:
             worker.shut_down()
         except Exception:
-            _LOGGER.warning("teardown failed", exc_info=True)
+            _LOGGER.warning("a step's teardown failed", exc_info=True)
         on_exit(code)
 
 
 class DebugWorkers:
-    """Stands in for the server and the launcher of worker processes."""
+    """Replaces the Fn API server and the launcher of worker processes."""
 
     def __init__(self, state: StateStore, descriptors: dict[str, beam_fn_api_pb2.ProcessBundleDescriptor]) -> None:
         self._state = state
@@ -102,13 +109,16 @@ class DebugWorkers:
         self._connections: dict[str, DebugConnection] = {}
 
     def connect(self, worker_id: str, callbacks: Callbacks) -> DebugConnection:
+        """Return a new connection, which calls back while it runs instructions."""
         connection = self._connections[worker_id] = DebugConnection(callbacks)
         return connection
 
     def disconnect(self, worker_id: str) -> None:
+        """Close and forget a connection."""
         self._connections.pop(worker_id).close()
 
     def start(self, request: WorkerRequest, on_exit: OnExit) -> Process:
+        """Start the in-process worker for a connection made before."""
         connection = self._connections[request.worker_id]
         quota = WriterQuota(request.quota, request.writer)
         writer = BlockWriter(request.memory_folder, request.spill_folder, quota, request.worker_id)
@@ -118,4 +128,4 @@ class DebugWorkers:
         return connection
 
     def stop(self) -> None:
-        """Nothing goes on between two calls."""
+        """Do nothing: nothing runs between two calls."""

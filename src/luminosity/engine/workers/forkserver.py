@@ -1,9 +1,9 @@
-"""A process that has imported Beam and pyarrow, and forks a worker for each line it reads.
+"""The fork server: a process that has imported Beam and pyarrow, and forks a worker for each request.
 
-It is single-threaded and opens no channel, so that forking it is safe; it never imports an accelerator library.
-Lines are JSON. In: ``{"start": request}`` and ``{"kill": pid}``. Out: ``{"ready": true}``, ``{"started": pid}`` or
-``{"failed": reason}`` with the worker's id, and ``{"ended": pid, "code": code}``. When its input closes it kills its
-workers, removes what their runs left, and ends.
+It has one thread, opens no gRPC channel and never imports an accelerator library, so that forking is safe. Requests and
+responses are lines of JSON. Requests: ``{"start": request}`` and ``{"kill": pid}``. Responses: ``{"ready": true}``,
+``{"started": pid}`` or ``{"failed": reason}`` with the worker's id, and ``{"ended": pid, "code": code}``. When its
+input closes, it kills its workers, removes the folders of their runs, and ends.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from typing import Any
 
 from luminosity.lean_beam import import_lean
 
-# What is frozen no longer counts as long-lived, so with Python's own thresholds a worker would search its whole heap
-# after every few thousand allocations (a tenth of the time of a stage that makes many small objects).
+# Frozen objects no longer count as long-lived. With Python's own thresholds a worker would then search its whole heap
+# after every few thousand allocations, which takes a tenth of the time of a stage that makes many small objects.
 _COLLECT_AFTER = (10_000, 20, 50)
 
 _PRELOADED = (
@@ -35,7 +35,7 @@ _PRELOADED = (
     "luminosity.engine.workers.harness",
     "pyarrow",
 )
-# Of which the engine knows nothing; but a pipeline of tables and models needs them in every worker at once.
+# The engine does not use these, but a pipeline of tables and models needs them in every worker at once.
 _PRELOADED_IF_TIME_IS_LEFT = (
     "luminosity.inference.enrich.transform",
     "luminosity.inference.run_inference",
@@ -46,6 +46,7 @@ _PRELOADED_IF_TIME_IS_LEFT = (
 
 
 def main() -> None:
+    """Serve the runner whose socket and lifeline are given as file descriptors on the command line."""
     control = socket.socket(fileno=int(sys.argv[1]))
     lifeline = int(sys.argv[2])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -54,18 +55,18 @@ def main() -> None:
 
 
 def _preload() -> None:
-    gc.disable()  # imports make no garbage worth the time; workers collect again
-    logging.disable(logging.WARNING)  # what Beam says about optional packages was said in the runner already
+    gc.disable()  # imports make little garbage; workers enable it again
+    logging.disable(logging.WARNING)  # the runner has logged Beam's messages about optional packages already
     for module in _PRELOADED:
         importlib.import_module(module)
-    import_lean()  # or each worker would import torch, if it is there, as soon as a pipeline names RunInference
+    import_lean()  # otherwise each worker would import torch, if installed, when a pipeline uses RunInference
     logging.disable(logging.NOTSET)
     logging.getLogger().handlers.clear()  # workers log through the runner
-    gc.freeze()  # keeps the collector of a worker from writing to, and so copying, the pages it shares
+    gc.freeze()  # a worker's collector would write to shared pages and so copy them
 
 
 def _preload_more(control: socket.socket) -> None:
-    """While nobody asks for a worker: a script that is still being imported leaves some tenths of a second."""
+    """Import further modules until the first request arrives: importing the script takes some tenths of a second."""
     for module in _PRELOADED_IF_TIME_IS_LEFT:
         if select.select([control], [], [], 0)[0]:
             break
@@ -74,7 +75,7 @@ def _preload_more(control: socket.socket) -> None:
 
 
 def _fork() -> int:
-    """Python 3.12 warns where it counts numpy's threads, which numpy's BLAS ends before any fork."""
+    """Fork without the warning of Python 3.12 about numpy's threads: numpy's BLAS ends them before a fork."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         return os.fork()
@@ -97,7 +98,7 @@ class _Server:
         selector = selectors.DefaultSelector()
         selector.register(self._control, selectors.EVENT_READ)
         selector.register(self._wakeup, selectors.EVENT_READ)
-        self._say({"ready": True})
+        self._respond({"ready": True})
         _preload_more(self._control)
         received = b""
         while True:
@@ -126,12 +127,12 @@ class _Server:
         try:
             pid = _fork()
         except OSError as error:
-            self._say({"failed": str(error), "worker": worker})
+            self._respond({"failed": str(error), "worker": worker})
             return
         if pid == 0:
             self._become_worker(message["start"])
         self._workers.add(pid)
-        self._say({"started": pid, "worker": worker})
+        self._respond({"started": pid, "worker": worker})
 
     def _become_worker(self, request: dict[str, Any]) -> None:
         code = 1
@@ -167,16 +168,16 @@ class _Server:
             if pid == 0:
                 return
             self._workers.discard(pid)
-            self._say({"ended": pid, "code": os.waitstatus_to_exitcode(status)})
+            self._respond({"ended": pid, "code": os.waitstatus_to_exitcode(status)})
 
     def _end(self) -> None:
         for pid in self._workers:
             os.kill(pid, signal.SIGKILL)
-        for folder in self._folders:  # there still, if the runner was killed
+        for folder in self._folders:  # they still exist if the runner was killed
             shutil.rmtree(folder, ignore_errors=True)
         os._exit(0)
 
-    def _say(self, message: dict[str, Any]) -> None:
+    def _respond(self, message: dict[str, Any]) -> None:
         try:
             self._control.sendall(json.dumps(message).encode() + b"\n")
         except ConnectionError:

@@ -1,4 +1,4 @@
-"""What runs inside a worker process: Beam's stock SDK harness, with our data channel and our failure reports."""
+"""The harness of a worker process: Beam's SDK harness with the engine's data channel and failure reports."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from luminosity.engine.workers.failure import Failure
 from luminosity.engine.workers.request import WorkerRequest
 from luminosity.noise import quiet
 
-_SAMPLING_PERIOD_MS = 5
+_SAMPLING_PERIOD_MS = 5  # a bundle waits up to this long for the sampler's end
 RUNNER_CAPABILITIES = common_urns.runner_protocols.MULTIMAP_KEYS_VALUES_SIDE_INPUT.urn
 
 
 class ReportingHarness(sdk_worker.SdkHarness):
-    """Beam's harness, whose errors carry the step, the user's line and the element besides the traceback."""
+    """Beam's harness, but its errors contain the step, the user's line and the element besides the traceback."""
 
     def _execute(
         self,
@@ -48,7 +48,7 @@ class ReportingHarness(sdk_worker.SdkHarness):
             try:
                 response = task()
             except BaseException as error:
-                # Whatever it is, it belongs to the instruction, and its future must not wait for ever.
+                # Whatever was raised, the runner must get a response to the instruction.
                 response = beam_fn_api_pb2.InstructionResponse(
                     instruction_id=request.instruction_id, error=Failure.of(error).to_json()
                 )
@@ -56,14 +56,14 @@ class ReportingHarness(sdk_worker.SdkHarness):
 
 
 class PromptStateSampler(statesampler.StateSampler):
-    """Beam's sampler, whose end a bundle waits for: at most 5 ms, where stock it is up to a fifth of the bundle."""
+    """Beam's sampler, but a bundle waits at most 5 ms for its end, not up to a fifth of the bundle's time."""
 
     def __init__(self, prefix: str, counter_factory: CounterFactory) -> None:
         super().__init__(prefix, counter_factory, sampling_period_ms=_SAMPLING_PERIOD_MS)
 
 
 def end_with(lifeline: int) -> None:
-    """End this process when the other end of the pipe ``lifeline`` closes, that is, when the runner is gone."""
+    """End this process when the other end of the pipe ``lifeline`` closes, which means that the runner has ended."""
 
     def watch() -> None:
         while os.read(lifeline, 4096):
@@ -74,8 +74,8 @@ def end_with(lifeline: int) -> None:
 
 
 def run(request: WorkerRequest) -> None:
-    """Serve the runner at ``request.url`` until it says that there is no more work."""
-    # Ctrl-C reaches the whole process group; the runner decides what it means for workers.
+    """Serve the runner at ``request.url`` until it has no more work."""
+    # Ctrl-C reaches the whole process group; the runner decides what to do with its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     printed.print_to(request.prints)
     os.environ.clear()
@@ -84,7 +84,7 @@ def run(request: WorkerRequest) -> None:
     os.chdir(request.working_directory)
     _reseed()
     quiet()
-    # Set at its import, before this worker had its name.
+    # Beam sets it on import, before this worker had an id.
     setattr(worker_id_interceptor.WorkerIdInterceptor, "_worker_id", request.worker_id)  # noqa: B010
     main_classes.load(request.main_classes)
     quota = WriterQuota(request.quota, request.writer)
@@ -92,13 +92,13 @@ def run(request: WorkerRequest) -> None:
     data_plane.GrpcClientDataChannel = BlockChannel
     sdk_worker_main.SdkHarness = ReportingHarness
     statesampler.StateSampler = PromptStateSampler
-    # Beam's worker says at INFO what only its developers want to know.
+    # Beam's worker logs details for its developers at INFO.
     logging.getLogger("apache_beam.runners.worker").setLevel(logging.WARNING)
-    # They warn that there is no staging folder (nothing is staged here), and of options whose class the user's code,
-    # which is not loaded yet, defines.
+    # They warn that there is no staging folder (nothing is staged here), and about options whose class is defined by
+    # user code that is not loaded yet.
     for name in (sdk_worker_main.__name__, pipeline_options.__name__):
         logging.getLogger(name).setLevel(logging.ERROR)
-    # It logs every exception of user code; they come back to the runner, which tells the last.
+    # It logs every exception of user code; the runner gets them and reports the last one.
     logging.getLogger("apache_beam.runners.common").setLevel(logging.CRITICAL)
     descriptor = f'url: "{request.url}"'
     created: Any = sdk_worker_main.create_harness(
@@ -122,7 +122,7 @@ def run(request: WorkerRequest) -> None:
 
 
 def _reseed() -> None:
-    """Forked workers would otherwise all draw the same numbers."""
+    """Seed the random generators: forked workers would otherwise all draw the same numbers."""
     random.seed()
     numpy = sys.modules.get("numpy")
     if numpy is not None:

@@ -1,4 +1,4 @@
-"""Beam's worker without a process of its own: user code runs here, on the caller's thread, where debuggers find it."""
+"""Beam's worker in this process: user code runs on the caller's thread, where debuggers work."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _STOCK_SAMPLER = statesampler.StateSampler
 
 
 class DirectChannel(data_plane.DataChannel):
-    """Hands the elements of one bundle at a time to Beam's worker, and what comes out to ``on_elements``."""
+    """Passes the input of one bundle at a time to Beam's worker, and its output to ``on_elements``."""
 
     def __init__(self, pack: Callable[[int, bytes], bytes], on_elements: Callable[[_Elements], None]) -> None:
         self._pack = pack
@@ -37,6 +37,7 @@ class DirectChannel(data_plane.DataChannel):
         expected_inputs: Collection[str | tuple[str, str]],
         abort_callback: Callable[[], bool] | None = None,
     ) -> Iterator[Any]:
+        """Yield the blocks and timers of the bundle's input."""
         for block in self.input.data:
             if block.data:
                 data = wire.read(block.data)
@@ -46,6 +47,8 @@ class DirectChannel(data_plane.DataChannel):
                 yield timers
 
     def output_stream(self, instruction_id: str, transform_id: str) -> BlockStream:
+        """Return the stream for the output of one transform."""
+
         def send(data: bytes, is_last: bool) -> None:
             message = _Elements()
             message.data.add(instruction_id=instruction_id, transform_id=transform_id, data=data, is_last=is_last)
@@ -56,6 +59,8 @@ class DirectChannel(data_plane.DataChannel):
     def output_timer_stream(
         self, instruction_id: str, transform_id: str, timer_family_id: str
     ) -> data_plane.ClosableOutputStream:
+        """Return the stream for the timers of one family."""
+
         def send(timers: bytes, is_last: bool) -> None:
             message = _Elements()
             message.timers.add(
@@ -70,11 +75,11 @@ class DirectChannel(data_plane.DataChannel):
         return data_plane.ClosableOutputStream.create(lambda data: send(data, True), lambda data: send(data, False), 0)
 
     def close(self) -> None:
-        pass
+        """Do nothing: there is no connection."""
 
 
 class DirectState(sdk_worker.StateHandler):
-    """State and side inputs, asked for by a call."""
+    """Gives Beam's worker state and side inputs by direct calls."""
 
     def __init__(self, handle: Callable[[beam_fn_api_pb2.StateRequest], beam_fn_api_pb2.StateResponse]) -> None:
         self._handle = handle
@@ -82,40 +87,45 @@ class DirectState(sdk_worker.StateHandler):
 
     @contextlib.contextmanager
     def process_instruction_id(self, bundle_id: str) -> Generator[None]:
+        """Use ``bundle_id`` in the requests within the context."""
         self._instruction_id = bundle_id
         yield
 
     def get_raw(
         self, state_key: beam_fn_api_pb2.StateKey, continuation_token: bytes | None = None
     ) -> tuple[bytes, bytes | None]:
+        """Return one page of a state cell, and the token of the next page."""
         get = beam_fn_api_pb2.StateGetRequest(continuation_token=continuation_token or b"")
-        response = self._ask(beam_fn_api_pb2.StateRequest(state_key=state_key, get=get))
+        response = self._request(beam_fn_api_pb2.StateRequest(state_key=state_key, get=get))
         return response.get.data, response.get.continuation_token or None
 
     def append_raw(self, state_key: beam_fn_api_pb2.StateKey, data: bytes) -> Any:
+        """Append to a state cell."""
         append = beam_fn_api_pb2.StateAppendRequest(data=data)
-        return self._tell(beam_fn_api_pb2.StateRequest(state_key=state_key, append=append))
+        return self._change(beam_fn_api_pb2.StateRequest(state_key=state_key, append=append))
 
     def clear(self, state_key: beam_fn_api_pb2.StateKey) -> Any:
-        return self._tell(beam_fn_api_pb2.StateRequest(state_key=state_key, clear=beam_fn_api_pb2.StateClearRequest()))
+        """Clear a state cell."""
+        clear = beam_fn_api_pb2.StateClearRequest()
+        return self._change(beam_fn_api_pb2.StateRequest(state_key=state_key, clear=clear))
 
     def done(self) -> None:
-        pass
+        """Do nothing: every request is answered at once."""
 
-    def _ask(self, request: beam_fn_api_pb2.StateRequest) -> beam_fn_api_pb2.StateResponse:
+    def _request(self, request: beam_fn_api_pb2.StateRequest) -> beam_fn_api_pb2.StateResponse:
         request.instruction_id = self._instruction_id
         response = self._handle(request)
         if response.error:
             raise RuntimeError(response.error)
         return response
 
-    def _tell(self, request: beam_fn_api_pb2.StateRequest) -> Any:
-        response = self._ask(request)
-        return sdk_worker._Future().set(response)  # pyright: ignore[reportPrivateUsage]  # what Beam's handlers return
+    def _change(self, request: beam_fn_api_pb2.StateRequest) -> Any:
+        response = self._request(request)
+        return sdk_worker._Future().set(response)  # pyright: ignore[reportPrivateUsage]  # Beam's handlers return it
 
 
 class _NoCache(StateCache):
-    """Beam's own would tell the user's log of its size."""
+    """A disabled cache: Beam's own would log its size among the user's messages."""
 
     def __init__(self) -> None:
         pass
@@ -125,17 +135,17 @@ class _NoCache(StateCache):
 
 
 class _Processors(sdk_worker.BundleProcessorCache):
-    """Beam's cache of what runs a stage, without a thread that tears down what was not used for a minute.
+    """Beam's cache of bundle processors, without the thread that tears down those not used for a minute.
 
-    A person at a breakpoint takes longer than that, and user code should run on their thread alone.
+    A user at a breakpoint takes longer than that, and user code should run on the caller's thread only.
     """
 
     def _schedule_periodic_shutdown(self) -> None:
         pass
 
     def get(self, instruction_id: str, bundle_descriptor_id: str) -> bundle_processor.BundleProcessor:
-        # Beam looks its sampler up when it makes a processor. It would wait for the stock one for a fifth of the time
-        # that was spent at a breakpoint. Put back at once: other runners may be at work in this process.
+        # Beam looks up its sampler when it makes a processor. Its own sampler would wait for a fifth of the time that
+        # the user spends at a breakpoint. It is restored at once, because other runners may run in this process.
         statesampler.StateSampler = PromptStateSampler
         try:
             return super().get(instruction_id, bundle_descriptor_id)
@@ -144,7 +154,7 @@ class _Processors(sdk_worker.BundleProcessorCache):
 
 
 class InProcessWorker:
-    """Runs instructions one at a time, each on the thread that calls."""
+    """Runs instructions one at a time, each on the caller's thread."""
 
     def __init__(
         self,
@@ -153,7 +163,7 @@ class InProcessWorker:
         pack: Callable[[int, bytes], bytes],
         on_elements: Callable[[_Elements], None],
     ) -> None:
-        """``pack`` makes an output message of a number of elements and their bytes, see :mod:`.wire`."""
+        """``pack`` makes an output message from a number of elements and their bytes."""
         self._channel = DirectChannel(pack, on_elements)
         self._processors = _Processors(
             frozenset([RUNNER_CAPABILITIES]),
@@ -166,9 +176,10 @@ class InProcessWorker:
     def run(
         self, request: beam_fn_api_pb2.InstructionRequest, elements: _Elements | None = None
     ) -> beam_fn_api_pb2.InstructionResponse:
-        """Raises what user code raises, in Beam's words: see :func:`.failure.original`.
+        """Run an instruction and return its response.
 
-        Ctrl-C is raised as itself, and leaving the debugger as :class:`RunCancelled`.
+        Raises what user code raises, as Beam re-raises it: see :func:`.failure.original`. Raises Ctrl-C as
+        ``KeyboardInterrupt``, and :class:`RunCancelled` if the user quits the debugger.
         """
         self._channel.input = elements or _Elements()
         try:
@@ -179,7 +190,7 @@ class InProcessWorker:
             if isinstance(first, KeyboardInterrupt):
                 raise first from None
             if isinstance(first, bdb.BdbQuit):
-                raise RunCancelled("the debugger was left") from None
+                raise RunCancelled("the user quit the debugger") from None
             raise
         finally:
             self._channel.input = _Elements()
@@ -191,7 +202,7 @@ class InProcessWorker:
 
 @contextlib.contextmanager
 def _without_beams_report() -> Generator[None]:
-    """Beam logs every exception of user code; whoever called gets it, and tells it once."""
+    """Within the context, keep Beam from logging exceptions of user code: the caller gets and reports them."""
     logger = logging.getLogger("apache_beam.runners.common")
 
     def is_other(record: logging.LogRecord) -> bool:

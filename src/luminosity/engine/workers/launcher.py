@@ -1,4 +1,4 @@
-"""Start and end worker processes, from the runner's side."""
+"""Launchers: start and end worker processes, in the runner's process."""
 
 from __future__ import annotations
 
@@ -19,37 +19,48 @@ from typing import Any, Protocol
 from luminosity.engine.workers.request import WorkerRequest
 from luminosity.errors import WorkerStartFailed
 
-_START_TIMEOUT_S = 60.0
-_END_TIMEOUT_S = 5.0
+_START_TIMEOUT_S = 60.0  # importing Beam may take this long on a busy machine
+_END_TIMEOUT_S = 5.0  # then the fork server is killed
 
-OnExit = Callable[[int], None]  # gets the exit code; negative: the signal that ended it
+OnExit = Callable[[int], None]  # gets the exit code; a negative one is the signal that killed the process
 
 
 class Process(Protocol):
-    """A worker process as the runner sees it."""
+    """A worker process, in the runner's process."""
 
     @property
-    def pid(self) -> int: ...
+    def pid(self) -> int:
+        """The process id."""
+        ...
 
-    def kill(self) -> None: ...
+    def kill(self) -> None:
+        """Kill the process. Does not wait for its end."""
+        ...
 
 
 class Launcher(Protocol):
-    def start(self, request: WorkerRequest, on_exit: OnExit) -> Process: ...
+    """Starts worker processes."""
+
+    def start(self, request: WorkerRequest, on_exit: OnExit) -> Process:
+        """Start a worker. ``on_exit`` is called, on another thread, when it has ended.
+
+        Raises :class:`WorkerStartFailed`.
+        """
+        ...
 
 
 def launcher(method: str) -> Launcher:
-    """``fork``, ``spawn``, or ``auto``: fork where that is safe."""
+    """Return the launcher for ``--worker_start``: ``fork``, ``spawn``, or ``auto``, which forks where that is safe."""
     if method == "auto":
         method = "spawn" if sys.platform == "darwin" else "fork"
     return ForkServer.shared() if method == "fork" else SpawnLauncher()
 
 
 def warm_up(method: str) -> None:
-    """Begin, in the background, what makes starting the first worker slow: a process that imports Beam.
+    """Start the fork server in the background: it imports Beam, which makes the first worker slow.
 
-    Called before a pipeline's options are known. Where the command line says ``--debug`` no worker is to be expected;
-    one that is needed all the same starts later.
+    Called before a pipeline's options are known. With ``--debug`` on the command line it does nothing: most likely no
+    worker is needed, and one that is needed after all starts later.
     """
     if "--debug" in sys.argv:
         return
@@ -66,9 +77,9 @@ class _ForkedProcess:
 
 
 class ForkServer:
-    """The runner's end of the process in :mod:`luminosity.engine.workers.forkserver`.
+    """The runner's side of the process in :mod:`luminosity.engine.workers.forkserver`.
 
-    One serves all runs of this process: importing Beam is most of what starting a worker would cost.
+    One fork server serves all runs of this process, because importing Beam is most of the cost of starting a worker.
     """
 
     _shared: ForkServer | None = None
@@ -76,7 +87,7 @@ class ForkServer:
 
     @classmethod
     def shared(cls) -> ForkServer:
-        """The one of this process, started on first use and again if it has died."""
+        """Return this process's fork server. Starts it on first use, and again if it has died."""
         with cls._shared_lock:
             if cls._shared is None or not cls._shared.is_alive():
                 cls._shared = cls()
@@ -91,7 +102,7 @@ class ForkServer:
             [sys.executable, "-m", "luminosity.engine.workers.forkserver", str(theirs.fileno()), str(read_end)],
             pass_fds=[theirs.fileno(), read_end],
             stdin=subprocess.DEVNULL,
-            # BLAS threads would make it unsafe to fork; a worker's share of cores is set when it starts.
+            # BLAS threads would make forking unsafe; a worker's share of the cores is set when it starts.
             env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
         theirs.close()
@@ -105,37 +116,40 @@ class ForkServer:
         threading.Thread(target=self._listen, name="luminosity-forkserver", daemon=True).start()
 
     def is_alive(self) -> bool:
+        """Return whether it can start workers for this process."""
         return self._owner == os.getpid() and not self._is_closed and self._process.poll() is None
 
     def start(self, request: WorkerRequest, on_exit: OnExit) -> Process:
+        """Fork a worker. Blocks until it runs."""
         line = json.dumps({"start": asdict(request)})
         started: Future[int] = Future()
         with self._lock:
             if self._is_closed:
-                raise WorkerStartFailed("the process that starts workers has ended; a new run starts another")
+                raise WorkerStartFailed("the fork server has ended", fix="run the pipeline again: it starts a new one")
             self._starting[request.worker_id] = started, on_exit
         try:
             self._send(line)
             return _ForkedProcess(started.result(timeout=_START_TIMEOUT_S), self)
         except (OSError, FutureTimeoutError) as error:
-            raise WorkerStartFailed(f"the process that starts workers does not answer: {error!r}") from error
+            raise WorkerStartFailed(f"the fork server does not respond: {error!r}") from error
         finally:
             with self._lock:
                 self._starting.pop(request.worker_id, None)
 
     def kill(self, pid: int) -> None:
-        # Where it can't be reached it has ended, and its workers with it.
+        """Kill a worker. Does not wait for its end."""
+        # If the fork server can't be reached, it has ended, and so have its workers.
         with contextlib.suppress(OSError):
             self._send(json.dumps({"kill": pid}))
 
     def _send(self, line: str) -> None:
-        with self._send_lock:  # a line is longer than what is written at once
+        with self._send_lock:  # a line may be written in several pieces
             self._control.sendall(line.encode() + b"\n")
 
     def close(self) -> None:
-        """End it and its workers."""
+        """End the fork server and its workers."""
         if self._owner != os.getpid():
-            return  # a fork of the process that owns it
+            return  # this process is a fork of the owner
         self._is_closed = True
         os.close(self._lifeline)
         self._control.shutdown(socket.SHUT_RDWR)
@@ -149,7 +163,7 @@ class ForkServer:
         try:
             with self._control.makefile() as lines:
                 for line in lines:
-                    self._hear(json.loads(line))
+                    self._handle(json.loads(line))
         except OSError as error:
             reason = str(error)
         else:
@@ -157,19 +171,19 @@ class ForkServer:
         with self._lock:
             self._is_closed = True
             for started, _ in self._starting.values():
-                started.set_exception(WorkerStartFailed(f"the process that starts workers ended: {reason}"))
+                started.set_exception(WorkerStartFailed(f"the fork server ended: {reason}"))
             self._starting.clear()
         for on_exit in list(self._on_exit.values()):
             on_exit(1)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_END_TIMEOUT_S)  # or it would be there as a zombie, for which a notebook's kernel waits
+            self._process.wait(_END_TIMEOUT_S)  # otherwise it stays as a zombie, for which a notebook's kernel waits
 
-    def _hear(self, message: dict[str, Any]) -> None:
+    def _handle(self, message: dict[str, Any]) -> None:
         if "started" in message:
             with self._lock:
                 waiting = self._starting.pop(message["worker"], None)
             if waiting is None:
-                self.kill(message["started"])  # nobody waits for it any more
+                self.kill(message["started"])  # the caller has given up
                 return
             started, on_exit = waiting
             self._on_exit[message["started"]] = on_exit
@@ -178,15 +192,16 @@ class ForkServer:
             with self._lock:
                 waiting = self._starting.pop(message["worker"], None)
             if waiting is not None:
-                waiting[0].set_exception(WorkerStartFailed(f"no process can be forked: {message['failed']}"))
+                waiting[0].set_exception(WorkerStartFailed(f"can't fork a process: {message['failed']}"))
         elif "ended" in message and (on_exit := self._on_exit.pop(message["ended"], None)) is not None:
             on_exit(message["code"])
 
 
 class SpawnLauncher:
-    """A fresh interpreter for each worker: slower to start, and safe where forking is not."""
+    """Starts a new interpreter for each worker: slower, but safe where forking is not."""
 
     def start(self, request: WorkerRequest, on_exit: OnExit) -> Process:
+        """Spawn a worker. Returns before it has imported Beam."""
         request_end, our_end = os.pipe()
         lifeline_end, lifeline = os.pipe()
         process = subprocess.Popen(
@@ -204,7 +219,7 @@ class SpawnLauncher:
             on_exit(code)
 
         threading.Thread(target=wait, name=f"luminosity-wait-{process.pid}", daemon=True).start()
-        # One that has died already is no other failure than one that dies later: its exit tells.
+        # A worker that has died already is handled like one that dies later: by on_exit.
         with contextlib.suppress(BrokenPipeError), os.fdopen(our_end, "w") as file:
             file.write(request.to_json())
         return process

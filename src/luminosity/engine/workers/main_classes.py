@@ -1,9 +1,9 @@
-"""Classes that the user's script or notebook defines, made known to workers.
+"""Classes that the user's script or notebook defines, defined in workers, too.
 
-Beam pickles functions and DoFns by value, so those of a script work anywhere. Elements are pickled by the standard
-pickle, which only writes down ``__main__.Review``; so a worker's ``__main__`` must have that class.
+Beam pickles functions and DoFns by value, so those of a script work in any process. Elements are pickled by the
+standard pickle, which writes only the name ``__main__.Review``; so a worker's ``__main__`` must have that class.
 
-In a process that multiprocessing has spawned, the script is the module ``__mp_main__``; ``__main__`` names it, too.
+In a process that multiprocessing has spawned, the script is the module ``__mp_main__``, and ``__main__`` is the same.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SPAWNED_MAIN = "__mp_main__"
 
 
 def send_by_value() -> None:
-    """Have functions and DoFns of the script pickled by value also where it does not go by the name of ``__main__``."""
+    """Let functions and DoFns of the script be pickled by value even if its module is named ``__mp_main__``."""
     main = sys.modules[_MAIN]
     if main.__name__ == _SPAWNED_MAIN:
         cloudpickle.register_pickle_by_value(main)
@@ -36,13 +36,13 @@ def save(path: str) -> None:
 
 
 def load(path: str) -> None:
-    """Define them in this process."""
+    """Define the classes of a file that :func:`save` wrote in this process."""
     with open(path, "rb") as file:
         define(file.read())
 
 
 def define(saved: bytes) -> None:
-    """The same, of such a file's content."""
+    """Define the classes of such a file's content in this process."""
     classes, types = pickle.loads(saved)
     main: Any = sys.modules[_MAIN]
     sys.modules[_SPAWNED_MAIN] = main
@@ -60,7 +60,7 @@ def _is_of_main(value: Any) -> bool:
 
 
 def _name_nested_classes(owner: type, main: Any) -> None:
-    """Give them back the name of the class they are in, which pickling by value loses and the standard pickle needs."""
+    """Restore the qualified names of nested classes: pickling by value loses them, the standard pickle needs them."""
     for name, value in list(vars(owner).items()):
         if _is_of_main(value) and value.__qualname__ == name and getattr(main, name, None) is not value:
             value.__qualname__ = f"{owner.__qualname__}.{name}"

@@ -1,7 +1,7 @@
-"""What workers print, handed to the runner while a live view has the terminal.
+"""The output that workers print while a live view has the terminal.
 
-Their standard output and error are then connections to the runner, which prints what comes through: line by line above
-the view, where otherwise it would be written across it.
+The workers' standard output and error are then sockets of the runner, which prints their lines above the view.
+Otherwise workers would write across the view.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from luminosity._terminal import is_terminal
 
 _STREAMS = {1: "stdout", 2: "stderr"}
 _READ_BYTES = 1 << 16
-_LONGEST_LINE = 1 << 16
-_STOP_TIMEOUT_S = 5.0
+_LONGEST_LINE = 1 << 16  # characters held back while a line has no end
+_STOP_TIMEOUT_S = 5.0  # a terminal that takes no output must not hold up the end of a run
 
 
 def print_to(sockets: dict[str, str]) -> None:
-    """In a worker: let its standard streams write to ``sockets``."""
+    """Connect this worker's standard streams to ``sockets``."""
     for number, path in sockets.items():
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
-            connection.connect(path)  # where that fails they write to the terminal, as ever
+            connection.connect(path)  # if that fails, the stream stays the terminal
             os.dup2(connection.fileno(), int(number))
 
 
 class WorkerPrints:
-    """In the runner: takes the workers' connections, and prints what comes through them."""
+    """Accepts the workers' connections in the runner's process, and prints their lines, on a thread of its own."""
 
     def __init__(self, folder: str) -> None:
-        self.sockets: dict[str, str] = {}  # by the number of the standard stream, a string since it crosses as JSON
+        self.sockets: dict[str, str] = {}  # by file descriptor, as a string because JSON's keys are strings
         self._selector = selectors.DefaultSelector()
         for number, name in _STREAMS.items():
             if is_terminal(getattr(sys, name)):
@@ -47,7 +47,7 @@ class WorkerPrints:
         self._thread.start()
 
     def stop(self) -> None:
-        """Print what is left; the workers have ended."""
+        """Print what is left and stop. Call it when the workers have ended."""
         self._wake.close()
         self._thread.join(_STOP_TIMEOUT_S)
 
@@ -86,7 +86,7 @@ class WorkerPrints:
 
 
 class _Lines:
-    """What one worker writes to one of its streams."""
+    """The lines that one worker writes to one of its streams."""
 
     def __init__(self, stream: str) -> None:
         self._stream = stream
@@ -106,10 +106,10 @@ class _Lines:
             self._print(rest)
 
     def _print(self, line: str) -> None:
-        # Looked up each time: while a live view is there, it is the view's. Of a line that was written over and over,
-        # as progress bars do, the last state counts.
+        # Looked up each time, because a live view replaces the stream. A progress bar overwrites its line: print only
+        # the last state.
         stream: TextIO = getattr(sys, self._stream)
-        with contextlib.suppress(OSError, ValueError):  # nobody reads it any more, and workers must not wait for that
+        with contextlib.suppress(OSError, ValueError):  # the stream is closed, which must not stop workers
             stream.write(line.rstrip("\r").rsplit("\r", 1)[-1] + "\n")
             stream.flush()
 

@@ -1,7 +1,8 @@
-"""Types that the user registered with Beam, made known to workers.
+"""Types that the user registered with Beam, registered in workers, too.
 
-A row's coder names its type by an id, and a logical type by a URN; what they stand for is in registries of the process.
-A worker without them would make up a class for the row, which lacks the user's methods, and fail on the logical type.
+A row's coder refers to its type by an id, and to a logical type by a URN; registries of the process map them to
+classes. A worker without those would make up a class for the row, without the user's methods, and fail on the logical
+type.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from apache_beam.typehints.schemas import LogicalType
 
 _LOGGER = logging.getLogger("luminosity")
 
-_LOGICAL_TYPES: Any = getattr(LogicalType, "_known_logical_types")  # noqa: B009  # as Beam's saved sessions do
+_LOGICAL_TYPES: Any = getattr(LogicalType, "_known_logical_types")  # noqa: B009  # Beam's saved sessions use it, too
 
 
 class RowTypes(dict[str, tuple[type, Any]]):
-    """Row types by id. Those of the user appear when they are first asked for: unpickling one may import much."""
+    """Row types by id. The user's types are unpickled when they are first looked up, since that may import much."""
 
     def __init__(self, known: dict[str, tuple[type, Any]], pickled: dict[str, bytes]) -> None:
         super().__init__(known)
@@ -34,6 +35,7 @@ class RowTypes(dict[str, tuple[type, Any]]):
         return super().__getitem__(schema_id)
 
     def get(self, schema_id: str, default: Any = None) -> Any:
+        """Return a type and its schema, unpickled if needed."""
         self._define(schema_id)
         return super().get(schema_id, default)
 
@@ -45,8 +47,8 @@ class RowTypes(dict[str, tuple[type, Any]]):
 
 
 def pickled() -> dict[str, dict[str, bytes]]:
-    """What :func:`define` takes in a worker."""
-    # Copied at once: another thread may be building a pipeline.
+    """Return the registered types, for :func:`define` in a worker."""
+    # Copied in one step: another thread may be building a pipeline.
     row_types: list[tuple[str, tuple[type, Any]]] = list(SCHEMA_REGISTRY.by_id.items())
     urns: list[str] = list(_LOGICAL_TYPES._custom_urns)
     return {
@@ -56,6 +58,7 @@ def pickled() -> dict[str, dict[str, bytes]]:
 
 
 def define(types: dict[str, dict[str, bytes]]) -> None:
+    """Register the types that :func:`pickled` returned in another process."""
     registry: Any = SCHEMA_REGISTRY
     registry.by_id = RowTypes(registry.by_id, types["row types"])
     for urn, data in types["logical types"].items():
@@ -65,7 +68,7 @@ def define(types: dict[str, dict[str, bytes]]) -> None:
 
 
 def pickle_each(values: dict[str, Any]) -> dict[str, bytes]:
-    """Each by itself: one that can't be pickled may never be needed; where it is, the worker's own error names it."""
+    """Pickle each value, and leave out those that can't be: if one is needed, the worker's own error names it."""
     found: dict[str, bytes] = {}
     for name, value in values.items():
         try:
@@ -76,7 +79,7 @@ def pickle_each(values: dict[str, Any]) -> dict[str, bytes]:
 
 
 def unpickle(name: str, data: bytes) -> Any:
-    """None where that is not possible here."""
+    """Return the value, or None if it can't be unpickled here."""
     try:
         return cloudpickle_pickler.loads(data)
     except Exception as error:
@@ -85,12 +88,12 @@ def unpickle(name: str, data: bytes) -> Any:
 
 
 def _is_made_up(row_type: type) -> bool:
-    """Beam makes classes for rows that have none; workers do so, too."""
+    """Return whether Beam made the class, for rows without one; workers make their own."""
     return row_type.__module__ == "apache_beam.typehints.schemas"
 
 
 def _is_replaced(row_type: type) -> bool:
-    """A notebook defines a class again each time its cell runs; the registry keeps them all."""
+    """Return whether a notebook's cell has defined the class again since; the registry keeps all versions."""
     if row_type.__module__ != "__main__" or row_type.__qualname__ != row_type.__name__:
         return False
     return vars(sys.modules["__main__"]).get(row_type.__name__, row_type) is not row_type

@@ -1,4 +1,4 @@
-"""What crosses to a worker process when it starts. Imports no Beam: the runner starts workers before it needs that."""
+"""The request that starts a worker process. Imports no Beam: the fork server starts before Beam is imported."""
 
 from __future__ import annotations
 
@@ -9,25 +9,27 @@ from typing import Any
 
 @dataclass(frozen=True)
 class WorkerRequest:
-    """All that a worker process is told when it starts."""
+    """Everything that a worker process needs to start."""
 
     worker_id: str
     url: str  # of the Fn API server
     environment: dict[str, str]
     working_directory: str
     import_path: list[str]
-    memory_folder: str  # where it writes blocks while the budget has room
-    spill_folder: str  # where it writes them else
-    quota: str  # the page that counts them: see spill/quota.py
-    writer: int  # this worker's word in it
+    memory_folder: str  # for blocks while the memory budget has room
+    spill_folder: str  # for blocks beyond the budget
+    quota: str  # the shared page that counts their bytes: see spill/quota.py
+    writer: int  # this worker's place in the page
     main_classes: str  # a file: see main_classes.py
-    private_folders: list[str]  # of the run, to be removed if the runner can't
-    prints: dict[str, str] = field(default_factory=dict[str, str])  # standard stream → the socket it writes to
+    private_folders: list[str]  # of the run, for the fork server to remove if the runner is killed
+    prints: dict[str, str] = field(default_factory=dict[str, str])  # standard stream → the socket to write to
     pipeline_options: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def to_json(self) -> str:
+        """Return the request as JSON."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> WorkerRequest:
+        """Read what :meth:`to_json` returned."""
         return cls(**json.loads(text))

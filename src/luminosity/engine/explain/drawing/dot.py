@@ -1,4 +1,4 @@
-"""A plan for Graphviz."""
+"""A plan in the DOT language, for Graphviz."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ digraph plan {
 
 
 def dot(plans: Mapping[str, Explanation]) -> str:
-    """One digraph: a cluster for each pipeline, in it one for each pool, and an edge for each break."""
+    """Return one digraph with a cluster for each pipeline and pool, and an edge for each break."""
     lines = [line for number, item in enumerate(plans.items(), start=1) for line in _pipeline(number, *item)]
     return _HEAD + "".join(f"  {line}\n" for line in lines) + "}\n"
 

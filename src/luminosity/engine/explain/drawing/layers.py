@@ -1,4 +1,4 @@
-"""The first half of a layered layout: which layer each box is in, and in which order."""
+"""The first half of a layered layout: assign each box to a layer, and order the boxes within each layer."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-_SWEEPS = 12
+_SWEEPS = 12  # more find no better order in the plans tried
 
 
 @dataclass(frozen=True)
 class Link:
+    """An arrow from one box to another."""
+
     source: str
     target: str
     span: int = 1  # layers from source to target, at least
@@ -20,7 +22,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Bend:
-    """Where a link passes through a layer on its way."""
+    """The place where a link passes through a layer between its ends."""
 
     link: Link
     layer: int
@@ -32,14 +34,14 @@ Segment = tuple[Spot, Spot]  # from one layer to the next
 
 @dataclass(frozen=True)
 class Layers:
-    """Rows from top to bottom, each from left to right, and what leads from one row to the next."""
+    """Rows from top to bottom, each from left to right, and the segments of links between adjacent rows."""
 
     rows: list[list[Spot]]
     segments: list[Segment]
 
 
 def layered(boxes: Sequence[str], links: Sequence[Link]) -> Layers:
-    """Layers by the longest path; boxes and links in them so ordered that few links cross. ``links`` form no cycle."""
+    """Assign layers by the longest path, and order each layer so that few links cross. ``links`` have no cycle."""
     depths = _depths(boxes, links)
     rows: list[list[Spot]] = [[] for _ in range(max(depths.values(), default=-1) + 1)]
     for box in boxes:
@@ -60,13 +62,13 @@ def _depths(boxes: Sequence[str], links: Sequence[Link]) -> dict[str, int]:
     depths: dict[str, int] = {}
     ready = [box for box in boxes if not incoming[box]]
     missing = {box: len(incoming[box]) for box in boxes}
-    for box in ready:  # grows while it is gone through
+    for box in ready:  # grows during the iteration
         depths[box] = max((depths[link.source] + link.span for link in incoming[box]), default=0)
         for link in outgoing[box]:
             missing[link.target] -= 1
             if not missing[link.target]:
                 ready.append(link.target)
-    # A source stands right above what reads it, not at the top of everything.
+    # Put a source right above its reader, not at the top of the picture.
     for box in boxes:
         if not incoming[box] and outgoing[box]:
             depths[box] = min(depths[link.target] - link.span for link in outgoing[box])
@@ -81,18 +83,18 @@ def _by_end(links: Iterable[Link], end: str) -> dict[str, list[Link]]:
 
 
 def _ordered(rows: list[list[Spot]], segments: list[Segment]) -> list[list[Spot]]:
-    """Sort each row by where its neighbours in the row before are, downwards and upwards; keep the best."""
+    """Sort each row by its neighbours in the previous row, downwards and upwards; keep the best order."""
     above: dict[Spot, list[Spot]] = defaultdict(list)
     below: dict[Spot, list[Spot]] = defaultdict(list)
     for upper, lower in segments:
         above[lower].append(upper)
         below[upper].append(lower)
     best, least = rows, _crossings(rows, below)
-    for begins_down in (True, False):  # each may find what the other misses
+    for begins_down in (True, False):  # each may find an order that the other misses
         tried = rows
         for sweep in range(_SWEEPS):
             is_down = (sweep % 2 == 0) == begins_down
-            # Equals change places every other time down and up, or the search would go in circles.
+            # Swap spots with equal keys in every other pair of sweeps; otherwise the search goes in circles.
             tried = _swept(tried, above, below, is_down=is_down, flips_equals=sweep // 2 % 2 == 1)
             if (crossings := _crossings(tried, below)) < least:
                 best, least = tried, crossings

@@ -1,4 +1,4 @@
-"""A layered layout: boxes from top to bottom, each below all that lead to it."""
+"""A layered layout: boxes from top to bottom, each below all boxes with a link to it."""
 
 from __future__ import annotations
 
@@ -9,22 +9,26 @@ from dataclasses import dataclass
 from luminosity.engine.explain.drawing.layers import Bend, Layers, Link, Segment, Spot, layered
 from luminosity.engine.explain.drawing.placing import placed
 
-_LEAST_DROP, _MOST_DROP = 26.0, 64.0  # between layers; more where links run far to the side
-_DROP_PER_WIDTH = 0.12
-_PORT_STEP = 18.0
+_LEAST_DROP, _MOST_DROP = 26.0, 64.0  # pixels between layers; more if links run far to the side
+_DROP_PER_WIDTH = 0.12  # pixels of drop for each pixel that a link runs to the side
+_PORT_STEP = 18.0  # pixels between the ends of two links at a box
 
 Point = tuple[float, float]
 
 
 @dataclass(frozen=True)
 class Size:
+    """The size of a box in pixels."""
+
     width: float
     height: float
-    has_ports: bool = True  # links end side by side, not all in the middle
+    has_ports: bool = True  # links end side by side; otherwise all in the middle
 
 
 @dataclass(frozen=True)
 class Rectangle:
+    """A box at its place, in pixels from the top left corner of the picture."""
+
     left: float
     top: float
     width: float
@@ -32,18 +36,20 @@ class Rectangle:
 
     @property
     def right(self) -> float:
+        """The x coordinate of the right edge."""
         return self.left + self.width
 
     @property
     def bottom(self) -> float:
+        """The y coordinate of the bottom edge."""
         return self.top + self.height
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Boxes, none over another, and the points that each link goes through: straight down and aside, by turns.
+    """Boxes that don't overlap, and the points that each link goes through.
 
-    It goes aside between layers only, where no boxes are.
+    A link goes straight down through a layer and sideways between two layers, where there are no boxes.
     """
 
     boxes: dict[str, Rectangle]
@@ -53,6 +59,7 @@ class Layout:
 
 
 def lay_out(sizes: Mapping[str, Size], links: Sequence[Link]) -> Layout:
+    """Place boxes of the given sizes and route the links between them. ``links`` have no cycle."""
     layers = layered(list(sizes), links)
     xs = placed(layers, {box: size.width for box, size in sizes.items()})
     depths = {spot: depth for depth, row in enumerate(layers.rows) for spot in row}
@@ -69,7 +76,7 @@ def lay_out(sizes: Mapping[str, Size], links: Sequence[Link]) -> Layout:
 def _bands(
     layers: Layers, depths: dict[Spot, int], sizes: Mapping[str, Size], xs: dict[Spot, float]
 ) -> list[tuple[float, float]]:
-    """Top and bottom of each layer."""
+    """Return the top and the bottom of each layer."""
     farthest = [0.0] * len(layers.rows)
     for upper, lower in layers.segments:
         farthest[depths[lower]] = max(farthest[depths[lower]], abs(xs[upper] - xs[lower]))
@@ -95,7 +102,7 @@ def _routes(
     for segment in layers.segments:
         upper, lower = segment
         link = upper.link if isinstance(upper, Bend) else lower.link if isinstance(lower, Bend) else Link(upper, lower)
-        if isinstance(upper, str):  # a box may end above its layer's lower edge
+        if isinstance(upper, str):  # a box may be lower than its layer is high
             routes[link].append((starts[segment], boxes[upper].bottom))
         routes[link] += [(starts[segment], bands[depths[upper]][1]), (ends[segment], bands[depths[lower]][0])]
     return dict(routes)
@@ -104,7 +111,10 @@ def _routes(
 def _ports(
     segments: list[Segment], sizes: Mapping[str, Size], xs: dict[Spot, float], *, end: int
 ) -> dict[Segment, float]:
-    """Where on its box each segment begins (``end`` 0) or ends (1): side by side, in the order of the other ends."""
+    """Return where each segment touches the box at its upper (``end`` 0) or lower end (1).
+
+    Segments of one box are side by side, in the order of their other ends.
+    """
     by_spot: dict[Spot, list[Segment]] = defaultdict(list)
     for segment in segments:
         by_spot[segment[end]].append(segment)

@@ -1,10 +1,10 @@
-"""How much room text takes where no font can be asked."""
+"""Estimates of the width of text, without the font that will show it."""
 
 from __future__ import annotations
 
 import unicodedata
 
-# Parts of the font's size, a little more than common system fonts need.
+# Widths as fractions of the font's size, a little more than common system fonts need.
 _NARROW, _WIDE, _CAPITAL, _OTHER, _DOUBLE = 0.36, 0.92, 0.72, 0.6, 1.05
 _NARROW_LETTERS = frozenset("ijlftr.,:;'|!()[]/\\ `-·")
 _WIDE_LETTERS = frozenset("mwMW@%…")
@@ -12,7 +12,7 @@ _BREAKS_AFTER = frozenset(" /_-.:;,(=+")
 
 
 def text_width(text: str, size: float) -> float:
-    """An estimate, in pixels, for a font of ``size`` pixels."""
+    """Estimate the width of ``text`` in pixels, for a font of ``size`` pixels."""
     return size * sum(map(_letter_width, text))
 
 
@@ -27,13 +27,13 @@ def _letter_width(letter: str) -> float:
 
 
 def wrapped(text: str, size: float, limit: float) -> list[str]:
-    """Lines no wider than ``limit``, cut where a reader would cut if that is possible.
+    """Split ``text`` into lines no wider than ``limit`` pixels, after separators if possible.
 
     >>> wrapped("ReadFromText/Read", 10, 80)
     ['ReadFromText/', 'Read']
     """
     lines: list[str] = []
-    line, width, cut = "", 0.0, 0  # cut: how much of the line may end it
+    line, width, cut = "", 0.0, 0  # cut: the line's length up to the last separator
     for letter in text:
         while line and width + text_width(letter, size) > limit:
             cut = cut or len(line)

@@ -1,4 +1,4 @@
-"""What is in a picture of a plan: boxes with lines of text, links between them, and where they all are."""
+"""The contents of a plan's picture: boxes with lines of text, the links between them, and their layout."""
 
 from __future__ import annotations
 
@@ -23,13 +23,15 @@ Piece = tuple[str, bool]
 
 @dataclass(frozen=True)
 class StageBox:
+    """A stage, and the lines of text in its box."""
+
     stage: ExplainedStage
     lines: tuple[tuple[Piece, ...], ...]
 
 
 @dataclass(frozen=True)
 class ReasonBox:
-    """A buffer with a reason to be there, between those that write and those that read for that reason."""
+    """A buffer between its writers and its readers, with the reason for it."""
 
     lines: tuple[str, ...]
     texts: tuple[str, ...]
@@ -38,13 +40,16 @@ class ReasonBox:
 
 @dataclass(frozen=True)
 class Picture:
+    """Everything that a drawing of a plan shows."""
+
     stages: dict[str, StageBox]
     reasons: dict[str, ReasonBox]
-    inner_links: frozenset[Link]  # side inputs that a step of Beam's makes for itself
+    inner_links: frozenset[Link]  # side inputs inside one of Beam's own steps
     layout: Layout
 
 
 def picture(plan: Explanation) -> Picture:
+    """Compose and lay out the picture of a plan."""
     stages = {_key(stage.number): StageBox(stage, tuple(_lines(stage))) for stage in plan.stages}
     reasons: dict[str, ReasonBox] = {}
     links: dict[Link, None] = {}
@@ -77,7 +82,7 @@ def _lines(stage: ExplainedStage) -> Iterator[tuple[Piece, ...]]:
             lines += ([(_INDENT + line, True)] for line in wrapped(step.part, SMALL_PX, _WIDEST_TEXT_PX))
         yield from map(tuple, lines)
     if not stage.steps:
-        yield (("only hands on what it reads", True),)
+        yield (("passes on what it reads", True),)
     if stage.asks_for:
         yield from (((line, True),) for line in wrapped(stage.asks_for, SMALL_PX, _WIDEST_TEXT_PX))
 
@@ -101,7 +106,7 @@ def _reason_size(box: ReasonBox) -> Size:
 
 
 def _inner_pairs(plan: Explanation) -> Iterator[tuple[int, int]]:
-    """Inner breaks by writer and reader, without those that a longer way between the same stages implies."""
+    """Yield writer and reader of inner breaks, without those that a longer path between the same stages implies."""
     after: dict[int, set[int]] = {stage.number: set(plan.readers(stage)) for stage in plan.stages}
     reachable: dict[int, set[int]] = {}
     for stage in reversed(plan.stages):  # readers have higher numbers

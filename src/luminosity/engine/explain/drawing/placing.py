@@ -1,4 +1,4 @@
-"""Where in its row each box and each bend is."""
+"""The second half of a layered layout: the x coordinate of each box and each bend within its row."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from collections.abc import Iterator, Mapping
 
 from luminosity.engine.explain.drawing.layers import Bend, Layers, Spot
 
-_SWEEPS = 24
-_BETWEEN_BOXES = 28.0
-_BETWEEN_LINKS = 14.0
+_SWEEPS = 24  # more move nothing visibly in the plans tried
+_BETWEEN_BOXES = 28.0  # pixels
+_BETWEEN_LINKS = 14.0  # pixels
 
-_Side = tuple[Spot, float]  # a neighbour in the row, and how far it must at least be
+_Side = tuple[Spot, float]  # a neighbour in the row, and its least distance
 _Sides = tuple[_Side | None, _Side | None]
 
 
 def placed(layers: Layers, widths: Mapping[str, float]) -> dict[Spot, float]:
-    """The middle of each spot: as near to its neighbours' as the order and the widths allow; the leftmost edge is 0."""
+    """Return the middle of each spot, as near to its neighbours as order and widths allow. The leftmost edge is 0."""
     above: dict[Spot, list[Spot]] = defaultdict(list)
     below: dict[Spot, list[Spot]] = defaultdict(list)
     for upper, lower in layers.segments:
@@ -36,7 +36,7 @@ def placed(layers: Layers, widths: Mapping[str, float]) -> dict[Spot, float]:
             xs |= zip(row, _spread(wanted, gaps), strict=True)
     beside = {spot: sides for row, gaps in rows for spot, sides in zip(row, _sides(row, gaps), strict=True)}
     runs = sorted(_runs(above, below), key=len, reverse=True)
-    for run in runs * 2:  # what moves in the first round may make room for the second
+    for run in runs * 2:  # the first round may make room for the second
         _straighten(run, beside, xs)
     left = min((xs[spot] - _width(spot, widths) / 2 for spot in xs), default=0.0)
     return {spot: x - left for spot, x in xs.items()}
@@ -50,7 +50,7 @@ def _sides(row: list[Spot], gaps: list[float]) -> Iterator[_Sides]:
 
 
 def _straighten(run: list[Spot], beside: dict[Spot, _Sides], xs: dict[Spot, float]) -> None:
-    """Put spots that follow each other exactly below each other, as many at a time as there is room for."""
+    """Align the spots of a run exactly below each other, as many at a time as there is room for."""
     least, most = -math.inf, math.inf
     straight: list[Spot] = []
     for spot in [*run, None]:
@@ -65,13 +65,13 @@ def _straighten(run: list[Spot], beside: dict[Spot, _Sides], xs: dict[Spot, floa
 
 
 def _room(sides: _Sides, xs: dict[Spot, float]) -> tuple[float, float]:
-    """How far to the left and to the right there is room."""
+    """Return the least and the greatest x that leave room for both neighbours."""
     left, right = sides
     return xs[left[0]] + left[1] if left else -math.inf, xs[right[0]] - right[1] if right else math.inf
 
 
 def _runs(above: dict[Spot, list[Spot]], below: dict[Spot, list[Spot]]) -> Iterator[list[Spot]]:
-    """Spots that follow each other, with no others joining or leaving in between."""
+    """Yield chains of spots in which each spot is the only neighbour of the next one."""
 
     def follower(spot: Spot) -> Spot | None:
         lower = below[spot][0] if len(below.get(spot, ())) == 1 else None
@@ -91,7 +91,7 @@ def _width(spot: Spot, widths: Mapping[str, float]) -> float:
 
 
 def _gaps(row: list[Spot], widths: Mapping[str, float]) -> list[float]:
-    """How far the middle of each spot must at least be from that of the one before."""
+    """Return the least distance between the middles of each spot and the one before it."""
     gaps: list[float] = []
     for left, right in itertools.pairwise(row):
         room = _BETWEEN_LINKS if isinstance(left, Bend) and isinstance(right, Bend) else _BETWEEN_BOXES
@@ -100,13 +100,14 @@ def _gaps(row: list[Spot], widths: Mapping[str, float]) -> list[float]:
 
 
 def _spread(wanted: list[float], gaps: list[float]) -> list[float]:
-    """The places nearest to those wanted, by least squares, that keep the order and the gaps.
+    """Return the places nearest to the wanted ones, by least squares, that keep the order and the gaps.
 
     >>> _spread([0.0, 0.0, 9.0], [2.0, 2.0])
     [-1.0, 1.0, 9.0]
     """
     offsets = [0.0, *itertools.accumulate(gaps)]
-    # With the gaps taken out, places must only not fall: whoever would joins those before, all at their mean.
+    # Without the gaps, places must not decrease (isotonic regression): a place that would joins the group before it,
+    # and the whole group moves to its mean.
     blocks: list[tuple[float, int]] = []  # sum, count
     for place, offset in zip(wanted, offsets, strict=False):
         total, count = place - offset, 1

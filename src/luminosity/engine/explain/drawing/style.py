@@ -1,4 +1,4 @@
-"""The colours and letters of the pictures, for light and dark viewers."""
+"""Colours and fonts of the pictures, for light and dark viewers."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ FONT = "system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif"
 
 # Fill and stroke for light viewers, then for dark ones.
 _PALETTE = (
-    ("#e3eefc", "#2f6fc4", "#14304f", "#6aa5ee"),  # blue: the first pool without devices
-    ("#fdecd8", "#c46a12", "#46290b", "#eea35a"),  # orange: the first with
+    ("#e3eefc", "#2f6fc4", "#14304f", "#6aa5ee"),  # blue: the first CPU pool
+    ("#fdecd8", "#c46a12", "#46290b", "#eea35a"),  # orange: the first pool with devices
     ("#e2f3e6", "#2f8a4e", "#10361f", "#63c487"),
     ("#efe6fb", "#7a4cc2", "#2f1d4d", "#b08ef0"),
     ("#dff2f2", "#1f8585", "#0c3535", "#5cc4c4"),
     ("#fde4ea", "#c23a5e", "#471424", "#f07f9d"),
 )
-_RESERVED = 2
+_RESERVED = 2  # the first two colours are for these pools only
 
 _LIGHT = f"""\
 .background {{ fill: #ffffff }}
@@ -44,13 +44,14 @@ text { fill: #e6edf3 }
 
 
 def stylesheet() -> str:
+    """Return the CSS of a picture; the viewer's colour scheme chooses between light and dark."""
     light = "".join(f".pool{i} {{ fill: {p[0]}; stroke: {p[1]} }}\n" for i, p in enumerate(_PALETTE))
     dark = "".join(f".pool{i} {{ fill: {p[2]}; stroke: {p[3]} }}\n" for i, p in enumerate(_PALETTE))
     return f"{_LIGHT}{light}@media (prefers-color-scheme: dark) {{\n{_DARK}{dark}}}\n"
 
 
 def pool_classes(pools: Sequence[Pool]) -> list[str]:
-    """The colour of each pool; the same for the usual ones in every picture."""
+    """Return the CSS class of each pool. The first CPU pool and the first device pool look alike in every picture."""
     chosen: list[int] = []
     for pool in pools:
         usual = 1 if pool.device_groups else 0

@@ -1,4 +1,4 @@
-"""A plan as a picture that any browser shows."""
+"""A plan as an SVG picture, which any browser shows."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ARROW = """\
 
 
 def svg(plans: Mapping[str, Explanation]) -> str:
-    """One picture of all plans, one below the other, each under its title."""
+    """Return one picture of all plans, one below the other, each under its title."""
     parts: list[str] = []
     width = height = float(_MARGIN_PX)
     for title, plan in plans.items():
@@ -52,7 +52,7 @@ def svg(plans: Mapping[str, Explanation]) -> str:
 
 
 def _legend(title: str, plan: Explanation, drawn: Picture) -> Iterator[tuple[str, float]]:
-    """Lines, each with the room that it takes."""
+    """Yield the lines of the legend, each with its width in pixels."""
     y = iter(range(0, 10_000, LINE_PX))
     yield f'<text class="title" y="{next(y) + 13}">{_escaped(title)}</text>\n', text_width(title, TITLE_PX)
     summary = f"{counted(len(plan.stages), 'stage')} on {machine_in_words(plan.machine)}"
@@ -63,7 +63,7 @@ def _legend(title: str, plan: Explanation, drawn: Picture) -> Iterator[tuple[str
         words = pool_in_words(pool)
         yield swatch + _small(32, top + 13, words), 32 + text_width(words, SMALL_PX)
     for style, words, is_there in (
-        ("side", "side input: complete before its reader begins", any(r.is_side_input for r in drawn.reasons.values())),
+        ("side", "side input: complete before its reader starts", any(r.is_side_input for r in drawn.reasons.values())),
         ("inner", "side inputs inside one step", bool(drawn.inner_links)),
     ):
         if is_there:
@@ -120,7 +120,7 @@ def _link(link: Link, route: list[Point], drawn: Picture) -> str:
 
 
 def _path(route: list[Point]) -> Iterator[str]:
-    """Straight down and smoothly aside, by turns."""
+    """Yield the commands of a path that goes straight down and in a curve to the side, in turn."""
     (x, y), *rest = route
     yield f"M{x:.1f} {y:.1f}"
     for index, (next_x, next_y) in enumerate(rest):
@@ -133,7 +133,7 @@ def _path(route: list[Point]) -> Iterator[str]:
 
 
 def _escaped(text: str) -> str:
-    """What XML can't hold even then, control characters, is replaced."""
+    """Escape ``text`` for XML. Replace control characters, which XML can't hold even when escaped."""
     return escape("".join(c if c == "\n" or unicodedata.category(c) not in ("Cc", "Cs") else "\ufffd" for c in text))
 
 

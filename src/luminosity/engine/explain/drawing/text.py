@@ -1,4 +1,4 @@
-"""A plan as text, for a terminal of any width or none."""
+"""A plan as text, for terminals of any width, pipes and files."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from luminosity.engine.explain.drawing.words import counted, devices_in_words, m
 from luminosity.engine.explain.explanation import Break, ExplainedStage, Explanation
 from luminosity.engine.resources.pools import Pool
 
-_BOUNDLESS = 10_000
+_BOUNDLESS = 10_000  # columns: wider than any table
 _POOL_STYLES = ("cyan", "yellow", "green", "magenta", "blue", "red")
 
 
 def print_plan(console: Console, plan: Explanation, title: str) -> None:
-    """Pools, stages, and the places where fusion breaks."""
+    """Print the pools, the stages, and the places where fusion breaks."""
     with console.capture() as printed:
         _print(console, plan, title)
     console.file.writelines(f"{line.rstrip()}\n" for line in printed.get().splitlines())  # tables are padded
@@ -34,7 +34,11 @@ def _print(console: Console, plan: Explanation, title: str) -> None:
             console.print(table)
     if plan.absorbed:
         names = ", ".join(f"'{name}'" for name in plan.absorbed)
-        console.print(Text(f"\nWithout a break of their own, since one beside them does the same: {names}", "dim"))
+        console.print(
+            Text(
+                f"\nSteps without a break of their own, because the break next to them does their work: {names}", "dim"
+            )
+        )
 
 
 def _pools(plan: Explanation) -> Table:
@@ -63,7 +67,7 @@ def _stages(plan: Explanation) -> Table:
 
 
 def _stacked_stages(plan: Explanation) -> Table:
-    """For where there is no room for columns."""
+    """Return the stages for a terminal that is too narrow for columns."""
     table = _table("", "")
     table.show_header = False
     table.columns[0].justify = "right"
@@ -78,7 +82,7 @@ def _stacked_stages(plan: Explanation) -> Table:
 
 def _steps(stage: ExplainedStage) -> Text:
     lines = [Text.assemble(step.name, (f" · {step.part}" if step.part else "", "dim")) for step in stage.steps]
-    return Text("\n").join(lines) if lines else Text("only hands on what it reads", "dim")
+    return Text("\n").join(lines) if lines else Text("passes on what it reads", "dim")
 
 
 def _sources(plan: Explanation, stage: ExplainedStage) -> str:

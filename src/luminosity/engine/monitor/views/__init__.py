@@ -1,1 +1,1 @@
-"""How a person sees a run: live on a terminal, in plain lines, in a summary."""
+"""Views of a run: live on a terminal, in plain lines, and a summary at the end."""

@@ -1,4 +1,4 @@
-"""One picture of a running pipeline, for a terminal of any size."""
+"""One frame of the live view, for a terminal of any size."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ _STYLES: dict[Status, str] = {
     "waiting": "blue",
     "done": "dim",
 }
-# Where there is no room for all stages, these are left out last.
+# If there is no room for all stages, those with the first states are shown.
 _IMPORTANCE: tuple[Status, ...] = ("busy", "held back", "needs worker", "starved", "waiting", "done")
 _GAP = "  "
-_LEAST_STATUS = 20
-_MOST_RESOURCES = 6
-_MOST_MODELS = 4
+_LEAST_STATUS = 20  # columns
+_MOST_RESOURCES = 6  # lines for pools and devices
+_MOST_MODELS = 4  # lines
 
 
 @dataclass(frozen=True)
 class _Column:
     name: str
     width: int
-    least_screen: int  # shown on screens of at least so many columns
+    least_screen: int  # columns of the narrowest terminal that shows it
     text: Callable[[StageView], str]
 
 
@@ -50,7 +50,7 @@ _COLUMNS = (
 
 
 def frame(run: RunStarted, snapshot: Snapshot, width: int, height: int) -> Group:
-    """Fits into ``width`` columns and ``height`` lines, of which the last stays empty for the cursor."""
+    """Return a frame that fits into ``width`` columns and ``height`` lines. The last line is left for the cursor."""
     resources = inference.lines(inference.of(snapshot), width, _MOST_MODELS) + _resources(snapshot, width)
     room = max(1, height - len(resources) - 5)  # title, column heads, a line for those left out, memory, the cursor
     shown, hidden = _choose(snapshot.stages, room)
@@ -80,7 +80,7 @@ def _title(run: RunStarted, snapshot: Snapshot, width: int) -> Text:
 
 
 def _choose(stages: Sequence[StageView], room: int) -> tuple[list[StageView], list[StageView]]:
-    """Those to show, in the pipeline's order, and the rest."""
+    """Return the stages to show, in the pipeline's order, and the others."""
     if len(stages) <= room:
         return list(stages), []
     by_importance = sorted(stages, key=lambda stage: _IMPORTANCE.index(stage.status))
@@ -94,7 +94,7 @@ def _counts(stages: Sequence[StageView]) -> str:
 
 
 def _table(run: RunStarted, stages: Sequence[StageView], width: int) -> list[Text]:
-    """Not rich's Table: it takes several times as long, five times a second."""
+    """Return the lines of the table. Not rich's Table, which takes several times as long, five times a second."""
     labels = {stage.id: stage.label for stage in run.stages}
     columns = [column for column in _COLUMNS if width >= column.least_screen]
     room = width - sum(column.width + len(_GAP) for column in columns) - len(_GAP)
@@ -117,7 +117,7 @@ def _table(run: RunStarted, stages: Sequence[StageView], width: int) -> list[Tex
 
 
 def _resources(snapshot: Snapshot, width: int) -> list[str]:
-    """A line for each pool and each device; where they are many, the rest in one."""
+    """Return a line for each pool and each device; if there are many, the last line counts the rest."""
     lines = [_pool(pool) for pool in snapshot.pools] + [_device(device, width) for device in snapshot.devices]
     if len(lines) > _MOST_RESOURCES:
         lines = [*lines[: _MOST_RESOURCES - 1], f"and {len(lines) - _MOST_RESOURCES + 1} more pools and devices"]

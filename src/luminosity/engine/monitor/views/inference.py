@@ -1,4 +1,4 @@
-"""How models fare, in words."""
+"""Lines about the progress of models."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from luminosity.engine.monitor.views import words
 from luminosity.events import InferenceView, Snapshot
 
 _SEPARATOR = " · "
-_MOST_LABEL = 40
+_MOST_LABEL = 40  # characters
 
 
 def of(snapshot: Snapshot) -> list[InferenceView]:
-    """All steps that run models, in the pipeline's order."""
+    """Return all steps that run models, in the pipeline's order."""
     return [view for stage in snapshot.stages for view in stage.inference]
 
 
 def parts(view: InferenceView) -> list[str]:
-    """What can be said, the most important first.
+    """Return what is known about a model, the most important first.
 
     >>> view = InferenceView("Embed/Infer", inferences=410, batches=10, useful_cost=940, padded_cost=1000,
     ...     budget_cost=1080, queue_wait_seconds=4.92, prepare_seconds=0.03, collate_seconds=0.004,
@@ -48,7 +48,7 @@ def parts(view: InferenceView) -> list[str]:
 
 
 def line(view: InferenceView, width: int) -> str:
-    """As much of it as fits into ``width`` columns.
+    """Return as many parts as fit into ``width`` columns.
 
     >>> line(InferenceView("Embed/Infer", 410, 10, 940, 1000, 1080), 60)
     'model Embed/Infer: padding 6% · batches 41 rows, 92% full'
@@ -65,12 +65,12 @@ def line(view: InferenceView, width: int) -> str:
 
 
 def sentence(view: InferenceView) -> str:
-    """All of it."""
+    """Return all parts in one line."""
     return f"{view.step}: {_SEPARATOR.join(parts(view))}"
 
 
 def lines(views: Iterable[InferenceView], width: int, most: int) -> list[str]:
-    """A line for each model; where they are many, the rest in one."""
+    """Return a line for each model, at most ``most``; the last one counts the rest."""
     texts = [line(view, width) for view in views]
     return texts if len(texts) <= most else [*texts[: most - 1], f"and {len(texts) - most + 1} more models"]
 

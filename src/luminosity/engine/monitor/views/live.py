@@ -1,4 +1,4 @@
-"""Progress as a picture on a terminal, drawn again and again."""
+"""The live view: progress on a terminal, redrawn in place; and the choice of a view."""
 
 from __future__ import annotations
 
@@ -14,19 +14,21 @@ from luminosity.engine.monitor.views.summary import summary
 from luminosity.engine.monitor.views.terminal import Terminal
 from luminosity.events import Event, RunEnded, RunStarted, Snapshot, Subscriber
 
-# A short run says nothing: its results are there before anyone wonders.
-_APPEARS_AFTER_S = 1.0
+_APPEARS_AFTER_S = 1.0  # a shorter run shows no view
 
 _terminal_taken = threading.Lock()
 
 
 def is_possible() -> bool:
-    """Whether standard error is a terminal on which a picture can be drawn again in its place."""
+    """Return whether standard error is a terminal that can redraw a picture in place."""
     return is_terminal(sys.stderr) and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
 
 
 class LiveView:
-    """Appears when a run takes a while; leaves a summary. One at a time: a second run writes plain lines."""
+    """Shows the progress of a run that takes a while, and a summary at the end.
+
+    Only one run has the terminal at a time: a second one prints plain lines.
+    """
 
     def __init__(self) -> None:
         self._run: RunStarted | None = None
@@ -66,7 +68,7 @@ class LiveView:
             self._give_up()
 
     def _give_up(self) -> None:
-        """Nobody looks at the terminal any more; the run goes on."""
+        """Show nothing more: the terminal is gone. The run goes on."""
         self._instead = lambda event: None
         if self._terminal is not None:
             with contextlib.suppress(OSError, ValueError):
@@ -75,11 +77,12 @@ class LiveView:
 
 
 def is_live(mode: str) -> bool:
+    """Return whether ``--progress=mode`` shows the live view here."""
     return mode == "auto" and is_possible()
 
 
 def view_for(mode: str) -> Subscriber | None:
-    """For ``--progress=mode``."""
+    """Return the view for ``--progress=mode``, or None for ``off``."""
     if mode == "off":
         return None
     return LiveView() if is_live(mode) else PlainView()

@@ -1,4 +1,4 @@
-"""Progress in lines of text, for logs and pipes."""
+"""The plain view: progress in lines of text, for logs and pipes."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from luminosity.engine.monitor.views import inference, words
 from luminosity.engine.monitor.views.summary import summary
 from luminosity.events import Event, RunEnded, RunStarted, Snapshot, StageView
 
-_EVERY_S = 5.0
-_SUMMARY_AFTER_S = 2.0  # less says nothing that a user would wait for
-_MOST_STAGES = 3
+_EVERY_S = 5.0  # few enough lines for a log
+_SUMMARY_AFTER_S = 2.0  # shorter runs print no summary
+_MOST_STAGES = 3  # in one line
 _LABEL_CHARACTERS = 40
-_MOST_OF_MODELS = 3  # things said of each
-_WIDTH = 100
+_MOST_OF_MODELS = 3  # parts about each model
+_WIDTH = 100  # columns of the summary
 
 
 class PlainView:
-    """A line every few seconds, and a summary. A run that is over in a moment says nothing."""
+    """Prints a line every few seconds, and a summary at the end. Prints nothing for a short run."""
 
     def __init__(self) -> None:
         self._run: RunStarted | None = None
@@ -31,7 +31,7 @@ class PlainView:
         try:
             self._take(event)
         except (OSError, ValueError):
-            self._is_broken = True  # nobody reads standard error any more; the run goes on
+            self._is_broken = True  # standard error is closed; the run goes on
 
     def _take(self, event: Event) -> None:
         if isinstance(event, RunStarted):
@@ -49,10 +49,10 @@ class PlainView:
 
 
 def line(run: RunStarted, snapshot: Snapshot) -> str:
-    """How far a run is, in one line."""
+    """Return the progress of a run in one line."""
     stages = snapshot.stages
     labels = {stage.id: words.shortened(stage.label, _LABEL_CHARACTERS) for stage in run.stages}
-    # Nearest to the end first: that is where results come from.
+    # The stages nearest to the end come first: they make the results.
     active = [s for s in reversed(stages) if s.status != "done" and s.elements]
     busy, slots = sum(pool.busy for pool in snapshot.pools), sum(pool.slots for pool in snapshot.pools)
     parts = [

@@ -1,4 +1,4 @@
-"""What is said of a run when it has ended."""
+"""The summary of a run, shown when it has ended."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from luminosity.events import RunEnded, RunStarted
 
 _ENDINGS = {"done": "done in", "failed": "failed after", "cancelled": "cancelled after"}
 _STYLES = {"done": "bold green", "failed": "bold red", "cancelled": "bold yellow"}
-_SLOWEST = 3
+_SLOWEST = 3  # stages named
 _LABEL_CHARACTERS = 40
 
 
 def summary(run: RunStarted, ended: RunEnded) -> Group:
-    """State, time, time per pool, models, memory, the slowest stages, and why it failed."""
+    """Return state, time, pools, devices, models, memory, the slowest stages, and the reason of a failure."""
     last = ended.last
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)

@@ -1,4 +1,4 @@
-"""The terminal while a live view has it: what others print comes out above the view, whole."""
+"""The terminal of a live view: lines that the program prints appear whole, above the view."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from rich.text import Text
 
 from luminosity._terminal import is_terminal
 
-_LONGEST_LINE = 1 << 16
+_LONGEST_LINE = 1 << 16  # characters held back while a line has no end
 
 
 class _SteadyConsole(Console):
-    """Leaves the cursor visible: hidden, it would stay so if this process were killed."""
+    """Never hides the cursor: it would stay hidden if this process were killed."""
 
     def show_cursor(self, show: bool = True) -> bool:
         return False
 
 
 class Terminal:
-    """Shows a picture at the bottom of the terminal, and lets all that is printed pass above it."""
+    """Shows a picture at the bottom of the terminal, and prints everything else above it."""
 
     def __init__(self) -> None:
         self._stderr = sys.stderr
@@ -44,6 +44,7 @@ class Terminal:
         self._proxies: list[_Above] = []
 
     def take(self) -> None:
+        """Start the picture, and redirect the standard streams and log handlers that write to the terminal."""
         for name in ("stdout", "stderr"):
             stream: TextIO = getattr(sys, name)
             if is_terminal(stream):
@@ -53,20 +54,22 @@ class Terminal:
                 setattr(sys, name, proxy)
                 _swap_in_handlers(stream, proxy)
         with self._lock:
-            # In the middle of a line, this wraps to the next one; at the beginning of a line it leaves no trace.
+            # In the middle of a line, this moves to the next line; at the start of a line it leaves no trace.
             self._stderr.write(" " * (self.console.width - 1) + "\r")
             self._live.start()
 
     def show(self, picture: RenderableType) -> None:
+        """Replace the picture."""
         with self._lock:
             self._live.update(picture, refresh=True)
 
     def print_above(self, line: str) -> None:
+        """Print a line above the picture. Any thread may call it."""
         with self._lock:
             self.console.print(Text.from_ansi(line), soft_wrap=True)
 
     def give_back(self) -> None:
-        """The picture is gone, and everything writes to where it wrote before."""
+        """Remove the picture, and restore the standard streams and log handlers."""
         try:
             with self._lock:
                 self._live.stop()
@@ -81,7 +84,7 @@ class Terminal:
 
 
 class _Above(io.TextIOBase):
-    """Stands for a stream of the terminal; passes on whole lines."""
+    """Replaces a stream of the terminal; passes on whole lines."""
 
     def __init__(self, stream: TextIO, terminal: Terminal) -> None:
         self.stream = stream
@@ -91,7 +94,7 @@ class _Above(io.TextIOBase):
         self._lock = threading.RLock()
 
     def write(self, text: str) -> int:
-        if os.getpid() != self._process:  # the view is that of a parent process, and so is who holds the lock
+        if os.getpid() != self._process:  # a fork: the view, and a thread that may hold the lock, are the parent's
             return self.stream.write(text)
         with self._lock:
             terminal = self._terminal
@@ -110,7 +113,7 @@ class _Above(io.TextIOBase):
             self.stream.flush()
 
     def end(self) -> None:
-        """Who still holds it writes to the stream itself."""
+        """Pass everything on from now; code may still hold this object."""
         with self._lock:
             self._terminal = None
             if self._line:
@@ -130,7 +133,7 @@ class _Above(io.TextIOBase):
 
 
 def _swap_in_handlers(old: Any, new: Any) -> None:
-    """Log handlers keep the stream that they were made with."""
+    """Let log handlers that write to ``old`` write to ``new``."""
     for handler in _handlers():
         if isinstance(handler, logging.StreamHandler) and handler.stream is old:
             handler.setStream(new)

@@ -1,4 +1,4 @@
-"""Numbers and labels as people read them."""
+"""Numbers, labels and states as text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ _SEPARATOR = " + "
 
 
 def duration(seconds: float) -> str:
-    """
+    """Return a duration in its two largest units.
+
     >>> duration(0.84), duration(42.3), duration(605), duration(7500)
     ('0.8 s', '42 s', '10 min 5 s', '2 h 5 min')
     """
@@ -25,7 +26,7 @@ def duration(seconds: float) -> str:
 
 
 def milliseconds(seconds: float) -> str:
-    """Without the unit.
+    """Return a duration in milliseconds, without the unit.
 
     >>> milliseconds(1.234), milliseconds(0.0123), milliseconds(0.0034), milliseconds(0.000042)
     ('1,234', '12', '3.4', '0.042')
@@ -35,7 +36,8 @@ def milliseconds(seconds: float) -> str:
 
 
 def number(count: int) -> str:
-    """
+    """Return a count with separators, shortened from ten million.
+
     >>> number(12_345), number(123_456_789)
     ('12,345', '123.5M')
     """
@@ -45,7 +47,8 @@ def number(count: int) -> str:
 
 
 def rate(per_second: float) -> str:
-    """
+    """Return a rate, or an empty string for 0.
+
     >>> rate(0), rate(0.04), rate(6120.4)
     ('', '0.04/s', '6,120/s')
     """
@@ -55,15 +58,16 @@ def rate(per_second: float) -> str:
 
 
 def percent(fraction: float) -> str:
-    """
+    """Return a fraction as whole percent, rounded down.
+
     >>> percent(0.996), percent(0.87), percent(1.0)
     ('99%', '87%', '100%')
     """
-    return f"{int(100 * fraction + 1e-9)}%"  # what is not done is not 100%; 100 * 0.87 is not quite 87
+    return f"{int(100 * fraction + 1e-9)}%"  # only 1.0 is 100%; but 100 * 0.87 is slightly less than 87
 
 
 def shortened(label: str, width: int) -> str:
-    """A label in at most ``width`` characters; its beginning and its end tell most.
+    """Return a label in at most ``width`` characters, cut in the middle.
 
     >>> shortened("Read + Parse + Copy", 15), shortened("CombineGlobally (UnKey)", 16), shortened("Embed long texts", 9)
     ('Read + … + Copy', 'Combine… (UnKey)', 'Embed …ts')
@@ -71,7 +75,7 @@ def shortened(label: str, width: int) -> str:
     if len(label) <= width:
         return label
     whole, mark, inner = label.partition(" (")
-    if mark and len(inner) + 5 <= width:  # what tells it from others with its name is in the brackets
+    if mark and len(inner) + 5 <= width:  # the brackets tell stages with the same name apart
         return f"{whole[: width - len(inner) - 3]}… ({inner}"
     steps = label.split(_SEPARATOR)
     around = f"{steps[0]} + … + {steps[-1]}"
@@ -82,7 +86,7 @@ def shortened(label: str, width: int) -> str:
 
 
 def status(stage: StageView, width: int = 80) -> str:
-    """What a stage does or waits for.
+    """Return what a stage does or waits for.
 
     >>> status(StageView("s1", "held back", ("Embed",)))
     'held back by Embed'
