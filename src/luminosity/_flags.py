@@ -54,7 +54,7 @@ RUNNER_FLAGS = (
     Flag(
         "accelerators",
         "N",
-        "accelerators to use; a number above what the machine has plans for accelerators that are not there",
+        "accelerators to use; more than the machine has declares the missing ones, to try out pools",
         default="all that are detected",
     ),
     Flag(
