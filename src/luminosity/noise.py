@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import logging
 
+__all__ = ["quiet"]
+
+
 _BEGINNINGS = (
     # Logged on import if Beam's cloud extras are not installed.
     "apitools not found",

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from luminosity.engine.explain.dryrun import DryRun
     from luminosity.engine.explain.explanation import Explanation
 
+__all__ = ["add_to", "plan"]
+
 
 _DESCRIPTION = """\
 Show how a pipeline would run on this machine: the worker pools and their sizes,

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from luminosity.engine.debugging.replay import Output
     from luminosity.engine.debugging.savefile import Manifest
 
+__all__ = ["add_to", "replay"]
+
+
 _SHOWN = 20  # elements of each step's output
 
 _DESCRIPTION = """\

@@ -18,6 +18,9 @@ from luminosity.engine.monitor.views import inference, words
 from luminosity.engine.monitor.views.summary import summary
 from luminosity.events import BundleRetried, Event, WorkerLost
 
+__all__ = ["add_to", "show"]
+
+
 _MOST_HAPPENINGS = 20  # lines
 _PIPED_WIDTH = 120  # columns
 _EPILOG = """\

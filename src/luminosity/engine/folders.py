@@ -11,6 +11,9 @@ from collections.abc import Iterable
 from luminosity._locks import try_lock
 from luminosity.errors import OptionError
 
+__all__ = ["RunFolders", "remove_local"]
+
+
 _PREFIX = "luminosity-"
 _LOCK = "lock"
 _SHARED_MEMORY = "/dev/shm"

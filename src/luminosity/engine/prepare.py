@@ -18,6 +18,8 @@ from luminosity.engine.resources.hints import Needs
 from luminosity.engine.resources.machine import Machine
 from luminosity.engine.resources.pools import Assignment, assign, assign_to_this_process
 
+__all__ = ["Prepared", "prepare", "worker_environment"]
+
 
 @dataclass(frozen=True)
 class Prepared:

@@ -13,6 +13,9 @@ from apache_beam.runners.runner import PipelineResult, PipelineState
 
 from luminosity.engine.run import Run
 
+__all__ = ["LuminosityResult"]
+
+
 _CANCEL_TIMEOUT_S = 30.0  # workers end within seconds; user code may take longer to notice
 
 

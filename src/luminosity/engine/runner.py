@@ -16,6 +16,8 @@ from luminosity.engine.workers import main_classes
 from luminosity.engine.workers.launcher import warm_up
 from luminosity.events import Subscriber
 
+__all__ = ["LuminosityRunner"]
+
 
 class LuminosityRunner(PipelineRunner):
     """Runs a Beam pipeline on this machine, with workers fitted to each step's resource hints.

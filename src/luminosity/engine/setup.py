@@ -29,6 +29,8 @@ from luminosity.engine.workers import main_classes
 from luminosity.engine.workers.debug import DebugWorkers
 from luminosity.engine.workers.launcher import launcher
 
+__all__ = ["set_up"]
+
 
 def set_up(
     graph: Graph,

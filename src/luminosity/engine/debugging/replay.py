@@ -26,6 +26,9 @@ from luminosity.engine.workers.failure import original
 from luminosity.engine.workers.in_process import InProcessWorker
 from luminosity.errors import LuminosityError, ReplayError
 
+__all__ = ["Output", "Replay"]
+
+
 _RESTORING = "restoring"
 _BUNDLE = "replayed"
 _NOWHERE = os.devnull  # the memory has no limit, so nothing is spilled

@@ -15,6 +15,9 @@ from typing import Any
 from luminosity.engine.debugging.surroundings import Surroundings
 from luminosity.errors import ReplayError
 
+__all__ = ["DESCRIPTOR", "MAIN_CLASSES", "Manifest", "Part", "read", "write"]
+
+
 _FORMAT = "luminosity replay"
 _VERSION = 1
 _MANIFEST = "manifest.json"

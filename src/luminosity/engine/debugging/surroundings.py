@@ -12,6 +12,9 @@ from apache_beam.internal import pickler
 
 from luminosity.errors import ReplayError
 
+__all__ = ["Surroundings"]
+
+
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 

@@ -19,6 +19,8 @@ from apache_beam.transforms import environments
 from luminosity.engine.prepare import Prepared, prepare, worker_environment
 from luminosity.engine.runner import LuminosityRunner
 
+__all__ = ["DryRun", "DryRunner", "dry_runs"]
+
 
 @dataclass(frozen=True)
 class DryRun:

@@ -21,6 +21,9 @@ from luminosity.engine.prepare import Prepared
 from luminosity.engine.resources.hints import describe_hints
 from luminosity.engine.resources.pools import Assignment
 
+__all__ = ["explain"]
+
+
 # The planner splits some steps into several transforms: what each of them does.
 _PARTS = {
     common_urns.sdf_components.SPLIT_AND_SIZE_RESTRICTIONS.urn: "into parts",

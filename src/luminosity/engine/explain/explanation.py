@@ -8,6 +8,8 @@ from enum import Enum
 from luminosity.engine.resources.machine import Machine
 from luminosity.engine.resources.pools import Pool
 
+__all__ = ["Break", "ExplainedStage", "Explanation", "Reason", "ReasonKind", "Step"]
+
 
 class ReasonKind(Enum):
     """The kinds of reasons for a break."""

@@ -7,6 +7,9 @@ from apache_beam.portability.api import beam_runner_api_pb2
 
 from luminosity.engine.plan.translate import MOVE_URNS
 
+__all__ = ["Outline"]
+
+
 _FLATTEN_URN = common_urns.primitives.FLATTEN.urn
 _MOVES = MOVE_URNS | {_FLATTEN_URN}
 _BEAMS_OWN = b"apache_beam."

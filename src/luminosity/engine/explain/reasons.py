@@ -20,6 +20,9 @@ from luminosity.engine.plan.graph import Buffer, BufferKind, Graph, SideInput, S
 from luminosity.engine.plan.translate import MOVE_URNS
 from luminosity.engine.resources.hints import describe_hints
 
+__all__ = ["Reasons"]
+
+
 _PRECOMBINE_URN = common_urns.combine_components.COMBINE_PER_KEY_PRECOMBINE.urn
 _FLATTEN_URN = common_urns.primitives.FLATTEN.urn
 _RESHUFFLE_URN = common_urns.composites.RESHUFFLE.urn

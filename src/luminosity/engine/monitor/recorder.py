@@ -13,7 +13,10 @@ from typing import Any
 from luminosity.engine.monitor import records
 from luminosity.events import Event, RunEnded, RunStarted, Snapshot, Subscriber, to_json
 
-_LOGGER = logging.getLogger("luminosity")
+__all__ = ["Recorder", "Thinned", "recorder"]
+
+
+_LOGGER = logging.getLogger(__name__)
 
 _MOST_RUNS = 200  # older records are removed
 _FIRST_AFTER_S = 1.0  # a run that is killed early leaves a record of its first second

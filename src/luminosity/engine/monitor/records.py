@@ -15,6 +15,20 @@ from luminosity._text import list_some
 from luminosity.errors import RecordError
 from luminosity.events import Event, RunEnded, RunStarted, Snapshot, from_json
 
+__all__ = [
+    "FORMAT",
+    "WRITE_EVERY_S",
+    "Damaged",
+    "Record",
+    "find",
+    "folder",
+    "load",
+    "path_of",
+    "run_ids",
+    "this_process",
+]
+
+
 FORMAT = 1  # increases when an older version could not read a record
 OFF = "off"
 WRITE_EVERY_S = 10.0  # at most this much of a killed run is lost

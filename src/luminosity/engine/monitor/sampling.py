@@ -12,6 +12,9 @@ from typing import Any
 
 from luminosity.events import ProcessMemory
 
+__all__ = ["Sampler", "TreeMemory"]
+
+
 _EVERY_S = 1.0  # views show whole seconds
 _PART_OF_TIME = 0.005  # of a core, at most, for exact measurements: they take longer the more memory there is
 _STOP_TIMEOUT_S = 5.0  # a driver that does not answer must not hold up the end of a run

@@ -10,7 +10,10 @@ from collections.abc import Iterable
 
 from luminosity.events import Event, Snapshot, Subscriber
 
-_LOGGER = logging.getLogger("luminosity")
+__all__ = ["EventStream"]
+
+
+_LOGGER = logging.getLogger(__name__)
 
 _MOST_WAITING = 1000  # events for a slow subscriber; older ones are dropped
 _END_TIMEOUT_S = 5.0  # for slow subscribers at the end of a run

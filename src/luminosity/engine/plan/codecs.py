@@ -18,6 +18,9 @@ from apache_beam.utils.windowed_value import WindowedValue
 
 from luminosity.engine.plan.graph import Graph, TimerFamily
 
+__all__ = ["Codecs", "ElementCodec", "TimerCodec", "TimerRecord"]
+
+
 # Timestamp (8 bytes), one window (4 bytes of count; the global window itself takes none), pane without indices (1).
 _GLOBAL_HEADER_BYTES = 13
 _BYTES_AFTER_THEIR_LENGTH = frozenset(

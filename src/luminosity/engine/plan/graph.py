@@ -9,6 +9,8 @@ from apache_beam.portability.api import beam_fn_api_pb2, beam_runner_api_pb2
 
 from luminosity.core import TEMPORARY_FOLDER
 
+__all__ = ["Buffer", "BufferKind", "Graph", "Read", "SideInput", "Stage", "TimerFamily", "Write"]
+
 
 class BufferKind(Enum):
     """The kinds of buffers."""

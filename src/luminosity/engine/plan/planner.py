@@ -25,6 +25,9 @@ from luminosity.engine.plan.graph import (
 from luminosity.engine.plan.translate import optimize, resolve_alias
 from luminosity.errors import UnsupportedPipeline
 
+__all__ = ["plan"]
+
+
 _SDF_PROCESS_URN = common_urns.sdf_components.PROCESS_SIZED_ELEMENTS_AND_RESTRICTIONS.urn
 _SDF_TRUNCATE_URN = common_urns.sdf_components.TRUNCATE_SIZED_RESTRICTION.urn
 # Beam's sinks without a fixed number of shards. Only their name tells them in the proto; our sinks are annotated.

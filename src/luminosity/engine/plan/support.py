@@ -11,7 +11,10 @@ from apache_beam.runners.portability.fn_api_runner import translations
 
 from luminosity.errors import UnsupportedPipeline
 
-_LOGGER = logging.getLogger("luminosity")
+__all__ = ["check", "warn"]
+
+
+_LOGGER = logging.getLogger(__name__)
 _REQUIREMENTS = common_urns.requirements
 _SUPPORTED_REQUIREMENTS = frozenset(
     [

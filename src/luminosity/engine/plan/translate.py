@@ -11,6 +11,9 @@ from apache_beam.runners.pipeline_utils import merge_common_environments
 from apache_beam.runners.portability.fn_api_runner import translations
 from apache_beam.runners.worker import bundle_processor
 
+__all__ = ["MOVE_URNS", "optimize", "resolve_alias"]
+
+
 MOVE_URNS = frozenset(
     [
         common_urns.composites.RESHUFFLE.urn,

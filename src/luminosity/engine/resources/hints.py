@@ -10,6 +10,9 @@ from apache_beam.portability.api import beam_runner_api_pb2
 from luminosity._text import format_size
 from luminosity.errors import UnsupportedPipeline
 
+__all__ = ["Needs", "describe_hints"]
+
+
 _HINTS = common_urns.StandardResourceHints.Enum
 
 

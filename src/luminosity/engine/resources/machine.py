@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from luminosity.core import machine_ram_bytes, usable_cores
 
+__all__ = ["Machine", "detect_accelerators", "visibility"]
+
 
 @dataclass(frozen=True)
 class Machine:

@@ -19,7 +19,10 @@ from luminosity.engine.resources.hints import Needs
 from luminosity.engine.resources.machine import Machine
 from luminosity.errors import ResourcesExceeded
 
-_LOGGER = logging.getLogger("luminosity")
+__all__ = ["Assignment", "Pool", "assign", "assign_to_this_process"]
+
+
+_LOGGER = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,9 @@ from luminosity.engine.data import wire
 from luminosity.engine.spill import frames
 from luminosity.engine.spill.quota import WriterQuota
 
+__all__ = ["BlockChannel", "BlockStream", "BlockWriter"]
+
+
 _BLOCK_SECONDS = 0.05  # how long a slow step's first element waits for the next stage
 _INLINE_BYTES = 32 << 10  # below this, a file costs more than the bytes in the message
 

@@ -18,7 +18,10 @@ from luminosity.engine.workers.launcher import OnExit, Process
 from luminosity.engine.workers.request import WorkerRequest
 from luminosity.errors import RunCancelled
 
-_LOGGER = logging.getLogger("luminosity")
+__all__ = ["DebugWorkers"]
+
+
+_LOGGER = logging.getLogger(__name__)
 
 
 class DebugConnection:

@@ -24,6 +24,9 @@ from typing import Any
 
 from luminosity.lean_beam import import_lean
 
+__all__ = ["main"]
+
+
 # Frozen objects no longer count as long-lived. With Python's own thresholds a worker would then search its whole heap
 # after every few thousand allocations, which takes a tenth of the time of a stage that makes many small objects.
 _COLLECT_AFTER = (10_000, 20, 50)

@@ -32,6 +32,9 @@ from luminosity.engine.workers.failure import Failure
 from luminosity.engine.workers.request import WorkerRequest
 from luminosity.noise import quiet
 
+__all__ = ["RUNNER_CAPABILITIES", "PromptStateSampler", "end_with", "run"]
+
+
 _SAMPLING_PERIOD_MS = 5  # a bundle waits up to this long for the sampler's end
 RUNNER_CAPABILITIES = common_urns.runner_protocols.MULTIMAP_KEYS_VALUES_SIDE_INPUT.urn
 

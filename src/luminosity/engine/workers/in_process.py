@@ -19,6 +19,9 @@ from luminosity.engine.workers.failure import original
 from luminosity.engine.workers.harness import RUNNER_CAPABILITIES, PromptStateSampler
 from luminosity.errors import RunCancelled
 
+__all__ = ["InProcessWorker"]
+
+
 _Elements = beam_fn_api_pb2.Elements
 _STOCK_SAMPLER = statesampler.StateSampler
 

@@ -19,6 +19,9 @@ from typing import Any, Protocol
 from luminosity.engine.workers.request import WorkerRequest
 from luminosity.errors import WorkerStartFailed
 
+__all__ = ["Launcher", "OnExit", "Process", "SpawnLauncher", "launcher", "warm_up"]
+
+
 _START_TIMEOUT_S = 60.0  # importing Beam may take this long on a busy machine
 _END_TIMEOUT_S = 5.0  # then the fork server is killed
 

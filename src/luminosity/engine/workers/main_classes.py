@@ -17,6 +17,9 @@ from apache_beam.internal.cloudpickle import cloudpickle
 
 from luminosity.engine.workers import registered_types
 
+__all__ = ["define", "load", "save", "send_by_value"]
+
+
 _MAIN = "__main__"
 _SPAWNED_MAIN = "__mp_main__"
 

@@ -17,6 +17,9 @@ from typing import TextIO
 
 from luminosity._terminal import is_terminal
 
+__all__ = ["WorkerPrints", "print_to"]
+
+
 _STREAMS = {1: "stdout", 2: "stderr"}
 _READ_BYTES = 1 << 16
 _LONGEST_LINE = 1 << 16  # characters held back while a line has no end

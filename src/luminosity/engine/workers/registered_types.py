@@ -15,7 +15,10 @@ from apache_beam.internal import cloudpickle_pickler
 from apache_beam.typehints.schema_registry import SCHEMA_REGISTRY
 from apache_beam.typehints.schemas import LogicalType
 
-_LOGGER = logging.getLogger("luminosity")
+__all__ = ["define", "pickle_each", "pickled", "unpickle"]
+
+
+_LOGGER = logging.getLogger(__name__)
 
 _LOGICAL_TYPES: Any = getattr(LogicalType, "_known_logical_types")  # noqa: B009  # Beam's saved sessions use it, too
 

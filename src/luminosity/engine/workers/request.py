@@ -6,6 +6,8 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+__all__ = ["WorkerRequest"]
+
 
 @dataclass(frozen=True)
 class WorkerRequest:

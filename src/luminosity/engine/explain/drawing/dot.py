@@ -7,6 +7,9 @@ from collections.abc import Iterator, Mapping
 from luminosity.engine.explain.drawing.words import pool_in_words
 from luminosity.engine.explain.explanation import ExplainedStage, Explanation
 
+__all__ = ["dot"]
+
+
 _HEAD = """\
 digraph plan {
   rankdir=TB; fontname="sans-serif"; node [shape=box, style="rounded,filled", fillcolor=white, fontname="sans-serif"];

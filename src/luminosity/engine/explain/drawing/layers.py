@@ -8,6 +8,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+__all__ = ["Bend", "Layers", "Link", "Segment", "Spot", "layered"]
+
+
 _SWEEPS = 12  # more find no better order in the plans tried
 
 

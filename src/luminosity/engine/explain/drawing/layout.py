@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from luminosity.engine.explain.drawing.layers import Bend, Layers, Link, Segment, Spot, layered
 from luminosity.engine.explain.drawing.placing import placed
 
+__all__ = ["Layout", "Point", "Rectangle", "Size", "lay_out"]
+
+
 _LEAST_DROP, _MOST_DROP = 26.0, 64.0  # pixels between layers; more if links run far to the side
 _DROP_PER_WIDTH = 0.12  # pixels of drop for each pixel that a link runs to the side
 _PORT_STEP = 18.0  # pixels between the ends of two links at a box

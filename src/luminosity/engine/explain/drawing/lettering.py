@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import unicodedata
 
+__all__ = ["text_width", "wrapped"]
+
+
 # Widths as fractions of the font's size, a little more than common system fonts need.
 _NARROW, _WIDE, _CAPITAL, _OTHER, _DOUBLE = 0.36, 0.92, 0.72, 0.6, 1.05
 _NARROW_LETTERS = frozenset("ijlftr.,:;'|!()[]/\\ `-·")

@@ -11,6 +11,9 @@ from luminosity.engine.explain.drawing.lettering import text_width, wrapped
 from luminosity.engine.explain.drawing.style import SMALL_PX, STEP_PX
 from luminosity.engine.explain.explanation import Break, ExplainedStage, Explanation
 
+__all__ = ["HEAD_PX", "LINE_PX", "PADDING_PX", "Picture", "ReasonBox", "StageBox", "picture"]
+
+
 LINE_PX, HEAD_PX, PADDING_PX = 18, 24, 12
 _WIDEST_TEXT_PX, _WIDEST_REASON_PX = 220, 190
 _NARROWEST_BOX_PX = 110

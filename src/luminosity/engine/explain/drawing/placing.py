@@ -9,6 +9,9 @@ from collections.abc import Iterator, Mapping
 
 from luminosity.engine.explain.drawing.layers import Bend, Layers, Spot
 
+__all__ = ["placed"]
+
+
 _SWEEPS = 24  # more move nothing visibly in the plans tried
 _BETWEEN_BOXES = 28.0  # pixels
 _BETWEEN_LINKS = 14.0  # pixels

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 
 from luminosity.engine.resources.pools import Pool
 
+__all__ = ["FONT", "SMALL_PX", "STEP_PX", "TITLE_PX", "pool_classes", "stylesheet"]
+
+
 TITLE_PX, STEP_PX, SMALL_PX = 17, 13, 11
 FONT = "system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif"
 

@@ -22,6 +22,9 @@ from luminosity.engine.explain.drawing.style import FONT, SMALL_PX, TITLE_PX, po
 from luminosity.engine.explain.drawing.words import counted, machine_in_words, pool_in_words
 from luminosity.engine.explain.explanation import Explanation
 
+__all__ = ["svg"]
+
+
 _MARGIN_PX = 28
 _ARROW = """\
 <defs><marker id="arrow" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">\

@@ -10,6 +10,9 @@ from luminosity.engine.explain.drawing.words import counted, devices_in_words, m
 from luminosity.engine.explain.explanation import Break, ExplainedStage, Explanation
 from luminosity.engine.resources.pools import Pool
 
+__all__ = ["print_plan"]
+
+
 _BOUNDLESS = 10_000  # columns: wider than any table
 _POOL_STYLES = ("cyan", "yellow", "green", "magenta", "blue", "red")
 

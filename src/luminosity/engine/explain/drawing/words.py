@@ -8,6 +8,8 @@ from luminosity._text import format_size
 from luminosity.engine.resources.machine import Machine
 from luminosity.engine.resources.pools import Pool
 
+__all__ = ["counted", "devices_in_words", "machine_in_words", "pool_in_words", "ranges", "share_in_words"]
+
 
 def counted(number: float, noun: str) -> str:
     """Return a number with its noun in the singular or plural.

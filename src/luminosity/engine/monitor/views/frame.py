@@ -14,6 +14,9 @@ from luminosity._text import format_bytes
 from luminosity.engine.monitor.views import inference, words
 from luminosity.events import DeviceView, PoolView, RunStarted, Snapshot, StageView, Status
 
+__all__ = ["frame"]
+
+
 _STYLES: dict[Status, str] = {
     "busy": "green",
     "held back": "magenta",

@@ -7,6 +7,9 @@ from collections.abc import Iterable
 from luminosity.engine.monitor.views import words
 from luminosity.events import InferenceView, Snapshot
 
+__all__ = ["line", "lines", "of", "parts", "sentence"]
+
+
 _SEPARATOR = " · "
 _MOST_LABEL = 40  # characters
 

@@ -14,6 +14,9 @@ from luminosity.engine.monitor.views.summary import summary
 from luminosity.engine.monitor.views.terminal import Terminal
 from luminosity.events import Event, RunEnded, RunStarted, Snapshot, Subscriber
 
+__all__ = ["LiveView", "is_live", "view_for"]
+
+
 _APPEARS_AFTER_S = 1.0  # a shorter run shows no view
 
 _terminal_taken = threading.Lock()

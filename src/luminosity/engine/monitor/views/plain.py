@@ -11,6 +11,9 @@ from luminosity.engine.monitor.views import inference, words
 from luminosity.engine.monitor.views.summary import summary
 from luminosity.events import Event, RunEnded, RunStarted, Snapshot, StageView
 
+__all__ = ["PlainView", "line"]
+
+
 _EVERY_S = 5.0  # few enough lines for a log
 _SUMMARY_AFTER_S = 2.0  # shorter runs print no summary
 _MOST_STAGES = 3  # in one line

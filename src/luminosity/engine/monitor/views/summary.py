@@ -10,6 +10,9 @@ from luminosity._text import format_bytes
 from luminosity.engine.monitor.views import inference, words
 from luminosity.events import RunEnded, RunStarted
 
+__all__ = ["summary"]
+
+
 _ENDINGS = {"done": "done in", "failed": "failed after", "cancelled": "cancelled after"}
 _STYLES = {"done": "bold green", "failed": "bold red", "cancelled": "bold yellow"}
 _SLOWEST = 3  # stages named

@@ -16,6 +16,9 @@ from rich.text import Text
 
 from luminosity._terminal import is_terminal
 
+__all__ = ["Terminal"]
+
+
 _LONGEST_LINE = 1 << 16  # characters held back while a line has no end
 
 

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 
 from luminosity.events import StageView
 
+__all__ = ["duration", "milliseconds", "number", "percent", "rate", "shortened", "status"]
+
+
 _SEPARATOR = " + "
 
 
