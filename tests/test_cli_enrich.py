@@ -160,7 +160,7 @@ def test_a_row_that_fails_fails_the_run(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "not this one" in done.stderr
     assert "Traceback" not in done.stderr.split("lum enrich:")[0]
-    assert "--dead-letters PATH tells which" in done.stderr
+    assert "add --dead-letters PATH to find the row" in done.stderr
     assert not list(tmp_path.glob("out/*"))
 
 
@@ -179,34 +179,67 @@ def test_where_every_row_fails_there_is_nothing_to_show(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["in.csv", "out"], "no model is named; expected --embed, --classify or --model"),
-        (["no.csv", "out", "--embed=text=M"], "no table's file matches no.csv"),
-        (["in.csv", "out", "--embed=texts=M"], "there is no column 'texts'; did you mean 'text'?"),
+        (["in.csv", "out"], "no model is given, expected --embed, --classify or --model"),
+        (["no.csv", "out", "--embed=text=M"], "no table file matches no.csv"),
+        (["in.csv", "out", "--embed=texts=M"], "--embed texts=M: there is no column 'texts'; did you mean 'text'?"),
         (["in.csv", "out", "--embed=M"], "--embed M: expected [NAME:]COLUMN=MODEL, such as text=models/minilm"),
         (["in.csv", "out", "--embed=a,b=M"], "--embed a,b=M: expected [NAME:]COLUMN=MODEL"),
-        (["in.csv", "out", "--embed=stars:text=M"], "adds a column 'stars', and the table has one of that name"),
-        (["in.csv", "out", "--embed=stars=M"], "--embed stars=M: the column 'stars' holds int64, expected texts"),
+        (["in.csv", "out", "--embed=stars:text=M"], "can't add the column 'stars', because the table has it already"),
+        (
+            ["in.csv", "out", "--embed=stars=M"],
+            "--embed stars=M: found the column 'stars' of type int64, expected text",
+        ),
         (
             ["in.csv", "out.csv", "--classify=text=M"],
-            "column 'text_class' is struct<label: string, score: float>, which CSV",
+            "column 'text_class' is struct<label: string, score: float>, which CSV can't hold; write Parquet or JSON",
         ),
-        (["in.csv", "out.parquet.gz", "--embed=text=M"], "a parquet file is not compressed as a whole"),
-        (["in.csv", "a.jsonl", "--embed=text=M", "--if-exists=append"], "found --if-exists append for a.jsonl, whose"),
+        (
+            ["in.csv", "out.parquet.gz", "--embed=text=M"],
+            "is not compressed as a whole, only its columns are; leave out the last suffix\n",
+        ),
+        (
+            ["in.csv", "a.jsonl", "--embed=text=M", "--if-exists=append"],
+            "a.jsonl: found the name of one file, expected a folder for appending",
+        ),
         (["in.csv", "out", "--embed=text=./N"], "there is no folder ./N"),
-        (["in.csv", "out", "--embed=text=M", "--embed=text=L"], "adds a column 'text_embedding', and two models have"),
-        (["in.csv", "out", "--embed=text=M", "--columns=stars"], "there is no column 'text'; expected one of stars"),
+        (
+            ["in.csv", "out", "--embed=text=M", "--embed=text=L"],
+            "can't add the column 'text_embedding', because two models would",
+        ),
+        (["in.csv", "out", "--embed=text=M", "--columns=stars"], "there is no column 'text', expected one of stars"),
         (["in.csv", "out", "--embed=text=M", "--columns=star"], "did you mean 'stars'?"),
-        (["in.csv", "out", "--embed=text=M", "--cpu_worker=2"], "--cpu_worker=2: no such option; did you mean"),
+        (
+            ["in.csv", "out", "--embed=text=M", "--cpu_worker=2"],
+            "there is no option --cpu_worker; did you mean '--cpu_workers'?",
+        ),
         (["in.csv", "out", "more", "--embed=text=M"], "found 'more' beside IN and OUT"),
-        (["in.csv", "out", "--embed=text=M", "--id=stars"], "--id are of a vector store: give --vector-store, too"),
-        (["in.csv", "out", "--classify=text=M", "--vector-store=s"], "--vector-store needs a vector to keep"),
+        (
+            ["in.csv", "out", "--embed=text=M", "--id=stars"],
+            "found --collection or --id without a vector store; add --vector-store",
+        ),
+        (
+            ["in.csv", "out", "--classify=text=M", "--vector-store=s"],
+            "--vector-store: found no vectors to keep; add some with --embed",
+        ),
         (["in.csv", "out", "--embed=text=M", "--vector-store=s", "--id=star"], "did you mean 'stars'?"),
-        (["in.csv", "out", "--embed=text=M", "--vector-store=http://127.0.0.1:9"], "no server answers there"),
-        (["in.csv", "there.jsonl", "--embed=text=M"], "choose another name, or say --if-exists replace"),
-        (["in.csv", "out", "--embed=text=M", "--dead-letters=./out"], "--dead-letters ./out: that is OUT"),
-        (["in.csv", "out", "--embed=text=M", "--columns=stars, txt"], "--columns names 'txt'"),
+        (
+            ["in.csv", "out", "--embed=text=M", "--vector-store=http://127.0.0.1:9"],
+            "no server responds at http://127.0.0.1:9",
+        ),
+        (
+            ["in.csv", "there.jsonl", "--embed=text=M"],
+            "there.jsonl exists already; add --if-exists replace, or choose another name\n",
+        ),
+        (
+            ["in.csv", "out", "--embed=text=M", "--dead-letters=./out"],
+            "--dead-letters ./out: found OUT, expected another table",
+        ),
+        (
+            ["in.csv", "out", "--embed=text=M", "--columns=stars, txt"],
+            "can't read the column 'txt': ./in.csv does not have it; did you mean 'text'?\n",
+        ),
         (["in.csv", "out", "--model=text=json:dumbs"], "the module json has no 'dumbs'; did you mean dumps or dump?"),
-        (["notes.txt", "out", "--embed=text=M"], "perhaps with .gz, .bz2, .zst, .lz4 behind it\n"),
+        (["notes.txt", "out", "--embed=text=M"], "optionally followed by .gz, .bz2, .zst, .lz4\n"),
     ],
 )
 def test_mistakes_are_named_before_anything_runs(

@@ -30,9 +30,11 @@ if TYPE_CHECKING:
     from luminosity.io.stores.write_qdrant import WriteQdrant
     from luminosity.io.write_table import WriteTable
     from luminosity.tables.map_table import MapTable
+    from luminosity.tables.row_ids import AddRowIds
     from luminosity.tables.rows import RowsFromTable, TableFromRows
 
 __all__ = [
+    "AddRowIds",
     "BundleRetried",
     "Column",
     "Enrich",
@@ -71,6 +73,7 @@ _HOMES = {
         ("BundleRetried", "RunEnded", "RunStarted", "Snapshot", "WorkerLost", "WorkerStarted"),
         "luminosity.events",
     ),
+    "AddRowIds": "luminosity.tables.row_ids",
     "Column": "luminosity.inference.enrich.column",
     "Enrich": "luminosity.inference.enrich.transform",
     "Handler": "luminosity.inference.handler",

@@ -88,6 +88,9 @@ TEMPORARY_FOLDER = "luminosity:temporary_folder"
 ELEMENT_AT_FAULT = "luminosity_element"
 """Attribute of exceptions: a description of the element at fault, if the arguments of user code don't show it."""
 
+REMEDY = "luminosity_fix"
+"""An attribute of exceptions that user code raises: a ``Fix``, which the run's error passes on."""
+
 
 class InferenceMetrics:
     """The names of the counters with which a step that runs a model reports its progress, in any namespace.

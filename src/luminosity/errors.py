@@ -93,12 +93,10 @@ class LuminosityError(Exception):
     """
 
     def __init__(self, message: str = "", *, fix: Fix | str | None = None) -> None:
-        super().__init__(message)
         self.message = message
         self.fix = Fix(fix, command=fix) if isinstance(fix, str) else fix
-
-    def __str__(self) -> str:
-        return _joined(self.message, self.fix.python if self.fix else "")
+        # The remedy is part of args: Beam makes a new error from these when it adds the name of the step.
+        super().__init__(_joined(message, self.fix.python if self.fix else ""))
 
     def for_command(self) -> str:
         """Return the message with the remedy as a user of the command ``lum`` spells it."""

@@ -55,7 +55,7 @@ def test_a_failure_crosses_a_process_as_it_is(error: Exception) -> None:
     failure = Failure.of(raised(error))
     assert Failure.from_json(failure.to_json()) == failure
     assert failure.fix == getattr(error, "fix", None)
-    assert failure.exception == f"{type(error).__name__}: {error.args[0]}"
+    assert failure.exception == f"{type(error).__name__}: {getattr(error, 'message', error.args[0])}"
     assert failure.is_full_disk == isinstance(error, SpillFailed)
 
 

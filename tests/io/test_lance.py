@@ -132,7 +132,7 @@ MISTAKES: dict[str, tuple[pa.RecordBatch, dict[str, Any], str]] = {
     "columns": (
         numbered(0, 1).drop_columns(["vector"]).set_column(0, "id", pa.array([1])).append_column("n", pa.array([1])),
         {},
-        "column 'id' is uint64, and int64 in .*; column 'vector' is .*, and not there in .*; column 'n' is not there",
+        "'id': found int64, expected uint64; .*'vector': found none, .*'n': found int64, expected none",
     ),
     "NaN": (numbered(0, 1).set_column(2, "vector", vectors([[1, 2, 3, float("nan")]])), {}, "things.lance: .*NaN"),
     "tombstones": (
@@ -161,7 +161,7 @@ def test_mistakes(name: str, tmp_path: Path) -> None:
 
 
 def test_rows_of_two_kinds(tmp_path: Path) -> None:
-    with pytest.raises(Exception, match=r"some rows have the columns\nid: (.|\n)*and others\nn: int64"):
+    with pytest.raises(Exception, match=r"found rows with the columns\nid: (.|\n)*and others with\nn: int64"):
         write(tmp_path / "things.lance", numbered(0, 1), pa.record_batch({"n": [1]}))
     assert not (tmp_path / "things.lance").exists()
 
@@ -171,9 +171,9 @@ def test_settings_are_checked() -> None:
         ({"path": "things"}, "expected one that ends in .lance"),
         ({"path": "café/my things.lance"}, "expected a name of Latin letters, digits"),
         ({"mode": "replace"}, "found mode='replace', expected one of append, overwrite, merge"),
-        ({"mode": "merge"}, "expected a key with 'merge' and only there"),
-        ({"key": "id"}, "expected a key with 'merge' and only there"),
-        ({"rows_per_file": 0}, "expected one row at least"),
+        ({"mode": "merge"}, "expected a key for 'merge' and only for it"),
+        ({"key": "id"}, "expected a key for 'merge' and only for it"),
+        ({"rows_per_file": 0}, "expected 1 or more"),
     ]:
         with pytest.raises(ValueError, match=message):
             WriteLance(**{"path": "things.lance", **settings})

@@ -172,12 +172,15 @@ def table(**columns: Any) -> pa.RecordBatch:
 
 MISTAKES = {
     "no id": (table(id=pa.array([7, None])), r"row 1 \(id None\) has no id"),
-    "a negative id": (table(id=[7, -8]), r"the id of row 1 \(id -8\): found -8, expected an integer that is not neg"),
+    "a negative id": (table(id=[7, -8]), r"the id of row 1 \(id -8\): found -8, expected an integer of 0 or more"),
     "ids of another type": (table(id=[0.5, 1.5]), "the id column 'id' is of type double, expected unsigned integers"),
     "no such column": (table().drop_columns(["id"]), "there is no column 'id', expected one of vector"),
     "NaN": (table(vector=vectors([[1, 2], [3, float("nan")]])), r"the vector 'vector' of row 1 \(id 8\) has a number"),
     "null within": (table(vector=vectors([[1, 2], [3, None]])), r"the vector 'vector' of row 1 \(id 8\) has a number"),
-    "no vector": (table(vector=vectors([[1, 2], None])), r"row 1 \(id 8\) has no vector, all are null"),
+    "no vector": (
+        table(vector=vectors([[1, 2], None])),
+        r"row 1 \(id 8\) has only null vectors, expected at least one",
+    ),
     "no vectors": (table(vector=[1.0, 2.0]), "the vector column 'vector' is of type double, expected lists of numbers"),
     "sizes": (table(vector=[[1.0], [1.0, 2.0]]), r"of row 1 \(id 8\) has 2 numbers, that of row 0 \(id 7\) has 1"),
     "another size": (table(vector=[[1.0], [1.0]]), "'vector' has 1 numbers in one batch and 2 in another"),
@@ -207,13 +210,13 @@ def test_a_collection_with_other_vectors_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_collection_that_must_be_there(tmp_path: Path) -> None:
-    with pytest.raises(Exception, match="is not there, and create=False"):
+    with pytest.raises(Exception, match="does not exist, and create=False"):
         write(tmp_path, numbered(0, 1), create=False)
 
 
 def test_a_file_where_the_folder_should_be(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(Exception, match=r"can't be made: .*File exists"):
+    with pytest.raises(Exception, match=r"can't be created: .*File exists"):
         write(tmp_path / "file", numbered(0, 1))
 
 
@@ -230,18 +233,18 @@ def test_a_lock_held_too_long_names_its_holder(tmp_path: Path) -> None:
     holder = context.Process(target=_hold, args=(str(tmp_path / "things.lock"), taken, done))
     holder.start()
     assert taken.wait(120)
-    target = open_collection(CollectionAddress.of(tmp_path, "things", timeout=0.2), lambda: None)
+    collection = open_collection(CollectionAddress.of(tmp_path, "things", timeout=0.2), lambda: None)
     with pytest.raises(StoreError, match=rf"waited 0.2 s for {tmp_path}/things.lock, which process {holder.pid} holds"):
-        target.count()
+        collection.count()
     done.set()
     holder.join(60)
-    assert target.count() == 1
+    assert collection.count() == 1
 
 
 def test_a_folder_that_is_open_elsewhere(tmp_path: Path) -> None:
     write(tmp_path, numbered(0, 1))
     shard = qdrant_edge.EdgeShard.load(str(tmp_path / "things"))
-    with pytest.raises(Exception, match=r"is open elsewhere, and was for 0.3 s: one process at a time"):
+    with pytest.raises(Exception, match=r"was open in another program for 0.3 s, and only one may"):
         write(tmp_path, numbered(1, 1), timeout=0.3)
     shard.close()
 
@@ -250,13 +253,13 @@ def test_a_folder_that_is_open_elsewhere(tmp_path: Path) -> None:
     ("settings", "error", "message"),
     [
         ({"where": "s3://bucket/x"}, ValueError, "expected an address .http://.... or a folder of this machine"),
-        ({"where": "http://me:word@host"}, ValueError, "found a user or a password in the address of host"),
-        ({"where": "http://host", "api_key": "secret"}, TypeError, "api_key is not a function"),
+        ({"where": "http://me:word@host"}, ValueError, "found a user or password in the address of host"),
+        ({"where": "http://host", "api_key": "secret"}, TypeError, "found api_key= of type str, expected a function"),
         ({"api_key_env": "KEY"}, ValueError, "found an API key for the folder"),
         ({"collection": "../x"}, ValueError, "found the collection name '../x'"),
         ({"distance": "far"}, ValueError, "found distance='far', expected one of cosine, dot, euclid, manhattan"),
         ({"vectors": {}}, ValueError, "found no vectors"),
-        ({"batch_size": 0}, ValueError, "batch_size=0, expected more than nothing"),
+        ({"batch_size": 0}, ValueError, "batch_size=0, expected both to be positive"),
     ],
 )
 def test_settings_are_checked_when_the_pipeline_is_built(

@@ -72,8 +72,8 @@ def _waits_take_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_server_that_never_recovers(server: StandIn) -> None:
     server.script = fails(10_000, 503, "Service unavailable: try later")
     message = (
-        rf"the collection 'things' at {server.url}: the server answered 503 Service unavailable: try later; "
-        r"gave up after \d tries in 20 s"
+        rf"the collection 'things' at {server.url}: the server responded 503 Service unavailable: try later; "
+        r"gave up after \d attempts in 20 s"
     )
     with pytest.raises(Exception, match=message):
         write(server, numbered(0, 1))
@@ -85,15 +85,15 @@ def test_nobody_listens() -> None:
     with socket.create_server(("127.0.0.1", 0)) as unused:
         url = f"http://127.0.0.1:{unused.getsockname()[1]}"
     retries: list[int] = []
-    target = open_collection(CollectionAddress.of(url, "things", timeout=20), lambda: retries.append(1))
-    with pytest.raises(StoreError, match=rf"'things' at {url} can't be reached: .*refused; gave up after \d tries"):
-        target.count()
+    collection = open_collection(CollectionAddress.of(url, "things", timeout=20), lambda: retries.append(1))
+    with pytest.raises(StoreError, match=rf"'things' at {url} can't be reached: .*refused; gave up after \d attempts"):
+        collection.count()
     assert 6 <= len(retries) <= 8
 
 
 def test_a_request_that_the_server_does_not_want_is_sent_once(server: StandIn) -> None:
     server.script = fails(10_000, 400, "Wrong input: no room for you", "PUT /collections/things/points")
-    with pytest.raises(Exception, match="the server answered 400 Wrong input: no room for you"):
+    with pytest.raises(Exception, match="the server responded 400 Wrong input: no room for you"):
         write(server, numbered(0, 1))
     assert server.requests.count("PUT /collections/things/points") == 1
 
@@ -105,7 +105,7 @@ def test_the_key_is_sent_and_never_seen(server: StandIn, monkeypatch: pytest.Mon
     assert len(write(server, numbered(3, 3), api_key=lambda: KEY)) == 6
 
     server.key = "another"
-    with pytest.raises(Exception, match=r"the server answered 401 Must provide an API key, found \*\*\*") as raised:
+    with pytest.raises(Exception, match=r"the server responded 401 Must provide an API key, found \*\*\*") as raised:
         write(server, numbered(0, 1), api_key_env="THE_KEY")
     assert KEY not in str(raised.value)
     monkeypatch.delenv("THE_KEY")
@@ -117,7 +117,7 @@ def test_what_is_there_is_checked(server: StandIn) -> None:
     write(server, numbered(0, 3))
     with pytest.raises(Exception, match="has a vector without a name of 4 numbers with cosine distance, expected 5"):
         write(server, numbered(0, 3, size=5))
-    with pytest.raises(Exception, match="is not there, and create=False"), beam.Pipeline("FnApiRunner") as pipeline:
+    with pytest.raises(Exception, match="does not exist, and create=False"), beam.Pipeline("FnApiRunner") as pipeline:
         _ = pipeline | beam.Create([numbered(0, 1)]) | WriteQdrant(server.url, "none", vectors="vector", create=False)
 
 

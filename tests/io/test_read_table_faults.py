@@ -28,22 +28,22 @@ def table(tmp_path: Path) -> str:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"columns": ["star"]}, r"columns= names 'star', which .*a\.parquet does not have; did you mean 'stars'\?"),
-        ({"columns": ["zzz"]}, r"columns= names 'zzz', .* it has stars, text"),
-        ({"columns": "stars"}, r"columns='stars': expected a list of names"),
-        ({"columns": []}, r"columns=\[\]: expected at least one name"),
-        ({"columns": ["text", "text"]}, "a name is there twice"),
+        ({"columns": ["star"]}, r"the column 'star': .*a\.parquet does not have it; did you mean 'stars'\?"),
+        ({"columns": ["zzz"]}, r"the column 'zzz': .* it has stars, text"),
+        ({"columns": "stars"}, r"found columns='stars', expected a list of names"),
+        ({"columns": []}, r"found columns=\[\], expected at least one name"),
+        ({"columns": ["text", "text"]}, r"found the columns \['text', 'text'\], expected every name once"),
         (
             {"where": pc.field("star") > 1},
-            r"where= names 'star', which .*a\.parquet does not have; did you mean 'stars'",
+            r"where= names the column 'star': .*a\.parquet does not have it; did you mean 'stars'",
         ),
-        ({"where": pc.field("text", "a") > 1}, r"where= names 'text', |where=.*can't be decided"),
-        ({"where": pc.field("stars") > "x"}, r"where=.*can't be decided for the columns of .*no kernel matching"),
-        ({"where": pc.field("stars")}, r"where=stars: can't be decided .* must evaluate to bool"),
-        ({"where": "stars > 1"}, r"where='stars > 1': expected an expression of pyarrow's, .*found a str"),
-        ({"format": "xml"}, "format='xml': expected one of parquet, jsonl, csv, arrow"),
-        ({"rows_per_batch": 0}, "rows_per_batch=0: expected 1 or more"),
-        ({"delimiter": ";"}, r"are for CSV, and none of the files is: the first is .*a\.parquet"),
+        ({"where": pc.field("text", "a") > 1}, r"where= names the column 'text': |where=.*can't be evaluated"),
+        ({"where": pc.field("stars") > "x"}, r"where=.*can't be evaluated on the columns of .*no kernel matching"),
+        ({"where": pc.field("stars")}, r"where=stars can't be evaluated .* must evaluate to bool"),
+        ({"where": "stars > 1"}, r"found where='stars > 1' of type str, expected an expression of pyarrow"),
+        ({"format": "xml"}, "found format='xml', expected one of parquet, jsonl, csv, arrow"),
+        ({"rows_per_batch": 0}, "found rows_per_batch=0, expected 1 or more"),
+        ({"delimiter": ";"}, r"are for CSV, but no CSV file: the first file is .*a\.parquet; pass format='csv'"),
     ],
 )
 def test_what_can_not_be_is_refused_when_it_is_built(table: str, arguments: dict[str, Any], message: str) -> None:
@@ -55,14 +55,14 @@ def test_no_file_matches(tmp_path: Path) -> None:
     write(tmp_path / "reviews.parquet", numbered(1))
     with pytest.raises(
         TableError,
-        match=f"no table's file matches {tmp_path}/data/\\*.parquet; the nearest folder that exists is {tmp_path}, "
-        "which has reviews.parquet",
+        match=f"no table file matches {tmp_path}/data/\\*.parquet; the nearest folder that exists is {tmp_path}, "
+        "which contains reviews.parquet",
     ):
         ReadTable(f"{tmp_path}/data/*.parquet")
-    with pytest.raises(TableError, match=r"did you mean reviews.parquet\?"):
+    with pytest.raises(TableError, match=r"did you mean 'reviews.parquet'\?"):
         ReadTable(f"{tmp_path}/review.parquet")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(TableError, match=r"the nearest folder that exists is .*/empty, which has nothing in it"):
+    with pytest.raises(TableError, match=r"the nearest folder that exists is .*/empty, which is empty"):
         ReadTable(f"{tmp_path}/empty")
     with pytest.raises(TableError, match=r"nowhere://data/\*: can't look for files there"):
         ReadTable("nowhere://data/*")
@@ -102,10 +102,9 @@ def test_an_unreadable_parquet_file(tmp_path: Path, pipelines: Pipelines) -> Non
     with pytest.raises(Exception, match="can't be read") as failure, pipelines() as (pipeline, _):
         _ = pipeline | ReadTable(str(tmp_path)) | beam.Map(len)
 
-    expected = (
-        f"{tmp_path}/b.parquet: can't be read as parquet; it is damaged, cut off, or something else under that name"
+    assert f"{tmp_path}/b.parquet: can't be read as parquet: it is damaged, incomplete, or has another" in str(
+        failure.value
     )
-    assert expected in str(failure.value)
     assert "Parquet magic bytes not found in footer" in str(failure.value)
 
 
@@ -113,7 +112,7 @@ def test_an_unreadable_parquet_file(tmp_path: Path, pipelines: Pipelines) -> Non
 def test_something_else_under_that_name(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text("This is not a table, whatever its name says.\n")
     with pytest.raises(
-        TableError, match=rf"{re.escape(name)}(: can't be read as .* or not|: can't be .* else|, line 1: )"
+        TableError, match=rf"{re.escape(name)}(: can't be read as .* or not|: can't be .* another format|, line 1: )"
     ):
         ReadTable(str(tmp_path))
 
@@ -131,19 +130,17 @@ def test_a_file_that_is_damaged_in_its_middle(tmp_path: Path) -> None:
     whole = (tmp_path / "t.jsonl.gz").read_bytes()
     schema = numbered(0).schema
     (tmp_path / "t.jsonl.gz").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(TableError, match=r"t\.jsonl\.gz: can't be read as jsonl with gzip; it is damaged, cut off, or"):
+    with pytest.raises(TableError, match=r"t\.jsonl\.gz: can't be read as jsonl with gzip: it is damaged, inc"):
         read_alone(ReadTable(str(tmp_path), schema=schema))
     (tmp_path / "t.jsonl.gz").write_bytes(whole[:2000] + b"\0" * 100 + whole[2100:])
-    with pytest.raises(TableError, match=r"t\.jsonl\.gz.*(damaged, cut off, or not gzip at all|line \d+)"):
+    with pytest.raises(TableError, match=r"t\.jsonl\.gz.*(damaged, incomplete, or not gzip|line \d+)"):
         read_alone(ReadTable(str(tmp_path), schema=schema))
 
 
 def test_lists_of_a_fixed_size_with_nulls_as_others_write_them(tmp_path: Path) -> None:
     vectors = pa.array([[1.0, 2.0], None, [3.0, 4.0]], pa.list_(pa.float32(), 2))
     parquet.write_table(pa.table({"id": [1, 2, 3], "vector": vectors}), tmp_path / "t.parquet")
-    with pytest.raises(
-        TableError, match=r"t\.parquet: .*; a column of lists of a fixed size has nulls, which Arrow can't"
-    ):
+    with pytest.raises(TableError, match=r"t\.parquet: .*: a column of fixed-size lists has nulls, which Arrow can't"):
         read_alone(ReadTable(str(tmp_path)))
     assert len(read_alone(ReadTable(str(tmp_path), ["id"]))) == 3
 
@@ -153,7 +150,7 @@ def test_a_file_that_is_gone(name: str, tmp_path: Path) -> None:
     write(tmp_path / name, numbered(10))
     transform = ReadTable(str(tmp_path))
     (tmp_path / name).unlink()
-    with pytest.raises(TableError, match=rf"{name}: can't be read as .*; it is gone, and was there when"):
+    with pytest.raises(TableError, match=rf"{name}: can't be read as .*: the file existed when .* and is gone"):
         read_alone(transform)
 
 
@@ -164,7 +161,7 @@ def test_a_file_that_has_changed(name: str, tmp_path: Path) -> None:
     write(tmp_path / name, numbered(2000))
     size = (tmp_path / name).stat().st_size
     with pytest.raises(
-        TableError, match=rf"{name}: has {size} bytes, and had \d+ when the pipeline was built; is some"
+        TableError, match=rf"{name}: found {size} bytes, expected \d+ as when the pipeline was built; wait"
     ):
         read_alone(transform)
 
@@ -195,7 +192,7 @@ def test_the_column_of_a_value_that_does_not_fit_is_named(newlines_in_values: bo
 def test_a_schema_that_is_none(tmp_path: Path) -> None:
     write(tmp_path / "t.csv", numbered(1))
     schema: Any = {"id": pa.int64()}
-    with pytest.raises(TableError, match=r"schema= is of type dict, expected pyarrow\.schema"):
+    with pytest.raises(TableError, match=r"found schema= of type dict, expected pyarrow\.schema"):
         ReadTable(str(tmp_path), schema=schema)
 
 
@@ -210,7 +207,7 @@ def test_json_lines_at_fault_are_shown(tmp_path: Path) -> None:
     ):
         read('{"a": 1}', "", '{"a": "x"}', '{"a": 2}', schema=schema)
     with pytest.raises(
-        TableError, match=r"line 2: .*unexpected field.*'{\"a\": 2, \"b\": 1}'; .*give schema= if there are more"
+        TableError, match=r"line 2: .*unexpected field.*'{\"a\": 2, \"b\": 1}'; .*pass schema= if there are more"
     ):
         read('{"a": 1}', '{"a": 2, "b": 1}', schema=schema)
     with pytest.raises(TableError, match=r"line 2: .*'{\"a\":'"):
@@ -231,7 +228,9 @@ def test_line_breaks_in_values_are_never_read_wrongly(tmp_path: Path, monkeypatc
 def test_a_table_with_nothing_in_it_needs_a_schema(tmp_path: Path) -> None:
     (tmp_path / "a.csv").touch()
     (tmp_path / "b.jsonl").write_text("\n\n")
-    with pytest.raises(TableError, match=r"a\.csv has no rows, nor has any other of the 2 files; give schema="):
+    with pytest.raises(
+        TableError, match=r"none of 2 files has rows, the first is .*a\.csv; expected some; pass schema="
+    ):
         ReadTable(str(tmp_path))
     assert read_alone(ReadTable(str(tmp_path), schema=pa.schema({"a": pa.int64()}))) == []
 
@@ -239,14 +238,14 @@ def test_a_table_with_nothing_in_it_needs_a_schema(tmp_path: Path) -> None:
 def test_what_is_packed_twice(tmp_path: Path) -> None:
     write_bytes(tmp_path / "t.parquet.gz", b"")
     with pytest.raises(
-        TableError, match=r"t\.parquet\.gz: parquet can't be read while it is packed as a whole with gzip"
+        TableError, match=r"t\.parquet\.gz: found a parquet file that is compressed as a whole with gzip"
     ):
         ReadTable(str(tmp_path))
 
 
 def test_a_header_with_a_name_twice(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("a,b,a\n1,2,3\n")
-    with pytest.raises(TableError, match=r"t\.csv: has the column 'a' twice"):
+    with pytest.raises(TableError, match=r"t\.csv: found the column 'a' twice"):
         ReadTable(str(tmp_path))
 
 
@@ -255,6 +254,6 @@ def test_folders_that_do_not_agree(tmp_path: Path) -> None:
     write(tmp_path / "year=2024" / "t.parquet", numbered(1))
     write(tmp_path / "t.parquet", numbered(1))
     with pytest.raises(
-        TableError, match=r"year=2024/t\.parquet lies in folders for the columns \['year'\], expected \[\]"
+        TableError, match=r"year=2024/t\.parquet: found folders for the columns \['year'\], expected \[\]"
     ):
         ReadTable(str(tmp_path))

@@ -77,7 +77,7 @@ def test_in_a_pipeline() -> None:
 def test_what_is_gone() -> None:
     transform = ReadTable("shelf://reviews/*")
     del STORED["shelf://reviews/b.arrow"]
-    with pytest.raises(TableError, match=r"shelf://reviews/b\.arrow: can't be read as arrow; it is gone"):
+    with pytest.raises(TableError, match=r"shelf://reviews/b\.arrow: can't be read as arrow: the file existed .* gone"):
         read_alone(transform)
-    with pytest.raises(TableError, match=r"no table's file matches shelf://views/\*; check the address"):
+    with pytest.raises(TableError, match=r"no table file matches shelf://views/\*; check the address"):
         ReadTable("shelf://views/*")

@@ -112,5 +112,5 @@ def test_a_folder_whose_value_is_of_another_type_is_named(tmp_path: Path) -> Non
     path = written(
         tmp_path / "out", pa.record_batch({"year": ["2024", "soon", None], "n": [1, 2, 3]}), partition_by="year"
     )
-    with pytest.raises(TableError, match=r"year=soon/.*: its folder says year=soon, and schema= that this is int32"):
+    with pytest.raises(TableError, match=r"year=soon/.*: found the folder year=soon, expected int32"):
         read(path, schema=pa.schema({"year": pa.int32(), "n": pa.int64()}))

@@ -104,7 +104,7 @@ def test_workers_share_the_folder(pipelines: Pipelines, tmp_path: Path) -> None:
     ("settings", "message"),
     [
         ({"vector_column": "w"}, "there is no column 'w', expected one of v"),
-        ({"output": "v"}, "there is a column 'v' already; name another with output="),
+        ({"output": "v"}, "there is a column 'v' already; pass another output="),
         ({"using": "other"}, "'places' at .*other"),
         ({"with_payload": {"kind": pa.int8()}}, "the payload field 'kind' can't be read as int8"),
     ],
@@ -115,7 +115,7 @@ def test_mistakes(settings: dict[str, Any], message: str, where: str) -> None:
 
 
 def test_no_such_collection(tmp_path: Path) -> None:
-    with pytest.raises(Exception, match=r"'places' at .* is not there; is the folder the right one"):
+    with pytest.raises(Exception, match=r"'places' at .* does not exist; check the folder"):
         searched(str(tmp_path), pa.record_batch({"v": vectors([[1, 1]])}))
 
 
@@ -129,7 +129,7 @@ def test_settings_are_checked() -> None:
     for settings, message in [
         ({"limit": 0}, "found limit=0"),
         ({"with_payload": ["id"]}, "found 'id' in with_payload"),
-        ({"filter": {"a": 0.5}}, "expected a text, an integer or a truth value"),
+        ({"filter": {"a": 0.5}}, "expected a text, an integer, a boolean"),
     ]:
         with pytest.raises(ValueError, match=message):
             SearchQdrant("folder", "things", vector_column="v", **settings)

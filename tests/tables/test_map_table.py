@@ -133,9 +133,9 @@ def test_what_a_function_wants_is_told_by_its_annotation() -> None:
     assert kind_of(functools.partial(double_in_polars), None) == "polars"
     assert kind_of(lambda batch: batch, None) == "arrow"
     assert kind_of(lambda frame: frame, "pandas") == "pandas"
-    with pytest.raises(TypeError, match=r"in_quotes \(.*\) takes unknown_at_run_time.DataFrame; expected"):
+    with pytest.raises(TypeError, match=r"in_quotes \(.*\) takes unknown_at_run_time.DataFrame, expected"):
         kind_of(in_quotes, None)
-    with pytest.raises(TypeError, match=r"bare .* takes DataFrame; expected"):
+    with pytest.raises(TypeError, match=r"bare .* takes DataFrame, expected"):
         kind_of(bare, None)
     with pytest.raises(ValueError, match="found as_='spark', expected 'arrow', 'pandas' or 'polars'"):
         kind_of(bare, "spark")
@@ -158,13 +158,17 @@ def test_objects_and_methods_are_functions_too() -> None:
         (
             lambda batch: None,
             "arrow",
-            r"<lambda> \(.*test_map_table.py:\d+\) returned NoneType.*return missing",
+            r"<lambda> \(.*test_map_table.py:\d+\) returned NoneType.*missing return",
         ),
         (lambda frame: frame["text"], "pandas", r"returned pandas.Series, expected pandas.DataFrame"),
         (lambda frame: frame.lazy(), "polars", r"returned polars.LazyFrame, expected polars.DataFrame.*collect"),
         (lambda frame: pd.DataFrame({"a": [1]}), "polars", r"returned pandas.DataFrame, expected polars"),
-        (lambda frame: frame.assign(mixed=[1, "a", 2]), "pandas", r"no table. Conversion failed for column mixed"),
-        (lambda frame: frame.rename(columns={"text": 0}), "pandas", r"with the columns \[0, .*expected names"),
+        (
+            lambda frame: frame.assign(mixed=[1, "a", 2]),
+            "pandas",
+            r"can't become a table: Conversion failed for column mixed",
+        ),
+        (lambda frame: frame.rename(columns={"text": 0}), "pandas", r"with the columns \[0, .*expected texts as names"),
         (lambda frame: frame.assign(new=None), "pandas", r"nothing in 3 rows shows the type of the new column 'new'"),
     ],
 )
@@ -204,7 +208,7 @@ def test_a_schema_is_held_to() -> None:
     wrong = pa.schema([("text", pa.int64())])
     with pytest.raises(TableError, match=r"column 'text': found string, expected int64"):
         _Mapper(lambda batch: batch.select(["text"]), "arrow", wrong).run(TABLE)
-    with pytest.raises(TableError, match=r"no table. Conversion failed for column text"):
+    with pytest.raises(TableError, match=r"can't become a table: Conversion failed for column text"):
         _Mapper(lambda frame: frame[["text"]], "pandas", wrong).run(TABLE)
 
 

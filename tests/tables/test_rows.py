@@ -188,7 +188,7 @@ class TestMistakes:
         [
             (None, [{"n": None}], r"column 'n': nothing in 1 rows shows its type.*schema="),
             (None, [{"n": []}], r"so far: list<item: null>"),
-            (None, [{"n": 1}, {"n": "a"}], r"found 'a' \(str\), which is not like the rows before.*schema="),
+            (None, [{"n": 1}, {"n": "a"}], r"found 'a' \(str\), which does not fit the rows before.*schema="),
             (None, [{"n": object()}], r"found <object object.*schema="),
             (pa.schema([("n", pa.int64())]), [{"n": 1.5}], r"found 1.5 \(float\), expected int64: 1.5 is not a whole"),
             (pa.schema([("n", pa.list_(pa.int64()))]), [{"n": [1, 1.5]}], r"1.5 is not a whole number"),
@@ -198,12 +198,16 @@ class TestMistakes:
                 [{"n": 1, "m": 2}],
                 r"column 'm': found 2 \(int\), expected the columns n;",
             ),
-            (pa.schema([pa.field("n", pa.int64(), nullable=False)]), [{"n": 1}, {}], r"column 'n': found nothing"),
+            (
+                pa.schema([pa.field("n", pa.int64(), nullable=False)]),
+                [{"n": 1}, {}],
+                r"column 'n': found null, expected int64",
+            ),
             (pa.schema([("s", pa.struct([("a", pa.int64())]))]), [{"s": {"a": 1, "b": 2}}], r"has b, which is not in"),
             (pa.schema([("v", pa.list_(pa.float32(), 2))]), [{"v": [1.0]}], r"column 'v': found \[1.0\] \(list\)"),
-            (None, [{}, {}], r"found 2 rows without a column"),
+            (None, [{}, {}], r"found 2 rows without columns"),
             (None, [3], r"found an element of type int, expected a dict"),
-            (Loose, [Loose(1, 2)], r"the types of b in Loose do not tell"),
+            (Loose, [Loose(1, 2)], r"the annotations of b in Loose do not tell"),
         ],
     )
     def test_messages(self, schema: Any, rows: list[Any], message: str) -> None:
@@ -231,7 +235,7 @@ class TestMistakes:
             TableFromRows(3)
         with pytest.raises(TypeError, match=r"expected dict, beam.Row, or a dataclass"):
             RowsFromTable(list)
-        with pytest.raises(TypeError, match=r"expected it with beam.Row alone"):
+        with pytest.raises(TypeError, match=r"expected it only with beam.Row"):
             RowsFromTable(schema=pa.schema([]))
 
     def test_a_class_wants_what_the_table_does_not_have(self) -> None:
@@ -338,10 +342,10 @@ def test_rows_come_back_as_they_were_for_any_schema(data: st.DataObject, kinds: 
 @pytest.mark.parametrize(
     ("kind", "value", "message"),
     [
-        (pa.date32(), datetime.datetime(2024, 1, 31, 12), "2024-01-31 12:00:00 is more than a date"),
-        (pa.list_(pa.date32()), [datetime.datetime(2024, 1, 31, 12)], "2024-01-31 12:00:00 is more than a date"),
-        (pa.list_(pa.string()), "abc", "a text is no list"),
-        (pa.list_(pa.list_(pa.string())), ["abc"], "a text is no list"),
+        (pa.date32(), datetime.datetime(2024, 1, 31, 12), "2024-01-31 12:00:00 is not only a date"),
+        (pa.list_(pa.date32()), [datetime.datetime(2024, 1, 31, 12)], "2024-01-31 12:00:00 is not only a date"),
+        (pa.list_(pa.string()), "abc", "a text is not a list"),
+        (pa.list_(pa.list_(pa.string())), ["abc"], "a text is not a list"),
     ],
 )
 def test_values_that_would_change_without_a_word_are_refused(kind: pa.DataType, value: object, message: str) -> None:

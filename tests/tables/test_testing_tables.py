@@ -64,7 +64,7 @@ def test_written_tables_can_be_read(name: str, read: Any, tmp_path: Path) -> Non
 
 
 def test_a_type_without_made_up_values_says_so() -> None:
-    with pytest.raises(TypeError, match=r"found map<string, int64>, for which there are no made-up values"):
+    with pytest.raises(TypeError, match=r"found map<string, int64>, which has no random values"):
         FakeTable({"m": dict[str, int]})
     with pytest.raises(TypeError, match="found 3 for the column 'm', expected a Python type"):
         FakeTable({"m": 3})

@@ -1,1 +1,4 @@
-"""Tables from files and into files and vector stores. Knows nothing of the engine, nor of models."""
+"""Read tables from files, and write them to files and vector stores.
+
+Nothing in this package knows the engine or models.
+"""

@@ -1,4 +1,4 @@
-"""Jobs of this machine take turns where they look at a folder, and then put something into it."""
+"""A lock on a folder, for jobs on one machine that look at a folder and then put files into it."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from luminosity._locks import locked
 
 __all__ = ["lock_folder"]
 
-_LOGGER = logging.getLogger("luminosity")
+_LOGGER = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
-def lock_folder(folder: str, seconds: float) -> Generator[None]:
-    """Nobody else has a turn in this folder meanwhile; `TimeoutError` where somebody has it for so long.
+def lock_folder(folder: str, timeout_s: float) -> Generator[None]:
+    """Hold the lock of a folder. Raises ``TimeoutError`` if another job keeps it for ``timeout_s`` seconds.
 
-    Nobody waits where that is no folder of this machine, or its file system has no such locks.
+    Nothing is locked if the folder is not on this machine, or if its file system has no locks.
     """
-    with contextlib.ExitStack() as turn:
-        descriptor = _opened(folder)
+    with contextlib.ExitStack() as held:
+        descriptor = _open(folder)
         if descriptor is not None:
-            turn.callback(os.close, descriptor)
+            held.callback(os.close, descriptor)
             try:
-                turn.enter_context(locked(descriptor, seconds))
+                held.enter_context(locked(descriptor, timeout_s))
             except TimeoutError:
                 raise TimeoutError(
-                    f"waited {seconds:.3g} s for another job that puts its files into {folder}"
+                    f"waited {timeout_s:.3g} s for another job that puts its files into {folder}"
                 ) from None
             except OSError as error:
-                _LOGGER.debug("jobs take no turns in %s: %s", folder, error)
+                _LOGGER.debug("can't lock %s: %s", folder, error)
         yield
 
 
-def _opened(folder: str) -> int | None:
+def _open(folder: str) -> int | None:
     with contextlib.suppress(OSError):
         return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     return None

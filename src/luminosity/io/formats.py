@@ -1,20 +1,22 @@
-"""Which format a table's file has: its name tells."""
+"""The formats of a table's files, recognised by their names."""
 
 from __future__ import annotations
 
 import os
 from enum import Enum
 
-from luminosity.errors import TableError
+from luminosity.errors import Fix, TableError
 
 __all__ = ["LIST_SIZE", "Format", "compression_of", "recognise"]
 
 
 LIST_SIZE = b"luminosity.list_size"
-"""In the metadata of a Parquet file's column: its lists are all of this size, though they are called plain ones."""
+"""Key in the metadata of a Parquet column that is stored as plain lists although all its lists have this size."""
 
 
 class Format(Enum):
+    """A file format; the value is what users pass as ``format=``."""
+
     PARQUET = "parquet"
     JSON_LINES = "jsonl"
     CSV = "csv"
@@ -36,7 +38,7 @@ _COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
 
 
 def recognise(path: str) -> tuple[Format, str | None]:
-    """The format of a file, and how it is compressed as a whole.
+    """Return the format of a file, and the compression of the file as a whole, if any.
 
     >>> recognise("reviews/part-1.jsonl.gz")
     (<Format.JSON_LINES: 'jsonl'>, 'gzip')
@@ -47,14 +49,15 @@ def recognise(path: str) -> tuple[Format, str | None]:
     suffix = os.path.splitext(os.path.splitext(path)[0] if compression else path)[1].lower()
     if suffix not in _SUFFIXES:
         raise TableError(
-            f"{path}: the name does not tell the format; expected it to end in one of {', '.join(_SUFFIXES)}, "
-            f"perhaps with {', '.join(_COMPRESSIONS)} behind it; or say format= yourself"
+            f"{path}: the name does not tell the format, expected it to end in one of {', '.join(_SUFFIXES)}, "
+            f"optionally followed by {', '.join(_COMPRESSIONS)}",
+            fix=Fix("pass format="),
         )
     return _SUFFIXES[suffix], compression
 
 
 def compression_of(path: str) -> str | None:
-    """How a file is compressed as a whole, as pyarrow calls it.
+    """Return pyarrow's name of the compression of the file as a whole, or None.
 
     >>> compression_of("log.txt.zst")
     'zstd'

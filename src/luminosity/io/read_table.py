@@ -1,4 +1,4 @@
-"""Files of a table into record batches."""
+"""The transform that reads the files of a table into record batches."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import apache_beam as beam
 import pyarrow as pa
 
-import luminosity.tables  # noqa: F401  # pyright: ignore[reportUnusedImport]  # for its coder of record batches
-from luminosity.errors import TableError
+import luminosity.tables  # noqa: F401  # pyright: ignore[reportUnusedImport]  # registers the coder of record batches
+from luminosity.errors import Fix, TableError
 from luminosity.io.formats import Format
 from luminosity.io.reading.csv_reader import CsvStyle
 from luminosity.io.reading.find_files import TableFile, find_files
@@ -24,7 +24,7 @@ __all__ = ["ReadTable"]
 
 
 class ReadTable(beam.PTransform[Any, Any]):
-    """Reads Parquet, JSON lines, CSV and Arrow IPC files into `pyarrow.RecordBatch`\\ es.
+    """Reads Parquet, JSON lines, CSV and Arrow IPC files into ``pyarrow.RecordBatch`` elements.
 
     >>> import os, tempfile
     >>> path = os.path.join(tempfile.mkdtemp(), "reviews.csv")
@@ -36,24 +36,27 @@ class ReadTable(beam.PTransform[Any, Any]):
     ...     _ = table | beam.Map(lambda batch: print(batch.to_pylist()))
     [{'text': 'fine'}]
 
-    Args:
-      pattern: files on any of Beam's file systems, as `FileSystems.match` takes them, or a list of such. A folder means
-        all tables' files in it, and in folders below it that are named `column=value`, which become columns. Files
-        whose names begin with `_` or `.` are left out.
-      columns: those to read; None: all. Others are not even decoded.
-      where: a condition on rows, such as `pyarrow.compute.field("stars") >= 4`, on any column. Row groups of Parquet
-        whose statistics exclude it are not read.
-      schema: the columns of the files; None: those of the first file that has any. Every file must have them, in any
-        order. Types of CSV and JSON lines are guessed from the first megabyte of that file: give a schema where that
-        guess would be wrong.
-      format: "parquet", "jsonl", "csv" or "arrow", for files whose names do not tell.
-      rows_per_batch: the most rows of a batch. Fewer where a row is a lot of work: batches are what workers share.
-      delimiter: of CSV.
-      newlines_in_values: whether values of CSV have line breaks in them; such files are read in one piece each.
-      null_values: what stands for null in CSV, unless it is quoted.
+    The files are found and their columns checked when the transform is made, before the pipeline runs.
 
-    Its counters, in the namespace "ReadTable": `rows_read` (that were emitted), `bytes_read` (of the files, as far as
-    they are done), `files_read`.
+    Args:
+      pattern: files on any of Beam's file systems, as ``FileSystems.match`` takes them, or a list of patterns. A folder
+        means all table files in it, and those in folders below it that are named ``column=value``; these names become
+        columns. Files whose names begin with ``_`` or ``.`` are left out.
+      columns: the columns to read; None reads all. Other columns are not decoded.
+      where: a condition on rows, such as ``pyarrow.compute.field("stars") >= 4``, on any column. Row groups of Parquet
+        whose statistics exclude the condition are not read.
+      schema: the columns of the files; None takes those of the first file that has any. Every file must have these
+        columns, in any order. The types of CSV and JSON lines are guessed from the first megabyte of that file: pass a
+        schema if that guess would be wrong.
+      format: ``"parquet"``, ``"jsonl"``, ``"csv"`` or ``"arrow"``, for files whose names do not tell.
+      rows_per_batch: the most rows of a batch. Choose fewer if each row is a lot of work: batches are what workers
+        share.
+      delimiter: the character between the values of CSV.
+      newlines_in_values: whether values of CSV contain line breaks; each of these files is then read in one piece.
+      null_values: the texts that mean null in CSV, unless they are quoted.
+
+    The counters in the namespace ``"ReadTable"`` are ``rows_read`` (rows that were emitted), ``bytes_read`` (bytes of
+    the files that are done) and ``files_read``.
     """
 
     def __init__(
@@ -71,9 +74,9 @@ class ReadTable(beam.PTransform[Any, Any]):
     ) -> None:
         super().__init__()
         if rows_per_batch < 1:
-            raise TableError(f"rows_per_batch={rows_per_batch}: expected 1 or more")
+            raise TableError(f"found rows_per_batch={rows_per_batch}, expected 1 or more")
         if schema is not None and not isinstance(schema, pa.Schema):
-            raise TableError(f"schema= is of type {type(schema).__name__}, expected pyarrow.schema(...) of the columns")
+            raise TableError(f"found schema= of type {type(schema).__name__}, expected pyarrow.schema(...)")
         patterns = [pattern] if isinstance(pattern, str | os.PathLike) else pattern
         self._patterns = [os.fspath(each) for each in patterns]
         self._files = find_files(self._patterns, None if format is None else _format(format))
@@ -86,15 +89,23 @@ class ReadTable(beam.PTransform[Any, Any]):
 
     @property
     def schema(self) -> pa.Schema:
-        """Of the batches."""
+        """The schema of the batches that are read."""
         return self._settings.selection.output
 
     def first(self, rows: int) -> list[pa.RecordBatch]:
-        """The first rows of the first files, read here and now: to look at a table, or to try something on it."""
+        """Read the first rows in this process, without a pipeline, to look at a table or to try something on it.
+
+        >>> import os, tempfile
+        >>> path = os.path.join(tempfile.mkdtemp(), "numbers.csv")
+        >>> with open(path, "w") as file:
+        ...     _ = file.write("n\\n1\\n2\\n3\\n")
+        >>> [batch.to_pydict() for batch in ReadTable(path).first(2)]
+        [{'n': [1, 2]}]
+        """
         return first_rows(self._files, self._settings, rows)
 
     def all(self) -> Iterator[tuple[str, pa.RecordBatch]]:
-        """All rows in the order of the files, read here and now, each batch with the path of its file."""
+        """Read all rows in this process, in the order of the files; yield the path of the file with each batch."""
         return all_rows(self._files, self._settings)
 
     def expand(self, input_or_inputs: Any) -> Any:
@@ -109,33 +120,37 @@ def _format(name: str) -> Format:
     try:
         return Format(name)
     except ValueError:
-        raise TableError(f"format={name!r}: expected one of {', '.join(each.value for each in Format)}") from None
+        raise TableError(f"found format={name!r}, expected one of {', '.join(each.value for each in Format)}") from None
 
 
 def _check_files(files: Sequence[TableFile], csv: CsvStyle) -> None:
     if not files:
-        raise TableError("pattern=[]: expected at least one pattern")
+        raise TableError("found pattern=[], expected at least one pattern")
     for file in files:
         if file.compression is not None and file.format in (Format.PARQUET, Format.ARROW):
             raise TableError(
-                f"{file.path}: {file.format.value} can't be read while it is packed as a whole with "
-                f"{file.compression}: unpack it; its columns are best compressed when it is written"
+                f"{file.path}: found a {file.format.value} file that is compressed as a whole with {file.compression}, "
+                "expected one whose columns are compressed",
+                fix="decompress the file",
             )
     if csv != CsvStyle() and all(file.format is not Format.CSV for file in files):
         raise TableError(
-            "delimiter=, newlines_in_values= and null_values= are for CSV, and none of the files is: "
-            f"the first is {files[0].path}; give format='csv' if they are"
+            "found delimiter=, newlines_in_values= or null_values=, which are for CSV, but no CSV file: "
+            f"the first file is {files[0].path}",
+            fix=Fix("pass format='csv' if the files are CSV"),
         )
 
 
 def _stored(
     files: Sequence[TableFile], given: pa.Schema | None, partition: pa.Schema, csv: CsvStyle
 ) -> tuple[pa.Schema, str]:
-    """The columns that every file must have, and who says so."""
+    """Return the columns that every file must have, and the argument or file that they come from."""
     if given is not None:
         return pa.schema([field for field in given if field.name not in partition.names]), "schema="
     for file in files:
         found = schema_of(file, csv)
         if found is not None:
             return found, file.path
-    raise TableError(f"{files[0].path} has no rows, nor has any other of the {len(files)} files; give schema=")
+    name = files[0].path
+    found = f"{name} has no rows" if len(files) == 1 else f"none of {len(files)} files has rows, the first is {name}"
+    raise TableError(f"{found}; expected some", fix=Fix("pass schema="))

@@ -1,4 +1,4 @@
-"""Tables to files: Parquet, JSON lines, CSV or Arrow, on any of Beam's file systems."""
+"""The transform that writes a table to files: Parquet, JSON lines, CSV or Arrow."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from apache_beam.pvalue import AsIter
 from apache_beam.transforms.window import GlobalWindows
 
 from luminosity.core import TEMPORARY_FOLDER, WRITES_A_FILE_PER_BUNDLE
-from luminosity.errors import WriteError
+from luminosity.errors import Fix, WriteError
 from luminosity.io.writing import existing
 from luminosity.io.writing.destination import Destination, IfExists
 from luminosity.io.writing.finish_step import FinishDoFn
+from luminosity.io.writing.schema_checks import check_writable
 from luminosity.io.writing.write_errors import clear_errors
 from luminosity.io.writing.write_step import WriteDoFn
 
@@ -23,10 +24,10 @@ __all__ = ["WriteTable"]
 
 
 class WriteTable(beam.PTransform[beam.PCollection[pa.RecordBatch], beam.PCollection[str]]):
-    """Writes record batches to files and gives the files' names, when all are complete.
+    """Writes record batches to files on any of Beam's file systems, and emits the files' names when all are complete.
 
-    Workers write to temporary files; only when all is written do these get their names. So readers never see
-    a part of a file, a bundle that is tried again leaves no row twice, and a run that fails no file at all.
+    Workers write to temporary files, which get their final names when all rows are written. So readers never see an
+    incomplete file, retried bundles write no row twice, and a failed run leaves no files.
 
     >>> import tempfile
     >>> folder = tempfile.mkdtemp()
@@ -53,37 +54,51 @@ class WriteTable(beam.PTransform[beam.PCollection[pa.RecordBatch], beam.PCollect
     ) -> None:
         """
         Args:
-            path: A folder; or one file, where it ends like one: ``out.parquet``, ``out.jsonl.gz``.
-            partition_by: Columns by whose values rows go to folders, ``lang=en/``. They are left out of the files.
-            rows_per_file: The most rows of a file. Files are cut, never joined: where workers have fewer rows at a
-                time, files are smaller. Without it, they are cut at about 1 GB.
-            if_exists: What to do if the folder has files, or the file is there: ``"fail"``, at once; ``"replace"``
-                them when the new ones are complete; ``"append"``, add files beside them.
-            format: Else the path's suffix tells, or it is Parquet.
-            compression: Of Parquet ``"zstd"``, ``"snappy"``, ``"gzip"``, ``"lz4"``, ``"brotli"``, ``"none"``; by
-                default snappy for floats and zstd for all else. Of Arrow ``"lz4"`` (default), ``"zstd"``, ``"none"``.
-                Of text ``"gzip"``, ``"bz2"``, ``"zstd"``, ``"lz4"``; by default what the path's suffix says, or none.
-            schema: What all batches must have; without it, what the first one has. Where there are no batches at all,
-                an empty file is written only if it is given.
+            path: A folder, or one file if it has the suffix of a format: ``out.parquet``, ``out.jsonl.gz``.
+            partition_by: Columns whose values become folders, such as ``lang=en/``. The files do not contain them.
+            rows_per_file: The most rows of a file. Files are split, never joined: if a worker has fewer rows at a time,
+                its files are smaller. Without it, files are split at about 1 GB.
+            if_exists: What to do if the folder has files, or the file exists: ``"fail"`` before the run;
+                ``"replace"`` them when the new files are complete; ``"append"`` files beside them.
+            format: The format; by default the one of the path's suffix, otherwise Parquet.
+            compression: For Parquet ``"zstd"``, ``"snappy"``, ``"gzip"``, ``"lz4"``, ``"brotli"`` or ``"none"``; by
+                default snappy for floats and zstd for other columns. For Arrow ``"lz4"`` (default), ``"zstd"`` or
+                ``"none"``. For text ``"gzip"``, ``"bz2"``, ``"zstd"``, ``"lz4"`` or ``"none"``; by default the one of
+                the path's suffix, otherwise none.
+            schema: The schema that all batches must have; by default the one of the first batch. If there are no
+                batches, an empty file is written only if a schema is given.
         """
         super().__init__()
         self._destination = Destination.of(
             os.fspath(path), partition_by, rows_per_file, if_exists, format, compression, schema
         )
 
+    def check(self, schema: pa.Schema) -> None:
+        """Raise if a table with this schema can't be written: the format can't hold it, or the destination exists.
+
+        Call it before a long pipeline runs; otherwise, types are checked with the first batch.
+
+        >>> WriteTable("out.csv").check(pa.schema({"vector": pa.list_(pa.float32())}))
+        Traceback (most recent call last):
+        luminosity.errors.WriteError: ...out.csv: column 'vector' is list<item: float>, which CSV can't hold; write...
+        """
+        with clear_errors(self._destination.path):
+            check_writable(self._destination, schema)
+            existing.check(self._destination)
+
     def expand(self, input_or_inputs: beam.PCollection[pa.RecordBatch]) -> beam.PCollection[str]:
         table = input_or_inputs
-        destination = self._destination.for_another_run()  # One transform may be applied to several tables.
+        destination = self._destination.for_another_run()  # The transform may be applied to several tables.
         if not table.is_bounded:
             raise WriteError(
-                f"{destination.path}: the input never ends, so the files would never be complete; "
-                "WriteTable takes bounded input, or write each window by beam.io.fileio.WriteToFiles"
+                f"{destination.path}: found unbounded input, expected bounded input: the files would never be complete",
+                fix=Fix("write each window with beam.io.fileio.WriteToFiles"),
             )
         with clear_errors(destination.path):
             existing.check(destination)
         if not table.windowing.is_default():
             table |= "Global" >> beam.WindowInto(GlobalWindows())
-        # As bytes: of texts, Beam takes ASCII alone, and folders have other letters, too.
+        # Bytes, because Beam takes only ASCII in texts, and the names of folders may have other letters.
         annotations = {WRITES_A_FILE_PER_BUNDLE: b"", TEMPORARY_FOLDER: destination.temporary_folder.encode()}
         with table.pipeline.transform_annotations(**annotations):
             written: beam.PCollection[Any] = table | "Write" >> beam.ParDo(WriteDoFn(destination))  # pyright: ignore

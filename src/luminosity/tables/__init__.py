@@ -1,4 +1,7 @@
-"""Tables: elements that are Arrow record batches, many rows each."""
+"""Tables: elements that are Arrow record batches, with many rows each.
+
+Importing the package registers the coder of record batches.
+"""
 
 from luminosity.tables import coder as _coder
 

@@ -1,4 +1,4 @@
-"""Rows into record batches that all have the same columns."""
+"""Build record batches from rows, all with the same columns."""
 
 from __future__ import annotations
 
@@ -9,20 +9,22 @@ from typing import Any, NoReturn
 import apache_beam as beam
 import pyarrow as pa
 
+from luminosity._text import shorten_repr
 from luminosity.core import ELEMENT_AT_FAULT
-from luminosity.errors import TableError
+from luminosity.errors import Fix, TableError
 from luminosity.tables.from_python import array_of, first_failing, fits, has_open_type, inferred
 from luminosity.tables.types import fields_of, to_schema
 
 __all__ = ["BatchBuilder"]
 
-_ROW_CHARACTERS = 200
+_SHOWN_CHARACTERS = 200  # of a row or value in a message: enough to recognise it
 _TOO_MUCH = "more than one array of Arrow can hold"
 _NOT_AN_ARRAY = (pa.ArrowException, ValueError, TypeError, OverflowError)
+_ADD_OR_DROP = Fix("add the column to the schema, or leave it out")
 
 
 class BatchBuilder:
-    """Makes batches of rows. What nobody told it of the columns it learns from the first rows, and holds to that.
+    """Builds batches from rows. Columns that are not given are inferred from the first rows, and stay the same.
 
     >>> builder = BatchBuilder(schema=None, row_type=None)
     >>> builder.build([{"a": 1}, {"b": "x"}]).to_pylist()
@@ -32,46 +34,46 @@ class BatchBuilder:
     luminosity.errors.TableError: column 'b': found 3 (int), expected string as in the rows before...
 
     Args:
-        schema: what the columns are, where the user says so.
-        row_type: the type of the rows, which may tell.
+        schema: the columns, if the user gives them.
+        row_type: the type of the rows, which may tell the columns.
     """
 
     def __init__(self, schema: Any, row_type: Any) -> None:
         self._schema = to_schema(schema)
         fields = fields_of(row_type) if self._schema is None else None
-        self._told: dict[str, pa.DataType] = {name: kind for name, kind in (fields or {}).items() if kind is not None}
+        self._given: dict[str, pa.DataType] = {name: kind for name, kind in (fields or {}).items() if kind is not None}
         self._names: dict[str, None] | None = None if fields is None else dict.fromkeys(fields)
         self._is_closed = fields is not None
-        self._learned: dict[str, pa.DataType] = {}
+        self._inferred: dict[str, pa.DataType] = {}
 
     def build(self, rows: list[Any]) -> pa.RecordBatch:
-        """One batch; a TableError names the row and the column that are at fault. OverflowError: too much for one."""
+        """Return one batch. ``TableError`` names the row and column at fault; ``OverflowError`` asks for fewer rows."""
         columns = _columns(rows)
         schema = self._schema
         if schema is None:
             return self._built(rows, columns)
-        self._refuse_others(rows, columns, dict.fromkeys(schema.names))
-        nothing = [None] * len(rows)
-        arrays = [self._told_array(rows, field, columns.get(field.name, nothing)) for field in schema]
+        self._check_names(rows, columns, dict.fromkeys(schema.names))
+        nulls = [None] * len(rows)
+        arrays = [self._given_array(rows, field, columns.get(field.name, nulls)) for field in schema]
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     def _built(self, rows: list[Any], columns: dict[str, list[Any]]) -> pa.RecordBatch:
         names = self._names if self._names is not None else dict.fromkeys(columns)
         if not names:
-            raise TableError(f"found {len(rows)} rows without a column, expected one at least")
-        self._refuse_others(rows, columns, names)
-        nothing = [None] * len(rows)
+            raise TableError(f"found {len(rows)} rows without columns, expected at least one column")
+        self._check_names(rows, columns, names)
+        nulls = [None] * len(rows)
         arrays: list[pa.Array] = []
         for name in names:
-            values = columns.get(name, nothing)
-            if name in self._told:
-                arrays.append(self._told_array(rows, pa.field(name, self._told[name]), values))
+            values = columns.get(name, nulls)
+            if name in self._given:
+                arrays.append(self._given_array(rows, pa.field(name, self._given[name]), values))
             else:
-                arrays.append(self._learned_array(rows, name, values))
+                arrays.append(self._inferred_array(rows, name, values))
         self._names = names
         return pa.RecordBatch.from_arrays(arrays, names=list(names))
 
-    def _told_array(self, rows: list[Any], field: pa.Field, values: list[Any]) -> pa.Array:
+    def _given_array(self, rows: list[Any], field: pa.Field, values: list[Any]) -> pa.Array:
         try:
             array = array_of(values, field.type)
         except pa.ArrowCapacityError as error:
@@ -81,22 +83,32 @@ class BatchBuilder:
             _refuse(rows[at], field.name, f"found {_shown(values[at])}, expected {field.type}: {error}")
         if array.null_count and not field.nullable:
             at = next(index for index, value in enumerate(values) if value is None)
-            _refuse(rows[at], field.name, f"found nothing, expected {field.type}, as the schema says not null")
+            _refuse(rows[at], field.name, f"found null, expected {field.type}: the schema does not allow nulls")
         return _whole(array)
 
-    def _learned_array(self, rows: list[Any], name: str, values: list[Any]) -> pa.Array:
-        known = self._learned.get(name)
+    def _inferred_array(self, rows: list[Any], name: str, values: list[Any]) -> pa.Array:
+        known = self._inferred.get(name)
         try:
             array = inferred(values)
         except pa.ArrowCapacityError as error:
             raise OverflowError(_TOO_MUCH) from error
         except _NOT_AN_ARRAY as error:
             at = first_failing(values, inferred)
-            _refuse(rows[at], name, f"found {_shown(values[at])}, which is not like the rows before: {error}", name)
+            _refuse(
+                rows[at],
+                name,
+                f"found {_shown(values[at])}, which does not fit the rows before: {error}",
+                _pass_schema(name),
+            )
         if known is None:
             if has_open_type(array.type):
-                _refuse(rows[0], name, f"nothing in {len(rows)} rows shows its type (so far: {array.type})", name)
-            self._learned[name] = array.type
+                _refuse(
+                    rows[0],
+                    name,
+                    f"nothing in {len(rows)} rows shows its type (so far: {array.type})",
+                    _pass_schema(name),
+                )
+            self._inferred[name] = array.type
         elif array.type != known:
             array = self._as_before(rows, name, values, array, known)
         return _whole(array)
@@ -106,30 +118,33 @@ class BatchBuilder:
     ) -> pa.Array:
         def attempt(some: list[Any]) -> pa.Array:
             if not fits(inferred(some).type, known):
-                raise TypeError(f"not {known}")
+                raise TableError(f"not {known}")
             return array_of(some, known)
 
         try:
             return attempt(values)
         except _NOT_AN_ARRAY:
             at = first_failing(values, attempt)
-            _refuse(rows[at], name, f"found {_shown(values[at])}, expected {known} as in the rows before", name)
+            _refuse(
+                rows[at],
+                name,
+                f"found {_shown(values[at])}, expected {known} as in the rows before",
+                _pass_schema(name),
+            )
 
-    def _refuse_others(self, rows: list[Any], columns: dict[str, list[Any]], names: dict[str, None]) -> None:
+    def _check_names(self, rows: list[Any], columns: dict[str, list[Any]], names: dict[str, None]) -> None:
         for name, values in columns.items():
             if name in names:
                 continue
             at = next((index for index, row in enumerate(rows) if name in _names(row)), 0)
             expected = f"expected the columns {', '.join(names)}"
             if self._schema is not None or self._is_closed:
-                _refuse(
-                    rows[at], name, f"found {_shown(values[at])}, {expected}; add it to the schema, or leave it out"
-                )
-            _refuse(rows[at], name, f"found {_shown(values[at])}, {expected} as in the rows before", name)
+                _refuse(rows[at], name, f"found {_shown(values[at])}, {expected}", _ADD_OR_DROP)
+            _refuse(rows[at], name, f"found {_shown(values[at])}, {expected} as in the rows before", _pass_schema(name))
 
 
 def _columns(rows: list[Any]) -> dict[str, list[Any]]:
-    """The values by column. A row may lack some: they are None."""
+    """Return the values by column; values that a row lacks are None."""
     kinds = set(map(type, rows))
     if len(kinds) == 1:
         kind = kinds.pop()
@@ -155,7 +170,7 @@ def _as_dict(row: Any) -> dict[str, Any]:
     error = TableError(
         f"found an element of type {type(row).__name__}, expected a dict, a beam.Row, a NamedTuple or a dataclass"
     )
-    setattr(error, ELEMENT_AT_FAULT, _shortened(row))
+    setattr(error, ELEMENT_AT_FAULT, _short(row))
     raise error
 
 
@@ -169,22 +184,20 @@ def _whole(array: pa.Array) -> pa.Array:
     return array
 
 
-def _refuse(row: Any, name: str, what: str, schema_for: str = "") -> NoReturn:
-    way_out = (
-        f". Types that nobody told are learned from the first rows; tell them: TableFromRows(schema=pa.schema([..., "
-        f"({schema_for!r}, pa.<type>())]))"
-        if schema_for
-        else ""
-    )
-    error = TableError(f"column {name!r}: {what}{way_out}. The row: {_shortened(row)}")
-    setattr(error, ELEMENT_AT_FAULT, _shortened(row))
+def _refuse(row: Any, name: str, message: str, fix: Fix | None = None) -> NoReturn:
+    error = TableError(f"column {name!r}: {message}; the row is {_short(row)}", fix=fix)
+    setattr(error, ELEMENT_AT_FAULT, _short(row))
     raise error from None
 
 
 def _shown(value: Any) -> str:
-    return f"{_shortened(value)} ({type(value).__name__})"
+    return f"{_short(value)} ({type(value).__name__})"
 
 
-def _shortened(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= _ROW_CHARACTERS else text[: _ROW_CHARACTERS - 1] + "…"
+def _short(value: Any) -> str:
+    return shorten_repr(value, _SHOWN_CHARACTERS)
+
+
+def _pass_schema(name: str) -> Fix:
+    """Return the remedy for a type that was inferred from the first rows."""
+    return Fix(f"pass the type: TableFromRows(schema=pa.schema([..., ({name!r}, pa.<type>())]))")

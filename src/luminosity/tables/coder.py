@@ -1,4 +1,4 @@
-"""How a record batch travels: as an Arrow IPC stream, which is read without copying."""
+"""The coder of record batches: Arrow IPC streams, which are read without copying."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ import pyarrow as pa
 from apache_beam import coders
 from apache_beam.coders import coder_impl
 
+from luminosity.errors import Fix, InvalidType
+
 __all__ = ["RecordBatchCoder", "register"]
 
 
 class RecordBatchCoder(coders.Coder):
-    """Schema and rows together, so that every element can be read alone. Of a slice only its rows travel.
+    """Encodes the schema with the rows, so that every element can be read alone. A slice is encoded without its rest.
 
     >>> coder = RecordBatchCoder()
     >>> batch = pa.record_batch({"text": ["a", None]})
@@ -25,9 +27,9 @@ class RecordBatchCoder(coders.Coder):
 
     def encode(self, value: pa.RecordBatch) -> bytes:
         if not isinstance(value, pa.RecordBatch):
-            raise TypeError(
-                f"found an element of type {type(value).__name__}, expected a pyarrow.RecordBatch; "
-                "TableFromRows() makes them of dicts, Beam Rows and dataclasses"
+            raise InvalidType(
+                f"found an element of type {type(value).__name__}, expected a pyarrow.RecordBatch",
+                fix=Fix("apply TableFromRows() first, which makes them from dicts, Beam Rows and dataclasses"),
             )
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, value.schema) as writer:
@@ -41,11 +43,11 @@ class RecordBatchCoder(coders.Coder):
     def estimate_size(self, value: pa.RecordBatch) -> int:
         try:
             return int(value.nbytes)
-        except pa.ArrowTypeError:  # Older Arrow can't tell what part of its buffers a view of texts uses.
+        except pa.ArrowTypeError:  # Older Arrow does not know which part of its buffers a column of string views uses.
             return int(value.get_total_buffer_size())
 
     def is_deterministic(self) -> bool:
-        return False  # The same rows may lie in memory in more than one way.
+        return False  # Equal rows may have different layouts in memory.
 
     def to_type_hint(self) -> Any:
         return pa.RecordBatch
@@ -58,5 +60,5 @@ class RecordBatchCoder(coders.Coder):
 
 
 def register() -> None:
-    """Make it the coder of every collection whose type is `pyarrow.RecordBatch`."""
+    """Make it the coder of every PCollection of type ``pyarrow.RecordBatch``."""
     coders.registry.register_coder(pa.RecordBatch, RecordBatchCoder)

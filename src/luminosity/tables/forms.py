@@ -1,10 +1,10 @@
-"""Types that say the same in another form: frames hand them back so."""
+"""Restore the types of columns that frames return in another form."""
 
 from __future__ import annotations
 
 import pyarrow as pa
 
-from luminosity.errors import TableError
+from luminosity.errors import Fix, TableError
 from luminosity.tables.from_python import has_open_type
 from luminosity.tables.types import is_any_list
 
@@ -12,12 +12,12 @@ __all__ = ["with_original_types"]
 
 
 def with_original_types(result: pa.RecordBatch, given: pa.Schema, schema: pa.Schema | None, who: str) -> pa.RecordBatch:
-    """A frame's columns with the types that columns of these names were given in, where only the form differs.
+    """Return a frame's columns with the types of the columns that it was given, if only the form of the type differs.
 
-    pandas makes lists of vectors, and polars large texts of texts.
+    For example, pandas turns fixed-size lists into lists, and polars turns strings into large strings.
 
     >>> vectors = pa.schema([("v", pa.list_(pa.float64(), 2))])
-    >>> as_it_was(pa.record_batch({"v": [[0.5, 1.0]]}), vectors, None, "f").schema.types
+    >>> with_original_types(pa.record_batch({"v": [[0.5, 1.0]]}), vectors, None, "f").schema.types
     [FixedSizeListType(fixed_size_list<item: double>[2])]
     """
     fields: list[pa.Field] = []
@@ -29,7 +29,8 @@ def with_original_types(result: pa.RecordBatch, given: pa.Schema, schema: pa.Sch
             if has_open_type(array.type) and result.num_rows and not is_as_given:
                 raise TableError(
                     f"{who}: nothing in {result.num_rows} rows shows the type of the new column {field.name!r} "
-                    f"(found {array.type}); say it with MapTable(..., schema=pa.schema([...]))"
+                    f"(found {array.type})",
+                    fix=Fix("pass MapTable(..., schema=pa.schema([...]))"),
                 )
         fields.append(pa.field(field.name, array.type))
         arrays.append(array)
@@ -43,13 +44,13 @@ def _as_given(array: pa.Array, given: pa.DataType | None) -> pa.Array:
         try:
             return array.cast(given)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-            pass  # It has another length now, or more digits: a type of its own.
+            pass  # Lists have another length now, or decimals more digits: keep the new type.
     small = _small(array.type)
     return array if small == array.type else array.cast(small)
 
 
 def _form(kind: pa.DataType) -> object:
-    """Equal for types of the same values."""
+    """Return a value that is equal for types that hold the same values."""
     if pa.types.is_dictionary(kind):
         return "dictionary", _form(kind.value_type)
     if pa.types.is_decimal(kind):
@@ -66,7 +67,7 @@ def _form(kind: pa.DataType) -> object:
 
 
 def _small(kind: pa.DataType) -> pa.DataType:
-    """polars has only large texts and lists; other libraries read the usual ones best."""
+    """Return the usual type for a large one. polars has only large strings and lists; other libraries prefer these."""
     if pa.types.is_large_string(kind) or str(kind) == "string_view":
         return pa.string()
     if pa.types.is_large_binary(kind) or str(kind) == "binary_view":

@@ -1,4 +1,4 @@
-"""Record batches as pandas and polars frames, and back to the types that they had."""
+"""Convert record batches to pandas and polars frames, and back to their original types."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias
 
 import pyarrow as pa
 
-from luminosity.errors import TableError
+from luminosity.errors import Fix, InvalidArgument, InvalidType, TableError
 from luminosity.extras import require
 from luminosity.tables.forms import with_original_types
 from luminosity.tables.function_names import name_of, place_of
@@ -33,7 +33,7 @@ _EXPECTED: dict[Kind, str] = {
 
 
 def kind_of(fn: Callable[..., Any], as_: str | None) -> Kind:
-    """What a function wants: said by `as_`, else by the annotation of its first parameter, else Arrow.
+    """Return what a function takes: ``as_``, or the annotation of its first parameter, or Arrow.
 
     >>> def clean(frame: "pd.DataFrame"): ...
     >>> kind_of(clean, None), kind_of(len, None), kind_of(len, "polars")
@@ -41,7 +41,7 @@ def kind_of(fn: Callable[..., Any], as_: str | None) -> Kind:
     """
     if as_ is not None:
         if as_ not in ("arrow", "pandas", "polars"):
-            raise ValueError(f"found as_={as_!r}, expected 'arrow', 'pandas' or 'polars'")
+            raise InvalidArgument(f"found as_={as_!r}, expected 'arrow', 'pandas' or 'polars'")
         return as_
     annotation = _first_annotation(fn)
     if annotation is None or annotation in (Any, object):
@@ -53,14 +53,16 @@ def kind_of(fn: Callable[..., Any], as_: str | None) -> Kind:
     library = _ALIASES.get(module, module.partition(".")[0])
     kind = _FRAMES.get((library, name))
     if kind is None:
-        raise TypeError(
-            f"{name_of(fn)} ({place_of(fn)}) takes {annotation}; expected an annotation with pyarrow.RecordBatch, "
-            "pyarrow.Table, pandas.DataFrame or polars.DataFrame, or MapTable(..., as_='arrow', 'pandas' or 'polars')"
+        raise InvalidType(
+            f"{name_of(fn)} ({place_of(fn)}) takes {annotation}, expected pyarrow.RecordBatch, pyarrow.Table, "
+            "pandas.DataFrame or polars.DataFrame",
+            fix=Fix("change the annotation, or pass MapTable(..., as_='arrow'), as_='pandas' or as_='polars'"),
         )
     return kind
 
 
 def to_frame(batch: pa.RecordBatch, kind: Kind) -> Any:
+    """Return the batch as the function takes it."""
     if kind == "pandas":
         return _to_pandas(batch)
     if kind == "polars":
@@ -69,7 +71,7 @@ def to_frame(batch: pa.RecordBatch, kind: Kind) -> Any:
 
 
 def from_result(result: Any, kind: Kind, who: str, given: pa.Schema, schema: pa.Schema | None) -> pa.RecordBatch:
-    """What a function returned, as one batch; columns of a frame as they were, where only their form differs."""
+    """Return the result of a function as one batch; a frame's columns keep the types that they were given in."""
     if isinstance(result, pa.RecordBatch):
         return result
     if isinstance(result, pa.Table):
@@ -79,15 +81,15 @@ def from_result(result: Any, kind: Kind, who: str, given: pa.Schema, schema: pa.
         return with_original_types(_one_batch(result.to_arrow()), given, schema, who)
     if (kind, library, name) == ("pandas", "pandas", "DataFrame"):
         return with_original_types(_from_pandas(result, schema, who), given, schema, who)
-    hint = "; is a return missing?" if result is None else "; call .collect() on it" if name == "LazyFrame" else ""
+    fix = "check for a missing return" if result is None else "call .collect() on it" if name == "LazyFrame" else None
     found = name if library == "builtins" else f"{library}.{name}"
-    raise TableError(f"{who} returned {found}, expected {_EXPECTED[kind]}{hint}")
+    raise TableError(f"{who} returned {found}, expected {_EXPECTED[kind]}", fix=fix)
 
 
 def _first_annotation(fn: Callable[..., Any]) -> Any:
     try:
         parameters = list(inspect.signature(fn).parameters.values())
-    except (ValueError, TypeError):  # Functions that are not written in Python.
+    except (ValueError, TypeError):  # The function is not written in Python.
         return None
     if not parameters or parameters[0].annotation is inspect.Parameter.empty:
         return None
@@ -96,14 +98,14 @@ def _first_annotation(fn: Callable[..., Any]) -> Any:
         return annotation
     try:
         return inspect.signature(fn, eval_str=True).parameters[parameters[0].name].annotation
-    except Exception:  # What it names was imported for type checkers alone: the text must do.
+    except Exception:  # A name was imported for type checkers only: use the text.
         return annotation
 
 
 def _to_pandas(batch: pa.RecordBatch) -> Any:
-    """As everyone knows them, but integers and booleans with nulls stay so, in pandas' own nullable types.
+    """Return the usual pandas frame, with nullable types for integers and booleans that have nulls.
 
-    They would become floats and objects, and so be of another type than in a batch without nulls.
+    They would become floats and objects otherwise, and have another type than in a batch without nulls.
     """
     pandas = require("pandas", "pandas")
     nullable: dict[pa.DataType, Any] = {pa.bool_(): pandas.BooleanDtype()}
@@ -116,21 +118,19 @@ def _to_pandas(batch: pa.RecordBatch) -> Any:
 
 def _from_pandas(frame: Any, schema: pa.Schema | None, who: str) -> pa.RecordBatch:
     if not all(isinstance(name, str) for name in frame.columns):
-        raise TableError(
-            f"{who} returned a frame with the columns {list(frame.columns)}, expected names that are texts"
-        )
-    # Where names differ, the message should be that of a schema that does not fit.
+        raise TableError(f"{who} returned a frame with the columns {list(frame.columns)}, expected texts as names")
+    # If names differ, leave the message to the check of the schema.
     fits = schema is not None and sorted(schema.names) == sorted(frame.columns)
     try:
         batch = pa.RecordBatch.from_pandas(frame, schema=schema if fits else None, preserve_index=False)
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
-        what = ": ".join(str(part) for part in reversed(error.args))
-        raise TableError(f"{who} returned a frame that is no table. {what}") from error
+        details = ": ".join(str(part) for part in reversed(error.args))
+        raise TableError(f"{who} returned a frame that can't become a table: {details}") from error
     return batch.replace_schema_metadata(None)
 
 
 def _one_batch(table: pa.Table) -> pa.RecordBatch:
-    """Nothing is copied where each column is in one piece already."""
+    """Return the table as one batch; columns in one chunk are not copied."""
     if not table.num_columns or not table.num_rows:
         return pa.RecordBatch.from_pylist([], schema=table.schema)
     arrays = [column.chunk(0) if column.num_chunks == 1 else column.combine_chunks() for column in table.columns]

@@ -1,4 +1,4 @@
-"""Python's values as Arrow's: one column at a time, and nothing of them lost on the way."""
+"""Convert Python values to Arrow, one column at a time, without losing anything."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 from apache_beam.utils.timestamp import Timestamp
 
+from luminosity.errors import TableError
 from luminosity.tables.types import DECIMAL, is_any_list
 
 __all__ = ["array_of", "first_failing", "fits", "has_open_type", "inferred"]
@@ -25,13 +26,13 @@ _AS_THEY_ARE = {
 
 
 def array_of(values: list[Any], kind: pa.DataType) -> pa.Array:
-    """The values as this type, or an exception if one can't be without a loss.
+    """Return the values as an array of this type; raise if a value can't be converted without loss.
 
     >>> array_of([1, None, 2.0], pa.int32()).to_pylist()
     [1, None, 2]
     >>> array_of([1.5], pa.int32())
     Traceback (most recent call last):
-    ValueError: 1.5 is not a whole number
+    luminosity.errors.TableError: 1.5 is not a whole number
     """
     values = _plain_column(values)
     _check(values, kind)
@@ -39,7 +40,9 @@ def array_of(values: list[Any], kind: pa.DataType) -> pa.Array:
 
 
 def inferred(values: list[Any]) -> pa.Array:
-    """The values as the type that they show. Digits and time zones, in which values differ, are those of all columns.
+    """Return the values as an array of the type that they show.
+
+    Decimals and times with a zone get the same type in all columns, whatever their digits and zones.
 
     >>> inferred([Decimal("1.5"), None]).type, inferred([1, 2.5]).type
     (Decimal128Type(decimal128(38, 9)), DataType(double))
@@ -51,7 +54,7 @@ def inferred(values: list[Any]) -> pa.Array:
 
 
 def has_open_type(kind: pa.DataType) -> bool:
-    """Whether it is, or has in it, the type of nulls: then nothing was there to show the type.
+    """Return whether a type is null or contains null, because no value has shown the type yet.
 
     >>> has_open_type(pa.array([[], None]).type)
     True
@@ -60,7 +63,7 @@ def has_open_type(kind: pa.DataType) -> bool:
 
 
 def fits(found: pa.DataType, known: pa.DataType) -> bool:
-    """Whether values that show one type can be of another without a loss.
+    """Return whether values that show the type ``found`` fit into ``known`` without loss.
 
     >>> fits(pa.int64(), pa.float64()), fits(pa.float64(), pa.int64())
     (True, False)
@@ -76,7 +79,7 @@ def fits(found: pa.DataType, known: pa.DataType) -> bool:
 
 
 def plain(value: Any) -> Any:
-    """A value as pyarrow takes it: structs as dicts, times as datetimes.
+    """Return a value as pyarrow takes it: structs as dicts, times as datetimes.
 
     >>> plain([Timestamp(0)])
     [datetime.datetime(1970, 1, 1, 0, 0, tzinfo=datetime.timezone.utc)]
@@ -84,7 +87,7 @@ def plain(value: Any) -> Any:
     if type(value) in _AS_THEY_ARE:
         return value
     if isinstance(value, list):
-        first = next((item for item in value if item is not None), None)  # The items of a list are alike.
+        first = next((item for item in value if item is not None), None)  # All items of a list have the same type.
         return value if type(first) in _AS_THEY_ARE else [plain(item) for item in value]
     if isinstance(value, Timestamp):
         return datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc) + datetime.timedelta(
@@ -98,7 +101,7 @@ def plain(value: Any) -> Any:
         return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, tuple):
         items = [plain(item) for item in value]
-        names = getattr(value, "_fields", None)  # A tuple that names its items would else become a list.
+        names = getattr(value, "_fields", None)  # A named tuple is a struct, not a list.
         return tuple(items) if names is None else dict(zip(names, items, strict=True))
     if isinstance(value, set | frozenset):
         return [plain(item) for item in value]
@@ -110,43 +113,43 @@ def _plain_column(values: list[Any]) -> list[Any]:
 
 
 def _check(values: list[Any], kind: pa.DataType) -> None:
-    """What pyarrow would lose or change without a word.
+    """Raise for values that pyarrow would change silently.
 
-    Fractions of integers, fields that a struct does not have, the time of day of a date, a text that is no list.
+    These are fractions in integers, unknown fields of structs, the time of day in dates, and texts in place of lists.
     """
     if pa.types.is_date(kind):
         for day in values:
             if isinstance(day, datetime.datetime) and day.time() != datetime.time():
-                raise ValueError(f"{day} is more than a date")
+                raise TableError(f"{day} is not only a date, it has a time")
     if is_any_list(kind) and any(isinstance(value, str) for value in values):
-        raise ValueError("a text is no list")
+        raise TableError("a text is not a list")
     if pa.types.is_integer(kind):
         for number in values:
             if isinstance(number, float | np.floating) and not float(number).is_integer():
-                raise ValueError(f"{number} is not a whole number")
+                raise TableError(f"{number} is not a whole number")
     elif pa.types.is_struct(kind):
         structs = [value for value in values if isinstance(value, dict)]
         names = {field.name for field in kind}
         extra = sorted(map(str, {name for struct in structs for name in struct} - names))
         if extra:
-            raise ValueError(f"has {', '.join(extra)}, which is not in the type")
+            raise TableError(f"has {', '.join(extra)}, which is not in the type")
         for field in kind:
-            _check_where_needed([struct.get(field.name) for struct in structs], field.type)
+            _check_if_needed([struct.get(field.name) for struct in structs], field.type)
     elif pa.types.is_map(kind):
         maps = [value for value in values if isinstance(value, dict)]
-        _check_where_needed([item for value in maps for item in value.values()], kind.item_type)
+        _check_if_needed([item for value in maps for item in value.values()], kind.item_type)
     elif is_any_list(kind) and _may_lose(kind.value_type):
         lists = (value for value in values if value is not None)
         _check(list(itertools.chain.from_iterable(lists)), kind.value_type)
 
 
-def _check_where_needed(values: list[Any], kind: pa.DataType) -> None:
+def _check_if_needed(values: list[Any], kind: pa.DataType) -> None:
     if _may_lose(kind):
         _check(values, kind)
 
 
 def _may_lose(kind: pa.DataType) -> bool:
-    """Vectors of floats, the longest of lists, need not be looked at."""
+    """Return whether values of this type may be changed. Vectors of floats, the longest lists, never are: skip them."""
     if pa.types.is_integer(kind) or pa.types.is_struct(kind) or pa.types.is_date(kind) or is_any_list(kind):
         return True
     return any(_may_lose(kind.field(index).type) for index in range(kind.num_fields))
@@ -165,8 +168,11 @@ def _settled(kind: pa.DataType) -> pa.DataType:
 
 
 def first_failing(values: list[Any], attempt: Callable[[list[Any]], Any]) -> int:
-    """The place of the first value with which an attempt on all up to it fails, given that one on all of them did."""
-    good, bad = 0, len(values)  # An attempt on so many works; on so many it fails.
+    """Return the index of the first value at fault: an attempt on the values up to it fails, one before it works.
+
+    An attempt on all values must fail.
+    """
+    good, bad = 0, len(values)  # An attempt on the first `good` values works, on the first `bad` it fails.
     while bad - good > 1:
         middle = (good + bad) // 2
         try:

@@ -1,4 +1,4 @@
-"""What a user's function is called, and where it stands."""
+"""The names of a user's functions in messages, and their places in the source."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["name_of", "place_of"]
 
 
 def name_of(fn: Callable[..., Any]) -> str:
-    """Its name, or that of its class.
+    """Return the name of a function, or of the class of a callable object.
 
     >>> name_of(functools.partial(len)), name_of(lambda batch: batch)
     ('len', '<lambda>')
@@ -21,11 +21,11 @@ def name_of(fn: Callable[..., Any]) -> str:
 
 
 def place_of(fn: Callable[..., Any], error: BaseException | None = None) -> str:
-    """File and line: of the line in it that raised, else of its beginning."""
+    """Return file and line: of the line in the function that raised ``error``, otherwise of its first line."""
     inner = _function(fn)
     code = getattr(inner, "__code__", None) or getattr(type(inner).__call__, "__code__", None)
     if code is None:
-        return "which is not written in Python"
+        return "not written in Python"
     line = code.co_firstlineno
     if error is not None:
         lines = [at for frame, at in traceback.walk_tb(error.__traceback__) if frame.f_code is code]

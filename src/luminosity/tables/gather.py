@@ -10,19 +10,20 @@ import apache_beam as beam
 import pyarrow as pa
 from apache_beam.transforms.window import WindowedValue
 
+from luminosity.errors import TableError
 from luminosity.tables.batch_builder import BatchBuilder
 from luminosity.tables.row_times import with_times
 
 __all__ = ["GatherDoFn", "bytes_of_rows", "pieces"]
 
 
-_MANY_WINDOWS = 1000
+_MANY_WINDOWS = 1000  # at once in a bundle: bounds the memory of batches that wait
 
 _SAMPLE = 64
 
 
 class GatherDoFn(beam.DoFn):
-    """A batch never crosses a window, and none outlives its bundle."""
+    """Gathers rows into batches. A batch has rows of one window and one bundle."""
 
     def __init__(self, builder: BatchBuilder, most_rows: int, most_bytes: int, with_timestamps: bool) -> None:
         self._builder = builder
@@ -38,7 +39,7 @@ class GatherDoFn(beam.DoFn):
         return list[input_element_type]
 
     @beam.DoFn.yields_elements
-    def process_batch(  # type: ignore[override]  # Beam gives elements of one time and window at once: a tenth of the cost.
+    def process_batch(  # type: ignore[override]  # Beam passes elements of one time and window together: a tenth of the cost.
         self, batch: list[Any], timestamp: Any = beam.DoFn.TimestampParam, window: Any = beam.DoFn.WindowParam
     ) -> Iterator[WindowedValue]:
         for rows, size in pieces(batch, bytes_of_rows(batch), self._most_rows, self._most_bytes):
@@ -55,7 +56,7 @@ class GatherDoFn(beam.DoFn):
         ):
             yield from self.finish_bundle()
 
-    def finish_bundle(self) -> Iterator[WindowedValue]:  # type: ignore[override]  # Beam's says None, and takes these.
+    def finish_bundle(self) -> Iterator[WindowedValue]:  # type: ignore[override]  # Beam declares None, and accepts these.
         for window, gathered in self._gathered.items():
             yield from self._emit(window, gathered)
         self._gathered = {}
@@ -65,17 +66,17 @@ class GatherDoFn(beam.DoFn):
             timestamps = gathered.timestamps[start : start + batch.num_rows]
             if self._with_timestamps:
                 batch = with_times(batch, timestamps)
-            # Most are one and the same object, and comparing them is slow.
+            # Most timestamps are the same object, and comparing them is slow.
             earliest = min({id(timestamp): timestamp for timestamp in timestamps}.values())
             yield WindowedValue(batch, earliest, (window,))
 
     def _built(self, rows: list[Any], start: int) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """Batches, and the place of the first row of each. Sizes were estimated: now they are known."""
+        """Yield batches within the limits, with the index of their first row: only now their real size is known."""
         try:
             batch = self._builder.build(rows)
-        except OverflowError:
+        except OverflowError as error:
             if len(rows) == 1:
-                raise
+                raise TableError(f"found a row with {error}") from error
             middle = len(rows) // 2
             yield from self._built(rows[:middle], start)
             yield from self._built(rows[middle:], start + middle)
@@ -87,7 +88,7 @@ class GatherDoFn(beam.DoFn):
 
 
 class _Gathered:
-    """Rows of one window that wait for more."""
+    """The rows of one window that wait for more."""
 
     def __init__(self) -> None:
         self.rows: list[Any] = []
@@ -101,7 +102,7 @@ class _Gathered:
 
 
 def bytes_of_rows(rows: list[Any]) -> int:
-    """As far as they tell: of many, some of them.
+    """Estimate the bytes of rows from a sample of them.
 
     >>> bytes_of_rows([{"text": "four", "stars": 5}] * 1000)
     12000
@@ -111,7 +112,7 @@ def bytes_of_rows(rows: list[Any]) -> int:
 
 
 def pieces(rows: list[Any], size: int, most_rows: int, most_bytes: int) -> Iterator[tuple[list[Any], int]]:
-    """Rows in pieces that are within both limits, given their size together; and the size of each.
+    """Yield pieces of rows within both limits, with their sizes; ``size`` is that of all rows.
 
     >>> [(len(piece), size) for piece, size in pieces([{}] * 10, 1000, most_rows=4, most_bytes=10_000)]
     [(4, 400), (4, 400), (2, 200)]
@@ -128,7 +129,7 @@ def _size(value: Any) -> int:
     if isinstance(value, dict):
         return sum(map(_size, value.values()))
     if isinstance(value, list | tuple | set | frozenset):
-        # The items of one list are alike.
+        # All items of a list have the same type.
         first = next(iter(value), None)
         return len(value) * _size(first) if isinstance(first, int | float) else sum(map(_size, value))
     if dataclasses.is_dataclass(value) or hasattr(value, "as_dict"):

@@ -1,4 +1,4 @@
-"""A function over a table, one batch at a time."""
+"""The transform that applies a function to a table, one batch at a time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import apache_beam as beam
 import pyarrow as pa
 
 from luminosity.core import ELEMENT_AT_FAULT
-from luminosity.errors import TableError
+from luminosity.errors import Fix, InvalidType, LuminosityError, TableError
 from luminosity.tables.frames import Kind, from_result, kind_of, to_frame
 from luminosity.tables.function_names import name_of, place_of
 from luminosity.tables.schemas import SameSchema, conform
@@ -27,21 +27,22 @@ class MapTable(beam.ParDo):
     ...     _ = table | MapTable(long_ones) | beam.Map(lambda batch: print(batch.to_pylist()))
     [{'text': 'fine'}]
 
-    The function may return more rows or fewer; of no rows there is no element. The annotation of its first parameter
-    says what it gets: a `pyarrow.RecordBatch` (also without an annotation), a `pyarrow.Table`, a `pandas.DataFrame` or
-    a `polars.DataFrame`. It returns the same, or what Arrow has.
+    The function may return more or fewer rows; a result without rows emits no element. The annotation of its first
+    parameter says what it gets: a ``pyarrow.RecordBatch`` (also without an annotation), a ``pyarrow.Table``, a
+    ``pandas.DataFrame`` or a ``polars.DataFrame``. It returns the same, or a record batch or table of Arrow.
 
-    Results must have the same columns for all batches that have. A type that depends on the values (a new column that
-    is null in all rows of a batch, whole numbers in one batch and fractions in the next) is an error; `schema` helps.
+    Batches with the same columns must give results with the same columns. A type that depends on the values (a new
+    column that is null in all rows of a batch, whole numbers in one batch and fractions in the next) is an error;
+    pass ``schema`` then.
 
     Args:
-        fn: the function. What it raises is raised, with the function's name and the batch's columns in the message.
-        args: further arguments of it, also side inputs, as `beam.Map` takes them.
-        as_: what it gets, where there is no annotation; a record batch where neither says.
-        schema: what the columns are afterwards; results are cast to it.
-        kwargs: further named arguments of it.
+        fn: the function. Its exceptions get the function's name and the batch's columns added to their messages.
+        args: further arguments of the function, including side inputs, as ``beam.Map`` takes them.
+        as_: what the function gets if there is no annotation: ``"arrow"`` (default), ``"pandas"`` or ``"polars"``.
+        schema: the columns of the results, which are cast to it.
+        kwargs: further named arguments of the function.
 
-    `.with_exception_handling()` is Beam's: batches on which it failed, in place of the error.
+    ``.with_exception_handling()`` works as for ``beam.ParDo``: failed batches become a second output.
     """
 
     def __init__(
@@ -53,18 +54,18 @@ class MapTable(beam.ParDo):
         **kwargs: Any,
     ) -> None:
         if not callable(fn):
-            raise TypeError(
+            raise InvalidType(
                 f"found {fn!r}, expected a function of a pyarrow.RecordBatch, or of a pandas or polars frame"
             )
         if schema is not None and not isinstance(schema, pa.Schema):
-            raise TypeError(f"found schema={schema!r}, expected a pyarrow.Schema")
+            raise InvalidType(f"found schema={schema!r}, expected a pyarrow.Schema")
         mapper = _Mapper(fn, kind_of(fn, as_), schema)
 
         def run(batch: Any, *args: Any, **kwargs: Any) -> list[Any]:
             return mapper.run(batch, *args, **kwargs)
 
-        # As Beam's own Map does: there it finds arguments and defaults such as beam.DoFn.TimestampParam, and it would
-        # take the annotations here for those of the function.
+        # As in Beam's own Map: Beam looks there for arguments and defaults such as beam.DoFn.TimestampParam, and would
+        # mistake the annotations of `run` for those of the function.
         run._argspec_fn = fn  # type: ignore[attr-defined]
         run.__annotations__.clear()
         super().__init__(run, *args, **kwargs)
@@ -86,7 +87,8 @@ class _Mapper:
         if not isinstance(batch, pa.RecordBatch):
             raise TableError(
                 f"MapTable({name_of(self._fn)}): found an element of type {type(batch).__name__}, expected a "
-                "pyarrow.RecordBatch; TableFromRows() makes them of dicts, Beam Rows and dataclasses"
+                "pyarrow.RecordBatch",
+                fix=Fix("apply TableFromRows() first, which makes them from dicts, Beam Rows and dataclasses"),
             )
         frame = to_frame(batch, self._kind)
         try:
@@ -103,10 +105,12 @@ class _Mapper:
         return [self._same.check(batch.schema, table, who)]
 
     def _explain(self, error: Exception, batch: pa.RecordBatch) -> None:
-        """Its type stays, so that `with_exception_handling(exc_class=)` finds it."""
+        """Add the place and the batch to an error. Its type stays, for ``with_exception_handling(exc_class=)``."""
         columns = ", ".join(f"{field.name}: {field.type}" for field in batch.schema)
         what = f"a batch of {batch.num_rows} rows with the columns {columns}"
         if error.args and isinstance(error.args[0], str):
             where = f"[in {name_of(self._fn)}, {place_of(self._fn, error)}, on {what}]"
             error.args = (f"{error.args[0]} {where}", *error.args[1:])
+            if isinstance(error, LuminosityError):
+                error.message = f"{error.message} {where}"
         setattr(error, ELEMENT_AT_FAULT, what)

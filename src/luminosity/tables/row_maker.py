@@ -1,4 +1,4 @@
-"""Record batches into rows of the kind that the user wants."""
+"""Make rows from record batches: dicts, Beam Rows, or instances of a class."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import apache_beam as beam
 import pyarrow as pa
 
-from luminosity.errors import TableError
+from luminosity.errors import Fix, InvalidType, TableError
 from luminosity.tables.schemas import conform
 from luminosity.tables.to_python import (
     Maker,
@@ -30,13 +30,14 @@ class RowMaker:
 
     def __init__(self, as_: Any, schema: pa.Schema | None = None) -> None:
         if as_ is not dict and as_ is not beam.Row and not is_row_class(as_):
-            raise TypeError(f"found as_={as_!r}, expected dict, beam.Row, or a dataclass or NamedTuple class")
+            raise InvalidType(f"found as_={as_!r}, expected dict, beam.Row, or a dataclass or NamedTuple class")
         if schema is not None and as_ is not beam.Row:
-            raise TypeError(f"found schema= with as_={as_.__name__}, expected it with beam.Row alone")
+            raise InvalidType(f"found schema= with as_={as_.__name__}, expected it only with beam.Row")
         self._as = as_
         self.schema = schema
 
     def rows(self, batch: pa.RecordBatch) -> list[Any]:
+        """Return the rows of a batch, in order."""
         if self._as is dict:
             names, columns = batch.schema.names, [_values(batch, name, None) for name in batch.schema.names]
             return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
@@ -68,7 +69,7 @@ def _values(batch: pa.RecordBatch, name: str, maker: Maker | None) -> list[Any]:
         values = python_values(array)
     except (pa.ArrowInvalid, ValueError, OverflowError) as error:
         raise TableError(
-            f"column {name!r} of type {array.type} has what Python's values can't hold: {error}; "
-            'cast it before, with MapTable: to timestamp("us") perhaps, or to an integer'
+            f"column {name!r} of type {array.type} has values that Python can't hold: {error}",
+            fix=Fix('cast the column first with MapTable, for example to timestamp("us") or to integers'),
         ) from error
     return values if maker is None else [None if value is None else maker(value) for value in values]

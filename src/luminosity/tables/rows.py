@@ -1,4 +1,4 @@
-"""Rows into tables and back."""
+"""The transforms that turn rows into tables and back."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import apache_beam as beam
 import pyarrow as pa
 from apache_beam.transforms.window import TimestampedValue
 
+from luminosity.errors import Fix, InvalidArgument
 from luminosity.tables.batch_builder import BatchBuilder
 from luminosity.tables.gather import GatherDoFn
 from luminosity.tables.row_maker import RowMaker
@@ -18,7 +19,7 @@ __all__ = ["RowsFromTable", "TableFromRows"]
 
 
 class TableFromRows(beam.PTransform[Any, Any]):
-    """Rows into a table: dicts, Beam Rows, NamedTuples or dataclasses into `pyarrow.RecordBatch`es.
+    """Turns dicts, Beam Rows, NamedTuples or dataclasses into a table of ``pyarrow.RecordBatch`` elements.
 
     >>> with beam.Pipeline(runner="FnApiRunner") as pipeline:
     ...     rows = pipeline | beam.Create([{"text": "fine", "stars": 5}, {"text": "no"}])
@@ -26,15 +27,16 @@ class TableFromRows(beam.PTransform[Any, Any]):
     ...     _ = table | beam.Map(lambda batch: print(batch.to_pydict()))
     {'text': ['fine', 'no'], 'stars': [5, None]}
 
-    A batch never crosses a window or a bundle, and its time is the earliest of its rows'.
+    A batch has rows of one window and one bundle; its timestamp is the earliest of its rows.
 
     Args:
-        schema: the columns: a `pyarrow.Schema`, or a dataclass, NamedTuple or TypedDict class. What is missing in a row
-            is null; a row that has more is an error. Without it, the type of the rows tells, if Beam knows it; else
-            every worker learns the columns from its first rows, and later rows that differ are an error.
-        rows_per_batch: a batch has no more rows.
-        bytes_per_batch: nor, but for a single large row, about more bytes.
-        with_timestamps: keep the time of every row in the column `_timestamp`; `RowsFromTable` gives it back.
+        schema: the columns, as a ``pyarrow.Schema`` or a dataclass, NamedTuple or TypedDict class. A value that a row
+            lacks is null; a row with other columns is an error. Without a schema, the columns are those of the rows'
+            type, if Beam knows it. Otherwise every worker infers them from its first rows, and later rows that do not
+            fit are an error.
+        rows_per_batch: the most rows of a batch.
+        bytes_per_batch: about the most bytes of a batch, unless a single row is larger.
+        with_timestamps: keep the timestamp of every row in the column ``_timestamp``, for ``RowsFromTable``.
     """
 
     def __init__(
@@ -49,10 +51,11 @@ class TableFromRows(beam.PTransform[Any, Any]):
         self._schema = to_schema(schema)
         for name, value in (("rows_per_batch", rows_per_batch), ("bytes_per_batch", bytes_per_batch)):
             if value < 1:
-                raise ValueError(f"found {name}={value}, expected 1 or more")
+                raise InvalidArgument(f"found {name}={value}, expected 1 or more")
         if with_timestamps and self._schema is not None and TIMESTAMP in self._schema.names:
-            raise ValueError(
-                f"found {TIMESTAMP!r} in the schema and with_timestamps=True, which adds it; leave one out"
+            raise InvalidArgument(
+                f"found {TIMESTAMP!r} in the schema, and with_timestamps=True, which adds it",
+                fix=Fix("leave out one of them"),
             )
         self._limits = rows_per_batch, bytes_per_batch
         self._with_timestamps = with_timestamps
@@ -64,7 +67,7 @@ class TableFromRows(beam.PTransform[Any, Any]):
 
 
 class RowsFromTable(beam.PTransform[Any, Any]):
-    """A table into rows, in the order in which they are in each batch.
+    """Turns a table into rows, in the order of each batch.
 
     >>> with beam.Pipeline(runner="FnApiRunner") as pipeline:
     ...     table = pipeline | beam.Create([pa.record_batch({"text": ["fine", "no"], "stars": [5, None]})])
@@ -72,13 +75,13 @@ class RowsFromTable(beam.PTransform[Any, Any]):
     {'text': 'fine', 'stars': 5}
     {'text': 'no', 'stars': None}
 
-    Vectors come as lists of floats, structs and maps as dicts, times as datetimes.
+    Vectors become lists of floats, structs and maps become dicts, times become datetimes.
 
     Args:
-        as_: `dict`, `beam.Row`, or a dataclass or NamedTuple class, which takes the columns that it has fields for.
-        schema: with `beam.Row`: the columns, so that Beam's schema-aware transforms (SQL, JDBC, other languages) know
-            them before the pipeline runs. Batches are cast to it. A class says them by itself.
-        with_timestamps: give rows the times in the column `_timestamp`, which is then left out.
+        as_: ``dict``, ``beam.Row``, or a dataclass or NamedTuple class, which gets the columns that it has fields for.
+        schema: the columns, only with ``beam.Row``, so that Beam's schema-aware transforms (SQL, JDBC, other languages)
+            know them before the pipeline runs. Batches are cast to it. Classes tell their columns themselves.
+        with_timestamps: give rows the timestamps in the column ``_timestamp``, which is then left out.
     """
 
     def __init__(self, as_: Any = dict, *, schema: Any = None, with_timestamps: bool = False) -> None:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from luminosity.errors import TableError
+from luminosity.errors import Fix, TableError
 from luminosity.tables.from_python import fits
 
 __all__ = ["SameSchema", "conform"]
 
 
-_MOST_SCHEMAS = 100  # Tables of so many kinds may meet in one step; after that, it starts anew.
+_PASS_SCHEMA = Fix("pass MapTable(..., schema=pa.schema([...])) if types depend on the values of a batch")
+_MOST_SCHEMAS = 100  # remembered by one step; bounds its memory if every batch has another schema
 
 
 def conform(batch: pa.RecordBatch, schema: pa.Schema, who: str) -> pa.RecordBatch:
-    """The batch with these columns, in this order and of these types; nothing is copied that is right already.
+    """Return the batch with these columns, in this order and with these types; columns that fit are not copied.
 
     >>> conform(pa.record_batch({"a": [1]}), pa.schema([("a", pa.float64())]), "here").schema.types
     [DataType(double)]
@@ -36,7 +37,7 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema, who: str) -> pa.RecordBatc
 
 def _cast(array: pa.Array, field: pa.Field, who: str) -> pa.Array:
     if array.null_count and not field.nullable:
-        raise TableError(f"{who}: column {field.name!r} has nulls; expected none, as the schema says not null")
+        raise TableError(f"{who}: column {field.name!r} has nulls, expected none: the schema does not allow them")
     if array.type == field.type:
         return array
     try:
@@ -46,7 +47,7 @@ def _cast(array: pa.Array, field: pa.Field, who: str) -> pa.Array:
 
 
 class SameSchema:
-    """Remembers the columns of the first result for every schema of inputs; lives as long as its step in this worker.
+    """Remembers the schema of the first result for every schema of inputs, as long as the step lives in the worker.
 
     >>> same = SameSchema()
     >>> given, first = pa.schema([]), pa.record_batch({"n": [1.5]})
@@ -60,6 +61,7 @@ class SameSchema:
         self._schemas: dict[pa.Schema, pa.Schema] = {}
 
     def check(self, given: pa.Schema, result: pa.RecordBatch, who: str) -> pa.RecordBatch:
+        """Return the result with the schema of the first one, cast if nothing is lost; raise otherwise."""
         if given not in self._schemas:
             if len(self._schemas) >= _MOST_SCHEMAS:
                 self._schemas.clear()
@@ -72,9 +74,9 @@ class SameSchema:
             if all(array is not None for array in arrays):
                 return pa.RecordBatch.from_arrays(arrays, schema=first)
         raise TableError(
-            f"{who} returned other columns than before, for a batch with the same columns: found "
-            f"{_shown(result.schema, first)}, expected {_shown(first, result.schema)}. Types that depend on the values "
-            "of a batch are said with MapTable(..., schema=pa.schema([...]))"
+            f"{who} returned other columns than for an earlier batch with the same columns: found "
+            f"{_shown(result.schema, first)}, expected {_shown(first, result.schema)}",
+            fix=_PASS_SCHEMA,
         )
 
 
@@ -90,6 +92,6 @@ def _alike(array: pa.Array, field: pa.Field) -> pa.Array | None:
 
 
 def _shown(schema: pa.Schema, other: pa.Schema) -> str:
-    """What it has that the other has not."""
+    """Return the fields that the other schema does not have."""
     fields = [field for field in schema if field not in list(other)] or list(schema)
     return ", ".join(f"{field.name}: {field.type}" for field in fields)

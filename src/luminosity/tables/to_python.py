@@ -1,4 +1,4 @@
-"""Arrow's values as Python's, whole columns at once; and what users want to see in their place."""
+"""Convert Arrow columns to Python values, and those to the types that a Beam Row or a class wants."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from luminosity.tables.types import field_hints, is_any_list, is_row_class
 __all__ = ["Maker", "constructor_fields", "maker_for_annotation", "maker_for_row", "python_values"]
 
 Maker: TypeAlias = Callable[[Any], Any]
-"""Makes of a value as `python_values` gives it, never None, what the user wants to see."""
+"""Converts a value that ``python_values`` returned, never None, to the type that a field wants."""
 
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 _MICROSECOND = datetime.timedelta(microseconds=1)
 
 
 def python_values(array: pa.Array) -> list[Any]:
-    """The values as Python has them: vectors as lists, structs and maps as dicts, times as datetimes.
+    """Return the values of an array: vectors as lists, structs and maps as dicts, times as datetimes.
 
     >>> python_values(pa.array([[0.5, 1.5], None], pa.list_(pa.float32(), 2)))
     [[0.5, 1.5], None]
@@ -40,9 +40,8 @@ def python_values(array: pa.Array) -> list[Any]:
     if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind):
         return _numbers(array)
     if pa.types.is_struct(kind):
-        columns = [
-            python_values(child) for child in array.flatten()
-        ]  # Null where the struct is: else they may be anything.
+        # flatten() makes the fields null where the struct is null; they may have any value there.
+        columns = [python_values(child) for child in array.flatten()]
         names = [field.name for field in kind]
         if not columns:
             return _with_nulls([{} for _ in range(len(array))], array)
@@ -65,7 +64,7 @@ def _numbers(array: pa.Array) -> list[Any]:
 
 
 def _vectors(array: pa.Array, size: int) -> list[Any]:
-    numbers = array.flatten()  # Without those of lists that are null.
+    numbers = array.flatten()  # This leaves out the numbers of null lists.
     if pa.types.is_floating(numbers.type) and not numbers.null_count:
         lists = numbers.to_numpy(zero_copy_only=False).reshape(-1, size).tolist()
     else:
@@ -78,7 +77,7 @@ def _vectors(array: pa.Array, size: int) -> list[Any]:
 
 
 def _cut(array: pa.Array, values: pa.Array) -> list[list[Any]]:
-    """Of the values of all lists, each list's own."""
+    """Cut ``values``, the items of all lists, into a list for each."""
     offsets = array.offsets.to_numpy().tolist()
     start = offsets[0]
     flat = python_values(values.slice(start, offsets[-1] - start))
@@ -93,7 +92,7 @@ def _with_nulls(values: list[Any], array: pa.Array) -> list[Any]:
 
 
 def _in_microseconds(array: pa.Array) -> pa.Array:
-    """Python knows no nanoseconds. A cast that would lose some raises."""
+    """Cast to microseconds, which Python's times have. The cast raises if it would lose nanoseconds."""
     kind = array.type
     if pa.types.is_timestamp(kind) and kind.unit == "ns":
         return array.cast(pa.timestamp("us", kind.tz))
@@ -103,7 +102,7 @@ def _in_microseconds(array: pa.Array) -> pa.Array:
 
 
 def maker_for_row(kind: pa.DataType) -> Maker | None:
-    """What Beam's Rows want otherwise: structs are Rows, and times are Beam's."""
+    """Return the conversion for a field of a Beam Row, where structs are Rows and times are Beam's; None if none."""
     if pa.types.is_timestamp(kind):
         return _beam_time
     if pa.types.is_struct(kind):
@@ -117,7 +116,7 @@ def maker_for_row(kind: pa.DataType) -> Maker | None:
 
 
 def maker_for_annotation(hint: Any) -> Maker | None:
-    """What a field of a class wants otherwise; None: nothing."""
+    """Return the conversion for a field of a class with this annotation; None if none is needed."""
     if hint is Timestamp:
         return _beam_time
     if is_row_class(hint):
@@ -145,7 +144,7 @@ def _class_maker(kind: Any) -> Maker:
 
 
 def constructor_fields(kind: Any) -> dict[str, bool]:
-    """What a dataclass or NamedTuple is made of, and whether it can be left out."""
+    """Return the parameters of a dataclass or NamedTuple, and whether each has a default."""
     if dataclasses.is_dataclass(kind):
         unset = dataclasses.MISSING
         return {
@@ -157,7 +156,7 @@ def constructor_fields(kind: Any) -> dict[str, bool]:
 
 
 def _beam_time(value: datetime.datetime) -> Timestamp:
-    """A time without a zone is taken as UTC, as Arrow does."""
+    """Return Beam's timestamp. A time without a zone is in UTC, as in Arrow."""
     utc = value if value.tzinfo is not None else value.replace(tzinfo=datetime.timezone.utc)
     return Timestamp(micros=(utc - _EPOCH) // _MICROSECOND)
 

@@ -1,4 +1,4 @@
-"""What Python's types of rows are in Arrow, and the other way."""
+"""Convert the types of Python's rows to Arrow types, and back."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ from apache_beam.typehints.native_type_compatibility import convert_to_python_ty
 from apache_beam.typehints.row_type import RowTypeConstraint
 from apache_beam.utils.timestamp import Timestamp
 
+from luminosity.errors import Fix, InvalidType
+
 __all__ = ["DECIMAL", "arrow_type", "field_hints", "fields_of", "is_any_list", "is_row_class", "row_hint", "to_schema"]
 
 DECIMAL = pa.decimal128(38, 9)
-"""What a `Decimal` is unless a schema says more: numbers of rows differ in their digits, those of a column must not."""
+"""The type of a ``Decimal`` without a schema: values have different digits, but a column has one type."""
 
 _SIMPLE: dict[Any, pa.DataType] = {
     bool: pa.bool_(),
@@ -41,7 +43,7 @@ _MAPS = (dict, collections.abc.Mapping)
 
 
 def is_row_class(kind: Any) -> bool:
-    """Whether it is a dataclass or a NamedTuple.
+    """Return whether a type is a dataclass or a NamedTuple.
 
     >>> is_row_class(dict)
     False
@@ -50,7 +52,7 @@ def is_row_class(kind: Any) -> bool:
 
 
 def fields_of(kind: Any) -> dict[str, pa.DataType | None] | None:
-    """The columns that rows of this type have, and None for those whose type it leaves open; None: it does not tell.
+    """Return the columns of rows of this type, with None for an open type; None if the type does not tell columns.
 
     >>> from typing import NamedTuple
     >>> Review = NamedTuple("Review", [("text", str), ("stars", Optional[int])])
@@ -62,17 +64,17 @@ def fields_of(kind: Any) -> dict[str, pa.DataType | None] | None:
 
 
 def field_hints(kind: Any) -> dict[str, Any] | None:
-    """The annotations of a dataclass, a NamedTuple, a TypedDict, or of what Beam knows of a Row."""
+    """Return the annotations of a dataclass, a NamedTuple, a TypedDict or a Beam Row; None for other types."""
     if isinstance(kind, RowTypeConstraint):
-        # Of a user's class, Beam keeps annotations that are strings as they are; the class knows what they mean.
+        # Beam keeps a user class's annotations as strings; the class itself can resolve them.
         if is_row_class(kind.user_type) and not kind.user_type.__name__.startswith("BeamSchema_"):
             return field_hints(kind.user_type)
-        return dict(kind._fields)  # pyright: ignore[reportPrivateUsage]  # There is no public way.
+        return dict(kind._fields)  # pyright: ignore[reportPrivateUsage]  # Beam has no public way.
     if not (is_row_class(kind) or typing.is_typeddict(kind)):
         return None
     try:
         hints = typing.get_type_hints(kind, include_extras=True)
-    except NameError:  # An annotation names what was imported for type checkers alone.
+    except NameError:  # An annotation uses a name that is imported for type checkers only.
         hints = dict(kind.__annotations__)
     if dataclasses.is_dataclass(kind):
         return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
@@ -80,7 +82,7 @@ def field_hints(kind: Any) -> dict[str, Any] | None:
 
 
 def arrow_type(hint: Any) -> pa.DataType | None:
-    """What values of this type are in Arrow; None: it does not tell.
+    """Return the Arrow type of values with this annotation, or None if it does not tell.
 
     >>> arrow_type(Optional[list[float]]), arrow_type(typing.Annotated[list[float], pa.list_(pa.float32(), 8)])
     (ListType(list<item: double>), FixedSizeListType(fixed_size_list<item: float>[8]))
@@ -113,25 +115,27 @@ def arrow_type(hint: Any) -> pa.DataType | None:
 
 
 def to_schema(schema: Any) -> pa.Schema | None:
-    """A schema as users give it: one of Arrow's, or a class that has all it takes."""
+    """Return the schema that a user gives as a ``pyarrow.Schema`` or as a class; None stays None."""
     if schema is None or isinstance(schema, pa.Schema):
         return schema
     fields = fields_of(schema)
     if fields is None:
-        raise TypeError(
+        raise InvalidType(
             f"found schema={schema!r}, expected a pyarrow.Schema, or a dataclass, NamedTuple or TypedDict class"
         )
     unknown = [name for name, kind in fields.items() if kind is None]
     if unknown:
-        raise TypeError(
-            f"the types of {', '.join(unknown)} in {schema.__name__} do not tell one of Arrow's; "
-            "annotate them, as in Annotated[list[float], pa.list_(pa.float32(), 384)], or give a pyarrow.Schema"
+        raise InvalidType(
+            f"the annotations of {', '.join(unknown)} in {schema.__name__} do not tell a type of Arrow",
+            fix=Fix(
+                "annotate them as in Annotated[list[float], pa.list_(pa.float32(), 384)], or pass a pyarrow.Schema"
+            ),
         )
     return pa.schema(list(fields.items()))
 
 
 def row_hint(schema: pa.Schema) -> Any:
-    """Beam's type of Rows with these columns: what its schema-aware transforms need to know.
+    """Return Beam's type of Rows with these columns, for schema-aware transforms.
 
     >>> row_hint(pa.schema([("text", pa.string())]))
     Row(text=typing.Optional[str])
@@ -147,7 +151,7 @@ _HINTS: list[tuple[Callable[[pa.DataType], bool], Any]] = [
     (lambda kind: pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or _is_fixed_binary(kind), bytes),
     (pa.types.is_decimal, Decimal),
     (pa.types.is_date, datetime.date),
-    (pa.types.is_timestamp, Timestamp),  # A datetime would have no place in Beam's schemas.
+    (pa.types.is_timestamp, Timestamp),  # Beam's schemas have no datetime.
 ]
 
 
@@ -169,7 +173,7 @@ def _type_hint(kind: pa.DataType) -> Any:
 
 
 def is_any_list(kind: pa.DataType) -> bool:
-    """Of any length, long ones too, or all of one length: vectors.
+    """Return whether a type is a list, a large list, or a fixed-size list (a vector).
 
     >>> is_any_list(pa.list_(pa.float32(), 8))
     True

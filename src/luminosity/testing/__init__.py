@@ -1,4 +1,4 @@
-"""Fakes for tests: a device without hardware, a model for it, a clock that moves when told, and tables."""
+"""Fakes for tests: a device without hardware, a model for it, a clock that tests move, and tables."""
 
 from luminosity.testing.equal_table import equal_table
 from luminosity.testing.fake_device import (

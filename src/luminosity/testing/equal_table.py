@@ -1,4 +1,4 @@
-"""Tables compared whatever their batches."""
+"""Compare tables, however they are cut into batches."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from apache_beam.testing.util import BeamAssertException
 
 __all__ = ["equal_table"]
 
-_SHOWN_ROWS = 5
+_SHOWN_ROWS = 5  # enough to see the kind of difference
 
 
 def equal_table(expected: Any, *, ordered: bool = False) -> Callable[[Iterable[pa.RecordBatch]], None]:
-    """A matcher for Beam's `assert_that`: the same columns and rows, however they are cut into batches.
+    """Return a matcher for Beam's ``assert_that``: same columns and rows, however they are cut into batches.
 
     >>> equal_table(pa.table({"n": [1, 2]}))([pa.record_batch({"n": [2]}), pa.record_batch({"n": [1]})])
     >>> equal_table(pa.table({"n": [1, 2]}))([pa.record_batch({"n": [2, 3]})])
@@ -25,8 +25,8 @@ def equal_table(expected: Any, *, ordered: bool = False) -> Callable[[Iterable[p
       rows not expected (1): {'n': 3}
 
     Args:
-        expected: a `pyarrow.Table`, a record batch, or a list of record batches.
-        ordered: also in this order. A pipeline keeps none between batches.
+        expected: a ``pyarrow.Table``, a record batch, or a list of record batches.
+        ordered: also compare the order of rows. A pipeline keeps no order between batches.
     """
     wanted = _as_table(expected)
 
@@ -49,7 +49,7 @@ def _as_table(expected: Any) -> pa.Table:
 
 
 def _differing_batches(batches: list[pa.RecordBatch], wanted: pa.Schema) -> list[str]:
-    """What is wrong with the columns of the first batch that has others."""
+    """Return the differences of the first batch that has other columns."""
     for batch in batches:
         if not isinstance(batch, pa.RecordBatch):
             return [f"found an element of type {type(batch).__name__}, expected pyarrow.RecordBatch"]

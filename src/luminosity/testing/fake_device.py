@@ -1,4 +1,4 @@
-"""Fakes for tests: a device without hardware, a model for it, a clock that moves when told."""
+"""A fake device without hardware, a fake model for it, and a clock that tests move."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from apache_beam.ml.inference.base import PredictionResult
 
+from luminosity.errors import InvalidArgument
 from luminosity.inference.blocks import Block, rows
 from luminosity.inference.handler import Handler
 
@@ -21,15 +22,19 @@ __all__ = ["Clock", "FakeBatch", "FakeClock", "FakeDevice", "FakeDeviceHandler",
 
 
 class Clock(Protocol):
-    """What code needs of time; the module `time` is one."""
+    """The functions of a clock; the module ``time`` is one."""
 
-    def monotonic(self) -> float: ...
+    def monotonic(self) -> float:
+        """Return the time in seconds."""
+        ...
 
-    def sleep(self, seconds: float, /) -> None: ...
+    def sleep(self, seconds: float, /) -> None:
+        """Wait for ``seconds``."""
+        ...
 
 
 class FakeClock:
-    """A clock that stands still until it is moved; whoever sleeps moves it.
+    """A clock that stands still until ``advance`` or ``sleep`` moves it. Sleeping takes no real time.
 
     >>> clock = FakeClock()
     >>> clock.advance(1.5)
@@ -43,39 +48,42 @@ class FakeClock:
         self._lock = threading.Lock()
 
     def monotonic(self) -> float:
+        """Return the time in seconds."""
         return self._now
 
     def advance(self, seconds: float) -> None:
+        """Move the clock."""
         with self._lock:
             self._now += seconds
 
     def sleep(self, seconds: float, /) -> None:
+        """Move the clock instead of waiting."""
         self.advance(max(0.0, seconds))
 
 
 class FakeOutOfMemory(RuntimeError):
-    """What a device says when a batch does not fit."""
+    """The error of a device on which a batch does not fit."""
 
 
 @dataclass(frozen=True)
 class FakeBatch:
-    """What a device was given: one line in its log."""
+    """A batch that a device was given; one line in its log."""
 
     pid: int
     model: str
     count: int  # examples
-    cost: float  # summed over them
-    padded_cost: float  # the longest times how many
+    cost: float  # summed over the examples
+    padded_cost: float  # the cost of the longest example times their number
     began_at: float  # on the device's clock
     fitted: bool
 
 
 @dataclass(frozen=True)
 class FakeDevice:
-    """A device with room for batches of at most `memory`, in units of cost.
+    """A device with memory for batches that cost at most ``memory``.
 
-    It computes one batch at a time in each process, and takes `seconds_per_batch` and `seconds_per_cost` for each.
-    Every batch is a line in the file `log`, whichever process it came from; `batches()` reads them.
+    It computes one batch at a time in each process. A batch takes ``seconds_per_batch`` plus ``seconds_per_cost`` times
+    its padded cost. The batches of all processes are logged in the file ``log``; ``batches()`` reads them.
     """
 
     memory: float
@@ -85,33 +93,35 @@ class FakeDevice:
     clock: Clock | None = None
 
     def batches(self) -> list[FakeBatch]:
-        """All that it was given so far, those that did not fit included."""
+        """Return all batches so far, including those that did not fit."""
         if self.log is None:
-            raise ValueError("found no log, expected FakeDevice(memory, log=PATH) where batches are looked at")
+            raise InvalidArgument("found a device without a log, expected one that logs batches", fix="pass log=PATH")
         if not os.path.exists(self.log):
             return []
         with open(self.log) as file:
             return [FakeBatch(**json.loads(line)) for line in file]
 
     def time(self) -> Clock:
+        """Return the device's clock."""
         return self.clock if self.clock is not None else time
 
     def record(self, batch: FakeBatch) -> None:
+        """Log a batch."""
         if self.log is not None:
-            # One write of one line: those of several processes do not mix.
+            # A line is one write, so lines of several processes do not mix.
             with open(self.log, "a", buffering=1) as file:
                 file.write(json.dumps(asdict(batch)) + "\n")
 
 
 class FakeModel:
-    """A model that is loaded: knows until when its device is busy."""
+    """A loaded model, which knows until when its device is busy."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._busy_until = 0.0
 
     def take_turn(self, now: float, seconds: float) -> float:
-        """When a batch that takes so long is done."""
+        """Reserve the device for ``seconds``, and return when the batch is done."""
         with self._lock:
             self._busy_until = max(now, self._busy_until) + seconds
             return self._busy_until
@@ -124,7 +134,7 @@ class _Outputs:
 
 
 class FakeDeviceHandler(Handler[Any, PredictionResult, FakeModel]):
-    """A model whose batches cost the longest example times their number, as padded ones do.
+    """A handler of a model whose batches cost the longest example times their number, as padded batches do.
 
     >>> handler = FakeDeviceHandler(FakeDevice(memory=8), answer=str.upper)
     >>> [result.inference for result in handler.run_inference(["a", "bcd"], handler.load_model())]
@@ -133,17 +143,18 @@ class FakeDeviceHandler(Handler[Any, PredictionResult, FakeModel]):
     Traceback (most recent call last):
     luminosity.testing.fake_device.FakeOutOfMemory: CUDA out of memory (fake). Tried a batch of 2 x 8 = 16...
 
-    `predict` returns at once; `wait` waits until the device is done.
+    ``predict`` returns at once; ``wait`` waits until the device is done.
 
     Args:
-        device: what it computes on.
-        cost_of: what one example costs; its length unless given.
-        answer: what it says to an example; the example itself unless given.
-        poison: examples that raise a ValueError, in the hook that `poison_in` names.
-        seconds_per_prepare: what a call of `prepare` takes.
-        seconds_to_load: what a call of `load_model` takes.
-        model_memory: what `memory` says.
-        name: tells several models apart, in the log and as `model_id`.
+        device: the device that computes.
+        cost_of: returns the cost of an example; by default its length.
+        answer: returns the prediction for an example; by default the example itself.
+        poison: examples that raise a ``ValueError`` in the hook that ``poison_in`` names.
+        poison_in: ``"prepare"`` or ``"predict"``.
+        seconds_per_prepare: how long a call of ``prepare`` takes.
+        seconds_to_load: how long a call of ``load_model`` takes.
+        model_memory: the bytes that ``memory`` returns.
+        name: identifies the model in the log and as ``model_id``.
     """
 
     def __init__(
@@ -200,7 +211,7 @@ class FakeDeviceHandler(Handler[Any, PredictionResult, FakeModel]):
         if not fitted:
             raise FakeOutOfMemory(
                 f"CUDA out of memory (fake). Tried a batch of {len(costs)} x {longest:g} = {padded_cost:g}, "
-                f"and there is room for {self._device.memory:g}."
+                f"expected at most {self._device.memory:g}."
             )
         self._look_for_poison(batch, "predict")
         seconds = self._device.seconds_per_batch + self._device.seconds_per_cost * padded_cost

@@ -1,4 +1,4 @@
-"""Tables for tests, made up of a seed."""
+"""Tables of random rows for tests."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import csv, parquet
 
+from luminosity.errors import InvalidType
 from luminosity.io.formats import Format, recognise
 from luminosity.tables.types import arrow_type, is_any_list
 
@@ -42,14 +43,14 @@ _WORDS = [
 
 
 class OneOf:
-    """A column whose values are picked from these."""
+    """A column whose values are picked from ``values``."""
 
     def __init__(self, *values: Any) -> None:
         self.values = pa.array(values)
 
 
 class FakeTable:
-    """A table of made-up rows, the same for the same seed.
+    """A table of random rows, which are the same for the same seed.
 
     >>> columns = {"id": int, "text": str, "lang": FakeTable.one_of("en", "de"), "vector": FakeTable.vector(8)}
     >>> fake = FakeTable(columns, rows=100)
@@ -59,10 +60,10 @@ class FakeTable:
     FixedSizeListType(fixed_size_list<item: float>[8])
 
     Args:
-        columns: for each name a Python type, a type of Arrow, `FakeTable.vector(n)` or `FakeTable.one_of(...)`.
-            Integers are ids: every number below `rows` once, in a random order. Texts are a few words.
-        rows: how many.
-        seed: another one gives other rows.
+        columns: for each name a Python type, an Arrow type, ``FakeTable.vector(n)`` or ``FakeTable.one_of(...)``.
+            Integers are ids: every number below ``rows`` once, in random order. Texts are a few words.
+        rows: the number of rows.
+        seed: the seed of the random values.
         nulls: the share of values that are null, for all columns or by name.
     """
 
@@ -82,29 +83,33 @@ class FakeTable:
 
     @staticmethod
     def vector(size: int, of: pa.DataType | None = None) -> pa.DataType:
-        """Vectors of so many numbers: 32-bit floats unless said."""
+        """Return the type of vectors with ``size`` numbers, which are 32-bit floats by default."""
         return pa.list_(pa.float32() if of is None else of, size)
 
     @staticmethod
     def one_of(*values: Any) -> OneOf:
+        """Return the type of a column whose values are picked from ``values``."""
         return OneOf(*values)
 
     @property
     def schema(self) -> pa.Schema:
+        """The schema of the table."""
         return self._table.schema
 
     def table(self) -> pa.Table:
+        """Return all rows as a ``pyarrow.Table``."""
         return self._table
 
     def batches(self, rows_per_batch: int = 100) -> list[pa.RecordBatch]:
-        """Elements for `beam.Create`."""
+        """Return all rows as record batches, for ``beam.Create``."""
         return self._table.to_batches(max_chunksize=rows_per_batch)
 
     def rows(self) -> list[dict[str, Any]]:
+        """Return all rows as dicts."""
         return self._table.to_pylist()
 
     def write(self, path: Any) -> None:
-        """Into one local file; its name tells the format and the compression."""
+        """Write the table to one local file, in the format and compression of its suffix."""
         kind, compression = recognise(str(path))
         if kind is Format.PARQUET:
             parquet.write_table(self._table, path)
@@ -126,8 +131,8 @@ def _made_up(name: str, kind: Any, rows: int, random: np.random.Generator, nulls
         return kind.values.take(pa.array(picked, mask=mask))
     arrow = kind if isinstance(kind, pa.DataType) else arrow_type(kind)
     if arrow is None:
-        raise TypeError(
-            f"found {kind!r} for the column {name!r}, expected a Python type, a type of Arrow or FakeTable.one_of()"
+        raise InvalidType(
+            f"found {kind!r} for the column {name!r}, expected a Python type, an Arrow type or FakeTable.one_of()"
         )
     values = _values(arrow, rows, random)
     return pa.array([None if null else value for value, null in zip(values, mask.tolist(), strict=True)], arrow)
@@ -163,4 +168,4 @@ def _values(kind: pa.DataType, rows: int, random: np.random.Generator) -> list[A
             start + datetime.timedelta(seconds=second) for second in random.integers(365 * 86400, size=rows).tolist()
         ]
         return [time.date() for time in times] if pa.types.is_date(kind) else times
-    raise TypeError(f"found {kind}, for which there are no made-up values; make this column yourself, of table()")
+    raise InvalidType(f"found {kind}, which has no random values", fix="append this column to table() yourself")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from luminosity.cli.advice import as_options
 from luminosity.cli.exits import FAILED, INTERRUPTED, fail, treat_sigterm_as_ctrl_c
 from luminosity.errors import LuminosityError
 
@@ -31,7 +30,6 @@ examples:
                         keep the results, and chart them over time
   lum drift old.npy new.npy --json | jq .p_value
 """
-_ARGUMENTS = {"columns= names": "--column names", "or say format= yourself": "or .npy of NumPy"}
 
 
 def add_to(commands: Any) -> None:
@@ -114,7 +112,7 @@ def _drift(parsed: argparse.Namespace) -> int:
 
         return run(parsed)
     except LuminosityError as error:
-        return fail("drift", as_options(error.for_command(), _ARGUMENTS), FAILED)
+        return fail("drift", error, FAILED)
     except KeyboardInterrupt:
         return fail("drift", "interrupted", INTERRUPTED)
 

@@ -11,7 +11,8 @@ import numpy as np
 from luminosity.cli.drift.array_source import ArraySource, has_only_arrays
 from luminosity.cli.drift.table_source import TableSource
 from luminosity.drift.samples import RowSampler, SampledRows
-from luminosity.errors import DriftError, Fix
+from luminosity.errors import DriftError, Fix, TableError
+from luminosity.io.formats import recognise
 
 __all__ = ["Source", "open_source", "read_sample"]
 
@@ -43,7 +44,17 @@ def open_source(pattern: str, columns: Sequence[str]) -> Source:
             f"{pattern} is a folder with NumPy files, expected a file, or a folder with files of a table",
             fix=f"use a quoted pattern: '{os.path.join(pattern, '*.npy')}'",
         )
+    _check_format(pattern)
     return TableSource(pattern, columns)
+
+
+def _check_format(path: str) -> None:
+    """Raise for a file that is neither a table nor an array, naming the suffixes of both."""
+    if os.path.isfile(path):
+        try:
+            recognise(path)
+        except TableError as error:
+            raise DriftError(f"{error.message}; or in .npy for NumPy arrays") from None
 
 
 def read_sample(

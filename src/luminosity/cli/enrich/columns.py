@@ -1,34 +1,36 @@
-"""The new columns that ``lum enrich`` is asked for: their names, what they are made of, and by which model."""
+"""The columns that ``lum enrich`` adds: their names, inputs and models, parsed and checked."""
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from luminosity._text import did_you_mean, list_some
 from luminosity.cli.model_names import named_handler
 from luminosity.errors import OptionError
 
 if TYPE_CHECKING:
     from luminosity.inference.enrich.column import Column
 
-__all__ = ["KINDS", "ColumnRequest", "check", "parse_request"]
+__all__ = ["DEFAULT_SUFFIXES", "ColumnRequest", "check_requests", "no_column", "parse_request"]
 
-KINDS: Mapping[str, str] = {"embed": "embedding", "classify": "class", "model": "prediction"}
-"""By option: what a column is called after the one that it is made of, where it is given no name."""
+DEFAULT_SUFFIXES: Mapping[str, str] = {"embed": "embedding", "classify": "class", "model": "prediction"}
+"""For each option, the suffix of a new column's default name: text_embedding for --embed text=MODEL."""
 
 _FORMS = {
     "embed": "[NAME:]COLUMN=MODEL, such as text=models/minilm",
     "classify": "[NAME:]COLUMN=MODEL, such as mood:text=models/sentiment",
     "model": "[NAME:]COLUMN[,COLUMN...]=MODULE:OBJECT, such as score:age,income=my_models:handler",
 }
+_SHOWN_COLUMNS = 20  # in a message, which stays readable
+_SUGGESTIONS = 3
 
 
 @dataclass(frozen=True)
 class ColumnRequest:
-    """One new column, as the command line says it."""
+    """A new column, as the command line asks for it."""
 
     option: str
     name: str
@@ -37,9 +39,14 @@ class ColumnRequest:
 
     @property
     def is_vector(self) -> bool:
+        """Whether the column holds vectors, which a vector store can keep."""
         return self.option == "embed"
 
+    def __str__(self) -> str:
+        return f"--{self.option} {','.join(self.inputs)}={self.model}"
+
     def column(self) -> Column:
+        """Return the column for ``Enrich``. This imports the model handler, but loads no model."""
         from luminosity import Column
 
         handler = named_handler(self.model if self.option == "model" else f"{self.option}:{self.model}")
@@ -47,65 +54,66 @@ class ColumnRequest:
 
 
 def parse_request(option: str, text: str) -> ColumnRequest:
-    """
-    >>> asked_for("embed", "text=models/minilm")
-    Asked(option='embed', name='text_embedding', inputs=('text',), model='models/minilm')
-    >>> asked_for("model", "score:age,income=my_models:handler").inputs
+    """Parse the value of an option.
+
+    >>> parse_request("embed", "text=models/minilm")
+    ColumnRequest(option='embed', name='text_embedding', inputs=('text',), model='models/minilm')
+    >>> parse_request("model", "score:age,income=my_models:handler").inputs
     ('age', 'income')
-    >>> asked_for("embed", "models/minilm")
+    >>> parse_request("embed", "models/minilm")
     Traceback (most recent call last):
     luminosity.errors.OptionError: --embed models/minilm: expected [NAME:]COLUMN=MODEL, such as text=models/minilm
     """
-    target, equals, model = text.partition("=")
-    name, colon, columns = target.rpartition(":")
+    left, equals, model = text.partition("=")
+    name, colon, columns = left.rpartition(":")
     inputs = tuple(part.strip() for part in columns.split(","))
     is_wrong = not (equals and model and all(inputs)) or (colon and not name) or (option != "model" and len(inputs) > 1)
     if is_wrong:
         raise OptionError(f"--{option} {text}: expected {_FORMS[option]}")
     if option != "model":
-        model = os.path.expanduser(model)  # a shell leaves a ~ alone that follows a =
+        model = os.path.expanduser(model)  # The shell does not expand a ~ that follows a =.
         _check_folder(option, text, model)
-    return ColumnRequest(option, name or f"{'_'.join(inputs)}_{KINDS[option]}", inputs, model)
+    return ColumnRequest(option, name or f"{'_'.join(inputs)}_{DEFAULT_SUFFIXES[option]}", inputs, model)
 
 
 def _check_folder(option: str, text: str, model: str) -> None:
-    """What can't be a name on the hub must be there. A name has at most one slash."""
+    """Raise if a model is a path that does not exist. A name on the hub has at most one slash."""
     parent = os.path.dirname(model)
     is_path = model.startswith((".", "/")) or model.count("/") > 1 or bool(parent and os.path.isdir(parent))
     if not is_path or "://" in model or os.path.exists(model):
         return
     while parent and not os.path.isdir(parent):
         parent = os.path.dirname(parent)
-    there = sorted(os.listdir(parent or "."))
-    alike = difflib.get_close_matches(os.path.relpath(model, parent or ".").split("/")[0], there, n=1)
-    hint = f"; did you mean {os.path.join(parent, alike[0])}?" if alike else ""
-    raise OptionError(f"--{option} {text}: there is no folder {model}{hint}")
+    name = os.path.relpath(model, parent or ".").split("/")[0]
+    suggestion = did_you_mean(name, sorted(os.listdir(parent or ".")))
+    raise OptionError(f"--{option} {text}: there is no folder {model}", fix=suggestion or None)
 
 
-def check(asked: Sequence[ColumnRequest], there: Sequence[str]) -> None:
-    """Before anything is loaded: whether the table has what models take, and room for what they give."""
-    if not asked:
-        raise OptionError("no model is named; expected --embed, --classify or --model, such as --embed text=MODEL")
-    new = [each.name for each in asked]
-    for each in asked:
-        if new.count(each.name) > 1 or each.name in there:
-            whose = "two models have it" if new.count(each.name) > 1 else "the table has one of that name"
+def check_requests(requests: Sequence[ColumnRequest], existing: Sequence[str]) -> None:
+    """Raise unless the table's columns include all inputs, and none has the name of a new column."""
+    if not requests:
+        raise OptionError("no model is given, expected --embed, --classify or --model, such as --embed text=MODEL")
+    new = [each.name for each in requests]
+    for each in requests:
+        if new.count(each.name) > 1 or each.name in existing:
+            reason = "two models would add it" if new.count(each.name) > 1 else "the table has it already"
             raise OptionError(
-                f"--{each.option} … adds a column {each.name!r}, and {whose}; "
-                f"name it otherwise: --{each.option} NAME:{','.join(each.inputs)}={each.model}"
+                f"{each}: can't add the column {each.name!r}, because {reason}",
+                fix=f"give it another name: --{each.option} NAME:{','.join(each.inputs)}={each.model}",
             )
         for column in each.inputs:
-            if column not in there and column not in new:
-                raise OptionError(
-                    f"--{each.option} {','.join(each.inputs)}={each.model}: there is no column {column!r}; "
-                    f"{near(column, [*there, *new])}"
-                )
+            if column not in existing and column not in new:
+                raise no_column(str(each), column, [*existing, *new])
 
 
-def near(name: str, there: Sequence[str]) -> str:
+def no_column(option: str, name: str, existing: Sequence[str]) -> OptionError:
+    """Return the error for an option that names a column that does not exist.
+
+    >>> str(no_column("--id texts", "texts", ["id", "text"]))
+    "--id texts: there is no column 'texts'; did you mean 'text'?"
+    >>> str(no_column("--id speed", "speed", ["id", "text"]))
+    "--id speed: there is no column 'speed', expected one of id, text"
     """
-    >>> near("texts", ["id", "text"]), near("speed", ["id", "text"])
-    ("did you mean 'text'?", 'expected one of id, text')
-    """
-    alike = difflib.get_close_matches(name, there, n=3)
-    return f"did you mean {' or '.join(map(repr, alike))}?" if alike else f"expected one of {', '.join(there)}"
+    suggestion = did_you_mean(name, existing, most=_SUGGESTIONS)
+    expected = "" if suggestion else f", expected one of {list_some(existing, _SHOWN_COLUMNS)}"
+    return OptionError(f"{option}: there is no column {name!r}{expected}", fix=suggestion or None)

@@ -1,51 +1,52 @@
-"""``lum enrich IN OUT --embed text=MODEL …``: a table in, a table out, no pipeline to write."""
+"""The command line of ``lum enrich``: its options, and how the command ends."""
 
 from __future__ import annotations
 
 import argparse
-import difflib
 import sys
 from typing import Any
 
-from luminosity.cli.advice import as_options
-from luminosity.cli.enrich.columns import KINDS, parse_request
-from luminosity.cli.exits import INTERRUPTED, cancel_runs, treat_sigterm_as_ctrl_c
+from luminosity._text import did_you_mean
+from luminosity.cli.enrich.columns import DEFAULT_SUFFIXES, parse_request
+from luminosity.cli.exits import FAILED, INTERRUPTED, WRONG_USE, cancel_runs, fail, treat_sigterm_as_ctrl_c
 from luminosity.engine.workers.launcher import warm_up
 from luminosity.errors import LuminosityError, OptionError, RunFailed
 from luminosity.lean_beam import import_beam
 
-_FAILED = 1
-_WRONG_USE = 2
+__all__ = ["add_to", "enrich"]
+
+_SHOWN_ROWS = 5  # by --show without a number
 
 _DESCRIPTION = """\
-Read a table, add a column to it for each model, and write it. Tables are
-Parquet, JSON lines, CSV or Arrow files, one or many, on any file system that
-Beam knows; names and patterns tell which. A model is a folder, an address, or
-a name on the Hugging Face hub. Models use an accelerator where there is one.
+Read a table, add a column to it for each model, and write the result.
+
+Tables are Parquet, JSON lines, CSV or Arrow files, one or many, on any file
+system that Beam knows; their names tell the format. A model is a folder, an
+address, or a name on the Hugging Face hub. Models run on an accelerator if the
+machine has one.
 """
 _EPILOG = """\
-What else begins with -- is the runner's: --cpu_workers=4, --progress=plain and
-the others that `lum run --help` lists.
+All other options starting with -- go to the runner: --cpu_workers=4,
+--progress=plain and the others that `lum run --help` lists.
 
 examples:
   lum enrich in.parquet out.parquet --embed text=models/minilm
-                        adds text_embedding
+                        add the column text_embedding
   lum enrich 'in/*.jsonl.gz' out --embed title_vector:title=models/minilm \\
       --embed text=models/minilm --classify mood:text=models/sentiment
-                        adds title_vector, text_embedding and mood
+                        add title_vector, text_embedding and mood
   lum enrich in.csv out.parquet --model score:age,income=my_models:handler
-                        any handler, of my_models.py
+                        run any model handler, here one from my_models.py
   lum enrich in.parquet try.parquet --embed text=MODEL --rows 100 --show
-                        a try with the first rows
+                        try it on the first 100 rows, and print some
   lum enrich in.parquet out --embed text=MODEL --vector-store store
-                        and into Qdrant, here without a server
+                        also write to Qdrant, here without a server
 """
-_ARGUMENTS = {
-    "if_exists='replace'": "--if-exists replace",
-    "if_exists='append'": "--if-exists append",
-    "Enrich(...).with_exception_handling()": "--dead-letters PATH",
-    "with_exception_handling()": "--dead-letters PATH",
-    "columns= names": "--columns names",
+_COLUMN_HELP = {
+    "embed": "add a column of vectors of texts, named NAME or COLUMN_{suffix}",
+    "classify": "add a column of labels and scores of texts, named NAME or COLUMN_{suffix}",
+    "model": "add a column with the output of any model handler, given as MODULE:OBJECT, on one or several columns "
+    "(A,B); named NAME or COLUMN_{suffix}",
 }
 _TEXTS: dict[str, Any] = {
     "usage": "lum enrich IN OUT [--embed [NAME:]COLUMN=MODEL] [--classify [NAME:]COLUMN=MODEL] [options]",
@@ -56,12 +57,13 @@ _TEXTS: dict[str, Any] = {
 
 
 def add_to(commands: Any) -> None:
-    parser = commands.add_parser("enrich", help="run models over a table, no pipeline to write", **_TEXTS)
+    """Add the command to the parser of ``lum``, for its help."""
+    parser = commands.add_parser("enrich", help="run models over a table, without writing a pipeline", **_TEXTS)
     _add_options(parser)
 
 
 def enrich(words: list[str]) -> int:
-    """``words`` has options of the runner, too, which argparse alone would refuse."""
+    """Run the command and return its exit code; ``words`` may include options of the runner."""
     parser = argparse.ArgumentParser(prog="lum enrich", allow_abbrev=False, **_TEXTS)
     _add_options(parser)
     parsed, rest = parser.parse_known_args(words)
@@ -69,91 +71,94 @@ def enrich(words: list[str]) -> int:
     try:
         return _run(parsed, rest)
     except RunFailed as error:
-        return _say(as_options(str(error), _ARGUMENTS), _FAILED)
+        return fail("enrich", error, FAILED)
     except LuminosityError as error:
-        return _say(as_options(str(error), _ARGUMENTS), _WRONG_USE)
+        return fail("enrich", error, WRONG_USE)
     except KeyboardInterrupt:
         cancel_runs()
-        return _say("interrupted", INTERRUPTED)
+        return fail("enrich", "interrupted", INTERRUPTED)
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("table", metavar="IN", help="the table's file, folder or pattern")
-    parser.add_argument("out", metavar="OUT", help="a folder, or a file where it ends like one: out.parquet")
-    for option, named in KINDS.items():
+    parser.add_argument("table", metavar="IN", help="the table to read: a file, a folder, or a quoted pattern")
+    parser.add_argument("out", metavar="OUT", help="the table to write: a folder, or a file such as out.parquet")
+    for option, suffix in DEFAULT_SUFFIXES.items():
         parser.add_argument(
             f"--{option}",
             action="append",
             default=[],
             metavar="[NAME:]COLUMN=MODEL",
-            help={
-                "embed": f"add vectors of texts; the column is NAME, or COLUMN_{named}",
-                "classify": f"add labels with scores of texts; NAME, or COLUMN_{named}",
-                "model": f"add what any handler says, MODULE:OBJECT; of several columns: A,B; NAME, or COLUMN_{named}",
-            }[option],
+            help=_COLUMN_HELP[option].format(suffix=suffix),
         )
-    parser.add_argument("--columns", metavar="C,...", help="what to read and keep of the table (default: all columns)")
-    parser.add_argument("--rows", type=_count, metavar="N", help="for a try: the first N rows alone")
-    parser.add_argument("--show", type=_count, nargs="?", const=5, metavar="N", help="print N rows of OUT (default: 5)")
+    parser.add_argument("--columns", metavar="C,...", help="read and keep only these columns of IN (default: all)")
+    parser.add_argument("--rows", type=_count, metavar="N", help="process only the first N rows")
+    parser.add_argument(
+        "--show",
+        type=_count,
+        nargs="?",
+        const=_SHOWN_ROWS,
+        metavar="N",
+        help=f"print the first N rows of OUT at the end (default: {_SHOWN_ROWS})",
+    )
     parser.add_argument(
         "--if-exists",
         choices=("fail", "replace", "append"),
         default="fail",
-        help="what to do where OUT is there already (default: fail)",
+        help="what to do if OUT exists (default: fail)",
     )
     parser.add_argument(
         "--dead-letters",
         metavar="PATH",
-        help="where rows go that a model fails on, with the model and the reason (default: the run fails)",
+        help="write rows that a model fails on to this table, with the model and the reason (default: the run fails)",
     )
     parser.add_argument(
-        "--vector-store", metavar="WHERE", help="write vectors to Qdrant, too: a server's address, or a folder"
+        "--vector-store", metavar="WHERE", help="also write to Qdrant: the address of a server, or a folder"
     )
-    parser.add_argument("--collection", metavar="NAME", help="of the vector store (default: the table's name)")
+    parser.add_argument("--collection", metavar="NAME", help="collection in the vector store (default: the name of IN)")
     parser.add_argument(
-        "--id", metavar="COLUMN", help="the ids for the store (default: id, or else a hash of what the row holds)"
+        "--id",
+        metavar="COLUMN",
+        help="column of ids for the vector store (default: id if IN has it, otherwise a hash of the row)",
     )
 
 
 def _run(parsed: argparse.Namespace, rest: list[str]) -> int:
     if not parsed.vector_store and (parsed.collection or parsed.id):
-        raise OptionError("--collection and --id are of a vector store: give --vector-store, too")
-    asked = [parse_request(option, text) for option in KINDS for text in getattr(parsed, option)]
-    sys.argv = ["lum enrich", *rest]  # what the run is called, and where its workers look for --debug
-    warm_up("auto")  # the worker's imports run beside those that follow
+        raise OptionError("found --collection or --id without a vector store", fix="add --vector-store WHERE")
+    requests = [parse_request(option, text) for option in DEFAULT_SUFFIXES for text in getattr(parsed, option)]
+    sys.argv = ["lum enrich", *rest]  # The run is named after it, and its workers look there for --debug.
+    warm_up("auto")  # Workers import their modules while this process imports its own.
     import_beam()
     from luminosity.cli.enrich.job import Job, run
 
     _check_known(rest)
-    return run(Job.of(parsed, asked), rest)
+    return run(Job.of(parsed, requests), rest)
 
 
 def _check_known(options: list[str]) -> None:
-    """Beam takes options that it does not know, with a warning at most."""
+    """Raise for options that neither this command nor the runner has: Beam only warns about them."""
     from apache_beam.options.pipeline_options import PipelineOptions
 
     from luminosity import LuminosityOptions, ModelOptions
 
     parser: Any = argparse.ArgumentParser(add_help=False, allow_abbrev=False, conflict_handler="resolve")
     for kind in {*PipelineOptions.__subclasses__(), LuminosityOptions, ModelOptions}:
-        kind._add_argparse_args(parser)  # pyright: ignore[reportPrivateUsage]  # There is no other way to ask.
+        kind._add_argparse_args(parser)  # pyright: ignore[reportPrivateUsage]  # Beam has no public way.
     unknown = parser.parse_known_args(options)[1]
     if not unknown:
         return
     if not unknown[0].startswith("-"):
-        raise OptionError(f"found {unknown[0]!r} beside IN and OUT; quote a pattern, so that the shell leaves it alone")
+        raise OptionError(
+            f"found {unknown[0]!r} beside IN and OUT, expected only these two",
+            fix="quote a pattern, so that the shell does not expand it",
+        )
     _add_options(parser)
     flags = [flag for flag in parser._option_string_actions if flag.startswith("--")]
-    alike = difflib.get_close_matches(unknown[0].partition("=")[0], flags, n=1)
-    raise OptionError(f"{unknown[0]}: no such option{f'; did you mean {alike[0]}?' if alike else ''}")
+    name = unknown[0].partition("=")[0]
+    raise OptionError(f"there is no option {name}", fix=did_you_mean(name, flags) or None)
 
 
 def _count(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number from 1")
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected a whole number of 1 or more")
     return int(text)
-
-
-def _say(message: str, status: int) -> int:
-    print(f"lum enrich: {message}", file=sys.stderr)
-    return status

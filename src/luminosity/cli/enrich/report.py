@@ -1,4 +1,4 @@
-"""What ``lum enrich`` says when it is done."""
+"""The report that ``lum enrich`` prints at the end."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from luminosity import ReadTable
+from luminosity._text import shorten
 from luminosity.core import InferenceMetrics
 
 if TYPE_CHECKING:
@@ -19,31 +20,32 @@ if TYPE_CHECKING:
 __all__ = ["print_report"]
 
 _MICROSECONDS = 1e6
-_CELL_CHARACTERS = 60
-_NUMBERS_SHOWN = 3
+_CELL_CHARACTERS = 60  # wider columns would leave no room for others
+_NUMBERS_SHOWN = 3  # of a vector: enough to see that it is one
 
 
 def print_report(job: Job, metrics: MetricResults, seconds: float) -> None:
+    """Print how many rows each model processed and where they were written; with ``--show``, also some rows."""
     console = Console(highlight=False)
     models, written = _counts(metrics)
     if job.show is not None and written["Write"]:
         console.print(_rows(job))
     grid = Table.grid(padding=(0, 2, 0, 0))
-    for name in (each.name for each in job.asked):
+    for name in (each.name for each in job.requests):
         grid.add_row(Text(name), Text(_model(models[name])))
-    # Of no rows there is no file.
+    # Without rows, no file is written.
     grid.add_row("written", Text(f"{_many(written['Write'])} to {job.out}" if written["Write"] else "nothing"))
     if job.dead_letters is not None:
         failed = written["DeadLetters"]
         grid.add_row("failed", Text(f"{_many(failed)}, in {job.dead_letters}" if failed else "none"))
     if job.vector_store is not None:
         grid.add_row("stored", Text(f"in collection {job.collection} of {job.vector_store}"))
-    grid.add_row("took", Text(f"{seconds:.1f} s, start-up included"))
+    grid.add_row("took", Text(f"{seconds:.1f} s, including start-up"))
     console.print(grid)
 
 
 def _counts(metrics: MetricResults) -> tuple[dict[str, Counter[str]], Counter[str]]:
-    """Of each new column what its model counted, and of each writing step the rows."""
+    """Return the counters of each new column's model, and the rows of each writing step."""
     models: dict[str, Counter[str]] = defaultdict(Counter)
     written: Counter[str] = Counter()
     for counter in metrics.query()["counters"]:
@@ -58,12 +60,12 @@ def _counts(metrics: MetricResults) -> tuple[dict[str, Counter[str]], Counter[st
 def _model(counts: Counter[str]) -> str:
     rows, seconds = counts[InferenceMetrics.EXAMPLES], counts[InferenceMetrics.COMPUTE] / _MICROSECONDS
     padded = counts[InferenceMetrics.PADDED_COST]
-    said = [_many(rows)]
+    parts = [_many(rows)]
     if seconds:
-        said.append(f"{rows / seconds:,.0f} a second of computing")
+        parts.append(f"{rows / seconds:,.0f} per second of computing")
     if padded > counts[InferenceMetrics.USEFUL_COST]:
-        said.append(f"padding {1 - counts[InferenceMetrics.USEFUL_COST] / padded:.0%}")
-    return " · ".join(said)
+        parts.append(f"padding {1 - counts[InferenceMetrics.USEFUL_COST] / padded:.0%}")
+    return " · ".join(parts)
 
 
 def _many(rows: int) -> str:
@@ -82,7 +84,8 @@ def _rows(job: Job) -> Table:
 
 
 def _cell(value: Any) -> str:
-    """
+    """Return a value as text that fits into a cell.
+
     >>> _cell([0.25, 0.5, 0.75, 1.0]), _cell({"label": "good", "score": 0.98765, "scores": {}}), _cell("x" * 100)[-2:]
     ('[0.25, 0.5, 0.75, … 4 numbers]', 'good 0.988', 'x…')
     """
@@ -91,5 +94,4 @@ def _cell(value: Any) -> str:
         return f"[{shown}, … {len(value)} numbers]"
     if isinstance(value, dict) and "label" in value and "score" in value:
         return f"{value['label']} {value['score']:.3g}"
-    text = f"{value:.4g}" if isinstance(value, float) else str(value)
-    return text if len(text) <= _CELL_CHARACTERS else text[: _CELL_CHARACTERS - 1] + "…"
+    return shorten(f"{value:.4g}" if isinstance(value, float) else str(value), _CELL_CHARACTERS)

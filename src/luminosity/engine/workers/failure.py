@@ -16,7 +16,7 @@ import apache_beam
 from apache_beam.utils.windowed_value import WindowedValue
 
 from luminosity._text import shorten_repr
-from luminosity.core import ELEMENT_AT_FAULT
+from luminosity.core import ELEMENT_AT_FAULT, REMEDY
 from luminosity.errors import Fix, LuminosityError, SpillFailed
 
 __all__ = [
@@ -51,7 +51,7 @@ class Failure:
     step: str = ""
     location: str = ""  # file and line of the user's code
     element: str = ""  # at most ELEMENT_CHARACTERS of its repr
-    fix: Fix | None = None  # the remedy, if the exception is a LuminosityError that has one
+    fix: Fix | None = None  # the remedy, if the exception has one
 
     @property
     def is_full_disk(self) -> bool:
@@ -80,9 +80,9 @@ class Failure:
         _drop_repetition(error)
         step = _STEP.search(str(error))
         frames = _frames(error.__traceback__)
-        text, message, fix = str(first), str(first), None
+        text, message, fix = str(first), str(first), getattr(first, REMEDY, None)
         if isinstance(first, LuminosityError):
-            message, fix = first.message, first.fix
+            message, fix = first.message, first.fix or fix
         message = _STEP.sub("", message).strip()
         name = type(first).__name__
         trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))

@@ -9,12 +9,11 @@ import apache_beam as beam
 import numpy as np
 from apache_beam.transforms.window import WindowedValue
 
-from luminosity.core import ELEMENT_AT_FAULT
 from luminosity.inference.adapting.model_set import ModelSet
 from luminosity.inference.blocks import Block, Indices, take
 from luminosity.inference.enrich.column import Column, model_of
 from luminosity.inference.enrich.outputs import NewColumn
-from luminosity.inference.enrich.prepare_columns import RowPreparer, at_fault, reason
+from luminosity.inference.enrich.prepare_columns import RowPreparer, blame_rows, reason
 from luminosity.inference.enrich.table_block import Letter, PreparedRows, TableBlock
 from luminosity.inference.host.work import Outcome
 from luminosity.inference.steps.routing import LaneRouter
@@ -128,7 +127,7 @@ class _Waiting:
             self.failed[name] |= dict.fromkeys(places.tolist(), Letter(name, reason(error)))
         elif isinstance(error, Exception):
             if outcome.batch_count:
-                setattr(error, ELEMENT_AT_FAULT, at_fault(self.block, int(places[0]), outcome.batch_count, name))
+                blame_rows(error, self.block, int(places[0]), outcome.batch_count, name)
             raise error
         else:  # It asked to end a thread that is not this one.
             raise RuntimeError(f"The model's code raised {error!r}") from error

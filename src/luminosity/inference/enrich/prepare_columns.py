@@ -11,7 +11,8 @@ import apache_beam as beam
 import numpy as np
 from apache_beam.metrics import Metrics
 
-from luminosity.core import ELEMENT_AT_FAULT
+from luminosity.core import ELEMENT_AT_FAULT, REMEDY
+from luminosity.errors import Fix, TableError
 from luminosity.inference.blocks import Block, Indices
 from luminosity.inference.enrich.column import Column, model_of
 from luminosity.inference.enrich.inputs import block_of, decoded, examples_of
@@ -20,13 +21,17 @@ from luminosity.inference.handler import Handler
 from luminosity.inference.preparing import Attempt, Preparer
 from luminosity.inference.steps.settings import StepSettings
 
-__all__ = ["ROWS_PREPARED", "PrepareColumnsDoFn", "RowPreparer", "reason"]
+__all__ = ["ROWS_PREPARED", "PrepareColumnsDoFn", "RowPreparer", "blame_rows", "reason"]
 
 
 ROWS_PREPARED = "rows_prepared"
 """A counter, in a namespace of the columns that share what is made of the rows."""
 
 Caught = tuple[type[BaseException], ...]
+
+_FIND_ROW = Fix(
+    "find the row with Enrich(...).with_exception_handling()", command="add --dead-letters PATH to find the row"
+)
 
 
 class PrepareColumnsDoFn(beam.DoFn):
@@ -125,9 +130,12 @@ class RowPreparer:
         error = ValueError(f"{name!r} is null")
         if isinstance(error, self._caught):
             return error
-        error = ValueError(
-            f"the column {self.names[0]!r} takes {name!r}, which is null in {block.row(place)}: filter such rows out "
-            "before, or have them as dead letters, with Enrich(...).with_exception_handling()"
+        error = TableError(
+            f"the column {self.names[0]!r} takes {name!r}, which is null in {block.row(place)}",
+            fix=Fix(
+                "filter these rows out first, or get them as dead letters with Enrich(...).with_exception_handling()",
+                command="filter these rows out first, or add --dead-letters PATH",
+            ),
         )
         setattr(error, ELEMENT_AT_FAULT, block.row(place))
         raise error
@@ -140,16 +148,16 @@ class RowPreparer:
                 inputs if self._takes_columns else examples_of(inputs), self._caught
             )
         except Exception as error:
-            setattr(error, ELEMENT_AT_FAULT, at_fault(block, int(places[0]), len(places), self.names[0]))
+            blame_rows(error, block, int(places[0]), len(places), self.names[0])
             raise
 
     def _letter(self, error: BaseException) -> Letter:
         return Letter(self.names[0], reason(error))
 
 
-def at_fault(block: TableBlock, place: int, count: int, name: str) -> str:
-    """What to say of so many rows that failed together, this one first."""
+def blame_rows(error: BaseException, block: TableBlock, place: int, count: int, name: str) -> None:
+    """Mark ``error`` with the rows that failed together, of which ``place`` is the first, and how to find the one."""
     row = f"{block.row(place)}, for the column {name!r}"
-    return (
-        row if count == 1 else f"one of {count} rows that has {row} among them; with_exception_handling() tells which"
-    )
+    setattr(error, ELEMENT_AT_FAULT, row if count == 1 else f"one of {count} rows, the first is {row}")
+    if count > 1:
+        setattr(error, REMEDY, _FIND_ROW)

@@ -1,1 +1,1 @@
-"""How files become record batches, a format in a file each."""
+"""How files become record batches: finding, opening and splitting them, and a reader for each format."""

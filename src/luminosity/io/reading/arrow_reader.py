@@ -1,4 +1,4 @@
-"""Arrow IPC: record batches, which can be read alone in a file, and one after the other in a stream."""
+"""Arrow IPC: files, whose record batches can be read one by one, and streams, which are read from the start."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MAGIC_OF_FILES = b"ARROW1"
 
 
 class ArrowReader(Reader):
-    """Record batches are taken to lie evenly in the file: only pyarrow knows where they are."""
+    """Reads Arrow IPC. Only pyarrow knows where record batches lie, so they are assumed to be evenly spaced."""
 
     def __init__(self, file: TableFile, selection: Selection) -> None:
         schema = arrow_schema(file)
@@ -52,6 +52,7 @@ class ArrowReader(Reader):
 
 
 def arrow_schema(file: TableFile) -> pa.Schema:
+    """Return the schema that the file starts or ends with."""
     with open_bytes(file) as source:
         return _open(source, None).schema
 

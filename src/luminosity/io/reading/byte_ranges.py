@@ -1,4 +1,4 @@
-"""A part of a file as a range of its bytes, and how much of it has been claimed."""
+"""Ranges of a file's bytes, and a tracker of how much of a range has been claimed."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ from apache_beam.io.iobase import RestrictionProgress, RestrictionTracker
 
 __all__ = ["EVERYTHING", "ByteRange", "ByteRangeTracker"]
 
-EVERYTHING = 1 << 62
+EVERYTHING = 1 << 62  # a position behind the end of any file
 
 
 class ByteRange(NamedTuple):
-    """What begins in it belongs to it: a line, a record batch, some rows of a row group."""
+    """A range of a file. A line, a record batch or a stretch of rows belongs to the range in which it begins."""
 
     start: int
     stop: int
 
     @property
     def size(self) -> int:
+        """The number of bytes."""
         return self.stop - self.start
 
     def pieces(self, size: int, cuts: Sequence[int] | None = None) -> Iterator[ByteRange]:
-        """Parts of about this size, cut anywhere, or only at `cuts`, which are in order.
+        """Yield parts of about ``size`` bytes, cut anywhere, or only at ``cuts``, which must be sorted.
 
         >>> list(ByteRange(0, 90).pieces(40))
         [ByteRange(start=0, stop=40), ByteRange(start=40, stop=90)]
@@ -39,10 +40,10 @@ class ByteRange(NamedTuple):
 
 
 class ByteRangeTracker(RestrictionTracker):
-    """Claims go up to a byte, and are granted as far as the range goes.
+    """Grants claims up to a byte, as far as the range goes.
 
-    Whoever reads blocks of lines learns from one claim which of them are his, even if the range was cut
-    meanwhile within the block. Beam's tracker of offsets would only say no.
+    A reader of chunks of lines learns from one claim which lines are its own, even if the range was split inside the
+    chunk in the meantime. Beam's tracker of offsets could only refuse the claim.
     """
 
     def __init__(self, byte_range: ByteRange) -> None:
@@ -50,7 +51,7 @@ class ByteRangeTracker(RestrictionTracker):
         self._claimed = byte_range.start
 
     def try_claim(self, position: int) -> int:
-        """Claim what begins before `position`; up to where that was granted."""
+        """Claim everything that begins before ``position``; return the position up to which that is granted."""
         self._claimed = max(self._claimed, min(position, self._range.stop))
         return self._claimed
 
@@ -70,7 +71,7 @@ class ByteRangeTracker(RestrictionTracker):
         return RestrictionProgress(completed=done, remaining=self._range.size - done)
 
     def check_done(self) -> bool:
-        if self._claimed < self._range.stop:
+        if self._claimed < self._range.stop:  # Beam's contract is a ValueError.
             raise ValueError(f"bytes {self._claimed} to {self._range.stop} were not read")
         return True
 

@@ -1,4 +1,4 @@
-"""CSV: a header, and values as text."""
+"""CSV: a header, and rows of values as text."""
 
 from __future__ import annotations
 
@@ -9,27 +9,37 @@ from typing import Any
 
 import pyarrow as pa
 
-from luminosity.errors import TableError
+from luminosity.errors import Fix, TableError
 from luminosity.io.reading.find_files import TableFile
 from luminosity.io.reading.open_file import open_text
 from luminosity.io.reading.reader import TEXT_BYTES, Claim, Reader, claim_whole
 from luminosity.io.reading.selection import Selection
-from luminosity.io.reading.text_lines import BYTE_ORDER_MARK, blocks, explain, head
+from luminosity.io.reading.text_lines import BYTE_ORDER_MARK, explain, head, line_chunks
 
 __all__ = ["CsvReader", "CsvStyle", "csv_schema"]
 
 _BLANK = re.compile(rb"^\r?\n", re.MULTILINE)
-_HEADER_BYTES = 64 << 10
+_HEADER_BYTES = 64 << 10  # longer than the header of any usual table
+
+_FIX = Fix(
+    "pass schema= for other types, null_values= for other nulls, newlines_in_values=True for values with line breaks",
+    command="convert the table to Parquet, which stores its types, nulls and line breaks",
+)
 
 
 @dataclass(frozen=True)
 class CsvStyle:
+    """How the values of a CSV file are written."""
+
     delimiter: str = ","
     newlines_in_values: bool = False
     null_values: tuple[str, ...] = ("",)
 
     def parse_options(self, columns: int) -> Any:
-        """An empty line is nothing, but in a file of one column: there it is how a null is written."""
+        """Return pyarrow's options to parse a file with this many columns.
+
+        Empty lines are ignored, except in a file with one column: there an empty line is a null.
+        """
         from pyarrow import csv
 
         return csv.ParseOptions(
@@ -37,7 +47,10 @@ class CsvStyle:
         )
 
     def convert_options(self, schema: pa.Schema | None = None) -> Any:
-        """What is quoted is never null: so nulls and empty texts both come back as they were written."""
+        """Return pyarrow's options to convert values to the types of ``schema``.
+
+        Quoted values are never null, so that nulls and empty texts are told apart.
+        """
         from pyarrow import csv
 
         return csv.ConvertOptions(
@@ -50,6 +63,8 @@ class CsvStyle:
 
 
 class CsvReader(Reader):
+    """Reads CSV in chunks of whole lines, or in one piece if values contain line breaks."""
+
     def __init__(self, file: TableFile, selection: Selection, style: CsvStyle) -> None:
         from pyarrow import csv
 
@@ -63,10 +78,7 @@ class CsvReader(Reader):
             selection.check(file.path, pa.schema([(name, expected.get(name, pa.string())) for name in self._header]))
         self._parsing = style.parse_options(len(self._header))
         self._converting = style.convert_options(selection.loaded)
-        self._advice = (
-            f"the types are those of {selection.origin}: give schema= for other types, null_values= for other nulls, "
-            "newlines_in_values=True for values with line breaks"
-        )
+        self._hint = f"the types are those of {selection.origin}"
 
     def cuts(self) -> list[int] | None:
         return None if self._file.compression is None and not self._style.newlines_in_values else []
@@ -78,21 +90,21 @@ class CsvReader(Reader):
             if claim_whole(start, claim):
                 yield from self._whole()
             return
-        for position, data in blocks(self._file, self._first, start, stop, claim):
+        for position, data in line_chunks(self._file, self._first, start, stop, claim):
             try:
                 table = self._parse(data)
             except (pa.ArrowException, TableError) as error:
-                raise explain(self._file, position, data, self._parse, error, self._advice) from error
+                raise explain(self._file, position, data, self._parse, error, self._hint, _FIX) from error
             yield from table.combine_chunks().to_batches()
 
     def _whole(self) -> Iterator[pa.RecordBatch]:
-        """Only who reads it from its beginning knows which line breaks are within values."""
+        """Read the file from its beginning: only so it is known which line breaks are inside values."""
         reading = self._csv.ReadOptions(block_size=TEXT_BYTES)
         with open_text(self._file) as stream:
             try:
                 yield from self._csv.open_csv(stream, reading, self._parsing, self._converting)
             except pa.ArrowException as error:
-                raise TableError(f"{self._file.path}: {self._with_name(error)}; {self._advice}") from error
+                raise TableError(f"{self._file.path}: {self._with_name(error)}; {self._hint}", fix=_FIX) from error
 
     def _parse(self, data: bytes) -> pa.Table:
         table = self._read(data, self._converting)
@@ -101,7 +113,7 @@ class CsvReader(Reader):
         return table
 
     def _read(self, data: bytes, converting: Any) -> pa.Table:
-        # One block for all: a line may be longer than any other size.
+        # One block for all lines: pyarrow refuses a line that is longer than a block.
         reading = self._csv.ReadOptions(column_names=self._header, block_size=max(1, len(data)))
         try:
             return self._csv.read_csv(pa.BufferReader(data), reading, self._parsing, converting)
@@ -109,17 +121,17 @@ class CsvReader(Reader):
             raise pa.ArrowInvalid(self._with_name(error)) from error
 
     def _with_name(self, error: pa.ArrowException) -> str:
-        """Arrow counts columns, from 0."""
+        """Return the message with the column's name instead of Arrow's number."""
         return re.sub(r"In CSV column #(\d+)", lambda found: f"column {self._header[int(found[1])]!r}", str(error))
 
     def _has_more_lines(self, data: bytes, rows: int) -> bool:
-        """Whether there are more lines than rows; blank lines, which are slow to find, don't count."""
+        """Return whether there are more lines than rows, not counting blank lines, which are slow to find."""
         is_last_whole = not data[data.rfind(b"\n") + 1 :].strip(b"\r")
         lines = data.count(b"\n") + (not is_last_whole)
         return lines > rows and (len(self._header) == 1 or lines - len(_BLANK.findall(data)) > rows)
 
     def _ends_in_quotes(self, data: bytes, rows: int) -> bool:
-        """Whether one more line would be swallowed by a quote that is still open."""
+        """Return whether the data ends inside a quoted value, which would then contain one more line."""
         if data.count(b'"') % 2 == 0:
             return False
         line = self._style.delimiter.join("x" for _ in self._header).encode()
@@ -127,11 +139,11 @@ class CsvReader(Reader):
         return self._read(data + b"\n" + line + b"\n", as_text).num_rows == rows
 
     def close(self) -> None:
-        """Nothing stays open."""
+        """Do nothing: no file stays open between calls."""
 
 
 def csv_schema(file: TableFile, style: CsvStyle) -> pa.Schema | None:
-    """Names of the header, types guessed from the first megabyte; None where there is not even a header."""
+    """Return the names in the header with types guessed from the first megabyte, or None without a header."""
     from pyarrow import csv
 
     data = head(file)
@@ -142,12 +154,12 @@ def csv_schema(file: TableFile, style: CsvStyle) -> pa.Schema | None:
     table = csv.read_csv(
         pa.BufferReader(data + b"\n"), reading, style.parse_options(len(names)), style.convert_options()
     )
-    # A column that is empty so far is taken for text, which everything fits into.
+    # A column without values so far becomes text, which can hold any later value.
     return pa.schema([(each.name, pa.string() if pa.types.is_null(each.type) else each.type) for each in table.schema])
 
 
 def _header(data: bytes, style: CsvStyle) -> tuple[list[str], int]:
-    """The names in the first line that is not blank, and where the next line begins."""
+    """Return the names in the first line that is not blank, and the position of the next line."""
     from pyarrow import csv
 
     start = len(BYTE_ORDER_MARK) if data.startswith(BYTE_ORDER_MARK) else 0

@@ -1,8 +1,7 @@
-"""Which files a pattern means."""
+"""Find the files that a pattern names."""
 
 from __future__ import annotations
 
-import difflib
 import os
 import posixpath
 import re
@@ -13,18 +12,20 @@ from urllib.parse import unquote
 from apache_beam.io.filesystem import BeamIOError, FileMetadata
 from apache_beam.io.filesystems import FileSystems
 
+from luminosity._text import did_you_mean, list_some
 from luminosity.errors import TableError
 from luminosity.io.formats import Format, compression_of, recognise
 
 __all__ = ["TableFile", "find_files"]
 
 _GLOB = re.compile(r"[*?\[]")
-_NULL = "__HIVE_DEFAULT_PARTITION__"
+_NULL = "__HIVE_DEFAULT_PARTITION__"  # the name that Hive and Spark give to the folder of nulls
+_SHOWN_NAMES = 5  # enough to recognise a wrong folder in one line
 
 
 @dataclass(frozen=True)
 class TableFile:
-    """A file of a table; `partition` has the columns that the names of its folders hold."""
+    """A file of a table; ``partition`` holds the columns and values in the names of its folders."""
 
     path: str
     size: int
@@ -34,14 +35,14 @@ class TableFile:
 
 
 def find_files(patterns: Sequence[str], table_format: Format | None) -> list[TableFile]:
-    """All files that the patterns match, in the order of their names."""
+    """Return all files that the patterns match, sorted by path."""
     found = {file.path: file for pattern in patterns for file in _find(pattern, table_format)}
     return [found[path] for path in sorted(found)]
 
 
 def _find(pattern: str, table_format: Format | None) -> list[TableFile]:
     if not _GLOB.search(pattern) and (os.path.isdir(pattern) or pattern.endswith("/")):
-        files = list(_of_folder(pattern, table_format))
+        files = list(_in_folder(pattern, table_format))
     elif matched := _match(pattern):
         files = [
             _table_file(each, table_format)
@@ -49,14 +50,14 @@ def _find(pattern: str, table_format: Format | None) -> list[TableFile]:
             if not _GLOB.search(pattern) or not _is_hidden(posixpath.basename(each.path))
         ]
     else:
-        files = [] if _GLOB.search(pattern) else list(_of_folder(pattern, table_format))
+        files = [] if _GLOB.search(pattern) else list(_in_folder(pattern, table_format))
     if not files:
-        raise TableError(f"no table's file matches {pattern}; {_what_is_there(pattern)}")
+        raise _not_found(pattern)
     return files
 
 
-def _of_folder(folder: str, table_format: Format | None) -> Iterator[TableFile]:
-    """Files in the folder, and in folders below it that are named `column=value`."""
+def _in_folder(folder: str, table_format: Format | None) -> Iterator[TableFile]:
+    """Yield the table files in the folder, and in folders below it that are named ``column=value``."""
     folder = folder.rstrip("/")
     for each in _match(folder + "/**"):
         *folders, name = each.path[len(folder) + 1 :].split("/")
@@ -64,17 +65,17 @@ def _of_folder(folder: str, table_format: Format | None) -> Iterator[TableFile]:
             continue
         try:
             yield _table_file(each, table_format, tuple(map(_column_and_value, folders)))
-        except TableError:  # Something else that lies beside the table: a checksum, a README.
+        except TableError:  # a file that is not part of the table, such as a README
             continue
 
 
 def _match(pattern: str) -> list[FileMetadata]:
     if FileSystems.get_scheme(pattern) is None and not os.path.dirname(pattern):
-        pattern = os.path.join(".", pattern)  # Beam finds nothing for a pattern that is a bare name.
+        pattern = os.path.join(".", pattern)  # Beam finds nothing for a pattern without a folder.
     try:
         return FileSystems.match([pattern])[0].metadata_list
     except (BeamIOError, ValueError) as error:
-        raise TableError(f"{pattern}: can't look for files there; {error}") from error
+        raise TableError(f"{pattern}: can't look for files there: {error}") from error
 
 
 def _table_file(
@@ -86,7 +87,7 @@ def _table_file(
 
 
 def _is_hidden(name: str) -> bool:
-    """Writers leave such files beside a table: markers, checksums, what is not finished."""
+    """Return whether writers give such a name to files beside a table: markers, checksums, unfinished files."""
     return name.startswith(("_", "."))
 
 
@@ -95,15 +96,17 @@ def _column_and_value(folder: str) -> tuple[str, str | None]:
     return unquote(column), None if value == _NULL else unquote(value)
 
 
-def _what_is_there(pattern: str) -> str:
-    """The nearest folder that exists, and what is in it."""
+def _not_found(pattern: str) -> TableError:
+    """Return an error that shows the nearest folder that exists, and what is in it."""
+    message = f"no table file matches {pattern}"
     if FileSystems.get_scheme(pattern) is not None:
-        return "check the address, and that these credentials may list it"
+        return TableError(message, fix="check the address, and that your credentials allow listing it")
     folder = os.path.abspath(_GLOB.split(pattern)[0])
     while not os.path.isdir(folder):
         folder = os.path.dirname(folder)
     names = sorted(os.listdir(folder))
-    shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-    alike = difflib.get_close_matches(os.path.relpath(pattern, folder), names, n=1)
-    hint = f"; did you mean {alike[0]}?" if alike else ""
-    return f"the nearest folder that exists is {folder}, which has {shown or 'nothing in it'}{hint}"
+    contents = f"contains {list_some(names, _SHOWN_NAMES)}" if names else "is empty"
+    return TableError(
+        f"{message}; the nearest folder that exists is {folder}, which {contents}",
+        fix=did_you_mean(os.path.relpath(pattern, folder), names) or None,
+    )

@@ -1,4 +1,4 @@
-"""JSON lines: an object in each line."""
+"""JSON lines: one object per line."""
 
 from __future__ import annotations
 
@@ -8,19 +8,24 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import compute
 
-from luminosity.errors import TableError
+from luminosity.errors import Fix, TableError
 from luminosity.io.reading.find_files import TableFile
 from luminosity.io.reading.reader import Claim, Reader
 from luminosity.io.reading.selection import Selection
-from luminosity.io.reading.text_lines import blocks, explain, head
+from luminosity.io.reading.text_lines import explain, head, line_chunks
 
 __all__ = ["JsonLinesReader", "json_lines_schema"]
 
-pc: Any = compute  # which makes its functions when it is imported: a type checker sees none
+pc: Any = compute  # It creates its functions on import, so type checkers see none.
+
+_FIX = Fix(
+    "pass schema= if there are more columns or other types",
+    command="convert the table to Parquet, which stores its columns and types",
+)
 
 
 class JsonLinesReader(Reader):
-    """A key that is not in a line is null. One that is in no schema is an error, unless columns are chosen."""
+    """Reads JSON lines. A missing key is null. An unknown key is an error, unless columns are selected."""
 
     def __init__(self, file: TableFile, selection: Selection) -> None:
         from pyarrow import json
@@ -38,17 +43,16 @@ class JsonLinesReader(Reader):
         return None if self._file.compression is None else []
 
     def batches(self, start: int, stop: int, claim: Claim) -> Iterator[pa.RecordBatch]:
-        for position, data in blocks(self._file, 0, start, stop, claim):
+        for position, data in line_chunks(self._file, 0, start, stop, claim):
             try:
                 table = self._parse(data)
             except pa.ArrowException as error:
-                origin = self._selection.origin
-                advice = f"the columns are those of {origin}: give schema= if there are more, or of other types"
-                raise explain(self._file, position, data, self._parse, error, advice) from error
+                hint = f"the columns are those of {self._selection.origin}"
+                raise explain(self._file, position, data, self._parse, error, hint, _FIX) from error
             yield from table.combine_chunks().to_batches()
 
     def _parse(self, data: bytes) -> pa.Table:
-        # One block for all: a line may be longer than any other size.
+        # One block for all lines: pyarrow refuses a line that is longer than a block.
         options = self._json.ReadOptions(block_size=max(1, len(data)))
         table = self._json.read_json(pa.BufferReader(data), options, self._options)
         columns = [
@@ -57,11 +61,11 @@ class JsonLinesReader(Reader):
         return pa.table(columns, names=table.column_names).cast(self._selection.loaded)
 
     def close(self) -> None:
-        """Nothing stays open."""
+        """Do nothing: no file stays open between calls."""
 
 
 def json_lines_schema(file: TableFile) -> pa.Schema | None:
-    """Guessed from the first megabyte; None where there is no line."""
+    """Return the schema guessed from the first megabyte, or None if the file has no line."""
     from pyarrow import json
 
     data = head(file)
@@ -75,14 +79,18 @@ def json_lines_schema(file: TableFile) -> pa.Schema | None:
         def parse(lines: bytes) -> pa.Table:
             return json.read_json(pa.BufferReader(lines), json.ReadOptions(block_size=max(1, len(lines))))
 
-        raise explain(file, 0, data, parse, error, "expected an object in each line, with the same types") from error
+        raise explain(
+            file, 0, data, parse, error, "expected one object per line, with the same types in all"
+        ) from error
     if not len(found):
-        raise TableError(f"{file.path}: the objects in its first lines are empty, expected columns; or give schema=")
+        raise TableError(
+            f"{file.path}: found empty objects in the first lines, expected columns", fix=Fix("pass schema=")
+        )
     return pa.schema([pa.field(each.name, _unless_null(each.type)) for each in found])
 
 
 def _parsed_as(kind: pa.DataType) -> pa.DataType:
-    """What pyarrow's parser knows; it becomes the type itself by a cast. Dates and times are texts, as in ISO 8601.
+    """Return a type that pyarrow's parser knows and that can be cast to ``kind``. Dates and times are ISO 8601 texts.
 
     >>> _parsed_as(pa.struct({"v": pa.list_(pa.float32(), 2), "day": pa.date32()}))
     StructType(struct<v: list<item: float>, day: string>)
@@ -102,7 +110,7 @@ def _parsed_as(kind: pa.DataType) -> pa.DataType:
 
 
 def _times(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
-    """pyarrow makes times of day of timestamps, but not of texts."""
+    """Convert texts to times of day by way of timestamps, since pyarrow can't cast them directly."""
     if not pa.types.is_time(kind):
         return column
     texts = pc.binary_join_element_wise(pa.scalar("1970-01-01"), column, pa.scalar(" "))
@@ -110,5 +118,5 @@ def _times(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
 
 
 def _unless_null(kind: pa.DataType) -> pa.DataType:
-    """A column of nulls so far is taken for text, since nothing would fit into a column of nulls."""
+    """Return text for a column of nulls so far, since a column of nulls could hold no later value."""
     return pa.string() if pa.types.is_null(kind) else kind

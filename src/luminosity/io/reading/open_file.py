@@ -1,4 +1,4 @@
-"""Open a table's file on any of Beam's file systems, and say what is wrong if that fails."""
+"""Open a table's file on any of Beam's file systems, and explain why it can't be read."""
 
 from __future__ import annotations
 
@@ -10,61 +10,68 @@ import pyarrow as pa
 from apache_beam.io.filesystem import BeamIOError, CompressionTypes
 from apache_beam.io.filesystems import FileSystems
 
-from luminosity.errors import TableError
+from luminosity.errors import Fix, TableError
 from luminosity.io.reading.find_files import TableFile
 
 __all__ = ["open_bytes", "open_text", "readable"]
 
 
 def open_bytes(file: TableFile) -> pa.NativeFile:
-    """The file as it lies there. pyarrow reads local files itself: Python's lock is not needed for that.
+    """Open the file without decompressing it. pyarrow reads local files itself, without Python's lock.
 
-    They are not mapped into memory: a file that shrinks while it is mapped kills the process.
+    Files are not mapped into memory: a mapped file that shrinks kills the process.
     """
     if FileSystems.get_scheme(file.path) is None:
         opened = pa.OSFile(file.path)
     else:
         opened = pa.PythonFile(FileSystems.open(file.path, compression_type=CompressionTypes.UNCOMPRESSED), mode="r")
-    if opened.size() != file.size:  # Ranges of what was there before would lose rows of this, or repeat them.
+    if opened.size() != file.size:  # The byte ranges fit the old content: they would lose or repeat rows.
         raise TableError(
-            f"{file.path}: has {opened.size()} bytes, and had {file.size} when the pipeline was built; "
-            "is something still writing it?"
+            f"{file.path}: found {opened.size()} bytes, expected {file.size} as when the pipeline was built",
+            fix="wait until nothing writes the file any more",
         )
     return opened
 
 
 def open_text(file: TableFile) -> pa.NativeFile:
-    """The file, unpacked. What is compressed can't seek."""
+    """Open the file and decompress it. A compressed file can't seek."""
     opened = open_bytes(file)
     return opened if file.compression is None else pa.CompressedInputStream(opened, file.compression)
 
 
 @contextmanager
 def readable(file: TableFile) -> Generator[None]:
-    """Errors of whatever reads the file become one that names it."""
+    """Turn the errors of reading a file into a ``TableError`` that names the file and the likely cause."""
     try:
         yield
     except TableError:
         raise
     except (OSError, pa.ArrowException, BeamIOError) as error:
-        said = " ".join(str(error).split())  # Parquet's come in several lines.
-        raise TableError(f"{file.path}: can't be read as {_kind(file)}; {_likely(file, error)} ({said})") from error
+        cause, fix = _likely_cause(file, error)
+        details = " ".join(str(error).split())  # The errors of Parquet have several lines.
+        raise TableError(f"{file.path}: can't be read as {_kind(file)}: {cause} ({details})", fix=fix) from error
 
 
 def _kind(file: TableFile) -> str:
     return file.format.value + (f" with {file.compression}" if file.compression else "")
 
 
-def _likely(file: TableFile, error: Any) -> str:
+def _likely_cause(file: TableFile, error: Any) -> tuple[str, Fix | str | None]:
     if isinstance(error, FileNotFoundError):
-        return "it is gone, and was there when the pipeline was built: does something clean up, or write there?"
+        return (
+            "the file existed when the pipeline was built and is gone",
+            "check whether something cleans up or writes there",
+        )
     if isinstance(error, PermissionError):
-        return "this user may not read it"
+        return "this user may not read it", None
     if "Expected all lists to be of size" in str(error):  # Arrow's words, whatever wrote the file
         return (
-            "a column of lists of a fixed size has nulls, which Arrow can't read from Parquet: choose other columns, "
-            "or have them written as plain lists, or by WriteTable"
+            "a column of fixed-size lists has nulls, which Arrow can't read from Parquet",
+            Fix(
+                "read other columns with columns=, or write the table with plain lists or with WriteTable",
+                command="read other columns with --columns, or write the table with plain lists",
+            ),
         )
     if file.compression is not None:
-        return f"it is damaged, cut off, or not {file.compression} at all"
-    return "it is damaged, cut off, or something else under that name"
+        return f"it is damaged, incomplete, or not {file.compression}", None
+    return "it is damaged, incomplete, or has another format than its name says", None

@@ -1,4 +1,4 @@
-"""Parquet: row groups, and stretches of rows within them."""
+"""Parquet: row groups, and stretches of rows inside them."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ from luminosity.io.reading.selection import Selection, columns_of
 
 __all__ = ["ParquetReader", "parquet_schema"]
 
-_MOST_FLOATS = 4  # in a condition: each may be NaN or not
+_MOST_FLOATS = 4  # columns in a condition: each doubles the number of checks, as it may be NaN or not
 
 
 class ParquetReader(Reader):
-    """A range that begins inside a row group decodes its beginning in vain: pyarrow can't skip rows.
+    """Reads Parquet, by row groups and stretches of rows inside them.
 
-    So files are first cut between row groups, and within them only when a runner takes away what a worker has not
-    come to. If it then gives that to the same worker, decoding goes on where it stopped.
+    pyarrow can't skip rows, so a range that begins inside a row group decodes the rows before it in vain. Files are
+    therefore first cut between row groups, and inside them only when a runner splits a range that a worker is reading.
+    If the same worker gets the rest of the range, decoding continues where it stopped.
     """
 
     def __init__(self, file: TableFile, selection: Selection, rows: int) -> None:
@@ -68,7 +69,7 @@ class ParquetReader(Reader):
             yield self._with_types(batch)
 
     def _with_types(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Without columns that pyarrow took along, since their names begin alike: `a` brings `a.b`."""
+        """Drop columns that pyarrow read because their names have the same beginning: ``a`` brings ``a.b``."""
         batch = batch.select(self._columns)
         return batch if batch.schema.types == self._loaded.types else batch.cast(self._loaded)
 
@@ -79,6 +80,7 @@ class ParquetReader(Reader):
 
 
 def parquet_schema(file: TableFile) -> pa.Schema:
+    """Return the schema of the file, as it was before it was written."""
     from pyarrow import parquet
 
     with open_bytes(file) as source:
@@ -86,7 +88,7 @@ def parquet_schema(file: TableFile) -> pa.Schema:
 
 
 def _with_list_sizes(schema: pa.Schema) -> pa.Schema:
-    """As it was before it was written: vectors, of which some are null, are called plain lists in the file."""
+    """Return the schema before it was written: fixed-size lists with nulls are stored as plain lists."""
     fields = list(schema)
     for at, field in enumerate(fields):
         size = (field.metadata or {}).get(LIST_SIZE)
@@ -96,7 +98,7 @@ def _with_list_sizes(schema: pa.Schema) -> pa.Schema:
 
 
 class _RowGroup:
-    """A row group that is being decoded, and how far that is."""
+    """A row group that is being decoded, and the next row in it."""
 
     def __init__(self, number: int, batches: Iterator[pa.RecordBatch]) -> None:
         self.number = number
@@ -105,6 +107,7 @@ class _RowGroup:
         self._rest: pa.RecordBatch | None = None
 
     def up_to(self, row: int) -> Iterator[pa.RecordBatch]:
+        """Decode and yield the rows before ``row`` that were not decoded yet."""
         while self.at < row:
             batch = next(self._batches) if self._rest is None else self._rest
             part = batch.slice(0, row - self.at)
@@ -114,7 +117,7 @@ class _RowGroup:
 
 
 class _Layout:
-    """Row groups lie in the file by their size; where each stretch of their rows is taken to begin."""
+    """Estimates where row groups and stretches of their rows begin in the file, from the sizes of the row groups."""
 
     def __init__(self, metadata: Any, size: int, rows: int, columns: set[str]) -> None:
         groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
@@ -124,15 +127,17 @@ class _Layout:
         self.stretch_rows = [_rows_at_once(group, rows, columns) for group in groups]
 
     def stretches(self, group: int) -> int:
+        """Return the number of stretches in a row group."""
         return -(-self.rows[group] // self.stretch_rows[group])
 
     def position(self, group: int, stretch: int) -> int:
+        """Return the byte at which a stretch is assumed to begin."""
         start, stop = self._starts[group : group + 2]
         return start + (stop - start) * stretch // max(1, self.stretches(group))
 
 
 def _rows_at_once(group: Any, most: int, columns: set[str]) -> int:
-    """As many as a batch may have, by the size of the columns that are read."""
+    """Return the most rows that keep a batch within its limit of bytes, counting only the columns that are read."""
     if group.total_byte_size * most <= BATCH_BYTES * group.num_rows:
         return most
     chunks = (group.column(number) for number in range(group.num_columns))
@@ -141,9 +146,9 @@ def _rows_at_once(group: Any, most: int, columns: set[str]) -> int:
 
 
 def _row_groups_to_read(file: TableFile, selection: Selection) -> set[int] | None:
-    """Those for which neither the statistics nor the names of folders rule out that a row is selection; None: all.
+    """Return the row groups that may contain a selected row, by statistics and folder names; None means all.
 
-    Statistics say nothing of NaN, which may be in any row group: so the condition is asked again, as if there was one.
+    Statistics ignore NaN, which may be in any row group: the condition is checked again for every combination of NaN.
     """
     from pyarrow import compute, dataset
 

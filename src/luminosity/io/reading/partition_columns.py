@@ -1,4 +1,4 @@
-"""Columns that are not in the files but in the names of their folders: `country=DE/part-1.parquet`."""
+"""Columns that are not in the files but in the names of their folders: ``country=DE/part-1.parquet``."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ __all__ = ["partition_arrays", "partition_condition", "partition_schema"]
 
 Partition: TypeAlias = Sequence[tuple[str, str | None]]
 
-_WHOLE_NUMBER = re.compile(r"0|-?[1-9]\d{0,17}")
+_WHOLE_NUMBER = re.compile(r"0|-?[1-9]\d{0,17}")  # of at most 18 digits: these fit into 64 bits
 
 
 def partition_schema(files: Sequence[TableFile], given: pa.Schema | None) -> pa.Schema:
-    """Names and types of these columns: as in the schema that was given, else whole numbers or text."""
+    """Return the names and types of these columns: the types of ``given``, otherwise integers or strings."""
     names = [name for name, _ in files[0].partition]
     for file in files:
         if [name for name, _ in file.partition] != names:
             raise TableError(
-                f"{file.path} lies in folders for the columns {[name for name, _ in file.partition]}, expected {names} "
+                f"{file.path}: found folders for the columns {[name for name, _ in file.partition]}, expected {names} "
                 f"as for {files[0].path}"
             )
     fields: list[pa.Field] = []
@@ -42,24 +42,23 @@ def partition_schema(files: Sequence[TableFile], given: pa.Schema | None) -> pa.
 
 
 def _check_values(files: Sequence[TableFile], at: int, kind: pa.DataType) -> None:
-    """Before anything runs: a value that does not fit is the fault of the folder's name, not of the file in it."""
+    """Check values before the run: a value that does not fit is in the folder's name, not in the file."""
     for value, file in {file.partition[at][1]: file for file in files}.items():
         try:
             _scalar(value, kind)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise TableError(
-                f"{file.path}: its folder says {file.partition[at][0]}={value}, and schema= that this is {kind}: "
-                f"{error}"
+                f"{file.path}: found the folder {file.partition[at][0]}={value}, expected {kind} as in schema=: {error}"
             ) from error
 
 
 def partition_arrays(schema: pa.Schema, partition: Partition, rows: int) -> dict[str, pa.Array]:
-    """One value for all rows of a file."""
+    """Return these columns for a file: one value, repeated for all rows."""
     return {name: pa.repeat(value, rows) for name, value in _values(schema, partition)}
 
 
 def partition_condition(schema: pa.Schema, partition: Partition) -> Any:
-    """What is known of all rows of a file; None where that is nothing."""
+    """Return a condition that holds for all rows of a file, or None if nothing is known about them."""
     from pyarrow import compute
 
     known = [

@@ -1,4 +1,4 @@
-"""The step that reads: a splittable DoFn over ranges of files."""
+"""The step that reads files: a splittable DoFn over ranges of their bytes."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from luminosity.io.reading.readers import Settings, open_reader
 
 __all__ = ["ReadRanges"]
 
-_RANGE = beam.DoFn.RestrictionParam()  # whose provider is the DoFn itself
+_RANGE = beam.DoFn.RestrictionParam()  # The DoFn itself is the provider.
 _ROWS = Metrics.counter("ReadTable", "rows_read")
 _BYTES = Metrics.counter("ReadTable", "bytes_read")
 _FILES = Metrics.counter("ReadTable", "files_read")
 
 
 class ReadRanges(beam.DoFn, beam.RestrictionProvider):
-    """A file is a restriction, cut into ranges of its bytes; rows belong to the range in which they begin.
+    """Reads ranges of a file's bytes; a row belongs to the range in which it begins.
 
-    The last file stays open: the next range is often one of the same file.
+    The last file stays open, since the next range is often in the same file.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -58,7 +58,7 @@ class ReadRanges(beam.DoFn, beam.RestrictionProvider):
             is_read = True
         finally:
             if not is_read:
-                self.teardown()  # Nobody knows how far it is.
+                self.teardown()  # The reader may be anywhere in the file, so it can't be used again.
 
     def teardown(self) -> None:
         if self._open is not None:

@@ -13,43 +13,45 @@ __all__ = ["BATCH_BYTES", "BATCH_ROWS", "PIECE_BYTES", "TEXT_BYTES", "Claim", "R
 
 
 Claim = Callable[[int], int]
-"""Claims what begins before a byte of the file; says up to where it was granted."""
+"""Claims everything that begins before a position in the file; returns the position up to which that is granted."""
 
-# Enough that what a batch costs beside its rows is nothing, few enough that workers can share a table's batches.
+# The most rows of a batch: enough that its overhead is negligible, few enough that workers can share the batches.
 BATCH_ROWS = 65_536
-# Several of them fit into any worker, even where rows are images or long texts.
+# The most bytes of a batch: several batches fit into any worker, even if rows are images or long texts.
 BATCH_BYTES = 32 << 20
-# A file is first cut into pieces of this size: some hundredths of a second of work, and more pieces than cores soon.
+# The size of a file's first pieces: some hundredths of a second of work, and small files already fill all cores.
 PIECE_BYTES = 8 << 20
-# Text is read in blocks of this size, and each becomes a batch.
+# The size of the chunks in which text is read; each chunk becomes a batch.
 TEXT_BYTES = 4 << 20
 
 
 class Reader(ABC):
-    """An open file of a table. It was checked against the table's schema when it was opened."""
+    """An open file of a table. Opening it checks its columns against the table's schema."""
 
     def cuts(self) -> list[int] | None:
-        """Where it may be cut into pieces before it is read; None: anywhere."""
+        """Return the positions at which the file may be cut before it is read; None means anywhere."""
         return None
 
     @abstractmethod
     def batches(self, start: int, stop: int, claim: Claim) -> Iterator[pa.RecordBatch]:
-        """What begins in this range: the columns that are loaded, in any order. Claimed before it is given.
+        """Yield the rows that begin in this range, with the loaded columns in any order.
 
-        `stop` says how far reading ahead is of use; what counts is what `claim` grants.
+        Rows are claimed before they are yielded. ``stop`` only limits how far to read ahead: the range may have been
+        split since, so only the rows that ``claim`` grants may be yielded.
         """
 
     @abstractmethod
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Close the file."""
 
 
 def claim_whole(start: int, claim: Claim) -> bool:
-    """Whether to read a file that can't be cut: it belongs to the range that has its first byte."""
+    """Claim a file that can't be cut, and return whether that was granted: the range with its first byte owns it."""
     return start == 0 and claim(EVERYTHING) > 0
 
 
 def bounded(batch: pa.RecordBatch, rows: int) -> Iterator[pa.RecordBatch]:
-    """Its rows, in batches that are not too large; nothing where there are none.
+    """Yield the rows in batches within the limits; yield nothing for an empty batch.
 
     >>> import pyarrow as pa
     >>> [part.num_rows for part in bounded(pa.record_batch({"a": [1, 2, 3, 4, 5]}), 2)]

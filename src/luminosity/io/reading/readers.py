@@ -24,12 +24,15 @@ __all__ = ["Settings", "all_rows", "first_rows", "open_reader", "schema_of"]
 
 @dataclass(frozen=True)
 class Settings:
+    """How to read the files of a table. It is sent to the workers."""
+
     selection: Selection
     csv: CsvStyle
     rows_per_batch: int
 
 
 def open_reader(file: TableFile, settings: Settings) -> Reader:
+    """Open a file with the reader of its format; the caller closes it."""
     if file.format is Format.PARQUET:
         return ParquetReader(file, settings.selection, settings.rows_per_batch)
     if file.format is Format.ARROW:
@@ -40,7 +43,7 @@ def open_reader(file: TableFile, settings: Settings) -> Reader:
 
 
 def schema_of(file: TableFile, csv: CsvStyle) -> pa.Schema | None:
-    """The columns of a file; None where it is text with nothing in it."""
+    """Return the columns of a file, or None if it is text without any line."""
     with readable(file):
         if file.format is Format.PARQUET:
             return parquet_schema(file)
@@ -50,7 +53,7 @@ def schema_of(file: TableFile, csv: CsvStyle) -> pa.Schema | None:
 
 
 def first_rows(files: Sequence[TableFile], settings: Settings, count: int) -> list[pa.RecordBatch]:
-    """No more is read than the batches, blocks or row groups that have them."""
+    """Return the first ``count`` rows. No more is read than the batches, chunks or row groups that contain them."""
     found: list[pa.RecordBatch] = []
     for _, batch in all_rows(files, settings):
         found.append(batch.slice(0, count))
@@ -61,7 +64,7 @@ def first_rows(files: Sequence[TableFile], settings: Settings, count: int) -> li
 
 
 def all_rows(files: Sequence[TableFile], settings: Settings) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """Each batch with the path of its file."""
+    """Yield all batches, each with the path of its file."""
     for file in files:
         with readable(file), closing(open_reader(file, settings)) as reader:
             for batch in reader.batches(0, EVERYTHING, lambda position: position):

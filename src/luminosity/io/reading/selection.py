@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,31 +9,34 @@ from typing import Any
 
 import pyarrow as pa
 
+from luminosity._text import did_you_mean, list_some
 from luminosity.errors import TableError
 from luminosity.io.reading.partition_columns import partition_arrays
 
-__all__ = ["Selection", "check_columns", "check_condition", "columns_of", "select"]
+__all__ = ["Selection", "columns_of", "select"]
 
-
-# pyarrow has no way to ask an expression for its columns but to bind it, and to read what is missing.
+# pyarrow can't list the columns of an expression: bind it, and read the missing column from the error.
 _MISSING = re.compile(
     r"No match for FieldRef\.(?:Nested\(FieldRef\.)?Name\((.*?)\)(?: FieldRef\.Name\(.*\)\))? in ", re.S
 )
+_SHOWN_COLUMNS = 20  # in a message, which stays readable
+_SHOWN_DIFFERENCES = 5  # enough to see that two schemas have nothing in common
+_SUGGESTIONS = 3
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Each file must have the columns `stored`; of these `loaded` are read, and `output` is emitted."""
+    """The columns and rows to read: ``stored`` must be in each file, ``loaded`` are read, ``output`` is emitted."""
 
     stored: pa.Schema
     loaded: pa.Schema
     output: pa.Schema
-    where: Any  # a pyarrow.compute.Expression, or nothing
+    where: Any  # a pyarrow.compute.Expression, or None
     partition: pa.Schema
-    origin: str  # of the schema: the first file, or the argument
+    origin: str  # where the schema comes from: the first file, or the argument
 
     def finish(self, batch: pa.RecordBatch, partition: Sequence[tuple[str, str | None]]) -> pa.RecordBatch:
-        """The rows and columns that are selection, of a batch that has what is loaded."""
+        """Return the selected rows and columns of a batch that has the loaded columns."""
         if len(self.partition):
             added = partition_arrays(self.partition, partition, batch.num_rows)
             batch = pa.record_batch({**dict(zip(batch.schema.names, batch.columns, strict=True)), **added})
@@ -43,7 +45,7 @@ class Selection:
         return pa.RecordBatch.from_arrays([batch.column(name) for name in self.output.names], schema=self.output)
 
     def check(self, path: str, found: pa.Schema) -> None:
-        """That a file has the columns that all must have, whatever their order."""
+        """Raise unless a file has the columns that every file must have, in any order."""
         expected = {field.name: field.type for field in self.stored}
         there = {field.name: field.type for field in found}
         if there == expected and len(there) == len(found):
@@ -60,65 +62,26 @@ class Selection:
 def select(
     stored: pa.Schema, partition: pa.Schema, columns: Sequence[str] | None, where: Any, origin: str
 ) -> Selection:
-    """Check what a user asks of a table that has these columns."""
+    """Return the selection of ``columns`` and rows from a table with these columns, after checking both."""
     for name in stored.names:
         if stored.names.count(name) > 1:
-            raise TableError(f"{origin}: has the column {name!r} twice")
+            raise TableError(f"{origin}: found the column {name!r} twice, expected different names")
     stored = _plain(stored)
     partition = _plain(pa.schema([field for field in partition if field.name not in stored.names]))
     whole = pa.schema([*stored, *partition])
     if columns is not None:
-        check_columns(columns, whole, origin)
+        _check_columns(columns, whole, origin)
     output = whole if columns is None else pa.schema([whole.field(name) for name in columns])
     needed = set(output.names)
     if where is not None:
-        check_condition(where, whole, origin)
+        _check_condition(where, whole, origin)
         needed |= columns_of(where, whole)
     loaded = [field for field in stored if field.name in needed]
     return Selection(stored, pa.schema(loaded or list(stored)[:1]), output, where, partition, origin)
 
 
-def _plain(schema: pa.Schema) -> pa.Schema:
-    """Names and types alone: what else the first file says need not hold for the others."""
-    return pa.schema([pa.field(field.name, field.type) for field in schema])
-
-
-def _some(differences: list[str]) -> str:
-    more = f"; and {len(differences) - 5} more" if len(differences) > 5 else ""
-    return "; ".join(differences[:5]) + more
-
-
-def check_columns(columns: Sequence[str], schema: pa.Schema, origin: str) -> None:
-    if isinstance(columns, str):
-        raise TableError(f"columns={columns!r}: expected a list of names, such as [{columns!r}]")
-    if not columns:
-        raise TableError("columns=[]: expected at least one name, or None for all columns")
-    if len(set(columns)) < len(columns):
-        raise TableError(f"columns={list(columns)!r}: a name is there twice")
-    for name in columns:
-        if name not in schema.names:
-            raise TableError(f"columns= names {name!r}, which {origin} does not have; {_near(name, schema)}")
-
-
-def check_condition(where: Any, schema: pa.Schema, origin: str) -> None:
-    """That it is a condition over these columns."""
-    from pyarrow.compute import Expression
-
-    if not isinstance(where, Expression):
-        raise TableError(
-            f"where={where!r}: expected an expression of pyarrow's, such as pyarrow.compute.field('stars') >= 4; "
-            f"found a {type(where).__name__}"
-        )
-    error = _binding_error(where, schema)
-    if error is None:
-        return
-    if missing := _MISSING.match(str(error)):
-        raise TableError(f"where= names {missing[1]!r}, which {origin} does not have; {_near(missing[1], schema)}")
-    raise TableError(f"where={where}: can't be decided for the columns of {origin}: {error}") from error
-
-
 def columns_of(where: Any, schema: pa.Schema) -> set[str]:
-    """The columns that a condition reads.
+    """Return the columns that a condition reads.
 
     >>> import pyarrow.compute as pc
     >>> schema = pa.schema({"a": pa.int64(), "b": pa.string(), "c": pa.float64()})
@@ -129,9 +92,53 @@ def columns_of(where: Any, schema: pa.Schema) -> set[str]:
     while error := _binding_error(where, pa.schema([schema.field(name) for name in used])):
         missing = _MISSING.match(str(error))
         if missing is None or missing[1] not in schema.names or missing[1] in used:
-            return set(schema.names)  # It refers to columns in a way that we can't follow, such as by number.
+            return set(schema.names)  # It refers to columns in a way that can't be followed, such as by number.
         used.append(missing[1])
     return set(used)
+
+
+def _plain(schema: pa.Schema) -> pa.Schema:
+    """Return names and types only: other files may have other metadata than the first."""
+    return pa.schema([pa.field(field.name, field.type) for field in schema])
+
+
+def _some(differences: list[str]) -> str:
+    hidden = len(differences) - _SHOWN_DIFFERENCES
+    return "; ".join(differences[:_SHOWN_DIFFERENCES]) + (f"; and {hidden} more" if hidden > 0 else "")
+
+
+def _check_columns(columns: Sequence[str], schema: pa.Schema, origin: str) -> None:
+    if isinstance(columns, str):
+        raise TableError(f"found columns={columns!r}, expected a list of names, such as [{columns!r}]")
+    if not columns:
+        raise TableError("found columns=[], expected at least one name, or None for all columns")
+    if len(set(columns)) < len(columns):
+        raise TableError(f"found the columns {list(columns)!r}, expected every name once")
+    for name in columns:
+        if name not in schema.names:
+            raise _no_column(f"can't read the column {name!r}", name, schema, origin)
+
+
+def _check_condition(where: Any, schema: pa.Schema, origin: str) -> None:
+    from pyarrow.compute import Expression
+
+    if not isinstance(where, Expression):
+        raise TableError(
+            f"found where={where!r} of type {type(where).__name__}, expected an expression of pyarrow, such as "
+            "pyarrow.compute.field('stars') >= 4"
+        )
+    error = _binding_error(where, schema)
+    if error is None:
+        return
+    if missing := _MISSING.match(str(error)):
+        raise _no_column(f"where= names the column {missing[1]!r}", missing[1], schema, origin)
+    raise TableError(f"where={where} can't be evaluated on the columns of {origin}: {error}") from error
+
+
+def _no_column(message: str, name: str, schema: pa.Schema, origin: str) -> TableError:
+    suggestion = did_you_mean(name, schema.names, most=_SUGGESTIONS)
+    has = "" if suggestion else f"; it has {list_some(schema.names, _SHOWN_COLUMNS)}"
+    return TableError(f"{message}: {origin} does not have it{has}", fix=suggestion or None)
 
 
 def _binding_error(where: Any, schema: pa.Schema) -> Exception | None:
@@ -140,11 +147,3 @@ def _binding_error(where: Any, schema: pa.Schema) -> Exception | None:
     except (pa.ArrowException, TypeError, ValueError) as error:
         return error
     return None
-
-
-def _near(name: str, schema: pa.Schema) -> str:
-    near = difflib.get_close_matches(name, schema.names, n=3)
-    if near:
-        return f"did you mean {' or '.join(map(repr, near))}?"
-    shown = ", ".join(schema.names[:20]) + (", ..." if len(schema) > 20 else "")
-    return f"it has {shown}"

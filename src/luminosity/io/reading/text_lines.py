@@ -1,4 +1,4 @@
-"""Lines of text, in blocks: which of them belong to a range of bytes, and which one a parser chokes on."""
+"""Lines of text in chunks: which lines belong to a range of bytes, and which line a parser fails on."""
 
 from __future__ import annotations
 
@@ -7,22 +7,23 @@ from typing import Any
 
 import pyarrow as pa
 
-from luminosity.errors import TableError
+from luminosity.errors import Fix, TableError
 from luminosity.io.reading.byte_ranges import EVERYTHING
 from luminosity.io.reading.find_files import TableFile
 from luminosity.io.reading.open_file import open_text
 from luminosity.io.reading.reader import TEXT_BYTES, Claim, claim_whole
 
-__all__ = ["BYTE_ORDER_MARK", "blocks", "explain", "head"]
+__all__ = ["BYTE_ORDER_MARK", "explain", "head", "line_chunks"]
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-_HEAD_BYTES = 1 << 20
-_READ_AHEAD = 64 << 10  # beyond the range, in which the end of its last line is likely to be
-_MOST_TO_COUNT = 1 << 30
+_HEAD_BYTES = 1 << 20  # enough rows to guess types from
+_READ_AHEAD = 64 << 10  # bytes behind the range, which most likely contain the end of its last line
+_MOST_BYTES_TO_COUNT = 1 << 30  # counting the lines before a fault reads the file up to it
+_SHOWN_BYTES = 120  # of the line at fault
 
 
 def head(file: TableFile, size: int = _HEAD_BYTES) -> bytes:
-    """The first whole lines of the file; of a file that is not longer, all."""
+    """Return the first whole lines of the file, about ``size`` bytes, or all of a shorter file."""
     data = b""
     with open_text(file) as stream:
         while more := stream.read(size):
@@ -32,22 +33,23 @@ def head(file: TableFile, size: int = _HEAD_BYTES) -> bytes:
     return data
 
 
-def blocks(file: TableFile, first: int, start: int, stop: int, claim: Claim) -> Iterator[tuple[int, bytes]]:
-    """Whole lines that begin in the range, each block with its position; the first line of all is at `first`.
+def line_chunks(file: TableFile, first: int, start: int, stop: int, claim: Claim) -> Iterator[tuple[int, bytes]]:
+    """Yield the whole lines that begin in the range, in chunks with their positions.
 
-    A compressed file is read whole by who has its first byte: nobody can begin in its middle.
+    The first line of the file is at ``first``. A compressed file can't be read from its middle, so the range with its
+    first byte reads all of it.
     """
     if file.compression is None:
         with open_text(file) as stream:
-            yield from _blocks(stream, _seek(stream, first, start), stop, claim)
+            yield from _chunks(stream, _seek(stream, first, start), stop, claim)
     elif claim_whole(start, claim):
         with open_text(file) as stream:
             stream.read(first)
-            yield from _blocks(stream, first, EVERYTHING, lambda position: position)
+            yield from _chunks(stream, first, EVERYTHING, lambda position: position)
 
 
 def _seek(stream: pa.NativeFile, first: int, start: int) -> int:
-    """Go to the first line that begins at `start` or behind it."""
+    """Go to the first line that begins at or behind ``start``, and return its position."""
     if start <= first:
         stream.seek(first)
         return first
@@ -62,7 +64,7 @@ def _seek(stream: pa.NativeFile, first: int, start: int) -> int:
     return position
 
 
-def _blocks(stream: pa.NativeFile, position: int, stop: int, claim: Claim) -> Iterator[tuple[int, bytes]]:
+def _chunks(stream: pa.NativeFile, position: int, stop: int, claim: Claim) -> Iterator[tuple[int, bytes]]:
     begun = b""
     while True:
         read = stream.read(min(TEXT_BYTES, max(stop - position - len(begun), 0) + _READ_AHEAD))
@@ -71,7 +73,7 @@ def _blocks(stream: pa.NativeFile, position: int, stop: int, claim: Claim) -> It
         if not data:
             return
         if not end:
-            begun = data  # a line that is longer than a block
+            begun = data  # The line is longer than a chunk.
             continue
         granted = claim(position + end) - position
         if granted <= 0:
@@ -85,9 +87,15 @@ def _blocks(stream: pa.NativeFile, position: int, stop: int, claim: Claim) -> It
 
 
 def explain(
-    file: TableFile, position: int, data: bytes, parse: Callable[[bytes], Any], error: Exception, advice: str
+    file: TableFile,
+    position: int,
+    data: bytes,
+    parse: Callable[[bytes], Any],
+    error: Exception,
+    hint: str,
+    fix: Fix | None = None,
 ) -> TableError:
-    """An error that shows the line at fault, found by halving."""
+    """Return an error that shows the line at fault, which is found by bisection; ``hint`` says what was expected."""
     lines = data.split(b"\n")
     while len(lines) > 1:
         middle = len(lines) // 2
@@ -97,13 +105,14 @@ def explain(
             position += sum(map(len, lines[:middle])) + middle
             lines = lines[middle:]
         else:
-            return TableError(f"{file.path}, from {_place(file, position)} on: {error}; {advice}")
+            return TableError(f"{file.path}, from {_place(file, position)} on: {error}; {hint}", fix=fix)
     try:
         parse(lines[0] + b"\n")
-    except (pa.ArrowException, TableError) as its_own:
-        error = its_own
-    shown = lines[0][:120].decode(errors="replace").strip()
-    return TableError(f"{file.path}, {_place(file, position)}: {error}; the line begins with {shown!r}; {advice}")
+    except (pa.ArrowException, TableError) as error_of_line:
+        error = error_of_line
+    shown = lines[0][:_SHOWN_BYTES].decode(errors="replace").strip()
+    message = f"{file.path}, {_place(file, position)}: {error}; the line begins with {shown!r}; {hint}"
+    return TableError(message, fix=fix)
 
 
 def _fails(parse: Callable[[bytes], Any], data: bytes) -> bool:
@@ -115,8 +124,8 @@ def _fails(parse: Callable[[bytes], Any], data: bytes) -> bool:
 
 
 def _place(file: TableFile, position: int) -> str:
-    """The number of a line; deep in a large file its byte, since lines would have to be counted."""
-    if position > _MOST_TO_COUNT:
+    """Return the number of the line at ``position``, or the position itself deep in a large file."""
+    if position > _MOST_BYTES_TO_COUNT:
         return f"byte {position}"
     count, left = 1, position
     with open_text(file) as stream:

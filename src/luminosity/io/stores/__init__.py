@@ -1,1 +1,1 @@
-"""Tables into vector stores, and neighbours out of them."""
+"""Write tables to vector stores, and search them for neighbours."""

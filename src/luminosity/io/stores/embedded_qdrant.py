@@ -1,4 +1,9 @@
-"""Qdrant's engine in this process, with a collection in a folder."""
+"""Qdrant's engine in this process, with a collection in a folder.
+
+Only one process at a time may have the folder open. So every call takes a lock, opens the folder, works, flushes and
+closes the folder again, which takes some hundredths of a second: workers take turns, and a worker that is killed blocks
+no other.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +16,7 @@ from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 from luminosity._locks import locked
-from luminosity.errors import StoreError
+from luminosity.errors import Fix, StoreError
 from luminosity.extras import require
 from luminosity.io.stores.points import Point, PointId
 from luminosity.io.stores.qdrant_collection import CollectionAddress, Distance, Hit, Query, check_vectors
@@ -19,26 +24,28 @@ from luminosity.io.stores.qdrant_collection import CollectionAddress, Distance, 
 __all__ = ["EmbeddedCollection", "lock_file"]
 
 
-_POLL_S = 0.05
+_POLL_S = 0.05  # how late a folder that another program closes is noticed at most
 
 
 class EmbeddedCollection:
-    def __init__(self, place: CollectionAddress) -> None:
+    """A collection in a folder of this machine, which Qdrant's engine reads and writes in this process."""
+
+    def __init__(self, address: CollectionAddress) -> None:
         self._engine = require("qdrant_edge", "qdrant")
-        self._place = place
-        self._folder = os.path.join(place.where, place.collection)
+        self._address = address
+        self._folder = os.path.join(address.where, address.collection)
 
     def ensure(self, sizes: Mapping[str, int], distance: Distance, create: bool) -> None:
         if not self._exists() and not create:
-            raise StoreError(f"{self._place} is not there, and create=False")
+            raise StoreError(f"{self._address} does not exist, and create=False", fix=Fix("pass create=True"))
         try:
-            os.makedirs(self._place.where, exist_ok=True)
+            os.makedirs(self._address.where, exist_ok=True)
         except OSError as error:
-            raise StoreError(f"{self._place} can't be made: {error}") from error
+            raise StoreError(f"{self._address} can't be created: {error}") from error
         with self._locked():
             if not self._exists():
                 self._create(sizes, distance)
-            check_vectors(self._place, self._vectors(), sizes, distance)
+            check_vectors(self._address, self._vectors(), sizes, distance)
 
     def write(self, points: Sequence[Point], deleted: Sequence[PointId]) -> None:
         if not points and not self._exists():
@@ -72,13 +79,13 @@ class EmbeddedCollection:
         return [[Hit(_plain(found.id), found.score, found.payload or {}) for found in answer] for answer in answers]
 
     def close(self) -> None:
-        """Nothing stays open between calls."""
+        """Do nothing: the folder is not open between calls."""
 
     def _exists(self) -> bool:
         return os.path.isdir(self._folder)
 
     def _create(self, sizes: Mapping[str, int], distance: Distance) -> None:
-        """Under another name first: a worker killed here must not leave half a collection."""
+        """Create the collection under another name first: a worker that is killed must not leave half of it."""
         unfinished = f"{self._folder}.unfinished"
         shutil.rmtree(unfinished, ignore_errors=True)
         engine = self._engine
@@ -96,12 +103,12 @@ class EmbeddedCollection:
         return {name: (vector["size"], vector["distance"].lower()) for name, vector in vectors.items()}
 
     def _locked(self) -> contextlib.AbstractContextManager[None]:
-        return lock_file(f"{self._folder}.lock", self._place.timeout)
+        return lock_file(f"{self._folder}.lock", self._address.timeout)
 
     @contextlib.contextmanager
     def _opened(self) -> Generator[Any]:
         if not self._exists():
-            raise StoreError(f"{self._place} is not there; is the folder the right one, and was it written before?")
+            raise StoreError(f"{self._address} does not exist", fix="check the folder, and that it was written before")
         with self._locked(), self._engine_errors():
             shard = self._load()
             try:
@@ -110,8 +117,8 @@ class EmbeddedCollection:
                 shard.close()
 
     def _load(self) -> Any:
-        """Somebody who does not know the lock may have it open."""
-        give_up_at = time.monotonic() + self._place.timeout
+        """Open the folder. A program that does not use the lock may have it open: wait for it then."""
+        give_up_at = time.monotonic() + self._address.timeout
         while True:
             try:
                 return self._engine.EdgeShard.load(self._folder)
@@ -120,8 +127,9 @@ class EmbeddedCollection:
                     raise
                 if time.monotonic() > give_up_at:
                     raise StoreError(
-                        f"{self._place} is open elsewhere, and was for {self._place.timeout:.3g} s: one process at a "
-                        "time may have it; close the EdgeShard there, or write to a server"
+                        f"{self._address} was open in another program for {self._address.timeout:.3g} s, and only one "
+                        "may have it open",
+                        fix="close the EdgeShard there, or write to a server",
                     ) from None
             time.sleep(_POLL_S)
 
@@ -132,7 +140,7 @@ class EmbeddedCollection:
         except StoreError:
             raise
         except Exception as error:
-            raise StoreError(f"{self._place}: {error}") from error
+            raise StoreError(f"{self._address}: {error}") from error
 
     def _point(self, point: Point) -> Any:
         return self._engine.Point(point.id, dict(point.vectors), dict(point.payload))
@@ -157,7 +165,7 @@ def _plain(identity: Any) -> PointId:
 
 @contextlib.contextmanager
 def lock_file(path: str, timeout: float) -> Generator[None]:
-    """Hold the lock of that file, for which threads and processes alike wait so many seconds at most."""
+    """Hold the lock of a file, between threads and processes; raise after waiting for ``timeout`` seconds."""
     with contextlib.ExitStack() as lock:
         descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
         lock.callback(os.close, descriptor)
@@ -166,8 +174,11 @@ def lock_file(path: str, timeout: float) -> Generator[None]:
         except TimeoutError:
             holder = os.pread(descriptor, 20, 0).decode(errors="replace") or "unknown"
             raise StoreError(
-                f"waited {timeout:.3g} s for {path}, which process {holder} holds; is that one stopped, or still at "
-                "work? More workers than the store can serve need a longer timeout, or a server"
+                f"waited {timeout:.3g} s for {path}, which process {holder} holds",
+                fix=Fix(
+                    "check whether that process is stuck; if it still writes, pass a longer timeout= or use a server",
+                    command="check whether that process is stuck; if it still writes, use fewer workers or a server",
+                ),
             ) from None
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, str(os.getpid()).encode(), 0)

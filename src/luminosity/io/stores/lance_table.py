@@ -1,4 +1,4 @@
-"""A Lance dataset, and how rows that are staged come into it: each way gives the same when it is done again."""
+"""A Lance dataset, and the ways to add staged rows to it. Each can be repeated with the same result."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from apache_beam.io.filesystems import FileSystems
 
-from luminosity.errors import StoreError
+from luminosity.errors import Fix, StoreError
 from luminosity.extras import require
 from luminosity.io.folder_lock import lock_folder
 from luminosity.io.stores.points import DELETED
@@ -20,12 +20,13 @@ from luminosity.io.stores.staging import StagedRows
 
 __all__ = ["LanceTable"]
 
-_KEYS_AT_ONCE = 1_000
-_TURN_S = 600.0
-"""For another job to make the dataset, with all its rows."""
+_KEYS_AT_ONCE = 1_000  # deleted by one statement: keeps its text short
+_LOCK_TIMEOUT_S = 600.0  # how long another job may take to create the dataset with all its rows
 
 
 class LanceTable:
+    """A Lance dataset, which need not exist yet."""
+
     def __init__(self, path: str) -> None:
         lancedb = require("lancedb", "lance")
         self._path = path
@@ -35,11 +36,12 @@ class LanceTable:
             self._database = lancedb.connect(folder or ".")
 
     def overwrite(self, rows: StagedRows) -> None:
+        """Replace all rows."""
         with self._errors():
             self._database.create_table(self._name, rows.reader(), mode="overwrite")
 
     def append(self, rows: StagedRows, count: int, note: str) -> None:
-        """Once, also if a worker died in the middle of it: the note tells what was there before."""
+        """Append rows once, even if a worker died while appending: the note holds the version before."""
         with self._errors():
             table = self._opened()
             before = _read_note(note)
@@ -56,7 +58,7 @@ class LanceTable:
             table.add(rows.reader())
 
     def merge(self, rows: StagedRows, key: str) -> None:
-        """File by file, since Lance wants a key once in what it merges."""
+        """Merge file by file, since a key may occur only once in what Lance merges."""
         kept = pa.schema([field for field in rows.schema if field.name != DELETED])
         with self._errors():
             table = self._opened()
@@ -75,22 +77,22 @@ class LanceTable:
                     _delete(table, key, found.filter(marks)[key].to_pylist())
 
     def _opened(self) -> Any:
-        """None if there is no such table."""
+        """Return the dataset, or None if it does not exist."""
         return self._database.open_table(self._name) if FileSystems.exists(self._path) else None
 
     def _was_made(self, rows: Any) -> bool:
-        """Make the table, with these rows; False where another job has made it meanwhile.
+        """Create the dataset with these rows; return False if another job has created it in the meantime.
 
-        One at a time: of two that make it at once, Lance keeps what the second has written, and tells neither.
+        The lock is needed because Lance silently keeps only the rows of the second of two jobs that create a dataset.
         """
-        with lock_folder(os.path.dirname(self._path) or ".", _TURN_S):
+        with lock_folder(os.path.dirname(self._path) or ".", _LOCK_TIMEOUT_S):
             if self._opened() is not None:
                 return False
             self._database.create_table(self._name, rows)
             return True
 
     def _was_appended(self, table: Any, before: int, count: int) -> bool:
-        """Whether one of the versions since then has that many rows more than the one before it."""
+        """Return whether a version since then has ``count`` more rows than the version before it."""
         rows = {0: 0} | {each["version"]: int(each["metadata"]["total_rows"]) for each in table.list_versions()}
         return any(rows[version] - rows.get(version - 1, 0) == count for version in rows if version > before)
 
@@ -98,13 +100,13 @@ class LanceTable:
         there, new = ({field.name: field.type for field in columns} for columns in (table.schema, schema))
         if there != new:
             differences = [
-                f"column {name!r} is {there.get(name, 'not there')}, and {new.get(name, 'not there')} in the new rows"
+                f"column {name!r}: found {new.get(name, 'none')}, expected {there.get(name, 'none')}"
                 for name in {**there, **new}
                 if there.get(name) != new.get(name)
             ]
             raise StoreError(
-                f"{self._path} has other columns than the new rows: {'; '.join(differences)}. "
-                "Write into another dataset, or replace this one with mode='overwrite'"
+                f"{self._path} has other columns than the new rows: {'; '.join(differences)}",
+                fix=Fix("write to another dataset, or replace this one with mode='overwrite'"),
             )
 
     @contextlib.contextmanager
@@ -118,7 +120,8 @@ class LanceTable:
 
 
 def _last_of_each(rows: Any, key: str) -> Any:
-    """
+    """Return the last row of each key.
+
     >>> _last_of_each(pa.table({"id": [1, 2, 1], "n": [1, 2, 3]}), "id")["n"].to_pylist()
     [2, 3]
     """
@@ -133,7 +136,7 @@ def _delete(table: Any, key: str, values: list[Any]) -> None:
 
 
 def _literal(value: int | str) -> str:
-    """In SQL.
+    """Return a value as SQL.
 
     >>> _literal("it's"), _literal(7)
     ("'it''s'", '7')
@@ -146,7 +149,7 @@ def _read_note(path: str) -> int | None:
         return None
     with FileSystems.open(path, "application/octet-stream") as file:
         written = file.read()
-    # A worker that died when it had just begun the note has appended nothing.
+    # An empty note is from a worker that died before it appended rows.
     return json.loads(written)["version"] if written else None
 
 

@@ -1,4 +1,4 @@
-"""Columns as values that JSON has: what a store keeps beside the vectors."""
+"""Convert columns to JSON values, which a store keeps beside the vectors."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from uuid import UUID
 
 import pyarrow as pa
 
+from luminosity.errors import StoreError
+
 __all__ = ["json_values"]
 
 
 def json_values(column: Any) -> list[Any]:
-    """Times in ISO 8601, decimals as text, bytes in base64, NaN as null; lists and structs as they are.
+    """Return the values of a column: times in ISO 8601, decimals as text, bytes in base64, NaN as null.
 
     >>> json_values(pa.array([date(2026, 3, 1), None]))
     ['2026-03-01', None]
@@ -30,7 +32,7 @@ def json_values(column: Any) -> list[Any]:
 
 
 def _in_microseconds(kind: Any) -> Any:
-    """Python's times have no nanoseconds, so those are cut."""
+    """Return the type without nanoseconds, which Python's times can't hold."""
     if pa.types.is_timestamp(kind) and kind.unit == "ns":
         return pa.timestamp("us", kind.tz)
     if pa.types.is_time64(kind) or pa.types.is_duration(kind):
@@ -43,7 +45,8 @@ def _in_microseconds(kind: Any) -> Any:
 
 
 def _json_value(value: Any) -> Any:
-    """
+    """Return a value as JSON.
+
     >>> _json_value({"price": Decimal("1.50"), "raw": b"ab", "seen": [1, math.nan], "took": timedelta(minutes=1)})
     {'price': '1.50', 'raw': 'YWI=', 'seen': [1, None], 'took': 60.0}
     """
@@ -62,6 +65,5 @@ def _json_value(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(key): _json_value(inner) for key, inner in cast("Mapping[Any, Any]", value).items()}
     if isinstance(value, list | tuple):
-        pairs = cast("list[Any]", value)
-        return [_json_value(inner) for inner in pairs]
-    raise TypeError(f"found a value of type {type(value).__name__}, which JSON does not have")
+        return [_json_value(inner) for inner in cast("list[Any]", value)]
+    raise StoreError(f"found a value of type {type(value).__name__} in the payload, which JSON can't hold")

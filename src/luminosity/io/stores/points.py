@@ -10,7 +10,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from luminosity.errors import StoreError
+from luminosity._text import list_some
+from luminosity.errors import InvalidArgument, StoreError
 from luminosity.io.stores.payload import json_values
 from luminosity.io.stores.vectors import VectorColumn, read_vectors
 
@@ -18,17 +19,21 @@ __all__ = ["DELETED", "Changes", "Point", "PointColumns", "PointId", "check_id_t
 
 
 DELETED = "_deleted"
-"""The column that marks tombstones."""
+"""The column that marks rows whose points are to be deleted."""
 
 PointId = int | str
 
+_SHOWN_COLUMNS = 20  # in a message, which stays readable
+
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 _NAMESPACE = uuid.UUID("6f1a3d0e-4f0b-5c7e-9a53-0d0c5a6c1f27")
-"""Fixed for ever: a text must become the same id in every run, or updates would be additions."""
+"""Never change it: a text must become the same id in every run, otherwise updates would be additions."""
 
 
 @dataclass(frozen=True)
 class Point:
+    """A vector with id and payload; the name of a vector may be empty."""
+
     id: PointId
     vectors: Mapping[str, list[float]]
     payload: Mapping[str, Any]
@@ -36,23 +41,24 @@ class Point:
 
 @dataclass(frozen=True)
 class Changes:
-    """What rows ask for. An id has one entry, that of its last row; None stands for its deletion."""
+    """The changes that rows ask for. An id has one entry, that of its last row; None means its deletion."""
 
     points: dict[PointId, Point | None]
     sizes: dict[str, int | None]
-    """Of each vector; None where no row tells."""
+    """The size of each vector; None if no row tells."""
 
 
 @dataclass(frozen=True)
 class PointColumns:
-    """Which columns make a point."""
+    """The columns that make a point."""
 
     vectors: Mapping[str, str]
     id: str = "id"
     payload: Sequence[str] | None = None
 
     def changes(self, batch: pa.RecordBatch, first_row: int = 0) -> Changes:
-        """
+        """Return the changes that a batch asks for; ``first_row`` is the number of its first row in messages.
+
         >>> import pyarrow as pa
         >>> rows = pa.record_batch({"id": [1, 1], "v": [[1.0], [2.0]], "n": ["a", "b"]})
         >>> PointColumns({"": "v"}).changes(rows).points
@@ -72,13 +78,13 @@ class PointColumns:
         payloads = [json_values(batch.column(name)) for name in names]
         points: dict[PointId, Point | None] = {}
         for row, value in enumerate(values):
-            identity, told = self._identity(value, row_name(row))
+            identity, is_kept = self._identity(value, row_name(row))
             points.pop(identity, None)
             if deleted[row]:
                 points[identity] = None
                 continue
             payload = {name: column[row] for name, column in zip(names, payloads, strict=True)}
-            if not told:
+            if not is_kept:
                 payload[self.id] = value
             points[identity] = Point(identity, _vectors_of(vectors, row, row_name), payload)
         return Changes(points, {name: column.size for name, column in vectors.items()})
@@ -86,7 +92,9 @@ class PointColumns:
     def _payload_names(self, schema: Any) -> list[str]:
         wanted = [self.id, *self.vectors.values(), *(self.payload or ())]
         if missing := [name for name in wanted if name not in schema.names]:
-            raise StoreError(f"there is no column {missing[0]!r}, expected one of {', '.join(schema.names)}")
+            raise StoreError(
+                f"there is no column {missing[0]!r}, expected one of {list_some(schema.names, _SHOWN_COLUMNS)}"
+            )
         if self.payload is not None:
             return list(self.payload)
         return [name for name in schema.names if name not in (*wanted, DELETED)]
@@ -96,7 +104,7 @@ class PointColumns:
             raise StoreError(f"{row} has no id, expected one in the column {self.id!r}")
         try:
             return point_id(value)
-        except ValueError as error:
+        except InvalidArgument as error:
             raise StoreError(f"the id of {row}: {error}") from None
 
 
@@ -109,16 +117,18 @@ def _marks(batch: pa.RecordBatch) -> list[bool | None]:
 def _vectors_of(
     columns: Mapping[str, VectorColumn], row: int, row_name: Callable[[int], str]
 ) -> dict[str, list[float]]:
-    """A null vector is left out. A point that has none at all can never be found, so it is a mistake."""
+    """Return the vectors of a row without nulls. A point without any vector could never be found: raise then."""
     found = {name: vector for name, column in columns.items() if (vector := column.rows[row]) is not None}
     if not found:
         raise StoreError(
-            f"{row_name(row)} has no vector, all are null; leave such rows out, or set {DELETED} to have them deleted"
+            f"{row_name(row)} has only null vectors, expected at least one vector",
+            fix=f"drop these rows, or set {DELETED} to delete their points",
         )
     return found
 
 
 def check_id_type(name: str, kind: Any) -> None:
+    """Raise unless a column of this type can hold ids: unsigned integers, UUIDs or texts, which Qdrant takes."""
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
     is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
@@ -127,7 +137,7 @@ def check_id_type(name: str, kind: Any) -> None:
 
 
 def point_id(value: int | str | uuid.UUID) -> tuple[PointId, bool]:
-    """The point's id, and whether the value can be told from it.
+    """Return the point's id, and whether the value can be recovered from it. Other texts become UUIDs.
 
     >>> point_id(7), point_id("0FD9D9A2-0B1E-4A6F-9C87-0A2F5F0D3E11")
     ((7, True), ('0fd9d9a2-0b1e-4a6f-9c87-0a2f5f0d3e11', True))
@@ -136,7 +146,7 @@ def point_id(value: int | str | uuid.UUID) -> tuple[PointId, bool]:
     """
     if isinstance(value, int):
         if value < 0:
-            raise ValueError(f"found {value}, expected an integer that is not negative")
+            raise InvalidArgument(f"found {value}, expected an integer of 0 or more")
         return value, True
     if isinstance(value, uuid.UUID):
         return str(value), True

@@ -1,4 +1,4 @@
-"""One face for a Qdrant server and for Qdrant's engine in this process."""
+"""The interface of a Qdrant collection, on a server or embedded in this process, and its address."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, get_args
 from urllib.parse import urlsplit
 
-from luminosity.errors import StoreError
+from luminosity.errors import Fix, InvalidArgument, InvalidType, StoreError
 from luminosity.io.stores.points import Point, PointId
 
 __all__ = ["DISTANCES", "CollectionAddress", "Distance", "Hit", "QdrantCollection", "Query", "check_vectors"]
@@ -18,48 +18,59 @@ Distance = Literal["cosine", "dot", "euclid", "manhattan"]
 DISTANCES: tuple[str, ...] = get_args(Distance)
 
 _COLLECTION = re.compile(r"[^/\\.\s][^/\\]*")
+_OTHER_COLLECTION = Fix(
+    "write to another collection, or delete this one", command="pass another --collection, or delete this one"
+)
 
 
 @dataclass(frozen=True)
 class Query:
-    """What all vectors of a search share."""
+    """The settings that all vectors of a search share."""
 
     using: str | None
     limit: int
     payload: Sequence[str]
     score_threshold: float | None
     equal: Mapping[str, Any]
-    """Of each payload field: the value it must have, or a list of those it may have."""
+    """The value that each payload field must have, or a list of values that it may have."""
 
 
 @dataclass(frozen=True)
 class Hit:
+    """A point that a search found."""
+
     id: PointId
     score: float
     payload: Mapping[str, Any]
 
 
 class QdrantCollection(Protocol):
-    """A collection. All of it may be called again with the same arguments to the same effect."""
+    """A collection. Every call may be repeated with the same arguments to the same effect."""
 
     def ensure(self, sizes: Mapping[str, int], distance: Distance, create: bool) -> None:
-        """Make the collection if there is none; raise where it has other vectors than these."""
+        """Create the collection if it does not exist; raise if it has other vectors than these."""
         ...
 
     def write(self, points: Sequence[Point], deleted: Sequence[PointId]) -> None:
-        """Durable when this returns."""
+        """Write and delete points. They are durable when this returns."""
         ...
 
-    def count(self) -> int: ...
+    def count(self) -> int:
+        """Return the number of points."""
+        ...
 
-    def search(self, vectors: Sequence[Sequence[float]], query: Query) -> list[list[Hit]]: ...
+    def search(self, vectors: Sequence[Sequence[float]], query: Query) -> list[list[Hit]]:
+        """Return the nearest points of each vector, the best first."""
+        ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Release connections."""
+        ...
 
 
 @dataclass(frozen=True)
 class CollectionAddress:
-    """A collection's place: what travels with the pipeline. Nothing is opened before a worker asks for it."""
+    """The address of a collection and how to access it. It is sent to the workers, which open the collection."""
 
     where: str
     collection: str
@@ -70,37 +81,39 @@ class CollectionAddress:
 
     def __post_init__(self) -> None:
         if not _COLLECTION.fullmatch(self.collection):
-            raise ValueError(f"found the collection name {self.collection!r}, expected one such as 'reviews'")
+            raise InvalidArgument(f"found the collection name {self.collection!r}, expected a name such as 'reviews'")
         if self.timeout <= 0 or self.batch_size < 1:
-            raise ValueError(
-                f"found timeout={self.timeout!r} and batch_size={self.batch_size!r}, expected more than nothing"
+            raise InvalidArgument(
+                f"found timeout={self.timeout!r} and batch_size={self.batch_size!r}, expected both to be positive"
             )
         if self.api_key is not None and not callable(self.api_key):
-            raise TypeError(
-                "api_key is not a function, expected one that returns the key; a key in a variable of the environment "
-                "is named with api_key_env='...'"
+            raise InvalidType(
+                f"found api_key= of type {type(self.api_key).__name__}, expected a function that returns the key",
+                fix=Fix("pass api_key_env= with the name of an environment variable that holds the key"),
             )
         if self.api_key is not None and self.api_key_env is not None:
-            raise ValueError("found both api_key_env and api_key, expected one of them")
+            raise InvalidArgument("found both api_key_env and api_key, expected one of them")
         if self.is_server:
             if "@" in urlsplit(self.where).netloc:
-                raise ValueError(
-                    f"found a user or a password in the address of {urlsplit(self.where).hostname}, where anyone may "
-                    "read it; name the environment variable that holds the key instead: api_key_env='...'"
+                raise InvalidArgument(
+                    f"found a user or password in the address of {urlsplit(self.where).hostname}, where logs show it",
+                    fix=Fix("pass api_key_env= with the name of an environment variable that holds the key"),
                 )
         elif "://" in self.where:
-            raise ValueError(
+            raise InvalidArgument(
                 f"found where={self.where!r}, expected an address (http://...) or a folder of this machine"
             )
         elif self.api_key is not None or self.api_key_env is not None:
-            raise ValueError(f"found an API key for the folder {self.where}, expected one for servers only")
+            raise InvalidArgument(f"found an API key for the folder {self.where}, expected one for servers only")
 
     @classmethod
     def of(cls, where: str | os.PathLike[str], collection: str, **settings: Any) -> CollectionAddress:
+        """Return the address of a collection on a server or in a folder."""
         return cls(os.fspath(where), collection, **settings)
 
     @property
     def is_server(self) -> bool:
+        """Whether the collection is on a server, not in a folder."""
         return self.where.startswith(("http://", "https://"))
 
     def __str__(self) -> str:
@@ -108,18 +121,17 @@ class CollectionAddress:
 
 
 def check_vectors(
-    place: CollectionAddress, found: Mapping[str, tuple[int, str]], sizes: Mapping[str, int], distance: str
+    address: CollectionAddress, found: Mapping[str, tuple[int, str]], sizes: Mapping[str, int], distance: str
 ) -> None:
-    """`found`: the size and the distance of each vector that the collection has."""
+    """Raise unless the collection has these vectors; ``found`` holds the size and distance of the vectors it has."""
     for name, size in sizes.items():
         title = f"vector {name!r}" if name else "vector without a name"
         if name not in found:
             there = ", ".join(repr(other) for other in found) if any(found) else "one without a name"
-            raise StoreError(
-                f"{place} has no {title}, it has {there}; write into another collection, or delete this one"
-            )
+            raise StoreError(f"{address} has no {title}, it has {there}", fix=_OTHER_COLLECTION)
         if found[name] != (size, distance):
             raise StoreError(
-                f"{place} has a {title} of {found[name][0]} numbers with {found[name][1]} distance, expected {size} "
-                f"numbers with {distance} distance; write into another collection, or delete this one"
+                f"{address} has a {title} of {found[name][0]} numbers with {found[name][1]} distance, expected {size} "
+                f"numbers with {distance} distance",
+                fix=_OTHER_COLLECTION,
             )

@@ -11,75 +11,77 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from luminosity.errors import StoreError
+from luminosity._text import shorten
+from luminosity.errors import Fix, StoreError
 from luminosity.extras import require
 from luminosity.io.stores.points import Point, PointId
 from luminosity.io.stores.qdrant_collection import CollectionAddress, Distance, Hit, Query, check_vectors
 
 __all__ = ["ServerCollection", "TransientError", "retry"]
 
-
-_REQUEST_BYTES = 32_000_000
-"""What a server takes unless it is told otherwise."""
-_NUMBER_BYTES = 22
-_LONGEST_REQUEST_S = 60.0
-_NOT_FOUND, _TIMED_OUT, _CONFLICT, _TOO_MANY = 404, 408, 409, 429
-_TOLD_CHARACTERS = 500
+_REQUEST_BYTES = 32_000_000  # the most that a server accepts by default
+_NUMBER_BYTES = 22  # the most that a float takes in JSON
+_OTHER_BYTES = 100  # of a point in JSON, beside its vectors and payload
+_LONGEST_REQUEST_S = 60.0  # Longer waits are several requests.
+_NOT_FOUND, _TIMED_OUT, _CONFLICT, _TOO_MANY, _SERVER_ERROR = 404, 408, 409, 429, 500
+_RESPONSE_CHARACTERS = 500  # shown in a message: enough for any sentence, not for a whole page of HTML
+_FIRST_DELAY_S = 0.1  # doubled after every attempt
+_LONGEST_DELAY_S = 10.0  # a server that is back is noticed within this time
+_MOST_DOUBLINGS = 10  # beyond these, the delay is at its longest anyway
 
 T = TypeVar("T")
 
-_FIRST_DELAY_S = 0.1
-_LONGEST_DELAY_S = 10.0
-
 
 class _Refused(StoreError):
-    """The server does not want this request, however often it is sent."""
+    """The server refuses this request, however often it is sent."""
 
-    def __init__(self, message: str, status: int) -> None:
+    def __init__(self, message: str, status: int = 0) -> None:
         super().__init__(message)
         self.status = status
 
 
 class ServerCollection:
-    def __init__(self, place: CollectionAddress, on_retry: Callable[[], None]) -> None:
+    """A collection on a Qdrant server. Requests are retried until the address's timeout."""
+
+    def __init__(self, address: CollectionAddress, on_retry: Callable[[], None]) -> None:
         self._client_module = require("qdrant_client", "qdrant")
         self._models = self._client_module.models
-        self._place = place
+        self._address = address
         self._on_retry = on_retry
-        self._key = _read_key(place)
+        self._key = _read_key(address)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Api key is used with an insecure connection")  # It may be loopback.
             self._client = self._client_module.QdrantClient(
-                url=place.where,
+                url=address.where,
                 api_key=self._key,
-                timeout=math.ceil(min(place.timeout, _LONGEST_REQUEST_S)),
-                check_compatibility=False,  # It would ask from a thread of its own, and print what it finds.
+                timeout=math.ceil(min(address.timeout, _LONGEST_REQUEST_S)),
+                check_compatibility=False,  # The check would run in another thread and print its findings.
             )
 
     def ensure(self, sizes: Mapping[str, int], distance: Distance, create: bool) -> None:
         found = self._vectors()
         if found is None and not create:
-            raise StoreError(f"{self._place} is not there, and create=False")
+            raise StoreError(f"{self._address} does not exist, and create=False", fix=Fix("pass create=True"))
         if found is None:
             self._create(sizes, distance)
             found = self._vectors()
-        check_vectors(self._place, found or {}, sizes, distance)
+        check_vectors(self._address, found or {}, sizes, distance)
 
     def write(self, points: Sequence[Point], deleted: Sequence[PointId]) -> None:
-        name, models = self._place.collection, self._models
-        for part in cut(points, self._place.batch_size):
+        name, models = self._address.collection, self._models
+        for part in cut(points, self._address.batch_size):
             structs = [models.PointStruct(id=p.id, vector=_vector(p.vectors), payload=dict(p.payload)) for p in part]
-            self._ask(lambda structs=structs: self._client.upsert(name, structs, wait=True))
+            self._request(lambda structs=structs: self._client.upsert(name, structs, wait=True))
         if deleted:
             selected = models.PointIdsList(points=list(deleted))
             try:
-                self._ask(lambda: self._client.delete(name, selected, wait=True))
+                self._request(lambda: self._client.delete(name, selected, wait=True))
             except _Refused as refused:
                 if points or refused.status != _NOT_FOUND:
-                    raise  # Else there is no such collection, and nothing to delete in it.
+                    raise  # Otherwise the collection does not exist, and there is nothing to delete.
 
     def count(self) -> int:
-        return self._ask(lambda: self._client.count(self._place.collection, exact=True)).count
+        return self._request(lambda: self._client.count(self._address.collection, exact=True)).count
 
     def search(self, vectors: Sequence[Sequence[float]], query: Query) -> list[list[Hit]]:
         models = self._models
@@ -94,7 +96,7 @@ class ServerCollection:
             )
             for vector in vectors
         ]
-        answers = self._ask(lambda: self._client.query_batch_points(self._place.collection, requests))
+        answers = self._request(lambda: self._client.query_batch_points(self._address.collection, requests))
         return [[Hit(found.id, found.score, found.payload or {}) for found in answer.points] for answer in answers]
 
     def close(self) -> None:
@@ -102,7 +104,7 @@ class ServerCollection:
 
     def _vectors(self) -> dict[str, tuple[int, str]] | None:
         try:
-            info = self._ask(lambda: self._client.get_collection(self._place.collection))
+            info = self._request(lambda: self._client.get_collection(self._address.collection))
         except _Refused as refused:
             if refused.status == _NOT_FOUND:
                 return None
@@ -112,12 +114,12 @@ class ServerCollection:
         return {name: (vector.size, vector.distance.value.lower()) for name, vector in named.items()}
 
     def _create(self, sizes: Mapping[str, int], distance: Distance) -> None:
-        """Another worker may be first: that is as good."""
+        """Create the collection, unless another worker was first."""
         models = self._models
         metric = models.Distance(distance.capitalize())
         params = {name: models.VectorParams(size=size, distance=metric) for name, size in sizes.items()}
         try:
-            self._ask(lambda: self._client.create_collection(self._place.collection, _vector(params)))
+            self._request(lambda: self._client.create_collection(self._address.collection, _vector(params)))
         except _Refused as refused:
             if refused.status != _CONFLICT:
                 raise
@@ -132,40 +134,41 @@ class ServerCollection:
         ]
         return models.Filter(must=must) if must else None
 
-    def _ask(self, ask: Callable[[], T]) -> T:
-        return retry(lambda: self._ask_once(ask), self._place.timeout, self._on_retry)
+    def _request(self, send: Callable[[], T]) -> T:
+        return retry(lambda: self._send_once(send), self._address.timeout, self._on_retry)
 
-    def _ask_once(self, ask: Callable[[], T]) -> T:
+    def _send_once(self, send: Callable[[], T]) -> T:
         http = require("qdrant_client.http.exceptions", "qdrant")
         exhausted = require("qdrant_client.common.client_exceptions", "qdrant").ResourceExhaustedResponse
         try:
-            return ask()
+            return send()
         except exhausted as error:
-            raise TransientError(self._told(f"429 {error}"), error.retry_after_s) from error
+            raise TransientError(self._server_said(f"429 {error}"), error.retry_after_s) from error
         except http.UnexpectedResponse as error:
-            message = self._told(f"{error.status_code} {_reason(error.content)}")
-            if error.status_code >= 500 or error.status_code in (_TIMED_OUT, _TOO_MANY):
+            message = self._server_said(f"{error.status_code} {_reason(error.content)}")
+            if error.status_code >= _SERVER_ERROR or error.status_code in (_TIMED_OUT, _TOO_MANY):
                 raise TransientError(message) from error
             raise _Refused(message, error.status_code) from None
         except http.ResponseHandlingException as error:
             raise self._broken(error.source) from error
 
     def _broken(self, source: Exception) -> Exception:
-        """No answer, or none that can be read."""
+        """Return the error for a response that did not come or can't be read."""
         if not isinstance(source, require("httpx", "qdrant").TransportError):
-            return StoreError(self._told(f"what no Qdrant server says ({source}); is the address right?"))
+            message = self._server_said(f"with something that Qdrant does not send ({source})")
+            return StoreError(message, fix="check the address")
         if "CERTIFICATE_VERIFY_FAILED" in str(source):
-            return StoreError(f"{self._place}: the server can't be trusted: {source}")
-        return TransientError(f"{self._place} can't be reached: {source or type(source).__name__}")
+            return StoreError(f"{self._address}: the server's certificate can't be verified: {source}")
+        return TransientError(f"{self._address} can't be reached: {source or type(source).__name__}")
 
-    def _told(self, text: str) -> str:
+    def _server_said(self, text: str) -> str:
         if self._key:
-            text = text.replace(self._key, "***")  # Some servers tell a wrong key back.
-        return f"{self._place}: the server answered {text[:_TOLD_CHARACTERS]}"
+            text = text.replace(self._key, "***")  # Some servers repeat a wrong key.
+        return f"{self._address}: the server responded {shorten(text, _RESPONSE_CHARACTERS)}"
 
 
 def cut(points: Sequence[Point], most: int, most_bytes: int = _REQUEST_BYTES) -> Iterator[list[Point]]:
-    """Parts of so many points, and so many bytes in JSON.
+    """Yield parts of at most ``most`` points and about ``most_bytes`` in JSON.
 
     >>> points = [Point(number, {"": [0.5] * 10}, {"text": "x" * 100}) for number in range(5)]
     >>> [len(part) for part in cut(points, most=2)], [len(part) for part in cut(points, most=5, most_bytes=1_000)]
@@ -175,7 +178,7 @@ def cut(points: Sequence[Point], most: int, most_bytes: int = _REQUEST_BYTES) ->
     size = 0
     for point in points:
         numbers = sum(len(vector) for vector in point.vectors.values())
-        bytes_of_point = _NUMBER_BYTES * numbers + len(json.dumps(point.payload)) + 100
+        bytes_of_point = _NUMBER_BYTES * numbers + len(json.dumps(point.payload)) + _OTHER_BYTES
         if part and (len(part) >= most or size + bytes_of_point > most_bytes):
             yield part
             part, size = [], 0
@@ -186,26 +189,26 @@ def cut(points: Sequence[Point], most: int, most_bytes: int = _REQUEST_BYTES) ->
 
 
 def _vector(named: Mapping[str, Any]) -> Any:
-    """A collection has named vectors, or one without a name."""
+    """Return the vectors as Qdrant takes them: a mapping of names, or one vector without a name."""
     return named[""] if list(named) == [""] else dict(named)
 
 
-def _read_key(place: CollectionAddress) -> str | None:
-    if place.api_key is not None:
-        return place.api_key()
-    if place.api_key_env is None:
+def _read_key(address: CollectionAddress) -> str | None:
+    if address.api_key is not None:
+        return address.api_key()
+    if address.api_key_env is None:
         return None
-    key = os.environ.get(place.api_key_env, "").strip()
+    key = os.environ.get(address.api_key_env, "").strip()
     if not key:
         raise StoreError(
-            f"the environment variable {place.api_key_env}, which api_key_env names, is not set on the worker; set it "
-            f"before the pipeline starts: export {place.api_key_env}=..."
+            f"the environment variable {address.api_key_env}, which api_key_env names, is not set on the worker",
+            fix=f"set it before the pipeline starts: export {address.api_key_env}=...",
         )
     return key
 
 
 def _reason(content: bytes) -> str:
-    """What a server says, of which Qdrant's has a form."""
+    """Return the reason in the JSON of a Qdrant server, or the whole text of another server."""
     text = content.decode(errors="replace")
     try:
         return str(json.loads(text)["status"]["error"])
@@ -214,7 +217,7 @@ def _reason(content: bytes) -> str:
 
 
 class TransientError(Exception):
-    """The server may do better later; `wait` is how many seconds it asks for."""
+    """The server may accept the request later; ``wait`` is the number of seconds that it asks for."""
 
     def __init__(self, message: str, wait: float = 0.0) -> None:
         super().__init__(message)
@@ -222,34 +225,36 @@ class TransientError(Exception):
 
 
 def retry(
-    ask: Callable[[], T],
+    send: Callable[[], T],
     timeout: float,
     on_retry: Callable[[], None],
     sleep: Callable[[float], None] = time.sleep,
 ) -> T:
-    """The answer of `ask`, which is tried again after `Trouble` until so many seconds have passed.
+    """Return the result of ``send``, which is retried after a ``TransientError`` for ``timeout`` seconds.
 
-    >>> answers = iter([Trouble("busy"), Trouble("busy", wait=1), "done"])
+    ``on_retry`` is called before every retry. Blocks between attempts.
+
+    >>> responses = iter([TransientError("busy"), TransientError("busy", wait=1), "done"])
     >>> waits = []
-    >>> def ask():
-    ...     answer = next(answers)
-    ...     if isinstance(answer, Trouble):
-    ...         raise answer
-    ...     return answer
-    >>> asked_patiently(ask, 60, lambda: None, waits.append), len(waits), waits[1] >= 1
+    >>> def send():
+    ...     response = next(responses)
+    ...     if isinstance(response, TransientError):
+    ...         raise response
+    ...     return response
+    >>> retry(send, 60, lambda: None, waits.append), len(waits), waits[1] >= 1
     ('done', 2, True)
     """
     give_up_at = time.monotonic() + timeout
-    tries = 0
+    attempts = 0
     while True:
         try:
-            return ask()
-        except TransientError as trouble:
-            tries += 1
-            # The spread keeps workers that failed together from coming back together.
-            delay = min(_LONGEST_DELAY_S, _FIRST_DELAY_S * 2 ** min(tries, 10)) * random.uniform(0.5, 1)
-            delay = max(delay, trouble.wait)
+            return send()
+        except TransientError as error:
+            attempts += 1
+            # The random spread keeps workers that failed together from retrying together.
+            delay = min(_LONGEST_DELAY_S, _FIRST_DELAY_S * 2 ** min(attempts, _MOST_DOUBLINGS)) * random.uniform(0.5, 1)
+            delay = max(delay, error.wait)
             if time.monotonic() + delay > give_up_at:
-                raise StoreError(f"{trouble}; gave up after {tries} tries in {timeout:.3g} s") from trouble
+                raise StoreError(f"{error}; gave up after {attempts} attempts in {timeout:.3g} s") from error
         on_retry()
         sleep(delay)

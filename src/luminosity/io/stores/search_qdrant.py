@@ -1,4 +1,4 @@
-"""Neighbours out of Qdrant, as a column."""
+"""The transform that adds the nearest points in Qdrant as a column."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import apache_beam as beam
 import pyarrow as pa
 from apache_beam.metrics import Metrics
 
-from luminosity.errors import StoreError
+from luminosity.errors import Fix, InvalidArgument, StoreError
 from luminosity.io.stores.connect import open_collection
 from luminosity.io.stores.qdrant_collection import CollectionAddress, Hit, QdrantCollection, Query
 from luminosity.io.stores.vectors import read_vectors
@@ -22,8 +22,8 @@ __all__ = ["SearchQdrant"]
 class SearchQdrant(beam.PTransform[Any, Any]):
     """Adds a column with the nearest points of each row's vector, the best first.
 
-    The column holds a list of structs: `id` (as text), `score`, and a field for each of `with_payload`. A row whose
-    vector is null has null there.
+    The column holds lists of structs with the fields ``id`` (as text), ``score``, and those of ``with_payload``. It is
+    null in rows whose vector is null.
 
     >>> import tempfile
     >>> from luminosity import WriteQdrant
@@ -57,42 +57,48 @@ class SearchQdrant(beam.PTransform[Any, Any]):
     ) -> None:
         """
         Args:
-            where: a server's address (`http://...`), or a folder that WriteQdrant wrote.
-            using: the name of the vector to compare with, where vectors have names.
-            with_payload: fields of the payload to return, as text (what is no text, in JSON); or a mapping of fields
-                to Arrow types.
-            score_threshold: leave out what is less alike (with distances, what is farther away).
-            filter: of payload fields, the value that a point must have, or a list of those that it may have.
-            batch_size: how many vectors to ask for at once, at most.
-            timeout: how many seconds to try, while a server fails or other workers use the folder.
+            where: a server's address (``http://...``), or a folder that ``WriteQdrant`` wrote.
+            collection: the name of the collection.
+            vector_column: the column of the vectors to search for.
+            using: the name of the vector to compare with, if the collection's vectors have names.
+            limit: the most points of a row.
+            with_payload: fields of the payload to return as text (other values as JSON); or a mapping of fields to
+                Arrow types.
+            output: the name of the new column.
+            score_threshold: leave out points that are less similar (farther away, for distances).
+            filter: the value that a payload field of a point must have, or a list of values that it may have.
+            batch_size: the most vectors of one request.
+            timeout: how many seconds to retry while a server fails or other workers use the folder.
             api_key_env: the environment variable of the workers that holds the server's key.
-            api_key: a function that returns the key.
+            api_key: a function that returns the key; it is called in the workers.
         """
         super().__init__()
         if limit < 1:
-            raise ValueError(f"found limit={limit!r}, expected one neighbour at least")
-        place = CollectionAddress.of(
+            raise InvalidArgument(f"found limit={limit!r}, expected 1 or more")
+        address = CollectionAddress.of(
             where, collection, timeout=timeout, batch_size=batch_size, api_key_env=api_key_env, api_key=api_key
         )
         types = dict(with_payload) if isinstance(with_payload, Mapping) else dict.fromkeys(with_payload, pa.string())
         if taken := types.keys() & {"id", "score"}:
-            raise ValueError(f"found {min(taken)!r} in with_payload, which is a field of every neighbour already")
+            raise InvalidArgument(
+                f"found {min(taken)!r} in with_payload, expected other names: every neighbour has this field"
+            )
         query = Query(using, limit, list(types), score_threshold, _conditions(filter or {}))
-        self._place = place
-        self._step = _Search(place, query, vector_column, output, types)
+        self._address = address
+        self._step = _Search(address, query, vector_column, output, types)
 
     def expand(self, input_or_inputs: Any) -> Any:
         return input_or_inputs | "Search" >> beam.ParDo(self._step).with_output_types(pa.RecordBatch)
 
     def default_label(self) -> str:
-        return f"SearchQdrant({self._place.collection})"
+        return f"SearchQdrant({self._address.collection})"
 
 
 class _Search(beam.DoFn):
     def __init__(
-        self, place: CollectionAddress, query: Query, vector_column: str, output: str, types: Mapping[str, Any]
+        self, address: CollectionAddress, query: Query, vector_column: str, output: str, types: Mapping[str, Any]
     ) -> None:
-        self._place = place
+        self._address = address
         self._query = query
         self._vector_column = vector_column
         self._output = output
@@ -101,27 +107,27 @@ class _Search(beam.DoFn):
         self._searches = Metrics.counter(SearchQdrant, "vectors_searched")
 
     def setup(self) -> None:
-        self._collection: QdrantCollection = open_collection(self._place, self._retries.inc)
+        self._collection: QdrantCollection = open_collection(self._address, self._retries.inc)
 
     def process(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         names = batch.schema.names
         if self._vector_column not in names:
             raise StoreError(f"there is no column {self._vector_column!r}, expected one of {', '.join(names)}")
         if self._output in names:
-            raise StoreError(f"there is a column {self._output!r} already; name another with output=...")
+            raise StoreError(f"there is a column {self._output!r} already", fix=Fix("pass another output="))
         vectors = read_vectors(self._vector_column, batch.column(self._vector_column), "row {}".format).rows
         wanted = [vector for vector in vectors if vector is not None]
-        answers = iter(self._answers(wanted))
-        found = [None if vector is None else next(answers) for vector in vectors]
+        neighbours = iter(self._neighbours(wanted))
+        found = [None if vector is None else next(neighbours) for vector in vectors]
         self._searches.inc(len(wanted))
         yield batch.append_column(self._output, self._column(found))
 
     def teardown(self) -> None:
         self._collection.close()
 
-    def _answers(self, vectors: Sequence[Sequence[float]]) -> Iterator[list[Hit]]:
-        for first in range(0, len(vectors), self._place.batch_size):
-            yield from self._collection.search(vectors[first : first + self._place.batch_size], self._query)
+    def _neighbours(self, vectors: Sequence[Sequence[float]]) -> Iterator[list[Hit]]:
+        for first in range(0, len(vectors), self._address.batch_size):
+            yield from self._collection.search(vectors[first : first + self._address.batch_size], self._query)
 
     def _column(self, found: Sequence[list[Hit] | None]) -> Any:
         hits = [hit for hits in found if hits is not None for hit in hits]
@@ -140,7 +146,7 @@ class _Search(beam.DoFn):
 
 
 def _field(name: str, values: list[Any], kind: Any) -> Any:
-    """Payloads are JSON: times and decimals come back as texts, and may be read as what they were.
+    """Return the values of a payload field as an array. Payloads are JSON, so times and decimals are texts.
 
     >>> _field("at", ["2026-03-01T12:00:00", None], pa.timestamp("s"))[0].as_py().hour
     12
@@ -153,7 +159,8 @@ def _field(name: str, values: list[Any], kind: Any) -> Any:
         return pa.array(values, kind)
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
         raise StoreError(
-            f"the payload field {name!r} can't be read as {kind}: {error}; name another type with with_payload={{...}}"
+            f"the payload field {name!r} can't be read as {kind}: {error}",
+            fix=Fix("pass another type in with_payload="),
         ) from error
 
 
@@ -161,8 +168,7 @@ def _conditions(equal: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in equal.items():
         values = value if isinstance(value, list) else [value]
         if not values or not all(isinstance(each, str | int | bool) for each in values):
-            raise ValueError(
-                f"found filter={{{name!r}: {value!r}}}, expected a text, an integer or a truth value to be equal to, "
-                "or a list of them"
+            raise InvalidArgument(
+                f"found filter={{{name!r}: {value!r}}}, expected a text, an integer, a boolean, or a list of these"
             )
     return dict(equal)

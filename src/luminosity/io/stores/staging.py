@@ -1,4 +1,4 @@
-"""Rows on their way: files that workers write and one last step reads. Those of failed bundles nobody reads."""
+"""Staged rows: files that workers write and the last step reads. Files of failed bundles are never read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["StagedFile", "StagedRows"]
 
 
 class StagedFile:
-    """An Arrow file in a folder, begun with its first batch."""
+    """An Arrow file in a folder. It is created with its first batch."""
 
     def __init__(self, folder: str) -> None:
         self.path = FileSystems.join(folder, f"{uuid.uuid4().hex}.arrow")
@@ -26,6 +26,7 @@ class StagedFile:
         self._writer: Any = None
 
     def write(self, batch: pa.RecordBatch) -> None:
+        """Append rows; raise if their columns differ from those before."""
         if self._writer is None:
             if not FileSystems.exists(self._folder):
                 _make(self._folder)
@@ -38,6 +39,7 @@ class StagedFile:
         self.rows += batch.num_rows
 
     def close(self) -> None:
+        """Finish the file."""
         if self._writer is not None:
             self._writer.close()
             self._sink.close()
@@ -45,18 +47,20 @@ class StagedFile:
 
 
 class StagedRows:
-    """What files hold together, one batch at a time."""
+    """The rows of several files, read one batch at a time."""
 
     def __init__(self, paths: Sequence[str]) -> None:
         self.paths = sorted(paths)
         self.schema = self._common_schema()
 
     def batches(self, *paths: str) -> Iterator[pa.RecordBatch]:
+        """Yield the batches of these files, or of all."""
         for path in paths or self.paths:
             with FileSystems.open(path, "application/octet-stream") as file, pa.ipc.open_stream(file) as reader:
                 yield from reader
 
     def reader(self, *paths: str) -> Any:
+        """Return a ``pyarrow.RecordBatchReader`` of these files, or of all."""
         return pa.RecordBatchReader.from_batches(self.schema, self.batches(*paths))
 
     def _common_schema(self) -> Any:
@@ -73,9 +77,9 @@ def _make(folder: str) -> None:
     try:
         FileSystems.mkdirs(folder)
     except OSError:
-        if not FileSystems.exists(folder):  # Else another worker was first.
+        if not FileSystems.exists(folder):  # Otherwise another worker was first.
             raise
 
 
 def _differs(one: Any, other: Any) -> StoreError:
-    return StoreError(f"some rows have the columns\n{one}\nand others\n{other}\nexpected the same of all")
+    return StoreError(f"found rows with the columns\n{one}\nand others with\n{other}\nexpected the same for all")

@@ -1,4 +1,4 @@
-"""A column of vectors, row by row, checked: engines take NaN without a word and never find such a point again."""
+"""Read columns of vectors and check them: stores accept NaN silently, and never find such a point again."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ __all__ = ["VectorColumn", "read_vectors"]
 
 @dataclass(frozen=True)
 class VectorColumn:
+    """The vectors of a column, one for each row; None where the row is null."""
+
     size: int | None
-    """None: no row tells."""
+    """None if no row tells."""
     rows: list[list[float] | None]
 
 
 def read_vectors(name: str, column: Any, row_name: Callable[[int], str]) -> VectorColumn:
-    """The vectors of a column; `row_name` says how a row is called in messages.
+    """Return the vectors of a column; ``row_name`` returns the name of a row in messages.
 
     >>> read_vectors("v", pa.array([[1, 2], None], pa.list_(pa.float32(), 2)), str)
     VectorColumn(size=2, rows=[[1.0, 2.0], None])
@@ -37,7 +39,7 @@ def read_vectors(name: str, column: Any, row_name: Callable[[int], str]) -> Vect
     rows: list[list[float] | None] = [None] * len(column)
     if not size or not len(present):
         return VectorColumn(size, rows)
-    numbers = present.flatten().cast(pa.float32(), safe=False).to_numpy(zero_copy_only=False)  # null becomes NaN
+    numbers = present.flatten().cast(pa.float32(), safe=False).to_numpy(zero_copy_only=False)  # Nulls become NaN.
     matrix = numbers.reshape(-1, size)
     bad = np.flatnonzero(~np.isfinite(matrix).all(axis=1))
     if len(bad):
@@ -58,6 +60,6 @@ def _common_size(name: str, present: Any, places: np.ndarray, row_name: Callable
     if len(other):
         raise StoreError(
             f"the vector {name!r} of {row_name(int(places[other[0]]))} has {sizes[other[0]]} numbers, that of "
-            f"{row_name(int(places[0]))} has {sizes[0]}; expected the same of all"
+            f"{row_name(int(places[0]))} has {sizes[0]}; expected the same for all"
         )
     return int(sizes[0])

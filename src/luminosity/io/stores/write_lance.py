@@ -1,4 +1,4 @@
-"""Rows into a Lance dataset."""
+"""The transform that writes rows to a Lance dataset."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from apache_beam.pvalue import AsList, AsSingleton
 from apache_beam.transforms import window
 from apache_beam.transforms.window import WindowedValue
 
-from luminosity.errors import StoreError
+from luminosity.errors import Fix, InvalidArgument, StoreError
 from luminosity.io.stores.lance_table import LanceTable
 from luminosity.io.stores.points import DELETED
 from luminosity.io.stores.staging import StagedFile, StagedRows
@@ -24,16 +24,16 @@ from luminosity.io.stores.staging import StagedFile, StagedRows
 __all__ = ["WriteLance"]
 
 Mode = Literal["append", "overwrite", "merge"]
-_NAME = r"[A-Za-z0-9_.-]+"  # Lance takes no other, and says so when all rows are there
+_NAME = r"[A-Za-z0-9_.-]+"  # Lance refuses other names, but only after all rows are written.
 _Staged = tuple[str, int]
-"""A file and its number of rows."""
+"""The path of a file and its number of rows."""
 
 
 class WriteLance(beam.PTransform[Any, Any]):
-    """Writes a table of bounded size into a Lance dataset; the result is the dataset's path, once all rows are in it.
+    """Writes a bounded table to a Lance dataset, and emits the dataset's path once all rows are in it.
 
-    Workers write their rows to files beside the dataset, and one last step commits them: readers see all rows of a run,
-    or none. Bundles, and that step too, may be retried: every row is there once.
+    Workers write their rows to files beside the dataset, and one last step commits them: readers see all rows of a run
+    or none. If bundles or the last step are retried, every row is still written once.
 
     >>> import tempfile
     >>> path = tempfile.mkdtemp() + "/letters.lance"
@@ -55,25 +55,29 @@ class WriteLance(beam.PTransform[Any, Any]):
     ) -> None:
         """
         Args:
-            path: ends in `.lance`. Workers on several machines need one that all of them reach.
-            mode: `append` adds rows; `overwrite` replaces what was there; `merge` replaces rows with the same key, adds
-                the others, and deletes those marked `_deleted`. Of rows with the same key in a batch the last one
-                counts; merged rows are committed file by file. Where there are no rows at all, nothing is changed.
-            key: the column of integers or texts that tells rows apart, for `merge`.
-            rows_per_file: of the files beside the dataset, about.
+            path: the dataset; it must end in ``.lance``. Workers on several machines must all reach it.
+            mode: ``"append"`` adds rows; ``"overwrite"`` replaces all rows; ``"merge"`` replaces rows with the same
+                key, adds the others, and deletes rows marked ``_deleted``. If rows of a batch have the same key, the
+                last one counts; merged rows are committed file by file. Without any rows, nothing changes.
+            key: the column of integers or texts that identifies rows, for ``"merge"``.
+            rows_per_file: about the number of rows in each file beside the dataset.
         """
         super().__init__()
         self._path = os.fspath(path)
         if not os.path.basename(self._path).endswith(".lance") or os.path.basename(self._path) == ".lance":
-            raise ValueError(f"found path={self._path!r}, expected one that ends in .lance, such as data/reviews.lance")
+            raise InvalidArgument(
+                f"found path={self._path!r}, expected one that ends in .lance, such as data/reviews.lance"
+            )
         if not re.fullmatch(_NAME, os.path.basename(self._path).removesuffix(".lance")):
-            raise ValueError(f"found path={self._path!r}, expected a name of Latin letters, digits, '_', '-' and '.'")
+            raise InvalidArgument(
+                f"found path={self._path!r}, expected a name of Latin letters, digits, '_', '-' and '.'"
+            )
         if mode not in get_args(Mode):
-            raise ValueError(f"found mode={mode!r}, expected one of {', '.join(get_args(Mode))}")
+            raise InvalidArgument(f"found mode={mode!r}, expected one of {', '.join(get_args(Mode))}")
         if (mode == "merge") != (key is not None):
-            raise ValueError(f"found mode={mode!r} and key={key!r}, expected a key with 'merge' and only there")
+            raise InvalidArgument(f"found mode={mode!r} and key={key!r}, expected a key for 'merge' and only for it")
         if rows_per_file < 1:
-            raise ValueError(f"found rows_per_file={rows_per_file!r}, expected one row at least")
+            raise InvalidArgument(f"found rows_per_file={rows_per_file!r}, expected 1 or more")
         self._mode: Mode = mode
         self._key = key
         self._rows_per_file = rows_per_file
@@ -81,7 +85,7 @@ class WriteLance(beam.PTransform[Any, Any]):
     def expand(self, input_or_inputs: Any) -> Any:
         pipeline = input_or_inputs.pipeline
         one = pipeline | "One" >> beam.Create([None])
-        # Not named when the pipeline is built: it may be run twice.
+        # The folder is named when the pipeline runs, since it may run twice.
         folder = AsSingleton(one | "Folder" >> beam.Map(_new_folder, self._path))
         staged = (
             input_or_inputs
@@ -117,7 +121,7 @@ class _Stage(beam.DoFn):
         if self._file.rows >= self._rows_per_file:
             yield self._finished()
 
-    def finish_bundle(self) -> Iterator[WindowedValue]:  # type: ignore[override]  # Beam's says None, and takes these.
+    def finish_bundle(self) -> Iterator[WindowedValue]:  # type: ignore[override]  # Beam declares None, and accepts these.
         if self._file is not None:
             yield window.GlobalWindows.windowed_value(self._finished())
 
@@ -155,7 +159,7 @@ def _clean_up(folder: str, path: str) -> str:
 
 def _without_marks(batch: pa.RecordBatch) -> pa.RecordBatch:
     if True in batch.column(DELETED).to_pylist():
-        raise StoreError(f"found rows that are marked {DELETED}, expected none; mode='merge' with a key deletes them")
+        raise StoreError(f"found rows that are marked {DELETED}, expected none", fix=Fix("pass mode='merge' and key="))
     return batch.drop_columns([DELETED])
 
 

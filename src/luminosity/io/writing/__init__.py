@@ -1,1 +1,1 @@
-"""What stands behind WriteTable: workers write temporary files, and a last step gives them their names."""
+"""The steps of ``WriteTable``: workers write temporary files, and a last step gives them their final names."""

@@ -1,4 +1,4 @@
-"""What is to be written, where, and how: said once, checked once."""
+"""The destination of a table: where its files are written, and how."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from uuid import uuid4
 
 import pyarrow as pa
 
-from luminosity.errors import TableError
+from luminosity.errors import Fix, InvalidArgument, TableError
 from luminosity.io.formats import Format, recognise
 from luminosity.io.writing import filesystem
 
@@ -34,11 +34,13 @@ def _new_id() -> str:
 
 @dataclass(frozen=True)
 class Destination:
-    """A folder of files, or one file (``is_one_file``); ``compression`` is None where the format chooses.
+    """A folder of files, or one file (``is_one_file``), with the settings to write it. It is sent to the workers.
 
-    >>> Target.of("out", partition_by="lang").suffix
+    ``compression`` is None if the format chooses it.
+
+    >>> Destination.of("out", partition_by="lang").suffix
     '.parquet'
-    >>> Target.of("out.jsonl.gz").suffix
+    >>> Destination.of("out.jsonl.gz").suffix
     '.jsonl.gz'
     """
 
@@ -63,43 +65,49 @@ class Destination:
         compression: str | None = None,
         schema: pa.Schema | None = None,
     ) -> Destination:
+        """Check the arguments of ``WriteTable`` and return the destination that they describe."""
         by = (partition_by,) if isinstance(partition_by, str) else tuple(partition_by or ())
         if if_exists not in ("fail", "replace", "append"):
-            raise ValueError(f"found if_exists={if_exists!r}, expected 'fail', 'replace' or 'append'")
+            raise InvalidArgument(f"found if_exists={if_exists!r}, expected 'fail', 'replace' or 'append'")
         if rows_per_file is not None and rows_per_file < 1:
-            raise ValueError(f"found rows_per_file={rows_per_file!r}, expected a whole number from 1 on")
+            raise InvalidArgument(f"found rows_per_file={rows_per_file!r}, expected 1 or more")
         named = None if path.endswith("/") else _named(path)
         if named is not None and (by or rows_per_file or if_exists == "append"):
-            option = "partition_by" if by else "rows_per_file" if rows_per_file else "if_exists='append'"
-            raise ValueError(
-                f"found {option} for {path}, whose name is that of one file; expected a folder: {path}/ would be one"
+            purpose = "partition_by" if by else "rows_per_file" if rows_per_file else "appending"
+            raise InvalidArgument(
+                f"{path}: found the name of one file, expected a folder for {purpose}", fix=f"write to {path}/ instead"
             )
         kind = _format(path, format, named)
         codec = _compression(path, compression, kind, named)
-        # Workers may stand in another folder than this process.
+        # Workers may run in another folder than this process.
         whole = os.path.abspath(path) if filesystem.is_local(path) else path.rstrip("/")
         return cls(whole, named is not None, kind, codec, by, rows_per_file, if_exists, schema)
 
     def for_another_run(self) -> Destination:
-        """The same, with temporary files of its own."""
+        """Return the same destination with a new folder for temporary files."""
         return replace(self, run_id=_new_id())
 
     @property
     def folder(self) -> str:
+        """The folder that contains the final files."""
         return filesystem.split(self.path)[0] if self.is_one_file else self.path
 
     @property
     def temporary_folder(self) -> str:
-        """Beside the final files, so that a rename moves no data; its name hides it from readers of tables."""
+        """The folder of the temporary files. It is beside the final files, so that a rename moves no data.
+
+        Its name begins with a dot, so that readers of tables ignore it.
+        """
         return filesystem.join(self.folder, f"{TEMPORARY_PREFIX}{self.run_id}")
 
     @property
     def suffix(self) -> str:
+        """The suffix of the files, such as ``.jsonl.gz``."""
         return f".{self.format.value}{_SUFFIXES.get(self.whole_file_compression or '', '')}"
 
     @property
     def whole_file_compression(self) -> str | None:
-        """Of text as a whole; Parquet and Arrow files compress their columns themselves."""
+        """The compression of text files as a whole; Parquet and Arrow files compress their columns themselves."""
         is_text = self.format in (Format.JSON_LINES, Format.CSV)
         return self.compression if is_text and self.compression != "none" else None
 
@@ -111,33 +119,34 @@ def _named(path: str) -> tuple[Format, str | None] | None:
         return None
 
 
-def _format(path: str, said: str | None, named: tuple[Format, str | None] | None) -> Format:
-    if said is None:
+def _format(path: str, given: str | None, named: tuple[Format, str | None] | None) -> Format:
+    if given is None:
         return named[0] if named is not None else Format.PARQUET
-    if said not in {kind.value for kind in Format}:
-        raise ValueError(f"found format={said!r}, expected one of {', '.join(repr(kind.value) for kind in Format)}")
-    if named is not None and named[0] is not Format(said):
-        raise ValueError(
-            f"found format={said!r} for {path}, whose name says {named[0].value!r}; expected them to agree"
+    if given not in {kind.value for kind in Format}:
+        raise InvalidArgument(
+            f"found format={given!r}, expected one of {', '.join(repr(kind.value) for kind in Format)}"
         )
-    return Format(said)
+    if named is not None and named[0] is not Format(given):
+        raise InvalidArgument(f"{path}: found format={given!r}, expected {named[0].value!r} because of the suffix")
+    return Format(given)
 
 
-def _compression(path: str, said: str | None, kind: Format, named: tuple[Format, str | None] | None) -> str | None:
-    if said is not None and said not in _CODECS[kind]:
-        raise ValueError(
-            f"found compression={said!r}, expected one of {', '.join(map(repr, _CODECS[kind]))} for {kind.value} files"
+def _compression(path: str, given: str | None, kind: Format, named: tuple[Format, str | None] | None) -> str | None:
+    if given is not None and given not in _CODECS[kind]:
+        raise InvalidArgument(
+            f"found compression={given!r}, expected one of {', '.join(map(repr, _CODECS[kind]))} for {kind.value} files"
         )
     if named is None:
-        return said
+        return given
     of_name = named[1]
     if of_name is not None and kind in (Format.PARQUET, Format.ARROW):
-        raise ValueError(
-            f"{path}: a {kind.value} file is not compressed as a whole, its columns are; "
-            f"leave the last suffix out and say compression={of_name!r}"
+        raise InvalidArgument(
+            f"{path}: found a suffix for {of_name}, expected none: a {kind.value} file is not compressed as a whole, "
+            "only its columns are",
+            fix=Fix(f"leave out the last suffix and pass compression={of_name!r}", command="leave out the last suffix"),
         )
-    if kind in (Format.JSON_LINES, Format.CSV) and said is not None and (of_name or "none") != said:
-        raise ValueError(
-            f"found compression={said!r} for {path}, whose name says {of_name or 'none'!r}; expected them to agree"
+    if kind in (Format.JSON_LINES, Format.CSV) and given is not None and (of_name or "none") != given:
+        raise InvalidArgument(
+            f"{path}: found compression={given!r}, expected {of_name or 'none'!r} because of the suffix"
         )
-    return said or of_name
+    return given or of_name

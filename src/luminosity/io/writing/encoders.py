@@ -1,4 +1,4 @@
-"""Tables to the bytes of each format."""
+"""Encoders, which turn tables into the bytes of a format."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 from pyarrow import types
 
-from luminosity.errors import WriteError
+from luminosity.errors import Fix, WriteError
 from luminosity.io.formats import Format
 from luminosity.io.writing.destination import Destination
 from luminosity.io.writing.json_encoder import json_lines
@@ -19,17 +19,19 @@ __all__ = ["Encoder", "encoder"]
 
 
 class Encoder(Protocol):
-    """Writes into a sink that is its caller's to close; each table becomes a row group, where there are such."""
+    """Writes to a sink, which the caller closes. Each table becomes a row group if the format has row groups."""
 
-    def write(self, table: pa.Table) -> None: ...
+    def write(self, table: pa.Table) -> None:
+        """Write rows."""
+        ...
 
     def close(self) -> None:
-        """Write what belongs to the end of the file."""
+        """Write the end of the file, such as a footer."""
         ...
 
 
 def encoder(destination: Destination, sink: Any, schema: pa.Schema, has_header: bool = True) -> Encoder:
-    """``has_header``: whether a CSV file begins with the names of its columns."""
+    """Return the encoder of the destination's format; ``has_header`` is for CSV."""
     if destination.format is Format.PARQUET:
         return ParquetEncoder(sink, schema, destination.compression)
     if destination.format is Format.ARROW:
@@ -41,7 +43,7 @@ def encoder(destination: Destination, sink: Any, schema: pa.Schema, has_header: 
 
 class _Arrow:
     def __init__(self, sink: Any, schema: pa.Schema, compression: str) -> None:
-        # A file may not change a dictionary on its way, and batches bring their own: values are written plainly.
+        # Batches have different dictionaries, and a file may have only one: write the values themselves.
         self._schema = pa.schema([_without_dictionary(field) for field in schema], schema.metadata)
         options = pa.ipc.IpcWriteOptions(compression=None if compression == "none" else compression)
         self._writer = pa.ipc.new_file(sink, self._schema, options=options)
@@ -77,7 +79,8 @@ class _Csv:
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             kinds = ", ".join(f"{field.name!r} ({field.type})" for field in self._schema)
             raise WriteError(
-                f"{self._path}: CSV can't take these columns: {error}. Found {kinds}; write Parquet, or cast before"
+                f"{self._path}: CSV can't hold these columns: {error}; found {kinds}",
+                fix=Fix("write Parquet, or cast the columns first", command="write Parquet, such as OUT.parquet"),
             ) from error
 
 
@@ -90,7 +93,7 @@ class _JsonLines:
             self._sink.write(lines)
 
     def close(self) -> None:
-        """Its last line is its end."""
+        """Do nothing: the file ends with its last line."""
 
 
 def _without_dictionary(field: pa.Field) -> pa.Field:

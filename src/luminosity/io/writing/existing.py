@@ -1,4 +1,4 @@
-"""What is at the destination already."""
+"""Check what exists at a destination already."""
 
 from __future__ import annotations
 
@@ -7,18 +7,21 @@ from itertools import islice
 
 from apache_beam.io.filesystems import FileSystems
 
-from luminosity.errors import TableError, WriteError
+from luminosity.errors import Fix, TableError, WriteError
 from luminosity.io.formats import recognise
 from luminosity.io.writing import filesystem
 from luminosity.io.writing.destination import TEMPORARY_PREFIX, Destination
 
 __all__ = ["check", "leftovers", "table_files"]
 
-_SHOWN = 3
+_SHOWN_FILES = 3  # enough to recognise what is in a folder
+_REPLACE = Fix(
+    "pass if_exists='replace', or choose another path", command="add --if-exists replace, or choose another name"
+)
 
 
 def check(destination: Destination) -> None:
-    """Refuse a path where the table can't be, or must not because something is there."""
+    """Raise if the table can't be written to this path, or must not because something exists there."""
     try:
         FileSystems.get_filesystem(destination.path)
     except ValueError as error:
@@ -30,14 +33,14 @@ def check(destination: Destination) -> None:
 
 
 def table_files(destination: Destination) -> list[str]:
-    """The files of the table that is there."""
+    """Return the files of the table at the destination."""
     if destination.is_one_file:
         return [destination.path] if filesystem.exists(destination.path) else []
     return [filesystem.join(destination.path, name) for name in filesystem.visible_files(destination.path)]
 
 
 def leftovers(destination: Destination) -> list[str]:
-    """Folders of temporary files that runs of others left, who were killed."""
+    """Return folders with temporary files of other runs, which were killed."""
     return [
         filesystem.join(destination.path, name)
         for name in filesystem.names_in(destination.path)
@@ -48,43 +51,40 @@ def leftovers(destination: Destination) -> list[str]:
 def _check_file(destination: Destination) -> None:
     if filesystem.is_local(destination.path) and os.path.isdir(destination.path):
         raise WriteError(
-            f"{destination.path}: a folder, but this name is that of one file; "
-            f"say {destination.path}/ to write files into it, or choose another name"
+            f"{destination.path}: found a folder, expected a file because of the suffix",
+            fix=f"append a slash to write files into the folder ({destination.path}/), or choose another name",
         )
     if destination.if_exists == "fail" and filesystem.exists(destination.path):
-        raise WriteError(f"{destination.path}: is there already; choose another name, or say if_exists='replace'")
+        raise WriteError(f"{destination.path} exists already", fix=_REPLACE)
 
 
 def _check_folder(destination: Destination) -> None:
-    if (
-        filesystem.is_local(destination.path)
-        and os.path.exists(destination.path)
-        and not os.path.isdir(destination.path)
-    ):
-        raise WriteError(
-            f"{destination.path}: a file, expected a folder, or a name that ends like {destination.suffix}"
-        )
+    path = destination.path
+    if filesystem.is_local(path) and os.path.exists(path) and not os.path.isdir(path):
+        raise WriteError(f"{path}: found a file, expected a folder, or a name that ends in {destination.suffix}")
     if destination.if_exists == "append":
         return
-    found = filesystem.visible_files(destination.path)
+    found = filesystem.visible_files(path)
     if destination.if_exists == "fail":
-        if shown := list(islice(found, _SHOWN + 1)):
-            more = ", ..." if len(shown) > _SHOWN else ""
+        if names := list(islice(found, _SHOWN_FILES + 1)):
+            more = ", …" if len(names) > _SHOWN_FILES else ""
             raise WriteError(
-                f"{destination.path}: the folder is not empty, "
-                f"found {', '.join(shown[:_SHOWN])}{more}; choose another, "
-                "or say if_exists='replace' or if_exists='append'"
+                f"{path}: found {', '.join(names[:_SHOWN_FILES])}{more} in the folder, expected it to be empty",
+                fix=Fix(
+                    "pass if_exists='replace' or if_exists='append', or choose another folder",
+                    command="add --if-exists replace or --if-exists append, or choose another folder",
+                ),
             )
-    elif strange := next((name for name in found if not _is_of_a_table(name)), None):
+    elif other := next((name for name in found if not _is_table_file(name)), None):
         raise WriteError(
-            f"{destination.path}: found {strange}, "
-            "which is no table's file; if_exists='replace' would remove all that is "
-            "in the folder, so it must hold a table and nothing else. Choose another folder, or remove the file"
+            f"{path}: found {other}, which is not a table file; replacing the table would remove everything in the "
+            "folder, so it must contain nothing but the table",
+            fix="choose another folder, or remove the file",
         )
 
 
-def _is_of_a_table(name: str) -> bool:
-    """By its suffix, and by folders named for values."""
+def _is_table_file(name: str) -> bool:
+    """Return whether a relative path has the suffix of a format, and only folders named ``column=value``."""
     try:
         recognise(name)
     except TableError:

@@ -1,4 +1,4 @@
-"""Files on any of Beam's file systems; those of this machine without a detour."""
+"""Files on any of Beam's file systems; those of this machine are accessed directly, without Beam."""
 
 from __future__ import annotations
 
@@ -33,35 +33,39 @@ __all__ = [
     "visible_files",
 ]
 
-_FOLDER_TRIES = 3
+_FOLDER_ATTEMPTS = 3  # other workers may remove a new folder, but not again and again
 
 
 def is_local(path: str) -> bool:
+    """Return whether a path is on this machine: it has no scheme."""
     return FileSystems.get_scheme(path) is None
 
 
 def join(folder: str, *names: str) -> str:
+    """Join with slashes, on every file system."""
     return posixpath.join(folder, *names)
 
 
 def split(path: str) -> tuple[str, str]:
-    """The folder and the name. Of a relative path the folder may be the current one."""
+    """Return the folder and the name; the folder of a bare name is ``.``."""
     folder, name = posixpath.split(path)
     return folder or ".", name
 
 
 def exists(path: str) -> bool:
+    """Return whether a file or folder exists."""
     return os.path.lexists(path) if is_local(path) else FileSystems.exists(path)
 
 
 def size(path: str) -> int:
+    """Return the bytes of a file."""
     if is_local(path):
         return os.path.getsize(path)
     return sum(found.size_in_bytes for result in FileSystems.match([path]) for found in result.metadata_list)
 
 
 def nearest_folder(path: str) -> str:
-    """The folder itself, or the first above it that is there."""
+    """Return the folder itself, or the nearest folder above it that exists."""
     folder = os.path.abspath(path)
     while not os.path.isdir(folder):
         folder = os.path.dirname(folder)
@@ -69,11 +73,12 @@ def nearest_folder(path: str) -> str:
 
 
 def is_hidden(name: str) -> bool:
+    """Return whether readers of tables ignore a file or folder of this name."""
     return name.startswith((".", "_"))
 
 
 def names_in(folder: str) -> set[str]:
-    """The names of all that is in the folder, hidden or not; of other file systems than this machine's, of files."""
+    """Return the names of all files and folders in the folder; remote file systems only know folders with files."""
     if not is_local(folder):
         found = (found.path for result in FileSystems.match([join(folder, "**")]) for found in result.metadata_list)
         return {path[len(folder) :].lstrip("/").partition("/")[0] for path in found}
@@ -84,12 +89,12 @@ def names_in(folder: str) -> set[str]:
 
 
 def new_path(folder: str, suffix: str) -> str:
-    """Of a file that nobody else writes, nor an earlier try."""
+    """Return a path that no other process and no earlier attempt writes to."""
     return join(folder, f"{uuid4().hex}{suffix}")
 
 
 def visible_files(folder: str) -> Iterator[str]:
-    """The files in the folder and below, relative to it, without those that readers of tables ignore."""
+    """Yield the paths of the files in the folder and below, relative to it, except those that readers ignore."""
     if not is_local(folder):
         for result in FileSystems.match([join(folder, "**")]):
             for found in result.metadata_list:
@@ -105,7 +110,7 @@ def visible_files(folder: str) -> Iterator[str]:
 
 
 class OutputFile:
-    """A new file, and the folder for it; ``sink`` takes what Arrow's writers write, compressed where asked for."""
+    """A new file; its folder is made if needed. Arrow's writers write to ``sink``, which compresses if asked to."""
 
     def __init__(self, path: str, compression: str | None) -> None:
         self.path = path
@@ -119,10 +124,11 @@ class OutputFile:
         self.sink = pa.CompressedOutputStream(self._file, compression) if compression else self._file
 
     def tell(self) -> int:
-        """The bytes so far."""
+        """Return the bytes written so far."""
         return self._file.tell()
 
     def close(self) -> None:
+        """Finish the file."""
         if not self.sink.closed:
             self.sink.close()
         if not self._file.closed:
@@ -131,7 +137,7 @@ class OutputFile:
             self._handle.close()
 
     def abandon(self) -> None:
-        """Close and remove it, as far as that can be done."""
+        """Close and remove the file, ignoring errors."""
         with contextlib.suppress(OSError, ValueError, pa.ArrowException):
             self.close()
         with contextlib.suppress(OSError):
@@ -139,8 +145,8 @@ class OutputFile:
 
 
 def _local_file(path: str) -> Any:
-    """Another worker may remove the folder, because it is empty, just when it was made here."""
-    for left in reversed(range(_FOLDER_TRIES)):
+    """Open a file. Another worker may remove the empty folder right after it was made here: try again then."""
+    for left in reversed(range(_FOLDER_ATTEMPTS)):
         make_folder(os.path.dirname(path))
         try:
             return pa.OSFile(path, mode="wb")
@@ -151,25 +157,26 @@ def _local_file(path: str) -> Any:
 
 
 def open_input(path: str) -> Any:
-    """For Arrow's readers."""
+    """Open a file for Arrow's readers."""
     if is_local(path):
         return pa.OSFile(path, mode="rb")
     return pa.PythonFile(FileSystems.open(path, compression_type=CompressionTypes.UNCOMPRESSED), mode="r")
 
 
 def make_folder(folder: str) -> None:
+    """Make a folder and those above it, unless they exist."""
     if is_local(folder):
         os.makedirs(folder or ".", exist_ok=True)
         return
     try:
         FileSystems.mkdirs(folder)
-    except OSError:  # also where it is there already
+    except OSError:  # Beam raises also if the folder exists.
         if not FileSystems.exists(folder):
             raise
 
 
 def move(source: str, destination: str) -> None:
-    """Atomic where the file system can; in place of what is there."""
+    """Move a file over an existing one, atomically if the file system can."""
     make_folder(split(destination)[0])
     if is_local(source):
         os.replace(source, destination)
@@ -178,7 +185,7 @@ def move(source: str, destination: str) -> None:
 
 
 def remove_file(path: str) -> None:
-    """It need not be there."""
+    """Remove a file if it exists."""
     if is_local(path):
         with contextlib.suppress(FileNotFoundError):
             os.remove(path)
@@ -191,7 +198,7 @@ def remove_file(path: str) -> None:
 
 
 def remove_folder(folder: str) -> None:
-    """With all that is in it, as far as that can be done: nobody reads it any more."""
+    """Remove a folder with its contents, ignoring errors: nothing reads it any more."""
     if is_local(folder):
         shutil.rmtree(folder, ignore_errors=True)
         return
@@ -203,10 +210,10 @@ def remove_folder(folder: str) -> None:
 
 
 def remove_folders_if_empty(folder: str, top: str) -> None:
-    """The folder and those above it, up to ``top``, which stays."""
+    """Remove the folder and those above it while they are empty, up to ``top``, which stays."""
     while is_local(folder) and folder != top:
         try:
             os.rmdir(folder)
-        except OSError:  # not empty, or gone
+        except OSError:  # The folder is not empty, or gone.
             return
         folder = os.path.dirname(folder)

@@ -17,24 +17,23 @@ from luminosity.io.writing.file_writer import FileWriter, WrittenFile
 
 __all__ = ["Move", "final_names", "joined"]
 
-
-_CHUNK_BYTES = 4 << 20
+_CHUNK_BYTES = 4 << 20  # copied at once: more would not be faster
 
 
 class Move(NamedTuple):
-    """Several sources are joined to one file."""
+    """Temporary files that become one final file; several are joined."""
 
     sources: tuple[WrittenFile, ...]
     final: str
 
 
 def final_names(destination: Destination, written: list[WrittenFile]) -> list[Move]:
-    """Depends on what was written and on nothing else, so that a second try comes to the same."""
+    """Return the final files. The result depends only on ``written``, so that a retry comes to the same names."""
     with_rows = [file for file in written if file.rows] or written[:1]
     with_rows.sort(key=lambda file: (file.partition, file.path))
     if destination.is_one_file:
         return [Move(tuple(with_rows), destination.path)] if with_rows else []
-    # Names that no other run gives, where its files are already there.
+    # A run that appends needs names that no other run gives.
     mark = f"-{_digest(with_rows)}" if destination.if_exists == "append" else ""
     counts = Counter(file.partition for file in with_rows)
     numbers: Counter[str] = Counter()
@@ -51,7 +50,7 @@ def _digest(written: list[WrittenFile]) -> str:
 
 
 def joined(destination: Destination, sources: tuple[WrittenFile, ...]) -> str:
-    """The path of a temporary file with all their rows."""
+    """Return the path of a temporary file with all rows of the sources."""
     lacks_header = destination.is_one_file and destination.format is Format.CSV
     if len(sources) == 1 and not lacks_header:
         return sources[0].path
@@ -61,7 +60,7 @@ def joined(destination: Destination, sources: tuple[WrittenFile, ...]) -> str:
 
 
 def _joined_text(destination: Destination, sources: tuple[WrittenFile, ...]) -> str:
-    """Lines follow on lines; where they are compressed, as one stream on another, which all readers know."""
+    """Concatenate text. Compressed streams can be concatenated too: all readers accept them."""
     output = filesystem.OutputFile(filesystem.new_path(destination.temporary_folder, destination.suffix), None)
     try:
         if destination.format is Format.CSV:
@@ -88,7 +87,7 @@ def _header(destination: Destination, schema: pa.Schema) -> pa.Buffer:
 
 
 def _joined_columns(destination: Destination, sources: tuple[WrittenFile, ...]) -> str:
-    """Read and written again: neither Parquet nor Arrow files can be put together from bytes."""
+    """Read and write the rows again: the bytes of Parquet and Arrow files can't be concatenated."""
     schema = sources[0].schema
     output = FileWriter(destination, "", schema)
     try:

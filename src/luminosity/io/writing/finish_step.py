@@ -1,4 +1,4 @@
-"""The last step: when all is written, files get their names, old ones go, and temporary ones, too."""
+"""The last step of writing a table: give the files their names, then remove old and temporary files."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ from luminosity.io.writing.write_step import NAMESPACE
 __all__ = ["FinishDoFn", "finish"]
 
 _BEGUN = "begun"
-_TURN_S = 60.0
-"""For another job to give its files their names in the same folder."""
+_LOCK_TIMEOUT_S = 60.0  # how long another job may take to give its files their names in the same folder
 
 
 class FinishDoFn(beam.DoFn):
-    """Gives the names of the table's files, once they are there."""
+    """Finishes the table and emits the names of its files."""
 
     def __init__(self, destination: Destination) -> None:
         self._destination = destination
@@ -39,10 +38,10 @@ class FinishDoFn(beam.DoFn):
 
 
 def finish(destination: Destination, written: list[WrittenFile]) -> list[str]:
-    """May be killed anywhere and run again.
+    """Give the files their final names, and return these. The function may be killed at any point and run again.
 
-    A mark in the temporary folder says that final files are this run's own from now on. The folder goes last:
-    if temporary files are gone, and the mark with them, all was done before.
+    A mark in the temporary folder says that the final files belong to this run from now on. The folder is removed
+    last: if both the temporary files and the mark are gone, an earlier attempt finished.
     """
     for file in written[1:]:
         check_same(destination.path, written[0].schema, file.schema)
@@ -52,9 +51,10 @@ def finish(destination: Destination, written: list[WrittenFile]) -> list[str]:
     there = filesystem.names_in(destination.temporary_folder)
     is_begun = _BEGUN in there
     if is_begun or all(_has_sources(move, there) for move in moves):
-        # Joined first, which may take long. Of two jobs that end at once the second is to see the first one's files.
+        # Join files before taking the lock, which may take long. The lock makes the second of two jobs that end at
+        # the same time see the files of the first.
         complete = [(joined(destination, move.sources), move.final) for move in moves if _has_sources(move, there)]
-        with lock_folder(destination.folder, _TURN_S):
+        with lock_folder(destination.folder, _LOCK_TIMEOUT_S):
             if not is_begun:
                 existing.check(destination)
                 _check_not_removed(destination, {source for source, _ in complete})
@@ -79,18 +79,18 @@ def _has_sources(move: Move, there: set[str]) -> bool:
 
 
 def _check_not_removed(destination: Destination, sources: set[str]) -> None:
-    """Before the mark is set: beside it, a second try would take missing files for moved ones, and remove others'."""
+    """Raise if temporary files are gone. After the mark is set, a retry would mistake missing files for moved ones."""
     if not {filesystem.split(source)[1] for source in sources} <= filesystem.names_in(destination.temporary_folder):
         raise WriteError(
-            f"{destination.path}: what this run had written is gone from {destination.temporary_folder}. "
-            "Did another run replace the table at the same time?"
+            f"{destination.path}: the files that this run wrote are gone from {destination.temporary_folder}",
+            fix="check whether another run replaced the table at the same time",
         )
 
 
 def _remove_temporary(destination: Destination, moves: list[Move]) -> None:
-    """The mark goes after the files: without it, a second try would take them for files that wait for their names."""
+    """Remove the files before the mark: without it, a retry would mistake them for files that wait for their names."""
     for source in (source for move in moves for source in move.sources if destination.is_one_file):
-        filesystem.remove_file(source.path)  # Others have been moved.
+        filesystem.remove_file(source.path)  # Files of a folder were moved instead.
     filesystem.remove_folder(destination.temporary_folder)
 
 
@@ -107,7 +107,7 @@ def _remove_old(destination: Destination, new: set[str]) -> None:
 def _checked(destination: Destination, path: str) -> str:
     if not filesystem.exists(path):
         raise WriteError(
-            f"{path}: neither the file nor the temporary ones it was to be made of are there. Did another run, or "
-            f"somebody, remove {destination.temporary_folder}?"
+            f"{path}: found neither the file nor the temporary files for it",
+            fix=f"check whether another run or program removed {destination.temporary_folder}",
         )
     return path

@@ -1,4 +1,4 @@
-"""Rows as JSON, one a line. pyarrow reads it but has no writer for it."""
+"""Rows as JSON lines, which pyarrow reads but can't write."""
 
 from __future__ import annotations
 
@@ -13,18 +13,20 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import compute, types
 
-from luminosity.errors import WriteError
+from luminosity.errors import Fix, WriteError
 
 __all__ = ["json_lines"]
 
-pc: Any = compute  # which makes its functions when it is imported: a type checker sees none
+pc: Any = compute  # It creates its functions on import, so type checkers see none.
 
-_ROWS = 8192  # at a time, so that what they become on the way stays small
+_ROWS = 8192  # encoded at once: bounds the memory of intermediate texts
 _TEXT = pa.large_string()
 
 
 def json_lines(table: pa.Table) -> Iterator[pa.Buffer]:
-    """Times in ISO 8601, decimals as texts, durations as numbers in their unit, NaN and infinity as null.
+    """Yield the rows as JSON lines, in chunks.
+
+    Times are ISO 8601, decimals are texts, durations are numbers in their unit, NaN and infinity are null.
 
     >>> table = pa.table({"at": pa.array([0], pa.timestamp("s", "UTC")), "x": [[1.0, float("nan")]]})
     >>> b"".join(json_lines(table))
@@ -40,19 +42,19 @@ def json_lines(table: pa.Table) -> Iterator[pa.Buffer]:
 
 
 def _joined(rows: pa.LargeStringArray) -> pa.Buffer:
-    """Texts that were just made lie one behind the other."""
+    """Return the texts as one buffer: in a new array they are contiguous."""
     _, offsets, data = rows.buffers()
     return data.slice(0, int(np.frombuffer(offsets, np.int64)[len(rows)]))
 
 
 def _texts(column: pa.Array) -> pa.Array:
-    """Each value as JSON: numbers as whole columns, texts and nested values one by one."""
+    """Return each value as JSON. Numbers are converted column by column, other values one by one."""
     kind = column.type
     if types.is_integer(kind) or types.is_boolean(kind):
         return pc.fill_null(column.cast(_TEXT), "null")
     if types.is_floating(kind):
         texts = column.cast(_TEXT)
-        # Else readers would take a column of whole numbers for one of integers.
+        # Readers would mistake a float column of whole numbers for integers.
         is_whole = pc.match_substring_regex(texts, "^-?[0-9]+$")
         tail = pc.if_else(is_whole, pa.scalar(".0", _TEXT), pa.scalar("", _TEXT))
         return pc.fill_null(pc.binary_join_element_wise(texts, tail, pa.scalar("", _TEXT)), "null")
@@ -67,7 +69,7 @@ def _encoded(value: Any) -> str:
 
 
 def _plain(column: pa.Array) -> pa.Array:
-    """Whole columns at once: the encoder then meets only what it knows."""
+    """Convert a column to a type that the JSON encoder knows."""
     kind = column.type
     if types.is_dictionary(kind):
         return _plain(column.cast(kind.value_type))
@@ -86,7 +88,7 @@ def _plain(column: pa.Array) -> pa.Array:
 
 
 def _within(value: Any) -> Any:
-    """The same for values in lists and structs, one by one."""
+    """Convert a value inside a list or struct to one that the JSON encoder knows."""
     if isinstance(value, datetime.datetime):
         if value.tzinfo is not None:
             return value.astimezone(datetime.timezone.utc).replace(tzinfo=None).isoformat() + "Z"
@@ -96,7 +98,8 @@ def _within(value: Any) -> Any:
     if isinstance(value, Decimal):
         return str(value)
     raise WriteError(
-        f"a value of type {type(value).__name__} can't be written as JSON; write Parquet, or cast it before"
+        f"found a value of type {type(value).__name__}, which JSON can't hold",
+        fix=Fix("write Parquet, or cast the column first", command="write Parquet, such as OUT.parquet"),
     )
 
 

@@ -17,17 +17,16 @@ from luminosity.io.writing.schema_checks import check_same, check_writable
 
 __all__ = ["NULL_FOLDER", "OpenFiles", "partitioned"]
 
+pc: Any = compute  # It creates its functions on import, so type checkers see none.
 
-_MOST_FILES = 100
-_MOST_WAITING_BYTES = 256 << 20  # in all of them, before they are row groups
+NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"  # the name that Hive and Spark give to the folder of nulls
 
-pc: Any = compute  # which makes its functions when it is imported: a type checker sees none
-
-NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
+_MOST_FILES = 100  # open at once: well below the usual limit of open files
+_MOST_WAITING_BYTES = 256 << 20  # of rows in all open files that are not written yet: fits into any worker
 
 
 class OpenFiles:
-    """A bundle's files are given to the last step all together, or removed all together."""
+    """The files of a bundle. They are passed on to the last step together, or removed together."""
 
     def __init__(self, destination: Destination) -> None:
         self._destination = destination
@@ -38,6 +37,7 @@ class OpenFiles:
         self._done: list[WrittenFile] = []
 
     def add(self, batch: pa.RecordBatch) -> None:
+        """Write the rows of a batch to the files of their partitions."""
         self._check(batch.schema)
         if batch.num_rows == 0:
             return
@@ -50,7 +50,7 @@ class OpenFiles:
             self._flush_largest()
 
     def close(self) -> list[WrittenFile]:
-        """All files, complete. Where there was no row, an empty one tells the schema."""
+        """Finish and return all files. If there were batches without rows, an empty file keeps their schema."""
         if self._is_checked and not self._has_rows and not self._destination.partition_by:
             self._files[""] = FileWriter(self._destination, "", self._schema)
         while self._files:
@@ -58,7 +58,7 @@ class OpenFiles:
         return self._done
 
     def abandon(self) -> None:
-        """Remove all files of this bundle, also those that are complete."""
+        """Remove all files of this bundle, including complete ones."""
         for file in self._files.values():
             file.abandon()
         self._files.clear()
@@ -87,7 +87,7 @@ class OpenFiles:
         return rest
 
     def _close(self, partition: str) -> None:
-        # It stays among the open ones until it is complete, so that `abandon` finds it.
+        # The file stays among the open ones until it is complete, so that abandon() finds it.
         self._done.append(self._files[partition].close(self._schema))
         del self._files[partition]
 
@@ -100,7 +100,7 @@ class OpenFiles:
 
 
 def partitioned(batch: pa.RecordBatch, by: Sequence[str]) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """The rows of each combination of values, without these columns, and the name of their folder.
+    """Yield the folder and the rows of each combination of values; the rows lack the columns ``by``.
 
     >>> batch = pa.record_batch({"lang": ["en", "de", "en"], "n": [1, 2, 3]})
     >>> [(folder, rows.to_pydict()) for folder, rows in partitioned(batch, ["lang"])]
@@ -115,7 +115,7 @@ def partitioned(batch: pa.RecordBatch, by: Sequence[str]) -> Iterator[tuple[str,
         encoded = batch.column(name)
         if not isinstance(encoded, pa.DictionaryArray):
             encoded = pc.dictionary_encode(encoded)
-        # The last number is for nulls.
+        # The last number stands for null.
         numbers = pc.fill_null(encoded.indices.cast(pa.int64()), len(encoded.dictionary)).to_numpy()
         _, codes = np.unique(codes * (len(encoded.dictionary) + 1) + numbers, return_inverse=True)
         values.append((name, encoded.dictionary, numbers))
@@ -123,7 +123,7 @@ def partitioned(batch: pa.RecordBatch, by: Sequence[str]) -> Iterator[tuple[str,
     order = np.argsort(codes, kind="stable")
     starts = np.flatnonzero(np.diff(codes[order], prepend=-1))
     for rows in np.split(order, starts[1:]) if len(order) else []:
-        # A copy: a view of few rows would keep the whole batch in memory for as long as they wait.
+        # Copy the rows: a view would keep the whole batch in memory while they wait.
         yield "/".join(_folder(name, texts, numbers[rows[0]]) for name, texts, numbers in values), rest.take(rows)
 
 
@@ -133,5 +133,5 @@ def _folder(name: str, values: Any, number: int) -> str:
 
 
 def _quoted(value: Any) -> str:
-    """Dates and times in the form that readers of such folders know: 2024-01-31, 2024-01-31 12:00:00."""
+    """Return a value as readers of such folders expect it, such as 2024-01-31 or 2024-01-31%2012%3A00%3A00."""
     return quote(str(value).lower() if isinstance(value, bool) else str(value), safe="")

@@ -1,4 +1,4 @@
-"""Parquet, with the encoding and the codec that each column gains from."""
+"""Parquet, with the encoding and codec that suit each column."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from luminosity.io.formats import LIST_SIZE
 
 __all__ = ["ParquetEncoder"]
 
-pc: Any = compute  # which makes its functions when it is imported: a type checker sees none
+pc: Any = compute  # It creates its functions on import, so type checkers see none.
 
-_SAMPLE_ROWS = 4096
-_FEW = 0.5  # distinct values, of those in the sample
+_SAMPLE_ROWS = 4096  # enough to see whether values repeat, cheap to count
+_FEW = 0.5  # share of distinct values in the sample below which a dictionary saves space
 
 
 class ParquetEncoder:
-    """Columns whose values repeat get a dictionary; texts and integers zstd, floats snappy, unless told otherwise.
+    """Writes Parquet. Columns with repeated values get a dictionary; by default, zstd compresses all but floats.
 
-    A dictionary of values that hardly repeat, such as measured floats, takes row groups of 64k rows eight times as long
-    to write, and a quarter more room. And floats hardly shrink, whatever the codec, but zstd costs them twice the time.
+    A dictionary of values that hardly repeat, such as measured floats, makes writing row groups of 64k rows eight times
+    slower and a quarter larger. Floats hardly shrink with any codec, and zstd takes twice as long as snappy for them.
 
-    Parquet has no lists of a fixed size, only a note of Arrow's; and Arrow can't read such a column if there is a null
-    in it. So the note is written last, and calls columns with nulls plain lists; ReadTable knows better.
+    Parquet has no fixed-size lists; Arrow stores their size in its own schema in the metadata, and can't read such a
+    column if it has nulls. So that schema is written last, and describes columns with nulls as plain lists;
+    ``ReadTable`` restores their size.
     """
 
     def __init__(self, sink: Any, schema: pa.Schema, compression: str | None) -> None:
@@ -36,12 +37,14 @@ class ParquetEncoder:
         self._with_nulls: set[str] = set()
 
     def write(self, table: pa.Table) -> None:
+        """Write the rows as a row group."""
         if self._writer is None:
             self._writer = self._open(table)
         self._with_nulls |= {field.name for field in table.schema if table.column(field.name).null_count}
         self._writer.write_table(table)
 
     def close(self) -> None:
+        """Write the footer."""
         if self._writer is None:
             self._writer = self._open(self._schema.empty_table())
         self._writer.add_key_value_metadata(self._notes())
@@ -55,7 +58,7 @@ class ParquetEncoder:
     def _open(self, first: pa.Table) -> Any:
         from pyarrow import parquet
 
-        writer: Any = parquet.ParquetWriter  # whose annotations know neither of the two below
+        writer: Any = parquet.ParquetWriter  # Its annotations lack the last two parameters.
         return writer(
             self._sink,
             self._schema,
@@ -73,7 +76,7 @@ def _plain_list(field: pa.Field) -> pa.Field:
 
 
 def _repeats(column: pa.ChunkedArray) -> bool:
-    """Whether its first rows have few distinct values; a dictionary helps only then."""
+    """Return whether the first rows have few distinct values: only then a dictionary helps."""
     if types.is_dictionary(column.type):
         return True
     if types.is_nested(column.type) or types.is_floating(column.type) or isinstance(column.type, pa.BaseExtensionType):
@@ -90,7 +93,7 @@ def _codecs(schema: pa.Schema) -> dict[str, str]:
 
 
 def _leaves(field: pa.Field, above: str = "") -> list[tuple[str, pa.DataType]]:
-    """The columns that Parquet makes of a field, by the names it gives them.
+    """Return the columns that Parquet stores for a field, with the paths that it gives them.
 
     >>> _leaves(pa.field("points", pa.list_(pa.struct({"x": pa.float32()}))))
     [('points.list.element.x', DataType(float))]

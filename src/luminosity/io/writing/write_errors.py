@@ -1,4 +1,4 @@
-"""What goes wrong with files, said in one place: what was found, where, and what helps."""
+"""Turn the errors of file systems into errors that say what was found, where, and how to fix it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyarrow as pa
 from apache_beam.io.filesystem import BeamIOError
 
 from luminosity._text import format_bytes
-from luminosity.errors import WriteError
+from luminosity.errors import Fix, WriteError
 from luminosity.io.writing import filesystem
 
 __all__ = ["clear_errors"]
@@ -19,39 +19,41 @@ __all__ = ["clear_errors"]
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 _NO_FOLDER = (errno.ENOTDIR, errno.EEXIST)
+_FREE_SPACE = Fix(
+    "free some space, write to a larger disk, or pass compression='zstd', which takes the least space",
+    command="free some space, or write to a larger disk",
+)
 
 
 @contextlib.contextmanager
 def clear_errors(path: str) -> Generator[None]:
-    """Turn what a file system says into a WriteError about the table at ``path``."""
+    """Turn the errors of a file system into a ``WriteError`` about the table at ``path``."""
     try:
         yield
     except WriteError:
         raise
     except OSError as error:
-        raise WriteError(_message(path, error)) from error
+        raise _explained(path, error) from error
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise WriteError(f"{path}: the table can't be written in this format: {error}") from error
 
 
-def _message(path: str, error: OSError) -> str:
+def _explained(path: str, error: OSError) -> WriteError:
     cause = _cause(error)
     number = cause.errno if isinstance(cause, OSError) else None
     if number in _FULL:
-        return (
-            f"{path}: the disk is full ({_room(path)}). Free some, or write to a folder on a larger disk; "
-            "compression='zstd' takes less room than others. Nothing of the table was left half-written"
-        )
+        message = f"{path}: the disk is full ({_free_space(path)}); no incomplete files of the table are left"
+        return WriteError(message, fix=_FREE_SPACE)
     if number in _FORBIDDEN:
         reason = "the disk is read-only" if number == errno.EROFS else "this user may not write there"
-        return f"{path}: {reason} ({cause}). Choose another folder, or change its owner or mode"
+        return WriteError(f"{path}: {reason} ({cause})", fix="choose another folder, or change its owner or mode")
     if number in _NO_FOLDER:
-        return f"{path}: a part of this path is a file, expected a folder ({cause})"
-    return f"{path}: can't be written: {cause}"
+        return WriteError(f"{path}: found a file in this path, expected folders ({cause})")
+    return WriteError(f"{path}: can't be written: {cause}")
 
 
 def _cause(error: OSError) -> BaseException:
-    """The first of what Beam gathers for several files, or wraps."""
+    """Return the first of the errors that Beam collects for several files, or the error that it wraps."""
     details = error.exception_details if isinstance(error, BeamIOError) else None
     if details:
         found = next(iter(details.values()))
@@ -60,9 +62,9 @@ def _cause(error: OSError) -> BaseException:
     return _cause(inner) if isinstance(inner, OSError) else error
 
 
-def _room(path: str) -> str:
+def _free_space(path: str) -> str:
     if not filesystem.is_local(path):
-        return "no more is known of it"
+        return "its free space is unknown"
     try:
         usage = shutil.disk_usage(filesystem.nearest_folder(path))
     except OSError as error:

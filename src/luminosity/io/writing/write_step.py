@@ -1,4 +1,4 @@
-"""The step that writes: one file for each bundle and partition, or several where they get large."""
+"""The step that writes temporary files: one or more for each bundle and partition."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from apache_beam.metrics import Metrics
 from apache_beam.transforms.window import GlobalWindow
 from apache_beam.utils.windowed_value import WindowedValue
 
-from luminosity.errors import WriteError
+from luminosity.errors import Fix, WriteError
 from luminosity.io.writing import filesystem
 from luminosity.io.writing.destination import Destination
 from luminosity.io.writing.open_files import OpenFiles
@@ -23,29 +23,30 @@ NAMESPACE = "WriteTable"
 
 
 class WriteDoFn(beam.DoFn):
-    """Names of temporary files leave it at the end of a bundle. Those of a bundle that fails nobody ever hears of."""
+    """Writes temporary files and emits their names at the end of the bundle; a failed bundle emits none."""
 
     def __init__(self, destination: Destination) -> None:
         self._destination = destination
         self._files: OpenFiles | None = None
 
     def start_bundle(self) -> None:
-        self._abandon()  # of a bundle that another step has failed
+        self._abandon()  # Another step may have failed the bundle before.
         self._files = OpenFiles(self._destination)
 
     def process(self, element: pa.RecordBatch) -> None:
         if not isinstance(element, pa.RecordBatch):
             raise WriteError(
                 f"{self._destination.path}: found an element of type {type(element).__name__}, expected a "
-                "pyarrow.RecordBatch; TableFromRows() makes them of dicts, Beam Rows and dataclasses"
+                "pyarrow.RecordBatch",
+                fix=Fix("apply TableFromRows() first, which makes them from dicts, Beam Rows and dataclasses"),
             )
         assert self._files is not None
-        with self._nothing_left_behind():
+        with self._removing_files_on_error():
             self._files.add(element)
 
-    def finish_bundle(self) -> Iterator[WindowedValue]:  # type: ignore[override]  # Beam's says None, and takes these.
+    def finish_bundle(self) -> Iterator[WindowedValue]:  # type: ignore[override]  # Beam declares None, and accepts these.
         assert self._files is not None
-        with self._nothing_left_behind():
+        with self._removing_files_on_error():
             done = self._files.close()
         self._files = None
         Metrics.counter(NAMESPACE, "rows_written").inc(sum(written.rows for written in done))
@@ -57,7 +58,7 @@ class WriteDoFn(beam.DoFn):
         self._abandon()
 
     @contextlib.contextmanager
-    def _nothing_left_behind(self) -> Generator[None]:
+    def _removing_files_on_error(self) -> Generator[None]:
         try:
             with clear_errors(self._destination.path):
                 yield
