@@ -173,6 +173,11 @@ def test_the_site_builds_without_warnings_and_fetches_nothing(tmp_path: Path) ->
         assert not fetched, f"{path} fetches {fetched}"
 
 
+def test_bars_in_code_of_tables_have_no_backslash_in_the_site() -> None:
+    shown = load_asset("hooks").for_readers("| option |\n|---|\n| `--a=x\\|y` or `z` |\n")
+    assert shown.splitlines()[2] == "| <code>--a=x&#124;y</code> or `z` |"
+
+
 def test_docstrings_become_markdown() -> None:
     """The site's reference shows doctests and literal blocks as code."""
     docstrings = load_asset("docstrings")

@@ -8,6 +8,7 @@ page runs ``lum COMMAND --help``, the site shows the output, as the program prin
 from __future__ import annotations
 
 import contextlib
+import html
 import io
 import os
 import re
@@ -23,6 +24,9 @@ _SETUP = re.compile(r"^<!-- setup\n.*?^-->\n", re.DOTALL | re.MULTILINE)
 _FENCE = re.compile(r"^(\s*```+[a-z]+)([^\n`]*)$", re.MULTILINE)
 _HELP = re.compile(r"^```console\n\$ lum (?:([a-z]+) )?--help\n```\n", re.MULTILINE)
 _HELP_WIDTH = 88  # columns: what the page shows without scrolling
+_ROW = re.compile(r"^\|.*\|$", re.MULTILINE)
+_PIPED_CODE = re.compile(r"`([^`|]*\\\|[^`]*)`")
+_OPTION = re.compile(r"<code>(--?[^<\s]{1,60})</code>")
 _TITLE = re.compile(r'title="[^"]*"')
 
 
@@ -59,9 +63,20 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     return for_readers(_HELP.sub(_with_output, _LINK.sub(rewritten, markdown)))
 
 
+def on_page_content(html: str, **_: Any) -> str:
+    """Keep options in one piece: browsers break lines after ``--``."""
+    return _OPTION.sub(r'<code class="option">\1</code>', html)
+
+
 def for_readers(markdown: str) -> str:
     """Return a page without hidden code, and without what stands after a block's language except for its title."""
-    return _FENCE.sub(lambda match: " ".join([match[1], *_TITLE.findall(match[2])]), _SETUP.sub("", markdown))
+    markdown = _FENCE.sub(lambda match: " ".join([match[1], *_TITLE.findall(match[2])]), _SETUP.sub("", markdown))
+    return _ROW.sub(lambda row: _PIPED_CODE.sub(_as_html, row[0]), markdown)
+
+
+def _as_html(code: re.Match[str]) -> str:
+    """Return code with bars: in a table, Python-Markdown would show the backslashes that escape them."""
+    return f"<code>{html.escape(code[1].replace(chr(92) + '|', '|')).replace('|', '&#124;')}</code>"
 
 
 def _names_in(nav: Any) -> list[str]:
