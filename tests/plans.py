@@ -1,4 +1,4 @@
-"""Pipelines planned and explained, for tests; nothing of them runs."""
+"""Pipelines for tests of plans, and their explanations. Nothing runs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def break_between(plan: Explanation, before: str, after: str) -> Break:
 
 
 def pairs(pipeline: beam.Pipeline, label: str = "Create") -> beam.PCollection:
-    """Key-value pairs from one element, so that Create needs no Reshuffle of its own."""
+    """Return key-value pairs made from one element, so that Create needs no Reshuffle."""
     return pipeline | label >> beam.Create([(1, 1)]).with_output_types(tuple[int, int])
 
 
@@ -57,7 +57,7 @@ def same(element: Any) -> Any:
 
 
 def branching(folder: Path) -> Callable[[beam.Pipeline], None]:
-    """A source, two branches, one on an accelerator and with a side input, joined, and a sink."""
+    """Return a pipeline with a source, two branches (one with an accelerator and a side input), a join and a sink."""
     (folder / "in.txt").write_text("a\nb\n")
 
     def build(p: beam.Pipeline) -> None:

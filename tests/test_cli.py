@@ -1,4 +1,4 @@
-"""The command, as a person runs it."""
+"""Tests of ``lum``, run as a user runs it."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_runs_are_listed_and_shown(script: Path, tmp_path: Path) -> None:
     assert "done in" in lum("show", oldest[0][:-1], run_dir=runs).stdout
 
 
-def test_whoever_reads_the_list_may_stop_early(tmp_path: Path) -> None:
+def test_the_reader_of_the_list_may_close_the_pipe(tmp_path: Path) -> None:
     Recorder(tmp_path)(RunStarted("20260101T000000-abcdef", 0.0, "pipeline.py", 1.0, (), (), queue_limit=1))
     command = f"{sys.executable} -m luminosity.cli.main runs --run_dir={tmp_path} | true"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=120, check=False)

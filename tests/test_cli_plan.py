@@ -1,4 +1,4 @@
-"""``lum plan``, as a person runs it."""
+"""Tests of ``lum plan``, run as a user runs it."""
 
 from __future__ import annotations
 

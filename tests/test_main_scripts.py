@@ -1,4 +1,4 @@
-"""Scripts whose own classes and functions run in workers, however the script starts its pipeline."""
+"""Tests of scripts whose own classes and functions run in workers, for all ways to start a pipeline."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ _ENDINGS = {
 
 
 def run_script(folder: Path, ending: str, *flags: str) -> list[str]:
-    """The lines that the script writes; it must say nothing of its own accord."""
+    """Run the script and return the lines that it writes. It must log nothing."""
     script = folder / "script.py"
     script.write_text(_DEFINITIONS + textwrap.dedent(ending))
     words = [sys.executable, str(script), "--progress=off", "--cpu_workers=2", *flags]

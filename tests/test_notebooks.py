@@ -1,4 +1,4 @@
-"""Pipelines in a notebook: cells run in a real kernel, are edited and run again, fail, and are interrupted."""
+"""Tests of pipelines in a notebook: cells run in a real kernel, are edited and run again, fail, are interrupted."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ _ITEMS = '[Item("a", 1), Item("ab", 3), Item("b", 4)]'
 
 
 class Notebook:
-    """A notebook that grows by a cell at a time, each run at once, in a kernel of its own."""
+    """A notebook with its own kernel, to which each call adds a cell and runs it."""
 
     def __init__(self, folder: Path) -> None:
         self._notebook = nbformat.v4.new_notebook()
@@ -114,7 +114,7 @@ class Notebook:
         return manager.provisioner.pid
 
     def run(self, source: str) -> str:
-        """What the cell writes to standard output; raises :class:`CellExecutionError` where it raises."""
+        """Run a cell and return its standard output. Raises :class:`CellExecutionError` if it raises."""
         cell = nbformat.v4.new_code_cell(dedent(source).strip())
         self._notebook.cells.append(cell)
         self.client.execute_cell(cell, len(self._notebook.cells) - 1)
@@ -126,7 +126,7 @@ class Notebook:
         return caught.value
 
     def interrupt_when(self, path: Path) -> threading.Thread:
-        """As the stop button does, once ``path`` is there."""
+        """Interrupt the kernel, as the stop button does, when the file ``path`` exists."""
 
         def interrupt() -> None:
             wait_for(path.exists, timeout_s=60)
@@ -140,7 +140,7 @@ class Notebook:
 
 @pytest.fixture(scope="module")
 def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
-    """One kernel for all tests: it takes a while to come up. Its cells leave definitions to the ones that follow."""
+    """Return one notebook for all tests, since a kernel starts slowly. Cells use definitions of earlier ones."""
     notebook = Notebook(tmp_path_factory.mktemp("notebook"))
     with notebook.client.setup_kernel():
         notebook.run(_DEFINITIONS)
@@ -255,6 +255,6 @@ def test_a_kernel_that_is_shut_down_during_a_run_leaves_nothing(tmp_path: Path) 
         everything = [kernel, *kernel.children(recursive=True)]
         manager: Any = notebook.client.km
         manager.shutdown_wait_time = 120.0
-    # The context's end asks the kernel to shut down, and kills it after a while, which is to be long enough here.
+    # The end of the context asks the kernel to shut down and kills it after a while: long enough for this test.
     assert psutil.wait_procs(everything, timeout=60)[1] == []
     assert wait_for(lambda: files_of_luminosity() <= before, timeout_s=60)

@@ -104,7 +104,7 @@ class LuminosityError(Exception):
 
 
 def _joined(message: str, advice: str) -> str:
-    separator = "\n" if "\n" in message else "; "
+    separator = "\nTo fix this: " if "\n" in message else "; "
     return f"{message}{separator}{advice}" if message and advice else message or advice
 
 

@@ -1,4 +1,4 @@
-"""Debug mode: one process, one thread, one bundle at a time, and the user's own exception."""
+"""Tests of ``--debug``: one process, one thread, one bundle at a time, and the user's own exception."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ if __name__ == "__main__":
 
 
 class Terminal:
-    """A command at a terminal, and somebody who types."""
+    """A command at a terminal, and the keys that a user types."""
 
     def __init__(self, *command: str) -> None:
         self._side, theirs = pty.openpty()
@@ -72,7 +72,7 @@ class Terminal:
         self._read = ""
 
     def wait_for(self, text: str, timeout_s: float = 60) -> str:
-        """What is on the screen up to and with `text`, since the last call."""
+        """Return the output since the last call, up to and including ``text``."""
         deadline = time.monotonic() + timeout_s
         while text not in self._read:
             left = deadline - time.monotonic()
@@ -89,7 +89,7 @@ class Terminal:
         os.write(self._side, line.encode() + b"\n")
 
     def interrupt(self) -> None:
-        """What Ctrl-C does."""
+        """Send what Ctrl-C sends."""
         os.killpg(self._process.pid, signal.SIGINT)
 
     def exit_code(self) -> int:
@@ -273,7 +273,7 @@ def test_metrics_are_counted() -> None:
 
 
 class Unusual(Exception):
-    """Which Beam can't make anew with a longer message."""
+    """An exception that Beam can't copy with a longer message."""
 
     def __init__(self, number: int, text: str) -> None:
         super().__init__(number, text)

@@ -1,4 +1,4 @@
-"""Pictures and text of plans: nothing over anything else, nothing left out, nothing misread."""
+"""Tests of the drawings of plans: nothing overlaps, nothing is missing, and all names are escaped."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def overlap(a: Rectangle, b: Rectangle) -> bool:
 
 
 def points_on(route: list[Point]) -> Iterator[Point]:
-    """Along the straight parts, and along the curves as they are drawn."""
+    """Yield points along the straight parts and the curves of a link, as they are drawn."""
     for index, ((x1, y1), (x2, y2)) in enumerate(itertools.pairwise(route)):
         for t in (0.1, 0.3, 0.5, 0.7, 0.9):
             if index % 2 == 0:

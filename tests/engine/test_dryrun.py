@@ -1,4 +1,4 @@
-"""Whatever a script does with its pipelines, they are planned and nothing of them runs."""
+"""Tests of dry runs: a script's pipelines are planned, whatever their runner, and nothing runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Waiting for the end of a run, while somebody presses Ctrl-C."""
+"""Tests of waiting for the end of a run while Ctrl-C is pressed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from luminosity.engine.run import Ending
 
 
 def interrupt(ending: Ending, step: int) -> bool:
-    """Wait, with Ctrl-C at this step of all that Python does meanwhile; False where there are fewer steps."""
+    """Wait, with Ctrl-C at this step of the Python code. Return False if there are fewer steps."""
     left = step
 
     def trace(*_: Any) -> Any:
@@ -31,7 +31,7 @@ def interrupt(ending: Ending, step: int) -> bool:
     return False
 
 
-def test_ctrl_c_at_any_moment_leaves_the_end_to_be_told_and_waited_for() -> None:
+def test_after_ctrl_c_at_any_moment_the_end_can_be_set_and_waited_for() -> None:
     steps = 0
     while interrupt(ending := Ending(), steps + 1):
         steps += 1

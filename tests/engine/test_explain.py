@@ -1,4 +1,4 @@
-"""Every place where fusion breaks is explained, truly and in the author's own words."""
+"""Tests of explanations: every place where fusion breaks has its true reason, with the author's step names."""
 
 from __future__ import annotations
 

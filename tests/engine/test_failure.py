@@ -34,9 +34,9 @@ def test_the_remedy_of_an_error_in_a_worker_reaches_the_runner(flags: list[str])
     error = caught.value
     assert error.fix == _FIX
     assert str(error).count(_FIX.python) == 1
-    assert str(error).endswith(f"\n{_FIX.python}")
+    assert str(error).endswith(f"\nTo fix this: {_FIX.python}")
     assert "InvalidArgument: found column 7, expected 'text'\n  at " in error.for_command()
-    assert error.for_command().endswith(f"\n{_FIX.command}")
+    assert error.for_command().endswith(f"\nTo fix this: {_FIX.command}")
     assert _FIX.python not in error.for_command()
     assert error.headline.startswith("step 'Refuse' failed")
     assert _FIX.python not in error.headline

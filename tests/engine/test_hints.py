@@ -1,4 +1,4 @@
-"""Resource hints decide which processes run a step, how many there are, and what they see of the machine."""
+"""Tests of resource hints: they decide which processes run a step, how many there are, and what these may use."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def sightings(
     seconds: float = 0.0,
     at_once: int | None = None,
 ) -> list[Sighting]:
-    """Send elements to steps side by side, each with its hints; where each was handled.
+    """Send elements to several steps, each with its hints; return where each element was processed.
 
-    `at_once`: the first wait until there are so many of them.
+    With ``at_once``, the first elements wait until this many are being processed.
     """
     meeting = None if at_once is None else (folder / "meeting", at_once)
 
@@ -58,12 +58,12 @@ def pids_of(found: list[Sighting], *steps: str) -> set[int]:
 
 
 def shares_of(found: list[Sighting]) -> dict[str, WorkerShare]:
-    """The share of a worker of each pool; all workers of a pool have alike ones."""
+    """Return the share of a worker of each pool; all workers of a pool have the same."""
     return {sighting.share.pool: sighting.share for sighting in found}
 
 
 def most_at_once(found: list[Sighting]) -> int:
-    """How many of the elements were in hand at the same time, at the most."""
+    """Return the largest number of elements that were processed at the same time."""
     changes = sorted([(s.end_s, -1) for s in found] + [(s.start_s, 1) for s in found])
     in_hand = [sum(change for _, change in changes[: i + 1]) for i in range(len(changes))]
     return max(in_hand)

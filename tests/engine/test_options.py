@@ -1,4 +1,4 @@
-"""Flags that Beam users bring along: mapped where they mean something here, named where they do not."""
+"""Tests of the flags of other runners: they are used if they have a meaning here, and named in a warning otherwise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where fusion breaks, and what is read and written there."""
+"""Tests of the planner: where fusion breaks, and what stages read and write there."""
 
 from __future__ import annotations
 

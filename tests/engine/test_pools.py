@@ -1,4 +1,4 @@
-"""How a machine is shared out among pools, without starting any."""
+"""Tests of pools: how they divide a machine. No worker starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recorded runs: what is in them, what is not, how many are kept, and what a killed run leaves."""
+"""Tests of records: what they contain, how many are kept, and what a killed run leaves."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def test_a_run_that_ends_while_its_record_is_read_is_not_lost(tmp_path: Path, mo
     record(a_run(run_id(1)))
 
     def is_alive(*_: object) -> bool:
-        """The run writes its last word and goes, between the reading and the looking."""
+        """Let the run write its end and exit between the reading of the record and the look at its process."""
         record(RunEnded(run_id(1), 2.0, "done", at(2.0), ""))
         return False
 

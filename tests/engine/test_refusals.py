@@ -1,4 +1,4 @@
-"""What can't be run is refused before anything starts, and the message says what to change."""
+"""Tests of refusals: a pipeline that can't run is refused before anything starts, and the message says why."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_an_unsupported_feature_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_flatten_of_different_windows_is_refused() -> None:
-    """Their elements would be written in one encoding and read in another."""
+    """Otherwise the elements would be written in one encoding and read in another."""
 
     def build(pipeline: beam.Pipeline) -> None:
         everything = pipeline | "All" >> beam.Create([1])
@@ -70,7 +70,7 @@ def test_a_value_that_is_not_allowed_is_refused(flag: str, allowed: list[str], t
     name, _, found = flag.removeprefix("--").partition("=")
 
     def run_with_flag() -> None:
-        # Without the flags that all other tests set: they could hide this one.
+        # Without the flags that all other tests set, which could hide this one.
         pipeline = beam.Pipeline(runner=new_runner(), options=PipelineOptions([flag]))
         pipeline | beam.Create([1]) | beam.Map(lambda _: note(ran))
         finished(pipeline.run())

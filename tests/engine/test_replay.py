@@ -1,4 +1,4 @@
-"""``--save_failed`` keeps the element that failed a run, and a replay runs it as the run did."""
+"""Tests of ``--save_failed`` and replays: the element that failed a run is saved, and a replay runs it like the run."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _MODES = ["--debug", "--cpu_workers=2"]
 
 
 def save(path: Path, build: Callable[[beam.Pipeline], Any], *flags: str) -> str:
-    """The message of a run that fails and saves."""
+    """Run a pipeline that fails and saves; return the error's message."""
     with pytest.raises(StepFailed) as caught:
         run(build, f"--save_failed={path}", *flags)
     return str(caught.value)
@@ -123,7 +123,7 @@ def test_an_element_that_ends_its_worker_is_saved(saved: Path) -> None:
 
 
 def fails_with(fn: Callable[..., object]) -> Callable[..., None]:
-    """A step that fails and tells in what."""
+    """A step that fails; its message describes what it got."""
 
     def fail(*arguments: Any) -> None:
         raise ValueError(f"found {fn(*arguments)}")

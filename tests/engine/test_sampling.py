@@ -1,4 +1,4 @@
-"""The memory of processes, and what workers print."""
+"""Tests of the sampling of memory, and of the output that workers print."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a person sees of a run: pictures of every size, plain lines, and a terminal that others print on, too."""
+"""Tests of views: frames of every size, plain lines, and a terminal to which the program prints as well."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ class _FakeTerminal(io.StringIO):
 
 
 def a_terminal(monkeypatch: pytest.MonkeyPatch) -> _FakeTerminal:
-    """In place of standard error. No fixture: pytest puts its own in place between those and the test."""
+    """Replace standard error. Not a fixture: pytest replaces standard error between fixtures and the test."""
     fake = _FakeTerminal()
     monkeypatch.setattr(sys, "stderr", fake)
     monkeypatch.setenv("TERM", "xterm")

@@ -20,7 +20,7 @@ _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib"
 
 @dataclass(frozen=True)
 class Surroundings:
-    """Where the code of a run was, and which versions ran it."""
+    """The location of a run's code, and the versions that ran it."""
 
     python: str  # version
     luminosity: str  # version
