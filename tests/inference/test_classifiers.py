@@ -104,7 +104,7 @@ def test_texts_without_entities_have_empty_lists(folder: Path) -> None:
 
 
 def test_an_unknown_aggregation_names_those_there_are() -> None:
-    with pytest.raises(ValueError, match="aggregation is 'word', expected one of none, simple, first"):
+    with pytest.raises(ValueError, match="found aggregation='word', expected one of none, simple, first"):
         TokenClassifier(MINILM, aggregation="word")  # type: ignore[arg-type]
 
 

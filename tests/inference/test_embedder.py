@@ -95,7 +95,7 @@ def test_pooling_prompts_and_dense_are_as_the_files_say(mode: str, tmp_path: Pat
 
     assert np.abs(embed(handler, texts) - reference(path, texts, prompt_name="query")).max() < 1e-5
     assert handler.output_type == pa.list_(pa.float32(), 8)
-    with pytest.raises(ValueError, match=r"the prompts that this model knows are: .*'query'"):
+    with pytest.raises(ValueError, match=r"expected one of the model's prompts: .*'query'"):
         SentenceEmbedder(path, prompt_name="question").prepare(["text"])
 
 

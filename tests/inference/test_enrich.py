@@ -415,10 +415,10 @@ HANDLER = Lengths()
         (lambda: Column(HANDLER, "text", str), "expected an Arrow type"),  # type: ignore[arg-type]
         (lambda: Column(KeyedModelHandler(HANDLER), "text"), "rows of a table have no keys"),
         (lambda: Column(HANDLER.with_preprocess_fn(str), "text"), "Lengths has functions before or after it"),
-        (lambda: Column(HANDLER.with_no_batching(), "text"), "each element is a batch"),
+        (lambda: Column(HANDLER.with_no_batching(), "text"), "with which each element is a batch"),
         (lambda: Enrich(), "found no columns"),
         (lambda: Enrich(n=HANDLER), "expected n=Column\\(handler, inputs\\)"),  # type: ignore[arg-type]
-        (lambda: Enrich(text=Column(HANDLER, "text")), "'text' takes itself; a new column needs a name"),
+        (lambda: Enrich(text=Column(HANDLER, "text")), "'text' takes itself; give the new column a name"),
         (
             lambda: Enrich(a=Column(HANDLER, "b"), b=Column(HANDLER, ["x", "c"]), c=Column(HANDLER, "b")),
             "columns that take each other: 'b' takes 'c' takes 'b'",
@@ -458,7 +458,7 @@ def test_rows_that_fail_only_together() -> None:
     def check(batches: list[Any]) -> None:
         reasons = [reason for batch in batches for reason in batch["_reason"].to_pylist()]
         assert len(reasons) == 2
-        assert all("is it ragged=True that you mean?" in reason for reason in reasons)
+        assert all("pass ragged=True if their lengths differ" in reason for reason in reasons)
 
     with beam.Pipeline() as pipeline:
         enrich = Enrich(sum=Column(JaxModelHandler(lambda params, batch: batch.sum(1), ()), "lists"))
@@ -494,7 +494,7 @@ def test_values_become_arrow(values: Any, expected: Any) -> None:
 def test_types_are_asked_for_or_stay() -> None:
     places = np.array([0])
     assert NewColumn("n", pa.int8()).of(1, [(places, np.array([3]))]).type == pa.int8()
-    with pytest.raises(ValueError, match=r"'n' gave can't become int8.*300.*output="):
+    with pytest.raises(ValueError, match=r"column 'n' can't become int8.*300.*output="):
         NewColumn("n", pa.int8()).of(1, [(places, np.array([300]))])
     named = pa.struct({"number": pa.int64(), "name": pa.string()})
     assert NewColumn("n", named).of(1, [(places, [(1, "a")])]).to_pylist() == [{"number": 1, "name": "a"}]

@@ -266,7 +266,7 @@ def test_a_hang_in_a_process_of_its_own_ends_with_the_process(tmp_path: Path) ->
     wait_for_file(tmp_path / "begun", _PATIENCE_S)
     handler.abandon(model)
     hanging.join(_PATIENCE_S)
-    assert errors == ["The process of the model ended while it computed this batch."]
+    assert errors == ["the model's process ended while it computed this batch"]
     assert handler.predict(handler.load_model(), [1]) == [2]
 
 

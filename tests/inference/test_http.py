@@ -23,7 +23,7 @@ from apache_beam.testing.util import assert_that
 
 from luminosity import HttpModelHandler, RunInference
 from luminosity.errors import EndpointError, RemoteModelError
-from luminosity.inference.handlers.http import Answer, HttpProtocol, Reply, Request
+from luminosity.inference.handlers.http import HttpProtocol, Predictions, Request, Response
 from luminosity.inference.handlers.http.concurrency import AdaptiveLimit, Gate
 from luminosity.inference.handlers.http.retries import CircuitBreaker
 from luminosity.testing import FakeClock
@@ -168,8 +168,8 @@ class Lengths(HttpProtocol):
     def request(self, prepared: Any, arguments: dict[str, Any], facts: Any) -> Request:
         return Request("/lengths", json.dumps(prepared).encode())
 
-    def read(self, reply: Reply, count: int, facts: Any) -> Answer:
-        return Answer(json.loads(reply.body))
+    def read(self, response: Response, count: int, facts: Any) -> Predictions:
+        return Predictions(json.loads(response.body))
 
 
 class TestInPipelines:
@@ -315,27 +315,27 @@ class TestTrouble:
 
     def test_one_example_that_hangs_the_server_does_not_take_others_along(self) -> None:
         clock = FakeClock()
-        door = CircuitBreaker(clock.monotonic)
+        breaker = CircuitBreaker(clock.monotonic)
         for _ in range(2):
-            halves = [door.gave_up("hangs", True, 0.0) for _ in range(7)]  # A batch of 64, and its halves.
+            halves = [breaker.gave_up("hangs", True, 0.0) for _ in range(7)]  # A batch of 64, and its halves.
             assert {type(error) for error in halves} == {RemoteModelError}
-            door.check()
-            door.answered()
+            breaker.check()
+            breaker.succeeded()
 
-        errors = [door.gave_up("hangs", True, 0.0) for _ in range(8)]
+        errors = [breaker.gave_up("hangs", True, 0.0) for _ in range(8)]
         assert type(errors[-1]) is EndpointError
         with pytest.raises(EndpointError, match="hangs"):
-            door.check()
+            breaker.check()
         clock.advance(60)
-        door.check()
+        breaker.check()
 
     def test_one_request_that_starves_while_others_are_answered(self) -> None:
         clock = FakeClock(100.0)
-        door = CircuitBreaker(clock.monotonic)
+        breaker = CircuitBreaker(clock.monotonic)
         clock.advance(1)
-        door.answered()
-        assert type(door.gave_up("429", by_examples=False, began=100.0)) is RemoteModelError
-        assert type(door.gave_up("429", by_examples=False, began=102.0)) is EndpointError
+        breaker.succeeded()
+        assert type(breaker.gave_up("429", by_examples=False, began=100.0)) is RemoteModelError
+        assert type(breaker.gave_up("429", by_examples=False, began=102.0)) is EndpointError
 
     def test_a_server_that_forbids_one_text_answers_the_others(self) -> None:
         def script(seen: Seen) -> Said:
@@ -364,7 +364,7 @@ class TestTrouble:
     @pytest.mark.parametrize("status", [301, 401, 403, 404])
     def test_the_endpoints_fault_fails_once(self, status: int, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(
-            "luminosity.inference.handlers.http.retries._SHUT_S", 600
+            "luminosity.inference.handlers.http.retries._OPEN_S", 600
         )  # Longer than any machine stalls.
         with serving(lambda _: Said(b"no", status, {"Location": "http://127.0.0.1:1/"})) as server:
             handler = HttpModelHandler.embeddings(server.url, "small")
@@ -444,7 +444,7 @@ class TestSecrets:
         monkeypatch.setenv(VARIABLE, SECRET)
         with serving(lambda seen: Said({"error": f"wrong: {seen.headers['api-key']}"}, 401)) as server:
             handler = HttpModelHandler.embeddings(server.url, "m", api_key_env=VARIABLE, api_key_header="api-key")
-            with pytest.raises(EndpointError, match=r"401: wrong: \*\*\* \(is the key right\? api_key_env") as caught:
+            with pytest.raises(EndpointError, match=r"401: wrong: \*\*\*; check the key .* api_key_env") as caught:
                 ask(handler, "a")
 
         assert SECRET not in repr(caught.value)
@@ -556,7 +556,7 @@ class TestLimit:
         assert second is not None
         with first, second:
             assert gate.enter(0.0) is None
-        assert gate.under_way == 0
+        assert gate.in_flight == 0
 
     def test_many_requests_at_once_and_fewer_for_a_busy_server(self) -> None:
         """The server answers at leisure until enough are there at once: the limit must have grown to that."""

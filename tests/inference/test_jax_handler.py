@@ -192,7 +192,7 @@ def test_mistakes_say_what_was_expected() -> None:
 
     with pytest.raises(ValueError, match="expected a row for each"):
         answers(JaxModelHandler(sums_all, None), [1.0, 2.0])
-    with pytest.raises(ValueError, match="is it ragged=True"):
+    with pytest.raises(ValueError, match="pass ragged=True"):
         answers(JaxModelHandler(linear, None), [[1.0], [1.0, 2.0]])
     with pytest.raises(ValueError, match="expected numbers"):
         answers(JaxModelHandler(linear, None), ["text"])

@@ -35,14 +35,16 @@ class BeamStyle(Forgotten):
 def test_a_handler_without_predict_is_refused_before_anything_runs() -> None:
     with pytest.raises(TypeError, match=r"Forgotten has no method `predict"):
         RunInference(Forgotten())
-    with pytest.raises(TypeError, match=r"BeamStyle has no method.*it has `run_inference`"):
+    with pytest.raises(TypeError, match=r"BeamStyle has no method.*needs only the run_inference"):
         RunInference(BeamStyle())
     with pytest.raises(TypeError, match=r"Forgotten has no method"):
         _ = beam.Pipeline() | beam.Create([("key", "1")]) | RunInference(KeyedModelHandler(Forgotten()))
 
 
 def test_what_is_no_handler_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"found the class Numbers, expected a handler: Numbers\(\.\.\.\)"):
+    with pytest.raises(
+        TypeError, match=r"found the class Numbers, expected an instance of it; call it: Numbers\(\.\.\.\)"
+    ):
         RunInference(Numbers)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     with pytest.raises(TypeError, match=r"found 'model.pkl', expected a ModelHandler"):
         RunInference("model.pkl")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

@@ -157,7 +157,7 @@ def test_a_wait_is_told_and_ends_when_the_other_stands_still(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, logger="luminosity")
-    monkeypatch.setattr(locks, "_FIRST_WORD_S", 0)
+    monkeypatch.setattr(locks, "_FIRST_MESSAGE_S", 0)
     monkeypatch.setattr(locks, "_LONGEST_STANDSTILL_S", 0.2)
     lock = str(tmp_path / "lock")
 
@@ -299,7 +299,7 @@ def test_a_folder_that_others_can_write_to_is_refused(store: Path, cache: Path) 
     cache.mkdir()
     cache.chmod(0o777)
 
-    with pytest.raises(OptionError, match=r"nobody else can write to .*mode 777"):
+    with pytest.raises(OptionError, match=r"no other user can write to .*mode 777"):
         local_copy("teststore://bucket/model.pt")
 
 

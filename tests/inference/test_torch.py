@@ -150,7 +150,7 @@ def test_sequences_of_different_length_are_padded_and_masked() -> None:
 
 
 def test_shapes_that_cannot_be_padded_are_named(weights: str) -> None:
-    with pytest.raises(ValueError, match=r"\(3, 16, 16\) and \(3, 8, 8\): only the first dimension may differ"):
+    with pytest.raises(ValueError, match=r"\(3, 16, 16\) and \(3, 8, 8\) in one batch, expected that only the first"):
         predictions(conv_net(weights), [*images(1), np.zeros((3, 8, 8), np.float32)])
 
 
@@ -199,7 +199,7 @@ def test_dtype_memory_and_new_weights(weights: str, tmp_path: Path) -> None:
     assert np.stack(found) == pytest.approx(expected_scores(weights, images(2)), abs=0.05)
     assert full / 2 <= (handler.memory(model) or 0) <= full / 2 + 8  # but for one counter of 8 bytes
     assert handler.model_id == str(tmp_path / "next.pt")
-    with pytest.raises(ValueError, match="dtype is 'half_float', expected the name of a torch dtype"):
+    with pytest.raises(ValueError, match="found dtype='half_float', expected the name of a torch dtype"):
         conv_net(weights, dtype="half_float").load_model()
 
 
@@ -244,7 +244,7 @@ def test_a_gpu_that_is_not_there_is_the_cpu_and_said_once(weights: str, caplog: 
             assert len(predictions(handler, images(1))) == 1
 
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "asks for the device 'GPU', and this process can use 0 GPUs" in caplog.text
+    assert "requests the device 'GPU', but this process can use 0 GPUs" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -254,7 +254,7 @@ def test_a_gpu_that_is_not_there_is_the_cpu_and_said_once(weights: str, caplog: 
         ({"state_dict_path": "weights.pt"}, "found none of them"),
         ({"model_class": TinyConvNet, "torch_script_model_path": "a"}, "found model_class and torch_script_model_path"),
         ({"state_dict_path": "a", "torch_script_model_path": "b"}, "holds the weights, too"),
-        ({"model_class": TinyConvNet, "output": "list"}, "output is 'list', expected 'numpy' or 'torch'"),
+        ({"model_class": TinyConvNet, "output": "list"}, "found output='list', expected 'numpy' or 'torch'"),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused(arguments: dict[str, Any], message: str) -> None:

@@ -1,4 +1,4 @@
-"""Any Beam ModelHandler as a Handler."""
+"""Turns any Beam ``ModelHandler`` into a ``Handler``."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ from luminosity.inference.handler import Handler
 
 __all__ = ["adapt", "adapt_keyed", "without_functions"]
 
-_REMOTE_CALLS_AT_ONCE = 4
+_REMOTE_CONCURRENCY = 4  # calls of a remote model at once: they wait for the network, not for a device
 _OUTER = (base._PreProcessingModelHandler, base._PostProcessingModelHandler)  # pyright: ignore[reportPrivateUsage]
 _PREBATCHED = base._PrebatchedModelHandler  # pyright: ignore[reportPrivateUsage]
 
 
 def adapt(handler: ModelHandler[Any, Any, Any]) -> Handler[Any, Any, Any]:
-    """The handler with all hooks: those of its own where it is a Handler, else what Beam's contract tells.
+    """Return ``handler`` with all hooks: itself if it is a ``Handler``, otherwise a wrapper that follows Beam's
+    contract.
 
-    Functions before and after the model are steps of their own; their wrappers are looked through. A handler of many
-    models is one here, which loads them as Beam would; see `ModelSet` for what our own transform does.
+    Pre- and postprocessing functions run as steps of their own, so their wrappers are removed. A handler of many models
+    is one model here, and loads them as Beam does; :class:`~luminosity.inference.adapting.model_set.ModelSet` is how
+    our own transform runs them.
     """
     check_handler(handler)
     inner: Any = handler
@@ -43,25 +45,25 @@ def adapt(handler: ModelHandler[Any, Any, Any]) -> Handler[Any, Any, Any]:
 
 
 def adapt_keyed(handler: ModelHandler[Any, Any, Any]) -> Handler[Any, Any, Any]:
-    """The same for examples with keys, of which the handler knows nothing."""
+    """Return ``handler`` adapted for examples with keys, which the handler itself does not see."""
     return _KeyedHandler(adapt(handler), handler, may_be_unkeyed=False)
 
 
 def without_functions(handler: ModelHandler[Any, Any, Any]) -> ModelHandler[Any, Any, Any]:
-    """The handler within those that put functions before and after it."""
+    """Return the handler inside the wrappers that add pre- and postprocessing functions."""
     inner: Any = handler
     while isinstance(inner, _OUTER):
-        inner = getattr(inner, "_base")  # noqa: B009  # Beam's own, and private.
+        inner = getattr(inner, "_base")  # noqa: B009  # a private attribute of Beam's
     return inner
 
 
 class _BeamHandler(BeamContract):
-    """A handler that has only `run_inference`: its results are final as they are, examples and all."""
+    """A handler that has only ``run_inference``. Its results are final and contain the examples."""
 
     def __init__(self, handler: ModelHandler[Any, Any, Any]) -> None:
         super().__init__(handler)
         if isinstance(handler, base.RemoteModelHandler):
-            self.concurrency = _REMOTE_CALLS_AT_ONCE
+            self.concurrency = _REMOTE_CONCURRENCY
 
     def predict(self, model: Any, batch: Any, inference_args: dict[str, Any] | None = None) -> Any:
         return list(self._handler.run_inference(batch, model, inference_args))
@@ -71,7 +73,7 @@ class _BeamHandler(BeamContract):
 
 
 class _PrebatchedHandler(_BeamHandler):
-    """Each element is a batch of the user's own: one call of the model, as it is."""
+    """A handler whose elements are batches made by the user: each is one call of the model."""
 
     self_batching = True
 
@@ -89,7 +91,7 @@ class _PrebatchedHandler(_BeamHandler):
 
 
 class _KeyedHandler(WrappedHandler):
-    """Examples with keys, a model that knows nothing of them: they are parted here, and joined in the result."""
+    """Removes the keys from examples before the model sees them and puts them back into the results."""
 
     def __init__(
         self, inner: Handler[Any, Any, Any], keyed: ModelHandler[Any, Any, Any], *, may_be_unkeyed: bool

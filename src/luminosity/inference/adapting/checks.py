@@ -1,4 +1,6 @@
-"""What authors of handlers get wrong, said where it can be seen first."""
+"""Checks of handlers at the time a pipeline is built, for mistakes that would otherwise show up in a worker or
+never.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ from typing import Any
 
 from apache_beam.ml.inference.base import ModelHandler
 
+from luminosity.errors import InvalidType
 from luminosity.inference.batching.limits import warn_of_settings_without_meaning
 from luminosity.inference.handler import Handler, limits_of
 
@@ -14,21 +17,23 @@ __all__ = ["check_batching", "check_handler"]
 
 
 def check_handler(handler: Any) -> None:
-    """Raise what would otherwise be raised in a worker, or never."""
+    """Raise ``InvalidType`` if ``handler`` is not a usable ``ModelHandler``."""
     if isinstance(handler, type):
-        raise TypeError(f"found the class {handler.__name__}, expected a handler: {handler.__name__}(...)")
+        raise InvalidType(
+            f"found the class {handler.__name__}, expected an instance of it", fix=f"call it: {handler.__name__}(...)"
+        )
     if not isinstance(handler, ModelHandler):
-        raise TypeError(f"found {handler!r}, expected a ModelHandler, Beam's or a luminosity.Handler")
+        raise InvalidType(f"found {handler!r}, expected a ModelHandler, Beam's or a luminosity.Handler")
     kind: Any = type(handler)  # pyright: ignore[reportUnknownVariableType]
     if isinstance(handler, Handler) and kind.predict is Handler.predict:
-        hint = ""
+        fix = None
         if kind.run_inference is not Handler.run_inference:
-            hint = "; it has `run_inference`, which is all that a subclass of Beam's own ModelHandler needs"
-        raise TypeError(f"{kind.__name__} has no method `predict(self, model, batch, inference_args=None)`{hint}")
+            fix = "subclass Beam's ModelHandler, which needs only the run_inference that the class has"
+        raise InvalidType(f"{kind.__name__} has no method `predict(self, model, batch, inference_args=None)`", fix=fix)
 
 
 def check_batching(handlers: Iterable[Handler[Any, Any, Any]]) -> None:
-    """Settings of batches that contradict each other are told here, not by a worker."""
+    """Raise if a handler's batch settings contradict each other, and warn about settings without effect."""
     for handler in handlers:
         limits_of(handler)
         warn_of_settings_without_meaning(handler.batch_elements_kwargs())

@@ -1,4 +1,8 @@
-"""A handler of Beam's, asked for all examples at once."""
+"""Beam's handlers for scikit-learn, ONNX and torch, called with whole columns instead of rows.
+
+Beam's contract makes a list of rows for the model and a result object for each row, which takes a second for a million
+rows. The handlers here pass one array in and one array out.
+"""
 
 from __future__ import annotations
 
@@ -17,40 +21,25 @@ from luminosity.inference.blocks import Block, rows
 from luminosity.inference.handlers.columns import from_tensor, to_columns, to_numpy, to_tree
 from luminosity.inference.handlers.on_torch import map_tensors
 
-__all__ = [
-    "Call",
-    "OfTensors",
-    "WholeColumns",
-    "in_weights_type",
-    "onnx_numpy",
-    "sklearn_numpy",
-    "sklearn_pandas",
-    "takes_names",
-    "takes_tensors",
-    "torch_keyed_tensor",
-    "torch_tensor",
-    "whole_columns",
-]
+__all__ = ["TensorExamplesHandler", "takes_names", "takes_tensors", "whole_columns"]
 
-
-Call: TypeAlias = Callable[[Any, Any, Any, dict[str, Any]], Any]
-"""What is computed: of the handler, its model, the inputs (an array, or a dict of arrays) and the inference_args."""
-
+_Call: TypeAlias = Callable[[Any, Any, Any, dict[str, Any]], Any]
+"""Computes predictions from the handler, its model, the inputs (an array or a dict of arrays) and inference_args."""
 
 _ONNX_FLOATS = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(float16)": np.float16}
 
 _BEAM = "apache_beam.ml.inference."
 
 
-class WholeColumns(BeamContract):
-    """Beam's contract makes a list of rows for the model and a result object for each: a second for a million rows.
+class ColumnarHandler(BeamContract):
+    """A handler of Beam's that gets all examples of a batch as columns.
 
-    Everything else, from the files of the model to the limits of batches, is as the handler says.
+    Everything but the call of the model (its files, batch limits, metrics) is what the wrapped handler says.
     """
 
     columnar = True
 
-    def __init__(self, handler: ModelHandler[Any, Any, Any], call: Call, model_id: str | None) -> None:
+    def __init__(self, handler: ModelHandler[Any, Any, Any], call: _Call, model_id: str | None) -> None:
         super().__init__(handler)
         self._call = call
         self._model_id = model_id
@@ -74,18 +63,21 @@ class WholeColumns(BeamContract):
         return sum(array.nbytes for array in arrays)
 
 
-class OfTensors(WrappedHandler):
-    """A table has numbers and vectors; nobody can make tensors of them before."""
+class TensorExamplesHandler(WrappedHandler):
+    """Turns the numbers and vectors of a table into the tensors that Beam's torch handlers expect as examples.
+
+    Used for torch handlers that run the user's own inference function.
+    """
 
     def collate(self, prepared: Block) -> Any:
         return super().collate([_tensors(example) for example in rows(prepared)])
 
     def predict(self, model: Any, batch: Any, inference_args: dict[str, Any] | None = None) -> Any:
-        return super().predict(model, in_weights_type(model, batch), inference_args)
+        return super().predict(model, _to_weights_dtype(model, batch), inference_args)
 
 
-def in_weights_type(model: Any, inputs: Any) -> Any:
-    """Columns are most often of 64 bits and weights of 32: torch would refuse to mix them."""
+def _to_weights_dtype(model: Any, inputs: Any) -> Any:
+    """Convert float tensors to the dtype of the weights: columns are often float64, and torch refuses to mix them."""
     weights = next((each.dtype for each in model.parameters() if each.is_floating_point()), None)
     return map_tensors(
         lambda tensor: tensor.to(weights) if weights is not None and tensor.is_floating_point() else tensor, inputs
@@ -99,25 +91,25 @@ def _tensors(example: Any) -> Any:
     return torch.tensor(example)
 
 
-def sklearn_numpy(handler: Any, model: Any, inputs: Any, inference_args: dict[str, Any]) -> Any:
+def _sklearn_numpy(handler: Any, model: Any, inputs: Any, inference_args: dict[str, Any]) -> Any:
     return model.predict(inputs, **inference_args)
 
 
-def sklearn_pandas(handler: Any, model: Any, inputs: Any, inference_args: dict[str, Any]) -> Any:
-    return model.predict(require("pandas", "pandas").DataFrame(inputs))  # As Beam's: the inference_args are not used.
+def _sklearn_pandas(handler: Any, model: Any, inputs: Any, inference_args: dict[str, Any]) -> Any:
+    return model.predict(require("pandas", "pandas").DataFrame(inputs))  # Beam's ignores inference_args, too
 
 
-def onnx_numpy(handler: Any, model: Any, inputs: Any, inference_args: dict[str, Any]) -> Any:
+def _onnx_numpy(handler: Any, model: Any, inputs: Any, inference_args: dict[str, Any]) -> Any:
     expected = model.get_inputs()[0]
     inputs = inputs.astype(_ONNX_FLOATS.get(expected.type, inputs.dtype), copy=False)
     return model.run(None, {expected.name: inputs, **inference_args})[0]
 
 
-def torch_tensor(handler: Any, model: Any, inputs: Any, inference_args: dict[str, Any]) -> Any:
+def _torch_tensor(handler: Any, model: Any, inputs: Any, inference_args: dict[str, Any]) -> Any:
     return _torch(handler, model, [inputs], {}, inference_args)
 
 
-def torch_keyed_tensor(handler: Any, model: Any, inputs: Any, inference_args: dict[str, Any]) -> Any:
+def _torch_keyed_tensor(handler: Any, model: Any, inputs: Any, inference_args: dict[str, Any]) -> Any:
     return _torch(handler, model, [], inputs, inference_args)
 
 
@@ -126,8 +118,10 @@ def _torch(handler: Any, model: Any, args: list[Any], kwargs: dict[str, Any], in
     device: Any = handler._device
 
     def tensor(array: Any) -> Any:
-        values = torch.from_numpy(np.require(array, requirements=["C", "W"])).to(device)  # else torch warns
-        return in_weights_type(model, values)
+        values = torch.from_numpy(np.require(array, requirements=["C", "W"])).to(
+            device
+        )  # torch warns about read-only arrays
+        return _to_weights_dtype(model, values)
 
     with torch.no_grad():
         outputs = model(*map(tensor, args), **{name: tensor(each) for name, each in kwargs.items()}, **inference_args)
@@ -135,7 +129,7 @@ def _torch(handler: Any, model: Any, args: list[Any], kwargs: dict[str, Any], in
 
 
 def _columns_of(outputs: Any) -> Block:
-    """Models of transformers, and others, return several tensors by name."""
+    """Return the model's output as columns. Models of transformers return several tensors by name."""
     if not isinstance(outputs, dict):
         return from_tensor(outputs)
     arrays = [to_columns(from_tensor(each)) for each in outputs.values()]
@@ -144,15 +138,15 @@ def _columns_of(outputs: Any) -> Block:
 
 @dataclass(frozen=True)
 class _Kind:
-    """A class of Beam's, by name: that of a library which is not installed can't be imported."""
+    """A class of Beam's handlers, by name: it can't be imported if its library is not installed."""
 
     module: str
     name: str
     default_fn: str
-    """What runs the model unless the user has said otherwise; only that one is known to be replaceable."""
+    """Beam's own inference function; a handler with another one can't be called with columns."""
     fn_attribute: str
     path_attributes: tuple[str, ...]
-    call: Call
+    call: _Call
     takes_names: bool = False
 
     def fits(self, handler: Any) -> bool:
@@ -173,7 +167,7 @@ _KINDS = (
         "_default_numpy_inference_fn",
         "_model_inference_fn",
         ("_model_uri",),
-        sklearn_numpy,
+        _sklearn_numpy,
     ),
     _Kind(
         "sklearn_inference",
@@ -181,7 +175,7 @@ _KINDS = (
         "_default_pandas_inference_fn",
         "_model_inference_fn",
         ("_model_uri",),
-        sklearn_pandas,
+        _sklearn_pandas,
         takes_names=True,
     ),
     _Kind(
@@ -190,7 +184,7 @@ _KINDS = (
         "default_numpy_inference_fn",
         "_model_inference_fn",
         ("_model_uri",),
-        onnx_numpy,
+        _onnx_numpy,
     ),
     _Kind(
         "pytorch_inference",
@@ -198,7 +192,7 @@ _KINDS = (
         "default_tensor_inference_fn",
         "_inference_fn",
         ("_torch_script_model_path", "_state_dict_path"),
-        torch_tensor,
+        _torch_tensor,
     ),
     _Kind(
         "pytorch_inference",
@@ -206,29 +200,29 @@ _KINDS = (
         "default_keyed_tensor_inference_fn",
         "_inference_fn",
         ("_torch_script_model_path", "_state_dict_path"),
-        torch_keyed_tensor,
+        _torch_keyed_tensor,
         takes_names=True,
     ),
 )
 
 
-def whole_columns(handler: ModelHandler[Any, Any, Any]) -> WholeColumns | None:
-    """The handler for whole columns; None where it is known for rows alone."""
+def whole_columns(handler: ModelHandler[Any, Any, Any]) -> ColumnarHandler | None:
+    """Return a handler that calls the same model with whole columns, or None if ``handler`` can only take rows."""
     kind = _kind_of(handler)
     if kind is None:
         return None
     paths = (getattr(handler, name) for name in kind.path_attributes)
-    return WholeColumns(handler, kind.call, next(filter(None, paths), None))
+    return ColumnarHandler(handler, kind.call, next(filter(None, paths), None))
 
 
 def takes_names(handler: ModelHandler[Any, Any, Any]) -> bool:
-    """Whether an example is a dict or a frame: several columns keep their names."""
+    """Return whether an example of ``handler`` is a dict or a data frame, so that columns keep their names."""
     kind = _kind_of(handler)
     return kind is not None and kind.takes_names
 
 
 def takes_tensors(handler: ModelHandler[Any, Any, Any]) -> bool:
-    """Whether it is one of Beam's for torch, whatever runs the model."""
+    """Return whether ``handler`` is one of Beam's for torch, whichever inference function it has."""
     module: Any = sys.modules.get(_BEAM + "pytorch_inference")
     return module is not None and isinstance(
         handler, module.PytorchModelHandlerTensor | module.PytorchModelHandlerKeyedTensor

@@ -1,4 +1,4 @@
-"""A model in a process of its own, so that a crash takes no worker with it."""
+"""Runs a model in its own child process, so that a crash of the model does not end the worker."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ __all__ = ["IsolatedHandler"]
 
 
 class IsolatedHandler(WrappedHandler):
-    """What `with_exception_handling(use_subprocess=True)` asks for.
+    """Implements ``with_exception_handling(use_subprocess=True)``.
 
-    Batches and predictions cross a process boundary. A crash fails the batch under way, and the next batch gets a
-    fresh process; the host finds the example that crashes alone.
+    Batches and predictions cross a process boundary. A crash fails the current batch, and the next batch gets a new
+    process; the host splits the failed batch to find the example that crashes.
     """
 
     _loading: _Child | None = None
 
     def load_model(self) -> _Child:
         if self._loading is not None:
-            self._loading.kill()  # Only a load that was given up is still under way when the next begins.
+            self._loading.kill()  # a load that timed out may still be running
         child = self._loading = _Child(self._inner)
         try:
             child.call("load")
@@ -41,45 +41,47 @@ class IsolatedHandler(WrappedHandler):
         return child
 
     def should_garbage_collect_on_timeout(self) -> bool:
-        """A child that hangs would keep every later batch waiting."""
+        """Return True: a child that hangs would block every later batch."""
         return True
 
     def abandon(self, model: _Child) -> None:
         model.kill()
 
     def warm_up(self, model: _Child) -> None:
-        """Done in the child, where the model is."""
+        """Do nothing: the child warms up the model after it loads it."""
 
     def memory(self, model: _Child) -> int | None:
-        """Of the child, which is there for this model alone."""
+        """Return the bytes that the child's model takes."""
         return model.call("memory")
 
     def transfer(self, batch: Any) -> Any:
-        """The child moves it to the device."""
+        """Return the batch unchanged: the child moves it to the device."""
         return batch
 
     def predict(self, model: _Child, batch: Any, inference_args: dict[str, Any] | None = None) -> Any:
         return model.call("predict", batch, inference_args)
 
     def wait(self, outputs: Any) -> None:
-        """The child has waited."""
+        """Do nothing: the child has waited already."""
 
     def collect(self, outputs: Any) -> Any:
         return outputs
 
 
 class _Child:
-    """One process with one model; another one when that has died."""
+    """A child process with one model; it is started again after it dies."""
 
     def __init__(self, handler: Handler[Any, Any, Any]) -> None:
         self._handler = handler
         self._lock = threading.Lock()
         self._process: Any = None
         self._is_killed = False
-        """Set before the process is looked at, and looked at after a process is set: a start does not miss it."""
+        """Written before ``_process`` is read, and read after ``_process`` is written: no start misses a kill."""
 
     def call(self, *request: Any) -> Any:
-        """What the child answers to `("load",)` or `("predict", batch, inference_args)`."""
+        """Send ``("load",)``, ``("memory",)`` or ``("predict", batch, inference_args)`` and return the child's
+        response.
+        """
         with self._lock:
             if self._process is None:
                 self._start()
@@ -90,26 +92,26 @@ class _Child:
                 self._finish()
                 self._process = None
                 self._is_killed = False
-                raise RuntimeError("The process of the model ended while it computed this batch.") from ended
+                raise RuntimeError("the model's process ended while it computed this batch") from ended
         if error is not None:
             raise unpack_error(error)
         return value
 
     def kill(self) -> None:
-        """End the process under whoever waits for its answer, or is about to start it."""
+        """Kill the process, also while another thread waits for its response or is about to start it."""
         self._is_killed = True
         process = self._process
         if process is not None:
             process.kill()
 
     def _start(self) -> None:
-        # Not forked: this process has threads, and perhaps a device open.
+        # Spawned, not forked: this process has threads, and perhaps an open device.
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
         process = context.Process(target=_serve, args=(theirs, pickler.dumps(self._handler)), name="model")
         process.start()
-        theirs.close()  # So that its end is seen here.
-        # When this object is forgotten, and before the interpreter at its end waits for its children.
+        theirs.close()  # otherwise the end of the child would not be noticed here
+        # Runs when this object is collected, or before the interpreter waits for its children at exit.
         self._finish = Finalize(self, _end, (process, self._connection), exitpriority=10)
         self._process = process
         if self._is_killed:
@@ -123,7 +125,7 @@ def _end(process: Any, connection: Connection) -> None:
 
 
 def _serve(connection: Connection, pickled: bytes) -> None:
-    """The child's whole life."""
+    """Load the model and respond to requests until the parent closes the connection."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     handler: Any = None
     model: Any = None
@@ -137,18 +139,18 @@ def _serve(connection: Connection, pickled: bytes) -> None:
                 loading = pickler.loads(pickled)
                 model = loading.load_model()
                 loading.warm_up(model)
-                handler = loading  # Not before: a load that failed is to be done again.
-            value = _answer(what, handler, model, arguments)
-            answer = ForkingPickler.dumps((value, None))
+                handler = loading  # only now: the next request repeats a load that failed
+            value = _handle(what, handler, model, arguments)
+            response = ForkingPickler.dumps((value, None))
         except BaseException as error:
-            answer = ForkingPickler.dumps((None, pack_error(error)))
-        connection.send_bytes(answer)
+            response = ForkingPickler.dumps((None, pack_error(error)))
+        connection.send_bytes(response)
 
 
-def _answer(what: str, handler: Handler[Any, Any, Any], model: Any, arguments: list[Any]) -> Any:
+def _handle(what: str, handler: Handler[Any, Any, Any], model: Any, arguments: list[Any]) -> Any:
     if what == "memory":
-        told = model_bytes(handler, model)
-        return resident_bytes() if told is None else told
+        known = model_bytes(handler, model)
+        return resident_bytes() if known is None else known
     return _predict(handler, model, *arguments) if what == "predict" else None
 
 
@@ -159,7 +161,7 @@ def _predict(handler: Handler[Any, Any, Any], model: Any, batch: Any, inference_
 
 
 def _end_with_parent() -> None:
-    """A worker that is killed takes nobody with it; and its child may be computing, for how long nobody knows."""
+    """Exit when the parent dies: a killed worker can't stop its children, and this one may be computing."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         wait([parent.sentinel])

@@ -1,4 +1,4 @@
-"""The models of one transform: one, or one for each of many keys."""
+"""The models of one transform: a single one, or one for each of many keys."""
 
 from __future__ import annotations
 
@@ -8,18 +8,23 @@ from typing import Any
 
 from apache_beam.ml.inference.base import KeyedModelHandler, ModelHandler
 
+from luminosity._text import list_some, shorten_repr
+from luminosity.errors import InvalidType
 from luminosity.inference.adapting.adapt import adapt, adapt_keyed, without_functions
 from luminosity.inference.handler import Handler
 
 __all__ = ["THE_MODEL", "ModelSet"]
 
 THE_MODEL = ""
-"""The name of a model that has no other beside it."""
-_SOME_KEYS = 5
+"""The name of the model if there is only one."""
+_SHOWN_KEYS = 5
+_SHOWN_CHARACTERS = 100
 
 
 class ModelSet:
-    """Models by name. Those of a `KeyedModelHandler` go by the first of their keys, and keep all their own settings.
+    """The handlers of a transform by name.
+
+    A model of a ``KeyedModelHandler`` is named by the first of its keys and keeps its own settings.
 
     >>> from apache_beam.ml.inference.base import KeyModelMapping
     >>> from luminosity import SentenceEmbedder
@@ -36,7 +41,7 @@ class ModelSet:
         self.most_at_once: int | None = None
         self.handlers: dict[Hashable, Handler[Any, Any, Any]]
         self._names: dict[Hashable, Hashable] | None = None
-        # A batch of the user's own may hold any of the keys: that one goes Beam's way.
+        # A batch that the user made may hold any key: Beam's own handler splits it.
         is_keyed = isinstance(inner, KeyedModelHandler) and not handler.should_skip_batching()
         keyed: Any = inner
         if is_keyed and not keyed._single_model:
@@ -47,41 +52,41 @@ class ModelSet:
             self.handlers = {THE_MODEL: adapt(handler)}
 
     def without_updates(self) -> list[str]:
-        """Handlers to which a new version is nothing: Beam's own method does nothing unless it is overridden."""
+        """Return the names of handlers that can't load a new version of their model.
+
+        Beam's ``update_model_path`` does nothing unless a handler overrides it.
+        """
         return sorted({str(each) for each in self.handlers.values() if not each.takes_updates()})
 
     @property
     def is_keyed(self) -> bool:
+        """Whether examples are pairs of a key and an example."""
         return self._names is not None
 
     @property
     def keys(self) -> list[Hashable]:
+        """All keys that have a model."""
         return list(self._names or ())
 
     def name_of(self, example: Any) -> Hashable:
-        """Whose example it is."""
+        """Return the name of the model that an example is for."""
         if self._names is None:
             return THE_MODEL
         if not isinstance(example, tuple) or len(example) != 2:
-            raise TypeError(f"found the example {_shortened(example)}, expected a pair of a key and an example")
+            shown = shorten_repr(example, _SHOWN_CHARACTERS)
+            raise InvalidType(f"found the example {shown}, expected a pair of a key and an example")
         return self.name_of_key(example[0])
 
     def name_of_key(self, key: Hashable) -> Hashable:
+        """Return the name of the model of a key. Raises ``KeyError`` if no model has it."""
         assert self._names is not None
         try:
             return self._names[key]
         except KeyError:
-            raise KeyError(f"no model has the key {key!r}; the KeyedModelHandler maps {self._some_near(key)}") from None
+            raise KeyError(f"no model has the key {key!r}; the KeyedModelHandler maps {self._nearest(key)}") from None
 
-    def _some_near(self, key: Hashable) -> str:
-        """Those that were perhaps meant, and then others."""
+    def _nearest(self, key: Hashable) -> str:
+        """List some of the keys, those that are spelled like ``key`` first."""
         by_text = {str(each): each for each in self.keys}
-        near = [by_text[text] for text in difflib.get_close_matches(str(key), by_text, n=_SOME_KEYS)]
-        some = list(dict.fromkeys([*near, *self.keys]))[:_SOME_KEYS]
-        more = len(self.keys) - len(some)
-        return ", ".join(map(repr, some)) + (f" and {more} more" if more else "")
-
-
-def _shortened(example: Any) -> str:
-    text = repr(example)
-    return text if len(text) <= 100 else text[:99] + "…"
+        near = [by_text[text] for text in difflib.get_close_matches(str(key), by_text, n=_SHOWN_KEYS)]
+        return list_some(map(repr, dict.fromkeys([*near, *self.keys])), _SHOWN_KEYS)

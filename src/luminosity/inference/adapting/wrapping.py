@@ -1,4 +1,4 @@
-"""Handlers around handlers: everything that a wrapper does not change is what the wrapped one answers."""
+"""Base classes for handlers that wrap another handler and change only a part of it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["BeamContract", "NewVersion", "WrappedHandler"]
 
 
 class BeamContract(Handler[Any, Any, Any]):
-    """Beam's part of the contract, passed on."""
+    """Passes the methods of Beam's ``ModelHandler`` on to the wrapped handler."""
 
     def __init__(self, handler: ModelHandler[Any, Any, Any]) -> None:
         self._handler = handler
@@ -27,7 +27,7 @@ class BeamContract(Handler[Any, Any, Any]):
 
     @property
     def device(self) -> Any:
-        """Beam's handlers of torch models know it, and do not tell."""
+        """The device of the wrapped handler. Beam's torch handlers keep it in a private attribute."""
         return getattr(self._handler, "device", None) or getattr(self._handler, "_device", "cpu")
 
     def load_model(self) -> Any:
@@ -39,7 +39,7 @@ class BeamContract(Handler[Any, Any, Any]):
     def get_num_bytes(self, batch: Any) -> int:
         if self._counts_bytes or not isinstance(batch, list):
             return self._handler.get_num_bytes(batch)
-        # Beam would pickle all of it for a figure in the metrics; quick models would spend a third of their time so.
+        # Beam pickles the whole batch for this metric, a third of a fast model's time; a sample is enough.
         some = sample(batch)
         return self._handler.get_num_bytes(some) * len(batch) // max(len(some), 1)
 
@@ -93,7 +93,7 @@ class BeamContract(Handler[Any, Any, Any]):
 
 
 class WrappedHandler(BeamContract):
-    """All hooks, passed on to a Handler."""
+    """Passes all hooks on to the wrapped ``Handler``."""
 
     def __init__(self, inner: Handler[Any, Any, Any], handler: ModelHandler[Any, Any, Any] | None = None) -> None:
         super().__init__(inner if handler is None else handler)
@@ -112,7 +112,7 @@ class WrappedHandler(BeamContract):
         self._inner.check_prepares_like(first._inner if isinstance(first, WrappedHandler) else first)
 
     @property
-    def output_type(self) -> pa.DataType | None:  # type: ignore[override]  # Some handlers read a file for it.
+    def output_type(self) -> pa.DataType | None:  # type: ignore[override]  # some handlers read a file for it
         return self._inner.output_type
 
     @property
@@ -164,7 +164,7 @@ class WrappedHandler(BeamContract):
 
 
 class NewVersion(WrappedHandler):
-    """A model that takes the place of the one that a pipeline began with."""
+    """A new version of the model that a pipeline started with; ``first`` is the handler that prepares its examples."""
 
     def __init__(self, inner: Handler[Any, Any, Any], first: Handler[Any, Any, Any]) -> None:
         super().__init__(inner)

@@ -1,1 +1,1 @@
-"""Enrich: columns that models add to a table."""
+"""``Enrich``: columns that models add to a table."""

@@ -1,4 +1,4 @@
-"""One new column of a table: which model makes it, and of what."""
+"""``Column``: a new column of a table, the model that computes it, and the order in which columns are computed."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Any
 import pyarrow as pa
 from apache_beam.ml.inference.base import KeyedModelHandler, ModelHandler, PredictionResult
 
+from luminosity.errors import InvalidArgument, InvalidType
 from luminosity.inference.adapting.adapt import adapt, without_functions
 from luminosity.inference.adapting.checks import check_handler
-from luminosity.inference.adapting.columnar import OfTensors, takes_tensors, whole_columns
+from luminosity.inference.adapting.columnar import TensorExamplesHandler, takes_tensors, whole_columns
 from luminosity.inference.adapting.wrapping import WrappedHandler
 from luminosity.inference.blocks import Block, rows
 from luminosity.inference.handler import Handler
@@ -36,10 +37,10 @@ class Column:
 
     Args:
         handler: any ModelHandler, Beam's or ours.
-        inputs: what an example is. The name of a column: its value. A sequence of names: a vector of these numbers. A
-            mapping of the model's names to columns: a dict.
-        output: the Arrow type of the new column, where the handler does not tell or another is wanted.
-        inference_args: given to every call of the model.
+        inputs: what an example of the model is. The name of a column: its value. A sequence of names: a vector of these
+            numbers. A mapping of the model's names to columns: a dict.
+        output: the Arrow type of the new column, if the handler does not define it or you want another.
+        inference_args: passed to every call of the model.
     """
 
     handler: ModelHandler[Any, Any, Any]
@@ -50,44 +51,48 @@ class Column:
     def __post_init__(self) -> None:
         check_handler(self.handler)
         _check_takes_rows(self.handler)
-        # A set has no order, and a matrix needs one.
+        # A set has no order, which a vector needs.
         is_ordered = isinstance(self.inputs, Sequence | Mapping)  # pyright: ignore[reportUnnecessaryIsInstance]
         names = self.names if is_ordered else ()
         if not names or not all(isinstance(name, str) and name for name in (*names, *self.inputs)):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(
+            raise InvalidType(
                 f"found inputs={self.inputs!r}, expected the name of a column, a list of names, "
                 "or a dict of the model's names to columns"
             )
         if self.output is not None and not isinstance(self.output, pa.DataType):
-            raise TypeError(f"found output={self.output!r}, expected an Arrow type such as pa.float32()")
+            raise InvalidType(f"found output={self.output!r}, expected an Arrow type such as pa.float32()")
         self.handler.validate_inference_args(self.inference_args)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The columns that it is made of."""
+        """The names of the columns that the model takes."""
         if isinstance(self.inputs, str):
             return (self.inputs,)
         return tuple(self.inputs.values() if isinstance(self.inputs, Mapping) else self.inputs)
 
 
 def _check_takes_rows(handler: ModelHandler[Any, Any, Any]) -> None:
-    """Refuse what has no meaning for the rows of a table."""
+    """Raise if the handler has settings without a meaning for the rows of a table."""
     if isinstance(without_functions(handler), KeyedModelHandler):
-        raise ValueError(
-            "found a KeyedModelHandler, and rows of a table have no keys: give the handler within it to a Column, "
-            "and where there are many, a Column for each"
+        raise InvalidArgument(
+            "found a KeyedModelHandler, but rows of a table have no keys",
+            fix="pass the handler inside it to Column; if there are many, make a Column for each",
         )
     if list(handler.get_preprocess_fns()) or list(handler.get_postprocess_fns()):
-        raise ValueError(
+        raise InvalidArgument(
             f"{type(without_functions(handler)).__name__} has functions before or after it (with_preprocess_fn, "
-            "with_postprocess_fn), which take one row at a time: MapTable before or after Enrich does that for many"
+            "with_postprocess_fn), which take one row at a time",
+            fix="use MapTable before or after Enrich, which takes many rows",
         )
     if handler.should_skip_batching():
-        raise ValueError("found with_no_batching(): each element is a batch then, and here it is a row; leave it out")
+        raise InvalidArgument(
+            "found with_no_batching(), with which each element is a batch; here it is a row",
+            fix="leave with_no_batching() out",
+        )
 
 
 def levels(columns: Mapping[str, Column]) -> list[list[str]]:
-    """Names of columns by level: none takes a column of its own level, or of one that comes after.
+    """Group the names of columns into levels: a column takes only columns of earlier levels.
 
     >>> from luminosity import Handler
     >>> class Model(Handler):
@@ -100,32 +105,36 @@ def levels(columns: Mapping[str, Column]) -> list[list[str]]:
     while left:
         ready = [name for name, column in left.items() if not any(each in left for each in column.names)]
         if not ready:
-            raise ValueError(_circle(left))
+            raise _circle(left)
         found.append(ready)
         for name in ready:
             del left[name]
     return found
 
 
-def _circle(left: Mapping[str, Column]) -> str:
+def _circle(left: Mapping[str, Column]) -> InvalidArgument:
     path = [next(iter(left))]
     while path[-1] not in path[:-1]:
         path.append(next(each for each in left[path[-1]].names if each in left))
     path = path[path.index(path[-1]) :]
     if len(path) == 2:
-        return f"the column {path[0]!r} takes itself; a new column needs a name that the table does not have yet"
-    return "columns that take each other: " + " takes ".join(map(repr, path))
+        return InvalidArgument(
+            f"the column {path[0]!r} takes itself", fix="give the new column a name that the table does not have yet"
+        )
+    return InvalidArgument("found columns that take each other: " + " takes ".join(map(repr, path)))
 
 
 def model_of(handler: ModelHandler[Any, Any, Any]) -> Handler[Any, Any, Any]:
-    """The handler with all hooks, giving values alone."""
+    """Return the handler with all hooks; its predictions are plain values, not ``PredictionResult``."""
     if isinstance(handler, Handler):
         return handler
-    return whole_columns(handler) or _Values(OfTensors(adapt(handler)) if takes_tensors(handler) else adapt(handler))
+    return whole_columns(handler) or _Values(
+        TensorExamplesHandler(adapt(handler)) if takes_tensors(handler) else adapt(handler)
+    )
 
 
 class _Values(WrappedHandler):
-    """Beam's handlers give PredictionResults, with an example and a name in each."""
+    """Takes the values out of the ``PredictionResult`` that Beam's handlers return."""
 
     def collect(self, outputs: Any) -> Block:
         return [_value(each) for each in rows(super().collect(outputs))]

@@ -1,4 +1,4 @@
-"""Rows to the model host, for many models at once; back come columns."""
+"""The step of Enrich that sends rows to the model host, for several models at once, and appends the new columns."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["InferColumnsDoFn"]
 
 
 class InferColumnsDoFn(beam.DoFn):
-    """`process` hands rows to all models and emits what is complete; `finish_bundle` waits for the rest."""
+    """``process`` submits rows to all models and emits complete blocks; ``finish_bundle`` waits for the rest."""
 
     def __init__(self, columns: Mapping[str, Column], settings: Mapping[str, StepSettings]) -> None:
         self._columns = columns
@@ -39,7 +39,7 @@ class InferColumnsDoFn(beam.DoFn):
                 self._models[name] = _Model(name, column, self._settings[name])
                 self._models[name].lanes.set_up()
         except BaseException:
-            self.teardown()  # Beam does not call it for a step that was never set up.
+            self.teardown()  # Beam does not call it if setup fails
             raise
 
     def start_bundle(self) -> None:
@@ -83,7 +83,7 @@ class InferColumnsDoFn(beam.DoFn):
         columns = {name: model.column.of(count, waiting.values[name]) for name, model in self._models.items()}
         failed: dict[int, Letter] = {}
         for letters in waiting.failed.values():
-            failed = {**letters, **failed}  # The first model that failed stays.
+            failed = {**letters, **failed}  # keep the failure of the first model
         return WindowedValue(block.with_columns(columns, failed), waiting.timestamp, (waiting.window,))
 
 
@@ -98,7 +98,7 @@ class _Model:
         self._preparer = RowPreparer(column, {name: handler}, settings.caught)
 
     def rows(self, block: TableBlock) -> tuple[PreparedRows, dict[int, Letter]]:
-        """What was prepared before; or, of a model that takes columns as they are, made here."""
+        """Return the rows prepared by the step before; a model that takes columns unchanged prepares them here."""
         rows = block.prepared.get(self._name)
         if rows is None:
             prepared, letters = self._preparer.prepare(block)
@@ -107,7 +107,7 @@ class _Model:
 
 
 class _Waiting:
-    """A block of which models have not given all that they will."""
+    """A block for which some models have not returned all predictions yet."""
 
     def __init__(self, block: TableBlock, timestamp: Any, window: Any, names: list[str]) -> None:
         self.block = block
@@ -129,12 +129,12 @@ class _Waiting:
             if outcome.batch_count:
                 blame_rows(error, self.block, int(places[0]), outcome.batch_count, name)
             raise error
-        else:  # It asked to end a thread that is not this one.
-            raise RuntimeError(f"The model's code raised {error!r}") from error
+        else:  # SystemExit and the like were meant for the model's thread, not for this one
+            raise RuntimeError(f"the model's code raised {error!r}") from error
 
 
 def _only_seen(rows: PreparedRows, seen: Any) -> PreparedRows:
-    """Without rows that have failed since."""
+    """Leave out rows that have failed since they were prepared."""
     left = np.flatnonzero(seen[rows.places])
     if len(left) == len(rows.places):
         return rows

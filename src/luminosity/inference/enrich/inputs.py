@@ -1,4 +1,4 @@
-"""What a model gets of a table: a column, a matrix, or several columns by name."""
+"""Turns columns of a table into the inputs of a model: a column, a matrix, or several columns by name."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from luminosity.errors import InvalidType
 from luminosity.inference.adapting.columnar import takes_names
 from luminosity.inference.blocks import Block
 from luminosity.inference.enrich.column import Column
@@ -18,7 +19,7 @@ __all__ = ["block_of", "decoded", "examples_of"]
 
 
 def block_of(table: pa.RecordBatch, column: Column) -> Block:
-    """The inputs of this column, without a Python object for each row.
+    """Return the inputs for a new column, without a Python object for each row.
 
     >>> from luminosity import JaxModelHandler
     >>> handler = JaxModelHandler(lambda params, batch: batch, ())
@@ -42,7 +43,7 @@ def block_of(table: pa.RecordBatch, column: Column) -> Block:
 
 
 def examples_of(block: Block) -> list[Any]:
-    """The same for handlers that take examples: what each would be in a collection of them.
+    """Return the inputs as a list of examples, for handlers that don't take columns.
 
     >>> examples_of(pa.array(["a", "b"])), examples_of(np.array([[1, 2], [3, 4]]))
     (['a', 'b'], [array([1, 2]), array([3, 4])])
@@ -57,9 +58,9 @@ def _matrix(names: Sequence[str], columns: Sequence[Any]) -> npt.NDArray[Any]:
     for name, column in zip(names, columns, strict=True):
         kind = column.type
         if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
-            raise TypeError(
-                f"the column {name!r} holds {kind}, expected numbers: a list of columns is a vector for the model; "
-                "a dict of names to columns takes any"
+            raise InvalidType(
+                f"the column {name!r} holds {kind}, expected numbers, because a list of columns becomes a vector",
+                fix="pass a dict of the model's names to columns, which may have any type",
             )
         arrays.append(column.to_numpy(zero_copy_only=False))
     matrix = np.empty((len(arrays[0]), len(arrays)), np.result_type(*arrays))
@@ -69,7 +70,7 @@ def _matrix(names: Sequence[str], columns: Sequence[Any]) -> npt.NDArray[Any]:
 
 
 def decoded(column: Any) -> Any:
-    """Values themselves: files may hold numbers of a dictionary instead."""
+    """Return the column's values without dictionary encoding."""
     return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
 
 

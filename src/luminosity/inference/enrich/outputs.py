@@ -1,4 +1,4 @@
-"""What a model gave, batch by batch, as one column."""
+"""Turns the predictions of a model, batch by batch, into one Arrow column."""
 
 from __future__ import annotations
 
@@ -8,14 +8,20 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from luminosity.errors import Fix, InvalidArgument
 from luminosity.inference.blocks import Block, Indices, join
 from luminosity.inference.handlers.columns import plain, to_columns
 
 __all__ = ["NewColumn"]
 
 
+_NAME_THE_TYPE = Fix("name the type with Column(..., output=)")
+
+
 class NewColumn:
-    """The same type for all batches of a table: the one asked for, else the handler's, else that of the first values.
+    """Makes the batches of a new column, all of one type.
+
+    The type is the requested one, or the handler's, or the type of the first values.
 
     >>> NewColumn("score", None).of(3, [(np.array([2, 0]), np.array([0.25, 0.5]))]).to_pylist()
     [0.5, None, 0.25]
@@ -24,11 +30,11 @@ class NewColumn:
     def __init__(self, name: str, type: pa.DataType | None) -> None:
         self._name = name
         self._type = type
-        self._is_found = type is None
-        """Whether the type is only what values were so far."""
+        self._is_inferred = type is None
+        """Whether the type is inferred from the values so far."""
 
     def of(self, count: int, parts: Sequence[tuple[Indices, Block]]) -> pa.Array:
-        """The column of a batch with so many rows, null where no part has a value."""
+        """Return the column of a batch with ``count`` rows; a row that is in no part is null."""
         if not parts:
             return pa.nulls(count, self._type)
         values = self._arrow(join([block for _, block in parts]))
@@ -47,21 +53,20 @@ class NewColumn:
                 if not pa.types.is_null(found.type):
                     self._type = found.type
                 return found
-            if not self._is_found or pa.types.is_null(found.type):
+            if not self._is_inferred or pa.types.is_null(found.type):
                 return _cast(found, values, wanted)
         except (pa.ArrowException, ValueError) as error:
-            raise ValueError(
-                f"what the model of the column {self._name!r} gave can't become {wanted or 'Arrow'}: {error}; "
-                "Column(..., output=) says which type it is to have"
+            raise InvalidArgument(
+                f"the predictions for the column {self._name!r} can't become {wanted or 'Arrow'}: {error}",
+                fix=_NAME_THE_TYPE,
             ) from error
-        raise ValueError(
-            f"the column {self._name!r} was {wanted} in one batch and is {found.type} in another: "
-            "say which it is to be, with Column(..., output=)"
+        raise InvalidArgument(
+            f"the column {self._name!r} was {wanted} in one batch and is {found.type} in another", fix=_NAME_THE_TYPE
         )
 
 
 def _arrow(values: Block, wanted: pa.DataType | None) -> pa.Array:
-    """Arrays become columns at once; only of Python's own values is each looked at."""
+    """Return values as an Arrow array. Arrays are converted at once; only Python objects are converted one by one."""
     if isinstance(values, pa.Array):
         return values
     if isinstance(values, pa.RecordBatch):
@@ -83,7 +88,7 @@ def _of_python(values: Sequence[Any], wanted: pa.DataType | None) -> pa.Array:
     except (pa.ArrowInvalid, pa.ArrowTypeError):
         if wanted is None:
             raise
-        return pa.array(values, wanted)  # Which type tuples have, for one, no value tells.
+        return pa.array(values, wanted)  # Arrow can't infer the type of tuples, for example
 
 
 def _of_numpy(values: Any) -> pa.Array:
@@ -99,7 +104,9 @@ def _are_arrays(values: Sequence[Any]) -> bool:
 
 
 def _cast(found: pa.Array, values: Block, wanted: pa.DataType) -> pa.Array:
-    """Nothing is lost: `pa.array(values, wanted)` would make 2 of 2.5, so that is left to what has no cast."""
+    """Convert without loss. ``pa.array(values, wanted)`` would turn 2.5 into 2, so it is used only if there is no
+    cast.
+    """
     try:
         return found.cast(wanted)
     except (pa.ArrowNotImplementedError, pa.ArrowTypeError):

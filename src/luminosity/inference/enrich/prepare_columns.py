@@ -1,4 +1,4 @@
-"""Rows made ready for models, once for all that want the same."""
+"""Prepares rows for models, once for all models that prepare them in the same way."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from luminosity.inference.handler import Handler
 from luminosity.inference.preparing import Attempt, Preparer
 from luminosity.inference.steps.settings import StepSettings
 
-__all__ = ["ROWS_PREPARED", "PrepareColumnsDoFn", "RowPreparer", "blame_rows", "reason"]
+__all__ = ["PrepareColumnsDoFn", "RowPreparer", "alike", "blame_rows", "reason"]
 
 
 ROWS_PREPARED = "rows_prepared"
-"""A counter, in a namespace of the columns that share what is made of the rows."""
+"""The name of a counter; its namespace is the names of the columns that share the prepared rows."""
 
 Caught = tuple[type[BaseException], ...]
 
@@ -35,7 +35,7 @@ _FIND_ROW = Fix(
 
 
 class PrepareColumnsDoFn(beam.DoFn):
-    """Runs on CPU workers."""
+    """Prepares rows on CPU workers."""
 
     def __init__(self, columns: Mapping[str, Column], settings: StepSettings) -> None:
         self._columns = columns
@@ -56,32 +56,32 @@ class PrepareColumnsDoFn(beam.DoFn):
         for preparer in self._preparers:
             found, letters = preparer.prepare(block)
             prepared |= found
-            failed = {**letters, **failed}  # The first to fail stays.
+            failed = {**letters, **failed}  # keep the first failure
             rows = len(found[preparer.names[0]].places) + len(letters)
             Metrics.counter("+".join(preparer.names), ROWS_PREPARED).inc(rows)
         yield replace(block, prepared=prepared, failed=failed)
 
 
 def alike(columns: Mapping[str, Column], models: Mapping[str, Handler[Any, Any, Any]]) -> list[list[str]]:
-    """The columns whose models make the same of the same inputs."""
+    """Group columns whose models prepare the same inputs in the same way."""
     groups: dict[Hashable, list[str]] = {}
     for name, model in models.items():
         key = model.prepare_key()
         inputs: Any = columns[name].inputs
         inputs = inputs if isinstance(inputs, str) else tuple(inputs.items() if isinstance(inputs, Mapping) else inputs)
-        # One that has a `prepare` of its own may have inherited its key.
+        # A class that overrides `prepare` may have inherited its key, so `prepare` must be the same, too.
         whose: Hashable = name if key is None else (type(model).prepare, key, inputs)
         groups.setdefault(whose, []).append(name)
     return list(groups.values())
 
 
 def reason(error: BaseException) -> str:
-    """A failure as dead letters tell it."""
+    """Return the text of a failure for a dead letter."""
     return f"{type(error).__name__}: {error}"
 
 
 class RowPreparer:
-    """For the columns of models that make the same of the same inputs: the first model does it for all."""
+    """Prepares rows for all models that prepare the same inputs in the same way; the first model does the work."""
 
     def __init__(self, column: Column, models: Mapping[str, Handler[Any, Any, Any]], caught: Caught) -> None:
         self.names = list(models)
@@ -91,7 +91,7 @@ class RowPreparer:
         self._preparers = {name: Preparer(model) for name, model in models.items()}
 
     def prepare(self, block: TableBlock) -> tuple[dict[str, PreparedRows], dict[int, Letter]]:
-        """What each model gets; and rows that it can't get."""
+        """Return the examples of each model, and the dead letters of rows that can't be prepared."""
         begun = time.perf_counter()
         places, letters = self._with_inputs(block)
         if not len(places):
@@ -106,30 +106,30 @@ class RowPreparer:
                 found[name] = PreparedRows(places, [], np.empty(0), None)
                 continue
             weighed = preparer.weighed(done.block, done.examples) if found else done
-            # Counted once, for the first of them.
+            # Counted only once, for the first model.
             seconds = 0.0 if found else time.perf_counter() - begun
             found[name] = PreparedRows(places, weighed.block, weighed.costs, weighed.weights, seconds)
         return found, letters
 
     def _with_inputs(self, block: TableBlock) -> tuple[Indices, dict[int, Letter]]:
-        """The rows that have all inputs; and those that lack one."""
+        """Return the rows that have all inputs, and dead letters for those in which one is null."""
         seen = block.seen()
         letters: dict[int, Letter] = {}
         for name in self._column.names:
-            column = decoded(block.table.column(name))  # A dictionary may hold a null, too.
+            column = decoded(block.table.column(name))  # a dictionary may hold a null, too
             if not column.null_count:
                 continue
             lacking = np.flatnonzero(seen & column.is_null().to_numpy(zero_copy_only=False))
             if len(lacking):
-                letters |= dict.fromkeys(lacking.tolist(), self._letter(self._lacks(name, block, int(lacking[0]))))
+                letters |= dict.fromkeys(lacking.tolist(), self._letter(self._null_input(name, block, int(lacking[0]))))
                 seen[lacking] = False
         return np.flatnonzero(seen), letters
 
-    def _lacks(self, name: str, block: TableBlock, place: int) -> ValueError:
-        """To be caught; else it is raised, with more to say."""
-        error = ValueError(f"{name!r} is null")
-        if isinstance(error, self._caught):
-            return error
+    def _null_input(self, name: str, block: TableBlock, place: int) -> ValueError:
+        """Return the error for a dead letter; raise it if errors of its type are not caught."""
+        caught = ValueError(f"{name!r} is null")
+        if isinstance(caught, self._caught):
+            return caught
         error = TableError(
             f"the column {self.names[0]!r} takes {name!r}, which is null in {block.row(place)}",
             fix=Fix(

@@ -1,4 +1,4 @@
-"""What moves between the steps of Enrich."""
+"""``TableBlock``: rows of a table, as they move between the steps of Enrich."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from apache_beam import coders
 
+from luminosity._text import shorten
 from luminosity.inference.blocks import Block, Indices, size
 from luminosity.inference.steps.messages import BlockCoder
 from luminosity.tables.coder import RecordBatchCoder
@@ -19,15 +20,15 @@ from luminosity.tables.coder import RecordBatchCoder
 __all__ = ["DELETED", "Letter", "PreparedRows", "TableBlock"]
 
 DELETED = "_deleted"
-"""A column that marks rows of which only the key is left: models skip them, stores delete them."""
-_ROW_CHARACTERS = 100
+"""A column that marks deleted rows: models skip them, stores delete them."""
+_ROW_CHARACTERS = 100  # how much of a row an error message shows
 
 _TABLES = RecordBatchCoder()
 
 
 @dataclass(frozen=True)
 class Letter:
-    """Why a row has no value of a model."""
+    """The model that failed on a row, and the reason."""
 
     model: str
     reason: str
@@ -35,33 +36,33 @@ class Letter:
 
 @dataclass(frozen=True)
 class PreparedRows:
-    """What one model gets of a table."""
+    """The examples of one model, made from rows of a table."""
 
     places: Indices
-    """The rows it gets."""
+    """The indices of the rows."""
     block: Block
     costs: npt.NDArray[Any]
     weights: npt.NDArray[Any] | None
     seconds: float = 0.0
-    """What preparing it took, where nobody else has counted that."""
+    """The time that preparing took, or 0 if it is counted for another model."""
 
 
 @dataclass(frozen=True)
 class TableBlock:
-    """Rows of a table, with the columns that it has so far."""
+    """Rows of a table, with the columns that they have so far."""
 
     table: pa.RecordBatch
     own: int
-    """How many of its columns it came with."""
+    """The number of columns that the table had before Enrich."""
     start: int = 0
-    """The number of its first row in the batch that it was cut from."""
+    """The index of its first row in the batch that it was cut from."""
     prepared: Mapping[str, PreparedRows] = field(default_factory=dict[str, PreparedRows])
-    """For columns to come."""
+    """Prepared examples by the name of the new column."""
     failed: Mapping[int, Letter] = field(default_factory=dict[int, Letter])
-    """Rows that no model is to see any more."""
+    """Rows that failed, by index; no further model sees them."""
 
     def seen(self) -> npt.NDArray[np.bool_]:
-        """For each row, whether models are to see it."""
+        """Return a mask of the rows that models see: neither deleted nor failed."""
         seen = np.ones(self.table.num_rows, np.bool_)
         if DELETED in self.table.schema.names:
             seen = ~self.table.column(DELETED).fill_null(False).to_numpy(zero_copy_only=False)
@@ -69,6 +70,7 @@ class TableBlock:
         return seen
 
     def with_columns(self, columns: Mapping[str, Any], failed: Mapping[int, Letter]) -> TableBlock:
+        """Return the block with new columns and failed rows added."""
         table = self.table
         for name, column in columns.items():
             table = table.append_column(name, column)
@@ -76,11 +78,10 @@ class TableBlock:
         return replace(self, table=table, prepared=left, failed={**self.failed, **failed})
 
     def row(self, place: int) -> str:
-        """A row in a few words: its number, and how its values begin."""
+        """Describe a row for an error message: its index and the beginning of its values."""
         values = {name: each[0] for name, each in self.table.slice(place, 1).to_pydict().items()}
         text = ", ".join(f"{name}={_begin(value)}" for name, value in values.items())
-        text = text if len(text) <= _ROW_CHARACTERS else text[: _ROW_CHARACTERS - 1] + "…"
-        return f"row {self.start + place} of its batch ({text})"
+        return f"row {self.start + place} of its batch ({shorten(text, _ROW_CHARACTERS)})"
 
 
 def _begin(value: Any) -> str:
@@ -88,7 +89,9 @@ def _begin(value: Any) -> str:
 
 
 class TableBlockCoder(BlockCoder):
-    """Pickles, but for the table: of a slice, a pickle would hold all that it was cut from."""
+    """Encodes a block with pickle, except for its table: the pickle of a slice holds the whole table it was cut
+    from.
+    """
 
     def encode(self, value: TableBlock) -> bytes:
         whole = replace(value, table=_TABLES.encode(value.table))  # type: ignore[arg-type]

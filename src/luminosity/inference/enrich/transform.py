@@ -1,4 +1,4 @@
-"""Enrich: any number of models over a table, a new column for each."""
+"""``Enrich``: any number of models over a table, with a new column for each."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import apache_beam as beam
 import pyarrow as pa
 
 from luminosity.core import SORTS_ITS_BUNDLE
+from luminosity.errors import InvalidArgument, InvalidType
 from luminosity.inference.adapting.checks import check_batching
 from luminosity.inference.deadletters import check_threshold
 from luminosity.inference.enrich.column import Column, levels, model_of
@@ -27,8 +28,8 @@ __all__ = ["Enrich"]
 class Enrich(beam.PTransform[Any, Any]):
     """Adds a column to a table for each model.
 
-    A table is a collection of `pyarrow.RecordBatch`; rows keep their order in a batch. All models share the model host,
-    and those with the same tokenizer the work of tokenising. A model may take another one's column.
+    A table is a collection of ``pyarrow.RecordBatch``; rows keep their order in a batch. All models share the model
+    host, and models with the same tokenizer share the tokenised texts. A model may take the new column of another.
 
     >>> import apache_beam as beam
     >>> import pyarrow as pa
@@ -44,18 +45,23 @@ class Enrich(beam.PTransform[Any, Any]):
     ...     _ = table | Enrich(length=Column(Lengths(), "text")) | beam.Map(lambda batch: print(batch.to_pylist()))
     [{'text': 'one', 'length': 3}, {'text': 'three', 'length': 5}]
 
-    Rows whose `_deleted` is true are seen by no model: their new columns are null. Resource hints, the handlers' or
-    given to this transform, apply to the steps that run models alone.
+    Models skip rows whose ``_deleted`` is true; the new columns of these rows are null. Resource hints of handlers and
+    of this transform apply only to the steps that run models.
+
+    Args:
+        columns: a ``Column`` for each new column, by its name.
     """
 
     def __init__(self, /, **columns: Column) -> None:
         super().__init__()
         if not columns:
-            raise ValueError("found no columns, expected at least one: Enrich(name=Column(handler, inputs))")
+            raise InvalidArgument(
+                "found no columns, expected at least one", fix="pass Enrich(name=Column(handler, inputs))"
+            )
         for name, column in columns.items():
             if not isinstance(column, Column):  # pyright: ignore[reportUnnecessaryIsInstance]
                 kind = type(column).__name__  # pyright: ignore[reportUnknownArgumentType]
-                raise TypeError(f"found {name}= of type {kind}, expected {name}=Column(handler, inputs)")
+                raise InvalidType(f"found {name}= of type {kind}, expected {name}=Column(handler, inputs)")
         self._columns = columns
         self._levels = levels(columns)
         self._hints: dict[str, Any] = {}
@@ -64,7 +70,7 @@ class Enrich(beam.PTransform[Any, Any]):
         self._threshold = 1.0
 
     def with_resource_hints(self, **kwargs: Any) -> Enrich:
-        """For the steps that run models; they win over the handlers' own hints."""
+        """Set hints for the steps that run models. They override the handlers' own hints."""
         self._hints.update(kwargs)
         return self
 
@@ -76,16 +82,16 @@ class Enrich(beam.PTransform[Any, Any]):
         threshold: float = 1,
         timeout: float | None = None,
     ) -> Enrich:
-        """Dead letters instead of a failed pipeline: returns `(good, bad)`, two tables.
+        """Return dead letters instead of failing the pipeline: the transform returns two tables, ``(good, bad)``.
 
-        A row that a model can't take or fails on is in `bad`, with the columns that it came with, the name of the new
-        column in `_model` and why in `_reason`. It is not in `good`, and models that come later don't see it.
+        A row on which a model fails is in ``bad``, with its original columns, the name of the new column in ``_model``
+        and the error in ``_reason``. It is not in ``good``, and later models don't see it.
 
         Args:
-            exc_class: what to catch.
-            use_subprocess: run each model in a process of its own, so that its crash is a failure like others.
-            threshold: the share of failed rows up to which the pipeline goes on.
-            timeout: seconds for one batch, with the load of the model if that is not done yet.
+            exc_class: the exceptions to catch.
+            use_subprocess: run each model in its own process, so that a crash is a failure like others.
+            threshold: the share of failed rows above which the pipeline fails.
+            timeout: seconds for one batch, including the load of the model if it is not loaded yet.
         """
         self._settings = replace(
             self._settings,
@@ -106,17 +112,17 @@ class Enrich(beam.PTransform[Any, Any]):
         models = {name: model_of(column.handler) for name, column in self._columns.items()}
         check_batching(models.values())
         self._slow = [name for name, model in models.items() if not model.columnar]
-        """Columns of models that work on each row before they predict, or in ways unknown."""
+        """Columns whose models prepare each row, or may do so."""
         begin = beam.ParDo(BeginDoFn(self._columns, cuts=bool(self._slow)))
         blocks = input_or_inputs | "Begin" >> begin.with_output_types(TableBlock)
         if self._slow:
-            blocks = blocks | "Spread" >> beam.Reshuffle()  # One file's rows for all workers.
+            blocks = blocks | "Spread" >> beam.Reshuffle()  # share the rows of one file between all workers
         settings = in_pipeline(self._settings, input_or_inputs.pipeline)
         for names in self._levels:
             blocks = self._prepare(blocks, names, settings)
             hints = {name: {**models[name].get_resource_hints(), **self._hints} for name in names}
-            for asked, alike in by_hints(hints):
-                blocks = self._infer(blocks, alike, settings, asked)
+            for resources, group in by_hints(hints):
+                blocks = self._infer(blocks, group, settings, resources)
         return self._finish(blocks)
 
     def _prepare(self, blocks: Any, names: Sequence[str], settings: StepSettings) -> Any:
@@ -139,7 +145,7 @@ class Enrich(beam.PTransform[Any, Any]):
 
     def _settings_of(self, name: str, settings: StepSettings) -> StepSettings:
         column = self._columns[name]
-        # A handler that makes two columns is one model.
+        # A handler used for two columns is one model.
         first = next(each for each, other in self._columns.items() if other.handler is column.handler)
         return replace(
             settings,

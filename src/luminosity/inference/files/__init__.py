@@ -1,1 +1,1 @@
-"""Models from anywhere: files on any Beam filesystem, fetched once per machine."""
+"""Model files from any Beam filesystem, fetched once per machine and kept in a cache."""

@@ -1,11 +1,11 @@
-"""The folder of fetched models: what is in it, what is in use, and what must go.
+"""The folder of fetched models: its entries, the locks of processes that use them, and eviction.
 
-For each model, by its key:
+A model with the key KEY has these files:
 
-    KEY            the files and their manifest; there only when whole
+    KEY            the model's files and their manifest; exists only when complete
     KEY.partial    the same while it is being fetched
-    KEY.use        locked, together with others, by each process that fetches or uses it; its time is the last use
-    KEY.fetch      locked by the one process that fetches it
+    KEY.use        locked, shared, by each process that fetches or uses the model; its time is the last use
+    KEY.fetch      locked by the process that fetches the model
 """
 
 from __future__ import annotations
@@ -29,28 +29,34 @@ __all__ = ["CacheFolder"]
 _KEY = re.compile(r"([0-9a-f]{32}-\d+)(\.\w+)?")
 
 
+_MAKE_ROOM = "raise --model_cache_limit, or choose another disk with --model_cache"
+
+
 class CacheFolder:
+    """The folder of fetched models, shared by all processes of a user on this machine."""
+
     def __init__(self, config: ModelCacheConfig) -> None:
         self._config = config
         self.path = _private_folder(config.local_folder())
 
     def entry(self, key: str) -> str:
+        """Return the path of a model's entry."""
         return os.path.join(self.path, key)
 
     def use(self, key: str) -> int:
-        """Keep the model from being evicted until the descriptor is closed, or this process ends."""
+        """Keep a model from being evicted until the returned descriptor is closed or this process ends."""
         return locks.shared(f"{self.entry(key)}.use", "a model to be removed")
 
     @contextlib.contextmanager
     def fetching(self, source: Source) -> Generator[None]:
-        """Be the one process that fetches this model; the caller holds its `use`."""
+        """Hold the lock of the one process that fetches this model. The caller holds its ``use`` lock."""
         entry = self.entry(source.key)
         with locks.exclusive(f"{entry}.fetch", source.address, lambda: _bytes_in(f"{entry}.partial")):
             yield
 
     @contextlib.contextmanager
     def new_entry(self, source: Source) -> Generator[str]:
-        """An empty folder that becomes the entry, whole, when the context is left without an exception."""
+        """Yield an empty folder, which becomes the entry if the ``with`` block ends without an exception."""
         entry = self.entry(source.key)
         partial = f"{entry}.partial"
         self._make_room(source, partial)
@@ -63,7 +69,7 @@ class CacheFolder:
             raise
 
     def discard(self, key: str) -> None:
-        """Remove an entry at once, as seen by others; it is never half there."""
+        """Remove an entry. Other processes see either all of it or nothing."""
         gone = f"{self.entry(key)}.partial"
         _remove(gone)
         with contextlib.suppress(FileNotFoundError):
@@ -71,9 +77,9 @@ class CacheFolder:
         _remove(gone)
 
     def _make_room(self, source: Source, partial: str) -> None:
-        """Evict what was not used for longest until the model fits, and reserve its bytes."""
+        """Evict least recently used models until the new one fits, and reserve its bytes."""
         with locks.exclusive(os.path.join(self.path, "lock"), "room in the model cache"):
-            _remove(partial)  # of a process that was killed
+            _remove(partial)  # left by a process that was killed
             self._remove_abandoned()
             present = self._keys()
             held = sum(map(_size, present))
@@ -82,7 +88,8 @@ class CacheFolder:
             if source.size > limit:
                 raise ModelUnavailable(
                     f"{source.address} has {format_bytes(source.size)}, and the model cache {self.path} may hold "
-                    f"{format_bytes(limit)}: raise --model_cache_limit, or choose another disk with --model_cache"
+                    f"{format_bytes(limit)}",
+                    fix=_MAKE_ROOM,
                 )
             for key in sorted(present, key=self._last_use):
                 if held + source.size <= limit and source.size <= free:
@@ -94,12 +101,13 @@ class CacheFolder:
                 raise ModelUnavailable(
                     f"{source.address} has {format_bytes(source.size)}; the model cache {self.path} may hold "
                     f"{format_bytes(limit)}, of which {format_bytes(held)} are in use now, and its disk has "
-                    f"{format_bytes(free)} free: raise --model_cache_limit, or choose another disk with --model_cache"
+                    f"{format_bytes(free)} free",
+                    fix=_MAKE_ROOM,
                 )
             os.mkdir(partial, 0o700)
 
     def _keys(self) -> set[str]:
-        """Of all models that are there or on their way."""
+        """Return the keys of all models that are complete or being fetched."""
         return {
             match[1]
             for name in os.listdir(self.path)
@@ -113,7 +121,7 @@ class CacheFolder:
             return 0
 
     def _evict(self, key: str) -> bool:
-        """Remove a model that nobody uses, and all that belongs to it."""
+        """Remove a model and its lock files unless a process uses it; return whether it was removed."""
         entry = self.entry(key)
         with locks.try_exclusive(f"{entry}.use") as is_unused:
             if is_unused:
@@ -124,7 +132,7 @@ class CacheFolder:
             return is_unused
 
     def _remove_abandoned(self) -> None:
-        """What processes left behind that were killed while they fetched, or could not fetch."""
+        """Remove the lock files and partial entries of processes that were killed or failed while they fetched."""
         named = {match[1] for name in os.listdir(self.path) if (match := _KEY.fullmatch(name))}
         for key in named:
             if not os.path.exists(self.entry(key)):
@@ -132,21 +140,22 @@ class CacheFolder:
 
 
 def _private_folder(path: str) -> str:
-    """A folder that nobody else can put a model into: a model is code."""
+    """Return a folder to which only this user can write: loading a model can run code."""
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
         with contextlib.suppress(FileExistsError):
             os.mkdir(path, 0o700)
         status = os.stat(path)
     except OSError as error:
-        message = f"--model_cache={path}: expected a folder that can be written to; {error.strerror or error}"
+        message = f"--model_cache={path}: expected a folder that can be written to: {error.strerror or error}"
         raise OptionError(message) from error
     if not stat.S_ISDIR(status.st_mode):
         raise OptionError(f"--model_cache={path}: expected a folder, found a file")
     if status.st_uid != os.getuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise OptionError(
-            f"--model_cache={path}: expected a folder of this user's that nobody else can write to "
-            f"(found owner {status.st_uid}, mode {stat.S_IMODE(status.st_mode):o}); name a folder within it"
+            f"--model_cache={path}: expected a folder that belongs to this user and that no other user can write to "
+            f"(found owner {status.st_uid}, mode {stat.S_IMODE(status.st_mode):o})",
+            fix="name a folder inside it",
         )
     return path
 

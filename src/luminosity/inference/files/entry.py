@@ -1,4 +1,4 @@
-"""One fetched model: its files, and a manifest by which damage to them is found."""
+"""One fetched model: its files, and a manifest that shows if they are damaged."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 __all__ = ["FileRecord", "damage", "fsync", "model_path", "write_manifest"]
 
 CHUNK = 4 << 20
+"""How many bytes of a file are read at once."""
 
 _MANIFEST = "manifest.json"
 _FILES = "files"
@@ -18,7 +19,7 @@ _FILES = "files"
 
 @dataclass(frozen=True)
 class FileRecord:
-    """A file as it was when it was written."""
+    """A file's size, time and digest when it was written."""
 
     relative: str
     size: int
@@ -27,15 +28,18 @@ class FileRecord:
 
     @classmethod
     def of(cls, path: str, relative: str, sha256: str) -> FileRecord:
+        """Return the record of a file that was just written."""
         status = os.stat(path)
         return cls(relative, status.st_size, status.st_mtime_ns, sha256)
 
 
 def model_path(entry: str, relative: str) -> str:
+    """Return the path of a model's file or folder inside its entry."""
     return os.path.join(entry, _FILES, relative)
 
 
 def write_manifest(entry: str, address: str, records: list[FileRecord]) -> None:
+    """Write the manifest of an entry. It is on disk when this returns."""
     path = os.path.join(entry, _MANIFEST)
     with open(path, "w") as file:
         json.dump({"source": address, "files": [asdict(record) for record in records]}, file, indent=1)
@@ -45,9 +49,9 @@ def write_manifest(entry: str, address: str, records: list[FileRecord]) -> None:
 
 
 def damage(entry: str, thorough: bool) -> str | None:
-    """What is wrong with the entry, in words; None where all is well.
+    """Return what is wrong with an entry, or None if nothing is.
 
-    Sizes and times are looked at always; contents where `thorough`, or where those differ.
+    Sizes and times are always compared; contents if ``thorough`` is true or the time differs.
     """
     try:
         records = _read_manifest(entry)
@@ -67,7 +71,7 @@ def damage(entry: str, thorough: bool) -> str | None:
 
 
 def fsync(path: str) -> None:
-    """Make a folder's names, or a file's contents, outlive a crash of the machine."""
+    """Write a file's contents, or the names in a folder, to disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

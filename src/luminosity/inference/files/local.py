@@ -1,4 +1,4 @@
-"""A model's files on this machine, wherever they come from."""
+"""Local paths of model files, wherever they come from."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from luminosity.inference.options import ModelCacheConfig
 
 __all__ = ["local_copy", "use_cache"]
 
-_LOGGER = logging.getLogger("luminosity")
+_LOGGER = logging.getLogger(__name__)
 
-_FETCHES = 3
+_FETCHES = 3  # how often a damaged copy is replaced before the disk is blamed
 
 
 class _Process:
-    """What this process knows: its settings, the models it uses, and those whose contents it has checked."""
+    """The cache settings of this process, the models it uses, and the entries whose contents it has checked."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.config = ModelCacheConfig()
-        self.in_use: dict[str, int] = {}  # by entry; held as long as the process lives
+        self.in_use: dict[str, int] = {}  # lock descriptors by entry, held until the process ends
         self.checked: set[str] = set()
 
 
@@ -38,12 +38,16 @@ _process = _Process()
 
 
 def use_cache(config: ModelCacheConfig) -> None:
-    """Say, for this process, where fetched models are kept; without it, the defaults hold."""
+    """Set where this process keeps fetched models. Without this call, the defaults apply."""
     _process.config = config
 
 
 def local_copy(path: str) -> str:
-    """The path on this machine of a model's file or folder, which may lie on any filesystem that Beam knows.
+    """Return the local path of a model's file or folder, which may be on any filesystem that Beam knows.
+
+    A model on another filesystem (gs://, s3://, hdfs://, or your own scheme) is fetched once per machine: one process
+    fetches it, and the others wait. The copy is kept until this process ends, and then until its space is needed. If
+    the source has changed, it is fetched again. A local path is returned unchanged, and so is a name on a model hub.
 
     What is elsewhere (gs://, s3://, hdfs://, a scheme of your own) is fetched once per machine: of several processes
     one fetches, and the others wait. The copy stays until this process ends, and after that until its room is needed.
@@ -65,7 +69,7 @@ def local_copy(path: str) -> str:
     try:
         _make_whole(source, folder)
         now = time.time_ns()
-        os.utime(lock, ns=(now, now))  # by itself the kernel's clock is coarse, and the order of uses counts
+        os.utime(lock, ns=(now, now))  # the kernel's own timestamps are too coarse to order uses
         _keep(entry, lock)
     except BaseException:
         os.close(lock)
@@ -74,9 +78,9 @@ def local_copy(path: str) -> str:
 
 
 def _fault(entry: str) -> str | None:
-    """What is wrong with the copy; its contents are read once per process."""
+    """Return what is wrong with the copy. Each process reads its contents once."""
     if not os.path.isdir(entry):
-        return "it is not there"
+        return "it is missing"
     fault = damage(entry, thorough=entry not in _process.checked)
     if fault is None:
         _process.checked.add(entry)
@@ -84,7 +88,7 @@ def _fault(entry: str) -> str | None:
 
 
 def _make_whole(source: Source, folder: CacheFolder) -> None:
-    """Fetch what is not there or damaged, unless another process does so first."""
+    """Fetch the model if it is missing or damaged, unless another process does so first."""
     entry = folder.entry(source.key)
     for _ in range(_FETCHES):
         seen = _identity(entry)
@@ -100,9 +104,10 @@ def _make_whole(source: Source, folder: CacheFolder) -> None:
                     folder.discard(source.key)
                 _fetch(source, folder)
                 return
-        # Another has fetched it. Its contents are read without the lock, by all who waited at the same time.
+        # Another process has fetched it. All waiting processes check its contents at once, without the lock.
     raise ModelUnavailable(
-        f"the copy of {source.address} in {entry} was damaged {_FETCHES} times; is the disk failing?"
+        f"the copy of {source.address} in {entry} was damaged {_FETCHES} times",
+        fix="check the disk, or choose another one with --model_cache",
     )
 
 
@@ -113,11 +118,11 @@ def _fetch(source: Source, folder: CacheFolder) -> None:
         began = time.monotonic()
         download(source, empty)
     _LOGGER.info("fetched %s (%s) in %.1f s", source.address, size, time.monotonic() - began)
-    _process.checked.add(folder.entry(source.key))  # what was written was hashed on the way
+    _process.checked.add(folder.entry(source.key))  # its contents were hashed while they were written
 
 
 def _identity(entry: str) -> tuple[int, int] | None:
-    """Which folder this is; another one of the same name has another."""
+    """Return what identifies this folder; a new folder of the same name differs."""
     try:
         status = os.stat(entry)
     except FileNotFoundError:
@@ -126,7 +131,7 @@ def _identity(entry: str) -> tuple[int, int] | None:
 
 
 def _keep(entry: str, lock: int) -> None:
-    """Hold one lock per model for the life of the process."""
+    """Hold one lock per model until the process ends."""
     with _process.lock:
         if _process.in_use.setdefault(entry, lock) != lock:
             os.close(lock)

@@ -1,4 +1,4 @@
-"""What lies at an address on a Beam filesystem: one file, or a folder of them."""
+"""The files at an address on a Beam filesystem: finding them and downloading them."""
 
 from __future__ import annotations
 
@@ -18,21 +18,24 @@ from apache_beam.io.filesystems import FileSystems
 from luminosity.errors import ModelUnavailable
 from luminosity.inference.files.entry import CHUNK, FileRecord, fsync, model_path, write_manifest
 
-__all__ = ["Source", "SourceFile", "download", "find"]
+__all__ = ["Source", "download", "find"]
 
 
 _GLOB = re.compile(r"[*?\[]")
-_DEEPEST = 32  # folders within folders; more is a loop
-
-_FILES_AT_ONCE = 4  # large models come in parts, and one connection rarely fills the network
+_DEEPEST = 32  # nested folders; more must be a loop
+_FILES_AT_ONCE = 4  # large models have many files, and one connection rarely fills the network
 
 
 @dataclass(frozen=True)
 class SourceFile:
+    """A file of a model on its filesystem."""
+
     address: str
-    relative: str  # where it lies in the local copy
+    relative: str
+    """Its path inside the local copy."""
     size: int
-    updated: float  # 0.0 where the filesystem does not say
+    updated: float
+    """The time of the last change, or 0.0 if the filesystem does not know it."""
 
 
 @dataclass(frozen=True)
@@ -41,16 +44,17 @@ class Source:
 
     address: str
     name: str
-    """The file or folder that holds all of them in the local copy; keeps its ending, which libraries look at."""
+    """The file or folder with all of them in the local copy. It keeps its suffix, on which libraries rely."""
     files: tuple[SourceFile, ...]
 
     @property
     def size(self) -> int:
+        """The size of all files in bytes."""
         return sum(file.size for file in self.files)
 
     @property
     def key(self) -> str:
-        """One for each version of the source; ends in its size.
+        """A key that differs for each version of the source; it ends in the source's size.
 
         >>> old, new = (Source("gs://b/m.pt", "m.pt", (SourceFile("gs://b/m.pt", "m.pt", 3, at),)) for at in (1.0, 2.0))
         >>> old.key == new.key, old.key.endswith("-3")
@@ -61,7 +65,7 @@ class Source:
 
 
 def find(address: str) -> Source:
-    """The files at this address; an error where there are none."""
+    """Return the files at an address. Raises ``ModelUnavailable`` if there are none."""
     if _GLOB.search(address):
         raise ModelUnavailable(f"{address}: expected the address of one model, found a pattern (one of * ? [)")
     bare = address.rstrip("/")
@@ -70,23 +74,23 @@ def find(address: str) -> Source:
     has_folders = FileSystems.get_filesystem(bare).has_dirs()
     if exact and not (has_folders and exact.size_in_bytes == 0):
         return Source(bare, name, (_file(exact, name),))
-    # A folder has no size where there are folders, and elsewhere it is but the beginning of its files' names.
+    # On filesystems with folders, a folder has the size 0; on others, it is only a prefix of file names.
     try:
         within = sorted(_walk(bare, has_folders), key=lambda found: found.path)
     except BeamIOError as error:
         if exact is None:
             raise ModelUnavailable(f"{address}: no such file, and no folder that can be listed ({error})") from error
-        within = []  # an empty file: it can't be listed
+        within = []  # an empty file can't be listed
     if within:
         return Source(bare, name, tuple(_file(found, name + found.path[len(bare) :]) for found in within))
     if exact:
         return Source(bare, name, (_file(exact, name),))
-    raise ModelUnavailable(f"{address}: no file there, and no folder with files in it; is it spelled as in the store?")
+    raise ModelUnavailable(f"{address}: no file there, and no folder with files in it", fix="check the spelling")
 
 
 def _file(found: FileMetadata, relative: str) -> SourceFile:
     if ".." in relative.split("/"):
-        raise ModelUnavailable(f"{found.path}: expected a file within the model's folder, found a path out of it")
+        raise ModelUnavailable(f"{found.path}: expected a file inside the model's folder, found a path out of it")
     return SourceFile(found.path, relative, found.size_in_bytes, float(found.last_updated_in_seconds or 0.0))
 
 
@@ -96,13 +100,13 @@ def _match_one(address: str) -> FileMetadata | None:
 
 
 def _walk(folder: str, has_folders: bool, depth: int = 0) -> Iterator[FileMetadata]:
-    """All files below; where a listing shows one level only, level by level."""
+    """Yield all files below a folder, level by level if a listing shows only one level."""
     if depth == _DEEPEST:
-        raise ModelUnavailable(f"{folder}: folders {_DEEPEST} deep; expected a model's folder")
+        raise ModelUnavailable(f"{folder}: found folders {_DEEPEST} levels deep, expected a model's folder")
     for found in FileSystems.match([f"{folder}/**"])[0].metadata_list:
         if found.path.endswith("/") or found.path == folder:
-            continue  # what some tools leave in a store to stand for the folder
-        # A folder among the files shows as an entry without a size; an empty file has nothing below it.
+            continue  # some tools create such an object to stand for the folder
+        # A nested folder is listed with the size 0; an empty file is, too, but has nothing below it.
         nested = list(_below(found.path, depth)) if has_folders and found.size_in_bytes == 0 else []
         yield from nested or [found]
 
@@ -111,11 +115,11 @@ def _below(entry: str, depth: int) -> Iterator[FileMetadata]:
     try:
         yield from _walk(entry, True, depth + 1)
     except BeamIOError:
-        return  # an empty file: it can't be listed
+        return  # an empty file can't be listed
 
 
 def download(source: Source, into: str) -> None:
-    """Write the files and their manifest into an empty folder; all of it is on the disk then."""
+    """Write the files and their manifest into an empty folder. Everything is on disk when this returns."""
     stop = threading.Event()
     errors: list[Exception] = []
 
@@ -131,7 +135,7 @@ def download(source: Source, into: str) -> None:
         try:
             records = [record for record in threads.map(fetch, source.files) if record is not None]
         finally:
-            stop.set()  # where this thread is interrupted, the others need not go on
+            stop.set()  # stops the other threads if this one is interrupted
     if errors:
         raise errors[0]
     for folder, _, _ in os.walk(into):
@@ -143,9 +147,9 @@ def _fetch(file: SourceFile, into: str, stop: threading.Event) -> FileRecord | N
     path = model_path(into, file.relative)
     os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
     digest = hashlib.sha256()
-    # Beam would else unpack a file whose name ends in .gz, and the copy would not be the model.
-    as_it_is = CompressionTypes.UNCOMPRESSED
-    with FileSystems.open(file.address, compression_type=as_it_is) as remote, open(path, "xb") as local:
+    # Otherwise Beam decompresses a file whose name ends in .gz, and the copy differs from the model.
+    unchanged = CompressionTypes.UNCOMPRESSED
+    with FileSystems.open(file.address, compression_type=unchanged) as remote, open(path, "xb") as local:
         while chunk := remote.read(CHUNK):
             if stop.is_set():
                 return None
@@ -156,6 +160,8 @@ def _fetch(file: SourceFile, into: str, stop: threading.Event) -> FileRecord | N
     record = FileRecord.of(path, file.relative, digest.hexdigest())
     if record.size != file.size:
         raise ModelUnavailable(
-            f"{file.address}: {record.size:,} bytes came, expected {file.size:,}; did it change while it was fetched?"
+            f"{file.address}: found {record.size:,} bytes, expected {file.size:,}; it may have changed while it was "
+            "fetched",
+            fix="run the pipeline again",
         )
     return record

@@ -1,1 +1,1 @@
-"""Handlers for models of JAX, torch and transformers, one kind a file."""
+"""Handlers for models: torch modules, JAX functions, text models of transformers, model servers."""

@@ -1,6 +1,6 @@
-"""Examples made of numpy arrays, as Arrow columns and back: quick to take from, to join and to send.
+"""Examples made of numpy arrays, as Arrow columns and back. Columns are fast to slice, to join and to send.
 
-An example is an array, or a dict or tuple of arrays; numbers and lists of numbers are arrays, too. Examples of a single
+An example is an array, or a dict or tuple of arrays; numbers and lists of numbers count as arrays. Examples of a single
 array become an Arrow array, the others a record batch with a column for each of their arrays. A *ragged* array has a
 first dimension that differs from example to example.
 """
@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute
 
+from luminosity.errors import InvalidArgument
 from luminosity.inference.blocks import Block
 from luminosity.inference.handlers.padding import Array, pad_rows
 
@@ -41,7 +42,7 @@ _TUPLE = {b"luminosity.examples": b"tuple"}
 
 
 def to_columns(block: Block, ragged: bool | Collection[str] = False) -> Columns:
-    """Examples as columns; `ragged` is true, or names those arrays of a dict that are ragged.
+    """Return examples as columns. ``ragged`` is true, or names the ragged arrays of a dict.
 
     >>> to_columns([[1, 2], [3, 4]]).type, to_columns([[1], [3, 4]], ragged=True).type
     (FixedSizeListType(fixed_size_list<item: int64>[2]), LargeListType(large_list<item: int64>))
@@ -61,12 +62,14 @@ def to_columns(block: Block, ragged: bool | Collection[str] = False) -> Columns:
         parts = _of_tuples(cast("list[tuple[Any, ...]]", block))
         return _record_batch([str(place) for place in range(len(parts))], parts, _TUPLE, ragged)
     if not isinstance(ragged, bool):
-        raise ValueError(f"found examples of a single array, expected dicts with the ragged arrays {sorted(ragged)}")
+        raise InvalidArgument(
+            f"found examples of a single array, expected dicts with the ragged arrays {sorted(ragged)}"
+        )
     return _column(block, "", ragged)
 
 
 def to_tree(columns: Columns, convert: Callable[[Column], Array]) -> Any:
-    """What `convert` makes of each column, in the shape that one example has: an array, a dict or a tuple."""
+    """Apply ``convert`` to each column; return the results in the form of an example: an array, a dict or a tuple."""
     if not isinstance(columns, pa.RecordBatch):
         return convert(columns)
     converted = [convert(column) for column in columns.columns]
@@ -76,7 +79,7 @@ def to_tree(columns: Columns, convert: Callable[[Column], Array]) -> Any:
 
 
 def to_numpy(column: Column) -> Array:
-    """A column whose arrays all have the same shape, without copying what need not be.
+    """Return a column whose arrays have one shape as a numpy array, without copies if possible.
 
     >>> to_numpy(to_columns([[1, 2], [3, 4]])).tolist()
     [[1, 2], [3, 4]]
@@ -88,7 +91,7 @@ def to_numpy(column: Column) -> Array:
 
 
 def lengths(columns: Columns) -> npt.NDArray[np.int64] | None:
-    """How long the ragged arrays of each example are; None where there are none.
+    """Return the length of the ragged arrays of each example, or None if there are none.
 
     >>> lengths(to_columns([[1], [3, 4]], ragged=True))
     array([1, 2])
@@ -100,15 +103,15 @@ def lengths(columns: Columns) -> npt.NDArray[np.int64] | None:
     for other in each[1:]:
         if not np.array_equal(each[0], other):
             place = int(np.flatnonzero(each[0] != other)[0])
-            raise ValueError(
-                f"an example has ragged arrays of {each[0][place]} and of {other[place]} items, expected one length; "
-                "name those that are ragged with ragged=[...], or pad the others"
+            raise InvalidArgument(
+                f"found ragged arrays of {each[0][place]} and {other[place]} items in one example, expected one length",
+                fix="name the ragged arrays with ragged=[...], or pad the others",
             )
     return each[0]
 
 
 def pad_ragged(column: Column, length: int, value: float) -> Array:
-    """A ragged column as one array, its rows filled up to `length` with `value`.
+    """Return a ragged column as one array, its rows filled up to ``length`` with ``value``.
 
     >>> pad_ragged(to_columns([[1], [3, 4]], ragged=True), 3, 0).tolist()
     [[1, 0, 0], [3, 4, 0]]
@@ -128,7 +131,7 @@ def _record_batch(
     names: list[str], parts: Sequence[Any], metadata: dict[bytes, bytes] | None, ragged: bool | Collection[str]
 ) -> Columns:
     if not isinstance(ragged, bool) and (unknown := sorted(set(ragged) - set(names))):
-        raise ValueError(f"found examples with {names}, expected the ragged arrays {unknown} among them")
+        raise InvalidArgument(f"found examples with {names}, expected the ragged arrays {unknown} among them")
     columns = [
         _column(part, name, ragged if isinstance(ragged, bool) else name in ragged)
         for name, part in zip(names, parts, strict=True)
@@ -139,17 +142,19 @@ def _record_batch(
 def _of_dicts(examples: list[dict[Any, Any]]) -> list[list[Any]]:
     names = examples[0].keys()
     if not all(isinstance(name, str) for name in names):
-        raise ValueError(f"found an example with {list(names)}, expected names that are strings")
+        raise InvalidArgument(f"found an example with {list(names)}, expected names that are strings")
     for example in examples:
         if example.keys() != names:
-            raise ValueError(f"found an example with {sorted(example)}, expected {sorted(names)} as in the first one")
+            raise InvalidArgument(
+                f"found an example with {sorted(example)}, expected {sorted(names)} as in the first one"
+            )
     return [[example[name] for example in examples] for name in names]
 
 
 def _of_tuples(examples: list[tuple[Any, ...]]) -> list[list[Any]]:
     sizes = {len(example) for example in examples}
     if len(sizes) > 1:
-        raise ValueError(f"found examples that are tuples of {sorted(sizes)} arrays, expected one number")
+        raise InvalidArgument(f"found examples that are tuples of {sorted(sizes)} arrays, expected one number")
     return [list(part) for part in zip(*examples, strict=True)]
 
 
@@ -163,7 +168,7 @@ def _column(values: Any, name: str, ragged: bool) -> Column:
 
 def _from_arrow(column: Column, name: str, ragged: bool) -> Column:
     if column.null_count:
-        raise ValueError(f"found {column.null_count} null value(s){_of(name)}, expected numbers in every example")
+        raise InvalidArgument(f"found {column.null_count} null value(s){_of(name)}, expected numbers in every example")
     if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):
         return column
     inner = _from_arrow(column.flatten(), name, False)
@@ -171,29 +176,35 @@ def _from_arrow(column: Column, name: str, ragged: bool) -> Column:
     if ragged:
         return pa.LargeListArray.from_arrays(_offsets(sizes), inner)
     if len(set(sizes.tolist())) > 1:
-        raise ValueError(_SHAPES_DIFFER.format(of=_of(name), shapes=sorted({(size,) for size in sizes.tolist()})[:3]))
+        raise _shapes_differ({(size,) for size in sizes.tolist()}, name)
     return pa.FixedSizeListArray.from_arrays(inner, int(sizes[0]) if len(sizes) else 1)
 
 
-_SHAPES_DIFFER = "found arrays of shapes {shapes}{of}, expected one shape; is it ragged=True that you mean?"
+def _shapes_differ(shapes: Collection[tuple[int, ...]], name: str) -> InvalidArgument:
+    return InvalidArgument(
+        f"found arrays of shapes {sorted(shapes)[:3]}{_of(name)}, expected one shape",
+        fix="pass ragged=True if their lengths differ",
+    )
 
 
 def _stacked(values: Sequence[Any], name: str) -> Array:
     if len(values) and isinstance(values[0], np.ndarray) and values[0].ndim:
         shapes = {np.shape(value) for value in values}
-        if len(shapes) == 1:  # several times as quick as np.stack
+        if len(shapes) == 1:  # several times faster than np.stack
             return np.concatenate(values).reshape(len(values), *values[0].shape)
     try:
         return np.asarray(values)
     except ValueError:
         shapes = {np.shape(value) for value in values}
-        raise ValueError(_SHAPES_DIFFER.format(of=_of(name), shapes=sorted(shapes)[:3])) from None
+        raise _shapes_differ(shapes, name) from None
 
 
 def _fixed(values: Array, name: str) -> Column:
-    """Arrays of one shape: lists of fixed size, as deep as the shape."""
+    """Return arrays of one shape as nested lists of fixed size."""
     if values.dtype.kind not in "biuf" or values.dtype.itemsize > 8:
-        raise ValueError(f"found values of type {values.dtype}{_of(name)}, expected numbers of a type that Arrow has")
+        raise InvalidArgument(
+            f"found values of type {values.dtype}{_of(name)}, expected numbers of a type that Arrow has"
+        )
     column = pa.array(np.ascontiguousarray(values).reshape(-1))
     for size in reversed(values.shape[1:]):
         column = pa.FixedSizeListArray.from_arrays(column, size)
@@ -201,10 +212,12 @@ def _fixed(values: Array, name: str) -> Column:
 
 
 def _ragged(values: list[Array], name: str) -> Column:
-    filled = [value for value in values if len(value)] or values[:1]  # an empty list would make integers floats
+    filled = [value for value in values if len(value)] or values[
+        :1
+    ]  # np.concatenate turns integers into floats if one list is empty
     shapes = {value.shape[1:] for value in filled}
     if len(shapes) > 1:
-        raise ValueError(
+        raise InvalidArgument(
             f"found ragged arrays whose rows have the shapes {sorted(shapes)[:3]}{_of(name)}, "
             "expected that only the first dimension differs"
         )
@@ -221,12 +234,12 @@ def _of(name: str) -> str:
 
 
 def from_tensor(tensor: Any) -> Any:
-    """A tensor of torch, of whatever device and type, as an array. Numpy has no bfloat16."""
+    """Return a torch tensor of any device and type as a numpy array. Numpy has no bfloat16, so it becomes float32."""
     return (tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).numpy(force=True)
 
 
 def plain(value: Any) -> Any:
-    """The same, with numbers and vectors that Arrow knows in place of tensors, matrices and bfloat16.
+    """Replace tensors, matrices and bfloat16 by numbers and vectors that Arrow knows.
 
     >>> plain({"scores": np.ones((1, 2), np.float32), "label": "good"})
     {'scores': [array([1., 1.], dtype=float32)], 'label': 'good'}

@@ -1,4 +1,4 @@
-"""Batches of arrays, padded to one of few shapes."""
+"""Batches of arrays, padded to few different shapes: a compiled model is compiled again for every new shape."""
 
 from __future__ import annotations
 
@@ -19,13 +19,18 @@ __all__ = ["Padded", "Padding"]
 class Padded:
     """A batch whose last rows may be padding."""
 
-    values: Any  # an array, or a dict or tuple of arrays, as the examples are
-    mask: Any  # true where examples are: (rows,), or (rows, length) for ragged ones; None unless asked for
-    rows: int  # that are examples
+    values: Any
+    """An array, or a dict or tuple of arrays, as the examples are."""
+    mask: Any
+    """True for examples: of shape (rows,), or (rows, length) for ragged arrays; None unless requested."""
+    rows: int
+    """The number of examples."""
     padded_rows: int
+    """The number of rows including padding."""
 
     @property
     def nbytes(self) -> int:
+        """The size of the values in bytes."""
         values = self.values
         arrays = values.values() if isinstance(values, dict) else values if isinstance(values, tuple) else (values,)
         return sum(array.nbytes for array in arrays)
@@ -33,7 +38,7 @@ class Padded:
 
 @dataclass(frozen=True)
 class Padding:
-    """How to pad; sizes that are not given are powers of two, and for rows the middles between them, too.
+    """Settings of padding. Lengths default to powers of two, rows to powers of two and the values halfway between them.
 
     >>> from luminosity.inference.handlers.columns import to_columns
     >>> batch = Padding().pad(to_columns([[7], [8, 9, 9]], ragged=True), masked=True)
@@ -53,7 +58,9 @@ class Padding:
     def pad(
         self, columns: Columns, masked: bool = False, convert: Callable[[Array], Array] = lambda values: values
     ) -> Padded:
-        """The examples as one batch; `convert` may change the type of the numbers before there are more of them."""
+        """Return the examples as one batch; ``convert`` changes the type of the numbers before padding adds more of
+        them.
+        """
         count, found = len(columns), lengths(columns)
         rows = padding.next_half_step(count) if self.rows is None else padding.next_of(self.rows, count)
         length = 0 if found is None else self._padded_length(int(found.max(initial=0)))

@@ -1,4 +1,4 @@
-"""Models written in JAX: a pure function and its parameters."""
+"""``JaxModelHandler``: a model written in JAX, a pure function with its parameters."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import numpy.typing as npt
 from apache_beam.ml.inference.base import PredictionResult
 from typing_extensions import Self, Unpack
 
+from luminosity.errors import HandlerError, InvalidArgument
 from luminosity.extras import require
 from luminosity.inference.blocks import Block
 from luminosity.inference.files.local import local_copy
@@ -24,13 +25,13 @@ from luminosity.inference.handler import Handler, HandlerOptions
 from luminosity.inference.handlers.columns import Columns, lengths, to_columns
 from luminosity.inference.handlers.few_shapes import Padded, Padding
 
-__all__ = ["JaxModel", "JaxModelHandler", "load_parameters"]
+__all__ = ["JaxModelHandler", "load_parameters"]
 
 
 Tree: TypeAlias = Any
 """An array, or dicts, tuples and lists of arrays: what JAX calls a pytree."""
 
-# By the names in a file. numpy alone knows neither the narrow ones nor, therefore, does safetensors' loader for it.
+# safetensors' names of types. Its loader for numpy does not know the narrow ones, which numpy itself lacks.
 _TYPES = {
     **{f"F{bits}": f"float{bits}" for bits in (16, 32, 64)},
     **{f"I{bits}": f"int{bits}" for bits in (8, 16, 32, 64)},
@@ -44,13 +45,15 @@ _TYPES = {
 
 @dataclass(frozen=True, eq=False)
 class JaxModel:
-    """Parameters on their device. Beam keeps a weak reference to a model; dicts and tuples take none."""
+    """Parameters on their device. A class, because Beam needs a weak reference to a model, and dicts and tuples have
+    none.
+    """
 
     params: Tree
 
 
 class JaxModelHandler(Handler[Any, PredictionResult, JaxModel]):
-    """Runs `fn(params, batch)` on batches that are padded, so that JAX compiles few times.
+    """Runs ``fn(params, batch)`` on padded batches, so that JAX compiles only few shapes.
 
     >>> import numpy as np
     >>> handler = JaxModelHandler(lambda params, batch: batch @ params["weights"], {"weights": np.array([1.0, 10.0])})
@@ -58,28 +61,31 @@ class JaxModelHandler(Handler[Any, PredictionResult, JaxModel]):
     >>> [float(result.inference) for result in results]
     [21.0, 43.0, 65.0]
 
-    Args:
-        fn: a pure function of the parameters and a batch. Its outputs, an array or a tree of arrays, have a row for
-            each row of the batch. The `inference_args` of RunInference are its keyword arguments.
-        params: a tree of arrays; or a function that makes one, called in the worker; or the path of an `.npz` or
-            `.safetensors` file, on any file system that Beam knows, which gives a dict of arrays. Large ones belong
-            into a function or a file: everything else is sent to every worker with the handler.
-        ragged: whether the first dimension of examples differs; where examples are dicts, the names of those arrays
-            whose does. The batch has them padded with `pad_value`. All of one example have the same length.
-        lengths: the lengths they are padded to, instead of powers of two; beyond the last, multiples of it.
-        rows: the numbers of rows that batches are padded to, instead of powers of two and the middles between them.
-        masked: call `fn(params, batch, mask)`. The mask is true where examples are: of shape `(rows,)`, and
-            `(rows, length)` for ragged ones.
-        dtype: what parameters and inputs that are floating-point numbers are turned into, e.g. `"bfloat16"`.
-        device: where to compute, e.g. `"cpu"` or `"gpu:1"`; JAX's first device unless given.
-        static_args: those inference_args that are no numbers or arrays, or decide over shapes: `fn` is compiled again
-            for each value. All others may change without.
-        example: one to run the model with when it is loaded, before data comes.
-        output_type: the Arrow type of one prediction, for a table's column.
-        options: Beam's own: `max_batch_size`, `large_model`, `env_vars`, ...
+    Examples are arrays, numbers or lists of numbers, or dicts or tuples of those. All have one type and, unless ragged,
+    one shape. A prediction is one row of the output of ``fn``.
 
-    Examples are arrays, numbers, or lists of numbers, or dicts or tuples of those, all of one type and, unless ragged,
-    one shape. A prediction is one row of what `fn` returns.
+    Args:
+        fn: a pure function of the parameters and a batch. Its output, an array or a tree of arrays, has a row for each
+            row of the batch. The ``inference_args`` of RunInference are its keyword arguments.
+        params: a tree of arrays; or a function that returns one, called in the worker; or the path of an ``.npz`` or
+            ``.safetensors`` file, on any file system that Beam knows, which gives a dict of arrays. Use a function or a
+            file for large parameters: a tree is sent to every worker with the handler.
+        ragged: whether the first dimension differs between examples; for dicts, the names of the arrays whose first
+            dimension differs. All ragged arrays of one example must have the same length.
+        lengths: the lengths to which ragged arrays are padded, instead of powers of two; beyond the last, multiples of
+            it.
+        rows: the numbers of rows to which batches are padded, instead of powers of two and the values halfway between
+            them.
+        masked: call ``fn(params, batch, mask)``. The mask is true for examples and false for padding. Its shape is
+            ``(rows,)``, or ``(rows, length)`` for ragged arrays.
+        pad_value: fills the end of ragged arrays and padded rows.
+        dtype: the type to which floating-point parameters and inputs are converted, such as "bfloat16".
+        device: the device, such as "cpu" or "gpu:1". The default is JAX's first device.
+        static_args: the names of inference_args that are not numbers or arrays, or that decide shapes. ``fn`` is
+            compiled again for each of their values.
+        example: an example to run once after the model is loaded.
+        output_type: the Arrow type of one prediction, for a table's column.
+        options: those of Beam's ``ModelHandler``: ``max_batch_size``, ``large_model``, ``env_vars`` and so on.
     """
 
     columnar = True
@@ -103,7 +109,10 @@ class JaxModelHandler(Handler[Any, PredictionResult, JaxModel]):
     ) -> None:
         super().__init__(**options)
         if lengths is not None and not ragged:
-            raise ValueError(f"found lengths={lengths!r} for examples of one shape, expected ragged=True with it")
+            raise InvalidArgument(
+                f"found lengths={lengths!r} for examples of one shape, expected ragged=True with it",
+                fix="pass ragged=True",
+            )
         self._fn = fn
         self._params = os.fspath(params) if isinstance(params, os.PathLike) else _without_devices(params)
         self._ragged = ragged
@@ -115,10 +124,10 @@ class JaxModelHandler(Handler[Any, PredictionResult, JaxModel]):
         self._example = example
         self.output_type = output_type
         self.compilations = 0
-        """How often `fn` was compiled in this process."""
+        """How often ``fn`` was compiled in this process."""
 
     def adjusted(self, device: str | None = None, dtype: str | None = None) -> Self:
-        """A copy for another device, or with another dtype; None keeps what it has."""
+        """Return a copy for another device or with another dtype; None keeps the current one."""
         other = copy(self)
         other._device = device or self._device
         other._dtype = dtype or self._dtype
@@ -143,7 +152,7 @@ class JaxModelHandler(Handler[Any, PredictionResult, JaxModel]):
 
     @property
     def device(self) -> str:
-        """Where this process computes."""
+        """The device on which this process computes."""
         if self._device is not None:
             return self._device
         first = require("jax", "jax").local_devices()[0]
@@ -172,21 +181,21 @@ class JaxModelHandler(Handler[Any, PredictionResult, JaxModel]):
         return replace(batch, values=values, mask=mask)
 
     def predict(self, model: JaxModel, batch: Padded, inference_args: dict[str, Any] | None = None) -> Padded:
-        """Returns before the device is done."""
+        """Start the computation and return before the device is done."""
         inputs = (batch.values, batch.mask) if self._masked else (batch.values,)
         values = self._compiled(model.params, *inputs, **(inference_args or {}))
-        return replace(batch, values=values, mask=None)  # what came in need not stay on the device
+        return replace(batch, values=values, mask=None)  # free the inputs' memory on the device
 
     def wait(self, outputs: Padded) -> None:
         require("jax", "jax").block_until_ready(outputs.values)
 
     def collect(self, outputs: Padded) -> Block:
-        """Rows of the array that `fn` returned, or trees of such rows."""
+        """Return the rows of the array that ``fn`` returned, or trees of such rows."""
         leaves, structure = require("jax", "jax").tree.flatten(outputs.values)
         rows, padded_rows = outputs.rows, outputs.padded_rows
         for leaf in leaves:
             if not np.shape(leaf) or len(leaf) != padded_rows:
-                raise ValueError(
+                raise HandlerError(
                     f"the model returned an array of shape {np.shape(leaf)} for a batch of {padded_rows} rows, "
                     "expected a row for each of them"
                 )
@@ -198,9 +207,9 @@ class JaxModelHandler(Handler[Any, PredictionResult, JaxModel]):
     def validate_inference_args(self, inference_args: dict[str, Any] | None) -> None:
         for name, value in (inference_args or {}).items():
             if isinstance(value, str) and name not in self._static_args:
-                raise ValueError(
-                    f"found the text {value!r} in inference_args[{name!r}], expected a number or an array; "
-                    f"static_args=[{name!r}] lets it be anything"
+                raise InvalidArgument(
+                    f"found the text {value!r} in inference_args[{name!r}], expected a number or an array",
+                    fix=f"pass static_args=[{name!r}], which may be anything",
                 )
 
     def get_metrics_namespace(self) -> str:
@@ -208,11 +217,11 @@ class JaxModelHandler(Handler[Any, PredictionResult, JaxModel]):
 
     @functools.cached_property
     def _compiled(self) -> Callable[..., Tree]:
-        """Made in the process that computes. It outlives the parameters: new ones need no compilation."""
+        """Compiled in the process that computes. New parameters of the same shapes need no new compilation."""
 
         @functools.wraps(self._fn)
         def traced(*args: Any, **kwargs: Any) -> Tree:
-            self.compilations += 1  # JAX calls it to compile it, and never else
+            self.compilations += 1  # JAX calls this function only to compile it
             return self._fn(*args, **kwargs)
 
         return require("jax", "jax").jit(traced, static_argnames=self._static_args)
@@ -225,7 +234,9 @@ class JaxModelHandler(Handler[Any, PredictionResult, JaxModel]):
         platform, _, index = (self._device or "").partition(":")
         devices = jax.local_devices(backend=platform or None)
         if int(index or 0) >= len(devices):
-            raise ValueError(f"found {len(devices)} device(s) of {platform}, expected one more for {self._device!r}")
+            raise InvalidArgument(
+                f"found device={self._device!r}, expected one of the {len(devices)} device(s) of {platform or 'JAX'}"
+            )
         return devices[int(index or 0)]
 
     def _cast(self, leaf: Any) -> Any:
@@ -236,20 +247,22 @@ class JaxModelHandler(Handler[Any, PredictionResult, JaxModel]):
 
 
 def _without_devices(params: Tree) -> Tree:
-    """JAX's arrays as numpy's: a worker that only prepares examples should not wake an accelerator to unpickle them."""
+    """Convert JAX's arrays to numpy's: a worker that only prepares examples must not start an accelerator to unpickle
+    them.
+    """
     if "jax" not in sys.modules or inspect.isroutine(params) or isinstance(params, str | functools.partial):
         return params
     return require("jax", "jax").device_get(params)
 
 
 def load_parameters(path: str) -> dict[str, Any]:
-    """The arrays of an `.npz` or `.safetensors` file, by their names."""
+    """Return the arrays of an ``.npz`` or ``.safetensors`` file by name. Neither format can run code."""
     if path.endswith(".npz"):
         with np.load(local_copy(path), allow_pickle=False) as arrays:
             return dict(arrays)
     if path.endswith(".safetensors"):
         return _safetensors(Path(local_copy(path)).read_bytes(), path)
-    raise ValueError(f"found the path {path!r}, expected one that ends in .npz or .safetensors")
+    raise InvalidArgument(f"found the path {path!r}, expected one that ends in .npz or .safetensors")
 
 
 def _safetensors(content: bytes, path: str) -> dict[str, Any]:
@@ -257,7 +270,7 @@ def _safetensors(content: bytes, path: str) -> dict[str, Any]:
     arrays: dict[str, Any] = {}
     for name, array in require("safetensors", "jax").deserialize(content):
         if array["dtype"] not in _TYPES:
-            raise ValueError(
+            raise InvalidArgument(
                 f"found an array of type {array['dtype']} in {path!r}, expected one of {', '.join(_TYPES)}"
             )
         arrays[name] = np.frombuffer(array["data"], dtype(_TYPES[array["dtype"]])).reshape(array["shape"])

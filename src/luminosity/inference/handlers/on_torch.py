@@ -1,4 +1,4 @@
-"""What all handlers of torch models share: the device, the way to it and back, one wait."""
+"""The base class of all handlers for torch models: the choice of the device, and transfers to and from it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from typing import Any, TypeVar, cast
 from typing_extensions import Self, Unpack
 
 from luminosity.core import WorkerShare
+from luminosity.errors import InvalidArgument
 from luminosity.extras import require
 from luminosity.inference.handler import ExampleT, Handler, HandlerOptions, PredictionT
 
-__all__ = ["Batch", "Outputs", "TorchHandler", "choose_device", "dtype_named", "map_tensors", "module_bytes"]
+__all__ = ["Batch", "Outputs", "TorchHandler", "map_tensors"]
 
 
 T = TypeVar("T")
@@ -30,14 +31,15 @@ class Batch:
     inputs: Any
     """Tensors, in dicts, lists and tuples."""
     count: int
-    """How many examples it holds."""
-    beside: Any = None
-    """What `collect` needs of these examples and the device does not."""
+    """The number of examples."""
+    host_data: Any = None
+    """Data about these examples that ``collect`` needs and the device does not."""
     arrived: Any = None
-    """The CUDA event after which the inputs are on the device; None where nothing is under way."""
+    """The CUDA event after which the inputs are on the device; None if there is no transfer to wait for."""
 
     @property
     def nbytes(self) -> int:
+        """The size of the inputs in bytes."""
         sizes: list[int] = []
         map_tensors(lambda tensor: sizes.append(tensor.nbytes), self.inputs)
         return sum(sizes)
@@ -45,7 +47,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Outputs:
-    """What a model made of a batch; its tensors hold it once `done` is reached."""
+    """The outputs of a model for a batch. Its tensors are valid after the CUDA event ``done``."""
 
     values: Any
     batch: Batch
@@ -55,34 +57,35 @@ class Outputs:
 class TorchHandler(Handler[ExampleT, PredictionT, Any]):
     """A handler whose model is a torch module.
 
-    A subclass has `load_model`, `collate`, which makes a `Batch`, `compute` and `collect`. On a GPU, inputs go by
-    a stream of their own from pinned memory, and `predict` returns when all is enqueued, the way back included.
+    A subclass implements ``load_model``, ``collate``, which returns a ``Batch``, ``compute`` and ``collect``. On a GPU,
+    inputs are copied from pinned memory by a separate stream, and ``predict`` returns when everything is enqueued,
+    including the copy of the outputs.
     """
 
     def __init__(self, device: str, dtype: Any, **options: Unpack[HandlerOptions]) -> None:
         super().__init__(**options)
-        self._asked_device = device
+        self._requested_device = device
         self._dtype_name = None if dtype is None else str(dtype).removeprefix("torch.")
 
     def adjusted(self, device: str | None = None, dtype: str | None = None) -> Self:
-        """A copy for another device, or with another dtype; None keeps what it has."""
+        """Return a copy for another device or with another dtype; None keeps the current one."""
         other = copy(self)
-        other._asked_device = device or self._asked_device
+        other._requested_device = device or self._requested_device
         other._dtype_name = dtype or self._dtype_name
         return other
 
     def compute(self, model: Any, batch: Batch, inference_args: dict[str, Any]) -> Any:
-        """The model's outputs, on its device."""
-        raise NotImplementedError(f"{type(self).__name__} has no `compute`")
+        """Return the model's outputs, on its device."""
+        raise NotImplementedError(f"{type(self).__name__} has no method `compute`")
 
     @cached_property
     def device(self) -> Any:
-        """The device this process uses for the model."""
-        return choose_device(self._asked_device)
+        """The torch device that this process uses for the model."""
+        return choose_device(self._requested_device)
 
     @cached_property
     def dtype(self) -> Any:
-        """The model's dtype; None: as it was saved."""
+        """The model's dtype, or None for the one it was saved with."""
         return dtype_named(self._dtype_name)
 
     def transfer(self, batch: Batch) -> Batch:
@@ -100,10 +103,10 @@ class TorchHandler(Handler[ExampleT, PredictionT, Any]):
                 return Outputs(self.compute(model, batch, inference_args or {}), batch)
             stream = torch.cuda.current_stream(self.device)
             stream.wait_event(batch.arrived)
-            # The inputs' memory belongs to the copying stream, and must not be used again before this one is done.
+            # The copying stream owns the inputs' memory, and must not reuse it before this stream is done.
             map_tensors(lambda tensor: tensor.record_stream(stream), batch.inputs)
-            values = map_tensors(_start_back, self.compute(model, batch, inference_args or {}))
-            # An event that sleeps: waiting for it must not keep a core busy.
+            values = map_tensors(_start_copy_back, self.compute(model, batch, inference_args or {}))
+            # A blocking event: the thread that waits for it sleeps instead of spinning on a core.
             done = stream.record_event(torch.cuda.Event(blocking=True))
             return Outputs(values, replace(batch, inputs=None), done)
 
@@ -119,17 +122,17 @@ class TorchHandler(Handler[ExampleT, PredictionT, Any]):
         return require("torch", "torch").cuda.Stream(self.device)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a process makes for itself on first use stays there."""
+        """Leave out cached properties: each process computes them on first use."""
         return {name: value for name, value in self.__dict__.items() if name not in _cached_names(type(self))}
 
     def forget(self) -> None:
-        """Drop what was read from the model's files: they are other files now."""
+        """Drop everything cached from the model's files, after the path of the model has changed."""
         for name in _cached_names(type(self)) & self.__dict__.keys():
             del self.__dict__[name]
 
 
 def map_tensors(function: Callable[[Any], Any], tree: T) -> T:
-    """The same dicts, lists and tuples around what the function makes of each tensor."""
+    """Return the same dicts, lists and tuples with ``function`` applied to each tensor."""
     torch = require("torch", "torch")
     if isinstance(tree, torch.Tensor):
         return function(tree)
@@ -141,8 +144,8 @@ def map_tensors(function: Callable[[Any], Any], tree: T) -> T:
     return tree
 
 
-def _start_back(tensor: Any) -> Any:
-    """A copy in pinned memory, which is there when the stream has come so far."""
+def _start_copy_back(tensor: Any) -> Any:
+    """Start to copy a tensor to pinned memory; the copy is complete when the stream gets there."""
     back = require("torch", "torch").empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     return back.copy_(tensor, non_blocking=True)
 
@@ -151,27 +154,27 @@ def _cached_names(kind: type) -> set[str]:
     return {name for base in kind.__mro__ for name, member in vars(base).items() if isinstance(member, cached_property)}
 
 
-def choose_device(asked: str) -> Any:
-    """The torch device for "auto", "cpu", "gpu", "cuda:1", ...: upper or lower case, as Beam's handlers take them.
+def choose_device(requested: str) -> Any:
+    """Return the torch device for "auto", "cpu", "gpu", "cuda:1" and so on, in upper or lower case.
 
-    "auto" is the GPU where this process has one. A GPU that is asked for and not there is the CPU, with a warning.
+    "auto" is the GPU if this process has one. Without the requested GPU it is the CPU, with a warning.
 
     >>> choose_device("CPU")
     device(type='cpu')
     """
     torch = require("torch", "torch")
-    name = asked.lower()
+    name = requested.lower()
     if name == "auto":
         return torch.device("cuda" if _usable_gpus() else "cpu")
     device = torch.device("cuda" if name == "gpu" else name)
     if device.type == "cuda" and (device.index or 0) >= _usable_gpus():
-        _warn_of_missing_gpu(asked, _usable_gpus())
+        _warn_of_missing_gpu(requested, _usable_gpus())
         return torch.device("cpu")
     return device
 
 
 def dtype_named(name: Any) -> Any:
-    """The torch dtype of this name, or None for none.
+    """Return the torch dtype of this name, or None for None.
 
     >>> dtype_named("bfloat16")
     torch.bfloat16
@@ -181,37 +184,39 @@ def dtype_named(name: Any) -> Any:
     torch = require("torch", "torch")
     dtype = getattr(torch, str(name).removeprefix("torch."), None)
     if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"dtype is {name!r}, expected the name of a torch dtype, such as 'float32' or 'bfloat16'")
+        raise InvalidArgument(
+            f"found dtype={name!r}, expected the name of a torch dtype, such as 'float32' or 'bfloat16'"
+        )
     return dtype
 
 
 def module_bytes(module: Any) -> int:
-    """What a module's parameters and buffers take; weights that are tied count once."""
+    """Return the size of a module's parameters and buffers; tied weights count once."""
     return sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))
 
 
 @cache
 def _usable_gpus() -> int:
-    """How many GPUs this process can use; asked once, since the first use of one starts its driver."""
+    """Return how many GPUs this process can use. Cached: the first use of a GPU starts its driver."""
     share = WorkerShare.current()
     if share.pool and not share.devices:
-        return 0  # a worker for the CPU: the driver is not even started
+        return 0  # a worker without a GPU must not start the driver
     torch = require("torch", "torch")
     if not torch.cuda.is_available():
         return 0
     try:
         torch.empty(1, device="cuda")
     except RuntimeError as error:
-        _LOGGER.warning("torch sees a GPU and can't use it: %s", error)
+        _LOGGER.warning("torch finds a GPU but can't use it: %s", error)
         return 0
     return torch.cuda.device_count()
 
 
 @cache
-def _warn_of_missing_gpu(asked: str, found: int) -> None:
+def _warn_of_missing_gpu(requested: str, found: int) -> None:
     _LOGGER.warning(
-        "A model asks for the device %r, and this process can use %d GPUs: it runs on the CPU. On a machine with "
-        "a GPU, look at CUDA_VISIBLE_DEVICES, at the installed build of torch, and at the step's resource hints.",
-        asked,
+        "A model requests the device %r, but this process can use %d GPUs: it runs on the CPU. If the machine has a "
+        "GPU, check CUDA_VISIBLE_DEVICES, the installed build of torch, and the step's resource hints.",
+        requested,
         found,
     )

@@ -1,4 +1,4 @@
-"""Examples of different lengths, padded to one."""
+"""Padding: one array for examples of different lengths, and few different sizes for compiled models."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from luminosity.errors import InvalidArgument
+
 __all__ = ["Array", "check_sizes", "few_lengths", "next_half_step", "next_of", "next_power", "pad_or_stack", "pad_rows"]
 
 
@@ -18,7 +20,8 @@ _LENGTHS = (1, 2, 4, 8, 16, 32, 64)
 
 
 def pad_rows(values: Array, lengths: Array, width: int, value: Any, side: str = "right") -> tuple[Array, Array]:
-    """Rows that stand one after the other in `values` as one array of this width, and where in it they are.
+    """Return rows that stand one after the other in ``values`` as one array of this width, and the mask of their
+    places.
 
     >>> pad_rows(np.array([1, 2, 3]), np.array([2, 1]), 2, 0)[0].tolist()
     [[1, 2], [3, 0]]
@@ -31,8 +34,9 @@ def pad_rows(values: Array, lengths: Array, width: int, value: Any, side: str = 
 
 
 def pad_or_stack(arrays: Sequence[Array] | Array, value: Any, few: bool = False) -> tuple[Array, Array | None]:
-    """One array of all, and their lengths where they have one: arrays of one shape are stacked, others are padded
-    at the end of their first dimension.
+    """Return one array of all examples, and their lengths if they have any.
+
+    Arrays of one shape are stacked, others are padded at the end of their first dimension.
 
     >>> pad_or_stack([np.array([1, 2, 3]), np.array([4])], 0)
     (array([[1, 2, 3],
@@ -43,9 +47,10 @@ def pad_or_stack(arrays: Sequence[Array] | Array, value: Any, few: bool = False)
     shapes = {array.shape for array in arrays}
     if len({shape[1:] for shape in shapes}) > 1 or len({len(shape) for shape in shapes}) > 1:
         first, second, *_ = sorted(shapes, key=str)
-        raise ValueError(
-            f"examples of one batch have the shapes {first} and {second}: only the first dimension may differ, and "
-            "is padded. Resize the examples before, with `with_preprocess_fn` for example."
+        raise InvalidArgument(
+            f"found examples of the shapes {first} and {second} in one batch, expected that only the first dimension "
+            "differs, which is padded",
+            fix="resize the examples, for example with with_preprocess_fn",
         )
     if () in shapes:
         return np.stack(arrays), None
@@ -59,7 +64,7 @@ def pad_or_stack(arrays: Sequence[Array] | Array, value: Any, few: bool = False)
 
 
 def next_power(needed: int) -> int:
-    """The next power of two.
+    """Return the next power of two.
 
     >>> [next_power(n) for n in (0, 1, 5, 64, 65)]
     [1, 1, 8, 64, 128]
@@ -68,7 +73,7 @@ def next_power(needed: int) -> int:
 
 
 def next_half_step(needed: int) -> int:
-    """The next power of two, or the middle between two of them: a quarter of it is padding at most times, not half.
+    """Return the next power of two, or the value halfway between two of them: a quarter is padding at most, not half.
 
     >>> [next_half_step(n) for n in (1, 3, 5, 7, 64, 65, 100)]
     [1, 3, 6, 8, 64, 96, 128]
@@ -79,7 +84,7 @@ def next_half_step(needed: int) -> int:
 
 
 def next_of(sizes: Sequence[int], needed: int) -> int:
-    """The first of `sizes` that is enough; beyond the last, a multiple of it.
+    """Return the first of ``sizes`` that is large enough; beyond the last, a multiple of the last.
 
     >>> [next_of((8, 32), n) for n in (3, 9, 33, 65)]
     [8, 32, 64, 96]
@@ -88,7 +93,7 @@ def next_of(sizes: Sequence[int], needed: int) -> int:
 
 
 def few_lengths(needed: int) -> int:
-    """The length up to which a batch is padded where code is compiled for each: finer than powers for long ones.
+    """Return the length to which a batch is padded if code is compiled for each: finer steps than powers for long ones.
 
     >>> few_lengths(5), few_lengths(33), few_lengths(65)
     (8, 64, 128)
@@ -97,12 +102,14 @@ def few_lengths(needed: int) -> int:
 
 
 def check_sizes(sizes: Sequence[int], option: str) -> tuple[int, ...]:
-    """The sizes a user gave, or an error that names the option.
+    """Return the sizes that a user passed, or raise an error that names the option.
 
     >>> check_sizes([8, 32], "lengths")
     (8, 32)
     """
     given = tuple(sizes)
     if not given or given[0] < 1 or any(first >= second for first, second in itertools.pairwise(given)):
-        raise ValueError(f"found {option}={sizes!r}, expected whole numbers from 1 on, each larger than the one before")
+        raise InvalidArgument(
+            f"found {option}={sizes!r}, expected whole numbers from 1 on, each larger than the one before"
+        )
     return given

@@ -1,4 +1,4 @@
-"""Any torch module as a model."""
+"""``TorchModelHandler``: any torch module as a model."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pyarrow as pa
 from apache_beam.ml.inference.base import PredictionResult
 from typing_extensions import Unpack
 
+from luminosity.errors import HandlerError, InvalidArgument
 from luminosity.extras import require
 from luminosity.inference.blocks import Block, rows
 from luminosity.inference.files.local import local_copy
@@ -21,7 +22,7 @@ from luminosity.inference.handlers.columns import to_columns, to_numpy, to_tree
 from luminosity.inference.handlers.on_torch import Batch, Outputs, TorchHandler, map_tensors
 from luminosity.inference.handlers.padding import Array, pad_or_stack
 
-__all__ = ["ModuleFiles", "TorchModelHandler"]
+__all__ = ["TorchModelHandler"]
 
 
 InferenceFn = Callable[..., Iterable[PredictionResult]]
@@ -36,24 +37,31 @@ class TorchModelHandler(TorchHandler[Any, PredictionResult]):
     >>> result.inference
     array([1, 2, 3, 4])
 
-    Examples of one shape are stacked. Where lengths (the first dimension) differ, the shorter ones are padded at
-    their end with `pad_value`; a model that must know gets, as the keyword argument named by `mask`, ones where
-    there is an example and zeros where there is padding (of a dict's first entry).
+    Examples of one shape are stacked. If their lengths (the first dimension) differ, the shorter ones are padded at the
+    end. A prediction is the model's row for the example: a numpy array, or dicts and tuples of arrays if the model
+    returns those. Numpy has no bfloat16, so such outputs become float32.
 
-    The model is given by `model_class` (a class, or any function that makes a module) with `model_params` and,
-    where it does not bring its weights itself, `state_dict_path` (safetensors, or what `torch.save` wrote); or by
-    `torch_script_model_path`; or by `exported_model_path` (`torch.export.save`). `load_model_args` go to the
-    function that reads the file.
+    Args:
+        state_dict_path: the weights for ``model_class``: safetensors, or a file written by ``torch.save``. Not needed
+            if ``model_class`` loads its own weights.
+        model_class: a class, or any function, that returns a module.
+        model_params: the keyword arguments of ``model_class``.
+        device: "auto" (the GPU if this process has one), "CPU", "GPU", "cuda:1" and so on.
+        torch_script_model_path: a TorchScript file, instead of ``model_class``.
+        exported_model_path: a file written by ``torch.export.save``, instead of ``model_class``.
+        load_model_args: passed to the function that reads the file.
+        inference_fn: called instead of the module, with the signature of Beam's ``PytorchModelHandlerTensor``. It gets
+            the examples one by one, without padding.
+        dtype: the type of the weights and of floating-point inputs, such as "bfloat16".
+        compile: compile the module, and pad to few different lengths.
+        pad_value: fills the end of shorter examples.
+        mask: the name of a keyword argument that the module gets: ones for an example's own values, zeros for padding.
+            If examples are dicts, it describes their first entry.
+        output: "numpy", or "torch" for tensors, as Beam's own handler returns them.
+        warm_up_example: an example to run once after the model is loaded.
+        options: those of Beam's ``ModelHandler``: ``max_batch_size``, ``large_model``, ``env_vars`` and so on.
 
-    A prediction is the model's row for the example: a numpy array, or dicts and tuples of arrays as the model
-    returns them. Beam's own handler returns tensors: `output="torch"` does so, too. Numpy has no bfloat16: such
-    outputs become float32.
-
-    `device` is "auto" (the GPU, if this process has one), "CPU", "GPU", "cuda:1"... `dtype` converts weights and
-    floating-point inputs ("bfloat16"). `compile` compiles the module, and pads to few different lengths.
-    `inference_args` of RunInference are keyword arguments of the module. `inference_fn` takes the place of the call,
-    with the signature that Beam's PytorchModelHandlerTensor wants; it gets the examples one by one, not padded.
-    `warm_up_example` is run once after loading.
+    The ``inference_args`` of RunInference are passed to the module as keyword arguments.
     """
 
     def __init__(
@@ -77,9 +85,12 @@ class TorchModelHandler(TorchHandler[Any, PredictionResult]):
     ) -> None:
         super().__init__(device, dtype, **options)
         if output not in ("numpy", "torch"):
-            raise ValueError(f"output is {output!r}, expected 'numpy' or 'torch'")
+            raise InvalidArgument(f"found output={output!r}, expected 'numpy' or 'torch'")
         if inference_fn is not None and mask is not None:
-            raise ValueError("inference_fn gets the examples one by one, not padded: there is no mask to give")
+            raise InvalidArgument(
+                f"found mask={mask!r} with inference_fn, which gets examples without padding",
+                fix="leave mask= or inference_fn= out",
+            )
         self._files = ModuleFiles(
             state_dict_path,
             model_class,
@@ -118,7 +129,9 @@ class TorchModelHandler(TorchHandler[Any, PredictionResult]):
             list(self.run_inference([self._warm_up_example], model))
 
     def prepare(self, block: Block) -> Block:
-        """Numpy arrays: they travel between processes far cheaper than tensors. Of a table whole columns."""
+        """Return numpy arrays, which travel between processes at a far lower cost than tensors, or a table's whole
+        columns.
+        """
         if isinstance(block, np.ndarray):
             return block
         if isinstance(block, pa.RecordBatch | pa.Array) and self._inference_fn is None and not _is_ragged(block):
@@ -146,14 +159,17 @@ class TorchModelHandler(TorchHandler[Any, PredictionResult]):
         return Batch(({name: inputs for name, (inputs, _) in columns.items()}, mask), len(prepared))
 
     def _padded(self, arrays: Sequence[Array]) -> tuple[Any, dict[str, Any]]:
-        """A tensor of all, and the mask as the keyword argument that the model wants."""
+        """Return a tensor of all examples, and the mask as a keyword argument of the model."""
         torch = require("torch", "torch")
         padded, lengths = pad_or_stack(arrays, self._pad_value, few=self._compile)
-        padded = np.require(padded, requirements=["C", "W"])  # A table's memory can't be written, and torch would warn.
+        padded = np.require(padded, requirements=["C", "W"])  # torch warns about read-only memory, such as a table's
         if self._mask is None:
             return torch.from_numpy(padded), {}
         if lengths is None:
-            raise ValueError("a mask is asked for, and the examples are single numbers: they have no length")
+            raise InvalidArgument(
+                f"found examples that are single numbers, expected arrays with a length for mask={self._mask!r}",
+                fix="leave mask= out",
+            )
         mask = np.arange(padded.shape[1]) < lengths[:, np.newaxis]
         return torch.from_numpy(padded), {self._mask: torch.from_numpy(mask.astype(np.int64))}
 
@@ -180,7 +196,7 @@ class TorchModelHandler(TorchHandler[Any, PredictionResult]):
 
 
 def _is_ragged(block: Block) -> bool:
-    """Whether lists differ in length, or may."""
+    """Return whether the lists of a column may differ in length."""
     if isinstance(block, pa.StructArray):
         block = pa.RecordBatch.from_struct_array(block)
     types = block.schema.types if isinstance(block, pa.RecordBatch) else [block.type]
@@ -190,7 +206,7 @@ def _is_ragged(block: Block) -> bool:
 def _arrays_of(example: Any) -> Any:
     if isinstance(example, dict):
         return {name: _arrays_of(value) for name, value in cast("dict[str, Any]", example).items()}
-    if hasattr(example, "detach"):  # a tensor, of whatever device
+    if hasattr(example, "detach"):  # a tensor on any device
         return _as_numpy_can(example).numpy(force=True)
     return np.asarray(example)
 
@@ -211,7 +227,7 @@ def _as_numpy_can(tensor: Any) -> Any:
 
 
 def _split(values: Any, count: int, what: str) -> Block:
-    """One value per example, of one array or of dicts and tuples of arrays."""
+    """Split arrays, or dicts and tuples of arrays, into one value per example."""
     if isinstance(values, dict):
         names = list(cast("dict[str, Any]", values))
         columns = [_split(value, count, f"{what}[{name!r}]") for name, value in cast("dict[str, Any]", values).items()]
@@ -220,12 +236,12 @@ def _split(values: Any, count: int, what: str) -> Block:
         columns = [_split(value, count, f"{what}[{i}]") for i, value in enumerate(cast("tuple[Any, ...]", values))]
         return list(zip(*columns, strict=True))
     if isinstance(values, list):
-        each = cast("list[Any]", values)  # one by one already, as detectors of objects in images return them
+        each = cast("list[Any]", values)  # one value per example, as object detectors return them
         shape = (len(each),)
     else:
         each, shape = values, tuple(getattr(values, "shape", ()))
     if shape[:1] != (count,):
-        raise ValueError(
+        raise HandlerError(
             f"{what} is a {type(values).__name__} of shape {shape}, expected {count} rows, one per example"
         )
     return each if isinstance(each, np.ndarray) else list(each)
@@ -233,7 +249,7 @@ def _split(values: Any, count: int, what: str) -> Block:
 
 @dataclass(frozen=True)
 class ModuleFiles:
-    """Where a module comes from; `load` makes it."""
+    """The class and files that a torch module is loaded from."""
 
     state_dict_path: str | None = None
     model_class: Callable[..., Any] | None = None
@@ -245,23 +261,26 @@ class ModuleFiles:
     def __post_init__(self) -> None:
         given = [name for name in ("model_class", "torch_script_model_path", "exported_model_path") if self._has(name)]
         if len(given) != 1:
-            raise ValueError(
-                f"a torch model comes from one of model_class, torch_script_model_path and exported_model_path; "
-                f"found {' and '.join(given) or 'none of them'}"
+            raise InvalidArgument(
+                f"found {' and '.join(given) or 'none of them'}, expected one of model_class, torch_script_model_path "
+                "and exported_model_path"
             )
         if given != ["model_class"] and (self.state_dict_path or self.model_params):
-            raise ValueError(f"{given[0]} holds the weights, too: state_dict_path and model_params go with model_class")
+            raise InvalidArgument(
+                f"found {given[0]} with state_dict_path or model_params, which go with model_class",
+                fix=f"leave them out: the file of {given[0]} holds the weights, too",
+            )
 
     def _has(self, name: str) -> bool:
         return getattr(self, name) is not None
 
     @property
     def path(self) -> str | None:
-        """The file that changes when the model does."""
+        """The file that changes when there is a new version of the model."""
         return self.torch_script_model_path or self.exported_model_path or self.state_dict_path
 
     def at(self, path: str) -> ModuleFiles:
-        """The same model, from another file."""
+        """Return the same model, loaded from another file."""
         if self.torch_script_model_path:
             return replace(self, torch_script_model_path=path)
         if self.exported_model_path:
@@ -269,10 +288,10 @@ class ModuleFiles:
         return replace(self, state_dict_path=path)
 
     def load(self, device: Any) -> Any:
-        """The module on its device, ready to predict."""
+        """Load the module onto its device, ready to predict."""
         torch = require("torch", "torch")
         if self.exported_model_path:
-            # A graph with its weights; it has no mode to switch.
+            # An exported graph has no training mode to switch off.
             return torch.export.load(local_copy(self.exported_model_path), **self.load_model_args).module().to(device)
         if self.torch_script_model_path:
             path = local_copy(self.torch_script_model_path)
@@ -286,6 +305,6 @@ class ModuleFiles:
     def _weights(self, path: str) -> dict[str, Any]:
         if path.endswith(".safetensors"):
             return require("safetensors.torch", "torch").load_file(path, **self.load_model_args)
-        # A pickle could run code: only tensors are read, unless the user's own arguments say otherwise.
+        # A pickle can run code: only tensors are read, unless load_model_args say otherwise.
         arguments = {"map_location": "cpu", "weights_only": True, **self.load_model_args}
         return require("torch", "torch").load(path, **arguments)

@@ -152,7 +152,7 @@ def known_inputs(handler: Handler[Any, Any, Any]) -> list[Described]:
 
 
 def known_outputs(handler: Handler[Any, Any, Any]) -> list[Described]:
-    """What `output_type` says, if anything.
+    """What ``output_type`` says, if anything.
 
     >>> class Embedder(Handler):
     ...     output_type = pa.list_(pa.float32(), 384)

@@ -9,6 +9,7 @@ from typing import Any
 
 from apache_beam.ml.inference.base import ModelHandler
 
+from luminosity.errors import InvalidArgument
 from luminosity.extras import require
 from luminosity.inference.adapting.adapt import adapt
 from luminosity.inference.handler import limits_of
@@ -57,14 +58,14 @@ def with_settings(handler: ModelHandler[Any, Any, Any], candidate: Candidate) ->
     if isinstance(handler, TorchHandler | JaxModelHandler):
         handler = handler.adjusted(candidate.device, candidate.dtype)
     if isinstance(handler, TorchHandler) and candidate.device not in (None, "cpu") and handler.device.type == "cpu":
-        raise ValueError(f"this machine has no device {candidate.device!r} that torch can use")
+        raise InvalidArgument(f"this machine has no device {candidate.device!r} that torch can use")
     if candidate.max_batch_size is not None:
         _limit_batches(handler, candidate.max_batch_size)
     return handler
 
 
 def takes_batch_limit(handler: ModelHandler[Any, Any, Any]) -> bool:
-    """Whether `max_batch_size` changes anything. Handlers with settings of their own for batches keep to those."""
+    """Whether ``max_batch_size`` changes anything. Handlers with settings of their own for batches keep to those."""
     is_own = not isinstance(handler.batch_elements_kwargs(), MutableMapping)
     return not is_own and not adapt(handler).self_batching and not handler.batch_elements_kwargs()
 
@@ -73,7 +74,7 @@ def _limit_batches(handler: ModelHandler[Any, Any, Any], count: int) -> None:
     settings: Any = handler.batch_elements_kwargs()  # Beam's own dict: its constructor would have put it there
     settings["max_batch_size"] = count
     if limits_of(adapt(handler)).max_count != count:
-        raise ValueError(f"{type(handler).__name__} takes no max_batch_size")
+        raise InvalidArgument(f"{type(handler).__name__} takes no max_batch_size")
 
 
 def devices_here(handler: ModelHandler[Any, Any, Any]) -> tuple[str, ...]:

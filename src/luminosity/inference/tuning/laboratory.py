@@ -56,7 +56,7 @@ class Laboratory:
     ) -> tuple[Measurement, dict[int, Any]]:
         """Numbers, and predictions by row: about so many seconds of computing, after as many to warm up.
 
-        Below `worth` rows per second it is not worth the time.
+        Below ``worth`` rows per second it is not worth the time.
         """
         deadline = time.monotonic() + timeout
         results = self._run(candidate.workers, _measure, (candidate, seconds, worth / candidate.workers), deadline)

@@ -94,7 +94,7 @@ class ModelUnderTest:
         """Longer and longer passes, until batches grow no more, or the time is over.
 
         On the wrong device, or in the wrong dtype, one row may take seconds: such a model, with fewer rows per second
-        than `worth`, is given up, and its last pass is all that is measured.
+        than ``worth``, is given up, and its last pass is all that is measured.
         """
         begun, count, before = time.monotonic(), 1, _Pass(0, 1.0, [])
         while True:
@@ -183,7 +183,7 @@ class ModelUnderTest:
 
 
 def preparing_rate(handler: Handler[Any, Any, Any], examples: list[Any]) -> float:
-    """Rows per second that `prepare` and `cost` make ready in this process."""
+    """Rows per second that ``prepare`` and ``cost`` make ready in this process."""
     preparer = Preparer(handler)
     preparer.prepare(examples[:1])  # Loads a tokenizer.
     begun, done = time.monotonic(), 0

@@ -74,7 +74,7 @@ class Search:
         self.best: Trial | None = None
 
     def run(self, measure: Callable[[Candidate], Trial | None]) -> Iterator[Trial]:
-        """Trials as they are done; None from `measure` ends the search."""
+        """Trials as they are done; None from ``measure`` ends the search."""
         space = self._space
         self.planned = max(1, len(space.devices)) + max(0, len(space.dtypes) - 1) + 3
         for step in (self._devices, self._dtypes, self._threads, self._batch_limits):

@@ -1,10 +1,10 @@
-"""Models behind HTTP: what to say to which kind of server, and how to keep asking politely.
+"""Models behind HTTP: the protocols of model servers, connections, retries and the number of requests at once.
 
-What a protocol of one's own is written with is here; `luminosity.HttpModelHandler` is what speaks it.
+:class:`luminosity.HttpModelHandler` is the handler. The names here are what you need to write your own protocol.
 """
 
 from __future__ import annotations
 
-from luminosity.inference.handlers.http.protocol import Answer, Ask, HttpProtocol, Reply, Request
+from luminosity.inference.handlers.http.protocol import HttpProtocol, Predictions, Request, Response, Send
 
-__all__ = ["Answer", "Ask", "HttpProtocol", "Reply", "Request"]
+__all__ = ["HttpProtocol", "Predictions", "Request", "Response", "Send"]

@@ -1,4 +1,4 @@
-"""Lets as many requests through at once as the limit says."""
+"""How many requests are sent to an endpoint at once: a gate that lets them through, and a limit that adapts."""
 
 from __future__ import annotations
 
@@ -11,45 +11,44 @@ from collections.abc import Callable
 from time import monotonic
 from types import TracebackType
 
-__all__ = ["AdaptiveLimit", "Gate", "Slot", "gate_of"]
+__all__ = ["AdaptiveLimit", "Gate", "Permit", "shared_gate"]
 
 
 _START = 4
-_LEAST_SAMPLES = 16
-_STEP = 1.25
-_TOLERATED = 1.5
-"""Latency up to this multiple of the best is no sign of a queue at the server."""
-_FORGET = 1.02
-"""The best latency is forgotten slowly: it may have been that of easier requests."""
-_CALM_S = 5.0
-_PROBE_S = 10.0
-"""When to try again where more requests at once did not pay: servers scale themselves up."""
+_LEAST_SAMPLES = 16  # requests before a limit is judged
+_STEP = 1.25  # growth once doubling has stopped
+_TOLERATED = 1.5  # latency up to this multiple of the best is no sign of a queue at the server
+_FORGET = 1.02  # the best latency grows by this factor: it may have been that of easier requests
+_CALM_S = 5.0  # no growth for this long after the server was overloaded
+_PROBE_S = 10.0  # when to try a larger limit again after it did not pay: servers scale themselves up
 
 
 class Gate:
-    """One for an endpoint, shared by all threads of the process."""
+    """Lets as many requests through at once as its limit allows. All threads of a process share one for each
+    endpoint.
+    """
 
     def __init__(self, most: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
         self.changed = threading.Condition()
         self.limit = AdaptiveLimit(most, clock)
-        self.under_way = 0
+        self.in_flight = 0
 
-    def enter(self, patience_s: float = math.inf) -> Slot | None:
-        """A slot, as a context; None if there was none for so long.
+    def enter(self, patience_s: float = math.inf) -> Permit | None:
+        """Wait for a permit, which is a context manager. Returns None if there is none within ``patience_s`` seconds.
 
-        With endless patience the wait is bounded as those are who hold slots: by the timeout of a request.
+        Without a limit, the wait is still bounded: requests that hold permits end at their own timeouts.
         """
         with self.changed:
             patience = None if patience_s == math.inf else max(0.0, patience_s)
-            if not self.changed.wait_for(lambda: self.under_way < self.limit.now, patience):
+            if not self.changed.wait_for(lambda: self.in_flight < self.limit.now, patience):
                 return None
-            self.under_way += 1
-            return Slot(self, full=self.under_way >= self.limit.now)
+            self.in_flight += 1
+            return Permit(self, full=self.in_flight >= self.limit.now)
 
 
-class Slot:
-    """One request under way."""
+class Permit:
+    """The right to send one request, given back at the end of its ``with`` block."""
 
     def __init__(self, gate: Gate, full: bool) -> None:
         self._gate = gate
@@ -57,21 +56,23 @@ class Slot:
         self._full = full
 
     def answered(self) -> None:
+        """Report that the server has responded."""
         with self._gate.changed:
             self._gate.limit.answered(self._began, self._full)
 
     def overloaded(self) -> None:
+        """Report that the server is overloaded or did not respond."""
         with self._gate.changed:
             self._gate.limit.overloaded(self._began)
 
-    def __enter__(self) -> Slot:
+    def __enter__(self) -> Permit:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         with self._gate.changed:
-            self._gate.under_way -= 1
+            self._gate.in_flight -= 1
             self._gate.changed.notify_all()
 
 
@@ -79,10 +80,11 @@ _lock = threading.Lock()
 _gates: weakref.WeakValueDictionary[tuple[int, str], Gate] = weakref.WeakValueDictionary()
 
 
-def gate_of(endpoint: str, most: int) -> Gate:
-    """The gate of this endpoint in this process, for as long as a model there is in use.
+def shared_gate(endpoint: str, most: int) -> Gate:
+    """Return the gate of an endpoint in this process. It exists as long as a model uses it.
 
-    Handlers may differ in how many requests they allow: each keeps to its own by the number of its threads.
+    Handlers may allow different numbers of requests. The gate allows the largest; the number of threads of each handler
+    keeps to its own.
     """
     key = os.getpid(), endpoint
     with _lock:
@@ -95,7 +97,11 @@ def gate_of(endpoint: str, most: int) -> Gate:
 
 
 class AdaptiveLimit:
-    """Decides; counts nothing itself, and is guarded by its caller.
+    """Decides how many requests at once are best for a server, by trying. The caller locks it.
+
+    The limit doubles while that pays, then grows in small steps. More requests pay as long as latency stays near the
+    best seen, or throughput grows by half of what was added. If they don't, the step is undone and tried again later.
+    When the server is overloaded, the limit is halved.
 
     It doubles while that pays, then takes small steps. More requests at once pay as long as latency stays near the best
     seen, or throughput grows by half of what was added. If they don't, the step is taken back and tried again later.
@@ -113,25 +119,26 @@ class AdaptiveLimit:
         self._doubling = True
         self._best = math.inf
         self._before: tuple[float, float] | None = None
-        """Limit and latency before the last step."""
+        """The limit and latency before the last step."""
         self._hold_until = -math.inf
         self._restart()
 
     @property
     def now(self) -> int:
+        """The current limit."""
         return int(self._limit)
 
     def answered(self, began: float, full: bool) -> None:
-        """A request that began then is done; `full`: so many were under way that another one had to wait."""
+        """Record a response to a request sent at ``began``; ``full`` says that all permits were taken at that time."""
         if not full or began < self._since:
-            return  # It tells nothing of the present limit.
+            return  # it says nothing about the current limit
         self._seconds += self._clock() - began
         self._count += 1
         if self._count >= max(_LEAST_SAMPLES, self._limit):
             self._judge(self._seconds / self._count)
 
     def overloaded(self, began: float) -> None:
-        """The server refused a request that began then, or did not answer; one refusal of those at once counts."""
+        """Halve the limit after a refusal. Of the requests sent under one limit, only the first refusal counts."""
         if began < self._since:
             return
         self._limit = max(1.0, self._limit / 2)
@@ -151,7 +158,7 @@ class AdaptiveLimit:
         self._restart()
 
     def _paid(self, limit: float, latency: float, latency_now: float) -> bool:
-        """Requests under way, divided by how long each takes, are the throughput."""
+        """Return whether throughput, requests in flight divided by latency, grew by half of what was added."""
         added = self._limit / limit - 1
         return (self._limit / latency_now) / (limit / latency) >= 1 + added / 2
 

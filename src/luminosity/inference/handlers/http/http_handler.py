@@ -1,4 +1,4 @@
-"""The remote variant of a model, behind the same RunInference."""
+"""``HttpModelHandler``: predictions of a model server, behind the same RunInference as a local model."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy.typing as npt
 from apache_beam.ml.inference.base import PredictionResult
 from typing_extensions import Unpack
 
+from luminosity.errors import InvalidArgument
 from luminosity.inference.blocks import Block, join
 from luminosity.inference.handler import Handler, HandlerOptions
 from luminosity.inference.handlers.http.address import Address
@@ -24,7 +25,7 @@ __all__ = ["HttpModelHandler", "HttpOptions"]
 
 
 class HttpOptions(HandlerOptions, total=False):
-    """What every kind of HttpModelHandler takes, and HttpModelHandler itself explains."""
+    """The keyword arguments of every kind of ``HttpModelHandler``; its docstring explains them."""
 
     api_key_env: str | None
     api_key_header: str
@@ -37,32 +38,32 @@ class HttpOptions(HandlerOptions, total=False):
 
 
 class HttpModelHandler(Handler[Any, PredictionResult, RemoteModel]):
-    """Asks a server for predictions. Swap it for a local handler, and nothing else in the pipeline changes.
+    """Gets predictions from a model server. You can swap it for a local handler without other changes to the pipeline.
 
-    ::
+    Use the class method for the protocol that the server speaks, :meth:`embeddings`, :meth:`chat` or :meth:`kserve`, or
+    pass your own ``HttpProtocol``.
 
-        texts | RunInference(HttpModelHandler.embeddings("https://api.example.com", "small", api_key_env="EXAMPLE_KEY"))
-
-    Made by the protocol that the server speaks, so that a name says what comes out: `embeddings`, `chat`, `kserve`; or
-    from an HttpProtocol of your own. The address is the server's; paths are the protocol's business.
+    >>> handler = HttpModelHandler.embeddings("https://api.example.com", "small", api_key_env="EXAMPLE_KEY")
+    >>> handler.model_id
+    'small'
 
     Args:
-        url: the server, such as "https://api.example.com"; a `/v1` or `/v2` at its end does no harm.
-        protocol: what to say to it.
-        api_key_env: the environment variable that holds the key, read on the worker. The key is in no pickle, message
+        url: the server, such as "https://api.example.com". It may end in ``/v1`` or ``/v2``.
+        protocol: makes requests and reads responses.
+        api_key_env: the environment variable that holds the key. Workers read it; the key is never in a pickle, message
             or log.
-        api_key_header: the header that carries it; a bearer token goes into `Authorization`.
-        headers: further ones, none of them secret.
-        timeout: seconds for one try of a request.
-        deadline: seconds for all tries of a request together.
-        concurrency: the most requests at once in each process. How many there are is found by trying.
-        ca_file: a file of certificates to trust in place of the system's.
-        max_response_bytes: the largest answer that is read.
-        options: Beam's own: `max_batch_size`, `max_batch_weight`, ...
+        api_key_header: the header that carries the key. In ``Authorization`` it is sent as a bearer token.
+        headers: further headers, which must not be secret.
+        timeout: seconds for one attempt of a request.
+        deadline: seconds for all attempts of a request together.
+        concurrency: the most requests at once in each process. The best number below it is found by trying.
+        ca_file: a file of certificates to trust instead of the system's.
+        max_response_bytes: a larger response is an error.
+        options: those of Beam's ``ModelHandler``: ``max_batch_size``, ``max_batch_weight`` and so on.
     """
 
     device = "remote"
-    """Its requests and the batches of local models do not wait for each other."""
+    """Not a device of this machine, so requests and the batches of local models do not wait for each other."""
 
     def __init__(
         self,
@@ -83,7 +84,9 @@ class HttpModelHandler(Handler[Any, PredictionResult, RemoteModel]):
             options.setdefault("max_batch_size", protocol.max_batch_size)
         super().__init__(**options)
         if api_key_env is not None and api_key_env in options.get("env_vars", {}):
-            raise ValueError(f"found {api_key_env} in env_vars, which travel with the pipeline; set it on the workers")
+            raise InvalidArgument(
+                f"found {api_key_env} in env_vars, which are pickled with the pipeline", fix="set it on the workers"
+            )
         self._connection = Connection(
             Address.parse(url),
             api_key_env,
@@ -96,8 +99,8 @@ class HttpModelHandler(Handler[Any, PredictionResult, RemoteModel]):
             max_response_bytes,
         )
         self._protocol = protocol
-        self._said: str | None = None
-        """What the server calls its model."""
+        self._server_model_id: str | None = None
+        """The server's name of the model, once it has sent it."""
         self.concurrency = concurrency
         self.self_batching = protocol.one_by_one
         self.output_type = protocol.output_type
@@ -112,9 +115,14 @@ class HttpModelHandler(Handler[Any, PredictionResult, RemoteModel]):
         encoding_format: Literal["base64", "float"] = "base64",
         **options: Unpack[HttpOptions],
     ) -> HttpModelHandler:
-        """Texts to float32 vectors, from a server with OpenAI's `/v1/embeddings`.
+        """Return a handler that turns texts into float32 vectors, for servers with OpenAI's ``/v1/embeddings``.
 
-        `parameters` go into every request, such as `{"dimensions": 256}`; RunInference's `inference_args`, too.
+        Args:
+            url: the server.
+            model: the name by which the server knows the model.
+            parameters: sent with every request, such as ``{"dimensions": 256}``, like ``inference_args``.
+            encoding_format: how vectors are sent; "base64" is smaller.
+            options: the other arguments of ``HttpModelHandler``.
         """
         return cls(url, Embeddings(model, parameters, encoding_format), **options)
 
@@ -122,9 +130,15 @@ class HttpModelHandler(Handler[Any, PredictionResult, RemoteModel]):
     def chat(
         cls, url: str, model: str, *, parameters: Mapping[str, Any] | None = None, **options: Unpack[HttpOptions]
     ) -> HttpModelHandler:
-        """Messages, or lists of them, to the text of the answer, from a server with OpenAI's `/v1/chat/completions`.
+        """Return a handler that turns messages, or lists of messages, into the text of the model's response.
 
-        `parameters` go into every request, such as `{"temperature": 0}`; RunInference's `inference_args`, too.
+        The server has OpenAI's ``/v1/chat/completions``.
+
+        Args:
+            url: the server.
+            model: the name by which the server knows the model.
+            parameters: sent with every request, such as ``{"temperature": 0}``, like ``inference_args``.
+            options: the other arguments of ``HttpModelHandler``.
         """
         return cls(url, Chat(model, parameters), **options)
 
@@ -139,23 +153,31 @@ class HttpModelHandler(Handler[Any, PredictionResult, RemoteModel]):
         parameters: Mapping[str, Any] | None = None,
         **options: Unpack[HttpOptions],
     ) -> HttpModelHandler:
-        """Arrays, numbers or texts, or dicts of them by input, to rows of the outputs: Triton, KServe, OpenVINO.
+        """Return a handler for servers with KServe's protocol, such as Triton and OpenVINO.
 
-        `outputs` names those to ask for, where that is not all; `parameters` go into every request.
+        An example is an array, a number or a text, or a dict of these if the model has several inputs.
+
+        Args:
+            url: the server.
+            model: the name by which the server knows the model.
+            version: the version of the model, or None for the server's choice.
+            outputs: the outputs to request, or None for all.
+            parameters: sent with every request.
+            options: the other arguments of ``HttpModelHandler``.
         """
         return cls(url, KServe(model, version, outputs, parameters), **options)
 
     @property
     def model_id(self) -> str | None:
-        """What the server calls the model, once it has said so."""
-        return self._said or self._protocol.model
+        """The server's name of the model, or the name that you gave until the first response."""
+        return self._server_model_id or self._protocol.model
 
     def update_model_path(self, model_path: str | None = None) -> None:
-        """Another model of the same server."""
+        """Switch to another model of the same server."""
         if model_path:
             self._protocol = copy.copy(self._protocol)
             self._protocol.model = model_path
-            self._said = None
+            self._server_model_id = None
 
     def validate_inference_args(self, inference_args: dict[str, Any] | None) -> None:
         self._protocol.check_arguments(inference_args or {})
@@ -173,16 +195,16 @@ class HttpModelHandler(Handler[Any, PredictionResult, RemoteModel]):
         return self._protocol.cost(prepared)
 
     def predict(self, model: RemoteModel, batch: Block, inference_args: dict[str, Any] | None = None) -> Block:
-        """A request; where each example is one, and a runner gives several, as many at once as allowed."""
+        """Send one request; or, if each example is one request and there are several, as many at once as allowed."""
         arguments = inference_args or {}
         if len(batch) > 1 and self._protocol.one_by_one:
             with ThreadPoolExecutor(min(len(batch), self.concurrency)) as threads:
-                answers = list(threads.map(lambda example: model.answer([example], arguments), batch))
+                parts = list(threads.map(lambda example: model.predict([example], arguments), batch))
         else:
-            answers = [model.answer(batch, arguments)]
-        said = answers[-1].model_id
-        self._said = said if isinstance(said, str) and said else self._said
-        return join([answer.values for answer in answers])
+            parts = [model.predict(batch, arguments)]
+        model_id = parts[-1].model_id
+        self._server_model_id = model_id if isinstance(model_id, str) and model_id else self._server_model_id
+        return join([part.values for part in parts])
 
     def get_metrics_namespace(self) -> str:
         return "BeamML_HTTP"

@@ -1,4 +1,4 @@
-"""The open inference protocol: KServe's second version, which Triton and others speak."""
+"""The Open Inference Protocol, KServe's version 2, which Triton and others speak; its tensors in JSON and in bytes."""
 
 from __future__ import annotations
 
@@ -11,11 +11,18 @@ from urllib.parse import quote
 import numpy as np
 import numpy.typing as npt
 
-from luminosity.errors import EndpointError, RemoteModelError
+from luminosity.errors import EndpointError, InvalidArgument, RemoteModelError
 from luminosity.inference.blocks import Block, rows
-from luminosity.inference.handlers.http.protocol import Answer, Ask, HttpProtocol, Reply, Request, in_json
+from luminosity.inference.handlers.http.protocol import (
+    HttpProtocol,
+    Predictions,
+    Request,
+    Response,
+    Send,
+    to_json_bytes,
+)
 
-__all__ = ["BYTES", "Array", "KServe", "cast_to", "datatype_of", "from_bytes", "from_json", "to_bytes", "to_json"]
+__all__ = ["KServe"]
 
 
 _HEADER_LENGTH = "Inference-Header-Content-Length"
@@ -36,18 +43,24 @@ _NAMES = {np.dtype(code): name for name, code in _DTYPES.items()}
 
 @dataclass(frozen=True)
 class _Facts:
-    """What the server says of its model."""
+    """What the server says about its model."""
 
     inputs: Mapping[str, tuple[str, tuple[int, ...]]]
-    """By name: the datatype, and the shape with -1 for what may vary."""
+    """The datatype and shape of each input by name; a size of -1 may vary."""
     binary: bool
 
 
 class KServe(HttpProtocol):
-    """`POST /v2/models/{model}/infer`: arrays, or dicts of them, in; rows of the model's outputs out.
+    """``POST /v2/models/{model}/infer``: takes arrays or dicts of arrays, returns rows of the model's outputs.
 
-    Names and types of tensors are what the server says of the model. Tensors go as bytes where it has the extension for
-    that, else in JSON. A prediction is a row of the output, or a dict of rows where there are several outputs.
+    The server says which names and types the tensors have. Tensors are sent as bytes if the server has that extension,
+    otherwise as JSON. A prediction is a row of the output, or a dict of rows if there are several outputs.
+
+    Args:
+        model: the name by which the server knows the model.
+        version: the version of the model, or None for the server's choice.
+        outputs: the outputs to request, or None for all.
+        parameters: sent with every request.
     """
 
     def __init__(
@@ -70,14 +83,14 @@ class KServe(HttpProtocol):
     def cost(self, prepared: Block) -> npt.NDArray[Any]:
         return np.array([_size(example) for example in rows(prepared)]) + 1
 
-    def greet(self, ask: Ask) -> _Facts:
+    def load_facts(self, send: Send) -> _Facts:
         try:
-            reply = ask(Request(self._path))
+            response = send(Request(self._path))
         except EndpointError:
             raise
-        except RemoteModelError as error:  # Some say 400 to a model they don't know.
-            raise EndpointError(f"{error} (is the model's name {self.model!r}?)") from error
-        described = reply.json()
+        except RemoteModelError as error:  # some servers respond 400 to an unknown model
+            raise EndpointError(error.message, fix=f"check the model's name, {self.model!r}") from error
+        described = response.json()
         try:
             inputs = {
                 each["name"]: (str(each["datatype"]), tuple(int(size) for size in each["shape"]))
@@ -85,8 +98,8 @@ class KServe(HttpProtocol):
             }
         except (KeyError, TypeError, ValueError):
             expected = "a model's `inputs`, each with `name`, `datatype` and `shape`"
-            raise reply.misread(f"an object with {sorted(described)}", expected) from None
-        return _Facts(inputs, _speaks_binary(ask))
+            raise response.endpoint_error(f"an object with {sorted(described)}", expected) from None
+        return _Facts(inputs, _speaks_binary(send))
 
     def request(self, prepared: Block, arguments: dict[str, Any], facts: Any) -> Request:
         tensors: list[dict[str, Any]] = []
@@ -103,19 +116,19 @@ class KServe(HttpProtocol):
         body: dict[str, Any] = {"inputs": tensors}
         body |= {"parameters": parameters} if parameters else {}
         if self._outputs is not None:
-            asked = {"parameters": {"binary_data": True}} if facts.binary else {}
-            body["outputs"] = [{"name": name, **asked} for name in self._outputs]
-        header = in_json(body)
+            binary = {"parameters": {"binary_data": True}} if facts.binary else {}
+            body["outputs"] = [{"name": name, **binary} for name in self._outputs]
+        header = to_json_bytes(body)
         if not facts.binary:
             return Request(f"{self._path}/infer", header)
         headers = {"Content-Type": "application/octet-stream", _HEADER_LENGTH: str(len(header))}
         return Request(f"{self._path}/infer", b"".join([header, *blobs]), headers)
 
     def _columns(self, examples: list[Any], facts: _Facts) -> dict[str, tuple[str, Array]]:
-        """Each input's datatype, and its values of all examples in one array."""
+        """Return each input's datatype, and its values of all examples in one array."""
         if not isinstance(examples[0], Mapping):
             if len(facts.inputs) != 1:
-                raise ValueError(
+                raise InvalidArgument(
                     f"found an example of type {type(examples[0]).__name__}, expected a dict: the model "
                     f"{self.model!r} has the inputs {sorted(facts.inputs)}"
                 )
@@ -124,35 +137,39 @@ class KServe(HttpProtocol):
         columns: dict[str, tuple[str, Array]] = {}
         for name in examples[0]:
             if name not in facts.inputs:
-                raise ValueError(f"found {name!r} in an example, expected the model's inputs {sorted(facts.inputs)}")
+                raise InvalidArgument(
+                    f"found {name!r} in an example, expected the model's inputs {sorted(facts.inputs)}"
+                )
             datatype, shape = facts.inputs[name]
             try:
                 array = cast_to(_stacked([example[name] for example in examples], datatype), datatype)
             except (KeyError, ValueError) as error:
-                raise ValueError(f"the examples don't fit the input {name!r}: {error}") from None
-            # A model of one number per example often calls that a row of one.
+                raise InvalidArgument(f"the examples don't fit the input {name!r}: {error}") from None
+            # A model that takes one number per example often declares it as a row of one.
             columns[name] = datatype, array[:, None] if array.ndim == 1 and shape[1:] in ((1,), (-1,)) else array
         return columns
 
-    def read(self, reply: Reply, count: int, facts: Any) -> Answer:
-        length = reply.headers.get(_HEADER_LENGTH.lower(), "")
-        header = replace(reply, body=reply.body[: int(length)]) if length.isdecimal() else reply
-        answer = header.json()
-        outputs = answer.get("outputs")
+    def read(self, response: Response, count: int, facts: Any) -> Predictions:
+        length = response.headers.get(_HEADER_LENGTH.lower(), "")
+        header = replace(response, body=response.body[: int(length)]) if length.isdecimal() else response
+        content = header.json()
+        outputs = content.get("outputs")
         if not isinstance(outputs, list) or not outputs:
-            raise reply.misread(f"an object with {sorted(answer)}", "a list `outputs`")
-        rest = memoryview(reply.body)[len(header.body) :]
+            raise response.endpoint_error(f"an object with {sorted(content)}", "a list `outputs`")
+        rest = memoryview(response.body)[len(header.body) :]
         found: dict[str, Array] = {}
         for output in outputs:
-            name, array, taken = _tensor(output, rest, reply)
+            name, array, taken = _tensor(output, rest, response)
             if array.shape[:1] != (count,):
                 shape = list(array.shape)
-                raise reply.wrong(f"{name!r} of shape {shape} for {count} examples", f"the shape [{count}, ...]")
+                raise response.model_error(
+                    f"{name!r} of shape {shape} for {count} examples", f"the shape [{count}, ...]"
+                )
             found[name] = array
             rest = rest[taken:]
-        version = answer.get("model_version")
-        said = answer.get("model_name") or self.model
-        return Answer(self._split(found, count), f"{said}/versions/{version}" if version else said)
+        version = content.get("model_version")
+        name = content.get("model_name") or self.model
+        return Predictions(self._split(found, count), f"{name}/versions/{version}" if version else name)
 
     def _split(self, outputs: dict[str, Array], count: int) -> Block:
         if len(outputs) > 1:
@@ -161,16 +178,16 @@ class KServe(HttpProtocol):
         return list(array) if array.dtype == object else array
 
 
-def _speaks_binary(ask: Ask) -> bool:
+def _speaks_binary(send: Send) -> bool:
     try:
-        extensions = ask(Request("/v2")).json().get("extensions")
+        extensions = send(Request("/v2")).json().get("extensions")
     except RemoteModelError:
-        return False  # It need not tell.
+        return False  # servers need not have this endpoint
     return isinstance(extensions, list) and _BINARY in extensions
 
 
-def _tensor(output: Any, rest: memoryview, reply: Reply) -> tuple[str, Array, int]:
-    """Name and values of an output, and how many of the bytes behind the JSON were its own."""
+def _tensor(output: Any, rest: memoryview, response: Response) -> tuple[str, Array, int]:
+    """Return the name and values of an output, and how many bytes it takes of those behind the JSON."""
     try:
         name, datatype, shape = output["name"], output["datatype"], tuple(output["shape"])
         parameters = cast("dict[str, Any]", output.get("parameters") or {})
@@ -184,11 +201,13 @@ def _tensor(output: Any, rest: memoryview, reply: Reply) -> tuple[str, Array, in
         return name, values, size or 0
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         expected = "`name`, `datatype`, `shape` and as many values as that"
-        raise reply.wrong(f"an output that can't be read ({type(error).__name__}: {error})", expected) from None
+        raise response.model_error(
+            f"an output that can't be read ({type(error).__name__}: {error})", expected
+        ) from None
 
 
 def _decoded(texts: Array) -> Array:
-    """Objects that are no tensors, such as a label with its score, travel as JSON."""
+    """Parse values that are not tensors, such as a label with its score, from JSON."""
     objects = np.empty(texts.shape, object)
     objects.reshape(-1)[:] = [json.loads(text) for text in texts.reshape(-1).tolist()]
     return objects
@@ -198,11 +217,11 @@ def _stacked(values: list[Any], datatype: str) -> Array:
     if datatype == BYTES:
         texts = np.array(values, object)
         if not all(isinstance(text, str | bytes) for text in texts.reshape(-1).tolist()):
-            raise ValueError(f"found values of type {type(values[0]).__name__}, expected text")
+            raise InvalidArgument(f"found values of type {type(values[0]).__name__}, expected text")
         return texts
     shapes = {np.shape(value) for value in values}
     if len(shapes) > 1:
-        raise ValueError(f"found arrays of shapes {sorted(shapes)[:3]}, expected one shape in all examples")
+        raise InvalidArgument(f"found arrays of shapes {sorted(shapes)[:3]}, expected one shape in all examples")
     return np.asarray(values)
 
 
@@ -213,7 +232,8 @@ def _size(example: Any) -> int:
 
 
 def datatype_of(array: Array) -> str:
-    """
+    """Return KServe's name for the array's type.
+
     >>> datatype_of(np.zeros(2, np.float32)), datatype_of(np.array(["a"], object))
     ('FP32', 'BYTES')
     """
@@ -221,42 +241,44 @@ def datatype_of(array: Array) -> str:
 
 
 def cast_to(array: Array, datatype: str) -> Array:
-    """The array in the type that the model wants, where no number changes its kind or its value wraps around.
+    """Return the array in the model's datatype. Raises if a number would change its kind or wrap around.
 
     >>> cast_to(np.array([1.5]), "FP32").dtype, cast_to(np.array([300]), "UINT8")
     Traceback (most recent call last):
-    ValueError: found the number 300, expected what fits into UINT8
+    luminosity.errors.InvalidArgument: found the number 300, expected what fits into UINT8
     """
     if datatype == BYTES or array.dtype.kind in "OSU":
         if datatype != BYTES or array.dtype.kind not in "OSU":
-            raise ValueError(f"found values of type {array.dtype}, expected {datatype}")
+            raise InvalidArgument(f"found values of type {array.dtype}, expected {datatype}")
         return array
     wanted = np.dtype("<f4" if datatype == _BF16 else _DTYPES[datatype])
     if not np.can_cast(array.dtype, wanted, "same_kind") and not (array.dtype.kind in "iu" and wanted.kind in "iu"):
-        raise ValueError(f"found numbers of type {array.dtype}, expected {datatype}")
+        raise InvalidArgument(f"found numbers of type {array.dtype}, expected {datatype}")
     if array.dtype.kind in "iu" and wanted.kind in "iu" and array.size:
         limits = np.iinfo(wanted)
         for value in (int(array.min()), int(array.max())):
             if not limits.min <= value <= limits.max:
-                raise ValueError(f"found the number {value}, expected what fits into {datatype}")
+                raise InvalidArgument(f"found the number {value}, expected what fits into {datatype}")
     return array.astype(wanted)
 
 
 def to_json(array: Array, datatype: str) -> list[Any]:
-    """All elements in a row, as the protocol allows."""
+    """Return all values in one flat list, as the protocol allows."""
     if datatype != BYTES:
         return array.reshape(-1).tolist()
     return [value.decode() if isinstance(value, bytes) else str(value) for value in array.reshape(-1).tolist()]
 
 
 def from_json(data: Any, datatype: str, shape: tuple[int, ...]) -> Array:
+    """Return the array of a tensor's JSON data."""
     if datatype != BYTES:
         return np.asarray(data, "<f4" if datatype == _BF16 else _DTYPES[datatype]).reshape(shape)
     return _objects(np.asarray(data, object).reshape(-1).tolist(), shape)
 
 
 def to_bytes(array: Array, datatype: str) -> bytes:
-    """
+    """Return the array as the bytes of a tensor.
+
     >>> to_bytes(np.array(["ab"], object), "BYTES"), to_bytes(np.array([1.0], "<f4"), "BF16")
     (b'\\x02\\x00\\x00\\x00ab', b'\\x80?')
     """
@@ -265,12 +287,13 @@ def to_bytes(array: Array, datatype: str) -> bytes:
         return b"".join(len(text).to_bytes(4, "little") + text for text in texts)
     if datatype == _BF16:
         bits = np.ascontiguousarray(array).view("<u4").astype(np.uint64)
-        return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2").tobytes()  # rounded to the nearest even
+        return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2").tobytes()  # round half to even
     return np.ascontiguousarray(array).tobytes()
 
 
 def from_bytes(data: bytes | bytearray, datatype: str, shape: tuple[int, ...]) -> Array:
-    """
+    """Return the array of a tensor's bytes.
+
     >>> from_bytes(b"\\x02\\x00\\x00\\x00ab", "BYTES", (1,)), from_bytes(b"\\x80?", "BF16", (1,))
     (array(['ab'], dtype=object), array([1.], dtype=float32))
     """
@@ -282,14 +305,14 @@ def from_bytes(data: bytes | bytearray, datatype: str, shape: tuple[int, ...]) -
 
 
 def _texts(data: bytes | bytearray) -> list[Any]:
-    """As text, as JSON has them; as bytes where they are none."""
+    """Return the strings of a BYTES tensor: as text if all are UTF-8, otherwise as bytes."""
     found: list[bytes] = []
     place = 0
     while place < len(data):
         length = int.from_bytes(data[place : place + 4], "little")
         place += 4 + length
         if place > len(data):
-            raise ValueError(f"a text of {length} bytes goes beyond what is there")
+            raise ValueError(f"a text of {length} bytes goes beyond the end of the data")
         found.append(bytes(data[place - length : place]))
     try:
         return [text.decode() for text in found]

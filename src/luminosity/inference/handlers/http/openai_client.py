@@ -1,4 +1,4 @@
-"""Embeddings as OpenAI's servers speak of them, and many others by now."""
+"""OpenAI's protocols for embeddings and chat completions, which many other servers speak, too."""
 
 from __future__ import annotations
 
@@ -11,21 +11,29 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from luminosity.errors import InvalidArgument, InvalidType
 from luminosity.inference.blocks import Block, rows
-from luminosity.inference.handlers.http.protocol import Answer, HttpProtocol, Reply, Request, in_json, shortened
+from luminosity.inference.handlers.http.protocol import (
+    HttpProtocol,
+    Predictions,
+    Request,
+    Response,
+    one_line,
+    to_json_bytes,
+)
 from luminosity.inference.handlers.text.tokens import texts_of
 
 __all__ = ["Chat", "Embeddings"]
 
 
-_ONE_WHOLE_ANSWER = {"n": 1, "stream": False}
+_ONE_RESPONSE = {"n": 1, "stream": False}
 
 
 class Embeddings(HttpProtocol):
-    """`POST /v1/embeddings`: texts in, a float32 vector for each out.
+    """``POST /v1/embeddings``: takes texts, returns a float32 vector for each.
 
-    Vectors are asked for in base64, a quarter of the bytes of decimal digits; servers that don't know it answer in
-    digits, which is fine.
+    Vectors are requested in base64, which takes a quarter of the bytes of decimal digits. A server that does not know
+    it may respond with digits.
     """
 
     output_type = pa.list_(pa.float32())
@@ -47,45 +55,49 @@ class Embeddings(HttpProtocol):
 
     def request(self, prepared: Block, arguments: dict[str, Any], facts: Any) -> Request:
         body = {"model": self.model, **self._parameters, **arguments, "input": list(prepared)}
-        return Request("/v1/embeddings", in_json(body))
+        return Request("/v1/embeddings", to_json_bytes(body))
 
-    def read(self, reply: Reply, count: int, facts: Any) -> Answer:
-        answer = reply.json()
-        data = answer.get("data")
+    def read(self, response: Response, count: int, facts: Any) -> Predictions:
+        content = response.json()
+        data = content.get("data")
         if not isinstance(data, list) or not all(isinstance(item, dict) and "embedding" in item for item in data):
-            raise reply.misread(f"an object with {sorted(answer)}", "a list `data` of objects with an `embedding`")
+            raise response.endpoint_error(
+                f"an object with {sorted(content)}", "a list `data` of objects with an `embedding`"
+            )
         if len(data) != count:
-            raise reply.wrong(f"{len(data)} vectors for {count} texts", "one for each")
+            raise response.model_error(f"{len(data)} vectors for {count} texts", "one for each")
         places = [item.get("index", place) for place, item in enumerate(data)]
         if sorted(place for place in places if isinstance(place, int)) != list(range(count)):
-            raise reply.wrong(f"vectors with the indices {places[:8]}", f"0 to {count - 1}")
-        vectors = [_vector(item["embedding"], reply) for item in data]
+            raise response.model_error(f"vectors with the indices {places[:8]}", f"0 to {count - 1}")
+        vectors = [_vector(item["embedding"], response) for item in data]
         lengths = {vector.shape for vector in vectors}
         if len(lengths) != 1:
-            raise reply.wrong(f"vectors of the lengths {sorted(size for (size,) in lengths)[:8]}", "one length")
+            raise response.model_error(
+                f"vectors of the lengths {sorted(size for (size,) in lengths)[:8]}", "one length"
+            )
         together = np.empty((count, *vectors[0].shape), np.float32)
         together[places] = vectors
         if not np.isfinite(together).all():
-            raise reply.wrong("a vector with NaN or infinite numbers in it", "finite numbers")
-        return Answer(together, answer.get("model"))
+            raise response.model_error("a vector with NaN or infinite numbers in it", "finite numbers")
+        return Predictions(together, content.get("model"))
 
 
-def _vector(value: Any, reply: Reply) -> npt.NDArray[np.float32]:
+def _vector(value: Any, response: Response) -> npt.NDArray[np.float32]:
     try:
         if isinstance(value, str):
             return np.frombuffer(base64.b64decode(value, validate=True), "<f4")
         vector = np.asarray(value, np.float32)
     except (TypeError, ValueError, binascii.Error):
-        raise reply.wrong("an `embedding` that can't be read", "numbers, or float32 in base64") from None
+        raise response.model_error("an `embedding` that can't be read", "numbers, or float32 in base64") from None
     if vector.ndim != 1:
-        raise reply.wrong(f"an `embedding` of {vector.ndim} dimensions", "a list of numbers")
+        raise response.model_error(f"an `embedding` of {vector.ndim} dimensions", "a list of numbers")
     return vector
 
 
 class Chat(HttpProtocol):
-    """`POST /v1/chat/completions`: a message, or a list of them, in; the text of the answer out."""
+    """``POST /v1/chat/completions``: takes a message or a list of messages, returns the text of the response."""
 
-    one_by_one = True  # The server batches what comes at once.
+    one_by_one = True  # the server makes its own batches
     max_batch_size = None
     output_type = pa.string()
 
@@ -95,9 +107,11 @@ class Chat(HttpProtocol):
         self.check_arguments(self._parameters)
 
     def check_arguments(self, arguments: dict[str, Any]) -> None:
-        for name, only in _ONE_WHOLE_ANSWER.items():
+        for name, only in _ONE_RESPONSE.items():
             if arguments.get(name, only) != only:
-                raise ValueError(f"{name} is {arguments[name]!r}, expected {only}: an example has one answer, whole")
+                raise InvalidArgument(
+                    f"{name} is {arguments[name]!r}, expected {only}: each example gets one complete response"
+                )
 
     def prepare(self, block: Block) -> Block:
         return [_messages(example) for example in rows(block)]
@@ -107,25 +121,26 @@ class Chat(HttpProtocol):
 
     def request(self, prepared: Block, arguments: dict[str, Any], facts: Any) -> Request:
         body = {"model": self.model, **self._parameters, **arguments, "messages": prepared[0]}
-        return Request("/v1/chat/completions", in_json(body))
+        return Request("/v1/chat/completions", to_json_bytes(body))
 
-    def read(self, reply: Reply, count: int, facts: Any) -> Answer:
-        answer = reply.json()
-        choices: Any = answer.get("choices")
+    def read(self, response: Response, count: int, facts: Any) -> Predictions:
+        content = response.json()
+        choices: Any = content.get("choices")
         try:
             choice = choices[0]
             text = choice["message"]["content"]
         except (TypeError, LookupError):
             expected = "`choices` with a `message` that has `content`"
-            raise reply.misread(f"an object with {sorted(answer)}", expected) from None
+            raise response.endpoint_error(f"an object with {sorted(content)}", expected) from None
         if not isinstance(text, str):
-            found = shortened(str(choice["message"].get("refusal") or choice.get("finish_reason")))
-            raise reply.wrong(f"a message without text ({found})", "text")
-        return Answer([text], answer.get("model"))
+            found = one_line(str(choice["message"].get("refusal") or choice.get("finish_reason")))
+            raise response.model_error(f"a message without text ({found})", "text")
+        return Predictions([text], content.get("model"))
 
 
 def _messages(example: Any) -> list[dict[str, Any]]:
-    """
+    """Return an example as a list of messages.
+
     >>> _messages("Hello")
     [{'role': 'user', 'content': 'Hello'}]
     """
@@ -133,8 +148,8 @@ def _messages(example: Any) -> list[dict[str, Any]]:
         return [{"role": "user", "content": example}]
     listed = cast("list[Any]", list(example)) if isinstance(example, list | tuple) else []
     if not listed or not all(isinstance(message, Mapping) and "role" in message for message in listed):
-        raise TypeError(
-            f"an example is of type {type(example).__name__}, expected a message (str) or a list of messages such "
+        raise InvalidType(
+            f"found an example of type {type(example).__name__}, expected a message (str) or a list of messages such "
             'as {"role": "user", "content": "Hello"}'
         )
     return [dict(message) for message in listed]

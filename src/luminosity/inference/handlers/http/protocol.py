@@ -1,4 +1,4 @@
-"""What goes to a server and what comes back, whichever protocol says what it means."""
+"""Requests and responses, and the interface that every protocol of a model server implements."""
 
 from __future__ import annotations
 
@@ -11,23 +11,27 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from luminosity.errors import EndpointError, RemoteModelError
+from luminosity._text import shorten
+from luminosity.errors import EndpointError, InvalidArgument, RemoteModelError
 from luminosity.inference.blocks import Block
 from luminosity.inference.handlers.http.address import ApiKey
 
-__all__ = ["Answer", "Ask", "HttpProtocol", "Reply", "Request", "in_json", "shortened"]
+__all__ = ["HttpProtocol", "Predictions", "Request", "Response", "Send", "one_line", "to_json_bytes"]
 
 
-_READ_CHARACTERS = 10_000
-_SHOWN_CHARACTERS = 300
+_READ_CHARACTERS = 10_000  # how much of a text is searched for line breaks and keys, so that huge pages cost nothing
+_SHOWN_CHARACTERS = 300  # how much of a server's text an error message shows
 
-Ask: TypeAlias = "Callable[[Request], Reply]"
-"""Sends a request, with all retries; raises what can't be mended so."""
+Send: TypeAlias = "Callable[[Request], Response]"
+"""Sends a request and retries it; raises ``RemoteModelError`` when retries don't help."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """`path` stands below the address that the user gave. Without a body it is a GET."""
+    """A request to a model server.
+
+    ``path`` is relative to the server's address. A request without a body is a GET.
+    """
 
     path: str
     body: bytes | None = None
@@ -35,8 +39,11 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Reply:
-    """`url` is what errors may show of the address; names of headers are in lower case."""
+class Response:
+    """A response of a model server.
+
+    Header names are in lower case. ``url`` is the part of the address that error messages may show.
+    """
 
     status: int
     headers: Mapping[str, str]
@@ -45,90 +52,111 @@ class Reply:
     key: ApiKey | None = field(default=None, repr=False)
 
     def json(self) -> dict[str, Any]:
-        """The body as an object; anything else means that something else than this protocol answers there."""
+        """Return the body as a JSON object. Raises ``EndpointError`` if it is anything else."""
         try:
             value = json.loads(self.body)
         except ValueError:
-            raise self.misread(f"the text {self.quoted(self.body)!r}", "a JSON object") from None
+            raise self.endpoint_error(f"the text {self.quoted(self.body)!r}", "a JSON object") from None
         if not isinstance(value, dict):
-            raise self.misread(f"the JSON value {self.quoted(self.body)!r}", "a JSON object")
+            raise self.endpoint_error(f"the JSON value {self.quoted(self.body)!r}", "a JSON object")
         return value
 
     def quoted(self, text: bytes | str) -> str:
-        """For messages: a server may say anything, and the key, too."""
+        """Return ``text`` for an error message: shortened, and without the API key."""
         start = text[:_READ_CHARACTERS]
         whole = start.decode(errors="replace") if isinstance(start, bytes) else start
-        return shortened(self.key.hidden_in(whole) if self.key else whole)
+        return one_line(self.key.redact(whole) if self.key else whole)
 
-    def misread(self, found: str, expected: str) -> EndpointError:
-        """Another protocol than the expected one: no example would fare better."""
+    def endpoint_error(self, found: str, expected: str) -> EndpointError:
+        """Return an error for a response of another protocol: no other example would succeed, either."""
         return EndpointError(
-            f"{self.url} answered {self.quoted(found)}, expected {expected}; is this the address of such a server?"
+            f"{self.url} answered {self.quoted(found)}, expected {expected}",
+            fix="check that this is the address of a server with this protocol",
         )
 
-    def wrong(self, found: str, expected: str) -> RemoteModelError:
-        """The right protocol, but not what these examples should get."""
+    def model_error(self, found: str, expected: str) -> RemoteModelError:
+        """Return an error for a response of the right protocol that does not fit these examples."""
         return RemoteModelError(f"{self.url} answered {self.quoted(found)}, expected {expected}")
 
 
 @dataclass(frozen=True)
-class Answer:
-    """A prediction for each example of a request, and what the server calls its model."""
+class Predictions:
+    """A prediction for each example of a request, and the server's name of the model."""
 
     values: Block
     model_id: str | None = None
 
 
-def in_json(value: Any) -> bytes:
+def to_json_bytes(value: Any) -> bytes:
+    """Return ``value`` as compact JSON."""
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
 
-def shortened(text: str) -> str:
-    """The beginning, on one line: pages and traces are long.
+def one_line(text: str) -> str:
+    """Return the beginning of ``text`` on one line: pages and tracebacks are long.
 
-    >>> shortened("<html>\\n  <body>" + 1000 * "x")[:30]
+    >>> one_line("<html>\\n  <body>" + 1000 * "x")[:30]
     '<html> <body>xxxxxxxxxxxxxxxxx'
     """
     line = " ".join(text[:_READ_CHARACTERS].split())
-    return line if len(line) <= _SHOWN_CHARACTERS else f"{line[:_SHOWN_CHARACTERS]}…"
+    return shorten(line, _SHOWN_CHARACTERS)
 
 
 class HttpProtocol:
-    """Examples into requests, replies into predictions. `request` and `read` are a complete protocol.
+    """Turns examples into requests and responses into predictions.
 
-    It is pickled with the handler, and used by many threads at once: it keeps nothing of what it sees.
+    A subclass needs ``request`` and ``read``; everything else has a default. The protocol is pickled with the handler,
+    and many threads call it at once, so it must not change after it is made.
+
+    >>> class Scores(HttpProtocol):
+    ...     def request(self, prepared, arguments, facts):
+    ...         return Request("/score", to_json_bytes({"texts": list(prepared)}))
+    ...
+    ...     def read(self, response, count, facts):
+    ...         return Predictions(response.json()["scores"])
+    >>> Scores("small").request(["good"], {}, None).body
+    b'{"texts":["good"]}'
+
+    Args:
+        model: the name by which the server knows the model.
     """
 
     one_by_one: bool = False
-    """Whether each example is a request of its own."""
+    """Whether each request has exactly one example."""
     max_batch_size: int | None = 64
-    """How many examples a request has at most, unless the user says so."""
+    """The most examples in a request, unless the user passes ``max_batch_size``."""
     output_type: pa.DataType | None = None
-    """The Arrow type of one prediction, where that is known."""
+    """The Arrow type of one prediction, if it is known."""
 
     def __init__(self, model: str) -> None:
         if not model:
-            raise ValueError("found no model's name, expected the one by which the server knows it: model='...'")
+            raise InvalidArgument(
+                "found no model's name", fix="pass the name by which the server knows it: model='...'"
+            )
         self.model = model
 
     def prepare(self, block: Block) -> Block:
-        """On CPU workers: check and convert examples, one for one."""
+        """Check and convert examples, one prepared example for each. Runs on CPU workers."""
         return block
 
     def cost(self, prepared: Block) -> npt.NDArray[Any]:
+        """Return the cost of each prepared example. Runs on CPU workers."""
         return np.ones(len(prepared))
 
     def check_arguments(self, arguments: dict[str, Any]) -> None:
-        """Raise for `inference_args` that this protocol can't take."""
+        """Raise if this protocol can't take these ``inference_args``."""
 
-    def greet(self, ask: Ask) -> Any:
-        """When the model is loaded: ask the server what `request` and `read` need to know; they get it as `facts`."""
+    def load_facts(self, send: Send) -> Any:
+        """Ask the server what ``request`` and ``read`` need to know; they get the return value as ``facts``.
+
+        Called once, when the model is loaded.
+        """
         return None
 
     def request(self, prepared: Block, arguments: dict[str, Any], facts: Any) -> Request:
-        """The request for these examples; `arguments` are RunInference's `inference_args`."""
-        raise NotImplementedError(f"{type(self).__name__} has no `request`")
+        """Return the request for these examples; ``arguments`` are RunInference's ``inference_args``."""
+        raise NotImplementedError(f"{type(self).__name__} has no method `request`")
 
-    def read(self, reply: Reply, count: int, facts: Any) -> Answer:
-        """A prediction for each of the `count` examples, in their order."""
-        raise NotImplementedError(f"{type(self).__name__} has no `read`")
+    def read(self, response: Response, count: int, facts: Any) -> Predictions:
+        """Return a prediction for each of the ``count`` examples, in their order."""
+        raise NotImplementedError(f"{type(self).__name__} has no method `read`")

@@ -1,4 +1,4 @@
-"""A model that is elsewhere: what `load_model` returns."""
+"""A model on a server: what ``HttpModelHandler.load_model`` returns."""
 
 from __future__ import annotations
 
@@ -10,90 +10,91 @@ from typing import Any
 
 from luminosity.errors import EndpointError, RemoteModelError
 from luminosity.inference.blocks import Block
-from luminosity.inference.handlers.http.concurrency import Slot, gate_of
+from luminosity.inference.handlers.http.concurrency import Permit, shared_gate
 from luminosity.inference.handlers.http.connection import Connection, exchange
-from luminosity.inference.handlers.http.protocol import Answer, HttpProtocol, Reply, Request
-from luminosity.inference.handlers.http.retries import Busy, CircuitBreaker, check_status, delay
+from luminosity.inference.handlers.http.protocol import HttpProtocol, Predictions, Request, Response
+from luminosity.inference.handlers.http.retries import CircuitBreaker, RetryableError, check_status, delay
 
 __all__ = ["RemoteModel"]
 
 _LOGGER = logging.getLogger(__name__)
-_TELL_AT = 4  # tries
-_TELL_EVERY_S = 60.0
+_WARN_AT_ATTEMPT = 4  # one or two retries are normal
+_WARN_EVERY_S = 60.0  # many threads retry at once; one warning a minute is enough
 
 
 class RemoteModel:
-    """Asks one endpoint, from any number of threads; keeps asking while that makes sense."""
+    """Sends requests to one endpoint and retries them. Any number of threads may use it."""
 
     def __init__(self, connection: Connection, protocol: HttpProtocol) -> None:
         self._connection = connection
         self._protocol = protocol
         self._key = connection.key()
-        self._pools = connection.pools()
-        self._gate = gate_of(f"{connection.address.shown()} {protocol.model}", connection.concurrency)
-        self._door = CircuitBreaker(time.monotonic)
-        self._dice = random.Random()
-        self._tell_after = 0.0
-        self._facts = protocol.greet(self.send)
-        self._door = CircuitBreaker(time.monotonic)  # What a protocol could do without is no reason to stay away.
+        self._client = connection.open_client()
+        self._gate = shared_gate(f"{connection.address.shown()} {protocol.model}", connection.concurrency)
+        self._breaker = CircuitBreaker(time.monotonic)
+        self._random = random.Random()
+        self._warn_after = 0.0
+        self._facts = protocol.load_facts(self.send)
+        self._breaker = CircuitBreaker(time.monotonic)  # forget failures of requests that the protocol can do without
 
-    def answer(self, prepared: Block, arguments: dict[str, Any]) -> Answer:
-        reply = self.send(self._protocol.request(prepared, arguments, self._facts))
+    def predict(self, prepared: Block, arguments: dict[str, Any]) -> Predictions:
+        """Return the server's predictions for these examples. Blocks until its response or the deadline."""
+        response = self.send(self._protocol.request(prepared, arguments, self._facts))
         try:
-            answer = self._protocol.read(reply, len(prepared), self._facts)
+            predictions = self._protocol.read(response, len(prepared), self._facts)
         except EndpointError as error:
-            raise self._door.refused(str(error)) from error
-        self._door.answered()
-        return answer
+            raise self._breaker.refused(error) from error
+        self._breaker.succeeded()
+        return predictions
 
-    def send(self, request: Request) -> Reply:
-        """The reply to it, tried until its deadline; the wait for its first turn does not count."""
-        ends, tries, busy = math.inf, 0, None
-        while slot := self._gate.enter(ends - time.monotonic()):
-            with slot:
-                self._door.check()
+    def send(self, request: Request) -> Response:
+        """Send a request and retry it until its deadline. The wait for the first permit does not count."""
+        ends, attempts, outcome = math.inf, 0, None
+        while permit := self._gate.enter(ends - time.monotonic()):
+            with permit:
+                self._breaker.check()
                 ends = min(ends, time.monotonic() + self._connection.deadline)
-                tries += 1
-                busy = self._once(request, slot, ends)
-            if isinstance(busy, Reply):
-                return busy
-            if tries == _TELL_AT:
-                self._tell(busy)
-            pause = delay(tries, busy.asked, self._dice)
+                attempts += 1
+                outcome = self._attempt(request, permit, ends)
+            if isinstance(outcome, Response):
+                return outcome
+            if attempts == _WARN_AT_ATTEMPT:
+                self._warn(outcome)
+            pause = delay(attempts, outcome.retry_after_s, self._random)
             if time.monotonic() + pause >= ends:
                 break
             time.sleep(pause)
-        assert busy is not None, "only a second turn is waited for with a bound"
-        raise self._gave_up(busy, tries, ends - self._connection.deadline) from busy
+        assert outcome is not None, "only the wait for a second permit is bounded"
+        raise self._gave_up(outcome, attempts, ends - self._connection.deadline) from outcome
 
-    def _tell(self, busy: Busy) -> None:
-        """Somebody may wonder why nothing happens; once a minute will do."""
+    def _warn(self, error: RetryableError) -> None:
         now = time.monotonic()
-        if now >= self._tell_after:
-            self._tell_after = now + _TELL_EVERY_S
+        if now >= self._warn_after:
+            self._warn_after = now + _WARN_EVERY_S
             deadline = self._connection.deadline
-            _LOGGER.warning("%s. Requests are tried again until their deadline of %g seconds.", busy, deadline)
+            _LOGGER.warning("%s. Requests are retried until their deadline of %g seconds.", error, deadline)
 
-    def _once(self, request: Request, slot: Slot, ends: float) -> Reply | Busy:
+    def _attempt(self, request: Request, permit: Permit, ends: float) -> Response | RetryableError:
         seconds = min(self._connection.timeout, max(ends - time.monotonic(), 0.001))
         try:
-            reply = exchange(self._pools, request, self._connection, self._key, seconds)
-            if reply.status >= 500:
-                slot.overloaded()
-            check_status(reply)
-        except Busy as busy:
-            slot.overloaded()
-            return busy
+            response = exchange(self._client, request, self._connection, self._key, seconds)
+            if response.status >= 500:
+                permit.overloaded()
+            check_status(response)
+        except RetryableError as error:
+            permit.overloaded()
+            return error
         except EndpointError as error:
-            raise self._door.refused(str(error)) from error
+            raise self._breaker.refused(error) from error
         except RemoteModelError:
-            self._door.answered()
+            self._breaker.succeeded()
             raise
-        slot.answered()
-        return reply
+        permit.answered()
+        return response
 
-    def _gave_up(self, busy: Busy, tries: int, began: float) -> RemoteModelError:
-        asked = "" if busy.asked is None else f" It asked to wait for {busy.asked:.3g} seconds."
-        often = "once" if tries == 1 else f"{tries} times"
-        message = f"{busy}. Tried {often} within deadline={self._connection.deadline:g} seconds.{asked}"
-        return self._door.gave_up(message, busy.by_examples, began)
+    def _gave_up(self, error: RetryableError, attempts: int, began: float) -> RemoteModelError:
+        wait = error.retry_after_s
+        requested = "" if wait is None else f" It asked to wait for {wait:.3g} seconds."
+        often = "once" if attempts == 1 else f"{attempts} times"
+        message = f"{error}. Tried {often} within deadline={self._connection.deadline:g} seconds.{requested}"
+        return self._breaker.gave_up(message, error.by_examples, began)

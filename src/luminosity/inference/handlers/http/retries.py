@@ -1,4 +1,4 @@
-"""What a server's status means for the request: fine, again, these examples' fault, or nobody's but the endpoint's."""
+"""Which failed requests are retried, when, and when an endpoint counts as broken."""
 
 from __future__ import annotations
 
@@ -12,57 +12,65 @@ from email.utils import parsedate_to_datetime
 from typing import Any, cast
 
 from luminosity.errors import EndpointError, RemoteModelError
-from luminosity.inference.handlers.http.protocol import Reply
+from luminosity.inference.handlers.http.protocol import Response
 
-__all__ = ["Busy", "CircuitBreaker", "check_status", "delay", "retry_after"]
+__all__ = ["CircuitBreaker", "RetryableError", "check_status", "delay", "retry_after"]
 
 
-_AGAIN = {408, 429, 502, 503, 504}
-_HINTS = {
-    401: "is the key right? api_key_env names the variable that holds it",
-    403: "may this key use this model?",
-    404: "are the address and the model's name right?",
-    405: "is this the address of such a server?",
-    413: "a smaller max_batch_size makes smaller requests",
+_RETRYABLE = {408, 429, 502, 503, 504}
+_FIXES = {
+    401: "check the key in the environment variable that api_key_env names",
+    403: "check that this key may use this model",
+    404: "check the address and the model's name",
+    405: "check that this is the address of a server with this protocol",
+    413: "pass a smaller max_batch_size, which makes requests smaller",
 }
-_OF_THE_ENDPOINT = {401, 403, 404, 405, 407, 410, 426, 501}
+_ENDPOINT_AT_FAULT = {401, 403, 404, 405, 407, 410, 426, 501}
 
-_FIRST_S = 0.5
-_MOST_S = 30.0
+_FIRST_S = 0.5  # the longest wait before the first retry
+_MOST_S = 30.0  # the longest wait before any retry
 
-_SHUT_S = 10.0
+_OPEN_S = 10.0  # how long no request is sent after the endpoint failed
 _FAILURES = 8
-"""More than a batch of 64 is halved: one example that hangs the server must not take its neighbours along."""
+"""Failures in a row that open the circuit. A batch of 64 is halved 6 times: one bad example must not open it."""
 
 
-class Busy(Exception):
-    """The same request may succeed later. `by_examples`: it may also be these examples that bring the server down."""
+class RetryableError(Exception):
+    """A failed request that may succeed later.
 
-    def __init__(self, message: str, by_examples: bool = True, asked: float | None = None) -> None:
+    ``by_examples`` says that its examples may be the cause, for example because they bring the server down.
+    ``retry_after_s`` is how long the server asks to wait.
+    """
+
+    def __init__(self, message: str, by_examples: bool = True, retry_after_s: float | None = None) -> None:
         super().__init__(message)
         self.by_examples = by_examples
-        self.asked = asked
+        self.retry_after_s = retry_after_s
 
 
-def check_status(reply: Reply) -> None:
-    """Raise what the status means, unless it is success."""
-    status = reply.status
+def check_status(response: Response) -> None:
+    """Raise the error that a status other than success means."""
+    status = response.status
     if 200 <= status < 300:
         return
-    said = reply.quoted(_said(reply.body))
-    message = f"{reply.url} answered {status}" + (f": {said}" if said else "")
-    if status in _AGAIN:
-        raise Busy(message, by_examples=status != 429, asked=retry_after(reply.headers.get("retry-after")))
+    text = response.quoted(_error_text(response.body))
+    message = f"{response.url} answered {status}" + (f": {text}" if text else "")
+    if status in _RETRYABLE:
+        raise RetryableError(
+            message, by_examples=status != 429, retry_after_s=retry_after(response.headers.get("retry-after"))
+        )
     if 300 <= status < 400:
-        raise EndpointError(f"{reply.url} answered {status}, that the model is elsewhere; give the address it is at")
-    message += f" ({_HINTS[status]})" if status in _HINTS else ""
-    raise (EndpointError if status in _OF_THE_ENDPOINT else RemoteModelError)(message)
+        raise EndpointError(
+            f"{response.url} answered {status}, a redirect", fix="pass the address to which the server redirects"
+        )
+    kind = EndpointError if status in _ENDPOINT_AT_FAULT else RemoteModelError
+    raise kind(message, fix=_FIXES.get(status))
 
 
-def _said(body: bytes) -> str:
-    """The server's own words, whichever of the usual places they are in.
+def _error_text(body: bytes) -> str:
+    """Return the server's own words, whichever of the usual places they are in.
 
-    >>> _said(b'{"error": {"message": "too long"}}'), _said(b'{"detail": "no"}'), _said(b"<html>oops")
+    >>> _error_text(b'{"error": {"message": "too long"}}'), _error_text(b'{"detail": "no"}'), _error_text(b"<html>oops")
     ('too long', 'no', '<html>oops')
     """
     try:
@@ -75,20 +83,21 @@ def _said(body: bytes) -> str:
     return value if isinstance(value, str) else body.decode(errors="replace")
 
 
-def delay(tries: int, asked: float | None, dice: random.Random) -> float:
-    """Anything up to a bound that doubles with each try, so that those who failed together don't come back together.
+def delay(attempts: int, retry_after_s: float | None, dice: random.Random) -> float:
+    """Return how many seconds to wait before the next attempt.
 
-    What the server `asked` for is waited in full, and a little more for the same reason.
+    The wait is random, up to a bound that doubles with each attempt: requests that failed together must not come back
+    together. If the server asks for a wait, that is waited in full, plus a short random time.
 
     >>> delay(1, None, random.Random(0)) <= 0.5, 7 <= delay(1, 7.0, random.Random(0)) <= 7.5
     (True, True)
     """
-    bound = min(_MOST_S, _FIRST_S * 2 ** min(tries - 1, 30))
-    return dice.uniform(0, bound) if asked is None else asked + dice.uniform(0, _FIRST_S)
+    bound = min(_MOST_S, _FIRST_S * 2 ** min(attempts - 1, 30))
+    return dice.uniform(0, bound) if retry_after_s is None else retry_after_s + dice.uniform(0, _FIRST_S)
 
 
 def retry_after(header: str | None, now: datetime | None = None) -> float | None:
-    """The header `Retry-After` in seconds from now; None where it says nothing that can be read.
+    """Return the header ``Retry-After`` in seconds from now, or None if it can't be read.
 
     >>> retry_after("12"), retry_after("soon"), retry_after(None)
     (12.0, None, None)
@@ -107,45 +116,46 @@ def retry_after(header: str | None, now: datetime | None = None) -> float | None
 
 
 class CircuitBreaker:
-    """Tells the endpoint's faults from those of examples; remembers the former, so that others need not find out again.
+    """Stops requests to a broken endpoint for some seconds, and decides if the endpoint or the examples are at fault.
 
-    An endpoint that has answered others can't be all wrong: firewalls forbid single texts, and one may hang a server.
-    Then the examples are to blame, until many requests in a row have failed.
+    An endpoint that has responded to other requests is probably right: firewalls forbid single texts, and one text may
+    hang a server. Then the examples are at fault, until many requests in a row have failed. Any thread may call it.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._shut_until = -math.inf
-        self._why = ""
-        self._in_a_row = 0
-        self._answered_at = -math.inf
+        self._open_until = -math.inf
+        self._reason = EndpointError()
+        self._failures_in_a_row = 0
+        self._succeeded_at = -math.inf
 
     def check(self) -> None:
-        """Raise what the endpoint's fault was, if that is not long ago."""
+        """Raise the endpoint's last error if it is recent."""
         with self._lock:
-            if self._clock() < self._shut_until:
-                raise EndpointError(self._why)
+            if self._clock() < self._open_until:
+                raise EndpointError(self._reason.message, fix=self._reason.fix)
 
-    def answered(self) -> None:
+    def succeeded(self) -> None:
+        """Record a response that could be used, or that blames its examples."""
         with self._lock:
-            self._in_a_row = 0
-            self._answered_at = self._clock()
+            self._failures_in_a_row = 0
+            self._succeeded_at = self._clock()
 
-    def refused(self, message: str) -> RemoteModelError:
-        """The server does not want this request, or is no such server."""
-        return self._failed(message, since=-math.inf)
+    def refused(self, error: EndpointError) -> RemoteModelError:
+        """Return what to raise for a request that the server rejects or does not understand."""
+        return self._failed(error, since=-math.inf)
 
     def gave_up(self, message: str, by_examples: bool, began: float) -> RemoteModelError:
-        """A request was tried from then on, until its deadline."""
-        return self._failed(message, math.inf if by_examples else began)
+        """Return what to raise for a request that was retried from ``began`` until its deadline."""
+        return self._failed(EndpointError(message), math.inf if by_examples else began)
 
-    def _failed(self, message: str, since: float) -> RemoteModelError:
-        """The endpoint's fault if no other request was answered `since`, or too many failed."""
+    def _failed(self, error: EndpointError, since: float) -> RemoteModelError:
+        """Blame the endpoint if no other request has succeeded after ``since``, or too many have failed."""
         with self._lock:
-            self._in_a_row += 1
-            nobody_answered = self._answered_at <= since < math.inf
-            if not nobody_answered and self._in_a_row < _FAILURES:
-                return RemoteModelError(message)
-            self._shut_until, self._why = self._clock() + _SHUT_S, message
-            return EndpointError(message)
+            self._failures_in_a_row += 1
+            none_succeeded = self._succeeded_at <= since < math.inf
+            if not none_succeeded and self._failures_in_a_row < _FAILURES:
+                return RemoteModelError(error.message, fix=error.fix)
+            self._open_until, self._reason = self._clock() + _OPEN_S, error
+            return EndpointError(error.message, fix=error.fix)

@@ -1,1 +1,1 @@
-"""Handlers for models of Hugging Face that take text: embedders, classifiers, generators."""
+"""Handlers for text models of transformers: embedders, classifiers and generators."""

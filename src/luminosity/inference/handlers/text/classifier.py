@@ -1,4 +1,4 @@
-"""Labels for texts."""
+"""``TextClassifier``: texts to labels."""
 
 from __future__ import annotations
 
@@ -20,19 +20,28 @@ __all__ = ["TextClassifier", "labels_of"]
 
 
 class TextClassifier(TextHandler[str]):
-    """Texts to labels, with a sequence classification model of transformers.
+    """Turns texts into labels, with a sequence classification model of transformers.
 
     ::
 
         texts | RunInference(TextClassifier("distilbert-base-uncased-finetuned-sst-2-english"))
 
-    A prediction is `{"label": "POSITIVE", "score": 0.98, "scores": {"NEGATIVE": 0.02, "POSITIVE": 0.98}}`: the best
-    label, its score, and all scores. They are probabilities that sum to one; where the model's configuration says
-    `problem_type: multi_label_classification`, or has one label only, each is a probability of its own, and `labels`
-    lists those with at least `threshold`. The scores of a regression are its outputs as they are.
+    A prediction is ``{"label": "POSITIVE", "score": 0.98, "scores": {"NEGATIVE": 0.02, "POSITIVE": 0.98}}``: the best
+    label, its score, and all scores. Scores are probabilities that sum to one. If the model's configuration says
+    ``problem_type: multi_label_classification``, or has only one label, each score is a separate probability, and
+    ``labels`` lists those of at least ``threshold``. The scores of a regression are its outputs.
 
-    Texts are cut at `max_length` tokens, by default at what the model takes. `load_model_args` go to transformers'
-    `from_pretrained`, and `inference_args` to the model.
+    Args:
+        path: a folder, on any file system that Beam knows, or a name on the Hugging Face hub.
+        threshold: the lowest probability of the labels in ``labels``.
+        max_length: the number of tokens at which texts are cut. The default is the model's own.
+        device: "auto" (the GPU if this process has one), "CPU", "GPU", "cuda:1" and so on.
+        dtype: the type of the weights, such as "bfloat16".
+        compile: compile the model, and pad to few different lengths.
+        load_model_args: passed to ``from_pretrained`` of transformers.
+        options: those of Beam's ``ModelHandler``: ``max_batch_size``, ``large_model``, ``env_vars`` and so on.
+
+    The ``inference_args`` of RunInference are passed to the model.
     """
 
     def __init__(
@@ -52,6 +61,7 @@ class TextClassifier(TextHandler[str]):
 
     @property
     def output_type(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """A struct with the fields of a prediction."""
         names = labels_of(self.config)
         empty = _table(np.zeros((0, len(names)), np.float32), names)
         return (_with_labels(empty, self._threshold) if _is_multi_label(self.config) else empty).type
@@ -75,7 +85,7 @@ class TextClassifier(TextHandler[str]):
 
 
 def labels_of(config: Any) -> list[str]:
-    """The model's labels, in the order of its outputs."""
+    """Return the model's labels, in the order of its outputs."""
     return [config.id2label[index] for index in range(config.num_labels)]
 
 
@@ -95,7 +105,7 @@ def _table(scores: Array, names: Sequence[str]) -> Any:
 
 
 def _with_labels(table: Any, threshold: float) -> Any:
-    """With the labels whose score is high enough."""
+    """Add a column with the labels whose score is high enough."""
     scores = table.field("scores")
     names = [scores.type.field(index).name for index in range(scores.type.num_fields)]
     chosen = np.stack([column.to_numpy() for column in scores.flatten()], axis=1) >= threshold

@@ -1,4 +1,4 @@
-"""Sentence embeddings."""
+"""``SentenceEmbedder``: texts to vectors."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 from typing_extensions import Unpack
 
+from luminosity.errors import InvalidArgument
 from luminosity.extras import require
 from luminosity.inference.blocks import Block
 from luminosity.inference.handler import HandlerOptions
@@ -21,7 +22,7 @@ from luminosity.inference.handlers.text.sentence_recipe import (
     check_modes,
     dense_width,
     load_dense,
-    pool,
+    pool_tokens,
 )
 from luminosity.inference.handlers.text.text_handler import TextHandler
 from luminosity.inference.handlers.text.tokens import Tokenizer
@@ -30,20 +31,28 @@ __all__ = ["SentenceEmbedder"]
 
 
 class SentenceEmbedder(TextHandler[str]):
-    """Texts to vectors, with a model of sentence-transformers or any encoder of transformers.
+    """Turns texts into vectors, with a model of sentence-transformers or any encoder of transformers.
 
     ::
 
         texts | RunInference(SentenceEmbedder("sentence-transformers/all-MiniLM-L6-v2"))
 
-    `path` is a folder or a name on the Hugging Face hub. Pooling, normalisation, prompts, lower case and the greatest
-    length are those of the model's own files, and the vectors those of `SentenceTransformer.encode`;
-    sentence-transformers itself is not needed. A model without such files gets mean pooling and no normalisation:
-    `pooling` (one mode or several, concatenated) and `normalize` say otherwise.
+    Pooling, normalisation, prompts, lower case and the maximum length are read from the model's own files, and the
+    vectors are those of ``SentenceTransformer.encode``; sentence-transformers itself is not needed. A prediction is a
+    float32 numpy array, whatever the model's dtype.
 
-    `prompt` stands before each text, or the model's own prompt named `prompt_name`. Texts are cut at `max_length`
-    tokens. A prediction is a float32 numpy array, whatever the `dtype` of the model ("bfloat16"). `compile` compiles
-    the encoder. `load_model_args` go to transformers' `from_pretrained`.
+    Args:
+        path: a folder, on any file system that Beam knows, or a name on the Hugging Face hub.
+        pooling: one mode or several, which are concatenated. The default is the model's own, or "mean".
+        normalize: whether vectors have length 1. The default is the model's own, or False.
+        prompt: a text to put before each example.
+        prompt_name: the name of one of the model's own prompts, instead of ``prompt``.
+        max_length: the number of tokens at which texts are cut. The default is the model's own.
+        device: "auto" (the GPU if this process has one), "CPU", "GPU", "cuda:1" and so on.
+        dtype: the type of the weights, such as "bfloat16".
+        compile: compile the encoder, and pad to few different lengths.
+        load_model_args: passed to ``from_pretrained`` of transformers.
+        options: those of Beam's ``ModelHandler``: ``max_batch_size``, ``large_model``, ``env_vars`` and so on.
     """
 
     def __init__(
@@ -63,7 +72,7 @@ class SentenceEmbedder(TextHandler[str]):
     ) -> None:
         super().__init__(path, max_length, device, dtype, compile, load_model_args, **options)
         if prompt is not None and prompt_name is not None:
-            raise ValueError("a prompt and a prompt_name are given: expected one of them")
+            raise InvalidArgument("found prompt= and prompt_name=, expected one of them")
         self._pooling = (pooling,) if isinstance(pooling, str) else None if pooling is None else tuple(pooling)
         check_modes(self._pooling or ())
         self._normalize = normalize
@@ -72,16 +81,18 @@ class SentenceEmbedder(TextHandler[str]):
 
     @property
     def output_type(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """A list of ``dimension`` float32 numbers."""
         return pa.list_(pa.float32(), self.dimension)
 
     @cached_property
     def dimension(self) -> int:
-        """The length of an embedding, as the model's files say."""
+        """The length of a vector, as the model's files say."""
         widths = [dense_width(self._pretrained, folder) for kind, folder in self.recipe.steps if kind == "Dense"]
         return widths[-1] if widths else self.config.get_text_config().hidden_size * len(self.recipe.pooling)
 
     @cached_property
     def recipe(self) -> SentenceRecipe:
+        """The steps after the encoder, from the model's files and the handler's arguments."""
         recipe = SentenceRecipe.read(self._pretrained)
         if self._pooling is not None:
             recipe = replace(recipe, pooling=self._pooling)
@@ -108,19 +119,19 @@ class SentenceEmbedder(TextHandler[str]):
 
     @cached_property
     def prompt(self) -> str:
-        """What stands before each text."""
+        """The text that is put before each example."""
         return self.recipe.prompt(self._prompt, self._prompt_name)
 
     @cached_property
     def _prompt_tokens(self) -> int:
-        """How many tokens at each text's beginning don't count: those of a prompt that the model leaves out."""
+        """The number of tokens at each text's start that pooling leaves out: the prompt's, if the model excludes it."""
         if self.recipe.includes_prompt or not self.prompt:
             return 0
         ids = self.tokenizer.ids([self.prompt])[0].as_py()
         return len(ids) - (ids[-1] in self.tokenizer.whole.all_special_ids)
 
     def load_model(self) -> Any:
-        """The encoder, then the Dense steps."""
+        """Return the encoder and the Dense steps."""
         torch = require("torch", "torch")
         encoder = self.load("AutoModel", optional=("pooler.",))
         dense = [load_dense(self._pretrained, folder) for kind, folder in self.recipe.steps if kind == "Dense"]
@@ -135,7 +146,7 @@ class SentenceEmbedder(TextHandler[str]):
         mask = torch.ones_like(batch.inputs["input_ids"], dtype=torch.bool) if mask is None else mask
         if self._prompt_tokens:
             mask = mask & (torch.arange(mask.shape[1], device=mask.device) >= self._prompt_tokens)
-        embeddings = pool(vectors, mask, self.recipe.pooling)
+        embeddings = pool_tokens(vectors, mask, self.recipe.pooling)
         for kind, _ in self.recipe.steps:
             if kind == "Dense":
                 embeddings = dense.pop(0)(embeddings)

@@ -1,4 +1,4 @@
-"""Text from a causal language model."""
+"""``TextGenerator``: text from a causal language model."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from typing_extensions import Unpack
 
+from luminosity.errors import InvalidArgument, InvalidType
 from luminosity.inference.blocks import Block, rows
 from luminosity.inference.handler import HandlerOptions
 from luminosity.inference.handlers.on_torch import Batch, Outputs
@@ -23,24 +24,32 @@ Messages: TypeAlias = "Sequence[Mapping[str, Any]]"
 
 
 class TextGenerator(TextHandler["str | Messages"]):
-    """Prompts to what a causal language model of transformers says next.
+    """Continues prompts, with a causal language model of transformers.
 
     ::
 
         prompts | RunInference(TextGenerator("HuggingFaceTB/SmolLM2-135M-Instruct", max_new_tokens=64))
 
-    An example is a prompt, or a list of messages (`[{"role": "user", "content": "Hello"}]`), which the model's own chat
-    template makes a prompt of. A prediction is the new text alone. `path` is a folder, a hub's name, or a GGUF file.
+    An example is a prompt, or a list of messages (``[{"role": "user", "content": "Hello"}]``) that the model's chat
+    template turns into a prompt. A prediction is the new text only. A prompt costs its tokens plus ``max_new_tokens``.
 
-    `generation_args`, and RunInference's `inference_args` before them, go to `model.generate` (`do_sample`,
-    `temperature`, `stop_strings`...); what they leave open is as the model's own files say. A prompt costs its tokens
-    and `max_new_tokens`. Of a prompt longer than the model takes besides the new tokens (or than `max_length`) the end
-    is kept. `chat_template_args` go to the chat template.
+    Args:
+        path: a folder, on any file system that Beam knows, a name on the Hugging Face hub, or a GGUF file.
+        max_new_tokens: the most tokens to generate.
+        generation_args: passed to ``model.generate``, such as ``do_sample``, ``temperature``, ``stop_strings``; the
+            defaults are in the model's files. RunInference's ``inference_args`` override them.
+        chat_template_args: passed to the chat template.
+        max_length: the most tokens of a prompt; only the end of a longer prompt is kept. A prompt and its new tokens
+            never take more than the model's own limit.
+        device: "auto" (the GPU if this process has one), "CPU", "GPU", "cuda:1" and so on.
+        dtype: the type of the weights, such as "bfloat16".
+        load_model_args: passed to ``from_pretrained`` of transformers.
+        options: those of Beam's ``ModelHandler``: ``max_batch_size``, ``large_model``, ``env_vars`` and so on.
     """
 
     output_type = pa.string()
     padding_side = "left"  # so that new tokens follow the prompt
-    cut_side = "left"  # so that the question and the beginning of the answer are kept
+    cut_side = "left"  # so that the end of the prompt, usually the question, is kept
 
     def __init__(
         self,
@@ -57,7 +66,7 @@ class TextGenerator(TextHandler["str | Messages"]):
     ) -> None:
         super().__init__(path, max_length, device, dtype, False, load_model_args, **options)
         if max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens is {max_new_tokens}, expected at least one")
+            raise InvalidArgument(f"found max_new_tokens={max_new_tokens}, expected at least one")
         self._max_new_tokens = max_new_tokens
         self._generation_args = dict(generation_args or {})
         self._chat_template_args = dict(chat_template_args or {})
@@ -66,20 +75,20 @@ class TextGenerator(TextHandler["str | Messages"]):
     def validate_inference_args(self, inference_args: dict[str, Any] | None) -> None:
         count = (inference_args or {}).get("num_return_sequences", 1)
         if count != 1:
-            raise ValueError(f"num_return_sequences is {count}, expected 1: each example has one prediction")
+            raise InvalidArgument(f"found num_return_sequences={count}, expected 1: each example has one prediction")
 
     def limit_of(self, tokenizer: Any) -> int | None:
         limit = super().limit_of(tokenizer)
         return None if limit is None else self._room(limit)
 
     def _room(self, limit: int) -> int:
-        """What is left for the prompt."""
+        """Return how many tokens are left for the prompt."""
         positions = getattr(self.config.get_text_config(), "max_position_embeddings", None) or limit
         room = min(limit, positions - self._max_new_tokens)
         if room < 1:
-            raise ValueError(
-                f"max_new_tokens is {self._max_new_tokens}, and {self.model_id!r} takes {positions} tokens in all: "
-                "nothing is left for a prompt"
+            raise InvalidArgument(
+                f"found max_new_tokens={self._max_new_tokens}, expected less than the {positions} tokens that "
+                f"{self.model_id!r} takes in all: nothing is left for a prompt"
             )
         return room
 
@@ -88,22 +97,22 @@ class TextGenerator(TextHandler["str | Messages"]):
         chats = [not isinstance(example, str) for example in examples]
         if not any(chats):
             return self.tokenizer.ids(examples)
-        # A chat template writes the special tokens itself.
+        # The chat template writes the special tokens itself.
         prompts = self.tokenizer.ids([e for e, chat in zip(examples, chats, strict=True) if not chat])
         rendered = texts_of([self._rendered(e) for e, chat in zip(examples, chats, strict=True) if chat])
         both = pa.concat_arrays([prompts, self.tokenizer.ids(rendered, special=False)])
-        # Prompts come first in `both`, then chats; the stable order of the flags tells whose place is where.
+        # `both` has prompts first, then chats: undo the stable sort by the flags.
         return both.take(pa.array(np.argsort(np.argsort(chats, kind="stable"))))
 
     def prepare_key(self) -> None:
-        """Its chat template writes prompts of its own."""
+        """Return None: prompts depend on the chat template."""
 
     def _rendered(self, messages: Any) -> str:
         listed: list[Any] = cast("list[Any]", list(messages)) if isinstance(messages, list | tuple) else []
         if not listed or not all(isinstance(message, Mapping) for message in listed):
-            raise TypeError(
-                f"an example is of type {type(messages).__name__}, expected a prompt (str) or a list of messages such "
-                'as {"role": "user", "content": "Hello"}'
+            raise InvalidType(
+                f"found an example of type {type(messages).__name__}, expected a prompt (str) or a list of messages "
+                'such as {"role": "user", "content": "Hello"}'
             )
         arguments = {"add_generation_prompt": True, **self._chat_template_args}
         return self.tokenizer.whole.apply_chat_template(listed, tokenize=False, **arguments)

@@ -1,4 +1,4 @@
-"""Models, configurations and tokenizers of transformers, loaded without noise."""
+"""Loads models, configurations and tokenizers of transformers, without its progress bars and advice."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from luminosity.errors import ModelUnavailable
+from luminosity._text import list_some
+from luminosity.errors import InvalidArgument, ModelUnavailable
 from luminosity.extras import require
 from luminosity.inference.files.local import local_copy
 
 __all__ = ["Pretrained", "token_limit"]
 
-# Of a model's loading arguments, those that its configuration and its tokenizer need to be found, too.
+# The loading arguments of a model that also locate its configuration and its tokenizer.
 _WHERE = ("cache_dir", "gguf_file", "local_files_only", "revision", "subfolder", "token", "trust_remote_code")
 
-# Token positions of these models begin behind the padding's.
+# Token positions of these models start after the padding's.
 _PADDED_POSITIONS = ("camembert", "longformer", "mpnet", "roberta", "xlm-roberta", "xlm-roberta-xl")
 
 
@@ -31,26 +32,31 @@ class Pretrained:
     arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def config(self) -> Any:
+        """Load the model's configuration."""
         return self._load("AutoConfig", self._where)
 
     def tokenizer(self) -> Any:
+        """Load the model's tokenizer."""
         return self._load("AutoTokenizer", self._where)
 
     def model(self, kind: str, dtype: Any, optional: tuple[str, ...] = ()) -> Any:
-        """The model, in evaluation mode. All its weights must be in the files, but for those that begin with one of
-        `optional`: made-up ones would predict nothing."""
+        """Load the model in evaluation mode.
+
+        Raises if the files lack any weights other than those whose names start with one of ``optional``: transformers
+        would fill them with random numbers.
+        """
         arguments = {"dtype": "auto" if dtype is None else dtype, **self._where, **self.arguments}
         model, info = self._load(kind, {**arguments, "output_loading_info": True})
         missing = sorted(key for key in info["missing_keys"] if not key.startswith(optional))
         if missing:
-            raise ValueError(
-                f"{self.path!r} lacks weights that {type(model).__name__} needs: {', '.join(missing[:3])}"
-                f"{', ...' if len(missing) > 3 else ''}. It was made for something else, or is not trained yet."
+            raise InvalidArgument(
+                f"{self.path!r} lacks weights that {type(model).__name__} needs: {list_some(missing, 3)}; it was made "
+                "for another task, or is not trained yet"
             )
         return model.eval().requires_grad_(False)
 
     def json(self, name: str) -> Any:
-        """What the JSON file of this name says; None where the model has none."""
+        """Return the content of a JSON file of the model, or None if there is no such file."""
         path = self.file(name)
         if path is None:
             return None
@@ -58,7 +64,7 @@ class Pretrained:
             return json.load(file)
 
     def file(self, name: str) -> str | None:
-        """The path of a file beside the model; None where there is none."""
+        """Return the local path of a file of the model, or None if there is no such file."""
         where = {key: value for key, value in self._where.items() if key not in ("gguf_file", "trust_remote_code")}
         cached_file = require("transformers.utils.hub", "transformers").cached_file
         return cached_file(self._folder, name, **where, **_NONE_IF_MISSING)
@@ -69,8 +75,8 @@ class Pretrained:
         folder = os.path.dirname(path) or "." if path.endswith(".gguf") else path
         if _is_path(folder) and not os.path.exists(folder):
             expanded = os.path.expanduser(folder)
-            hint = f"; `~` is not expanded: did you mean {expanded!r}?" if os.path.exists(expanded) else ""
-            raise ModelUnavailable(f"{self.path!r}: there is no such folder here, seen from {os.getcwd()!r}{hint}")
+            fix = f"pass {expanded!r}: `~` is not expanded" if os.path.exists(expanded) else None
+            raise ModelUnavailable(f"{self.path!r}: there is no such folder here, seen from {os.getcwd()!r}", fix=fix)
         return folder
 
     @property
@@ -91,13 +97,13 @@ class Pretrained:
                 if os.path.exists(folder):
                     raise
                 raise ModelUnavailable(
-                    f"{self.path!r} is no folder here, seen from {os.getcwd()!r}, and as a name on the Hugging Face "
-                    f"hub it could not be loaded: {error}"
+                    f"{self.path!r} is not a folder here, seen from {os.getcwd()!r}, and could not be loaded from the "
+                    f"Hugging Face hub: {error}"
                 ) from error
 
 
 def _is_path(text: str) -> bool:
-    """Whether this is no name on a hub, which is `name` or `organisation/name`.
+    """Return whether ``text`` can't be a name on a hub, which is ``name`` or ``organisation/name``.
 
     >>> _is_path("/models/encoder"), _is_path("./encoder"), _is_path("org/encoder")
     (True, True, False)
@@ -112,16 +118,18 @@ _NONE_IF_MISSING = {
 }
 
 
-def token_limit(asked: int | None, tokenizer: Any, config: Any) -> int | None:
-    """How many tokens of a text the model gets: as many as asked for, else as many as its tokenizer says, and never
-    more than it has positions. None where nothing sets a limit."""
-    limits = [tokenizer.model_max_length if asked is None else asked]
+def token_limit(requested: int | None, tokenizer: Any, config: Any) -> int | None:
+    """Return how many tokens of a text the model gets, or None for no limit.
+
+    It is the requested number, or the tokenizer's own, but never more than the model has positions.
+    """
+    limits = [tokenizer.model_max_length if requested is None else requested]
     positions = getattr(config.get_text_config(), "max_position_embeddings", None)
     if positions is not None and positions > 0:
         before = (config.pad_token_id or 0) + 1 if config.model_type in _PADDED_POSITIONS else 0
         limits.append(positions - before)
     smallest = min(limits)
-    return int(smallest) if smallest < 10**9 else None  # tokenizers say "no limit" by a very large number
+    return int(smallest) if smallest < 10**9 else None  # a huge number is a tokenizer's "no limit"
 
 
 _noise_lock = threading.Lock()
@@ -131,7 +139,7 @@ _before: tuple[int, bool] = (0, False)
 
 @contextmanager
 def _without_noise() -> Generator[None, None, None]:
-    """No progress bars and no advice from transformers while anything loads, on however many threads."""
+    """Turn off transformers' progress bars and advice while any thread loads a model."""
     global _loading, _before
     logging = require("transformers.utils.logging", "transformers")
     with _noise_lock:

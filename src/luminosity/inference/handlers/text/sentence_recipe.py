@@ -1,4 +1,4 @@
-"""How a sentence-transformers model makes an embedding of its tokens' vectors, as its own files say."""
+"""How a sentence-transformers model turns its tokens' vectors into one, as its own files say."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from luminosity.errors import InvalidArgument
 from luminosity.extras import require
 from luminosity.inference.handlers.text.pretrained import Pretrained
 
-__all__ = ["POOLING_MODES", "SentenceRecipe", "check_modes", "dense_width", "load_dense", "pool"]
+__all__ = ["SentenceRecipe", "check_modes", "dense_width", "load_dense", "pool_tokens"]
 
 
-# In the order in which a model of several concatenates them.
+# In the order in which a model with several modes concatenates them.
 _OLD_NAMES = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -27,14 +28,14 @@ POOLING_MODES = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "
 
 @dataclass(frozen=True)
 class SentenceRecipe:
-    """The defaults are for a model that has no such files: mean pooling, nothing else."""
+    """The steps of a sentence-transformers model. The defaults are for a model without its files: mean pooling only."""
 
     folder: str = ""
-    """Where the transformer lies, below the model's folder."""
+    """The folder of the transformer, relative to the model's folder."""
     pooling: tuple[str, ...] = ("mean",)
     includes_prompt: bool = True
     steps: tuple[tuple[str, str], ...] = ()
-    """What follows pooling, in order: kind ("Dense" or "Normalize") and folder."""
+    """The steps after pooling in order: kind ("Dense" or "Normalize") and folder."""
     max_length: int | None = None
     lower_case: bool = False
     prompts: dict[str, str] = field(default_factory=dict[str, str])
@@ -42,6 +43,7 @@ class SentenceRecipe:
 
     @classmethod
     def read(cls, pretrained: Pretrained) -> SentenceRecipe:
+        """Read the recipe from the files of a model."""
         modules = pretrained.json("modules.json")
         if modules is None:
             return cls()
@@ -67,12 +69,14 @@ class SentenceRecipe:
         )
 
     def prompt(self, text: str | None, name: str | None) -> str:
-        """What stands before each text."""
+        """Return the text to put before each example: ``text``, or the model's prompt of this name, or its default
+        prompt.
+        """
         if text is not None:
             return text
         if name is not None and name not in self.prompts:
-            known = ", ".join(map(repr, sorted(self.prompts))) or "none"
-            raise ValueError(f"prompt_name is {name!r}, and the prompts that this model knows are: {known}")
+            known = ", ".join(map(repr, sorted(self.prompts))) or "none, it has no prompts"
+            raise InvalidArgument(f"found prompt_name={name!r}, expected one of the model's prompts: {known}")
         return self.prompts.get(name or self.default_prompt or "", "")
 
 
@@ -87,25 +91,27 @@ def _inside(folder: str, name: str) -> str:
     return f"{folder}/{name}" if folder else name
 
 
-def _unknown(pretrained: Pretrained, found: str, expected: str) -> ValueError:
-    return ValueError(f"the sentence-transformers model {pretrained.path!r} has {found}, expected {expected}")
+def _unknown(pretrained: Pretrained, found: str, expected: str) -> InvalidArgument:
+    return InvalidArgument(f"the sentence-transformers model {pretrained.path!r} has {found}, expected {expected}")
 
 
 def check_modes(modes: Sequence[str]) -> None:
-    """
+    """Raise if a pooling mode is unknown.
+
     >>> check_modes(["average"])
-    Traceback (most recent call last):
-    ValueError: pooling is 'average', expected some of cls, max, mean, mean_sqrt_len_tokens, weightedmean, lasttoken
+    Traceback (most recent call last): luminosity.errors.InvalidArgument: found pooling='average', expected some of cls,
+    max, mean, mean_sqrt_len_tokens, ...
     """
     for mode in modes:
         if mode not in POOLING_MODES:
-            raise ValueError(f"pooling is {mode!r}, expected some of {', '.join(POOLING_MODES)}")
+            raise InvalidArgument(f"found pooling={mode!r}, expected some of {', '.join(POOLING_MODES)}")
 
 
-def pool(vectors: Any, mask: Any, modes: Sequence[str]) -> Any:
-    """One float32 vector per text, those of several modes side by side.
+def pool_tokens(vectors: Any, mask: Any, modes: Sequence[str]) -> Any:
+    """Return one float32 vector per text; the vectors of several modes are concatenated.
 
-    `vectors` are texts by tokens by features; `mask` is true for the tokens that count, of which each text has one.
+    ``vectors`` has the shape (texts, tokens, features). ``mask`` is true for the tokens that count; each text has one
+    at least.
     """
     torch = require("torch", "torch")
     return torch.cat([_pooled(vectors, mask, mode) for mode in modes], dim=-1)
@@ -123,7 +129,7 @@ def _pooled(vectors: Any, mask: Any, mode: str) -> Any:
     weights = mask.float()
     if mode == "weightedmean":
         weights = weights * torch.arange(1, mask.shape[1] + 1, device=mask.device)
-        # Positions are large numbers, which 16 bits can't hold.
+        # 16 bits can't hold sums of positions, which are large.
         return (vectors.float() * weights.unsqueeze(-1)).sum(dim=1) / weights.sum(dim=1, keepdim=True).clamp(min=1)
     total = (vectors * mask.unsqueeze(-1)).sum(dim=1, dtype=torch.float32)
     count = weights.sum(dim=1, keepdim=True).clamp(min=1)
@@ -131,18 +137,18 @@ def _pooled(vectors: Any, mask: Any, mode: str) -> Any:
 
 
 def _at(vectors: Any, places: Any) -> Any:
-    """Each text's vector at its place."""
+    """Return each text's vector at its place."""
     texts = require("torch", "torch").arange(len(vectors), device=vectors.device)
     return vectors[texts, places].float()
 
 
 def dense_width(pretrained: Pretrained, folder: str) -> int:
-    """The length of what the step in this folder makes."""
+    """Return the length of the vectors that the Dense step in this folder returns."""
     return _config(pretrained, folder)["out_features"]
 
 
 def load_dense(pretrained: Pretrained, folder: str) -> Any:
-    """The step in this folder as a torch module, on the CPU."""
+    """Return the Dense step in this folder as a torch module, on the CPU."""
     torch = require("torch", "torch")
     config = _config(pretrained, folder)
     linear = torch.nn.Linear(config["in_features"], config["out_features"], bias=config.get("bias", True))
@@ -155,8 +161,9 @@ def load_dense(pretrained: Pretrained, folder: str) -> Any:
 def _config(pretrained: Pretrained, folder: str) -> dict[str, Any]:
     config = pretrained.json(f"{folder}/config.json")
     if config.get("use_residual") or config.get("module_input_name", "sentence_embedding") != "sentence_embedding":
-        raise ValueError(
-            f"{pretrained.path!r} has in {folder} a Dense step that is residual, or not over the embedding"
+        raise InvalidArgument(
+            f"found a Dense step in {folder} of {pretrained.path!r} that is residual or does not take the embedding, "
+            "which is not supported"
         )
     return config
 
@@ -170,10 +177,10 @@ def _weights(pretrained: Pretrained, folder: str) -> dict[str, Any]:
 
 
 def _activation(name: str) -> Any:
-    """The torch module of this name; nothing else is run because a model's file says so."""
+    """Return the torch module of this name. A model's file can't make any other code run."""
     torch = require("torch", "torch")
     module, _, kind = name.rpartition(".")
     found = getattr(require(module, "torch"), kind, None) if module.startswith("torch.nn") else None
     if not (isinstance(found, type) and issubclass(found, torch.nn.Module)):
-        raise ValueError(f"a Dense step has the activation {name!r}, expected a module of torch.nn")
+        raise InvalidArgument(f"found a Dense step with the activation {name!r}, expected a module of torch.nn")
     return found()

@@ -1,4 +1,4 @@
-"""What all handlers of transformers' text models share."""
+"""The base class of all handlers for text models of transformers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy.typing as npt
 from apache_beam.ml.inference.base import PredictionResult
 from typing_extensions import Unpack
 
-from luminosity.errors import ModelUnavailable
+from luminosity.errors import InvalidArgument, ModelUnavailable
 from luminosity.extras import require
 from luminosity.inference.blocks import Block
 from luminosity.inference.handler import ExampleT, HandlerOptions
@@ -29,13 +29,15 @@ from luminosity.inference.handlers.text.tokens import (
 __all__ = ["TextHandler", "takes_masks_by_key"]
 
 
-_CLOSE = 0.02
-_NOT_ALL_TOKENS = ("attention_window", "layer_types", "local_attention", "sliding_window")
-"""Settings of models that look at near tokens alone, and make other masks of the one they are given."""
+_CLOSE = 0.02  # how much two masks' outputs may differ, as a share of what the mask changes
+_LOCAL_ATTENTION = ("attention_window", "layer_types", "local_attention", "sliding_window")
+"""Settings of models that attend to near tokens only; they change the mask that they are given."""
 
 
 class TextHandler(TorchHandler[ExampleT, PredictionResult]):
-    """Texts in; the tokenizer is loaded where they are prepared, the model where it predicts."""
+    """A handler whose examples are texts. The tokenizer is loaded where texts are prepared, the model where it
+    predicts.
+    """
 
     padding_side = "right"
     cut_side = "right"
@@ -52,7 +54,7 @@ class TextHandler(TorchHandler[ExampleT, PredictionResult]):
     ) -> None:
         super().__init__(device, dtype, **options)
         if max_length is not None and max_length < 1:
-            raise ValueError(f"max_length is {max_length}, expected at least one token")
+            raise InvalidArgument(f"found max_length={max_length}, expected at least one token")
         self._pretrained = Pretrained(os.fspath(path), dict(load_model_args or {}))
         self._max_length = max_length
         self._compile = compile
@@ -63,7 +65,7 @@ class TextHandler(TorchHandler[ExampleT, PredictionResult]):
         return self._pretrained.path
 
     def update_model_path(self, model_path: str | None = None) -> None:
-        """The next model."""
+        """Switch to another version of the model."""
         if model_path:
             self._pretrained = Pretrained(model_path, self._pretrained.arguments)
             self.forget()
@@ -71,36 +73,40 @@ class TextHandler(TorchHandler[ExampleT, PredictionResult]):
     def check_prepares_like(self, first: TextHandler[Any]) -> None:
         if not is_same_tokenizer(self.source.tokenizer(), first.source.tokenizer()):
             raise ModelUnavailable(
-                f"{self.model_id!r} has another tokenizer than {first.model_id!r}, with which the pipeline began and "
-                "which prepares its texts; a model with another one needs a new run"
+                f"{self.model_id!r} has another tokenizer than {first.model_id!r}, with which the pipeline started and "
+                "which prepares its texts",
+                fix="start a new run for a model with another tokenizer",
             )
 
     @property
     def source(self) -> Pretrained:
-        """Where the transformer and its tokenizer lie."""
+        """The location of the transformer and its tokenizer."""
         return self._pretrained
 
     @cached_property
     def config(self) -> Any:
+        """The model's configuration, read on first use."""
         return self.source.config()
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
+        """The tokenizer, loaded on first use."""
         whole = self.source.tokenizer()
         return Tokenizer(whole, self.limit_of(whole), self.cut_side)
 
     def limit_of(self, tokenizer: Any) -> int | None:
-        """The length at which texts are cut."""
+        """Return the number of tokens at which texts are cut, or None for no limit."""
         return token_limit(self._max_length, tokenizer, self.config)
 
     @cached_property
     def pad_id(self) -> int:
+        """The token id that fills the end of shorter texts."""
         candidates = (self.config.get_text_config().pad_token_id, self.tokenizer.whole.pad_token_id)
         return next((token for token in candidates if token is not None), 0)
 
     @cached_property
     def prompt(self) -> str:
-        """What stands before each text."""
+        """The text that is put before each example."""
         return ""
 
     def prepare(self, block: Block) -> Block:
@@ -112,7 +118,7 @@ class TextHandler(TorchHandler[ExampleT, PredictionResult]):
         return None if rules is None else (rules, self.prompt)
 
     def tokens_of(self, prepared: Block) -> Lists:
-        """The token ids in what `prepare` made."""
+        """Return the token ids in the output of ``prepare``."""
         return prepared
 
     def cost(self, prepared: Block) -> npt.NDArray[Any]:
@@ -123,26 +129,27 @@ class TextHandler(TorchHandler[ExampleT, PredictionResult]):
         limit = self.tokenizer.limit if self._compile else None
         ids, mask = pad_tokens(self.tokens_of(prepared), self.pad_id, self.padding_side, self._compile, limit)
         inputs = {"input_ids": torch.from_numpy(ids)}
-        if not mask.all():  # Without one, attention is quicker.
+        if not mask.all():  # attention is faster without a mask
             inputs["attention_mask"] = torch.from_numpy(mask)
         return Batch(inputs, len(prepared))
 
     def load(self, kind: str, optional: tuple[str, ...] = ()) -> Any:
-        """The model of this kind, on its device."""
+        """Load the model of this kind onto its device."""
         if self.device.type == "cuda":
-            # CuDNN's attention makes a plan for each new shape, which takes longer than the batch; most shapes are new.
+            # cuDNN's attention plans each new shape, which takes longer than the batch, and most shapes are new.
             require("torch", "torch").backends.cuda.enable_cudnn_sdp(False)
         model = self.source.model(kind, self.dtype, optional)
-        # A device map has put it on its devices already.
+        # With a device map, the model is on its devices already.
         model = model if "device_map" in self.source.arguments else model.to(self.device)
         self._masks_by_key = self.device.type == "cuda" and takes_masks_by_key(model)
         return model
 
     def compiled(self, module: Any) -> Any:
+        """Return the module, compiled if the user asked for that."""
         return require("torch", "torch").compile(module, dynamic=True) if self._compile else module
 
     def call(self, module: Any, batch: Batch, inference_args: dict[str, Any]) -> Any:
-        """What the transformer returns for a batch."""
+        """Return the transformer's output for a batch."""
         mask = batch.inputs.get("attention_mask")
         if mask is not None:
             mask = mask[:, None, None, :] if self._masks_by_key else mask.long()
@@ -154,16 +161,16 @@ class TextHandler(TorchHandler[ExampleT, PredictionResult]):
 
 
 def takes_masks_by_key(model: Any) -> bool:
-    """Whether an encoder takes a mask of the shape (batch, 1, 1, tokens) for what it is: found by trying.
+    """Return whether an encoder gives the same result for a mask of the shape (batch, 1, 1, tokens), found by trying.
 
-    Of a mask of the shape (batch, tokens) transformers asks whether anything is masked, and waits for the device to
-    answer: nothing is enqueued meanwhile. And it makes one mask for each query of it, though all are the same.
+    With a mask of the shape (batch, tokens), transformers checks if anything is masked and waits for the device, so
+    nothing is enqueued meanwhile. It also expands the mask for each query, though all are the same.
     """
     torch = require("torch", "torch")
     config = model.config
     if getattr(config, "_attn_implementation", None) != "sdpa" or getattr(config, "is_encoder_decoder", False):
         return False
-    if any(getattr(config, name, None) for name in _NOT_ALL_TOKENS):
+    if any(getattr(config, name, None) for name in _LOCAL_ATTENTION):
         return False
     ids = torch.arange(1, 17, device=model.device).reshape(2, 8)
     mask = torch.ones_like(ids, dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""Entities in texts."""
+"""``TokenClassifier``: named entities in texts."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from typing_extensions import Unpack
 
+from luminosity.errors import InvalidArgument
 from luminosity.inference.blocks import Block
 from luminosity.inference.handler import HandlerOptions
 from luminosity.inference.handlers.on_torch import Batch, Outputs
@@ -20,10 +21,10 @@ from luminosity.inference.handlers.text.classifier import labels_of
 from luminosity.inference.handlers.text.text_handler import TextHandler
 from luminosity.inference.handlers.text.tokens import Lists, flat_values, list_array, offsets_of, texts_of, token_counts
 
-__all__ = ["STRATEGIES", "Entities", "TokenClassifier", "entities_of", "words_of"]
+__all__ = ["TokenClassifier"]
 
 
-# What a token is: none of the text's own, the beginning of a word, or more of it.
+# Kinds of tokens: a special token, the first token of a word, a later token of a word.
 _SPECIAL, _BEGINS, _GOES_ON = 0, 1, 2
 
 _ENTITY = pa.struct(
@@ -37,19 +38,29 @@ Floats: TypeAlias = npt.NDArray[np.floating[Any]]
 
 
 class TokenClassifier(TextHandler[str]):
-    """Named entities in texts, with a token classification model of transformers.
+    """Finds named entities in texts, with a token classification model of transformers.
 
     ::
 
         texts | RunInference(TokenClassifier("dslim/bert-base-NER"))
 
     A prediction is a list of entities in the order of the text, each as
-    `{"start": 11, "end": 17, "text": "Geneva", "label": "LOC", "score": 0.99}`, with places in characters.
+    ``{"start": 11, "end": 17, "text": "Geneva", "label": "LOC", "score": 0.99}``; start and end count characters.
 
-    `aggregation` says how tokens become entities, as in transformers' own pipeline: "simple" joins neighbours with one
-    label; "first", "max" and "average" let the tokens of a word agree first, on the label of the first token, of
-    the surest one, or of all scores' mean; "none" returns every token with its full label. Labels in `ignore` are left
-    out. A text is cut at `max_length` tokens, by default at what the model takes: no entities come from beyond.
+    Args:
+        path: a folder, on any file system that Beam knows, or a name on the Hugging Face hub.
+        aggregation: how tokens become entities, as in transformers' own pipeline. "simple" joins neighbours with the
+            same label. "first", "max" and "average" first choose one label for all tokens of a word: that of the first
+            token, of the token with the highest score, or of the mean of all scores. "none" returns every token with
+            its label.
+        ignore: labels to leave out.
+        max_length: the number of tokens at which texts are cut. The default is the model's own. The rest of the text
+            has no entities.
+        device: "auto" (the GPU if this process has one), "CPU", "GPU", "cuda:1" and so on.
+        dtype: the type of the weights, such as "bfloat16".
+        compile: compile the model, and pad to few different lengths.
+        load_model_args: passed to ``from_pretrained`` of transformers.
+        options: those of Beam's ``ModelHandler``: ``max_batch_size``, ``large_model``, ``env_vars`` and so on.
     """
 
     output_type = pa.list_(_ENTITY)
@@ -69,7 +80,7 @@ class TokenClassifier(TextHandler[str]):
     ) -> None:
         super().__init__(path, max_length, device, dtype, compile, load_model_args, **options)
         if aggregation not in STRATEGIES:
-            raise ValueError(f"aggregation is {aggregation!r}, expected one of {', '.join(STRATEGIES)}")
+            raise InvalidArgument(f"found aggregation={aggregation!r}, expected one of {', '.join(STRATEGIES)}")
         self._aggregation = aggregation
         self._ignore = tuple(ignore)
 
@@ -93,7 +104,7 @@ class TokenClassifier(TextHandler[str]):
         return prepared.column("ids")
 
     def collate(self, prepared: Block) -> Batch:
-        return replace(super().collate(prepared), beside=prepared)
+        return replace(super().collate(prepared), host_data=prepared)
 
     def load_model(self) -> Any:
         return self.compiled(self.load("AutoModelForTokenClassification"))
@@ -103,7 +114,7 @@ class TokenClassifier(TextHandler[str]):
         return {"scores": scores, "labels": labels_of(model.config)}
 
     def collect(self, outputs: Outputs) -> Block:
-        prepared, labels = outputs.batch.beside, outputs.values["labels"]
+        prepared, labels = outputs.batch.host_data, outputs.values["labels"]
         counts = token_counts(prepared.column("ids"))
         kinds = flat_values(prepared.column("kind"))
         own = kinds != _SPECIAL
@@ -130,7 +141,7 @@ def _kinds(encodings: Sequence[Any], ids: Lists) -> np.ndarray[Any, np.dtype[np.
     is_special = np.fromiter(special, np.bool_, total)
     goes_on = np.zeros(total, np.bool_)
     goes_on[1:] = (word[1:] == word[:-1]) & (word[1:] >= 0)
-    goes_on[ids.offsets.to_numpy()[:-1][token_counts(ids) > 0]] = False  # Words are counted anew in each text.
+    goes_on[ids.offsets.to_numpy()[:-1][token_counts(ids) > 0]] = False  # word numbers start again in each text
     return np.where(is_special, _SPECIAL, np.where(goes_on, _GOES_ON, _BEGINS)).astype(np.int8)
 
 
@@ -139,7 +150,7 @@ def _lists_like(lists: Lists, values: Any) -> Lists:
 
 
 def _as_lists(entities: Entities, names: Sequence[str], texts: Any) -> Lists:
-    """The entities of each text."""
+    """Return the list of entities of each text."""
     places = zip(entities.text.tolist(), entities.start.tolist(), entities.end.tolist(), strict=True)
     whole = texts.to_pylist()
     columns = {
@@ -156,23 +167,25 @@ def _as_lists(entities: Entities, names: Sequence[str], texts: Any) -> Lists:
 
 @dataclass(frozen=True)
 class Entities:
-    """Stretches of texts, one per place in each array, text by text and from left to right."""
+    """Sections of texts as arrays, one item per section, ordered by text and position."""
 
     text: Ints
-    """The number of the text it is in."""
+    """The index of its text."""
     start: Ints
     end: Ints
     label: Ints
     score: Floats
 
     def where(self, chosen: npt.NDArray[np.bool_]) -> Entities:
+        """Return the sections for which ``chosen`` is true."""
         return Entities(self.text[chosen], self.start[chosen], self.end[chosen], self.label[chosen], self.score[chosen])
 
 
 def words_of(text: Ints, start: Ints, end: Ints, goes_on: npt.NDArray[np.bool_], scores: Floats, how: str) -> Entities:
-    """Tokens with their best labels; all but "none" and "simple" agree on one label for the tokens of a word.
+    """Return tokens, or words, with their best labels.
 
-    `goes_on` is true for a token that continues the word of the token before it.
+    "none" and "simple" return tokens; the other strategies choose one label for all tokens of a word. ``goes_on`` is
+    true for a token that continues the word of the token before it.
     """
     if how in ("none", "simple") or not len(text):
         return Entities(text, start, end, scores.argmax(axis=1), scores.max(axis=1, initial=0))
@@ -186,7 +199,7 @@ def words_of(text: Ints, start: Ints, end: Ints, goes_on: npt.NDArray[np.bool_],
 
 
 def entities_of(words: Entities, labels: Sequence[str]) -> tuple[Entities, list[str]]:
-    """Neighbours of one kind joined, unless a label's B- says that one begins; and the kinds' names."""
+    """Join neighbours of the same kind, unless a label starts with B-; also return the names of the kinds."""
     kinds = sorted({_kind(label) for label in labels})
     kind_of = np.array([kinds.index(_kind(label)) for label in labels])
     begins = np.array([label.startswith("B-") for label in labels])
@@ -200,7 +213,8 @@ def entities_of(words: Entities, labels: Sequence[str]) -> tuple[Entities, list[
 
 
 def _kind(label: str) -> str:
-    """
+    """Return the label without its B- or I- prefix.
+
     >>> _kind("B-PER"), _kind("I-PER"), _kind("O")
     ('PER', 'PER', 'O')
     """
@@ -208,7 +222,7 @@ def _kind(label: str) -> str:
 
 
 def _changes(values: Ints) -> npt.NDArray[np.bool_]:
-    """Where a value differs from the one before it; the first one does.
+    """Return where a value differs from the one before it; the first value counts as different.
 
     >>> _changes(np.array([1, 1, 2]))
     array([ True, False,  True])
@@ -217,7 +231,7 @@ def _changes(values: Ints) -> npt.NDArray[np.bool_]:
 
 
 def _best_token(scores: Floats, first: Ints, last: Ints) -> Ints:
-    """Of each word, the token whose best score is the greatest, the earlier one if equal."""
+    """Return for each word the token with the highest score, the earlier one if scores are equal."""
     word = np.repeat(np.arange(len(first)), last - first + 1)
     order = np.lexsort((np.arange(len(scores)), -scores.max(axis=1), word))
     return order[first]

@@ -1,4 +1,4 @@
-"""Texts to token ids, as Arrow arrays: no Python object per token, nothing padded before its batch is known."""
+"""Turns texts into token ids, as Arrow arrays: no Python object per token, and no padding before the batch is known."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from luminosity.core import WorkerShare
+from luminosity.errors import InvalidArgument, InvalidType
 from luminosity.extras import require
 from luminosity.inference.blocks import Block, rows
 from luminosity.inference.handlers.padding import few_lengths, pad_rows
@@ -32,29 +33,30 @@ __all__ = [
     "token_counts",
 ]
 
-Lists: TypeAlias = Any  # an Arrow ListArray: pyarrow has no types to name here
+Lists: TypeAlias = Any
+"""An Arrow ``ListArray``; pyarrow has no type that could be named here."""
 
 _INT32 = np.dtype(np.int32)
 
 
 def is_same_tokenizer(one: Any, other: Any) -> bool:
-    """Whether two of transformers' tokenizers make the same ids of every text."""
+    """Return whether two tokenizers of transformers make the same ids of every text."""
     if one.is_fast and other.is_fast:
         return _rules(one) == _rules(other)
     return type(one) is type(other) and one.get_vocab() == other.get_vocab()
 
 
 def _rules(tokenizer: Any) -> dict[str, Any]:
-    """All that it does to a text, but for what depends on how it is used."""
+    """Return everything that a tokenizer does to a text, except padding and truncation, which depend on its use."""
     rules: dict[str, Any] = json.loads(tokenizer.backend_tokenizer.to_str())
     return {name: rule for name, rule in rules.items() if name not in ("padding", "truncation")}
 
 
 class Tokenizer:
-    """A tokenizer of transformers, set up once to cut texts at `limit` tokens and to pad nothing."""
+    """A tokenizer of transformers that cuts texts at ``limit`` tokens and never pads."""
 
     def __init__(self, tokenizer: Any, limit: int | None, cut: str = "right") -> None:
-        # Each worker of a pool has its own core: threads of theirs would only fight for them.
+        # Workers with one core each would only compete with the tokenizer's own threads.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "true" if WorkerShare.current().cores >= 2 else "false")
         self.whole = tokenizer
         self.limit = limit
@@ -69,14 +71,14 @@ class Tokenizer:
             self._fast.enable_truncation(limit, direction=cut)
 
     def ids(self, texts: Sequence[str], special: bool = True) -> Lists:
-        """The token ids of each text."""
+        """Return the token ids of each text."""
         if self._fast is None:
             cut = {"truncation": True, "max_length": self.limit} if self.limit is not None else {}
             return self._never_empty(self.whole(list(texts), add_special_tokens=special, **cut)["input_ids"])
         if special and self._words is not None:
             values, counts = self._words.ids(texts)
             return pa.ListArray.from_arrays(pa.array(offsets_of(counts, len(counts))), pa.array(values))
-        # The backend itself: the tokenizer around it spends a third of the time on masks and dicts.
+        # Call the backend directly: the tokenizer around it spends a third of the time on masks and dicts.
         encodings = self._fast.encode_batch_fast(texts, add_special_tokens=special)
         return self._never_empty([encoding.ids for encoding in encodings])
 
@@ -86,28 +88,32 @@ class Tokenizer:
 
     @property
     def rules(self) -> Hashable | None:
-        """Equal where the same ids are made of every text; None: only the tokenizer itself knows how it makes them."""
+        """Equal for tokenizers that make the same ids of every text; None if the rules are not known."""
         if self._fast is None:
             return None
         digest = hashlib.sha256(json.dumps(_rules(self.whole), sort_keys=True).encode()).hexdigest()
         return digest, self.limit, self._cut, self._beginning
 
     def lower_case(self) -> None:
-        """Make lower case of all texts first, before any are tokenised."""
+        """Convert texts to lower case before they are tokenised. Call it before the first text."""
         normalizers = require("tokenizers.normalizers", "transformers")
         if self._fast is None:
-            raise ValueError(f"{type(self.whole).__name__} has no fast form, and only that takes a step before it")
+            raise InvalidArgument(
+                f"found {type(self.whole).__name__}, expected a fast tokenizer, which can convert to lower case"
+            )
         after = [self._fast.normalizer] if self._fast.normalizer is not None else []
         self._fast.normalizer = normalizers.Sequence([normalizers.Lowercase(), *after])
 
     def encodings(self, texts: Sequence[str]) -> list[Any]:
-        """Ids, character offsets, words and special tokens of each text."""
+        """Return the ids, character offsets, words and special tokens of each text."""
         if self._fast is None:
-            raise ValueError(f"{type(self.whole).__name__} has no fast form, and only that knows characters' places")
+            raise InvalidArgument(
+                f"found {type(self.whole).__name__}, expected a fast tokenizer, which knows character offsets"
+            )
         return self._fast.encode_batch(texts)
 
     def _never_empty(self, lists: list[list[int]]) -> Lists:
-        """Models can't see a text of no tokens: it gets the token that stands at a text's beginning."""
+        """Give a text without tokens the token that starts a text: models can't take an empty one."""
         if not all(lists):
             lists = [ids or [self._beginning] for ids in lists]
         return list_array(lists, _INT32)
@@ -120,19 +126,20 @@ class Tokenizer:
 
 
 def texts_of(block: Block, expected: str = "str") -> list[str]:
-    """The block as a list of str; anything else in it is an error that names what was found."""
+    """Return the block as a list of str. Raises ``InvalidType`` for anything else."""
     texts = block if isinstance(block, list) else list(rows(block))
     for kind in set(map(type, texts)):
         if not issubclass(kind, str):
-            raise TypeError(
-                f"an example is of type {kind.__name__}, expected {expected}: make texts of the elements before, "
-                "with beam.Map, or of a table's column, with MapTable"
+            raise InvalidType(
+                f"found an example of type {kind.__name__}, expected {expected}",
+                fix="convert elements to texts with beam.Map, or a table's column with MapTable",
             )
     return texts
 
 
 def list_array(lists: Sequence[Sequence[Any]], dtype: np.dtype[Any]) -> Lists:
-    """
+    """Return lists of numbers as an Arrow array of lists.
+
     >>> list_array([[1, 2], [3]], np.dtype(np.int32)).to_pylist()
     [[1, 2], [3]]
     """
@@ -142,13 +149,15 @@ def list_array(lists: Sequence[Sequence[Any]], dtype: np.dtype[Any]) -> Lists:
 
 
 def offsets_of(lengths: Iterable[int], count: int) -> npt.NDArray[np.int32]:
+    """Return the offsets of an Arrow array of ``count`` lists with these lengths."""
     offsets = np.zeros(count + 1, np.int32)
     np.cumsum(np.fromiter(lengths, np.int32, count), out=offsets[1:])
     return offsets
 
 
 def token_counts(tokens: Lists) -> npt.NDArray[np.int32]:
-    """
+    """Return the number of tokens of each text.
+
     >>> token_counts(pa.array([[1, 2], [3]], pa.list_(pa.int32())))
     array([2, 1], dtype=int32)
     """
@@ -156,14 +165,14 @@ def token_counts(tokens: Lists) -> npt.NDArray[np.int32]:
 
 
 def flat_values(lists: Lists) -> npt.NDArray[Any]:
-    """The values of all lists in a row, without those that a slice has left out."""
+    """Return the values of all lists in one array, without values that a slice has left out."""
     return lists.flatten().to_numpy(zero_copy_only=False)
 
 
 def pad_tokens(
     tokens: Lists, pad_id: int, side: str = "right", few: bool = False, limit: int | None = None
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]:
-    """Ids as one matrix, and where in it tokens are.
+    """Return the ids as one matrix, and a mask that is true for tokens.
 
     >>> ids, mask = pad_tokens(pa.array([[1, 2], [3]], pa.list_(pa.int32())), 0)
     >>> ids.tolist(), mask.tolist()

@@ -1,4 +1,4 @@
-"""Tokenising by looking words up: most words of a text were seen before."""
+"""Tokenises by looking words up in a cache: most words of a text were seen before."""
 
 from __future__ import annotations
 
@@ -13,24 +13,25 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["IdTable", "TokenLists", "WordCache"]
+__all__ = ["WordCache"]
 
 
 _DOUBTFUL = "\x0b\x0c\x1c\x1d\x1e\x1f\x85"
-"""White space to Python, but not always to the tokenizer, which may take it out and join what is around it."""
+"""White space to Python, but not always to the tokenizer, which may remove it and join the text around it."""
 _WORD_OR_MARK = re.compile("[A-Za-z0-9]+|.")
 
-_MOST_STRINGS = 200_000
-_MOST_CHARACTERS = 8_000_000
+_MOST_STRINGS = 200_000  # in a table; with their ids a few tens of MB
+_MOST_CHARACTERS = 8_000_000  # of all strings in a table, in case they are long
 
 TokenLists: TypeAlias = tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]
-"""The ids of all lists in a row, and how many are in each."""
+"""The ids of all lists in one array, and the number of ids of each list."""
 
 
 class WordCache:
-    """For tokenizers that split at white space and then treat each piece by itself; the ids are exactly theirs.
+    """Caches token ids for tokenizers that split at white space and treat each piece by itself.
 
-    A piece that is new is split at its punctuation, and only words that are new go to the tokenizer.
+    The ids are exactly those of the tokenizer. A new piece is split at its punctuation, and only new words go to the
+    tokenizer. Any thread may call ``ids``; a lock protects the cache.
     """
 
     def __init__(self, backend: Any, before: list[int], after: list[int], room: int | None, added: list[str]) -> None:
@@ -38,7 +39,7 @@ class WordCache:
         self._before = before
         self._after = after
         self._room = room
-        """How many tokens of a text itself are kept."""
+        """The number of tokens of a text that are kept, without special tokens; None for all."""
         self._has_added = re.compile("|".join(map(re.escape, added)) or "(?!)", re.IGNORECASE).search
         self._lock = threading.Lock()
         self._words = IdTable(self._tokenize)
@@ -46,7 +47,7 @@ class WordCache:
 
     @classmethod
     def of(cls, backend: Any, limit: int | None, cut: str) -> WordCache | None:
-        """None for a tokenizer that is not known to treat pieces by themselves, or that cuts texts at their front."""
+        """Return a cache for a tokenizer, or None if it may look across white space or cuts texts at their start."""
         recipe = json.loads(backend.to_str())
         if cut != "right" or not _treats_pieces_alone(recipe):
             return None
@@ -59,7 +60,7 @@ class WordCache:
         return cls(backend, framed[:place], framed[place + 1 :], room, _added_tokens(recipe))
 
     def ids(self, texts: Sequence[str]) -> TokenLists:
-        """The ids of each text, special tokens included."""
+        """Return the ids of each text, including special tokens."""
         together = "".join(texts)
         doubtful = [each for each in _DOUBTFUL if each in together]
         pieces = [self._split(text, doubtful) for text in texts]
@@ -78,7 +79,7 @@ class WordCache:
         pieces = text.split(None, self._room)
         if len(pieces) <= self._room:
             return pieces
-        pieces.pop()  # The rest of the text; it is cut off, where each piece before it has a token at least.
+        pieces.pop()  # the rest of the text, which is cut off if each piece before it has at least one token
         kept = "".join(pieces)
         return pieces if kept.isascii() and kept.isprintable() else text.split()
 
@@ -106,7 +107,7 @@ class WordCache:
 
 
 def _treats_pieces_alone(recipe: Mapping[str, Any]) -> bool:
-    """Whether this is BERT's way: nothing that it does looks across white space."""
+    """Return whether a tokenizer works like BERT's: nothing that it does looks across white space."""
     normalizer = recipe["normalizer"] or {}
     normalizers = normalizer["normalizers"] if normalizer.get("type") == "Sequence" else [normalizer]
     return (
@@ -114,7 +115,7 @@ def _treats_pieces_alone(recipe: Mapping[str, Any]) -> bool:
         and (recipe["pre_tokenizer"] or {}).get("type") == "BertPreTokenizer"
         and recipe["model"].get("type") == "WordPiece"
         and (recipe["post_processor"] or {}).get("type") in ("TemplateProcessing", "BertProcessing")
-        # Others may hold white space, or get some when they are normalised.
+        # Other added tokens may contain white space, or get some when they are normalised.
         and all(token.isascii() and token.isprintable() and " " not in token for token in _added_tokens(recipe))
     )
 
@@ -124,8 +125,10 @@ def _added_tokens(recipe: Mapping[str, Any]) -> list[str]:
 
 
 class IdTable:
-    """Strings are numbered as they come, and new ones are learned all at once, so that nothing is done in Python per
-    token. What is full starts anew.
+    """Maps strings to their token ids.
+
+    Strings are numbered as they come, and all new ones are learned in one call, so that no Python code runs per token.
+    A full table is cleared.
 
     >>> table = IdTable(lambda new: (np.array([len(each) for each in new], np.int32), np.ones(len(new), np.int64)))
     >>> ids, counts = table.look_up([["one", "three"], [], ["one"]])
@@ -138,7 +141,7 @@ class IdTable:
         self._clear()
 
     def look_up(self, lists: Sequence[Sequence[str]]) -> TokenLists:
-        """The ids of the strings of each list, joined."""
+        """Return the joined ids of the strings of each list."""
         if len(self._numbers) > _MOST_STRINGS or self._characters > _MOST_CHARACTERS:
             self._clear()
         sizes = np.fromiter(map(len, lists), np.int64, len(lists))
@@ -147,7 +150,7 @@ class IdTable:
             numbers = np.fromiter(map(self._numbers.__getitem__, strings), np.int64, int(sizes.sum()))
             self._add_new()
         except BaseException:
-            self._clear()  # It has numbers without ids.
+            self._clear()  # some strings have numbers, but no ids yet
             raise
         lengths = self._lengths[numbers]
         ends = np.cumsum(lengths)
