@@ -63,7 +63,7 @@ def test_one_bandwidth_is_no_aggregate() -> None:
 
 
 def test_things_that_are_no_rows_have_no_bandwidth() -> None:
-    with pytest.raises(DriftError, match="BlockKernels alone"):
+    with pytest.raises(DriftError, match="expected only BlockKernels"):
         mmd_test(["a", "b"], ["c", "d"], [BlockKernel(lambda a, b: np.ones((len(a), len(b)))), Aggregate()])
 
 

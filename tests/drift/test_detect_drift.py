@@ -82,12 +82,12 @@ def test_an_alert_has_the_time_of_its_row_and_says_whether_rows_depend(
 
 
 def test_what_can_not_be_is_told(detector: OnlineMMD) -> None:
-    with pytest.raises(DriftError, match="Found a ndarray as detector"):
+    with pytest.raises(DriftError, match="found a ndarray as detector"):
         DetectDrift(np.zeros((100, 2)))  # type: ignore[arg-type]
     with pytest.raises(DriftError, match="by='name' without column="):
         DetectDrift(detector, by="name")
     with (
-        pytest.raises(Exception, match=r"Found a row of 'c', for which DetectDrift has no detector, only for 'a'"),
+        pytest.raises(Exception, match=r"found a row of 'c', for which DetectDrift has no detector, expected 'a'"),
         beam.Pipeline("FnApiRunner") as pipeline,
     ):
         _ = pipeline | beam.Create([("c", [1.0, 2, 3])]) | DetectDrift({"a": detector})

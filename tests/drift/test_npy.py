@@ -57,10 +57,10 @@ def test_all_kinds_of_numbers(array: Any) -> None:
         (saved(_ROWS.reshape(10, 100, 3)), r"x\.npy has 3 dimensions, expected 2"),
         (
             io.BytesIO(saved(_ROWS).getvalue()[:-1]),
-            r"x\.npy as an array: it is cut off, its header tells of 1,000 rows",
+            r"x\.npy as an array: it is cut off, its header announces 1,000 rows",
         ),
-        (io.BytesIO(b"text"), r"Can't read x\.npy as an array: "),
-        (io.BytesIO(b"\x93NUMPY\x09\x00"), r"Can't read x\.npy as an array: it is of version 9\.0"),
+        (io.BytesIO(b"text"), r"can't read x\.npy as an array: "),
+        (io.BytesIO(b"\x93NUMPY\x09\x00"), r"can't read x\.npy as an array: it is of version 9\.0"),
     ],
 )
 def test_what_is_no_matrix_of_numbers(file: Any, match: str) -> None:

@@ -48,7 +48,7 @@ def test_the_calibration_tells_how_far_it_is() -> None:
     reference = np.random.default_rng((0, 0)).normal(size=(300, 3))
     options: Any = {"expected_run_time": 500, "window": 10, "simulations": 100}
     detector = OnlineMMD(reference, **options, progress=lambda done, of: told.append((done, of)))
-    assert np.array_equal(detector.shared.thresholds, make().shared.thresholds)
+    assert np.array_equal(detector.calibration.thresholds, make().calibration.thresholds)
     assert len(told) > 10
     assert told == sorted(set(told))
     assert told[-1][0] == told[0][1] == told[-1][1]
@@ -90,9 +90,9 @@ class TestContract:
         assert state(detector) == state(fresh)
 
     def test_the_seed_decides(self, new: Any) -> None:
-        once = new(seed=0).shared.thresholds.tolist()
+        once = new(seed=0).calibration.thresholds.tolist()
         calibrated.cache_clear()
-        assert once == new(seed=0).shared.thresholds.tolist() != new(seed=1).shared.thresholds.tolist()
+        assert once == new(seed=0).calibration.thresholds.tolist() != new(seed=1).calibration.thresholds.tolist()
 
     def test_it_pickles_in_the_middle_of_a_stream(self, new: Any) -> None:
         rows = np.random.default_rng(3).normal(size=(40, 3))
@@ -133,9 +133,9 @@ def test_the_statistic_is_mmd2_of_the_window(kernel: Any) -> None:
     rows = np.random.default_rng(5).normal(5, 1, size=(25, 3))
     detector.update(rows)
     middle = np.median(np.random.default_rng((0, 0)).normal(size=(300, 3)), axis=0)
-    reference = detector.shared.reference.rows + middle
+    reference = detector.calibration.reference.rows + middle
     if not kernel.shift_invariant:
-        reference = detector.shared.reference.rows
+        reference = detector.calibration.reference.rows
     assert detector.statistic == pytest.approx(mmd2(reference, rows[15:], detector.kernel, precision="float64"), 1e-4)
     assert len(reference) == 225
 
@@ -216,14 +216,14 @@ def test_one_column_comes_as_numbers() -> None:
 
 
 def test_a_large_reference_is_sampled() -> None:
-    assert len(make(rows=5000, reference_rows=200).shared.reference) == 150
+    assert len(make(rows=5000, reference_rows=200).calibration.reference) == 150
     assert make(rows=5000, reference_rows=200, seed=1).kernel != make(rows=5000, reference_rows=200).kernel
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rows": 199}, "199 rows of reference with window=10. Expected at least 200"),
+        ({"rows": 199}, "199 rows of reference with window=10, expected at least 200"),
         ({"reference_rows": 50}, "50 rows of reference"),
         ({"window": 1}, "window=1, expected a whole number from 2 on"),
         ({"window": 10.0}, "window=10.0, expected a whole number from 2 on"),
@@ -244,7 +244,7 @@ def test_what_can_not_be_is_told(options: Any, message: str) -> None:
 
 @pytest.mark.parametrize(
     ("reference", "message"),
-    [([[np.nan, 1.0]] * 300, "NaN"), ([[1.0, 2.0]] * 300, "All rows looked at are equal"), ([], "no rows")],
+    [([[np.nan, 1.0]] * 300, "NaN"), ([[1.0, 2.0]] * 300, "sampled rows are all equal"), ([], "no rows")],
 )
 def test_a_reference_that_says_nothing_is_told(reference: Any, message: str) -> None:
     with pytest.raises(DriftError, match=message):

@@ -60,7 +60,7 @@ def test_the_result_may_lie_in_a_file(tmp_path: Path) -> None:
     assert pairwise_distances(x, out=file) is file
     file.flush()
     assert np.array_equal(np.load(tmp_path / "distances.npy"), pairwise_distances(x))
-    with pytest.raises(DriftError, match=r"out is float32 \(800, 800\), expected float32 \(800, 10\)"):
+    with pytest.raises(DriftError, match=r"out of float32 \(800, 800\), expected float32 \(800, 10\)"):
         pairwise_distances(x, x[:10], out=file)
 
 
@@ -70,7 +70,7 @@ def test_what_cannot_be_is_said() -> None:
         pairwise_distances(x, metric="hamming")  # type: ignore[arg-type]
     with pytest.raises(DriftError, match="rows of 3 numbers, y of 2"):
         pairwise_distances(x, x[:, :2])
-    with pytest.raises(DriftError, match="1 rows of zeros alone, the first at 2"):
+    with pytest.raises(DriftError, match="1 rows of only zeros, the first at 2"):
         pairwise_distances(x, [[1, 1, 1], [1, 1, 1], [0, 0, 0]], "cosine")
     with pytest.raises(DriftError, match="NaN"):
         pairwise_distances(x * np.nan)

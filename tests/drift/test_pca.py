@@ -83,9 +83,9 @@ def test_what_cannot_be_is_said() -> None:
         PCA.fit(rows[:2], 3)
     with pytest.raises(DriftError, match="components=0"):
         PCA.fit(rows, 0)
-    with pytest.raises(DriftError, match="at least 2 rows, found 1"):
+    with pytest.raises(DriftError, match="found 1 rows to find components of, expected at least 2"):
         PCA.fit(rows[:1], 1)
-    with pytest.raises(DriftError, match="at least 2 rows, found 0"):
+    with pytest.raises(DriftError, match="found 0 rows to find components of, expected at least 2"):
         PCASums().pca(1)
     with pytest.raises(DriftError, match="NaN"):
         PCA.fit(np.where(rows > rows.max() - 1e-9, np.nan, rows), 1)

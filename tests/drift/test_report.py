@@ -61,15 +61,23 @@ def test_everything_is_on_one_page_that_needs_nothing_else(tmp_path: Path, drift
     write_report(path, drifted, _REFERENCE, _CURRENT, history=tests, settings={"columns": "v"})
 
     page = Page(path)
-    for heading in ("Drift", "Could it be chance?", "What each kernel sees", "Both samples", "Over time", "Settings"):
+    for heading in (
+        "Drift",
+        "Could it be chance?",
+        "What each kernel detects",
+        "Both samples",
+        "Over time",
+        "Settings",
+    ):
         assert f"{heading}\n" in page.text
+    assert "Settings\n" in page.text
     assert page.references == []
     assert not {"script", "link", "img", "iframe"} & set(page.tags)
     assert not re.search(r"url\(|@import", path.read_text())
     assert path.stat().st_size < 2_000_000
     assert page.classes.count("dot reference") == page.classes.count("dot current") == 2000
     assert page.classes.count("drifted mark") == 2 * 3 + 1  # the statistic and p of each test, and the legend
-    assert "none of 1,000 random ways to part the rows" in page.text
+    assert "none of 1,000 random permutations of the rows" in page.text
     assert "\n3,000\n" in page.text
 
 
@@ -91,7 +99,7 @@ def test_new_rows_are_named_with_what_the_table_says(tmp_path: Path, drifted: MM
     assert min(asked) >= 2500
     text = Page(tmp_path / "drift.html").text
     assert text.count("\nsame\n") == 1
-    assert re.search(r"and \d+ more rows alike", text)
+    assert re.search(r"and \d+ more rows like it", text)
     assert "4 bytes" in text
 
 
@@ -123,7 +131,7 @@ def test_narrow_rows_without_drift(tmp_path: Path, width: int) -> None:
     write_report(tmp_path / "page.html", result, _REFERENCE[:200, :width], _REFERENCE[200:400, :width])
     page = Page(tmp_path / "page.html")
     assert "No drift\n" in page.text
-    assert "the ends of what chance gives" in page.text
+    assert "differ by no more than chance explains" in page.text
     assert ("Histograms of both samples" in (tmp_path / "page.html").read_text()) == (width == 1)
 
 
@@ -147,8 +155,8 @@ def test_constant_columns_are_drawn(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        (1e9 + np.linspace(0, 5, 50), "\n0\n1\n2\n3\n4\n5\nvalue, less 1,000,000,000\n"),
-        (1000 + np.linspace(0, 0.5, 50), "\n0\n0.1\n0.2\n0.3\n0.4\n0.5\nvalue, less 1,000\n"),
+        (1e9 + np.linspace(0, 5, 50), "\n0\n1\n2\n3\n4\n5\nvalue, minus 1,000,000,000\n"),
+        (1000 + np.linspace(0, 0.5, 50), "\n0\n0.1\n0.2\n0.3\n0.4\n0.5\nvalue, minus 1,000\n"),
         (np.repeat([0.3, 0.1 + 0.2], 25), "\n0.15\n0.2\n0.25\n0.3\n0.35\n0.4\n0.45\nvalue\n"),
         (np.full(50, 5e20), "\n3\n4\n5\n6\n7\nvalue (\N{MULTIPLICATION SIGN} 10²⁰)\n"),
         (1e-25 * np.linspace(0, 5, 50), "\n0\n1\n2\n3\n4\n5\nvalue (\N{MULTIPLICATION SIGN} 10⁻²⁵)\n"),
@@ -196,14 +204,14 @@ def test_tests_that_follow_each_other_at_once_do_not_hide_each_other(tmp_path: P
 
     by_time = places(0, 24, 72)
     assert by_time[2] - by_time[1] == pytest.approx(2 * (by_time[1] - by_time[0]), abs=0.2)
-    assert "one step for each test" not in Page(tmp_path / "page.html").text
+    assert "one step per test" not in Page(tmp_path / "page.html").text
     in_order = np.diff(places(0, 24, 720, 720 + 1 / 600, 720 + 1 / 300))
     assert in_order == pytest.approx([in_order[0]] * 4, abs=0.2)
     text = Page(tmp_path / "page.html").text
-    assert "one step for each test" in text
+    assert "one step per test" in text
     assert len(set(re.findall(r"\d\d Jan \d\d:\d\d:\d\d", text))) == 5
     places(0)
-    assert "one step for each test" not in Page(tmp_path / "page.html").text
+    assert "one step per test" not in Page(tmp_path / "page.html").text
 
 
 def test_a_place_that_cannot_be_written_to_is_named(tmp_path: Path, drifted: MMDTestResult) -> None:

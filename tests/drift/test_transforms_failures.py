@@ -41,7 +41,7 @@ def test_a_kernel_that_fails_for_a_key_fails_that_key_alone(monkeypatch: pytest.
     """Once, though every tile of it does."""
     monkeypatch.setattr(plan, "CUTTING", Cutting(few_rows=0, strip_rows=40))
     elements = [("right", Y), ("below zero", Y - 3), ("also right", Y + 1)]
-    expected = failed(**{"below zero": "The kernel <lambda> gave infinity or NaN for some pairs of rows"})
+    expected = failed(**{"below zero": "the kernel <lambda> gave infinity or NaN for some pairs of rows"})
     with beam.Pipeline("FnApiRunner") as pipeline:
         current: Any = pipeline | beam.Create(elements)
         tested, failures = current | MMDTest(X, ROOTS, keyed=True).with_exception_handling()
@@ -55,7 +55,7 @@ def test_a_kernel_that_fails_for_a_key_fails_that_key_alone(monkeypatch: pytest.
 def test_without_exception_handling_the_key_is_named() -> None:
     pipeline = beam.Pipeline("FnApiRunner")
     _ = pipeline | beam.Create([("right", Y), ("below zero", Y - 3)]) | MMDTest(X, ROOTS, keyed=True)
-    with pytest.raises(Exception, match="key='below zero': The kernel <lambda> gave infinity"):
+    with pytest.raises(Exception, match="key='below zero': the kernel <lambda> gave infinity"):
         pipeline.run().wait_until_finish()
 
 
@@ -66,9 +66,9 @@ def test_rows_without_a_value_or_too_large_fail_their_key_alone() -> None:
         tested, failures = current | MMDTest(X, keyed=True, pca=2).with_exception_handling()
         assert_that(tested, keys("right"), label="tests")
         expected = failed(
-            null="The current sample has one row that can't be compared: the row [1, nan, 2] has NaN, null or infinity",
-            gone="The current sample has one row that can't be compared: the row [nan] has NaN, null or infinity",
-            large="Some numbers are too large for principal components",
+            null="the current sample has one row that can't be compared: the row [1, nan, 2] has NaN, null or infinity",
+            gone="the current sample has one row that can't be compared: the row [nan] has NaN, null or infinity",
+            large="some numbers are too large for principal components",
         )
         assert_that(failures, expected, label="failures")
 
@@ -76,11 +76,11 @@ def test_rows_without_a_value_or_too_large_fail_their_key_alone() -> None:
 @pytest.mark.parametrize(
     ("element", "options", "match"),
     [
-        (pa.record_batch({"v": list(Y)}), {"column": "w"}, "Found no column 'w'. The table has v"),
-        (pa.record_batch({"v": ["a", "b"]}), {"column": "v"}, "The column 'v' holds string"),
-        (("a", "text"), {"keyed": True}, "Found an element of type str that is no vector"),
-        (("a", [None, "text"]), {"keyed": True}, "Found an element of type list that is no vector"),
-        (("a", [[1.0], [2.0, 3.0]]), {"keyed": True}, "Found an element of type list that is no vector"),
+        (pa.record_batch({"v": list(Y)}), {"column": "w"}, "found no column 'w', expected one of v"),
+        (pa.record_batch({"v": ["a", "b"]}), {"column": "v"}, "the column 'v' holds string"),
+        (("a", "text"), {"keyed": True}, "found an element of type str that is not a vector"),
+        (("a", [None, "text"]), {"keyed": True}, "found an element of type list that is not a vector"),
+        (("a", [[1.0], [2.0, 3.0]]), {"keyed": True}, "found an element of type list that is not a vector"),
     ],
 )
 def test_what_holds_for_all_ends_the_pipeline(element: Any, options: dict[str, Any], match: str) -> None:

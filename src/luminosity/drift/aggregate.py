@@ -1,4 +1,4 @@
-"""Kernels of many bandwidths, chosen from the data, for one test that keeps its level."""
+"""Tests with many kernels or bandwidths at once, which keep the false-alarm rate of a single test."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from luminosity.errors import DriftError
 __all__ = ["Aggregate", "as_kernels", "one_kernel"]
 
 _KINDS: dict[str, Callable[[float], RBF | Laplacian]] = {"rbf": RBF, "laplacian": Laplacian}
-_FEWEST, _MOST = 2, 50
+_FEWEST, _MOST = 2, 50  # bandwidths of a kind; a single one would aggregate nothing
 
 
 @dataclass(frozen=True)
 class Aggregate:
-    """Where one bandwidth would have to be guessed: several, from the smallest distances of rows to the largest.
+    """Several bandwidths, from the smallest distances of rows to the largest, so that you need not guess one.
 
-    Give it to ``mmd_test`` as its kernel. The level is kept however many bandwidths there are (see fuse.py).
+    Pass it to ``mmd_test`` as its kernel. However many bandwidths there are, the false-alarm rate stays the level you
+    set (see ``permutation/permute.py``).
 
     >>> import numpy as np
     >>> from luminosity.drift import mmd_test
@@ -35,16 +36,16 @@ class Aggregate:
 
     kinds: tuple[str, ...] = ("rbf",)
     bandwidths: int = 10
-    """Of each kind."""
+    """The number of bandwidths of each kind."""
 
     def __post_init__(self) -> None:
         if not self.kinds or not set(self.kinds) <= set(_KINDS) or len(set(self.kinds)) < len(self.kinds):
-            raise DriftError(f"Found kinds={self.kinds!r}, expected some of {tuple(_KINDS)}, each once.")
+            raise DriftError(f"found kinds={self.kinds!r}, expected some of {tuple(_KINDS)}, each once")
         if not is_whole(self.bandwidths) or not _FEWEST <= self.bandwidths <= _MOST:
-            raise DriftError(f"Found bandwidths={self.bandwidths}, expected a whole number from {_FEWEST} to {_MOST}.")
+            raise DriftError(f"found bandwidths={self.bandwidths}, expected a whole number from {_FEWEST} to {_MOST}")
 
     def resolved_all(self, sample: Any) -> list[Kernel]:
-        """The kernels for rows of which this is a sample, taken from both sides."""
+        """Return the kernels, with bandwidths chosen from a sample of the rows of both sides."""
         found: list[Kernel] = []
         for kind in self.kinds:
             make = _KINDS[kind]
@@ -53,22 +54,24 @@ class Aggregate:
 
 
 def as_kernels(kernel: Kernel | Aggregate | Sequence[Kernel | Aggregate] | None) -> list[Kernel | Aggregate]:
-    """What users give as the kernel of a test, as a list; without any, RBF at the median distance."""
+    """Return the kernels that a user passed as a list. The default is ``RBF`` with the median distance."""
     given: Any = [RBF() if kernel is None else kernel] if not isinstance(kernel, Sequence) else kernel
     for each in given:
         if not isinstance(each, (Kernel, Aggregate)):
             raise DriftError(
-                f"Found the kernel {each!r}, expected one such as RBF(). RowKernel and BlockKernel make one of a "
-                "function."
+                f"found the kernel {each!r}, expected one such as RBF()",
+                fix="wrap a function of your own in RowKernel or BlockKernel",
             )
     if not given:
-        raise DriftError("Found an empty list of kernels, expected at least one.")
+        raise DriftError("found an empty list of kernels, expected at least one")
     return list(given)
 
 
 def one_kernel(kernel: Kernel | None) -> list[Kernel]:
-    """The same for what has but one value."""
+    """Return the only kernel that a user passed, as a list."""
     found = [each for each in as_kernels(kernel) if isinstance(each, Kernel)]
     if len(found) != 1:
-        raise DriftError(f"Found kernel={kernel!r}, expected a single one. mmd_test and MMDTest take several.")
+        raise DriftError(
+            f"found kernel={kernel!r}, expected a single kernel", fix="use mmd_test or MMDTest for several"
+        )
     return found

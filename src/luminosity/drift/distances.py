@@ -1,4 +1,8 @@
-"""Distances of rows, in forms that run at the speed of a matrix product."""
+"""Distances of rows, computed as matrix products, and the bandwidths that are chosen from them.
+
+A bandwidth is chosen from the distances of the rows of both samples together. Chosen from one sample alone it would
+tell the samples apart, and the test would report drift too often.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from luminosity.errors import DriftError
+from luminosity.errors import DriftError, Fix
 
 __all__ = [
     "SAMPLE_ROWS",
@@ -19,12 +23,11 @@ __all__ = [
     "range_of",
 ]
 
-
-SAMPLE_ROWS = 1000  # rows whose distances are looked at: half a million pairs, the median is good to a percent
+SAMPLE_ROWS = 1000  # rows that a bandwidth is chosen from: half a million pairs give the median to a percent
 
 
 def minus_half_squared(x: Any, y: Any) -> Any:
-    """``-|x - y|² / 2`` for each pair, all of it in one matrix product: the norms are two more columns."""
+    """Return ``-|x - y|² / 2`` for each pair of rows, from one matrix product: the norms are two more columns."""
     import jax.numpy as jnp
 
     def norms(rows: Any) -> Any:
@@ -36,9 +39,9 @@ def minus_half_squared(x: Any, y: Any) -> Any:
 
 
 def near_middle(rows: Any) -> Any:
-    """In each column the middle one of five rows: quickly found, and an outlier does not move it far.
+    """Return the median of five rows in each column: quickly found, and an outlier does not move it far.
 
-    Three of them are the first ones: blocks are filled up with copies of their last row, which may be the outlier.
+    Three of the five are the first rows: strips are filled up with copies of their last row, which may be an outlier.
     """
     import jax.numpy as jnp
 
@@ -47,7 +50,7 @@ def near_middle(rows: Any) -> Any:
 
 
 def manhattan(x: Any, y: Any) -> Any:
-    """Sums of absolute differences, column by column: nothing larger than the result is ever held."""
+    """Return the sum of absolute differences for each pair, adding up columns so that memory holds only the result."""
     import jax
     import jax.numpy as jnp
 
@@ -58,7 +61,7 @@ def manhattan(x: Any, y: Any) -> Any:
 
 
 def euclidean_pairs(sample: Any) -> Any:
-    """The distance of each pair of rows, once."""
+    """Return the Euclidean distance of each pair of rows, each pair once."""
     sample = np.asarray(sample, dtype=np.float64)
     sample = sample - np.median(sample, axis=0)
     norms = (sample * sample).sum(axis=1)
@@ -69,6 +72,7 @@ def euclidean_pairs(sample: Any) -> Any:
 
 
 def manhattan_pairs(sample: Any) -> Any:
+    """Return the sum of absolute differences of each pair of rows, each pair once."""
     sample = np.asarray(sample, dtype=np.float64)
     total = np.zeros((len(sample), len(sample)))
     for column in sample.T:
@@ -81,7 +85,8 @@ def _pairs(sample: Any) -> Any:
 
 
 def median_of(distances: Any) -> float:
-    """
+    """Return the median of the distances above zero.
+
     >>> median_of([0.0, 0.0, 0.0, 1.0, 2.0, 4.0])
     2.0
     """
@@ -89,20 +94,19 @@ def median_of(distances: Any) -> float:
 
 
 def range_of(distances: Any, count: int) -> list[float]:
-    """So many bandwidths, each larger than the one before by the same factor, from half the smallest distances (but
-    for a twentieth of them) to twice the largest.
-    """
+    """Return ``count`` bandwidths in a geometric sequence, from half the 5% quantile of distances to twice the 95%."""
     low, high = np.quantile(_above_zero(distances), [0.05, 0.95])
     return [float(each) for each in np.geomspace(low / 2, 2 * high, count)]
 
 
 def _above_zero(distances: Any) -> Any:
-    """Many equal rows must not make the typical distance zero."""
+    """Leave out distances of equal rows: with many of them, the typical distance would be zero."""
     distances = np.asarray(distances)
     apart = distances[distances > 0]
     if len(apart) == 0:
         raise DriftError(
-            "All rows looked at are equal, so that no distance is typical. Give the kernel a bandwidth; "
-            "or perhaps the column is constant."
+            "the sampled rows are all equal, expected some that differ: no bandwidth can be chosen; perhaps the column "
+            "is constant",
+            fix=Fix("pass the kernel a bandwidth", command="add --bandwidth"),
         )
     return apart

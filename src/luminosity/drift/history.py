@@ -1,4 +1,4 @@
-"""What tests found over time, in a small file of SQLite: one row a test, and any tool of SQLite can look at it."""
+"""Results of tests over time, in a SQLite file with one row per test that any SQLite tool can read."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from dataclasses import asdict, astuple, dataclass, field, fields
 from datetime import datetime, timezone
 from typing import Any
 
+from luminosity._text import list_some
 from luminosity.drift.result import MMDTestResult
 from luminosity.errors import DriftError
 
 __all__ = ["DriftHistory", "PastTest"]
 
-_APPLICATION = 0x4C554D44  # "LUMD", in the file's header: it is ours
+_APPLICATION = 0x4C554D44  # "LUMD" in the file's header marks a history of drift
 _VERSION = 1
-_WAIT_S = 30.0  # for another process that writes at the same moment
+_WAIT_S = 30.0  # how long to wait for another process that writes at the same time
 _CREATE = """
 CREATE TABLE tests (
     time TEXT NOT NULL, reference TEXT NOT NULL, current TEXT NOT NULL, columns TEXT NOT NULL, kernel TEXT NOT NULL,
@@ -31,7 +32,11 @@ _INDEX = "CREATE INDEX tests_of_one_kind ON tests (reference, columns, kernel)"
 
 @dataclass(frozen=True)
 class PastTest:
-    """``reference``, ``columns`` and ``kernel`` say which tests can be compared; ``time`` is UTC as ISO 8601 has it."""
+    """One test in a history.
+
+    Tests with the same ``reference``, ``columns`` and ``kernel`` can be compared. ``time`` is UTC in ISO 8601.
+    ``threshold`` is what the statistic must exceed to be called drift, if the result has that quantile.
+    """
 
     time: str
     reference: str
@@ -39,7 +44,7 @@ class PastTest:
     columns: str
     kernel: str
     statistic: float
-    threshold: float | None  # what the statistic must exceed to be called drift, where the result tells
+    threshold: float | None
     mmd2: float
     p_value: float
     level: float
@@ -60,7 +65,10 @@ class PastTest:
         settings: Mapping[str, Any] | None = None,
         time: datetime | None = None,
     ) -> PastTest:
-        """``kernel`` is as it was asked for: a bandwidth that the data decides differs from run to run."""
+        """Return the entry for a result.
+
+        ``kernel`` is the kernel as you requested it: a bandwidth chosen from the data differs between tests.
+        """
         return cls(
             time=(time or datetime.now(timezone.utc)).astimezone(timezone.utc).isoformat(timespec="milliseconds"),
             reference=reference,
@@ -79,6 +87,7 @@ class PastTest:
         )
 
     def as_dict(self) -> dict[str, Any]:
+        """Return the fields as a dictionary."""
         return asdict(self)
 
 
@@ -86,7 +95,7 @@ _COLUMNS = ", ".join(each.name for each in fields(PastTest))
 
 
 class DriftHistory:
-    """A file that is made when it is first written to.
+    """A history of tests in a SQLite file, which is created by the first ``append``. Processes may share the file.
 
     >>> import tempfile
     >>> history = DriftHistory(os.path.join(tempfile.mkdtemp(), "drift.sqlite"))
@@ -99,17 +108,18 @@ class DriftHistory:
         folder = os.path.dirname(os.path.abspath(self._path))
         if not os.path.isdir(folder):
             raise DriftError(f"{self._path}: can't keep a history there; there is no folder {folder}")
-        # Whether it is ours, and can be written to, is better known before a long test than after it.
+        # Check the file now: an error is more useful before a long test than after it.
         if os.path.exists(self._path):
             with self._opened():
                 pass
         if not os.access(folder, os.W_OK) or (os.path.exists(self._path) and not os.access(self._path, os.W_OK)):
-            raise DriftError(f"{self._path}: can't keep a history there; no right to write to it and its folder")
+            raise DriftError(f"{self._path}: can't keep a history there; this user may not write to it and its folder")
 
     def append(self, test: PastTest) -> None:
+        """Add a test to the file."""
         *plain, settings = astuple(test)
         with self._opened() as database:
-            database.execute("BEGIN IMMEDIATE")  # Two that come at once wait for each other.
+            database.execute("BEGIN IMMEDIATE")  # Two processes that write at once wait for each other.
             if not _version(database):
                 database.execute(_CREATE)
                 database.execute(_INDEX)
@@ -120,7 +130,7 @@ class DriftHistory:
             database.execute("COMMIT")
 
     def last(self, reference: str, columns: str = "", kernel: str | None = None, most: int = 100) -> list[PastTest]:
-        """The newest tests against this reference, the oldest of them first."""
+        """Return the ``most`` newest tests against this reference, the oldest of them first."""
         if not os.path.exists(self._path):
             return []
         with self._opened() as database:
@@ -137,7 +147,7 @@ class DriftHistory:
     def _opened(self) -> Generator[sqlite3.Connection]:
         try:
             with closing(sqlite3.connect(self._path, timeout=_WAIT_S, isolation_level=None)) as database:
-                # What is asked is answered of one moment: another process may be making the tables.
+                # One transaction for all checks: another process may be creating the tables.
                 database.execute("BEGIN")
                 self._check(database)
                 database.execute("COMMIT")
@@ -152,13 +162,13 @@ class DriftHistory:
         tables = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
         if application == _APPLICATION:
             raise DriftError(
-                f"{self._path}: is a history of version {version}, expected {_VERSION}; "
+                f"{self._path}: found a history of version {version}, expected {_VERSION}; "
                 "it was written by another version of Luminosity"
             )
         if application or version or tables:
             raise DriftError(
-                f"{self._path}: is a database of something else (tables: {', '.join(tables[:5]) or 'none'}), "
-                "expected a history of drift, or a file that is not there yet"
+                f"{self._path}: found a database of something else (tables: {list_some(tables, 5) or 'none'}), "
+                "expected a history of drift, or a file that does not exist yet"
             )
 
 

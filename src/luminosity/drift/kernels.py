@@ -1,7 +1,8 @@
-"""How alike two rows are. The test asks whether rows of one sample are more alike than rows of different samples.
+"""Kernels: functions that measure how similar two rows are.
 
-A kernel is a small frozen object. Its numbers (a bandwidth, say) are passed to compiled code apart from its form, so
-that another bandwidth compiles nothing again.
+A test asks whether rows of one sample are more similar to each other than to rows of the other sample. A kernel is a
+small frozen object. Compiled code depends on its form only; its parameters, such as a bandwidth, are arguments of that
+code, so that a new bandwidth compiles nothing again.
 """
 
 from __future__ import annotations
@@ -13,6 +14,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from luminosity.drift.distances import (
+    euclidean_pairs,
+    manhattan,
+    manhattan_pairs,
+    median_of,
+    minus_half_squared,
+    near_middle,
+)
 from luminosity.errors import DriftError
 
 __all__ = [
@@ -29,43 +38,45 @@ __all__ = [
 
 
 class Kernel(ABC):
-    """What all kernels have. ``values`` runs inside compiled code, on JAX arrays; see RowKernel for one of your own."""
+    """The base class of all kernels. For a kernel of your own, see ``RowKernel``."""
 
     shift_invariant: ClassVar[bool] = True
-    """Whether moving all rows by one vector leaves MMD² as it is: then rows are centred first, which keeps digits."""
+    """True if adding a vector to all rows leaves MMD² unchanged. Rows are then centred first, which keeps digits."""
 
     @property
     def name(self) -> str:
+        """The name of the kernel in results and messages."""
         return type(self).__name__
 
     @property
     def scale(self) -> float | None:
-        """The bandwidth, for kernels that have one."""
+        """The bandwidth, or None for kernels without one."""
         return None
 
     def resolved(self, sample: Any) -> Kernel:
-        """With everything that was left open decided from a sample of all rows."""
+        """Return the kernel with everything that was left open chosen from a sample of the rows of both sides."""
         return self
 
     def resolved_all(self, sample: Any) -> list[Kernel]:
-        """As an Aggregate has it, which stands for several."""
+        """Return the resolved kernel as a list. An ``Aggregate`` has the same method, and returns several kernels."""
         return [self.resolved(sample)]
 
     def parameters(self) -> tuple[float, ...]:
+        """Return the numbers that are passed to compiled code, such as a bandwidth."""
         return ()
 
     def form(self) -> Kernel:
-        """What compiled code depends on: this without its numbers."""
+        """Return the kernel without its parameters: what compiled code depends on."""
         return self
 
     @abstractmethod
     def values(self, parameters: Sequence[Any], x: Any, y: Any) -> Any:
-        """The kernel of each row of ``x`` with each row of ``y``."""
+        """Return the kernel of each row of ``x`` with each row of ``y``. Runs inside compiled code, on JAX arrays."""
 
 
 @dataclass(frozen=True)
 class KernelOfDistance(Kernel):
-    """``exp(-(distance / bandwidth) ** power)``, but for a factor."""
+    """The base class of kernels ``exp(-c (distance / bandwidth) ** power)``, with a constant ``c``."""
 
     power: ClassVar[int]
     bandwidth: float | None = None
@@ -73,7 +84,7 @@ class KernelOfDistance(Kernel):
     def __post_init__(self) -> None:
         if self.bandwidth is not None and not (np.isfinite(self.bandwidth) and self.bandwidth > 0):
             raise DriftError(
-                f"Found a bandwidth of {self.bandwidth}, expected a positive number, or None for the median."
+                f"found a bandwidth of {self.bandwidth}, expected a positive number, or None for the median distance"
             )
 
     @property
@@ -88,17 +99,16 @@ class KernelOfDistance(Kernel):
         return self if self.bandwidth is not None else replace(self, bandwidth=self.median_distance(sample))
 
     def median_distance(self, sample: Any) -> float:
-        from luminosity.drift.distances import median_of
-
+        """Return the median distance of rows, as this kernel measures it."""
         return median_of(self.distances(sample))
 
     @abstractmethod
     def distances(self, sample: Any) -> Any:
-        """Of each pair of rows, in the sense of this kernel."""
+        """Return the distance of each pair of rows, as this kernel measures it."""
 
     @abstractmethod
     def exponents(self, bandwidth: Any, x: Any, y: Any) -> Any:
-        """The logarithms of the values. They are found once for all kernels that differ in their bandwidths alone."""
+        """Return the logarithms of the values. Kernels that differ only in their bandwidth share this computation."""
 
     def values(self, parameters: Sequence[Any], x: Any, y: Any) -> Any:
         import jax.numpy as jnp
@@ -110,51 +120,43 @@ class KernelOfDistance(Kernel):
         return type(self)()
 
     def parameters(self) -> tuple[float, ...]:
-        assert self.bandwidth is not None, "resolved() comes first"
+        assert self.bandwidth is not None, "call resolved() first"
         return (self.bandwidth,)
 
 
 @dataclass(frozen=True)
 class RBF(KernelOfDistance):
-    """``exp(-|x - y|² / (2 bandwidth²))``; without a bandwidth, the median distance of the pooled rows."""
+    """``exp(-|x - y|² / (2 bandwidth²))``. The default bandwidth is the median distance of the rows of both samples."""
 
     power: ClassVar[int] = 2
 
     def exponents(self, bandwidth: Any, x: Any, y: Any) -> Any:
         import jax.numpy as jnp
 
-        from luminosity.drift.distances import minus_half_squared, near_middle
-
-        middle = near_middle(x)  # Beside kernels that are not shift-invariant, rows may lie far from zero.
+        middle = near_middle(x)  # Next to a kernel that is not shift-invariant, rows are not centred.
         found = minus_half_squared((x - middle) / bandwidth, (y - middle) / bandwidth)
-        return jnp.minimum(found, 0)  # Equal rows far from all others would be nearer than near, by rounding.
+        return jnp.minimum(found, 0)  # Rounding can make the squared distance of equal rows negative.
 
     def distances(self, sample: Any) -> Any:
-        from luminosity.drift.distances import euclidean_pairs
-
         return euclidean_pairs(sample)
 
 
 @dataclass(frozen=True)
 class Laplacian(KernelOfDistance):
-    """``exp(-|x - y|₁ / bandwidth)``: sums of absolute differences, so outliers weigh less; slower than RBF."""
+    """``exp(-|x - y|₁ / bandwidth)``: uses sums of absolute differences. Outliers weigh less; slower than ``RBF``."""
 
     power: ClassVar[int] = 1
 
     def exponents(self, bandwidth: Any, x: Any, y: Any) -> Any:
-        from luminosity.drift.distances import manhattan
-
         return -manhattan(x, y) / bandwidth
 
     def distances(self, sample: Any) -> Any:
-        from luminosity.drift.distances import manhattan_pairs
-
         return manhattan_pairs(sample)
 
 
 @dataclass(frozen=True)
 class Linear(Kernel):
-    """``x · y``: sees shifts of the mean, nothing else."""
+    """``x · y``: detects shifts of the mean, nothing else."""
 
     def values(self, parameters: Sequence[Any], x: Any, y: Any) -> Any:
         import jax.numpy as jnp
@@ -164,7 +166,7 @@ class Linear(Kernel):
 
 @dataclass(frozen=True)
 class Polynomial(Kernel):
-    """``(x · y / width + offset) ** degree``: sees the first ``degree`` moments."""
+    """``(x · y / width + offset) ** degree``: detects changes of the first ``degree`` moments."""
 
     shift_invariant: ClassVar[bool] = False
     degree: int = 3
@@ -172,7 +174,7 @@ class Polynomial(Kernel):
 
     def __post_init__(self) -> None:
         if self.degree < 1 or self.degree != int(self.degree):
-            raise DriftError(f"Found a degree of {self.degree}, expected a whole number from 1 on.")
+            raise DriftError(f"found a degree of {self.degree}, expected a whole number from 1 on")
 
     @property
     def name(self) -> str:
@@ -186,7 +188,9 @@ class Polynomial(Kernel):
 
 @dataclass(frozen=True)
 class RowKernel(Kernel):
-    """Your own: a pure JAX function of two rows that gives a number, symmetric and positive definite.
+    """A kernel of your own: a pure JAX function of two rows that returns a number.
+
+    The function must be symmetric. If it is also positive definite, MMD² is a distance of distributions.
 
     >>> import jax.numpy as jnp
     >>> cosine = RowKernel(lambda x, y: x @ y / jnp.sqrt((x @ x) * (y @ y)))
@@ -205,14 +209,17 @@ class RowKernel(Kernel):
         found = jax.vmap(lambda row: jax.vmap(lambda other: self.function(row, other))(y))(x)
         if found.shape != (len(x), len(y)):
             raise DriftError(
-                f"The kernel {self.name} gave an array of shape {found.shape[2:]} for two rows, expected a number."
+                f"the kernel {self.name} gave an array of shape {found.shape[2:]} for two rows, expected a number"
             )
         return found
 
 
 @dataclass(frozen=True)
 class BlockKernel(Kernel):
-    """Your own, for strings, graphs or anything else: a function of two lists that gives their matrix of kernel values.
+    """A kernel of your own for strings, graphs or other objects: a function of two lists that returns a matrix.
+
+    The matrix holds the kernel of each object of the first list with each object of the second. The function runs in
+    plain Python.
 
     >>> shared = BlockKernel(lambda a, b: [[len(set(x) & set(y)) for y in b] for x in a])
     """
@@ -228,14 +235,18 @@ class BlockKernel(Kernel):
         found = np.asarray(self.function(x, y), dtype=np.float64)
         if found.shape != (len(x), len(y)):
             raise DriftError(
-                f"The kernel {self.name} gave an array of shape {found.shape} for lists of {len(x)} and {len(y)}. "
-                f"Expected {(len(x), len(y))}: a value for each pair."
+                f"the kernel {self.name} gave an array of shape {found.shape} for lists of {len(x)} and {len(y)}, "
+                f"expected {(len(x), len(y))}: a value for each pair"
             )
         return found
 
 
 def values_of_all(forms: Sequence[Kernel], parameters: Sequence[Sequence[Any]], x: Any, y: Any) -> Iterator[Any]:
-    """For each kernel a matrix: ``x`` with ``y``. To find distances takes longer than what is then done with them."""
+    """Yield the values of each kernel: a matrix of the rows of ``x`` with the rows of ``y``.
+
+    Kernels that differ only in their bandwidth share the distances, which take longest to compute. Runs inside
+    compiled code.
+    """
     import jax.numpy as jnp
 
     shared: dict[Kernel, _Shared] = {
@@ -252,7 +263,7 @@ class _Shared:
         import jax.numpy as jnp
 
         self._power = form.power
-        # The largest: divided by it, no number of a row grows.
+        # The largest bandwidth: divided by it, the numbers of rows stay smallest.
         self._bandwidth = jnp.max(jnp.stack([bandwidth for (bandwidth,) in parameters]))
         self._exponents = form.exponents(self._bandwidth, x, y)
 

@@ -1,4 +1,4 @@
-"""The maximum mean discrepancy of two samples, and the test whether it is more than chance."""
+"""The maximum mean discrepancy (MMD) of two samples, and the test whether it is larger than chance explains."""
 
 from __future__ import annotations
 
@@ -30,9 +30,11 @@ def mmd2(
     precision: Precision = "float32",
     progress: Progress | None = None,
 ) -> float:
-    """The unbiased estimate, exact over all pairs of rows. Around zero for one distribution, it can be negative.
+    """Return the unbiased estimate of MMD², exact over all pairs of rows.
 
-    Where the bandwidth is left open, ``seed``, or ``ids`` of the rows as in a pipeline, tell which rows it is from.
+    It is around zero, and negative half of the time, if both samples come from the same distribution. If the kernel has
+    no bandwidth, ``seed`` decides which rows it is chosen from; with ``ids`` of the rows, their hashes decide, as in a
+    pipeline. ``progress`` is called with the number of tiles done and of all tiles.
 
     >>> import numpy as np
     >>> x = np.random.default_rng(0).normal(size=(500, 3))
@@ -61,12 +63,26 @@ def mmd_test(
     precision: Precision = "float32",
     progress: Progress | None = None,
 ) -> MMDTestResult:
-    """Whether the two samples come from one distribution.
+    """Test whether the two samples come from the same distribution.
 
-    Rows are put into random bins, and bins are permuted: one pass over the pairs of rows, however many permutations.
-    Several kernels, or an ``Aggregate`` of many bandwidths, make one test that keeps its level.
-    With ``ids`` of the rows, bins come from their hashes, as in a pipeline: the order of rows then changes nothing.
-    Where one sample has more than 1,023 times the rows of the other, the rest is left out, with a warning.
+    Rows are put into random bins, and the bins are permuted: one pass over the pairs of rows is enough for any number
+    of permutations.
+
+    Args:
+      reference: a matrix with one row per example, or whatever NumPy takes as one.
+      current: likewise; rows have as many numbers as the reference's.
+      kernel: one kernel, or several, or an ``Aggregate`` of many bandwidths; all make one test that keeps its level.
+        The default is ``RBF`` with the median distance.
+      permutations: how many random permutations of the bins the statistic is compared with.
+      level: the false-alarm rate: how often drift is reported when there is none.
+      seed: the seed of bins, permutations and of the rows that a bandwidth is chosen from.
+      bins: the number of bins of both samples together.
+      ids: the ids of the rows of both samples. Bins then come from hashes of the ids, as in a pipeline, and the order
+        of rows does not matter.
+      precision: the precision of the kernel's values; sums are always double.
+      progress: called with the number of tiles done and of all tiles.
+
+    If one sample has more than 1,023 times the rows of the other, random rows are left out, with a warning.
 
     >>> import numpy as np
     >>> x = np.random.default_rng(0).normal(size=(500, 3))

@@ -1,4 +1,4 @@
-"""Two samples made ready: checked, a bandwidth for each kernel, centred, as single or double precision."""
+"""Prepares two arrays for a test: checks them, chooses bandwidths, centres rows, rounds them to the precision."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from luminosity.drift.rows import Precision, as_rows, double_precision, same_wid
 from luminosity.drift.sums.accelerated import accelerated_sums, can_accelerate, kept_on_device
 from luminosity.drift.sums.bin_sums import Progress, bin_sums, bin_sums_of_lists
 from luminosity.drift.sums.bins import BinCounts, balanced_bins, hash_ids, hashed_bins, most_rows
-from luminosity.errors import DriftError
+from luminosity.errors import DriftError, Fix
 
 __all__ = ["Pair", "any_rows_apart", "centre_of", "kernel_offsets"]
 
 
-_ROWS = 256
+_OFFSET_ROWS = 256  # rows that a mean is estimated from: it need not be precise
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Rows are numbered through: the reference's first."""
+    """Two checked samples with resolved kernels. Rows are numbered across both samples, the reference's first."""
 
     reference: Any
     current: Any
     kernels: tuple[Kernel, ...]
     offsets: tuple[float, ...]
     centre: Any
-    farthest: float  # from the centre, of some rows
+    farthest: float  # the largest distance of a sampled row from the centre
     precision: Precision
-    hashes: tuple[Any, Any] | None  # of the rows' ids
+    hashes: tuple[Any, Any] | None  # of the rows' ids, if there are ids
 
     @classmethod
     def of(
@@ -48,9 +48,10 @@ class Pair:
         precision: Precision,
         ids: tuple[Any, Any] | None = None,
     ) -> Pair:
+        """Check what a user passed, and choose everything that was left open from a sample of both sides."""
         if any(isinstance(kernel, BlockKernel) for kernel in kernels):
             return cls._of_lists(reference, current, kernels, seed, precision, ids)
-        reference, current = _rows(reference, "The reference"), _rows(current, "The current sample")
+        reference, current = _rows(reference, "the reference"), _rows(current, "the current sample")
         same_width(reference, current)
         hashes = None if ids is None else _hashes(ids, len(reference), len(current), seed)
         if hashes is None:
@@ -79,16 +80,16 @@ class Pair:
         lists = [kernel for kernel in kernels if isinstance(kernel, BlockKernel)]
         if len(lists) < len(kernels):
             raise DriftError(
-                "Found a BlockKernel among others, expected BlockKernels alone: they see things, not rows."
+                "found a BlockKernel among other kernels, expected only BlockKernels: they compare objects, not rows"
             )
-        for things, name in ((reference, "The reference"), (current, "The current sample")):
+        for things, name in ((reference, "the reference"), (current, "the current sample")):
             if len(things) < 2:
-                raise DriftError(f"{name} has {len(things)} examples, expected at least 2.")
+                raise DriftError(f"{name} has {len(things)} examples, expected at least 2")
         hashes = None if ids is None else _hashes(ids, len(reference), len(current), seed)
         return cls(reference, current, tuple(lists), (0.0,) * len(lists), 0.0, 0.0, precision, hashes)
 
     def thinned(self, seed: int) -> Pair:
-        """With as many rows of the larger sample as bins allow: those of the smallest hashes, or some at random."""
+        """Return the pair with as many rows of the larger sample as bins allow, by smallest hash or at random."""
         samples = self.reference, self.current
         rows = len(samples[0]), len(samples[1])
         larger = int(rows[1] > rows[0])
@@ -98,7 +99,7 @@ class Pair:
         name = ("reference", "current sample")[larger]
         warnings.warn(
             f"The {name} has {rows[larger]:,} rows, the other sample {rows[1 - larger]:,}. Only {most:,} of them are "
-            "compared: more would hardly tell more, and would need bins larger than the other sample.",
+            "compared: more would hardly improve the test, and would need bins larger than the other sample.",
             stacklevel=3,
         )
         if self.hashes is None:
@@ -110,7 +111,7 @@ class Pair:
         return replace(self, reference=reference, current=current, hashes=hashes)
 
     def bins(self, planned: BinCounts, seed: int) -> Any:
-        """The bin of each row."""
+        """Return the bin of each row."""
         if self.hashes is None:
             reference = balanced_bins(len(self.reference), planned.reference, seed, 0)
             current = balanced_bins(len(self.current), planned.current, seed, 1)
@@ -120,6 +121,7 @@ class Pair:
         return np.concatenate([reference, current + planned.reference])
 
     def sums(self, bins: Any, planned: BinCounts, progress: Progress | None) -> Any:
+        """Return, for each kernel, the matrix of its sums over pairs of bins."""
         if isinstance(self.kernels[0], BlockKernel):
             lists = [kernel for kernel in self.kernels if isinstance(kernel, BlockKernel)]
             return bin_sums_of_lists(lists, [*self.reference, *self.current], bins, planned.all, progress)
@@ -133,7 +135,8 @@ class Pair:
                 found = (_numbered(self.reference, self.current, numbers) - self.centre).astype(self.precision)
             if not np.isfinite(found).all():
                 raise DriftError(
-                    "Some numbers are too large for single precision. Scale them, or try precision='float64'."
+                    "some numbers are too large for single precision",
+                    fix=Fix("scale them, or pass precision='float64'", command="scale them"),
                 )
             return found
 
@@ -141,9 +144,9 @@ class Pair:
 
 
 def centre_of(kernels: Sequence[Kernel | Aggregate], sample: Any) -> Any:
-    """What to subtract from all rows: where that changes nothing but rounding, the middle of a sample of both.
+    """Return what to subtract from all rows: the median of a sample of both; zero unless kernels are shift-invariant.
 
-    Not its mean: a single number that is far too large would move it, and all others would lose their digits.
+    The mean would not do: a single number that is far too large would move it, and all others would lose their digits.
     """
     if all(kernel.shift_invariant for kernel in kernels):
         return np.median(np.asarray(sample, dtype=np.float64), axis=0)
@@ -151,7 +154,7 @@ def centre_of(kernels: Sequence[Kernel | Aggregate], sample: Any) -> Any:
 
 
 def any_rows_apart(sample: Any) -> Any:
-    """For a bandwidth where all rows are equal: whichever it is, the answer is right, no drift."""
+    """Return two different rows to choose a bandwidth from if all rows are equal: any bandwidth then gives no drift."""
     return np.eye(2, sample.shape[1])
 
 
@@ -160,7 +163,7 @@ def _rows(values: Any, name: str) -> Any:
 
 
 def _all_equal(sample: Any, reference: Any, current: Any) -> bool:
-    """Whether there is but one row, over and over."""
+    """Return whether all rows of both samples are equal."""
     return all(bool((rows == sample[0]).all()) for rows in (sample, reference, current))
 
 
@@ -184,32 +187,37 @@ def _numbered(reference: Any, current: Any, numbers: Any) -> Any:
 def _taken_rows(rows: Any, numbers: Any) -> Any:
     if isinstance(rows, np.ndarray):
         return rows[numbers]
-    filled = np.pad(numbers, (0, SAMPLE_ROWS - len(numbers) % SAMPLE_ROWS))  # of one length: compiled once
+    filled = np.pad(numbers, (0, SAMPLE_ROWS - len(numbers) % SAMPLE_ROWS))  # One length: compiled once.
     return np.asarray(rows[filled])[: len(numbers)]
 
 
 def _hashes(ids: tuple[Any, Any], reference_rows: int, current_rows: int, seed: int) -> tuple[Any, Any]:
-    """The two samples have different seeds: one id in both must not mean one bin in both."""
+    """Return hashes of the ids. The samples have different seeds: an id in both must not mean the same bin in both."""
     found = hash_ids(ids[0], 2 * seed), hash_ids(ids[1], 2 * seed + 1)
     if (len(found[0]), len(found[1])) != (reference_rows, current_rows):
         raise DriftError(
-            f"Found {len(found[0]):,} and {len(found[1]):,} ids for {reference_rows:,} and {current_rows:,} rows."
+            f"found {len(found[0]):,} and {len(found[1]):,} ids for {reference_rows:,} and {current_rows:,} rows, "
+            "expected one id per row"
         )
     return found
 
 
 def kernel_offsets(kernels: Sequence[Kernel], sample: Any) -> list[float]:
-    """From the first rows of the sample. Rounded, so that the last digits of a machine's arithmetic change nothing."""
+    """Return a number near the mean of each kernel, to subtract from its values before they are summed.
+
+    The means come from the first rows of the sample. They are rounded, so that results do not depend on the last digits
+    of a machine's arithmetic.
+    """
     with np.errstate(over="ignore", invalid="ignore"):
-        rows = np.asarray(sample, dtype=np.float32)[:_ROWS]
+        rows = np.asarray(sample, dtype=np.float32)[:_OFFSET_ROWS]
         different = ~np.eye(len(rows), dtype=bool)
-        filled = np.pad(rows, ((0, _ROWS - len(rows)), (0, 0)), mode="edge")  # Any other size would be compiled anew.
+        filled = np.pad(rows, ((0, _OFFSET_ROWS - len(rows)), (0, 0)), mode="edge")  # One size: compiled once.
         here = np.ix_(*[range(len(rows))] * 2)
         return [_rounded(_values(kernel, filled)[here][different].mean(dtype=np.float64)) for kernel in kernels]
 
 
 def _rounded(mean: Any) -> float:
-    """Where single precision is not enough for the kernel, nothing is subtracted: any number would do."""
+    """Round the mean; return zero if single precision is too small for the kernel. Any number gives a right result."""
     return float(f"{mean:.2g}") if np.isfinite(mean) else 0.0
 
 

@@ -1,4 +1,4 @@
-"""The distance of each row to each other, a tile at a time: the caches hold it until it is at its place."""
+"""The distance of each row to each other row, computed in tiles that fit into the CPU's caches."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ __all__ = ["Metric", "distance_blocks", "pairwise_distances"]
 
 Metric: TypeAlias = Literal["euclidean", "sqeuclidean", "manhattan", "cosine"]
 
-_TILE = 512  # rows: a tile of single precision is 1 MB, which the cache of a core holds
-_TILE_OF_ACCELERATOR = 4096  # 64 MB, worth a transfer
-_SMALLEST_TILE = 64
-_MOST_THREADS = 4  # one tile is copied to its place while the next one is computed
-_NEAR = {"float32": 1e-3, "float64": 1e-12}  # of the squared norms: nearer than that, too many digits have cancelled
-_EQUAL = 1e-14  # of the squared norms: nearer than that, double precision has none left
+_TILE = 512  # rows: a tile of single precision takes 1 MB, which the cache of a core holds
+_ACCELERATOR_TILE = 4096  # rows: 64 MB, large enough to be worth a transfer
+_SMALLEST_TILE = 64  # rows
+_MOST_THREADS = 4  # one tile is copied into the result while the next one is computed
+_NEAR = {"float32": 1e-3, "float64": 1e-12}  # of the squared norms: below it, too many digits have cancelled
+_EQUAL = 1e-14  # of the squared norms: below it, double precision has no digits left
 
 
 def pairwise_distances(
     x: Any, y: Any = None, metric: Metric = "euclidean", *, precision: Precision = "float32", out: Any = None
 ) -> Any:
-    """The distance of each row of ``x`` to each row of ``y``, or of ``x`` itself.
+    """Return the distance of each row of ``x`` to each row of ``y``; without ``y``, to each row of ``x``.
 
-    Near rows are looked at again in double precision, and equal ones are at zero. The result takes 4 bytes for each
-    pair: where that is too much, take ``distance_blocks``, or let ``out`` be a ``numpy.memmap``.
+    Distances of near rows are computed again in double precision, and those of equal rows are zero. The result takes
+    4 bytes per pair. If that is too much, use ``distance_blocks``, or pass a ``numpy.memmap`` as ``out``.
 
     >>> pairwise_distances([[0.0, 0.0], [3.0, 4.0]])
     array([[0., 5.],
@@ -42,7 +42,7 @@ def pairwise_distances(
     if out is None:
         out = np.empty(distances.shape, dtype=precision)
     elif out.shape != distances.shape or out.dtype != np.dtype(precision):
-        raise DriftError(f"out is {out.dtype} {out.shape}, expected {precision} {distances.shape}.")
+        raise DriftError(f"found out of {out.dtype} {out.shape}, expected {precision} {distances.shape}")
 
     def fill(tile: tuple[slice, slice]) -> None:
         rows, others = tile
@@ -61,9 +61,9 @@ def pairwise_distances(
 def distance_blocks(
     x: Any, y: Any = None, metric: Metric = "euclidean", *, precision: Precision = "float32"
 ) -> Iterator[tuple[slice, Any]]:
-    """The same for some rows of ``x`` at a time: which ones, and their distances to all rows of ``y``.
+    """Yield a slice of the rows of ``x`` and their distances to all rows of ``y``, some rows at a time.
 
-    The ten nearest of each row, say, never need the whole matrix:
+    To find the ten nearest of each row, for example, you never need the whole matrix:
 
     >>> rows = np.random.default_rng(0).normal(size=(3000, 8))
     >>> nearest = np.empty((3000, 10), dtype=int)
@@ -73,28 +73,28 @@ def distance_blocks(
     distances = _Distances(x, y, metric, precision)
     with _threads() as threads:
         for rows in distances.parts(0):
-            block = np.empty((rows.stop - rows.start, distances.shape[1]), dtype=precision)
+            some = np.empty((rows.stop - rows.start, distances.shape[1]), dtype=precision)
 
-            def fill(others: slice, rows: slice = rows, block: Any = block) -> None:
-                distances.fill(rows, others, block[:, others])
+            def fill(others: slice, rows: slice = rows, some: Any = some) -> None:
+                distances.fill(rows, others, some[:, others])
 
             for _ in threads.map(fill, distances.parts(1)):
                 pass
-            yield rows, block
+            yield rows, some
 
 
 class _Distances:
-    """Both sides, ready to compute with: seen from the middle of all, which keeps digits, and rounded once."""
+    """Both sides, checked, centred to keep digits, rounded to the precision, and cut into tiles."""
 
     def __init__(self, x: Any, y: Any, metric: Metric, precision: Precision) -> None:
         check_precision(precision)
         if metric not in get_args(Metric):
-            raise DriftError(f"Found metric={metric!r}, expected one of {', '.join(get_args(Metric))}.")
+            raise DriftError(f"found metric={metric!r}, expected one of {', '.join(get_args(Metric))}")
         self.symmetric = y is None
         x = as_rows(x, "x", least=1)
         y = x if self.symmetric else as_rows(y, "y", least=1)
         if x.shape[1] != y.shape[1]:
-            raise DriftError(f"x has rows of {x.shape[1]} numbers, y of {y.shape[1]}. Expected one width.")
+            raise DriftError(f"x has rows of {x.shape[1]} numbers, y of {y.shape[1]}, expected one width")
         if metric == "cosine":
             x = _directions(x, "x")
             y = x if self.symmetric else _directions(y, "y")
@@ -110,7 +110,11 @@ class _Distances:
         return [slice(start, min(start + self._tile, count)) for start in range(0, count, self._tile)]
 
     def fill(self, rows: slice, others: slice, out: Any) -> None:
-        """Where rows are near, their distance is a small difference of large numbers: then with more digits."""
+        """Write the distances of one tile into ``out``.
+
+        The distance of near rows is a small difference of large numbers: a tile with such rows is computed again in
+        double precision.
+        """
         x, y = self._x[rows.start // self._tile], self._y[others.start // self._tile]
         with double_precision(self._precision):
             found, near = _compiled()(self._metric, _NEAR[self._precision], 0.0, x, y)
@@ -121,7 +125,7 @@ class _Distances:
         out[:] = np.asarray(found)[: out.shape[0], : out.shape[1]]
 
     def _filled(self, rows: Rows) -> list[Any]:
-        """In whole tiles, filled up with rows of zeros, so that all share compiled code."""
+        """Return the rows in whole tiles, filled up with zeros, so that all tiles share compiled code."""
         import jax
 
         filled = np.pad(rows.astype(self._precision, copy=False), ((0, -len(rows) % self._tile), (0, 0)))
@@ -135,14 +139,14 @@ def _compiled() -> Any:
     import jax.numpy as jnp
 
     def distances(metric: Metric, near: float, equal: float, x: Any, y: Any) -> tuple[Any, Any]:
-        """And whether any are nearer than ``near``; those nearer than ``equal`` are at zero."""
+        """Return distances, and whether any is below ``near``. Distances below ``equal`` become zero."""
         if metric == "manhattan":
             return manhattan(x, y), False
         half = -minus_half_squared(x, y)
         x_norms, y_norms = (0.5 * jnp.sum(rows * rows, axis=1) for rows in (x, y))
         if equal:
             half = jnp.where(half < equal * (x_norms[:, None] + y_norms[None, :]), 0, half)
-        if metric == "cosine":  # Of rows of length one: 1 - x · y = |x - y|² / 2.
+        if metric == "cosine":  # Rows have length one: 1 - x · y = |x - y|² / 2.
             values = half
         else:
             values = jnp.sqrt(2 * jnp.maximum(half, 0)) if metric == "euclidean" else 2 * half
@@ -154,18 +158,19 @@ def _compiled() -> Any:
 def _tile_rows(rows: int) -> int:
     import jax
 
-    largest = _TILE if jax.default_backend() == "cpu" else _TILE_OF_ACCELERATOR
+    largest = _TILE if jax.default_backend() == "cpu" else _ACCELERATOR_TILE
     return min(largest, max(_SMALLEST_TILE, 1 << (rows - 1).bit_length()))
 
 
 def _directions(rows: Rows, name: str) -> Rows:
-    """Rows of length one; made of moderate numbers first, whose squares are in range."""
+    """Return rows of length one. They are divided by their largest number first, so that squares stay in range."""
     largest = np.abs(rows).max(axis=1, keepdims=True)
     if not largest.all():
         without = largest[:, 0] == 0
         raise DriftError(
-            f"{name} has {int(without.sum()):,} rows of zeros alone, the first at {int(without.argmax())}: "
-            "they point nowhere, so that no cosine is theirs. Leave them out, or take another metric."
+            f"{name} has {int(without.sum()):,} rows of only zeros, the first at {int(without.argmax())}, "
+            "expected rows with a direction",
+            fix="leave these rows out, or pass another metric",
         )
     moderate = rows / largest
     return moderate / np.sqrt(np.einsum("ij,ij->i", moderate, moderate))[:, None]

@@ -1,7 +1,7 @@
-"""Principal components, from sums that can be made in pieces and put together.
+"""Principal components, from sums that can be computed in pieces and merged.
 
-A test on projected rows needs components of both samples together: those of the reference alone show its own spread
-best, which tells the samples apart, and the test would no longer keep its level.
+A test on projected rows needs components of both samples together. Components of the reference alone describe its own
+spread best, which tells the samples apart, and the test would report drift too often.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _AT_ONCE = 1 << 20  # numbers converted at a time: 8 MB
 class PCA:
     """The directions in which rows vary most, one per row of ``components``.
 
-    The largest entry of each is positive, so that the same rows give the same signs however they were put together.
+    The largest entry of each component is positive, so that signs do not depend on how the rows were merged.
 
     >>> rows = np.random.default_rng(0).normal(size=(500, 3)) * [1, 10, 1]
     >>> pca = PCA.fit(rows, 2)
@@ -34,13 +34,13 @@ class PCA:
 
     mean: Any
     components: Any
-    explained_variance: Any  # along each component
-    explained_variance_ratio: Any  # of the variance of the rows
+    explained_variance: Any  # the variance along each component
+    explained_variance_ratio: Any  # its share of the rows' variance
 
     @classmethod
     def fit(cls, rows: Any, components: int) -> PCA:
-        """Exact. For two samples together, or rows that come in pieces, see PCASums."""
-        rows = as_rows(rows, "The sample", least=0)
+        """Return the exact components of the rows. For rows that come in pieces, see ``PCASums``."""
+        rows = as_rows(rows, "the sample", least=0)
         if 1 < len(rows) < rows.shape[1]:
             return _of_few(rows, components)
         sums = PCASums()
@@ -49,35 +49,35 @@ class PCA:
 
     @classmethod
     def from_sums(cls, count: int, total: Any, products: Any, components: int) -> PCA:
-        """From the number of rows, their sum and the sum of their outer products, as a database gives them.
+        """Return components from the number of rows, their sum and the sum of their outer products.
 
-        Where rows are far from zero these lose digits that PCASums keeps.
+        A database can compute these. If rows are far from zero, they lose digits that ``PCASums`` keeps.
         """
         if count < 2:
-            raise DriftError(f"Components need at least 2 rows, found sums over {count}: one by itself does not vary.")
+            raise DriftError(f"found sums over {count} rows, expected at least 2: a single row has no variance")
         mean = np.asarray(total, dtype=np.float64) / count
         scatter = np.asarray(products, dtype=np.float64) - count * np.outer(mean, mean)
         return PCASums(count, mean, scatter).pca(components)
 
     def transform(self, rows: Any, precision: Precision = "float32") -> Any:
-        """The rows' coordinates along the components, seen from the mean."""
+        """Return the rows' coordinates along the components, relative to the mean."""
         check_precision(precision)
-        rows = as_rows(rows, "The sample", least=0)
+        rows = as_rows(rows, "the sample", least=0)
         _check_width(len(self.mean), rows)
         projected = np.empty((len(rows), len(self.components)), dtype=precision)
         directions = self.components.T.astype(precision)
-        for block, part in _blocks(rows):
-            # Centred with all digits before they are rounded: far from zero few would be left afterwards.
-            projected[part] = (block - self.mean).astype(precision, copy=False) @ directions
+        for some, part in _parts(rows):
+            # Centred before they are rounded: rounding rows that are far from zero would leave few digits.
+            projected[part] = (some - self.mean).astype(precision, copy=False) @ directions
         return projected
 
 
 @dataclass
 class PCASums:
-    """What is to be known of rows to find their components: of fixed size, whatever their number.
+    """Sums over rows from which components are computed. Their size is fixed, and they merge.
 
-    Kept as mean and scatter about it, in double precision (Chan, Golub and LeVeque 1983): a large mean costs no digits,
-    and how the rows were parted changes the result by rounding alone.
+    They are the mean and the scatter about it, in double precision (Chan, Golub and LeVeque 1983): a large mean costs
+    no digits, and how the rows were divided changes the result by no more than rounding.
 
     >>> rows = np.random.default_rng(0).normal(size=(500, 3))
     >>> first, second = PCASums(), PCASums()
@@ -93,16 +93,18 @@ class PCASums:
     scatter: Any = None
 
     def add(self, rows: Any) -> None:
+        """Add rows of numbers."""
         if len(rows) == 0:
             return
-        for block, _ in _blocks(as_rows(rows, "The sample", least=1)):
-            mean = block.mean(axis=0, dtype=np.float64)
-            centred = block - mean
+        for some, _ in _parts(as_rows(rows, "the sample", least=1)):
+            mean = some.mean(axis=0, dtype=np.float64)
+            centred = some - mean
             with np.errstate(over="ignore", invalid="ignore"):
                 scatter = centred.T @ centred
-            self.merge(PCASums(len(block), mean, scatter))
+            self.merge(PCASums(len(some), mean, scatter))
 
     def merge(self, other: PCASums) -> None:
+        """Add the sums of other rows."""
         if other.count == 0:
             return
         if self.count == 0:
@@ -111,18 +113,23 @@ class PCASums:
         _check_width(len(self.mean), other.mean[None])
         count = self.count + other.count
         apart = other.mean - self.mean
-        with np.errstate(over="ignore", invalid="ignore"):  # pca() tells of it.
+        with np.errstate(over="ignore", invalid="ignore"):  # pca() raises an error for it.
             self.scatter += other.scatter
             self.scatter += np.outer(apart, apart * (self.count * other.count / count))
         self.mean += apart * (other.count / count)
         self.count = count
 
     def pca(self, components: int) -> PCA:
+        """Return the principal components of all rows that were added."""
         if self.count < 2:
-            raise DriftError(f"Components need at least 2 rows, found {self.count}: one by itself does not vary.")
+            raise DriftError(
+                f"found {self.count} rows to find components of, expected at least 2: a single row has no variance"
+            )
         _check_components(components, self.count, len(self.mean))
         if not np.isfinite(self.scatter).all():
-            raise DriftError("Some numbers are too large for principal components: their squares overflow. Scale them.")
+            raise DriftError(
+                "some numbers are too large for principal components: their squares overflow", fix="scale them"
+            )
         covariance = self.scatter / (self.count - 1)
         variances, vectors = np.linalg.eigh(covariance)
         variances = np.maximum(variances[::-1][:components], 0)
@@ -132,7 +139,7 @@ class PCASums:
 
 
 def _of_few(rows: Rows, components: int) -> PCA:
-    """Of fewer rows than numbers in them: without the matrix of all pairs of numbers, which grows too large."""
+    """Return components of fewer rows than columns, without the covariance matrix of all columns."""
     _check_components(components, *rows.shape)
     mean = rows.mean(axis=0, dtype=np.float64)
     _, lengths, directions = np.linalg.svd(rows - mean, full_matrices=False)
@@ -151,13 +158,13 @@ def _check_components(components: int, count: int, width: int) -> None:
     most = min(count, width)
     if not is_whole(components) or not 1 <= components <= most:
         raise DriftError(
-            f"Found components={components}, expected 1 to {most}: there are {count:,} rows of {width} numbers, and no "
-            "more directions than either."
+            f"found components={components}, expected 1 to {most}: there are {count:,} rows of {width} numbers, and no "
+            "more directions than either"
         )
 
 
-def _blocks(rows: Rows) -> Iterator[tuple[Rows, slice]]:
-    """A few rows at a time: converted all at once they would take more than the whole."""
+def _parts(rows: Rows) -> Iterator[tuple[Rows, slice]]:
+    """Yield some rows at a time: in double precision, all rows together may take twice the memory."""
     step = max(1, _AT_ONCE // rows.shape[1])
     for start in range(0, len(rows), step):
         part = slice(start, start + step)
@@ -167,6 +174,6 @@ def _blocks(rows: Rows) -> Iterator[tuple[Rows, slice]]:
 def _check_width(expected: int, rows: Rows) -> None:
     if rows.shape[1] != expected:
         raise DriftError(
-            f"Found rows of {rows.shape[1]} numbers, expected {expected} as before; perhaps they come from "
-            "different models."
+            f"found rows of {rows.shape[1]} numbers, expected {expected} as before; perhaps they come from "
+            "different models"
         )

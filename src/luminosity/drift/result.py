@@ -1,4 +1,4 @@
-"""What a test found."""
+"""The results of tests."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from typing import Any
 
 __all__ = ["QUANTILES", "Histogram", "KernelResult", "MMDTestResult"]
 
-QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
+QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)  # of the null distribution, in every result
 
 
 @dataclass(frozen=True)
 class KernelResult:
-    """One kernel by itself. Of several the smallest p-value must not be picked: the test's own accounts for that."""
+    """The result of one kernel alone.
+
+    With several kernels, do not pick the smallest p-value: ``MMDTestResult.p_value`` accounts for all of them.
+    """
 
     kernel: str
     bandwidth: float | None
@@ -33,22 +36,22 @@ class Histogram:
 
 @dataclass(frozen=True)
 class MMDTestResult:
-    """Whether two samples come from one distribution.
+    """The result of a test whether two samples come from the same distribution.
 
-    ``statistic`` is what was permuted: MMD² itself with one kernel, the largest of standardised ones with several;
-    the null's quantiles and histogram are in its unit. ``mmd2`` and its 95% ``interval`` are those of the kernel that
-    sees most.
+    ``statistic`` is what was permuted: MMD² with one kernel, the largest standardised MMD² with several. The null's
+    quantiles and histogram are in its unit. ``mmd2`` and its 95% ``interval`` are those of the kernel with the smallest
+    p-value. ``p_value_interval`` is a 95% interval for the p-value that all permutations together would give.
     """
 
     mmd2: float
     interval: tuple[float, float]
     statistic: float
     p_value: float
-    p_value_interval: tuple[float, float]  # 95%, from the finite number of permutations
+    p_value_interval: tuple[float, float]
     level: float
     null_sd: float
     null_quantiles: dict[float, float]
-    null_histogram: Histogram = field(repr=False)  # which alone is longer than all that is shown
+    null_histogram: Histogram = field(repr=False)  # longer than all other fields together
     kernels: tuple[KernelResult, ...]
     reference_rows: int
     current_rows: int
@@ -60,10 +63,11 @@ class MMDTestResult:
 
     @property
     def drift(self) -> bool:
+        """Whether drift was detected: ``p_value <= level``."""
         return self.p_value <= self.level
 
     def as_dict(self) -> dict[str, Any]:
-        """Of plain values, as JSON has them: no interval where there are too few rows for one."""
+        """Return plain values for JSON. An interval is None if there are too few rows to compute it."""
         found = asdict(self)
         for each in (found, *found["kernels"]):
             each["interval"] = each["interval"] if isfinite(each["interval"][0]) else None

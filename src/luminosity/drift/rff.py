@@ -1,4 +1,9 @@
-"""The test in one pass over the rows, for samples whose pairs are too many: random Fourier features."""
+"""The test in one pass over the rows, with random Fourier features, for samples with too many pairs of rows.
+
+A kernel of differences is a mean of cosines, ``k(x, y) = E cos(w · (x - y))``. It is nearly a product of short vectors
+of cosines and sines (Rahimi and Recht 2007). Sums of these vectors are all the test needs: their size is fixed, and
+they merge by addition.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +24,9 @@ from luminosity.errors import DriftError
 
 __all__ = ["FEATURES", "RFFSums", "check_kernel", "rff_mmd"]
 
-
-FEATURES = 2048
-_BLOCK = 1024  # rows whose features are held at a time: 8 MB
-_SMALLEST_BLOCK = 64
+FEATURES = 2048  # they keep at least 95% of the exact test's power
+_STRIP_ROWS = 1024  # rows whose features are held at a time: 8 MB
+_SMALLEST_STRIP_ROWS = 64
 
 Side: TypeAlias = Literal["reference", "current"]
 
@@ -40,10 +44,10 @@ def rff_mmd(
     ids: tuple[Any, Any] | None = None,
     precision: Precision = "float32",
 ) -> MMDTestResult:
-    """``mmd_test`` with an approximate kernel: time grows with the rows, not with their pairs.
+    """Test as ``mmd_test`` does, with an approximate kernel: time grows with the rows, not with their pairs.
 
-    The level is exact as well, whatever the number of features; few of them cost power. Bandwidth, bins and
-    permutations are those of ``mmd_test`` with the same arguments.
+    The false-alarm rate is exact, whatever the number of ``features``; with few features the test detects less.
+    Bandwidth, bins and permutations are those of ``mmd_test`` with the same arguments.
 
     >>> import numpy as np
     >>> x = np.random.default_rng(0).normal(size=(500, 3))
@@ -62,10 +66,11 @@ def rff_mmd(
 
 @dataclass(eq=False)
 class RFFSums:
-    """Sums of features over each bin. Shards that are to be merged are told the same; rows know their bin by their id.
+    """Sums of random Fourier features over each bin, which merge by addition.
 
-    ``kernel`` has its bandwidth already, from a sample of both sides. ``centre``, near the mean of all rows, changes
-    nothing but rounding.
+    Create the sums of all shards with the same arguments. A row's id decides its bin, so that any shard may add it.
+    ``kernel`` has its bandwidth, chosen from a sample of both sides. ``centre`` is near the mean of all rows; it
+    changes nothing but rounding.
 
     >>> x = np.random.default_rng(0).normal(size=(500, 3))
     >>> first, second = (RFFSums.plan(RBF(2.0), 250, 250) for _ in range(2))
@@ -84,7 +89,7 @@ class RFFSums:
     precision: Precision = "float32"
     counts: Any = field(default=None, repr=False)  # rows of each bin
     totals: Any = field(default=None, repr=False)  # features of each bin
-    width: int | None = None  # of the rows, once some were seen
+    width: int | None = None  # numbers per row, once rows were added
 
     @classmethod
     def plan(
@@ -99,12 +104,12 @@ class RFFSums:
         centre: Any = 0.0,
         precision: Precision = "float32",
     ) -> RFFSums:
-        """For samples of about so many rows: only their ratio matters, unless they are very few."""
+        """Return empty sums for samples of about these sizes. Only their ratio matters, unless there are few rows."""
         smaller, larger = sorted((reference_rows, current_rows))
         if smaller < 2 or larger > most_rows(smaller):
             raise DriftError(
-                f"Found {reference_rows:,} rows of the reference and {current_rows:,} of the current sample, expected "
-                f"at least 2 of each, and no more of one than {most_rows(1):,} times those of the other."
+                f"found {reference_rows:,} rows of the reference and {current_rows:,} of the current sample, expected "
+                f"at least 2 of each, and no more of one than {most_rows(1):,} times those of the other"
             )
         return cls(kernel, plan_bins(reference_rows, current_rows, bins), features, seed, centre, precision)
 
@@ -112,20 +117,22 @@ class RFFSums:
         check_precision(self.precision)
         if check_kernel(self.kernel).scale is None:
             raise DriftError(
-                f"Found {self.kernel.name} without a bandwidth, expected one that all shards share: for example "
-                "RBF().resolved(sample), with a sample of both sides."
+                f"found {self.kernel.name} without a bandwidth, expected one that all shards share",
+                fix="choose it from a sample of both sides: RBF().resolved(sample)",
             )
         check_seed(self.seed)
         if not is_whole(self.features) or self.features < 2 or self.features % 2:
-            raise DriftError(f"Found features={self.features}, expected an even number: cosines and sines in pairs.")
+            raise DriftError(
+                f"found features={self.features}, expected an even number: cosines and sines come in pairs"
+            )
         if self.counts is None:
             self.counts = np.zeros(self.bins.all, dtype=np.int64)
             self.totals = np.zeros((self.bins.all, self.features))
 
     def add(self, rows: Any, side: Side, ids: Any) -> None:
-        """Rows of one side; their ids say which bins they belong to, whoever adds them."""
+        """Add rows of one side. Their ids decide which bins they belong to."""
         if side not in ("reference", "current"):
-            raise DriftError(f"Found side={side!r}, expected 'reference' or 'current'.")
+            raise DriftError(f"found side={side!r}, expected 'reference' or 'current'")
         hashes = hash_ids(ids, 2 * self.seed + (side == "current"))
         if side == "reference":
             self.add_to_bins(rows, hashed_bins(hashes, self.bins.reference))
@@ -133,69 +140,74 @@ class RFFSums:
             self.add_to_bins(rows, hashed_bins(hashes, self.bins.current) + self.bins.reference)
 
     def add_to_bins(self, rows: Any, bins: Any) -> None:
-        """The same for bins of your own: the reference's come first."""
+        """Add rows whose bins you know. The reference's bins come first."""
         if len(rows) == 0:
             return
-        rows = as_rows(rows, "The sample", least=1)
+        rows = as_rows(rows, "the sample", least=1)
         if len(bins) != len(rows):
-            raise DriftError(f"Found ids or bins of {len(bins):,} rows, but {len(rows):,} rows.")
+            raise DriftError(f"found ids or bins of {len(bins):,} rows, but {len(rows):,} rows, expected one per row")
         self._check_width(rows.shape[1])
         self.counts += np.bincount(bins, minlength=self.bins.all)
         with double_precision(self.precision):
             frequencies = _frequencies(self.kernel, rows.shape[1], self.features // 2, self.seed, self.precision)
-            for block, of_block in _blocks(rows, np.asarray(bins), self.bins.all):
-                self.totals += np.asarray(_compiled()(self.bins.all, frequencies, self._ready(block), of_block))
+            for strip, of_strip in _strips(rows, np.asarray(bins), self.bins.all):
+                self.totals += np.asarray(_compiled()(self.bins.all, frequencies, self._ready(strip), of_strip))
 
-    def _ready(self, block: Rows) -> Rows:
+    def _ready(self, strip: Rows) -> Rows:
         with np.errstate(over="ignore"):
-            ready = (block - self.centre).astype(self.precision)
+            ready = (strip - self.centre).astype(self.precision)
         if not np.isfinite(ready).all():
-            raise DriftError("Some numbers are too large for single precision. Scale them, or try precision='float64'.")
+            raise DriftError(
+                "some numbers are too large for single precision", fix="scale them, or pass precision='float64'"
+            )
         return ready
 
     def merge(self, other: RFFSums) -> None:
-        mine, theirs = self._told(), other._told()
+        """Add the sums of another shard, which was created with the same arguments."""
+        mine, theirs = self._arguments(), other._arguments()
         if mine != theirs:
-            raise DriftError(f"These sums are of different tests: {mine} and {theirs}. Expected the same for all.")
+            raise DriftError(f"found sums of different tests, {mine} and {theirs}, expected equal arguments")
         if other.width is not None:
             self._check_width(other.width)
         self.counts += other.counts
         self.totals += other.totals
 
     def result(self, permutations: int = 1000, level: float = 0.05) -> MMDTestResult:
+        """Return the result of the test over all rows that were added."""
         settings = Settings(permutations, level, self.seed, self.precision)
         sides = self.counts[: self.bins.reference].sum(), self.counts[self.bins.reference :].sum()
         if min(sides) < 2:
             raise DriftError(
-                f"Found {sides[0]:,} rows of the reference and {sides[1]:,} of the current sample, "
-                "expected at least 2 of each: the estimate takes pairs of rows."
+                f"found {sides[0]:,} rows of the reference and {sides[1]:,} of the current sample, "
+                "expected at least 2 of each: the estimate takes pairs of rows"
             )
-        # A row's features have length 1 (cos² + sin²), which is its kernel with itself: that is left out.
+        # A row's features have length 1 (cos² + sin²), which is its kernel with itself; leave it out.
         sums = self.totals @ self.totals.T / (self.features // 2) - np.diag(self.counts)
         return conclude(sums[None], self.counts, self.bins, [self.kernel], settings)
 
     def _check_width(self, width: int) -> None:
         if self.width not in (None, width):
-            raise DriftError(f"Found rows of {width} numbers, expected {self.width} as before.")
+            raise DriftError(f"found rows of {width} numbers, expected {self.width} as before")
         self.width = width
 
-    def _told(self) -> tuple[Any, ...]:
+    def _arguments(self) -> tuple[Any, ...]:
         centre = tuple(np.atleast_1d(self.centre).tolist())
         return self.kernel, self.bins, self.features, self.seed, self.precision, centre
 
 
 def check_kernel(kernel: Kernel) -> Kernel:
+    """Return the kernel; raise an error if it has no random features."""
     if not isinstance(kernel, (RBF, Laplacian)):
         raise DriftError(
-            f"Found the kernel {kernel!r}, expected RBF or Laplacian: random features are known for these. "
-            "mmd_test takes any."
+            f"found the kernel {kernel!r}, expected RBF or Laplacian, which have random features",
+            fix="use mmd_test, which takes any kernel",
         )
     return kernel
 
 
 @lru_cache(maxsize=8)
 def _frequencies(kernel: Kernel, width: int, count: int, seed: int, precision: Precision) -> Any:
-    """Drawn from the kernel's spectrum: from the seed alone, so that all shards have the same."""
+    """Draw frequencies from the kernel's spectrum. They depend on the seed only, so that all shards have the same."""
     import jax
 
     random = np.random.default_rng((seed, 4))
@@ -217,10 +229,10 @@ def _compiled() -> Any:
     return jax.jit(sums, static_argnums=0)
 
 
-def _blocks(rows: Rows, bins: Any, filler: int) -> Iterator[tuple[Rows, Any]]:
-    """Rows and their bins, of sizes that are powers of two, so that samples of many sizes share compiled code."""
-    size = min(_BLOCK, max(_SMALLEST_BLOCK, 1 << (len(rows) - 1).bit_length()))
+def _strips(rows: Rows, bins: Any, filler: int) -> Iterator[tuple[Rows, Any]]:
+    """Yield rows and their bins in sizes that are powers of two, so that samples of many sizes share compiled code."""
+    size = min(_STRIP_ROWS, max(_SMALLEST_STRIP_ROWS, 1 << (len(rows) - 1).bit_length()))
     for start in range(0, len(rows), size):
-        block, of_block = rows[start : start + size], bins[start : start + size]
-        missing = size - len(block)
-        yield np.pad(block, ((0, missing), (0, 0))), np.pad(of_block, (0, missing), constant_values=filler)
+        strip, of_strip = rows[start : start + size], bins[start : start + size]
+        missing = size - len(strip)
+        yield np.pad(strip, ((0, missing), (0, 0))), np.pad(of_strip, (0, missing), constant_values=filler)

@@ -1,1 +1,1 @@
-"""Drift found while rows arrive, with false alarms as rare as asked for."""
+"""Detects drift while rows arrive, with a false-alarm rate that you choose."""

@@ -1,4 +1,4 @@
-"""Drift detected in the streams of a pipeline, one for each key."""
+"""Detects drift in a pipeline, with one stream for each key."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from apache_beam.coders import PickleCoder
 from apache_beam.metrics import Metrics
 from apache_beam.transforms.userstate import ReadModifyWriteStateSpec
 
+from luminosity._text import list_some
 from luminosity.drift.online.detector import OnlineMMD
 from luminosity.drift.online.streams import DriftAlert, Stream, by_stream
 from luminosity.drift.online.windowed_statistic import Calibration, WindowedStatistic
@@ -20,20 +21,21 @@ from luminosity.errors import DriftError
 __all__ = ["DetectDrift"]
 
 _LOGGER = logging.getLogger(__name__)
-_SHOWN_KEYS = 5
+_SHOWN_KEYS = 5  # keys in a message
 
 
 class DetectDrift(beam.PTransform[Any, Any]):
-    """From pairs ``(key, row)``, or tables, to alerts ``(key, DriftAlert)``: each key is a stream of its own.
+    """Turns pairs ``(key, row)``, or tables, into alerts ``(key, DriftAlert)``. Each key is a separate stream.
 
-    A detector is calibrated before it is given here: nothing is simulated on workers, and all streams share its
-    reference. With a mapping every key has a detector of its own, and so its own reference.
+    The detector is calibrated before you pass it: workers simulate nothing, and all streams share its reference. With a
+    mapping, every key has its own detector and reference.
 
-    A value is one row, or a matrix of several: what `OnlineMMD.update` takes. Rows of a key count in the order in which
-    they arrive. Beam promises none: where it matters, give whole stretches of rows, in order, as matrices or tables.
+    A value is one row, or a matrix of several, as ``OnlineMMD.update`` takes them. The rows of a key are processed in
+    the order in which they arrive. Beam promises no order: if it matters, pass several rows at once, in order, as
+    matrices or tables.
 
-    After an alert a stream begins again. Beam's state holds the last rows of each stream, as many as the detector's
-    window; with windows of Beam's, a stream begins in each of them.
+    After an alert a stream starts again. Beam's state holds the last rows of each stream, as many as the detector's
+    window has; with Beam windows, a stream starts in each window.
 
     >>> import numpy as np
     >>> random = np.random.default_rng(0)
@@ -45,9 +47,9 @@ class DetectDrift(beam.PTransform[Any, Any]):
     b
 
     Args:
-        detector: one for all keys, or a mapping with one for each.
-        column: of record batches: where the vectors are, or which columns of numbers are a vector together.
-        by: of record batches: the column with the key; without it all rows are one stream, of the key None.
+        detector: one detector for all keys, or a mapping from keys to detectors.
+        column: for record batches: the column of vectors, or several columns of numbers that form a vector together.
+        by: for record batches: the column with keys; without it all rows are one stream with the key None.
     """
 
     def __init__(
@@ -59,8 +61,8 @@ class DetectDrift(beam.PTransform[Any, Any]):
     ) -> None:
         super().__init__()
         if by is not None and column is None:
-            raise DriftError(f"Found by={by!r} without column=, which says where a table's vectors are.")
-        self._shared = detector.shared if isinstance(detector, OnlineMMD) else _by_key(detector)
+            raise DriftError(f"found by={by!r} without column=", fix="pass column=, the column of vectors")
+        self._calibration = detector.calibration if isinstance(detector, OnlineMMD) else _by_key(detector)
         self._column = column
         self._by = by
 
@@ -69,46 +71,46 @@ class DetectDrift(beam.PTransform[Any, Any]):
         if self._column is not None:
             part = beam.FlatMap(by_stream, self._column, self._by).with_output_types(tuple[Any, Any])
             streams = streams | "Part" >> part
-        detect = beam.ParDo(_DetectDoFn(self._shared)).with_output_types(tuple[Any, DriftAlert])
+        detect = beam.ParDo(_DetectDoFn(self._calibration)).with_output_types(tuple[Any, DriftAlert])
         return streams | "Detect" >> detect
 
 
 class _DetectDoFn(beam.DoFn):
     STREAM = ReadModifyWriteStateSpec("stream", PickleCoder())
 
-    def __init__(self, shared: Calibration | dict[Any, Calibration]) -> None:
-        self._shared = shared
+    def __init__(self, calibration: Calibration | dict[Any, Calibration]) -> None:
+        self._calibration = calibration
         self._rows = Metrics.counter("DetectDrift", "rows")
         self._alerts = Metrics.counter("DetectDrift", "alerts")
         self._autocorrelated = Metrics.counter("DetectDrift", "autocorrelated_streams")
-        self._told = False
+        self._warned = False
 
     def process(  # type: ignore[override]
         self,
         element: tuple[Any, Any],
         timestamp: Any = beam.DoFn.TimestampParam,
-        state: Any = beam.DoFn.StateParam(STREAM),  # noqa: B008  # Beam's way of asking for it
+        state: Any = beam.DoFn.StateParam(STREAM),  # noqa: B008  # how Beam passes state
     ) -> Iterator[tuple[Any, DriftAlert]]:
         key, batch = element
-        shared = self._shared if isinstance(self._shared, Calibration) else _shared_by(self._shared, key)
-        rows = shared.reference.prepared(batch)
-        before: Stream = state.read() or Stream(WindowedStatistic(shared))
-        stream, alerts = before.advanced(shared, rows, timestamp)
+        calibration = _calibration_of(self._calibration, key)
+        rows = calibration.reference.prepared(batch)
+        before: Stream = state.read() or Stream(WindowedStatistic(calibration))
+        stream, alerts = before.advanced(calibration, rows, timestamp)
         state.write(stream)
         self._rows.inc(len(rows))
         self._alerts.inc(len(alerts))
         if stream.autocorrelated and not before.autocorrelated:
-            self._tell(key)
+            self._warn(key)
         for alert in alerts:
             yield key, alert
 
-    def _tell(self, key: Any) -> None:
+    def _warn(self, key: Any) -> None:
         self._autocorrelated.inc()
-        if not self._told:
-            self._told = True
+        if not self._warned:
+            self._warned = True
             _LOGGER.warning(
-                "Rows of the stream %r depend on those before them, so that false alarms do not come as rarely as "
-                "asked for. The counter autocorrelated_streams says how many streams are like this.",
+                "Rows of the stream %r depend on the rows before them: false alarms come more often than calibrated. "
+                "The counter autocorrelated_streams says how many streams are like this.",
                 key,
             )
 
@@ -116,13 +118,15 @@ class _DetectDoFn(beam.DoFn):
 def _by_key(detectors: Any) -> dict[Any, Calibration]:
     if not isinstance(detectors, Mapping) or not all(isinstance(each, OnlineMMD) for each in detectors.values()):
         raise DriftError(
-            f"Found a {type(detectors).__name__} as detector, expected an OnlineMMD, or a mapping of keys to such."
+            f"found a {type(detectors).__name__} as detector, expected an OnlineMMD, or a mapping from keys to them"
         )
-    return {key: each.shared for key, each in detectors.items()}
+    return {key: each.calibration for key, each in detectors.items()}
 
 
-def _shared_by(shared: dict[Any, Calibration], key: Any) -> Calibration:
-    if key not in shared:
-        known = ", ".join([*map(repr, list(shared)[:_SHOWN_KEYS]), *["…"] * (len(shared) > _SHOWN_KEYS)])
-        raise DriftError(f"Found a row of {key!r}, for which DetectDrift has no detector, only for {known or 'none'}.")
-    return shared[key]
+def _calibration_of(calibration: Calibration | dict[Any, Calibration], key: Any) -> Calibration:
+    if isinstance(calibration, Calibration):
+        return calibration
+    if key not in calibration:
+        known = list_some(map(repr, calibration), _SHOWN_KEYS) or "no key"
+        raise DriftError(f"found a row of {key!r}, for which DetectDrift has no detector, expected {known}")
+    return calibration[key]

@@ -1,4 +1,4 @@
-"""Drift detected while rows arrive, with a false alarm once in as many rows as asked for."""
+"""Detects drift in a stream of rows, with one false alarm in a number of rows that you choose."""
 
 from __future__ import annotations
 
@@ -18,24 +18,25 @@ from luminosity.errors import DriftError
 __all__ = ["OnlineDetector", "OnlineMMD"]
 
 
-_MOST_STEPS = 100_000_000  # to simulate: minutes
-_ROWS_PER_WINDOW = 20  # With 10 the mean run time is an eighth too long: references differ too much.
-_LEAST_SIMULATIONS = 100
+_MOST_STEPS = 100_000_000  # rows to simulate: more would take longer than minutes
+_ROWS_PER_WINDOW = 20  # of the reference per row of the window; with 10 the mean run time is an eighth too long
+_LEAST_SIMULATIONS = 100  # false alarms: the run time is then off by about a tenth
 
 
 class OnlineMMD:
-    """Tells when rows no longer come from the reference's distribution: MMD² of the last ``window`` rows against it.
+    """Detects when rows no longer come from the reference's distribution: MMD² of the last ``window`` rows against it.
 
-    Without drift there is a false alarm once in ``expected_run_time`` rows on average, equally likely after any row,
-    the first few included. Thresholds that give this are found by simulation (see `calibrate`), in seconds, or a minute
-    for a large reference and a long run time; ``progress`` is called with what is done of it and with all there is to
-    do. They rest on rows that do not depend on each other: where the stream's do, an `AutocorrelationWarning` says so.
+    Without drift there is one false alarm in ``expected_run_time`` rows on average, equally likely after any row, the
+    first few included. The thresholds are found by simulation when the detector is created, in seconds, or a minute for
+    a large reference and a long run time; ``progress`` is called with the number of simulated rows done and of all. The
+    calibration assumes that rows do not depend on each other. If they do, there is an ``AutocorrelationWarning``.
 
-    A long window sees small drift, a short one sees large drift sooner. The reference needs 20 rows for each of the
-    window, better 40; of more than ``reference_rows`` a sample is taken. Three quarters of them are compared with each
-    new row, the others serve the calibration. By chance, the run time is off by about ``1 / sqrt(simulations)``.
+    A long window detects small drift, a short one detects large drift sooner. The reference needs 20 rows for each row
+    of the window, better 40; at most ``reference_rows`` random rows of it are used. Three quarters of them are compared
+    with each new row, the others serve the calibration. By chance, the run time is off by about
+    ``1 / sqrt(simulations)``.
 
-    After an alarm ``drift_detected`` stays true, until `reset()`.
+    After an alarm ``drift_detected`` stays true until ``reset()``.
 
     >>> import numpy as np
     >>> random = np.random.default_rng(0)
@@ -64,82 +65,85 @@ class OnlineMMD:
         sample, gram = Reference.sampled(reference, kernel or RBF(), reference_rows, seed)
         if len(sample) < _ROWS_PER_WINDOW * window:
             raise DriftError(
-                f"Found {len(sample):,} rows of reference with window={window}. Expected at least "
-                f"{_ROWS_PER_WINDOW * window:,}, {_ROWS_PER_WINDOW} times as many; or a shorter window."
+                f"found {len(sample):,} rows of reference with window={window}, expected at least "
+                f"{_ROWS_PER_WINDOW * window:,}, {_ROWS_PER_WINDOW} times as many",
+                fix="pass a larger reference, or a shorter window",
             )
         compared = len(sample) - len(sample) // 4
         thresholds = calibrate(gram, compared, window, expected_run_time, simulations, seed, progress)
         self.expected_run_time = expected_run_time
-        self.shared = Calibration(sample.first(compared, gram), thresholds)
-        self._run = WindowedStatistic(self.shared)
+        self.calibration = Calibration(sample.first(compared, gram), thresholds)
+        self._stream = WindowedStatistic(self.calibration)
         self._detected_at: int | None = None
         self._warned = False
 
     def reset(self) -> None:
-        """Begin again with an empty window. The calibration stays, and what is known of the autocorrelation."""
-        self._run.restart()
+        """Start again with an empty window. The calibration and the measured autocorrelation stay."""
+        self._stream.restart()
         self._detected_at = None
 
     def update(self, batch: Any) -> None:
-        """Take in one row, or several, in the order in which they came."""
-        rows = self.shared.reference.prepared(batch)
+        """Process one row, or several in the order in which they arrived."""
+        rows = self.calibration.reference.prepared(batch)
         done = 0
         if not self.drift_detected:
-            done, alarm = self._run.advance(self.shared, rows)
-            self._detected_at = self._run.seen if alarm else None
-        self._run.advance(self.shared, rows[done:], until_alarm=False)
+            done, alarm = self._stream.advance(self.calibration, rows)
+            self._detected_at = self._stream.seen if alarm else None
+        self._stream.advance(self.calibration, rows[done:], until_alarm=False)
         self._warn_once()
 
     @property
     def drift_detected(self) -> bool:
+        """Whether there was an alarm since the start, or since the last ``reset()``."""
         return self._detected_at is not None
 
     @property
     def detected_at(self) -> int | None:
-        """After how many rows the alarm came."""
+        """The number of rows after which the alarm came, or None."""
         return self._detected_at
 
     @property
     def rows_seen(self) -> int:
-        """Since the beginning, or the last `reset()`."""
-        return self._run.seen
+        """The number of rows since the start, or since the last ``reset()``."""
+        return self._stream.seen
 
     @property
     def statistic(self) -> float:
-        """The unbiased MMD² of the rows in the window against the reference; around zero without drift."""
-        return self._run.statistic
+        """The unbiased MMD² of the rows in the window against the reference. It is around zero without drift."""
+        return self._stream.statistic
 
     @property
     def threshold(self) -> float:
-        """What the statistic was last compared with: higher while the window fills."""
-        return self._run.threshold
+        """The threshold that the statistic was last compared with. It is higher while the window fills."""
+        return self._stream.threshold
 
     @property
     def window(self) -> int:
-        return self.shared.window
+        """The number of rows in a full window."""
+        return self.calibration.window
 
     @property
     def kernel(self) -> Kernel:
-        """With its bandwidth, which comes from the reference where none was given."""
-        return self.shared.reference.kernel
+        """The kernel with its bandwidth, which is chosen from the reference if you gave none."""
+        return self.calibration.reference.kernel
 
     @property
     def autocorrelation(self) -> dict[int, float]:
-        """By lag, as the kernel sees it: near zero where rows do not depend on those before them."""
-        return self._run.autocorrelation.by_lag
+        """The autocorrelation by lag, as the kernel measures it: near zero if rows do not depend on earlier rows."""
+        return self._stream.autocorrelation.by_lag
 
     @property
     def autocorrelated(self) -> bool:
-        """Whether that is clearly more than chance, so that the expected run time does not hold."""
-        return self._run.autocorrelation.found
+        """Whether the autocorrelation is clearly more than chance, so that the expected run time does not hold."""
+        return self._stream.autocorrelation.found
 
     def _warn_once(self) -> None:
         if self.autocorrelated and not self._warned:
             self._warned = True
             found = ", ".join(f"{value:.2f} at lag {lag}" for lag, value in self.autocorrelation.items())
             warnings.warn(
-                f"Rows depend on those before them (autocorrelation {found}), so that false alarms do not come once in "
-                f"{self.expected_run_time:,g} rows, but sooner where it is positive. Shuffle, or take every n-th row.",
+                f"Rows depend on the rows before them (autocorrelation {found}). False alarms do not come once in "
+                f"{self.expected_run_time:,g} rows, but sooner if it is positive. Shuffle rows, or use every n-th row.",
                 AutocorrelationWarning,
                 stacklevel=3,
             )
@@ -152,32 +156,35 @@ def _check(expected_run_time: float, window: int, simulations: int, reference_ro
         ("reference_rows", reference_rows, 2),
     ):
         if not isinstance(found, (int, np.integer)) or found < least:  # type: ignore[redundant-expr]
-            raise DriftError(f"Found {name}={found!r}, expected a whole number from {least} on.")
+            raise DriftError(f"found {name}={found!r}, expected a whole number from {least} on")
     if not window < expected_run_time < float("inf"):
         raise DriftError(
-            f"Found expected_run_time={expected_run_time} with window={window}. Expected more rows than the "
-            "window's: otherwise there is a false alarm before it is full."
+            f"found expected_run_time={expected_run_time} with window={window}, expected more rows than the window "
+            "has: otherwise there is a false alarm before the window is full"
         )
     if simulations * expected_run_time > _MOST_STEPS:
         raise DriftError(
-            f"Found expected_run_time={expected_run_time:,g} with simulations={simulations:,}: as many false alarms of "
-            f"as many rows each, are too many to simulate. Expected a product of at most {_MOST_STEPS:,}."
+            f"found expected_run_time={expected_run_time:,g} with simulations={simulations:,}, which are too many to "
+            f"simulate, expected a product of at most {_MOST_STEPS:,}"
         )
 
 
 @runtime_checkable
 class OnlineDetector(Protocol):
-    """Rows go in, a verdict comes out; the same rows give the same verdict, one at a time or many at once."""
+    """What every detector of drift in a stream does.
+
+    The same rows give the same verdict, whether they are passed one at a time or many at once.
+    """
 
     def update(self, batch: Any) -> None:
-        """Take in one row, or several, in the order in which they came. If they are no rows, nothing changes."""
+        """Process one row, or several in the order in which they arrived. If they are invalid, nothing changes."""
         ...
 
     @property
     def drift_detected(self) -> bool:
-        """Whether there was an alarm; it stays until `reset()`."""
+        """Whether there was an alarm; it stays true until ``reset()``."""
         ...
 
     def reset(self) -> None:
-        """Begin again, as new."""
+        """Start again, like a new detector."""
         ...

@@ -1,4 +1,4 @@
-"""The rows that a stream is compared with: a bounded sample, ready to compute with."""
+"""The rows that a stream is compared with: a bounded sample of the reference, prepared for the kernel."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from luminosity.errors import DriftError
 
 __all__ = ["MOST_AT_ONCE", "Reference"]
 
-_SIZES = (1, 16, 256)  # numbers of new rows that code is compiled for; others are filled up
+_SIZES = (1, 16, 256)  # numbers of new rows that code is compiled for; other numbers are filled up
 MOST_AT_ONCE = _SIZES[-1]
 
 
 class Reference:
-    """Rows less their middle, where the kernel does not see it, and the mean kernel of each with the others."""
+    """Centred rows of the reference, and the mean kernel of all their pairs."""
 
     def __init__(self, rows: Any, centre: Any, kernel: Kernel, mean_kernel: float) -> None:
         self.rows = rows
@@ -30,13 +30,13 @@ class Reference:
 
     @classmethod
     def sampled(cls, values: Any, kernel: Kernel, most: int, seed: int) -> tuple[Reference, Any]:
-        """At most so many of the rows, in random order, and the kernel of each with each other; zero with itself."""
+        """Return at most ``most`` rows in random order, and the matrix of their kernels, with zeros on its diagonal."""
         if isinstance(kernel, BlockKernel) or not isinstance(kernel, Kernel):  # type: ignore[redundant-expr]
             raise DriftError(
-                f"Found kernel={type(kernel).__name__}, expected one kernel of rows of numbers: RBF, Laplacian, "
-                "Linear, Polynomial or RowKernel."
+                f"found kernel={type(kernel).__name__}, expected one kernel of rows of numbers: RBF, Laplacian, "
+                "Linear, Polynomial or RowKernel"
             )
-        rows = as_rows(values, "The reference")
+        rows = as_rows(values, "the reference")
         rows = rows[np.random.default_rng((seed, 4)).permutation(len(rows))[:most]]
         sample = rows[:SAMPLE_ROWS].astype(np.float64)
         centre = centre_of([kernel], sample)
@@ -51,7 +51,7 @@ class Reference:
         return found, gram
 
     def first(self, count: int, gram: Any) -> Reference:
-        """Of these rows only so many."""
+        """Return the first ``count`` of these rows as a reference."""
         mean_kernel = float(gram[:count, :count].sum(dtype=np.float64) / (count * (count - 1)))
         return Reference(self.rows[:count].copy(), self._centre, self.kernel, mean_kernel)
 
@@ -60,11 +60,12 @@ class Reference:
 
     @property
     def width(self) -> int:
+        """The numbers of a row."""
         return self.rows.shape[1]
 
     def prepared(self, batch: Any) -> Any:
-        """One row or many, as the reference's own rows are."""
-        rows = as_rows([batch] if self._is_one(batch) else batch, "The batch", least=0)
+        """Return one row or many, checked and centred like the reference's rows."""
+        rows = as_rows([batch] if self._is_one(batch) else batch, "the batch", least=0)
         if len(rows) == 0:
             return self.rows[:0]
         same_width(self.rows, rows)
@@ -78,18 +79,18 @@ class Reference:
         return dimensions == 0 or (dimensions == 1 and self.width > 1 and len(batch) > 0)
 
     def witness(self, rows: Any) -> Any:
-        """The mean kernel of each row with the reference."""
+        """Return the mean kernel of each row with the reference."""
         return self.values(rows, self._held).mean(axis=1, dtype=np.float64)
 
     def values(self, rows: Any, others: Any) -> Any:
-        """The kernel of each of a few rows with each of the others."""
+        """Return the kernel of each of a few rows with each of the others."""
         filled = np.zeros((_size(len(rows)), self.width), dtype=np.float32)
         filled[: len(rows)] = rows
         parameters = tuple(map(np.float32, self.kernel.parameters()))
         return np.asarray(_compiled()(self.kernel.form(), parameters, filled, others))[: len(rows)]
 
     def values_in_window(self, rows: Any, window: Any, most: int) -> Any:
-        """Of each new row with those in a window of ``most`` rows, full or not, then with all new ones."""
+        """Return the kernel of each new row with the rows in a window of at most ``most``, then with all new rows."""
         filled = np.zeros((most + _size(len(rows)), self.width), dtype=np.float32)
         filled[: len(window)], filled[most : most + len(rows)] = window, rows
         found = self.values(rows, filled)
@@ -97,7 +98,7 @@ class Reference:
 
     @cached_property
     def _held(self) -> Any:
-        """Where the compiled code runs."""
+        """The rows on the device where compiled code runs."""
         import jax
 
         return jax.device_put(self.rows)

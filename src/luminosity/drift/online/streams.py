@@ -1,4 +1,4 @@
-"""One key's stream: what Beam's state keeps of it, and the alerts that it gives."""
+"""The stream of one key: its state between bundles, and the alerts that it raises."""
 
 from __future__ import annotations
 
@@ -18,50 +18,56 @@ __all__ = ["DriftAlert", "Stream", "by_stream"]
 
 @dataclass(frozen=True)
 class DriftAlert:
-    """That drift was detected in a stream."""
+    """Drift that was detected in a stream."""
 
     rows_seen: int
-    """Of the stream, up to the row at which it was detected."""
+    """Rows of the stream up to and including the row at which drift was detected."""
     run_length: int
-    """The same since the stream's beginning, or since the alert before."""
+    """Rows since the start of the stream, or since the previous alert."""
     statistic: float
-    """Unbiased MMD² of the window's rows against the reference."""
+    """The unbiased MMD² of the window's rows against the reference."""
     threshold: float
+    """The threshold that the statistic exceeded."""
     timestamp: Timestamp
-    """Of the element with that row."""
+    """The timestamp of the element with that row."""
     autocorrelated: bool
-    """Whether rows depended on those before them, so that this may well be a false alarm."""
+    """Whether rows depended on the rows before them, so that this may be a false alarm."""
 
 
 @dataclass(frozen=True)
 class Stream:
-    run: WindowedStatistic
+    """The state of one key's stream, which Beam keeps between bundles."""
+
+    current: WindowedStatistic
     rows_seen: int = 0
 
     @property
     def autocorrelated(self) -> bool:
-        return self.run.autocorrelation.found
+        """Whether rows depend on the rows before them."""
+        return self.current.autocorrelation.found
 
-    def advanced(self, shared: Calibration, rows: Any, timestamp: Timestamp) -> tuple[Stream, list[DriftAlert]]:
-        """With prepared rows; after each alert it begins again.
+    def advanced(self, calibration: Calibration, rows: Any, timestamp: Timestamp) -> tuple[Stream, list[DriftAlert]]:
+        """Return the stream after processing prepared rows, and its alerts. After each alert the window starts again.
 
-        This stream stays as it is: it may be a runner's own, which must not change if the bundle fails.
+        This object does not change: it may belong to the runner, and must stay the same if the bundle fails.
         """
-        run, done = self.run.copy(), 0
+        current, done = self.current.copy(), 0
         alerts: list[DriftAlert] = []
         while done < len(rows):
-            taken, alarm = run.advance(shared, rows[done:])
+            taken, alarm = current.advance(calibration, rows[done:])
             done += taken
             if alarm:
                 seen = self.rows_seen + done
-                dependent = run.autocorrelation.found
-                alerts.append(DriftAlert(seen, run.seen, run.statistic, run.threshold, timestamp, dependent))
-                run.restart()
-        return Stream(run, self.rows_seen + len(rows)), alerts
+                dependent = current.autocorrelation.found
+                alerts.append(
+                    DriftAlert(seen, current.seen, current.statistic, current.threshold, timestamp, dependent)
+                )
+                current.restart()
+        return Stream(current, self.rows_seen + len(rows)), alerts
 
 
 def by_stream(batch: pa.RecordBatch, column: Columns, by: str | None) -> Iterator[tuple[Any, Any]]:
-    """The rows of each key, in their order.
+    """Yield the rows of each key, in their order.
 
     >>> table = pa.record_batch({"x": [[1.5], [2.5], [3.5]], "of": ["a", "b", "a"]})
     >>> [(key, rows.tolist()) for key, rows in by_stream(table, "x", "of")]
@@ -69,17 +75,17 @@ def by_stream(batch: pa.RecordBatch, column: Columns, by: str | None) -> Iterato
     """
     if not isinstance(batch, pa.RecordBatch):
         raise DriftError(
-            f"Found an element of type {type(batch).__name__}, expected a pyarrow.RecordBatch, since there is "
-            f"column={column!r}."
+            f"found an element of type {type(batch).__name__}, expected a pyarrow.RecordBatch because of "
+            f"column={column!r}"
         )
     rows, wrong = matrix_of(batch, column)
     for place, what in wrong.items():
-        raise DriftError(f"Row {place} of a table {what} in column {column!r}. Leave such rows out before.")
+        raise DriftError(f"row {place} of a table {what} in column {column!r}", fix="leave such rows out before")
     if by is None:
         yield None, rows
         return
     places: dict[Any, list[int]] = {}
     for place, key in enumerate(column_of(batch, by).to_pylist()):
         places.setdefault(key, []).append(place)
-    for key, its in places.items():
-        yield key, rows[its]
+    for key, own in places.items():
+        yield key, rows[own]

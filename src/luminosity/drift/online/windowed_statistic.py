@@ -1,4 +1,4 @@
-"""What is remembered of one stream, and what each new row does to it."""
+"""MMD² of the last rows of one stream against the reference, updated with each new row."""
 
 from __future__ import annotations
 
@@ -16,72 +16,73 @@ __all__ = ["Calibration", "WindowedStatistic"]
 
 @dataclass(frozen=True)
 class Calibration:
-    """What all streams share: the reference, and the threshold after 1, 2, … rows."""
+    """What all streams of a detector share: the reference, and the threshold after 1, 2, … rows."""
 
     reference: Reference
     thresholds: Any
 
     @property
     def window(self) -> int:
+        """The number of rows in a full window."""
         return len(self.thresholds)
 
 
 class WindowedStatistic:
-    """A stream since its beginning: the rows of its window, with two numbers for each, and a few sums.
+    """The state of one stream: the rows of its window, with two numbers for each, and a few sums.
 
-    A row's ``with_later`` is the sum of its kernel with the later rows of the window. When the oldest row leaves, its
-    own goes with it and nothing else changes, so that a new row costs no more than its kernel with the window; and no
-    rounding error lasts.
+    A row's ``with_later`` is the sum of its kernel with the later rows of the window. When the oldest row leaves the
+    window, its sum leaves with it and nothing else changes. A new row therefore costs no more than its kernel with the
+    window, and no rounding error accumulates.
     """
 
-    def __init__(self, shared: Calibration) -> None:
-        self._rows = np.zeros((0, shared.reference.width), dtype=np.float32)
+    def __init__(self, calibration: Calibration) -> None:
+        self._rows = np.zeros((0, calibration.reference.width), dtype=np.float32)
         self._witness = np.zeros(0)
         self._with_later = np.zeros(0)
-        self.autocorrelation = Autocorrelation(shared.window)
+        self.autocorrelation = Autocorrelation(calibration.window)
         self.restart()
 
     def restart(self) -> None:
-        """Begin again with an empty window. Its rows are kept to look for autocorrelation: they count no more."""
+        """Start again with an empty window. Old rows are kept only to measure the autocorrelation."""
         self.seen = 0
         self.statistic, self.threshold = float("nan"), float("inf")
 
     def copy(self) -> WindowedStatistic:
-        """Advancing one leaves the other as it is."""
+        """Return a copy that can be advanced without changing this one."""
         found = copy.copy(self)
         found.autocorrelation = copy.copy(self.autocorrelation)
         return found
 
-    def advance(self, shared: Calibration, rows: Any, *, until_alarm: bool = True) -> tuple[int, bool]:
-        """Take in prepared rows up to the first alarm: how many those are, and whether it came."""
+    def advance(self, calibration: Calibration, rows: Any, *, until_alarm: bool = True) -> tuple[int, bool]:
+        """Process prepared rows up to the first alarm. Returns the number of rows, and whether there was an alarm."""
         done = 0
         while done < len(rows):
-            taken, alarm = self._piece(shared, rows[done : done + MOST_AT_ONCE], until_alarm)
+            taken, alarm = self._piece(calibration, rows[done : done + MOST_AT_ONCE], until_alarm)
             done += taken
             if alarm:
                 return done, True
         return done, False
 
-    def _piece(self, shared: Calibration, rows: Any, until_alarm: bool) -> tuple[int, bool]:
+    def _piece(self, calibration: Calibration, rows: Any, until_alarm: bool) -> tuple[int, bool]:
         held = len(self._rows)
-        kernel = shared.reference.values_in_window(rows, self._rows, shared.window)
-        witness = np.concatenate([self._witness, shared.reference.witness(rows)])
+        kernel = calibration.reference.values_in_window(rows, self._rows, calibration.window)
+        witness = np.concatenate([self._witness, calibration.reference.witness(rows)])
         position, time = np.arange(held + len(rows))[:, None], held + np.arange(len(rows))
         with_later = np.pad(self._with_later, (0, len(rows)))[:, None] + np.cumsum(
             np.where(position < time, kernel.T, 0), axis=1, dtype=np.float64
         )
         first = max(0, held - self.seen)
-        inside = (position <= time) & (position > time - shared.window) & (position >= first)
-        counts = np.minimum(time + 1 - first, shared.window)
+        inside = (position <= time) & (position > time - calibration.window) & (position >= first)
+        counts = np.minimum(time + 1 - first, calibration.window)
         statistics = (
             2 * (with_later * inside).sum(axis=0) / np.maximum(1, counts * (counts - 1))
             - 2 * (witness[:, None] * inside).sum(axis=0) / counts
-            + shared.reference.mean_kernel
+            + calibration.reference.mean_kernel
         )
-        thresholds = shared.thresholds[counts - 1]
+        thresholds = calibration.thresholds[counts - 1]
         alarms = np.flatnonzero(statistics > thresholds) if until_alarm else []
         last = int(alarms[0]) if len(alarms) else len(rows) - 1
-        kept = slice(max(0, held + last + 1 - shared.window), held + last + 1)
+        kept = slice(max(0, held + last + 1 - calibration.window), held + last + 1)
         self.autocorrelation.add(kernel[: last + 1], held)
         self._rows = np.concatenate([self._rows, rows])[kept]
         self._witness, self._with_later = witness[kept], with_later[kept, last]

@@ -1,4 +1,4 @@
-"""From the sums over pairs of bins to the result of a test."""
+"""Computes the result of a test from the sums over pairs of bins."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from luminosity.errors import DriftError
 
 __all__ = ["Settings", "conclude", "p_value"]
 
-_NORMAL_97_5 = 1.959964
-_ROUNDING = 1e-9  # of the mean value of a kernel: far below the spread of the null, even with a million rows
-_HISTOGRAM_BARS = 60
+_NORMAL_97_5 = 1.959964  # the 97.5% quantile of the normal distribution, for 95% intervals
+_ROUNDING = 1e-9  # of a kernel's mean value: far below the spread of the null, even with a million rows
+_HISTOGRAM_BARS = 60  # bars of the null's histogram: each is some pixels wide in a report
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What a test is told, checked once."""
+    """The settings of a test, checked when they are created."""
 
     permutations: int = 1000
     level: float = 0.05
@@ -33,20 +33,23 @@ class Settings:
 
     def __post_init__(self) -> None:
         if not 0 < self.level < 1:
-            raise DriftError(f"Found level={self.level}, expected a number between 0 and 1, such as 0.05.")
+            raise DriftError(f"found level={self.level}, expected a number between 0 and 1, such as 0.05")
         if not is_whole(self.permutations):
-            raise DriftError(f"Found permutations={self.permutations!r}, expected a whole number.")
+            raise DriftError(f"found permutations={self.permutations!r}, expected a whole number")
         if self.permutations < 1 / self.level - 1:
             raise DriftError(
-                f"Found permutations={self.permutations}, expected at least {int(np.ceil(1 / self.level - 1))}: "
-                f"with fewer no p-value can be as low as {self.level}."
+                f"found permutations={self.permutations}, expected at least {int(np.ceil(1 / self.level - 1))}: "
+                f"with fewer no p-value can be as low as {self.level}"
             )
         check_seed(self.seed)
         check_precision(self.precision)
 
 
 def conclude(sums: Any, counts: Any, bins: BinCounts, kernels: Sequence[Kernel], settings: Settings) -> MMDTestResult:
-    """``sums`` has a matrix for each kernel; ``counts`` the rows of each bin, the reference's bins first."""
+    """Return the result of a test.
+
+    ``sums`` has a matrix for each kernel; ``counts`` holds the rows of each bin, the reference's bins first.
+    """
     counts = np.asarray(counts, dtype=np.float64)
     side = observed_side(bins)
     observed = np.array([estimates(each, counts, side[None, :])[0] for each in sums])
@@ -54,7 +57,7 @@ def conclude(sums: Any, counts: Any, bins: BinCounts, kernels: Sequence[Kernel],
     rounding = [_ROUNDING * float(np.abs(matrix).sum()) / (counts.sum() * (counts.sum() - 1)) for matrix in sums]
     quantile = _student_97_5(min(bins.reference, bins.current) - 1)
     each = [
-        _of_kernel(kernel, float(value), of_null, slack, quantile * jackknife(matrix, counts, bins))
+        _kernel_result(kernel, float(value), of_null, slack, quantile * jackknife(matrix, counts, bins))
         for kernel, value, of_null, slack, matrix in zip(kernels, observed, null, rounding, sums, strict=True)
     ]
     if len(each) == 1:
@@ -86,16 +89,17 @@ def conclude(sums: Any, counts: Any, bins: BinCounts, kernels: Sequence[Kernel],
 
 
 def p_value(observed: float, null: Any, rounding: float = 0.0) -> float:
-    """The data's own order is one of the permutations, so that it is never zero and the level is kept.
+    """Return the share of permutations whose statistic is as large as the observed one.
 
-    Permutations that part the rows in the same way may come out a bit lower, by ``rounding``: they count.
+    The data's own order counts as one of the permutations, so that the p-value is never zero and the level holds.
+    Permutations that divide the rows as the data does may come out lower by ``rounding``: they count, too.
     """
     slack = max(rounding, 1e-9 * float(np.abs(null).max(initial=0.0)))
     return float((1 + np.count_nonzero(null >= observed - slack)) / (1 + len(null)))
 
 
 def _range(numbers: Any) -> tuple[float, float]:
-    """From the least to the greatest; a little more where bars would be too narrow to tell apart."""
+    """Return the range of the numbers, widened if bars would be too narrow for floating-point numbers."""
     low, high = float(numbers.min()), float(numbers.max())
     if low == high == 0:
         return -0.5, 0.5
@@ -103,20 +107,20 @@ def _range(numbers: Any) -> tuple[float, float]:
     return low - wider, high + wider
 
 
-def _of_kernel(kernel: Kernel, value: float, null: Any, rounding: float, half: float) -> KernelResult:
+def _kernel_result(kernel: Kernel, value: float, null: Any, rounding: float, half: float) -> KernelResult:
     p = p_value(value, null, rounding)
     return KernelResult(kernel.name, kernel.scale, value, (value - half, value + half), float(null.std()), p)
 
 
 def _student_97_5(freedom: int) -> float:
-    """Few bins do not tell their spread well, so that an interval made with it must be wider than a normal one."""
+    """Return Student's 97.5% quantile: few bins estimate their spread badly, so that intervals must be wider."""
     from scipy.special import stdtrit
 
     return float(stdtrit(max(freedom, 1), 0.975))
 
 
 def _around(p: float, count: int) -> tuple[float, float]:
-    """Wilson's interval for what all permutations would give: of those drawn, without the data's own order."""
+    """Return Wilson's 95% interval for the p-value of all permutations, from ``count`` drawn ones."""
     share, z = (p * (count + 1) - 1) / count, _NORMAL_97_5**2 / count
     middle, half = (share + z / 2) / (1 + z), (share * (1 - share) * z + z * z / 4) ** 0.5 / (1 + z)
     return max(0.0, middle - half), min(1.0, middle + half)

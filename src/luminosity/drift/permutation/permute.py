@@ -1,4 +1,15 @@
-"""From sums over pairs of bins: MMD², its distribution under the null hypothesis, and how sure the estimate is."""
+"""MMD² from sums over pairs of bins, its distribution under the null hypothesis, and its standard error.
+
+Several kernels become one test that keeps its level: ``fused`` divides each estimate by the standard deviation of its
+null and takes the largest. The data's own order is treated as one permutation among the others, so that its rank is
+uniform under the null hypothesis: looking at many kernels costs nothing but a little power.
+
+With ten bandwidths this detects a shift of the mean about as often as the median bandwidth (75% of the time against
+78%), a change of correlation 98% against 58%, and few outliers 88% against 64% (benchmarks/drift_power.py). In a first
+comparison softer maxima detected less, and units taken from the kernel's values, as in MMD-FUSE (Biggs, Schrab and
+Gretton 2023, arXiv 2306.08777), detected hardly any outliers. The smallest of the kernels' p-values as the statistic
+came out about the same.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +22,19 @@ from luminosity.drift.sums.bins import BinCounts
 __all__ = ["estimates", "fused", "jackknife", "null_estimates", "observed_side"]
 
 
-_AT_ONCE = 1 << 21  # numbers in a chunk of permutations: 16 MB, and some four times that in all
+_AT_ONCE = 1 << 21  # numbers in a chunk of permutations: 16 MB, and about four times that in total
 
 
 def observed_side(bins: BinCounts) -> Any:
-    """1 for bins of the reference, 0 for the others."""
+    """Return 1 for bins of the reference, 0 for the others."""
     return np.repeat([1.0, 0.0], [bins.reference, bins.current])
 
 
 def estimates(sums: Any, counts: Any, sides: Any) -> Any:
-    """The unbiased MMD² for each row of ``sides``, which says with 1 and 0 where each bin belongs.
+    """Return the unbiased MMD² for each row of ``sides``, which assigns each bin to the reference (1) or not (0).
 
-    ``sums`` holds k(x, y) over all ordered pairs of different rows, by the bins of x and y; ``counts`` the bins' rows.
+    ``sums`` holds k(x, y) summed over all ordered pairs of different rows, by the bins of x and y; ``counts`` holds the
+    rows of each bin.
     """
     x_rows = sides @ counts
     y_rows = counts.sum() - x_rows
@@ -33,12 +45,12 @@ def estimates(sums: Any, counts: Any, sides: Any) -> Any:
 
 
 def _mean(sums: Any, rows: Any, others: Any) -> Any:
-    """Zero where there are no pairs, as may happen with hashed bins of few rows: that is what others are around."""
+    """Return means; zero if there are no pairs, which happens with hashed bins of few rows."""
     return sums / np.maximum(rows * others, 1)
 
 
 def null_estimates(sums: Any, counts: Any, bins: BinCounts, permutations: int, seed: int) -> Any:
-    """MMD² of each kernel (first axis) for so many random ways to part the bins as they are parted."""
+    """Return MMD² of each kernel (first axis) for random assignments of the bins to the samples."""
     random = np.random.default_rng((seed, 2))
     chunk = max(1, _AT_ONCE // bins.all)
     parts: list[Any] = []
@@ -52,18 +64,18 @@ def null_estimates(sums: Any, counts: Any, bins: BinCounts, permutations: int, s
 
 
 def _can_be_estimated(sides: Any, counts: Any) -> Any:
-    """Not where a side has less than two rows, as happens when few rows fall into few bins by their hashes.
+    """Return whether both sides have at least two rows. Few rows in few hashed bins may leave a side with less.
 
-    Such a parting is taken for the observed one, which can only raise the p-value.
+    Such an assignment is replaced by the observed one, which can only raise the p-value.
     """
     rows = sides @ counts
     return np.minimum(rows, counts.sum() - rows) >= 2
 
 
 def jackknife(sums: Any, counts: Any, bins: BinCounts) -> float:
-    """The standard error of MMD², from leaving out each bin in turn; the two samples are independent.
+    """Return the standard error of MMD², from leaving out each bin in turn. The two samples are independent.
 
-    Not a number where there is none: with less than three bins, or less than two rows left.
+    The result is NaN with fewer than three bins, or if fewer than two rows would be left.
     """
     x = observed_side(bins) == 1
     left = min((counts[each].sum() - counts[each]).min() for each in (x, ~x))
@@ -73,7 +85,7 @@ def jackknife(sums: Any, counts: Any, bins: BinCounts) -> float:
 
 
 def _spread(sums: Any, counts: Any, x: Any) -> float:
-    """The jackknife's variance from one sample: ``x`` says which bins are its own."""
+    """Return the jackknife's variance from one sample, whose bins the mask ``x`` marks."""
     own, across = sums[x][:, x], sums[x][:, ~x].sum(axis=1)
     x_rows, y_rows = counts[x].sum() - counts[x], counts[~x].sum()
     xx = own.sum() - 2 * own.sum(axis=1) + own.diagonal()
@@ -84,13 +96,13 @@ def _spread(sums: Any, counts: Any, x: Any) -> float:
 
 
 def fused(observed: Any, null: Any, rounding: Any = 0.0) -> tuple[float, Any]:
-    """The statistic of the data and of each permutation, from those of each kernel (first axis).
+    """Return one statistic of the data and of each permutation, from those of each kernel (first axis).
 
-    A kernel that varies by no more than ``rounding`` (one number, or one for each) has nothing to say.
+    A kernel that varies by no more than ``rounding`` (one number, or one for each kernel) is left out.
     """
     every = np.concatenate([observed[:, None], null], axis=1)
     units = every.std(axis=1, keepdims=True)
-    says_something = units > np.broadcast_to(rounding, len(every))[:, None]
-    standard = np.where(says_something, every - every.mean(axis=1, keepdims=True), 0)
-    largest = (standard / np.where(says_something, units, 1)).max(axis=0)
+    varies = units > np.broadcast_to(rounding, len(every))[:, None]
+    standard = np.where(varies, every - every.mean(axis=1, keepdims=True), 0)
+    largest = (standard / np.where(varies, units, 1)).max(axis=0)
     return float(largest[0]), largest[1:]

@@ -1,1 +1,1 @@
-"""A test's result as one page of HTML: nothing is fetched, nothing runs."""
+"""The result of a test as one HTML page without scripts, which loads nothing from the network."""

@@ -1,4 +1,4 @@
-"""From values to places in a drawing, and the axes that say so."""
+"""Scales from values to positions in a chart, and axes."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from luminosity.drift.report.markup import Markup, element, joined, plain, power
 
 __all__ = ["Frame", "Scale", "drawing", "ticks", "with_room"]
 
-_APART = 1e-12  # of a value: what is nearer to it differs by rounding alone
-_NOTHING = 1e-300  # Below, digits get lost.
+_APART = 1e-12  # of a value: smaller differences come from rounding
+_NOTHING = 1e-300  # below it, floating-point numbers lose digits
 
 
 @dataclass(frozen=True)
 class Scale:
-    """Values from ``low`` to ``high`` lie between two places, on a logarithmic scale if so wished."""
+    """Maps values from ``low`` to ``high`` to positions between ``start`` and ``end``, linearly or logarithmically."""
 
     low: float
     high: float
@@ -31,13 +31,14 @@ class Scale:
         return self.start + (here - low) / (high - low or 1.0) * (self.end - self.start)
 
     def ticks(self, about: int) -> list[float]:
+        """Return about this many round values."""
         if not self.logarithmic:
             return ticks(self.low, self.high, about)
         return [10.0**power for power in range(math.ceil(math.log10(self.low)), math.floor(math.log10(self.high)) + 1)]
 
 
 def ticks(low: float, high: float, about: int = 6) -> list[float]:
-    """Round numbers in between.
+    """Return about this many round numbers between ``low`` and ``high``.
 
     >>> ticks(0.3, 9.7)
     [2.0, 4.0, 6.0, 8.0]
@@ -50,7 +51,7 @@ def ticks(low: float, high: float, about: int = 6) -> list[float]:
 
 
 def with_room(low: float, high: float) -> tuple[float, float]:
-    """The same, and something to either side of values that are all alike: an axis needs two ends.
+    """Return both ends of an axis, moved apart if all values are equal.
 
     >>> with_room(1.0, 3.0), with_room(5.0, 5.0), with_room(0.0, 1e-310)
     ((1.0, 3.0), (2.5, 7.5), (-0.5, 0.5))
@@ -62,18 +63,18 @@ def with_room(low: float, high: float) -> tuple[float, float]:
     return low - half, high + half
 
 
-def _told(at: Sequence[float], title: str) -> tuple[list[str], str]:
-    """The labels of ticks and the axis' title, which has what they share: a power of ten, or a large number."""
+def _labels(at: Sequence[float], title: str) -> tuple[list[str], str]:
+    """Return the labels of ticks and the axis' title, which has what they share: a power of ten, or a large number."""
     power = power_of(at)
     labels = [plain(value / 10**power) for value in at]
     if len(set(labels)) == len(at) or at[0] == 0:
         return labels, _with_unit(title, power)
-    return _told([value - at[0] for value in at], f"{title}, less {at[0]:,.15g}")
+    return _labels([value - at[0] for value in at], f"{title}, minus {at[0]:,.15g}")
 
 
 @dataclass(frozen=True)
 class Frame:
-    """The space between a drawing's axes."""
+    """The area between the axes of a chart, in pixels."""
 
     left: float
     top: float
@@ -81,17 +82,20 @@ class Frame:
     bottom: float
 
     def x(self, low: float, high: float) -> Scale:
+        """Return the horizontal scale for values from ``low`` to ``high``."""
         return Scale(low, high, self.left, self.right)
 
     def y(self, low: float, high: float, logarithmic: bool = False) -> Scale:
+        """Return the vertical scale for values from ``low`` to ``high``."""
         return Scale(low, high, self.bottom, self.top, logarithmic)
 
     def x_axis(self, scale: Scale, title: str, about: int = 8) -> Markup:
+        """Draw the horizontal axis with about this many ticks."""
         at = scale.ticks(about)
-        told, title = _told(at, title)
+        texts, title = _labels(at, title)
         labels = [
             element("text", label, x=scale(value), y=self.bottom + 18, text_anchor="middle")
-            for value, label in zip(at, told, strict=True)
+            for value, label in zip(at, texts, strict=True)
         ]
         marks = [
             element("line", x1=scale(value), x2=scale(value), y1=self.bottom, y2=self.bottom + 5, class_="axis")
@@ -101,12 +105,14 @@ class Frame:
         return joined([line, *marks, *labels, self.x_title(title)])
 
     def x_title(self, title: str) -> Markup:
+        """Draw the title of the horizontal axis."""
         middle = (self.left + self.right) / 2
         return element("text", title, x=middle, y=self.bottom + 40, text_anchor="middle", class_="title")
 
     def y_axis(self, scale: Scale, title: str, about: int = 5) -> Markup:
+        """Draw the vertical axis and its grid with about this many lines."""
         at = scale.ticks(about)
-        told, title = ([plain(value) for value in at], title) if scale.logarithmic else _told(at, title)
+        texts, title = ([plain(value) for value in at], title) if scale.logarithmic else _labels(at, title)
         parts = [
             joined(
                 [
@@ -114,14 +120,14 @@ class Frame:
                     element("text", label, x=self.left - 8, y=scale(value) + 4, text_anchor="end"),
                 ]
             )
-            for value, label in zip(at, told, strict=True)
+            for value, label in zip(at, texts, strict=True)
         ]
         label = element("text", title, x=8, y=self.top - 12, class_="title")
         return joined([*parts, label])
 
 
 def drawing(width: float, height: float, label: str, *parts: Markup) -> Markup:
-    """``label`` is what a screen reader says."""
+    """Return a chart of these parts. ``label`` describes it to screen readers."""
     box = f"0 0 {width:g} {height:g}"
     return element("svg", *parts, viewBox=box, role="img", aria_label=label, xmlns="http://www.w3.org/2000/svg")
 

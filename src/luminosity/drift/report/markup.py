@@ -1,4 +1,4 @@
-"""HTML and SVG from elements. Text is escaped unless it is markup already, so that no table can write into the page."""
+"""HTML and SVG elements, and numbers as text. Text is escaped, so that no table can inject markup into the report."""
 
 from __future__ import annotations
 
@@ -8,43 +8,44 @@ from html import escape
 
 __all__ = ["MISSING", "Markup", "element", "joined", "plain", "power_of", "times_power"]
 
+MISSING = "\N{EN DASH}"  # shown for values that do not exist
 
-MISSING = "\N{EN DASH}"
-
-_RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")  # of powers of ten
+_RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")  # for powers of ten
 
 
 class Markup(str):
-    """What is HTML already."""
+    """Text that is HTML already, and is not escaped again."""
 
 
 def element(tag: str, *children: str, **attributes: str | float | None) -> Markup:
-    """Attributes that are called as Python's words end in ``_``; other underscores stand for hyphens.
+    """Return an element. Attributes named like Python's keywords end in ``_``; other underscores become hyphens.
 
     >>> element("td", "a < b", class_="number")
     '<td class="number">a &lt; b</td>'
     >>> element("line", x1=1.0, x2=2.25, stroke_width=2)
     '<line x1="1" x2="2.2" stroke-width="2"></line>'
     """
-    told = "".join(
+    written = "".join(
         f' {name.removesuffix("_").replace("_", "-")}="{escape(_value(value))}"'
         for name, value in attributes.items()
         if value is not None
     )
-    return Markup(f"<{tag}{told}>{joined(children)}</{tag}>")
+    return Markup(f"<{tag}{written}>{joined(children)}</{tag}>")
 
 
 def joined(parts: Iterable[str]) -> Markup:
+    """Join markup and text; text is escaped."""
     return Markup("".join(part if isinstance(part, Markup) else escape(part) for part in parts))
 
 
 def _value(value: str | float) -> str:
-    """A tenth of a pixel is fine enough, and short."""
+    """Round numbers to a tenth of a pixel."""
     return value if isinstance(value, str) else f"{value:.1f}".removesuffix(".0")
 
 
 def plain(value: float, digits: int = 3) -> str:
-    r"""
+    r"""Return a number as people write it: few digits, thousands separated, powers of ten if it is tiny or huge.
+
     >>> plain(0.0004995), plain(0.25), plain(12345.6), plain(-1) == "\N{MINUS SIGN}1", plain(float("nan")) == MISSING
     ('0.0005', '0.25', '12,346', True, True)
     """
@@ -59,13 +60,14 @@ def plain(value: float, digits: int = 3) -> str:
 
 
 def power_of(values: Sequence[float]) -> int:
-    """The power of ten to take out of an axis, so that its ticks are short."""
+    """Return the power of ten to move into an axis' title, so that its labels are short."""
     largest = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
     power = math.floor(math.log10(largest)) if largest else 0
     return power if power < -2 or power > 4 else 0
 
 
 def times_power(power: int) -> str:
+    """Return a power of ten as a factor."""
     return f" \N{MULTIPLICATION SIGN} 10{str(power).translate(_RAISED)}"
 
 

@@ -1,4 +1,4 @@
-"""Where the statistic lies among those of permuted rows."""
+"""The chart that shows the statistic among those of random permutations."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ __all__ = ["null_histogram"]
 
 _WIDTH, _HEIGHT = 920.0, 320.0
 _FRAME = Frame(left=64, top=56, right=896, bottom=264)
-_MOST_TIMES = 5.0  # A statistic that is further out than so many widths of the null is shown by an arrow.
+_MOST_TIMES = 5.0  # a statistic farther out than this many widths of the null is shown as an arrow
 
 
 def null_histogram(result: MMDTestResult) -> Markup:
+    """Draw the histogram of the null distribution, the threshold and the statistic."""
     edges, counts = result.null_histogram.edges, result.null_histogram.counts
     low, high = min(edges[0], result.statistic), edges[-1]
     width = (edges[-1] - edges[0]) or abs(result.statistic) or 1.0
@@ -27,7 +28,7 @@ def null_histogram(result: MMDTestResult) -> Markup:
         for at, count in enumerate(counts)
         if count
     ]
-    title = "MMD²" if len(result.kernels) == 1 else "statistic over all kernels, in standard deviations"
+    title = "MMD²" if len(result.kernels) == 1 else "statistic over all kernels, in standard deviations of the null"
     parts = [
         _FRAME.y_axis(y, "permutations", 4),
         *bars,
@@ -48,7 +49,7 @@ def _bar(x: Scale, y: Scale, start: float, end: float, count: int, in_tail: bool
 
 def _threshold(x: Scale, value: float, level: float) -> Markup:
     line = element("line", x1=x(value), x2=x(value), y1=_FRAME.top, y2=_FRAME.bottom, class_="threshold")
-    text = f"{plain(100 * (1 - level))}% lie below"
+    text = f"{plain(100 * (1 - level))}% of permutations lie below"
     return joined([line, element("text", text, x=x(value) + 6, y=_FRAME.top + 10, class_="muted")])
 
 
@@ -56,10 +57,10 @@ def _statistic(x: Scale, result: MMDTestResult, beyond: bool) -> Markup:
     at = _FRAME.right if beyond else x(result.statistic)
     kind = "drifted" if result.drift else "steady"
     anchor = "end" if at > _WIDTH * 0.75 else "start" if at < _WIDTH * 0.25 else "middle"
-    said = f"this comparison: {plain(result.statistic)}"
+    said = f"these samples: {plain(result.statistic)}"
     if beyond:
         away = (result.statistic - result.null_quantiles[0.5]) / (result.null_sd or 1)
-        said += f", {plain(away, 2)} standard deviations out"
+        said += f", {plain(away, 2)} standard deviations from the median"
     text = element("text", said, x=at, y=_FRAME.top - 28, text_anchor=anchor, class_=f"{kind} strong")
     if beyond:
         middle = (_FRAME.top + _FRAME.bottom) / 2

@@ -1,4 +1,4 @@
-"""The statistic and the p-value of past tests against the same reference."""
+"""The chart of past tests against the same reference: their statistics and p-values."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ __all__ = ["over_time"]
 _WIDTH, _HEIGHT = 920.0, 470.0
 _UPPER = Frame(left=64, top=44, right=896, bottom=230)
 _LOWER = Frame(left=64, top=290, right=896, bottom=420)
-_LABELS = 6
-_RADIUS = 4.5
+_LABELS = 6  # dates below the axis
+_RADIUS = 4.5  # pixels
 _FORMS = ("%d %b %Y", "%d %b %H:%M", "%d %b %H:%M:%S")
 
 
 def over_time(tests: Sequence[PastTest]) -> Markup:
-    """At least one, the oldest first."""
+    """Draw the tests, of which there is at least one, the oldest first."""
     times = [datetime.fromisoformat(test.time).timestamp() for test in tests]
     by_time = _placed(times)
     in_order = _overlap(by_time)
@@ -56,7 +56,7 @@ def _scale(numbers: Sequence[float]) -> Scale:
 
 
 def _overlap(places: Sequence[float]) -> bool:
-    """Whether some tests came so soon after each other that one hides the next, where a step for each would show it."""
+    """Return whether dots of tests overlap because they follow each other closely; equal steps would separate them."""
     gaps = [later - earlier for earlier, later in itertools.pairwise(places)]
     return bool(gaps) and min(gaps) < min(2 * _RADIUS, 0.5 * sum(gaps) / len(gaps))
 
@@ -64,13 +64,13 @@ def _overlap(places: Sequence[float]) -> bool:
 def _line(places: Sequence[float], heights: Sequence[float], tests: Sequence[PastTest]) -> Markup:
     path = "M" + "L".join(f"{at:.1f} {height:.1f}" for at, height in zip(places, heights, strict=True))
     dots = [
-        element("circle", element("title", _told(test)), cx=at, cy=height, r=_RADIUS, class_=_kind(test))
+        element("circle", element("title", _tip(test)), cx=at, cy=height, r=_RADIUS, class_=_kind(test))
         for at, height, test in zip(places, heights, tests, strict=True)
     ]
     return joined([element("path", d=path, class_="course"), *dots])
 
 
-def _told(test: PastTest) -> str:
+def _tip(test: PastTest) -> str:
     verdict = "drift" if test.drift else "no drift"
     return f"{test.time[:16].replace('T', ' ')} UTC, {test.current}: {verdict}, p = {plain(test.p_value)}"
 
@@ -80,7 +80,7 @@ def _kind(test: PastTest) -> str:
 
 
 def _thresholds(places: Sequence[float], y: Scale, tests: Sequence[PastTest]) -> Markup:
-    """What each had to exceed: it depends on its rows."""
+    """Draw the threshold of each test, which depends on its rows."""
     known = [(at, y(test.threshold)) for at, test in zip(places, tests, strict=True) if test.threshold is not None]
     if not known:
         return Markup()
@@ -97,7 +97,7 @@ def _level(p: Scale, level: float) -> Markup:
 
 
 def _dates(times: Sequence[float]) -> Markup:
-    """In the reader's words as far as they are needed: days, or minutes where all happened within two."""
+    """Draw dates at equal distances: days, or minutes if all tests happened within two days."""
     count = min(_LABELS, len(set(times)))
     step = (times[-1] - times[0]) / max(1, count - 1)
     form = _FORMS[1] if timedelta(seconds=times[-1] - times[0]) < timedelta(days=2) else _FORMS[0]
@@ -108,12 +108,17 @@ def _dates(times: Sequence[float]) -> Markup:
 
 
 def _dates_of_tests(places: Sequence[float], times: Sequence[float]) -> Markup:
-    """Of some of the tests, in the shortest form that tells them apart."""
+    """Draw the dates of some tests, in the shortest form that distinguishes them."""
     count = min(_LABELS, len(times))
     shown = [round(at * (len(times) - 1) / max(1, count - 1)) for at in range(count)]
     written = [[datetime.fromtimestamp(times[at]).strftime(form) for at in shown] for form in _FORMS]
     texts = next((each for each in written if len(set(each)) == count), written[-1])
-    return joined([_axis([places[at] for at in shown], texts), _LOWER.x_title("one step for each test, not for time")])
+    return joined(
+        [
+            _axis([places[at] for at in shown], texts),
+            _LOWER.x_title("one step per test; distances are not proportional to time"),
+        ]
+    )
 
 
 def _axis(places: Sequence[float], texts: Sequence[str]) -> Markup:

@@ -1,4 +1,4 @@
-"""The page's sections, in the order in which they are read."""
+"""The HTML page of a report: its sections, in reading order."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from luminosity.drift.report.witness_rows import WitnessRow, witness_tables
 from luminosity.drift.result import KernelResult, MMDTestResult
 from luminosity.drift.witness_function import Extremes
 
-__all__ = ["Contents", "kernel_table", "page"]
+__all__ = ["Contents", "page"]
 
 
-_HEADS = ("kernel", "bandwidth", "MMD²", "95% interval", "in standard deviations of the null", "p")
-_BAR_PIXELS = 200.0
+_HEADS = ("kernel", "bandwidth", "MMD²", "95% interval", "MMD² in standard deviations of the null", "p-value")
+_BAR_PIXELS = 200.0  # of the longest bar
 
 
 @dataclass(frozen=True)
 class Contents:
-    """What there is to show beside the result; what is missing is left out of the page."""
+    """What the page shows. Sections without data are left out."""
 
     result: MMDTestResult
     names: tuple[str, str]
@@ -40,6 +40,7 @@ class Contents:
 
 
 def page(contents: Contents) -> str:
+    """Return the page as HTML."""
     result = contents.result
     verdict = "Drift" if result.drift else "No drift"
     title = f"{verdict}: {contents.names[0]} and {contents.names[1]}"
@@ -64,10 +65,10 @@ def page(contents: Contents) -> str:
 def _headline(contents: Contents) -> Markup:
     result = contents.result
     kind, verdict = ("drifted", "Drift") if result.drift else ("steady", "No drift")
-    said = "The two samples differ by more than chance" if result.drift else "The two samples can't be told apart"
+    said = "The two samples differ by more than chance explains" if result.drift else "The test found no difference"
     reached = round(result.p_value * (result.permutations + 1)) - 1
     chance = (
-        f": {f'{reached:,}' if reached else 'none'} of {result.permutations:,} random ways to part the rows "
+        f": {f'{reached:,}' if reached else 'none'} of {result.permutations:,} random permutations of the rows "
         f"gave a difference as large (p = {plain(result.p_value)}, level {plain(result.level)})."
     )
     names = element("p", f"{contents.names[1]} against {contents.names[0]}", class_="muted")
@@ -75,7 +76,7 @@ def _headline(contents: Contents) -> Markup:
     low, high = result.interval
     facts = [
         ("p-value", plain(result.p_value), f"{result.permutations:,} permutations"),
-        ("MMD²", plain(result.mmd2), f"95%: {plain(low)} to {plain(high)}" if low == low else ""),
+        ("MMD²", plain(result.mmd2), f"95% interval: {plain(low)} to {plain(high)}" if low == low else ""),
         ("reference", f"{result.reference_rows:,}", "rows"),
         ("current", f"{result.current_rows:,}", "rows"),
     ]
@@ -93,64 +94,64 @@ def _section(title: str, said: str, *parts: Markup) -> Markup:
 def _chance(result: MMDTestResult) -> Markup:
     low, high = result.p_value_interval
     said = (
-        f"The bars show what {result.permutations:,} random ways to part the rows give, if there were no difference. "
-        f"The p-value is the share of them that reaches this comparison; with so many permutations it is known to lie "
-        f"between {plain(low, 2)} and {plain(high, 2)}."
+        f"The bars show the statistic of {result.permutations:,} random permutations of the rows: what chance alone "
+        f"gives. The p-value is the share of permutations with a statistic at least as large as that of these samples. "
+        f"With this many permutations, its 95% interval is {plain(low, 2)} to {plain(high, 2)}."
     )
     return _section("Could it be chance?", said, null_histogram(result))
 
 
 def _kernels(result: MMDTestResult) -> Markup:
-    said = "A kernel says how alike two rows are; its bandwidth is the distance that counts as near."
+    said = "A kernel measures how similar two rows are. Its bandwidth is the distance at which rows count as similar."
     if len(result.kernels) > 1:
         said += (
-            f" Each line is a kernel by itself. The test's own p-value, {plain(result.p_value)}, accounts for having "
-            "looked at all of them: do not pick the smallest here."
+            f" Each row of the table is one kernel alone. The p-value of the test, {plain(result.p_value)}, accounts "
+            "for all kernels: do not pick the smallest p-value here."
         )
-    return _section("What each kernel sees", said, element("div", kernel_table(result), class_="wide"))
+    return _section("What each kernel detects", said, element("div", _kernel_table(result), class_="wide"))
 
 
 def _both(drawn: Markup) -> Markup:
     said = (
-        f"At most {POINTS:,} random rows of each; where rows have many numbers, along the directions in which both "
-        "together vary most. Two samples can differ in ways that no plane shows."
+        f"At most {POINTS:,} random rows of each sample. Rows of several numbers are shown along the two directions in "
+        "which both samples together vary most. Samples can differ in directions that this chart does not show."
     )
     return _section("Both samples", said, drawn)
 
 
 def _rows(contents: Contents, extremes: Extremes) -> Markup:
-    said = "What came, and what went: the rows by which the samples are told apart best, rows that say the same once."
+    said = "Rows that are typical of one sample and rare in the other. Rows with equal contents are shown once."
     if not contents.result.drift:
-        said = "No drift was found, so that these are no more than the ends of what chance gives."
+        said = "The test found no drift, so these rows differ by no more than chance explains."
     return _section("The rows that differ most", said, witness_tables(contents.gone, contents.new, extremes))
 
 
 def _history(tests: Sequence[PastTest]) -> Markup:
     said = (
         f"The last {len(tests)} tests" if len(tests) > 1 else "The first test"
-    ) + " of these columns against this reference with this kernel. The dashed line is what must be exceeded."
+    ) + " of these columns against this reference with this kernel. The dashed line is the threshold for drift."
     return _section("Over time", said, over_time(tests))
 
 
 def _settings(contents: Contents) -> Markup:
     result = contents.result
-    told = {
+    shown = {
         "reference": contents.names[0],
         "current": contents.names[1],
-        "permutations": f"{result.permutations:,} of {result.reference_bins} and {result.current_bins} bins",
+        "permutations": f"{result.permutations:,}, of {result.reference_bins} + {result.current_bins} bins",
         "level": plain(result.level),
         "seed": str(result.seed),
         "precision": result.precision,
-        **{str(name): _told(value) for name, value in contents.settings.items() if value is not None},
+        **{str(name): _setting(value) for name, value in contents.settings.items() if value is not None},
         "versions": ", ".join(f"{name} {version(name)}" for name in ("luminosity", "jax", "numpy")),
-        "made": datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S %Z"),
+        "created": datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S %Z"),
     }
-    rows = [element("tr", element("th", name), element("td", value)) for name, value in told.items()]
+    rows = [element("tr", element("th", name), element("td", value)) for name, value in shown.items()]
     table = element("table", element("tbody", *rows), class_="settings")
     return element("section", element("h2", "Settings"), table)
 
 
-def _told(value: Any) -> str:
+def _setting(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, (int, float)):
@@ -158,9 +159,11 @@ def _told(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
-def kernel_table(result: MMDTestResult) -> Markup:
+def _kernel_table(result: MMDTestResult) -> Markup:
     most = max(1.0, *(abs(_standard(each)) for each in result.kernels))
-    head = element("tr", *(element("th", text, class_="number" if text in ("MMD²", "p") else None) for text in _HEADS))
+    head = element(
+        "tr", *(element("th", text, class_="number" if text in ("MMD²", "p-value") else None) for text in _HEADS)
+    )
     rows = [_row(each, most, result.level) for each in result.kernels]
     return element("table", element("thead", head), element("tbody", *rows))
 

@@ -1,4 +1,4 @@
-"""Both samples on a plane: their first two principal components. Of one column, two histograms instead."""
+"""The chart of both samples along their first two principal components; for single numbers, two histograms."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from luminosity.drift.report.markup import Markup, element, joined
 
 __all__ = ["POINTS", "scatter"]
 
-POINTS = 2000  # of each sample
+POINTS = 2000  # rows of each sample: more would hide each other
 _WIDTH, _HEIGHT = 920.0, 560.0
 _FRAME = Frame(left=64, top=44, right=896, bottom=504)
 _LOW_FRAME = Frame(left=64, top=44, right=896, bottom=264)
-_EDGE = 0.002  # the part of the points at either end that may lie beyond the axes; they are drawn at the edge
-_ROUNDING = 1e-6  # of the longest axis
-_BARS = 60
+_EDGE = 0.002  # the share of points at either end that may lie beyond the axes; they are drawn at the edge
+_ROUNDING = 1e-6  # of the longest axis: a shorter one shows only rounding errors
+_BARS = 60  # of a histogram
 
 
 def scatter(reference: Any, current: Any, marked: tuple[Sequence[int], Sequence[int]], seed: int) -> Markup:
-    """``marked`` rows of either sample get a ring."""
+    """Draw random rows of both samples. The ``marked`` rows of each sample get a ring."""
     random = np.random.default_rng((seed, 6))
     samples = [_sampled(rows, random) for rows in (reference, current)]
     if reference.shape[1] == 1:

@@ -1,4 +1,4 @@
-"""How the page looks. The colours are told apart with any kind of sight (Okabe and Ito 2008), in light and in dark."""
+"""The style sheet of the page, light and dark. Colour-blind readers can tell its colours apart (Okabe and Ito 2008)."""
 
 from __future__ import annotations
 

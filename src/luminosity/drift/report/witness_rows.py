@@ -1,4 +1,4 @@
-"""The rows that differ most, with what the table says about them."""
+"""The tables of the rows that differ most, with their other columns."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from luminosity._text import shorten
 from luminosity.drift.report.markup import MISSING, Markup, element, joined, plain
 from luminosity.drift.witness_function import Extremes
 
@@ -13,29 +14,31 @@ __all__ = ["Details", "WitnessRow", "shown_rows", "witness_tables"]
 
 
 Details = Callable[[Sequence[int]], Sequence[Mapping[str, Any]]]
-"""What else is known of the rows with these numbers."""
+"""A function that returns what else is known about the rows with these numbers."""
 
-_SHOWN = 8
-_COLUMNS = 7
-_CHARACTERS = 240
-_NUMBERS = 4
-_BAR_PIXELS = 70.0
+_SHOWN = 8  # rows of a table
+_COLUMNS = 7  # of a table
+_CHARACTERS = 240  # of a cell
+_NUMBERS = 4  # of a vector
+_BAR_PIXELS = 70.0  # of the longest bar
 
 
 @dataclass(frozen=True)
 class WitnessRow:
+    """A row that is shown in the report. ``alike`` counts further rows with the same contents."""
+
     number: int
     score: float
     cells: Mapping[str, str]
-    alike: int = 0  # further rows that say the same
+    alike: int = 0
 
 
 def shown_rows(found: Sequence[tuple[int, float]], details: Details | None, values: Any) -> list[WitnessRow]:
-    """The first few that differ in what is shown; without details, the rows' own numbers."""
+    """Return the first few rows with different contents; without ``details``, contents are the rows' own numbers."""
     numbers = [number for number, _ in found]
-    told = details(numbers) if details is not None else [_own(number, values[number]) for number in numbers]
+    contents = details(numbers) if details is not None else [_own(number, values[number]) for number in numbers]
     rows: dict[tuple[str, ...], WitnessRow] = {}
-    for (number, score), each in zip(found, told, strict=True):
+    for (number, score), each in zip(found, contents, strict=True):
         cells = {str(name): _cell(value) for name, value in list(each.items())[:_COLUMNS]}
         same = tuple(text for name, text in cells.items() if name not in ("file", "row")) or (str(number),)
         first = rows.get(same)
@@ -47,12 +50,13 @@ def shown_rows(found: Sequence[tuple[int, float]], details: Details | None, valu
 
 
 def witness_tables(gone: Sequence[WitnessRow], new: Sequence[WitnessRow], extremes: Extremes) -> Markup:
+    """Draw the tables of new and gone rows, and a note on how they were found."""
     most = max((abs(row.score) for row in (*gone, *new)), default=1.0) or 1.0
     scored, against = extremes.scored, extremes.against
     note = (
-        f"The score is how alike a row is to rows of the current sample, less how alike to rows of the reference, by "
-        f"{extremes.kernel}. {scored[0]:,} rows of the reference and {scored[1]:,} of the current sample were scored, "
-        f"each against {against[0]:,} and {against[1]:,}."
+        f"The score of a row is its mean similarity to rows of the current sample minus its mean similarity to rows of "
+        f"the reference, measured by {extremes.kernel}. Scored rows: {scored[0]:,} of the reference and {scored[1]:,} "
+        f"of the current sample, each compared with {against[0]:,} and {against[1]:,} rows."
     )
     return joined(
         [
@@ -78,7 +82,7 @@ def _table(rows: Sequence[WitnessRow], most: float, kind: str) -> Markup:
 def _td(row: WitnessRow, name: str, names: Sequence[str]) -> Markup:
     text = row.cells.get(name, "")
     if row.alike and name == names[-1]:
-        more = f" and {row.alike} more {'row' if row.alike == 1 else 'rows'} alike"
+        more = f" and {row.alike} more {'row' if row.alike == 1 else 'rows'} like it"
         return element("td", text, element("span", more, class_="muted"))
     return element("td", text)
 
@@ -104,4 +108,4 @@ def _cell(value: Any) -> str:
         shown = ", ".join(plain(float(each), 2) for each in value[:_NUMBERS])
         return f"[{shown}, … {len(value)} numbers]" if len(value) > _NUMBERS else f"[{shown}]"
     text = " ".join(str(value).split())
-    return text if len(text) <= _CHARACTERS else text[: _CHARACTERS - 1] + "…"
+    return shorten(text, _CHARACTERS)

@@ -1,4 +1,4 @@
-"""Write the page of a test."""
+"""Writes the HTML report of a test."""
 
 from __future__ import annotations
 
@@ -33,26 +33,26 @@ def write_report(
     settings: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> None:
-    """One file of HTML that needs nothing else, for a browser or to be sent.
+    """Write the report of a test as one HTML file, which loads nothing from the network.
 
     Args:
-      path: where to; what is there is replaced.
-      result: of ``mmd_test``.
-      reference: the rows that were compared, for the drawing of both and the rows that differ most.
+      path: the file to write; an existing file is replaced.
+      result: the result of ``mmd_test``.
+      reference: the rows that were compared, for the chart of both samples and the rows that differ most.
       current: likewise.
-      names: of the samples.
-      details: for each sample a function of row numbers that says what else is known of these rows, as dictionaries:
-        ``lambda numbers: table.take(numbers).to_pylist()``, say. Without, the rows' own numbers are shown.
-      kernel: the one that says which rows differ most. By default the one of the result that sees most; of your own
-        kernels the result has only the name, so these must be given.
-      history: past tests, from ``DriftHistory.last``, the oldest first.
-      settings: what else to tell about the test.
-      progress: called with the tiles done and in all, while rows are scored.
+      names: the names of the samples.
+      details: for each sample, a function that takes row numbers and returns a dictionary for each row, such as
+        ``lambda numbers: table.take(numbers).to_pylist()``. By default the report shows the rows' own numbers.
+      kernel: the kernel that finds the rows that differ most. The default is the kernel of the result with the smallest
+        p-value. Pass a kernel of your own, because the result has only its name.
+      history: past tests, the oldest first, from ``DriftHistory.last``.
+      settings: further settings to list.
+      progress: called with the number of tiles done and of all tiles, while rows are scored.
     """
     drawn = extremes = None
     gone, new = [], []
     if reference is not None and current is not None:
-        reference, current = as_rows(reference, "The reference"), as_rows(current, "The current sample")
+        reference, current = as_rows(reference, "the reference"), as_rows(current, "the current sample")
         same_width(reference, current)
         extremes = find_extremes(reference, current, kernel or strongest_kernel(result), result.seed, progress)
         of_reference, of_current = details or (None, None)
@@ -65,9 +65,11 @@ def write_report(
 
 
 def _write(path: str, text: str) -> None:
-    """All of it or nothing: what was there stays until the new page is whole."""
+    """Write the whole file or nothing: an existing file stays until the new one is complete."""
     target = os.path.realpath(path)
-    is_special = os.path.exists(target) and not os.path.isfile(target)  # /dev/stdout, say, which nothing may replace
+    is_special = os.path.exists(target) and not os.path.isfile(
+        target
+    )  # such as /dev/stdout, which must not be replaced
     unfinished = target if is_special else f"{target}.{os.getpid()}.unfinished"
     try:
         try:

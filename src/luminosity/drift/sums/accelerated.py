@@ -1,4 +1,11 @@
-"""Sums over pairs of bins, with all rows on the device."""
+"""Sums over pairs of bins on an accelerator, with all rows in its memory.
+
+Rows become half-precision numbers whose matrix product, kept in single precision, is the exponent of the kernel. With
+rows scaled to ``z``, the RBF kernel is ``2 ** (z·z' - |z|²/2 - |z'|²/2)``. Each norm is put into three more columns,
+its leading digits and what they leave, against ones on the other side: the product is then the whole exponent, and only
+the power is left to compute for each pair. The norms are those of the rounded rows: rounding moves each row by less
+than a thousandth of its length, whichever sample it is from, and everything after that is exact.
+"""
 
 from __future__ import annotations
 
@@ -13,31 +20,27 @@ from luminosity.drift.kernels import RBF, Kernel
 from luminosity.drift.sums.gpu_kernels import STRIP, fused_pairs, plain_pairs
 
 __all__ = [
-    "FARTHEST",
-    "NORM_COLUMNS",
     "PairSums",
     "accelerated_sums",
-    "as_halves",
     "best_for_this_device",
     "can_accelerate",
     "kept_on_device",
 ]
 
-
 PairSums = Callable[[Any, Any, Any, Any, Any, Any, int], Any]
+"""A function with the arguments of ``fused_pairs``, without ``interpret``."""
 
-_WIDEST = 256  # columns of a strip that stays on the chip
-_NARROWEST = 16
-_FARTHEST_BANDWIDTHS = 100  # from the centre: beyond, half precision would move rows by a visible part of a bandwidth
+_WIDEST = 256  # columns: a strip of rows must fit on the chip
+_NARROWEST = 16  # columns that a matrix product takes at least
+_FARTHEST_BANDWIDTHS = 100  # from the centre: beyond it, half precision moves rows by a visible part of a bandwidth
 _LOG2_E = 1.4426950408889634
-
-NORM_COLUMNS = 6
-FARTHEST = 60_000.0  # half of |z|², and within half precision: nothing is similar to such a row
+_NORM_COLUMNS = 6
+_FARTHEST = 60_000.0  # half of |z|², within half precision: a row so far away is similar to no other
 _PIECES = 3  # of 11 bits each: more than single precision has
 
 
 def can_accelerate(kernels: Sequence[Kernel], width: int, farthest: float, precision: str) -> bool:
-    """Whether there is an accelerator, for RBF kernels of rows that are not too wide nor too far from their centre."""
+    """Return whether an accelerator can sum these kernels: only RBF, of rows neither too wide nor too far out."""
     import jax
 
     if jax.local_devices()[0].platform == "cpu" or precision == "float64" or _columns(width) > _WIDEST:
@@ -48,7 +51,7 @@ def can_accelerate(kernels: Sequence[Kernel], width: int, farthest: float, preci
 
 
 def kept_on_device(values: Any) -> bool:
-    """Whether these are good rows that lie on an accelerator, and need not come back to be looked at."""
+    """Return whether these are valid rows in an accelerator's memory, which need not be copied back to be checked."""
     jax = sys.modules.get("jax")
     if jax is None or not isinstance(values, jax.Array) or values.ndim != 2 or values.dtype != np.float32:
         return False
@@ -57,6 +60,7 @@ def kept_on_device(values: Any) -> bool:
 
 
 def best_for_this_device() -> PairSums:
+    """Return the fused GPU kernel on NVIDIA devices, plain matrix products elsewhere."""
     import jax
 
     nvidia = "nvidia" in jax.local_devices()[0].device_kind.lower()
@@ -73,13 +77,15 @@ def accelerated_sums(
     count: int,
     pair_sums: PairSums | None = None,
 ) -> Any:
-    """As ``block_sums``: for each kernel a symmetric matrix. Rows may lie on the device already."""
+    """Return what ``bin_sums`` returns: a symmetric matrix for each kernel. Rows may be on the device already."""
     import jax
     import jax.numpy as jnp
 
     pair_sums = pair_sums or best_for_this_device()
     reference, current, centre = _single(reference, current, centre)
-    held = jax.device_put((reference, current, np.asarray(centre, np.float32)))  # Rows move while bins are filled.
+    held = jax.device_put(
+        (reference, current, np.asarray(centre, np.float32))
+    )  # Rows are copied while bins are filled.
     order, rows_of_bin = _filled_bins(bins, count)
     first, second = np.triu_indices(count)
     numbers = jax.device_put((order, first.astype(np.int32), second.astype(np.int32)))
@@ -89,10 +95,10 @@ def accelerated_sums(
         scale = jnp.float32(_LOG2_E**0.5 / bandwidth)
         by_strip, near = _compiled(pair_sums)(*held, *numbers, scale, jnp.float32(offset))
         sums = np.asarray(by_strip, np.float64).sum(axis=1)
-        sums += offset * rows_of_bin[first] * (order.shape[1] - rows_of_bin[second])  # what fillers have put in
+        sums += offset * rows_of_bin[first] * (order.shape[1] - rows_of_bin[second])  # what fillers contributed
         sums -= np.where(
             first == second, np.asarray(near)[first] - offset * rows_of_bin[first], 0
-        )  # rows with themselves
+        )  # rows paired with themselves
         matrix = np.zeros((count, count))
         matrix[first, second] = matrix[second, first] = sums
         found.append(matrix)
@@ -114,7 +120,7 @@ def _compiled(pair_sums: PairSums) -> Any:
         from_reference = reference[jnp.clip(numbers, 0, len(reference) - 1)]
         from_current = current[jnp.clip(numbers - len(reference), 0, len(current) - 1)]
         z = (jnp.where(of_reference, from_reference, from_current) - centre).astype(jnp.float32) * scale
-        left, right, near = as_halves(z, real, _columns(reference.shape[1]))
+        left, right, near = _as_halves(z, real, _columns(reference.shape[1]))
         by_strip = pair_sums(left, right, real.astype(jnp.float32), offset, first, second, order.shape[1])
         return by_strip, near.reshape(order.shape).sum(axis=1)
 
@@ -122,19 +128,19 @@ def _compiled(pair_sums: PairSums) -> Any:
 
 
 def _single(reference: Any, current: Any, centre: Any) -> tuple[Any, Any, Any]:
-    """Rows of double precision are centred before they lose digits."""
+    """Return rows in single precision. Rows of double precision are centred before they lose digits."""
     if reference.dtype == current.dtype == np.float32:
         return reference, current, centre
     return (reference - centre).astype(np.float32), (current - centre).astype(np.float32), np.zeros_like(centre)
 
 
 def _columns(width: int) -> int:
-    """A power of two, as the fused kernel needs it."""
-    return max(_NARROWEST, 1 << (width + NORM_COLUMNS - 1).bit_length())
+    """Return a power of two, which the fused kernel needs."""
+    return max(_NARROWEST, 1 << (width + _NORM_COLUMNS - 1).bit_length())
 
 
 def _filled_bins(bins: Any, count: int) -> tuple[Any, Any]:
-    """Row numbers by bin, all bins filled up to one length with -1; and how many rows each has.
+    """Return row numbers by bin, all bins filled up to one length with -1, and the number of rows in each bin.
 
     >>> _filled_bins(np.array([1, 0, 1]), 2)[0][:, :3]
     array([[ 1, -1, -1],
@@ -147,17 +153,17 @@ def _filled_bins(bins: Any, count: int) -> tuple[Any, Any]:
     return order, rows_of_bin
 
 
-def as_halves(z: Any, real: Any, width: int) -> tuple[Any, Any, Any]:
-    """Two matrices of ``width`` columns, for the left and the right of a product, and which rows are like themselves.
+def _as_halves(z: Any, real: Any, width: int) -> tuple[Any, Any, Any]:
+    """Return two matrices of ``width`` columns, for the left and the right of a product, and a mask of the near rows.
 
-    Rows that are not real, or are too far away to be like any other, have a kernel of zero with all.
+    Fillers, and rows too far away to be similar to any other, have a kernel of zero with all rows.
     """
     import jax.numpy as jnp
 
-    near = real & (jnp.sum(z * z, axis=1) < FARTHEST)
+    near = real & (jnp.sum(z * z, axis=1) < _FARTHEST)
     rounded = jnp.where(near[:, None], z, 0).astype(jnp.float16)
     norms = -0.5 * jnp.sum(rounded.astype(jnp.float32) ** 2, axis=1)
-    pieces = _pieces(jnp.where(near, norms, -FARTHEST))
+    pieces = _pieces(jnp.where(near, norms, -_FARTHEST))
     ones = jnp.ones((len(z), _PIECES), jnp.float16)
 
     def filled(*parts: Any) -> Any:

@@ -1,8 +1,9 @@
-"""Rows in random bins: permuting bins instead of rows makes a permutation cost next to nothing.
+"""Random bins of rows, and the hashes of ids that bins are chosen by.
 
-All bins hold about as many rows, whichever sample they come from: under the null hypothesis one is then as good as
-another, which is what the level of the test rests on (Domingo-Enrich, Dwivedi and Mackey 2023, arXiv 2301.05974).
-With few rows each has a bin of its own, and the test is the usual permutation test.
+Permuting bins instead of rows makes a permutation cost next to nothing. All bins hold about equally many rows,
+whichever sample they come from: under the null hypothesis they are exchangeable, so that the level of the test holds
+(Domingo-Enrich, Dwivedi and Mackey 2023, arXiv 2301.05974). With few rows every row has its own bin, and the test is
+the usual permutation test.
 """
 
 from __future__ import annotations
@@ -19,27 +20,29 @@ from luminosity.errors import DriftError
 __all__ = ["BINS", "MOST_BINS", "BinCounts", "balanced_bins", "hash_ids", "hashed_bins", "most_rows", "plan_bins"]
 
 
-BINS = 120  # of both samples together
-MOST_BINS = 1024  # where one sample is much larger: a matrix of 8 MB
-_FEWEST_BINS = 8  # of the smaller sample, as long as that is within the above
+BINS = 120  # bins of both samples together
+MOST_BINS = 1024  # bins if one sample is much larger: their matrix takes 8 MB
+_FEWEST_BINS = 8  # bins of the smaller sample, as far as MOST_BINS allows
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 @dataclass(frozen=True)
 class BinCounts:
-    """How many bins each sample has. The reference's come first."""
+    """The number of bins of each sample. The reference's bins come first."""
 
     reference: int
     current: int
 
     @property
     def all(self) -> int:
+        """The number of bins of both samples."""
         return self.reference + self.current
 
 
 def plan_bins(reference_rows: int, current_rows: int, bins: int = BINS) -> BinCounts:
-    """
+    """Choose the number of bins of each sample, so that all bins hold about equally many rows.
+
     >>> plan_bins(10_000, 10_000)
     BinCounts(reference=60, current=60)
     >>> plan_bins(100_000, 1_000)
@@ -48,21 +51,21 @@ def plan_bins(reference_rows: int, current_rows: int, bins: int = BINS) -> BinCo
     BinCounts(reference=20, current=30)
     """
     if not is_whole(bins) or not 2 * _FEWEST_BINS <= bins <= MOST_BINS:
-        raise DriftError(f"Found bins={bins}, expected a whole number from {2 * _FEWEST_BINS} to {MOST_BINS}.")
+        raise DriftError(f"found bins={bins}, expected a whole number from {2 * _FEWEST_BINS} to {MOST_BINS}")
     smaller, larger = sorted((reference_rows, current_rows))
     wanted, most = (number * smaller // (smaller + larger) for number in (bins, MOST_BINS))
     few = max(1, min(max(wanted, _FEWEST_BINS), most, smaller))
-    many = few * larger // smaller  # rounded down: none is smaller than those of the other sample
+    many = few * larger // smaller  # rounded down: no bin is smaller than the bins of the other sample
     return BinCounts(few, many) if reference_rows <= current_rows else BinCounts(many, few)
 
 
 def most_rows(smaller: int) -> int:
-    """How many rows of the larger sample can be used: more would need bins larger than the whole smaller sample."""
+    """Return how many rows of the larger sample can be used. More need bins larger than the whole smaller sample."""
     return smaller * (MOST_BINS - 1)
 
 
 def balanced_bins(rows: int, bins: int, seed: int, side: int) -> Any:
-    """A bin for each row, at random, all of the same size or one apart."""
+    """Return a random bin for each row. The sizes of bins differ by at most one."""
     order = np.random.default_rng((seed, side)).permutation(rows)
     found = np.empty(rows, dtype=np.int64)
     found[order] = np.arange(rows) * bins // rows
@@ -70,28 +73,30 @@ def balanced_bins(rows: int, bins: int, seed: int, side: int) -> Any:
 
 
 def hashed_bins(hashes: Any, bins: int) -> Any:
-    """A bin for each row from the hash of its id, so that no row needs to know of the others."""
+    """Return a bin for each row from the hash of its id, independent of all other rows."""
     return (hashes >> np.uint64(11)).astype(np.int64) % bins
 
 
 def hash_ids(ids: Any, seed: int) -> Any:
-    """64 bits for each id: whole numbers of any size, strings or bytes.
+    """Return 64 bits for each id, which is a whole number of any size, a string or bytes.
+
+    A hash depends on the id and the seed only, not on the machine, the order of rows or their shards.
 
     >>> hash_ids([7, 8], seed=0) == hash_ids([8, 7], seed=0)[::-1]
     array([ True,  True])
     """
     ids = _as_array(ids)
     if ids.ndim != 1:
-        raise DriftError(f"Found ids of shape {ids.shape}, expected one for each row.")
+        raise DriftError(f"found ids of shape {ids.shape}, expected one for each row")
     if ids.dtype.kind in "iub":
         return _mixed(ids.astype(np.int64).view(np.uint64), seed)
     if ids.dtype.kind in "USOT":
         return _mixed(np.fromiter((_digest(value) for value in ids), dtype=np.uint64, count=len(ids)), seed)
-    raise DriftError(f"Found ids of {ids.dtype}, expected whole numbers, strings or bytes: they must be exact.")
+    raise DriftError(f"found ids of {ids.dtype}, expected whole numbers, strings or bytes, which are exact")
 
 
 def _as_array(ids: Any) -> Any:
-    """Lists item by item where NumPy would lose something: zeros at the end of bytes, digits of large numbers."""
+    """Keep the items of a list as they are: NumPy would drop zeros at the end of bytes, and digits of large numbers."""
     array = np.asarray(ids)
     if array.ndim == 1 and array is not ids and array.dtype.kind in "USf" and isinstance(ids, (list, tuple)):
         array = np.empty(len(array), dtype=object)
@@ -104,15 +109,15 @@ def _digest(value: Any) -> int:
         number = int(value)
         if -(2**63) <= number < 2**64:
             return number & 0xFFFFFFFFFFFFFFFF
-        value = b"%d" % number  # as that of a UUID
+        value = b"%d" % number  # such as a UUID's
     if not isinstance(value, (str, bytes)):
-        raise DriftError(f"Found the id {value!r}, expected a whole number, a string or bytes.")
+        raise DriftError(f"found the id {value!r}, expected a whole number, a string or bytes")
     data = value.encode() if isinstance(value, str) else value
     return int.from_bytes(blake2b(data, digest_size=8).digest(), "little")
 
 
 def _mixed(numbers: Any, seed: int) -> Any:
-    """SplitMix64 (Steele, Lea and Flood 2014): neighbouring numbers come out unrelated."""
+    """Mix the bits with SplitMix64 (Steele, Lea and Flood 2014): the results of neighbouring numbers are unrelated."""
     with np.errstate(over="ignore"):
         mixed = numbers + np.uint64(seed % 2**64) * np.uint64(0xD1342543DE82EF95) + _GOLDEN
         for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):

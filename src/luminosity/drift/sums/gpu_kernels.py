@@ -1,6 +1,7 @@
-"""One GPU kernel, in Pallas: each program sums a strip of one bin against all of another, and holds it in registers.
+"""Sums over pairs of bins: a fused GPU kernel written in Pallas, and plain matrix products for other devices.
 
-Reading rows, the matrix product, the power and the sum overlap; what leaves the chip is one number for each strip.
+Each program of the GPU kernel sums a strip of one bin against all of another, and holds it in registers. Reading rows,
+the matrix product, the power and the sum overlap; only one number per strip leaves the chip.
 """
 
 from __future__ import annotations
@@ -11,19 +12,20 @@ from typing import Any
 __all__ = ["STRIP", "fused_pairs", "plain_pairs"]
 
 
-STRIP = 128  # rows of a program
-_STEP = 64  # rows that it goes through at a time
-_WARPS = 4
+STRIP = 128  # rows that a program holds
+_STEP = 64  # rows of the other bin that a program reads at a time
+_WARPS = 4  # of a program
 
-_MOST_VALUES = 1 << 29  # of a strip: they go through the device's memory
+_MOST_VALUES = 1 << 29  # values of a strip that go through the device's memory: 2 GB
 
 
 def fused_pairs(
     left: Any, right: Any, real: Any, offset: Any, first: Any, second: Any, bin_rows: int, interpret: bool = False
 ) -> Any:
-    """For each pair of bins, sums of ``kernel - offset`` by strip of the first; fillers of the second still count.
+    """Return sums of ``kernel - offset`` for each pair of bins, by strip of the first bin.
 
-    ``left`` and ``right`` have ``bin_rows`` rows for each bin; ``real`` is 1 for rows, 0 for fillers.
+    ``left`` and ``right`` have ``bin_rows`` rows for each bin; ``real`` is 1 for rows, 0 for fillers. Fillers of the
+    second bin still count.
     """
     import jax
     import jax.numpy as jnp
@@ -49,7 +51,7 @@ def _program(
     from jax.experimental import pallas
     from jax.experimental.pallas import triton
 
-    product = triton.dot if hasattr(triton, "dot") else pallas.dot  # as JAX before 0.10 had it
+    product = triton.dot if hasattr(triton, "dot") else pallas.dot  # before JAX 0.10
     number = pallas.program_id(0)
     pair, strip = number // (bin_rows // STRIP), number % (bin_rows // STRIP)
     mine = pallas.ds(first[pair] * bin_rows + strip * STRIP, STRIP)
@@ -66,7 +68,7 @@ def _program(
 
 
 def _power_of_two(exponent: Any) -> Any:
-    """The device's own instruction, without the library's care for tiny results: a tenth less time in all."""
+    """Use the device's own instruction, which flushes tiny results to zero: a tenth less time in total."""
     import jax
     import jax.numpy as jnp
     from jax.experimental.pallas import triton
@@ -82,7 +84,7 @@ def _power_of_two(exponent: Any) -> Any:
 
 
 def plain_pairs(left: Any, right: Any, real: Any, offset: Any, first: Any, second: Any, bin_rows: int) -> Any:
-    """As ``fused_pairs``, in wider strips."""
+    """Return what ``fused_pairs`` returns, computed in wider strips."""
     import jax
     import jax.numpy as jnp
 

@@ -1,4 +1,4 @@
-"""Rows sorted by bin, and each bin filled up to whole groups, so that sums over groups are sums over parts of bins."""
+"""Sorts rows by bin and puts them onto devices, in strips of one size so that all strips share compiled code."""
 
 from __future__ import annotations
 
@@ -13,15 +13,18 @@ from luminosity.drift.rows import double_precision
 __all__ = ["FILLER", "DeviceStrips", "Held", "Layout"]
 
 
-FILLER = -1  # the place of a row that counts for nothing
-_FEWEST_PLACES = 8
+FILLER = -1  # the place of a row that only fills up a strip
+_FEWEST_PLACES = 8  # places of bins in a strip: fewer would compile code for each number of bins
 
-Held = tuple[Any, Any]  # rows of a block, and for each its place among the block's bins
+Held = tuple[Any, Any]  # rows of a strip, and for each row the place of its bin among the strip's bins
 
 
 @dataclass(frozen=True)
 class Layout:
-    """``order`` holds row numbers; where ``weights`` is zero stands a filler, which counts for nothing."""
+    """Row numbers sorted by bin, with each bin filled up to whole groups of rows.
+
+    Sums over groups are then sums over parts of bins. ``order`` holds row numbers; a ``weight`` of zero marks a filler.
+    """
 
     order: Any
     weights: Any
@@ -30,7 +33,7 @@ class Layout:
 
     @classmethod
     def of(cls, bins: Any, group: int) -> Layout:
-        """For the bin of each row.
+        """Return the layout for the bin of each row.
 
         >>> layout = Layout.of(np.array([1, 0, 1, 1]), group=2)
         >>> layout.order, layout.weights, layout.bin_of_group
@@ -54,13 +57,13 @@ class Layout:
 
 @dataclass(frozen=True)
 class DeviceStrips:
-    """``bins`` says for each block which bin is at which place.
+    """Strips of rows on their devices. ``bins`` holds, for each strip, the bin at each place.
 
-    Members of a group lie apart in a block: first the first of each group, then the second of each, and so on. A sum
-    over groups is then a sum of whole matrices, which is what a CPU does best.
+    Members of a group lie apart in a strip: first the first member of each group, then the second of each, and so on. A
+    sum over groups is then a sum of whole matrices, which a CPU computes fastest.
     """
 
-    held: list[tuple[Held, ...]]  # of each block, on each device
+    held: list[tuple[Held, ...]]  # of each strip, on each device
     bins: list[Any]
     places: int
     group: int
@@ -68,7 +71,7 @@ class DeviceStrips:
 
     @classmethod
     def of(cls, layout: Layout, rows: Callable[[Any], Any], size: int, devices: list[Any]) -> DeviceStrips:
-        """The last one is filled up."""
+        """Cut the rows into strips of ``size`` rows, and copy each to all devices. The last strip is filled up."""
         import jax
 
         missing = -len(layout.order) % size
@@ -76,7 +79,7 @@ class DeviceStrips:
         bins = np.pad(np.repeat(layout.bin_of_group, layout.group), (0, missing), mode="edge")
         is_filler = np.pad(layout.weights, (0, missing)) == 0
         held: list[tuple[Held, ...]] = []
-        of_blocks: list[Any] = []
+        of_strips: list[Any] = []
         for start in range(0, len(order), size):
             here = np.arange(start, start + size).reshape(-1, layout.group).T.ravel()
             found, places = np.unique(bins[here], return_inverse=True)
@@ -84,7 +87,7 @@ class DeviceStrips:
             values = rows(order[here])
             with double_precision(values.dtype):
                 held.append(tuple(jax.device_put((values, places), device) for device in devices))
-            of_blocks.append(found)
-        most = max(map(len, of_blocks))
+            of_strips.append(found)
+        most = max(map(len, of_strips))
         places = max(_FEWEST_PLACES, 1 << (most - 1).bit_length())
-        return cls(held, of_blocks, places, layout.group, held[0][0][0].dtype)
+        return cls(held, of_strips, places, layout.group, held[0][0][0].dtype)

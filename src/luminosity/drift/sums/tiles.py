@@ -1,4 +1,4 @@
-"""Sums of kernel values over tiles, each some rows against some rows. All large sums are made of these."""
+"""Sums of kernel values over tiles. A tile is a strip of rows against another strip, or against itself."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ from luminosity.drift.sums.layout import FILLER, DeviceStrips
 
 __all__ = ["sums_of_tiles"]
 
-_Tile = tuple[int, int]  # the numbers of two blocks
+_Tile = tuple[int, int]  # the numbers of two strips
 
-_THREADS = 2  # The sums of one tile are fetched while the next one is computed.
-_AHEAD = 64  # calls begun before their sums are taken
+_THREADS = 2  # the sums of one tile are fetched while the next one is computed
+_AHEAD = 64  # calls that start before their sums are used
 
 
 def sums_of_tiles(
-    kernels: Sequence[Kernel], offsets: Sequence[float], blocks: DeviceStrips, tiles: Iterable[_Tile]
+    kernels: Sequence[Kernel], offsets: Sequence[float], strips: DeviceStrips, tiles: Iterable[_Tile]
 ) -> Iterator[tuple[_Tile, Any]]:
-    """For each tile, and each kernel, its values less its offset, summed by the bins of both blocks.
+    """Yield for each tile and each kernel the sums of its values less its offset, by the bins of both strips.
 
-    A block beside itself leaves out each row with itself. An offset near the mean of the kernel leaves MMD² as it is,
-    and keeps in single precision the digits that matter.
+    A row is never paired with itself. An offset near the mean of the kernel leaves MMD² unchanged, and keeps the digits
+    that matter in single precision.
     """
-    number = blocks.dtype.type
+    number = strips.dtype.type
     parameters = [tuple(map(number, kernel.parameters())) for kernel in kernels]
     forms = tuple(kernel.form() for kernel in kernels)
-    devices = len(blocks.held[0])
+    devices = len(strips.held[0])
 
     def compute(tiles: list[_Tile]) -> list[tuple[_Tile, Any]]:
-        """One for each device. Where they are fewer, the last is computed more than once."""
+        """Compute one tile on each device. With fewer tiles than devices, the last tile is computed more than once."""
         filled = tiles + tiles[-1:] * (devices - len(tiles))
         same = tiles[0][0] == tiles[0][1]
-        with double_precision(blocks.dtype):
-            run = _compiled(forms, blocks.group, blocks.places, same, devices)
-            held = [_spread([blocks.held[tile[side]][at] for at, tile in enumerate(filled)]) for side in (0, 1)]
+        with double_precision(strips.dtype):
+            run = _compiled(forms, strips.group, strips.places, same, devices)
+            held = [_spread([strips.held[tile[side]][at] for at, tile in enumerate(filled)]) for side in (0, 1)]
             sums = np.asarray(run(parameters, list(map(number, offsets)), *held), dtype=np.float64)
         return list(zip(tiles, np.split(sums, devices), strict=False))
 
@@ -53,7 +53,7 @@ def sums_of_tiles(
 
 
 def _calls(tiles: Iterable[_Tile], devices: int) -> Iterator[list[_Tile]]:
-    """One tile for each device, all of a block beside itself, or none."""
+    """Yield one tile for each device. A call has only tiles of a strip with itself, or none of them."""
     for _, alike in groupby(tiles, lambda tile: tile[0] == tile[1]):
         while call := list(islice(alike, devices)):
             yield call
@@ -65,7 +65,7 @@ def _tile_sums(
     import jax.numpy as jnp
 
     (x_rows, x_places), (y_rows, y_places) = x, y
-    counts = (x_places != FILLER)[:, None].astype(x_rows.dtype)  # A product costs less than a choice.
+    counts = (x_places != FILLER)[:, None].astype(x_rows.dtype)  # A product is faster than jnp.where.
     if same:
         numbers = jnp.arange(len(x_rows))
         counts *= numbers[:, None] != numbers[None, :]
@@ -83,7 +83,7 @@ def _tile_sums(
 
 @lru_cache(maxsize=64)
 def _compiled(forms: tuple[Kernel, ...], group: int, places: int, same: bool, devices: int) -> Any:
-    """On several devices each computes a tile of its own, and sums lie one after the other."""
+    """Return the compiled function. Each of several devices computes its own tile; their sums are concatenated."""
     import jax
     from jax.sharding import PartitionSpec
 
@@ -91,7 +91,7 @@ def _compiled(forms: tuple[Kernel, ...], group: int, places: int, same: bool, de
     if devices > 1:
         spread, everywhere = PartitionSpec("tiles"), PartitionSpec()
         specs = everywhere, everywhere, spread, spread
-        # Devices exchange nothing. The check that they do it right would reject loops inside of users' kernels.
+        # Devices exchange nothing. The check of replication would reject loops inside of users' kernels.
         run = jax.shard_map(run, mesh=_mesh(devices), in_specs=specs, out_specs=spread, check_vma=False)
     return jax.jit(run)
 
@@ -105,7 +105,7 @@ def _mesh(devices: int) -> Any:
 
 
 def _spread(held: list[Any]) -> Any:
-    """Blocks on several devices as arrays that are spread over them; nothing moves."""
+    """Return strips that lie on several devices as arrays spread over these devices, without moving data."""
     import jax
     from jax.sharding import NamedSharding, PartitionSpec
 

@@ -1,1 +1,1 @@
-"""Drift in pipelines: two samples compared by all workers together, on any Beam runner."""
+"""Beam transforms that compare two samples, with all workers together, on any runner."""

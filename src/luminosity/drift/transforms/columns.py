@@ -1,4 +1,4 @@
-"""Columns of a record batch as a matrix of numbers, and which rows have no place in it."""
+"""Turns columns of a record batch into a matrix of numbers, and tells which rows can't be used."""
 
 from __future__ import annotations
 
@@ -9,18 +9,22 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from luminosity._text import did_you_mean, list_some
 from luminosity.errors import DriftError
 from luminosity.tables.types import is_any_list
 
 __all__ = ["Columns", "column_of", "matrix_of"]
 
 Columns = str | Sequence[str]
+"""A column of vectors, or several columns of numbers that form a vector together."""
+
+_SHOWN_COLUMNS = 20  # names of columns in a message
 
 
 def matrix_of(batch: pa.RecordBatch, columns: Columns) -> tuple[Any, dict[int, str]]:
-    """One row of numbers for each of the batch, and what is wrong with some, by their place.
+    """Return a row of numbers for each row of the batch, and what is wrong with unusable rows, by their position.
 
-    A column holds vectors, or numbers; several columns of numbers are a vector together.
+    A column holds vectors or numbers; several columns of numbers form a vector together.
 
     >>> matrix_of(pa.record_batch({"v": [[1.0, 2.0], None]}), "v")
     (array([[1., 2.],
@@ -36,8 +40,10 @@ def matrix_of(batch: pa.RecordBatch, columns: Columns) -> tuple[Any, dict[int, s
     bad: dict[int, str] = {}
     for name, array in zip(names, arrays, strict=True):
         if not _is_number(array.type):
-            expected = "numbers, or vectors of them" if len(names) == 1 else "numbers, since there are several columns"
-            raise DriftError(f"The column {name!r} holds {array.type}, expected {expected}.")
+            expected = (
+                "numbers or vectors of numbers" if len(names) == 1 else "numbers, because there are several columns"
+            )
+            raise DriftError(f"the column {name!r} holds {array.type}, expected {expected}")
         for place in _places(array.is_null()):
             bad.setdefault(place, "is null")
     matrix = np.stack([_numbers(array) for array in arrays], axis=1)
@@ -46,16 +52,20 @@ def matrix_of(batch: pa.RecordBatch, columns: Columns) -> tuple[Any, dict[int, s
 
 
 def column_of(batch: pa.RecordBatch, name: str) -> Any:
-    """A column, its values themselves: files may hold numbers of a dictionary instead."""
+    """Return a column of the batch, with dictionary-encoded values decoded."""
     if name not in batch.schema.names:
-        raise DriftError(f"Found no column {name!r}. The table has {', '.join(batch.schema.names) or 'no columns'}.")
+        names = batch.schema.names
+        raise DriftError(
+            f"found no column {name!r}, expected one of {list_some(names, _SHOWN_COLUMNS) or 'no columns'}",
+            fix=did_you_mean(name, names) or None,
+        )
     column = batch.column(name)
     return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
 
 
 def _vectors(name: str, column: Any) -> tuple[Any, dict[int, str]]:
     if not _is_number(column.type.value_type):
-        raise DriftError(f"The column {name!r} holds {column.type}, expected vectors of numbers.")
+        raise DriftError(f"the column {name!r} holds {column.type}, expected vectors of numbers")
     bad = dict.fromkeys(_places(column.is_null()), "is null")
     sizes = pc.call_function("list_value_length", [column]).to_numpy(zero_copy_only=False)
     there = [place for place in range(len(column)) if place not in bad] if bad else range(len(column))
@@ -65,7 +75,7 @@ def _vectors(name: str, column: Any) -> tuple[Any, dict[int, str]]:
     width = int(sizes[there[0]])
     if not pa.types.is_fixed_size_list(column.type):
         bad.update(
-            (place, f"has {int(sizes[place])} numbers, where others have {width}")
+            (place, f"has {int(sizes[place])} numbers, others have {width}")
             for place in map(int, np.flatnonzero(sizes != width))
             if place not in bad
         )
@@ -81,7 +91,7 @@ def _vectors(name: str, column: Any) -> tuple[Any, dict[int, str]]:
 
 
 def _numbers(array: Any) -> Any:
-    """A null becomes NaN, which is told from numbers later."""
+    """Return numbers, with NaN for null; later checks find NaN."""
     numbers = array.to_numpy(zero_copy_only=False)
     return numbers.astype(np.float64) if numbers.dtype == object else numbers
 

@@ -1,4 +1,4 @@
-"""The steps that `MMD` and `MMDTest` share.
+"""The steps that ``MMD`` and ``MMDTest`` share.
 
 ::
 
@@ -43,12 +43,12 @@ from luminosity.errors import DriftError
 
 __all__ = ["ComparisonSteps", "check_kernels"]
 
-_MAIN = "right"
+_MAIN = "right"  # the output of elements that did not fail
 
 
 @dataclass(frozen=True)
 class ComparisonSteps:
-    """``reader`` is that of the current sample; ``seed`` that of the whole."""
+    """Compares a PCollection with a reference. ``reader`` reads the elements of the current sample."""
 
     reference: Reference
     reader: Reader
@@ -58,23 +58,23 @@ class ComparisonSteps:
     def __post_init__(self) -> None:
         check_reference(self.reference, self.reader)
 
-    def sums(self, current: Any, gives_failures: bool) -> tuple[Any, Any]:
-        """Of each key, and what failed."""
-        told = Failures(self.reader.key_name, gives_failures)
+    def sums(self, current: Any, returns_failures: bool) -> tuple[Any, Any]:
+        """Add the steps to the pipeline of ``current``. Returns the sums of each key, and the failures."""
+        on_failure = Failures(self.reader.key_name, returns_failures)
         summarise = Summarise(with_sums=self.planner.components is not None)
         of_reference, strips = self._reference(current.pipeline, summarise)
         reader = replace(self.reader, seed=2 * self.seed + 1)
-        blocks = current | "Gather" >> Gather(reader)
-        summaries = blocks | "Summarise" >> _summaries(summarise)
+        rows = current | "Gather" >> Gather(reader)
+        summaries = rows | "Summarise" >> _summaries(summarise)
         plan = beam.ParDo(
-            PlanDoFn(self.planner, self._is_shared, told),
+            PlanDoFn(self.planner, self._is_shared, on_failure),
             AsMultiMap(of_reference),
             AsMultiMap(strips),
         )
         plan.with_output_types(tuple[Any, Plan])
         plans, unplanned = summaries | "Plan" >> plan.with_outputs(FAILED, main=_MAIN)
-        sums = self._added(blocks, plans, strips, told)
-        if not gives_failures:
+        sums = self._added(rows, plans, strips, on_failure)
+        if not returns_failures:
             return sums, unplanned
         part = beam.FlatMap(part_failures).with_output_types(tuple[Any, Sums])
         whole, failed = sums | "PartFailures" >> part.with_outputs(FAILED, main=_MAIN)
@@ -87,12 +87,12 @@ class ComparisonSteps:
     def _reference(self, pipeline: Any, summarise: Summarise) -> tuple[Any, Any]:
         reader = replace(self.reader, seed=2 * self.seed)
         source = self.reference if isinstance(self.reference, beam.PCollection) else pipeline
-        blocks = source | "Reference" >> ReferenceRows(self.reference, reader)
-        summaries = blocks | "SummariseReference" >> _summaries(summarise)
+        rows = source | "Reference" >> ReferenceRows(self.reference, reader)
+        summaries = rows | "SummariseReference" >> _summaries(summarise)
         cut = beam.ParDo(CutReference(self.planner.cutting), AsMultiMap(summaries))
-        return summaries, blocks | "CutReference" >> cut.with_output_types(tuple[tuple[Any, int], HashedRows])
+        return summaries, rows | "CutReference" >> cut.with_output_types(tuple[tuple[Any, int], HashedRows])
 
-    def _added(self, blocks: Any, plans: Any, strips: Any, told: Failures) -> Any:
+    def _added(self, rows: Any, plans: Any, strips: Any, on_failure: Failures) -> Any:
         tile = tuple[Any, int, int]
         of_reference = (
             plans
@@ -101,7 +101,7 @@ class ComparisonSteps:
             | "ScatterReference"
             >> beam.ParDo(ScatterReference(self._is_shared), AsMultiMap(strips)).with_output_types(tuple[tile, Part])
         )
-        of_current = blocks | "ScatterCurrent" >> beam.ParDo(ScatterCurrent(), AsMultiMap(plans)).with_output_types(
+        of_current = rows | "ScatterCurrent" >> beam.ParDo(ScatterCurrent(), AsMultiMap(plans)).with_output_types(
             tuple[tile, Part]
         )
         recipes = plans | "ScatterRecipe" >> beam.FlatMap(scatter_recipe).with_output_types(tuple[tile, Recipe])
@@ -109,7 +109,7 @@ class ComparisonSteps:
             (of_reference, of_current, recipes)
             | "Tiles" >> beam.Flatten().with_output_types(tuple[tile, Any])
             | "GroupTiles" >> beam.GroupByKey()
-            | "SumTile" >> beam.ParDo(TileDoFn(told)).with_output_types(tuple[Any, Sums])
+            | "SumTile" >> beam.ParDo(TileDoFn(on_failure)).with_output_types(tuple[Any, Sums])
             | "Add" >> beam.CombinePerKey(AddSums()).with_output_types(tuple[Any, Sums])
         )
 
@@ -119,8 +119,9 @@ def _summaries(summarise: Summarise) -> Any:
 
 
 def check_kernels(kernels: Sequence[Kernel | Aggregate]) -> None:
+    """Raise an error for kernels that pipelines can't use."""
     if any(isinstance(kernel, BlockKernel) for kernel in kernels):
         raise DriftError(
-            "Found a BlockKernel, expected a kernel of rows: pipelines compare rows of numbers. "
-            "mmd_test() takes BlockKernels."
+            "found a BlockKernel, expected a kernel of rows: pipelines compare rows of numbers",
+            fix="use mmd_test(), which takes BlockKernels",
         )

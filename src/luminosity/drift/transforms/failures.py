@@ -1,4 +1,4 @@
-"""What becomes of a test that can't be made: the end of the pipeline, or an element beside the results."""
+"""Tests that fail: they raise an error, or become elements of a second output."""
 
 from __future__ import annotations
 
@@ -12,24 +12,32 @@ from luminosity.errors import DriftError
 
 __all__ = ["FAILED", "Failure", "Failures"]
 
-FAILED = "failed"
+FAILED = "failed"  # the tag of the output for failures
 
 Failure: TypeAlias = tuple[type[DriftError], str, list[str]]
-"""As Beam has them: the exception's type, its text and its traceback."""
+"""What Beam's ``with_exception_handling`` gives: the exception's type, its text and its traceback."""
 
 
 @dataclass(frozen=True)
 class Failures:
-    """``by`` is what the key is called in messages; None: there are no keys. Unless they are given, they are raised."""
+    """Says which test failed. ``by`` is the name of keys in messages, or None if there are no keys.
+
+    Failures are raised, unless ``are_returned`` is true.
+    """
 
     by: str | None
-    are_given: bool
+    are_returned: bool
 
     def of(self, error: DriftError, key: Any, window: Any) -> Failure:
-        told = DriftError(f"{self._which(key, window)}{error}")
-        if not self.are_given:
-            raise told from error
-        return DriftError, repr(told), traceback.format_exception(type(error), error, error.__traceback__)
+        """Return the failure of a key in a window, or raise it."""
+        named = DriftError(f"{self._which(key, window)}{error.message}", fix=error.fix)
+        if not self.are_returned:
+            raise named from error
+        return (
+            DriftError,
+            repr(named),
+            traceback.format_exception(type(error), error, error.__traceback__),
+        )
 
     def _which(self, key: Any, window: Any) -> str:
         parts = [] if self.by is None else [f"{self.by}={key!r}"]

@@ -1,4 +1,4 @@
-"""Elements of a bundle, gathered into blocks by key: one vector at a time would be slow."""
+"""Gathers the vectors of a bundle into matrices by key: single vectors would be slow to process."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ from luminosity.drift.transforms.hashed_rows import HashedRows, by_width
 
 __all__ = ["Gather"]
 
-_BLOCK_BYTES = 8 << 20
-_HELD_BYTES = 32 << 20
+_ELEMENT_BYTES = 8 << 20  # rows of an element
+_HELD_BYTES = 32 << 20  # rows that are held until they are passed on
 
 
 class Gather(beam.PTransform[Any, Any]):
-    """Into pairs of a key and a block. Without keys there is a block even if there are no rows: a test can say so."""
+    """Turns elements into pairs of a key and ``HashedRows``.
+
+    Without keys there is a pair even if there are no rows, so that the test can report that.
+    """
 
     def __init__(self, reader: Reader) -> None:
         super().__init__()
@@ -29,25 +32,25 @@ class Gather(beam.PTransform[Any, Any]):
 
     def expand(self, input_or_inputs: Any) -> Any:
         kind = tuple[Any, HashedRows]
-        blocks = input_or_inputs | "Gather" >> beam.ParDo(_GatherDoFn(self._reader)).with_output_types(kind)
-        if self._reader.key_name is not None or not isinstance(blocks.windowing.windowfn, GlobalWindows):
-            return blocks
+        rows = input_or_inputs | "Gather" >> beam.ParDo(_GatherDoFn(self._reader)).with_output_types(kind)
+        if self._reader.key_name is not None or not isinstance(rows.windowing.windowfn, GlobalWindows):
+            return rows
         nothing = HashedRows(np.empty(0, dtype=np.uint64), np.empty((0, 0)))
-        empty = blocks.pipeline | "NoRows" >> beam.Create([(None, nothing)]).with_output_types(kind)
-        return (blocks, empty) | "OrNoRows" >> beam.Flatten()
+        empty = rows.pipeline | "NoRows" >> beam.Create([(None, nothing)]).with_output_types(kind)
+        return (rows, empty) | "OrNoRows" >> beam.Flatten()
 
 
 @dataclass
 class _Held:
-    """Of one key and window. ``matrices`` become blocks when no more are waited for."""
+    """The rows of one key and window. ``matrices`` are hashed when they are passed on."""
 
     timestamp: Any
-    blocks: list[HashedRows] = field(default_factory=list[HashedRows])
+    hashed: list[HashedRows] = field(default_factory=list[HashedRows])
     matrices: list[Any] = field(default_factory=list[Any])
 
 
 class _GatherDoFn(beam.DoFn):
-    """A block never crosses a window, and none outlives its bundle."""
+    """Rows of different windows are never put together, and none are held beyond their bundle."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
@@ -62,19 +65,19 @@ class _GatherDoFn(beam.DoFn):
     ) -> Iterator[WindowedValue]:
         key, rows = self._reader.parted(element)
         if isinstance(rows, pa.RecordBatch):
-            for of_row, block in self._reader.of_table(rows):
-                self._hold(of_row if key is None else key, window, timestamp).blocks.append(block)
-                self._bytes += block.rows.nbytes
+            for of_row, hashed in self._reader.of_table(rows):
+                self._hold(of_row if key is None else key, window, timestamp).hashed.append(hashed)
+                self._bytes += hashed.rows.nbytes
         else:
             self._hold(key, window, timestamp).matrices.append(rows)
             self._bytes += rows.nbytes
         if self._bytes > _HELD_BYTES:
             yield from self.finish_bundle()
 
-    def finish_bundle(self) -> Iterator[WindowedValue]:  # type: ignore[override]  # Beam's says None, and takes these.
+    def finish_bundle(self) -> Iterator[WindowedValue]:  # type: ignore[override]  # Beam's annotation says None; it accepts these.
         for (key, window), held in self._held.items():
-            for block in by_width([*held.blocks, *self._reader.of_matrices(held.matrices)]):
-                for piece in block.pieces(_BLOCK_BYTES):
+            for hashed in by_width([*held.hashed, *self._reader.of_matrices(held.matrices)]):
+                for piece in hashed.pieces(_ELEMENT_BYTES):
                     yield WindowedValue((key, piece), held.timestamp, (window,))
         self.start_bundle()
 

@@ -1,4 +1,4 @@
-"""Rows of a sample that travel together, with the hashes of their ids."""
+"""Rows of a sample that are moved together, with the hashes of their ids."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["HashedRows", "by_width", "first_fault", "stacked"]
 
 @dataclass(frozen=True)
 class HashedRows:
-    """``bad`` rows were left out, since they can't be compared; ``fault`` says what is wrong with one of them."""
+    """Rows and their hashes. ``bad`` counts rows that were left out; ``fault`` says what is wrong with one of them."""
 
     hashes: Any
     rows: Any
@@ -25,14 +25,15 @@ class HashedRows:
 
     @property
     def width(self) -> int:
+        """The numbers of a row."""
         return self.rows.shape[1]
 
     def take(self, which: Any) -> HashedRows:
-        """The rows with these numbers, or where this mask is true."""
+        """Return the rows with these numbers, or where this mask is true."""
         return HashedRows(self.hashes[which], self.rows[which])
 
     def pieces(self, most_bytes: int) -> Iterator[HashedRows]:
-        """The same in blocks of no more bytes, but for single rows."""
+        """Yield the rows in pieces of at most ``most_bytes``; a piece has at least one row."""
         count = max(1, int(most_bytes // max(1, self.width * self.rows.itemsize)))
         if len(self) <= count:
             yield self
@@ -43,26 +44,26 @@ class HashedRows:
             yield self.take(slice(start, start + count))
 
 
-def stacked(blocks: Sequence[HashedRows]) -> HashedRows:
-    """All of them in one. They are of one width."""
-    if len(blocks) == 1:
-        return blocks[0]
+def stacked(pieces: Sequence[HashedRows]) -> HashedRows:
+    """Return all rows in one piece. They have the same width."""
+    if len(pieces) == 1:
+        return pieces[0]
     return HashedRows(
-        np.concatenate([block.hashes for block in blocks]),
-        np.concatenate([block.rows for block in blocks]),
-        sum(block.bad for block in blocks),
-        first_fault(block.fault for block in blocks),
+        np.concatenate([piece.hashes for piece in pieces]),
+        np.concatenate([piece.rows for piece in pieces]),
+        sum(piece.bad for piece in pieces),
+        first_fault(piece.fault for piece in pieces),
     )
 
 
-def by_width(blocks: Iterable[HashedRows]) -> list[HashedRows]:
-    """Stacked, those of one width each: whoever knows all rows will say what is wrong with that."""
+def by_width(pieces: Iterable[HashedRows]) -> list[HashedRows]:
+    """Return the rows of each width in one piece. The summary of all rows reports different widths as an error."""
     found: dict[int, list[HashedRows]] = {}
-    for block in blocks:
-        found.setdefault(block.width, []).append(block)
+    for piece in pieces:
+        found.setdefault(piece.width, []).append(piece)
     return [stacked(alike) for alike in found.values()]
 
 
 def first_fault(faults: Iterable[str]) -> str:
-    """One of them, the same whatever their order."""
+    """Return one of the faults, the same in whatever order they come."""
     return min(filter(None, faults), default="")

@@ -1,4 +1,4 @@
-"""Whether a collection still looks like the reference: a test in a pipeline."""
+"""The test in a pipeline, ``MMDTest``, and the distance without a test, ``MMD``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ __all__ = ["MMD", "MMDTest"]
 
 
 class MMDTest(beam.PTransform[Any, Any]):
-    """Whether rows come from the distribution of a reference: one `MMDTestResult`, or `(key, MMDTestResult)` pairs.
+    """Tests whether rows come from the same distribution as a reference.
+
+    Returns one ``MMDTestResult``, or ``(key, MMDTestResult)`` pairs.
 
     >>> import numpy as np
     >>> random = np.random.default_rng(0)
@@ -36,29 +38,29 @@ class MMDTest(beam.PTransform[Any, Any]):
     ...     _ = rows | MMDTest(reference) | beam.Map(lambda result: print(result.drift, result.p_value < 0.01))
     True True
 
-    The result is that of `mmd_test(..., ids=...)`, however the rows are spread over files, bundles and workers.
-    Elements are vectors, matrices of rows, or, with ``column``, record batches. In fixed windows there is one result
-    for each, at the window's end, all against one reference in the global window; rows of a batch are in its window.
-    Triggers should be the default: a test is of all rows of its window.
+    The result is that of ``mmd_test(..., ids=...)``, however the rows are distributed over files, bundles and workers.
+    Elements are vectors, matrices of rows, or, with ``column``, record batches. With fixed windows there is one result
+    per window, at its end, all against one reference in the global window; a batch belongs to one window with all of
+    its rows. Keep the default trigger: a test needs all rows of its window.
 
     Args:
-        reference: a PCollection of the same kind, which becomes a side input; an array; or a path of Parquet or npy
-            files, which may have ``*`` in it. An array or npy file is the reference of every key. Of one with more
-            than 1,023 times the rows of the current sample, so many are compared.
-        kernel: one, or several, or an `Aggregate`, for one test that keeps its level. RBF at the median distance, if
-            there is none.
-        column: of record batches: the one with vectors, or several of numbers that are a vector together.
-        id: the column with the rows' ids, whole numbers or texts, from which random bins come. Without it they come
-            from the bytes of the row: then equal rows share a bin, which makes the test cautious where there are many.
-        by: the column with keys: one test for each.
+        reference: a PCollection of the same kind, which becomes a side input; an array; or a path of Parquet or
+            ``.npy`` files, which may have ``*`` in it. An array or ``.npy`` file is the reference of every key. At most
+            1,023 times as many rows as the current sample has are compared.
+        kernel: one kernel, or several, or an ``Aggregate``; all make one test that keeps its level. The default is
+            ``RBF`` with the median distance.
+        column: for record batches: the column of vectors, or several columns of numbers that form a vector together.
+        id: for record batches: the column with the rows' ids, whole numbers or texts, which random bins come from.
+            Without it, bins come from the bytes of the row: equal rows then share a bin, and with many of them the
+            test detects less.
+        by: for record batches: the column with keys; there is one test for each key.
         keyed: elements are pairs of a key and one of the above.
-        permutations: how many random partings of the bins the statistic is compared with.
-        level: the rate of false alarms.
-        seed: of bins and permutations.
-        bins: of both samples together.
-        precision: of the kernel's values; sums are always double.
-        pca: so many principal components are compared, found for each test in both samples together: those of the
-            reference alone would tell them apart.
+        permutations: how many random permutations of the bins the statistic is compared with.
+        level: the false-alarm rate: how often drift is reported when there is none.
+        seed: the seed of bins and permutations.
+        bins: the number of bins of both samples together.
+        precision: the precision of the kernel's values; sums are always double.
+        pca: compare this many principal components, fitted for each test to both samples together.
 
     Counters: ``reference_rows``, ``current_rows``, ``tiles``.
     """
@@ -83,25 +85,25 @@ class MMDTest(beam.PTransform[Any, Any]):
         self._settings = Settings(permutations, level, seed, precision)
         kernels = as_kernels(kernel)
         check_kernels(kernels)
-        plan_bins(2, 2, bins)  # Says now what is wrong with their number.
+        plan_bins(2, 2, bins)  # Check the number now, not in a worker.
         self._comparison = ComparisonSteps(
             reference, Reader(column, id, by, keyed), Planner(kernels, bins, precision, pca), seed
         )
-        self._gives_failures = False
+        self._returns_failures = False
 
     def with_exception_handling(self) -> MMDTest:
-        """Keys and windows that can't be tested don't end the pipeline: returns `(results, failures)`.
+        """Return ``(results, failures)``: keys and windows that can't be tested no longer fail the pipeline.
 
-        A failure is as Beam has them: the key (None without keys), and a tuple of the exception's type, its text and
-        its traceback. Such are: no rows in the reference, fewer than 2, NaN or null, rows of another width, a kernel
-        that gives NaN for some pair of rows. What holds for all ends the pipeline: no such column, no numbers in it,
-        an error in a kernel of your own.
+        A failure has the form that Beam uses: the key (None without keys), and a tuple of the exception's type, its
+        text and its traceback. These are failures: fewer than 2 rows, NaN or null, rows of another width, a kernel that
+        gives NaN for some pair of rows. Errors that concern all keys still fail the pipeline: a missing column, a
+        column without numbers, an exception in a kernel of your own.
         """
-        self._gives_failures = True
+        self._returns_failures = True
         return self
 
     def expand(self, input_or_inputs: Any) -> Any:
-        sums, failures = self._comparison.sums(input_or_inputs, self._gives_failures)
+        sums, failures = self._comparison.sums(input_or_inputs, self._returns_failures)
         settings = self._settings
 
         def concluded(element: tuple[Any, Sums]) -> Any:
@@ -111,11 +113,13 @@ class MMDTest(beam.PTransform[Any, Any]):
         results = sums | "Conclude" >> beam.Map(concluded).with_output_types(tuple[Any, MMDTestResult])
         if self._comparison.reader.key_name is None:
             results = results | "Values" >> beam.Values().with_output_types(MMDTestResult)
-        return (results, failures) if self._gives_failures else results
+        return (results, failures) if self._returns_failures else results
 
 
 class MMD(beam.PTransform[Any, Any]):
-    """The unbiased MMD² of rows and a reference, exact over all pairs: one float, or `(key, float)` pairs.
+    """Computes the unbiased MMD² of rows and a reference, exact over all pairs.
+
+    Returns one float, or ``(key, float)`` pairs.
 
     >>> from luminosity.drift import RBF
     >>> with beam.Pipeline(runner="FnApiRunner") as pipeline:
@@ -123,7 +127,7 @@ class MMD(beam.PTransform[Any, Any]):
     ...     _ = rows | MMD([[0.0], [1.0], [2.0]], RBF(1.0)) | beam.Map(lambda mmd2: print(round(mmd2, 4)))
     0.8989
 
-    `MMDTest` says whether that is more than chance. The arguments are as there.
+    ``MMDTest`` says whether that is more than chance explains. The arguments are the same.
     """
 
     def __init__(
@@ -146,21 +150,21 @@ class MMD(beam.PTransform[Any, Any]):
         check_kernels(kernels)
         planner = Planner(kernels, None, precision, pca)
         self._comparison = ComparisonSteps(reference, Reader(column, id, by, keyed), planner, seed)
-        self._gives_failures = False
+        self._returns_failures = False
 
     def with_exception_handling(self) -> MMD:
-        """As that of `MMDTest`."""
-        self._gives_failures = True
+        """Return ``(results, failures)``, as ``MMDTest.with_exception_handling`` does."""
+        self._returns_failures = True
         return self
 
     def expand(self, input_or_inputs: Any) -> Any:
-        sums, failures = self._comparison.sums(input_or_inputs, self._gives_failures)
+        sums, failures = self._comparison.sums(input_or_inputs, self._returns_failures)
         results = sums | "Estimate" >> beam.MapTuple(lambda key, sums: (key, _estimate(sums))).with_output_types(
             tuple[Any, float]
         )
         if self._comparison.reader.key_name is None:
             results = results | "Values" >> beam.Values().with_output_types(float)
-        return (results, failures) if self._gives_failures else results
+        return (results, failures) if self._returns_failures else results
 
 
 def _estimate(sums: Sums) -> float:

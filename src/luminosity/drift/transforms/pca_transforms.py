@@ -1,4 +1,4 @@
-"""Principal components of a collection."""
+"""Principal components in a pipeline: fit them to a PCollection, and project rows onto them."""
 
 from __future__ import annotations
 
@@ -21,20 +21,21 @@ __all__ = ["ApplyPCA", "FitPCA"]
 
 
 class FitPCA(beam.PTransform[Any, Any]):
-    """The directions in which rows vary most: one `PCA`, or `(key, PCA)` pairs.
+    """Fits the directions in which rows vary most. Returns one ``PCA``, or ``(key, PCA)`` pairs.
 
     >>> with beam.Pipeline(runner="FnApiRunner") as pipeline:
     ...     rows = pipeline | beam.Create([[0.0, 0.0], [0.0, 2.0], [1.0, 0.0], [1.0, 2.0]])
     ...     _ = rows | FitPCA(1) | beam.Map(lambda pca: print(pca.mean, pca.components))
     [0.5 1. ] [[0. 1.]]
 
-    For a test, fit the rows of both samples together, `(reference, current) | beam.Flatten() | FitPCA(50)`: components
-    of the reference alone tell the samples apart, and the level would not hold. `MMDTest(pca=50)` does so by itself.
+    For a test, fit the rows of both samples together, ``(reference, current) | beam.Flatten() | FitPCA(50)``:
+    components of the reference alone tell the samples apart, and the test would report drift too often.
+    ``MMDTest(pca=50)`` fits both samples together.
 
     Args:
-        components: how many.
-        column: of record batches: the one with vectors, or several of numbers that are a vector together.
-        by: the column with keys: components for each.
+        components: the number of components.
+        column: for record batches: the column of vectors, or several columns of numbers that form a vector together.
+        by: for record batches: the column with keys; each key gets its own components.
         keyed: elements are pairs of a key and rows.
     """
 
@@ -43,7 +44,7 @@ class FitPCA(beam.PTransform[Any, Any]):
     ) -> None:
         super().__init__()
         if not is_whole(components) or components < 1:
-            raise DriftError(f"Found components={components}, expected 1 or more.")
+            raise DriftError(f"found components={components}, expected a whole number from 1 on")
         self._components = components
         self._reader = Reader(column, by=by, keyed=keyed)
 
@@ -51,8 +52,8 @@ class FitPCA(beam.PTransform[Any, Any]):
         components, name = self._components, self._reader.key_name
 
         def fit(key: Any, summary: Summary) -> tuple[Any, PCA]:
-            summary.check("The collection" if name is None else f"{name}={key!r}")
-            assert summary.sums is not None, "it was asked for"
+            summary.check("the collection" if name is None else f"{name}={key!r}")
+            assert summary.sums is not None, "Summarise(with_sums=True) computes them"
             return key, summary.sums.pca(components)
 
         fitted = (
@@ -65,7 +66,7 @@ class FitPCA(beam.PTransform[Any, Any]):
 
 
 class ApplyPCA(beam.PTransform[Any, Any]):
-    """Projects rows onto components: vectors to shorter ones, or, of a table, with one more column.
+    """Projects rows onto components. Vectors become shorter vectors; a table gets one more column.
 
     >>> from luminosity.drift import FitPCA
     >>> rows = np.random.default_rng(0).normal(size=(100, 8))
@@ -77,17 +78,17 @@ class ApplyPCA(beam.PTransform[Any, Any]):
     fixed_size_list<item: float>[2]
 
     Args:
-        pca: a `PCA`, or what `FitPCA` gives without keys.
-        column: of record batches: where the vectors are.
-        output: of record batches: the new column; it may be the same one.
+        pca: a ``PCA``, or what ``FitPCA`` returns without keys.
+        column: for record batches: the column of vectors, or several columns of numbers.
+        output: for record batches: the name of the new column; it may be that of an existing one.
     """
 
     def __init__(self, pca: Any, *, column: Columns | None = None, output: str | None = None) -> None:
         super().__init__()
         if not isinstance(pca, PCA | beam.PCollection):
-            raise DriftError(f"Found pca={pca!r}, expected a PCA, or the PCollection with one that FitPCA gives.")
+            raise DriftError(f"found pca={pca!r}, expected a PCA, or the PCollection that FitPCA returns")
         if (column is None) != (output is None):
-            raise DriftError(f"Found column={column!r} and output={output!r}, expected both, for tables, or neither.")
+            raise DriftError(f"found column={column!r} and output={output!r}, expected both, for tables, or neither")
         self._pca = pca
         self._reader = Reader(column)
         self._output = output
@@ -111,8 +112,11 @@ def _with_column(batch: pa.RecordBatch, column: Columns, output: str, pca: PCA) 
     matrix, wrong = matrix_of(batch, column)
     if wrong:
         place, what = next(iter(wrong.items()))
-        raise DriftError(f"The column {column!r}: row {place} of a batch {what}. Leave such rows out before.")
-    rows = matrix if len(matrix) else np.empty((0, len(pca.mean)))  # An empty list says nothing of its width.
+        raise DriftError(
+            f"row {place} of a batch {what} in the column {column!r}, expected numbers",
+            fix="leave such rows out before",
+        )
+    rows = matrix if len(matrix) else np.empty((0, len(pca.mean)))  # An empty batch does not know its width.
     projected = pca.transform(rows)
     values = pa.FixedSizeListArray.from_arrays(pa.array(projected.ravel()), projected.shape[1])
     if output in batch.schema.names:

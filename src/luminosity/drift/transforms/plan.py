@@ -1,4 +1,4 @@
-"""How a test is done, decided from the summaries of both samples exactly as for two arrays with ids."""
+"""Plans a test from the summaries of both samples, with exactly the choices that two arrays with ids get."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = ["Part", "Plan", "PlanDoFn", "Planner", "Recipe"]
 
 @dataclass(frozen=True)
 class Recipe:
-    """What to do with rows that are ready. Kernels are pickled as Beam does it: users' functions may be lambdas."""
+    """What to compute from prepared rows. Kernels are pickled by Beam's pickler: users' functions may be lambdas."""
 
     bins: BinCounts
     offsets: tuple[float, ...]
@@ -38,18 +38,19 @@ class Recipe:
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:
+        """The unpickled kernels."""
         return _kernels(self.pickled)
 
 
 @lru_cache(maxsize=64)
 def _kernels(pickled: bytes) -> tuple[Kernel, ...]:
-    """The same objects each time: what is compiled for a function is kept as long as the function is."""
+    """Return the same objects each time: code compiled for a function is kept as long as the function."""
     return pickler.loads(pickled)
 
 
 @dataclass(frozen=True)
 class Part:
-    """Rows of one strip, ready to be computed with, and their bins."""
+    """Prepared rows of one strip, and their bins."""
 
     strip: int
     bins: Any
@@ -58,7 +59,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Plan:
-    """Of one key and window. Rows of the reference with a hash above ``last`` are left out."""
+    """The plan of one key and window. Rows of the reference with a hash above ``last`` are left out."""
 
     recipe: Recipe
     strips: StripCounts
@@ -67,28 +68,29 @@ class Plan:
     pca: PCA | None
     last: int | None
 
-    def parts(self, block: HashedRows, of_reference: bool) -> Iterator[Part]:
+    def parts(self, rows: HashedRows, of_reference: bool) -> Iterator[Part]:
+        """Prepare rows of one sample, and yield those of each strip."""
         if of_reference and self.last is not None:
-            block = block.take(block.hashes <= np.uint64(self.last))
-        if not len(block):
+            rows = rows.take(rows.hashes <= np.uint64(self.last))
+        if not len(rows):
             return
         bins = self.recipe.bins
         of_row = (
-            hashed_bins(block.hashes, bins.reference)
+            hashed_bins(rows.hashes, bins.reference)
             if of_reference
-            else hashed_bins(block.hashes, bins.current) + bins.reference
+            else hashed_bins(rows.hashes, bins.current) + bins.reference
         )
-        rows = block.rows if self.pca is None else self.pca.transform(block.rows, self.precision)  # type: ignore[arg-type]
-        rows = (rows - self.centre).astype(self.precision)
-        strips = self.strips.numbers(block.hashes, of_reference)
+        values = rows.rows if self.pca is None else self.pca.transform(rows.rows, self.precision)  # type: ignore[arg-type]
+        values = (values - self.centre).astype(self.precision)
+        strips = self.strips.numbers(rows.hashes, of_reference)
         for strip in np.unique(strips).tolist():
             here = strips == strip
-            yield Part(strip, of_row[here].astype(np.int16), rows[here])
+            yield Part(strip, of_row[here].astype(np.int16), values[here])
 
 
 @dataclass(frozen=True)
 class Planner:
-    """``bins`` is None where nothing is permuted: one for each sample is enough."""
+    """Plans tests. ``bins`` is None if nothing is permuted: then each sample has one bin."""
 
     kernels: Sequence[Kernel | Aggregate]
     bins: int | None
@@ -98,12 +100,16 @@ class Planner:
 
     def __post_init__(self) -> None:
         if self.components is not None and (not is_whole(self.components) or self.components < 1):
-            raise DriftError(f"Found pca={self.components!r}, expected the number of components, 1 or more.")
+            raise DriftError(f"found pca={self.components!r}, expected the number of components, 1 or more")
 
     def plan(self, reference: Summary, current: Summary, smallest_hashes: Callable[[], Iterable[Any]]) -> Plan:
-        """``smallest_hashes`` gives those of the reference's rows, strip by strip, should there be too many."""
-        reference.check("The reference")
-        current.check("The current sample")
+        """Return the plan for a key, or raise an error if its samples can't be compared.
+
+        ``smallest_hashes`` returns the hashes of the reference's rows, strip by strip. It is called if the reference
+        has too many rows.
+        """
+        reference.check("the reference")
+        current.check("the current sample")
         self._same_width(reference, current)
         used, last = self._used(reference.rows, current.rows, smallest_hashes)
         pca = self._pca(reference, current)
@@ -122,20 +128,21 @@ class Planner:
         if reference.widths != current.widths:
             (of_reference,), (of_current,) = reference.widths, current.widths
             raise DriftError(
-                f"The reference has rows of {of_reference} numbers, the current sample of {of_current}. Expected one "
-                "width; perhaps they come from different models."
+                f"the reference has rows of {of_reference} numbers, the current sample of {of_current}, expected one "
+                "width; perhaps they come from different models"
             )
 
     def _used(
         self, reference: int, current: int, smallest_hashes: Callable[[], Iterable[Any]]
     ) -> tuple[int, int | None]:
-        """How many rows of the reference are compared, and the hash of the last of them."""
+        """Return how many rows of the reference are compared, and the hash of the last of them."""
         if self.bins is None:
             return reference, None
         if current > most_rows(reference):
             raise DriftError(
-                f"The current sample has {current:,} rows, the reference {reference:,}. Expected at most "
-                f"{most_rows(reference):,}: take a larger reference, or part of the current sample."
+                f"the current sample has {current:,} rows, the reference {reference:,}, expected at most "
+                f"{most_rows(reference):,} rows in the current sample",
+                fix="use a larger reference, or part of the current sample",
             )
         most = most_rows(current)
         if reference <= most:
@@ -148,7 +155,7 @@ class Planner:
         return most, int(np.partition(found, most - 1)[most - 1])
 
     def _pca(self, reference: Summary, current: Summary) -> PCA | None:
-        """Of both samples together: components of the reference alone would tell them apart."""
+        """Fit components to both samples together: those of the reference alone would tell the samples apart."""
         if self.components is None:
             return None
         assert reference.sums is not None
@@ -165,7 +172,7 @@ def _all_equal(reference: Summary, current: Summary) -> bool:
 
 
 def _pooled(reference: Summary, current: Summary) -> Any:
-    """The rows of smallest hash in both."""
+    """Return the rows of smallest hash in both samples."""
     assert reference.sample is not None
     assert current.sample is not None
     hashes = np.concatenate([reference.sample.hashes, current.sample.hashes])
@@ -174,10 +181,9 @@ def _pooled(reference: Summary, current: Summary) -> Any:
 
 
 class PlanDoFn(beam.DoFn):
-    """From a key and the current sample's summary to the key and a plan.
+    """Turns a key and the summary of its current sample into the key and a plan, or a failure.
 
-    Args:
-        is_shared: the reference has no keys, and is that of all.
+    ``is_shared`` means that the reference has no keys, and that all keys are compared with it.
     """
 
     def __init__(self, planner: Planner, is_shared: bool, failures: Failures) -> None:
@@ -198,7 +204,7 @@ class PlanDoFn(beam.DoFn):
 
         def smallest_hashes() -> Iterable[Any]:
             for strip in range(self._planner.cutting.of_sample(reference)):
-                yield from (block.hashes for block in strips[of_reference, strip])
+                yield from (rows.hashes for rows in strips[of_reference, strip])
 
         try:
             yield key, self._planner.plan(reference, current, smallest_hashes)

@@ -1,4 +1,4 @@
-"""What users give as the reference, as blocks of rows by key."""
+"""Turns what users pass as the reference, a PCollection, an array or a path, into rows by key."""
 
 from __future__ import annotations
 
@@ -18,34 +18,36 @@ __all__ = ["Reference", "ReferenceRows", "check_reference", "has_keys"]
 
 Reference: TypeAlias = Any  # a PCollection, an array, or a path of files
 
-_ARRAY_BYTES = 4 << 20  # what one element of the pipeline's description holds
-_MOST_ARRAY_BYTES = 256 << 20
+_ARRAY_BYTES = 4 << 20  # bytes of an array in one element of the pipeline's description
+_MOST_ARRAY_BYTES = 256 << 20  # bytes of an array that is sent with the pipeline's description
 
 
 def has_keys(reference: Reference) -> bool:
-    """An array or an npy file has none: it is the reference of every key."""
+    """Return whether the rows of the reference have keys. An array or ``.npy`` file is the reference of every key."""
     return isinstance(reference, beam.PCollection) or (_is_path(reference) and not is_npy(os.fspath(reference)))
 
 
 def check_reference(reference: Reference, reader: Reader) -> None:
-    """What can be told before the pipeline is built."""
+    """Raise an error for references that are known to be wrong before the pipeline is built."""
     if isinstance(reference, beam.PCollection):
         return
     if not _is_path(reference):
         _checked(reference)
     elif not is_npy(os.fspath(reference)) and reader.column is None:
-        raise DriftError(f"Found reference={os.fspath(reference)!r} and no column= that says where its vectors are.")
+        raise DriftError(
+            f"found reference={os.fspath(reference)!r} without column=", fix="pass column=, the column of vectors"
+        )
     elif reader.keyed and has_keys(reference):
         raise DriftError(
-            f"Found keyed=True and reference={os.fspath(reference)!r}, whose rows have no keys. Say by= which column "
-            "is the key, or give the reference as a PCollection of pairs."
+            f"found keyed=True and reference={os.fspath(reference)!r}, whose rows have no keys",
+            fix="pass by=, the column of keys, or pass the reference as a PCollection of pairs",
         )
 
 
 class ReferenceRows(beam.PTransform[Any, Any]):
-    """From the reference, if it is a PCollection, else from the pipeline.
+    """Turns the reference into pairs of a key and rows. Applied to the PCollection, or otherwise to the pipeline.
 
-    ``reader`` is that of the current sample, with the reference's seed.
+    ``reader`` is the reader of the current sample, with the reference's seed.
     """
 
     def __init__(self, reference: Reference, reader: Reader) -> None:
@@ -70,11 +72,12 @@ def _is_path(reference: Any) -> bool:
 
 
 def _checked(reference: Any) -> Any:
-    rows = as_rows(reference, "The reference")
+    rows = as_rows(reference, "the reference")
     if rows.nbytes > _MOST_ARRAY_BYTES:
         raise DriftError(
-            f"The reference is an array of {rows.nbytes >> 20:,} MB, expected at most {_MOST_ARRAY_BYTES >> 20}: it is "
-            "sent with the pipeline's description. Write it to a file, and give its path."
+            f"the reference is an array of {rows.nbytes >> 20:,} MB, expected at most {_MOST_ARRAY_BYTES >> 20} MB, "
+            "because it is sent with the pipeline's description",
+            fix="write it to a file, and pass its path",
         )
     return rows
 

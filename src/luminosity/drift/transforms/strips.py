@@ -1,6 +1,6 @@
-"""A sample cut into strips, so that many workers compare it: each pair of strips is a tile, and an element.
+"""Cuts samples into strips, so that many workers can compare them. Each pair of strips is a tile, one element.
 
-A row's strip comes from its hash, as its bin does: no row needs to know of the others.
+The hash of a row decides its strip, as it decides its bin, independent of all other rows.
 """
 
 from __future__ import annotations
@@ -18,33 +18,37 @@ __all__ = ["CUTTING", "Cutting", "StripCounts", "strip_of"]
 
 @dataclass(frozen=True)
 class StripCounts:
-    """How many there are of each sample. The reference's come first; with none of the current sample, its rows are in
-    the reference's only one."""
+    """The number of strips of each sample. The reference's strips come first.
+
+    If the current sample has no strips, its rows are in the reference's only strip.
+    """
 
     reference: int
     current: int
 
     @property
     def all(self) -> int:
+        """The number of strips of both samples."""
         return self.reference + self.current
 
     def tiles(self) -> Iterator[tuple[int, int]]:
-        """All pairs of strips, each once, and each with itself.
+        """Return all pairs of strips, each pair once, and each strip with itself.
 
-        >>> list(Strips(1, 1).tiles())
+        >>> list(StripCounts(1, 1).tiles())
         [(0, 0), (0, 1), (1, 1)]
         """
         return ((first, second) for first in range(self.all) for second in range(first, self.all))
 
     def tiles_of(self, strip: int) -> Iterator[tuple[int, int]]:
-        """
-        >>> list(Strips(2, 1).tiles_of(1))
+        """Return the tiles that a strip is part of.
+
+        >>> list(StripCounts(2, 1).tiles_of(1))
         [(0, 1), (1, 1), (1, 2)]
         """
         return ((min(strip, other), max(strip, other)) for other in range(self.all))
 
     def numbers(self, hashes: Any, of_reference: bool) -> Any:
-        """The strip of each row."""
+        """Return the strip of each row."""
         if of_reference or self.current == 0:
             return strip_of(hashes, self.reference)
         return strip_of(hashes, self.current) + self.reference
@@ -52,18 +56,20 @@ class StripCounts:
 
 @dataclass(frozen=True)
 class Cutting:
-    """Into how many strips: few, since each row is sent to as many tiles; but so many that all workers have some."""
+    """Decides the number of strips: few, because each row is sent to as many tiles; enough for all workers."""
 
-    few_rows: int = 16_384  # of both samples: compared by one worker in about a second
-    strip_rows: int = 8_192
-    enough_strips: int = 32  # of one sample: of both that is two thousand tiles
-    strip_bytes: int = 24 << 20  # which may mean more of them
+    few_rows: int = 16_384  # rows of both samples: one worker compares them in about a second
+    strip_rows: int = 8_192  # rows of a strip
+    enough_strips: int = 32  # strips of one sample: both samples have two thousand tiles
+    strip_bytes: int = 24 << 20  # bytes of a strip; wide rows may need more strips
 
     def of_sample(self, sample: Summary) -> int:
+        """Return the number of strips of one sample."""
         by_rows = min(self.enough_strips, -(-sample.rows // self.strip_rows))
         return max(1, by_rows, -(-sample.rows * sample.bytes_per_row // self.strip_bytes))
 
     def of_both(self, reference: Summary, current: Summary) -> StripCounts:
+        """Return the number of strips of both samples."""
         strips = self.of_sample(reference), self.of_sample(current)
         are_few = strips == (1, 1) and reference.rows + current.rows <= self.few_rows
         return StripCounts(1, 0) if are_few else StripCounts(*strips)
@@ -73,5 +79,5 @@ CUTTING = Cutting()
 
 
 def strip_of(hashes: Any, strips: int) -> Any:
-    """Small hashes come in the first: a strip is a range of them."""
+    """Return the strip of each hash. A strip is a range of hashes, the smallest hashes come first."""
     return ((hashes >> np.uint64(32)) * np.uint64(strips) >> np.uint64(32)).astype(np.int64)

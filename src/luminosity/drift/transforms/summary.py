@@ -1,4 +1,4 @@
-"""What the plan of a test needs to know of a sample: small, and the same however its rows are spread."""
+"""Summaries of samples, from which a test is planned: small, and independent of how rows are distributed."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ from luminosity.errors import DriftError
 
 __all__ = ["Summarise", "Summary"]
 
-_WAITING = 8  # blocks that are looked at together
+_WAITING = 8  # elements whose smallest hashes are found together
 
 
 @dataclass(frozen=True)
 class Summary:
-    """``sample`` holds the rows of smallest hash; ``sums`` what PCA needs, if it is wanted.
+    """What is known of a sample.
 
-    ``low`` and ``high`` are the least and the greatest number of each column.
+    ``sample`` holds the rows of smallest hash, ``sums`` what PCA needs (or None). ``low`` and ``high`` are the smallest
+    and the largest number of each column. ``bad`` rows can't be compared; ``fault`` says what is wrong with one of
+    them.
     """
 
     rows: int = 0
@@ -37,32 +39,32 @@ class Summary:
     fault: str = ""
 
     def check(self, name: str) -> None:
-        """An error unless its rows can be compared."""
+        """Raise an error unless the rows can be compared. ``name`` is what errors call the sample."""
         if self.bad:
             rows = "one row that" if self.bad == 1 else f"{self.bad:,} rows that"
             raise DriftError(
-                f"{name} has {rows} can't be compared: {self.fault}. Leave such rows out, or fill them in, before."
+                f"{name} has {rows} can't be compared: {self.fault}", fix="leave such rows out, or fill them in, before"
             )
         if len(self.widths) > 1:
             raise DriftError(
-                f"{name} has rows of {' and of '.join(map(str, sorted(self.widths)))} numbers. Expected one width; "
-                "perhaps they come from different models."
+                f"{name} has rows of {' and of '.join(map(str, sorted(self.widths)))} numbers, expected one width; "
+                "perhaps they come from different models"
             )
         if self.rows < 2:
             found = "no rows" if self.rows == 0 else "one row"
-            raise DriftError(f"{name} has {found}, expected at least 2.")
+            raise DriftError(f"{name} has {found}, expected at least 2")
         if 0 in self.widths:
-            raise DriftError(f"{name} has rows without any numbers in them.")
+            raise DriftError(f"{name} has rows without numbers, expected at least one number per row")
 
 
 class Summarise(beam.CombineFn):
-    """Of blocks."""
+    """Combines rows into the summary of a sample."""
 
     def __init__(self, with_sums: bool) -> None:
         self._with_sums = with_sums
 
     def create_accumulator(self) -> list[Any]:  # type: ignore[override]
-        return [Summary(), []]  # and blocks whose smallest hashes are not yet found
+        return [Summary(), []]  # and rows whose smallest hashes are not yet found
 
     def add_input(self, mutable_accumulator: list[Any], element: HashedRows) -> list[Any]:  # type: ignore[override]
         summary, waiting = mutable_accumulator
@@ -76,29 +78,29 @@ class Summarise(beam.CombineFn):
     def merge_accumulators(self, accumulators: Iterable[list[Any]]) -> list[Any]:  # type: ignore[override]
         found = list(accumulators)
         merged = _merged([summary for summary, _ in found])
-        return [merged, _smallest_by_width([block for _, waiting in found for block in waiting])]
+        return [merged, _smallest_by_width([rows for _, waiting in found for rows in waiting])]
 
     def extract_output(self, accumulator: list[Any]) -> Summary:  # type: ignore[override]
         summary, waiting = accumulator
         smallest = _smallest_by_width(waiting)
         return _merged([summary, Summary(sample=smallest[0] if smallest else None)])
 
-    def _of(self, block: HashedRows) -> Summary:
+    def _of(self, rows: HashedRows) -> Summary:
         sums = None
-        if self._with_sums and len(block):
+        if self._with_sums and len(rows):
             sums = PCASums()
-            sums.add(block.rows)
-        widths = frozenset([block.width] if len(block) else [])
-        row_bytes = block.width * block.rows.itemsize
-        low, high = (block.rows.min(axis=0), block.rows.max(axis=0)) if len(block) else (None, None)
-        return Summary(len(block), widths, row_bytes, None, sums, low, high, block.bad, block.fault)
+            sums.add(rows.rows)
+        widths = frozenset([rows.width] if len(rows) else [])
+        row_bytes = rows.width * rows.rows.itemsize
+        low, high = (rows.rows.min(axis=0), rows.rows.max(axis=0)) if len(rows) else (None, None)
+        return Summary(len(rows), widths, row_bytes, None, sums, low, high, rows.bad, rows.fault)
 
 
 def _merged(summaries: list[Summary]) -> Summary:
     sums: PCASums | None = None
     widths = frozenset[int]().union(*(summary.widths for summary in summaries))
     low = high = None
-    if len(widths) == 1:  # With several there will be an error.
+    if len(widths) == 1:  # check() reports several widths.
         parts = [summary.sums for summary in summaries if summary.sums is not None]
         if parts:
             sums = PCASums()
@@ -119,17 +121,17 @@ def _merged(summaries: list[Summary]) -> Summary:
     )
 
 
-def _smallest_by_width(blocks: list[HashedRows]) -> list[HashedRows]:
+def _smallest_by_width(pieces: list[HashedRows]) -> list[HashedRows]:
     found: dict[int, list[HashedRows]] = {}
-    for block in blocks:
-        found.setdefault(block.width, []).append(block)
+    for piece in pieces:
+        found.setdefault(piece.width, []).append(piece)
     return [_smallest(alike) for alike in found.values()]
 
 
-def _smallest(blocks: list[HashedRows]) -> HashedRows:
-    """The rows of smallest hash, in its order; equal ones, of ids that are not unique, by their first number."""
-    block = stacked(blocks)
-    if len(block) > SAMPLE_ROWS:
-        last = np.partition(block.hashes, SAMPLE_ROWS - 1)[SAMPLE_ROWS - 1]
-        block = block.take(block.hashes <= last)
-    return block.take(np.lexsort((*block.rows.T[:1], block.hashes))[:SAMPLE_ROWS])
+def _smallest(pieces: list[HashedRows]) -> HashedRows:
+    """Return the rows of smallest hash, in that order. Equal hashes, of equal ids, are ordered by the first number."""
+    rows = stacked(pieces)
+    if len(rows) > SAMPLE_ROWS:
+        last = np.partition(rows.hashes, SAMPLE_ROWS - 1)[SAMPLE_ROWS - 1]
+        rows = rows.take(rows.hashes <= last)
+    return rows.take(np.lexsort((*rows.rows.T[:1], rows.hashes))[:SAMPLE_ROWS])

@@ -1,4 +1,4 @@
-"""Sums over one tile: the rows of a strip against those of another, or of itself."""
+"""Sends rows to the tiles they are part of, and sums kernel values over each tile."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Tile = tuple[Any, int, int]  # the key and two strips
 
 @dataclass(frozen=True)
 class Sums:
-    """Of kernel values for pairs of bins, and the rows of each bin; or why there are none."""
+    """Sums of kernel values over pairs of bins, and the rows of each bin; or the failure of a key."""
 
     recipe: Recipe
     matrices: Any
@@ -48,7 +48,7 @@ class Sums:
 
 
 class TileDoFn(beam.DoFn):
-    """From a tile, and all that was sent to it, to its key and sums."""
+    """Computes the sums of a tile from the rows and the recipe that were sent to it."""
 
     def __init__(self, failures: Failures) -> None:
         self._failures = failures
@@ -60,22 +60,24 @@ class TileDoFn(beam.DoFn):
         (key, first, second), sent = element
         recipe: Recipe | None = None
         by_strip: dict[int, list[Part]] = {first: [], second: []}
-        for thing in sent:
-            if isinstance(thing, Part):
-                by_strip[thing.strip].append(thing)
+        for each in sent:
+            if isinstance(each, Part):
+                by_strip[each.strip].append(each)
             else:
-                recipe = thing
-        if recipe is not None and all(by_strip.values()):  # A strip may happen to have no rows.
+                recipe = each
+        if recipe is not None and all(by_strip.values()):  # A strip may have no rows.
             self._tiles.inc()
             y = _joined(by_strip[second]) if first != second else None
             try:
                 sums = _sums(recipe, _joined(by_strip[first]), y)
-            except DriftError as error:  # of the kernel for these rows: other keys' may be right
+            except DriftError as error:  # The kernel failed for these rows; other keys may succeed.
                 sums = Sums(recipe, None, None, self._failures.of(error, key, window))
             yield key, sums
 
 
 class AddSums(beam.CombineFn):
+    """Adds the sums of the tiles of a key."""
+
     def create_accumulator(self) -> Sums | None:  # type: ignore[override]
         return None
 
@@ -89,12 +91,12 @@ class AddSums(beam.CombineFn):
         return merged
 
     def extract_output(self, accumulator: Sums | None) -> Sums:  # type: ignore[override]
-        assert accumulator is not None, "nothing is combined by key but where there is something"
+        assert accumulator is not None, "a key is combined only if it has sums"
         return accumulator
 
 
 def part_failures(element: tuple[Any, Sums]) -> Iterator[Any]:
-    """A key whose sums failed goes where those go that have no plan."""
+    """Send a key whose sums failed to the output for failures."""
     key, sums = element
     yield element if sums.failure is None else TaggedOutput(FAILED, (key, sums.failure))
 
@@ -102,7 +104,7 @@ def part_failures(element: tuple[Any, Sums]) -> Iterator[Any]:
 def _added(first: Sums | None, second: Sums) -> Sums:
     if first is None:
         return second
-    if first.failure is not None or second.failure is not None:  # Of several, one: the same whatever their order.
+    if first.failure is not None or second.failure is not None:  # Keep one of several failures, the same in any order.
         return min((first, second), key=_failed_first)
     return Sums(first.recipe, first.matrices + second.matrices, first.counts + second.counts)
 
@@ -126,21 +128,21 @@ def _joined(parts: list[Part]) -> Part:
 
 
 class CutReference(beam.DoFn):
-    """Rows of the reference by key and strip. It is cut alike for all windows that it is compared with."""
+    """Cuts the rows of the reference into strips by key, the same strips for all windows it is compared with."""
 
     def __init__(self, cutting: Cutting) -> None:
         self._cutting = cutting
 
     def process(self, element: tuple[Any, HashedRows], summaries: Any) -> Iterator[Any]:  # type: ignore[override]
-        key, block = element
+        key, rows = element
         (summary,) = summaries[key]
-        strips = strip_of(block.hashes, self._cutting.of_sample(summary))
+        strips = strip_of(rows.hashes, self._cutting.of_sample(summary))
         for strip in sorted(set(strips.tolist())):
-            yield (key, strip), block.take(strips == strip)
+            yield (key, strip), rows.take(strips == strip)
 
 
 class ScatterReference(beam.DoFn):
-    """From a key, one of its strips, and the plan."""
+    """Prepares a strip of the reference as the plan says, and sends its rows to their tiles."""
 
     def __init__(self, is_shared: bool) -> None:
         self._is_shared = is_shared
@@ -148,53 +150,54 @@ class ScatterReference(beam.DoFn):
 
     def process(self, element: tuple[tuple[Any, int], Plan], strips: Any) -> Iterator[Any]:  # type: ignore[override]
         (key, strip), plan = element
-        for block in strips[None if self._is_shared else key, strip]:
-            self._rows.inc(len(block))
-            yield from _scattered(key, plan, block, of_reference=True)
+        for rows in strips[None if self._is_shared else key, strip]:
+            self._rows.inc(len(rows))
+            yield from _scattered(key, plan, rows, of_reference=True)
 
 
 class ScatterCurrent(beam.DoFn):
-    """From a key and a block. A key without a plan has failed: its rows go nowhere."""
+    """Prepares rows of the current sample, and sends them to their tiles. Rows of keys without a plan are dropped."""
 
     def __init__(self) -> None:
         self._rows = Metrics.counter("MMDTest", "current_rows")
 
     def process(self, element: tuple[Any, HashedRows], plans: Any) -> Iterator[Any]:  # type: ignore[override]
-        key, block = element
+        key, rows = element
         for plan in plans[key]:
-            self._rows.inc(len(block))
-            yield from _scattered(key, plan, block, of_reference=False)
+            self._rows.inc(len(rows))
+            yield from _scattered(key, plan, rows, of_reference=False)
 
 
 def scatter_recipe(element: tuple[Any, Plan]) -> Iterator[tuple[Tile, Recipe]]:
-    """Every tile is told what to do."""
+    """Send the recipe to every tile."""
     key, plan = element
     return (((key, *tile), plan.recipe) for tile in plan.strips.tiles())
 
 
 def reference_strips(element: tuple[Any, Plan]) -> Iterator[tuple[tuple[Any, int], Plan]]:
+    """Return the plan for each strip of the reference."""
     key, plan = element
     return (((key, strip), plan) for strip in range(plan.strips.reference))
 
 
-def _scattered(key: Any, plan: Plan, block: HashedRows, of_reference: bool) -> Iterator[tuple[Tile, Part]]:
-    for part in plan.parts(block, of_reference):
+def _scattered(key: Any, plan: Plan, rows: HashedRows, of_reference: bool) -> Iterator[tuple[Tile, Part]]:
+    for part in plan.parts(rows, of_reference):
         for tile in plan.strips.tiles_of(part.strip):
             yield (key, *tile), part
 
 
 def sums_within(kernels: Sequence[Kernel], offsets: Sequence[float], rows: Any, bins: Any, count: int) -> Any:
-    """For each kernel a symmetric matrix over ordered pairs of different rows, by bin."""
+    """Return, for each kernel, the symmetric matrix of sums over ordered pairs of different rows, by pairs of bins."""
     return bin_sums(kernels, offsets, rows.__getitem__, bins, count)
 
 
 def sums_between(
     kernels: Sequence[Kernel], offsets: Sequence[float], rows: tuple[Any, Any], bins: tuple[Any, Any], count: int
 ) -> Any:
-    """The same over pairs of a row of the first strip and one of the second, in either order.
+    """Return the same sums over pairs of a row of the first strip and a row of the second, in either order.
 
-    Both may have rows of one bin. For a moment the second strip has bins of its own, so that pairs of the two are told
-    from pairs within one.
+    Both strips may have rows of the same bin. The second strip temporarily gets bins of its own, to distinguish pairs
+    of both strips from pairs within one.
     """
     both = np.concatenate(rows)
     apart = np.concatenate([bins[0], bins[1].astype(np.int64) + count])
