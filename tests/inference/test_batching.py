@@ -164,7 +164,7 @@ def test_target_duration_bounds_a_batch() -> None:
     [
         ({"bucket_boundaries": [1]}, "batch_length_fn"),
         ({"max_batch_weight": 1}, "element_size_fn"),
-        ({"min_batch_size": 5, "max_batch_size": 4}, "min_batch_size=5 exceeds max_batch_size=4"),
+        ({"min_batch_size": 5, "max_batch_size": 4}, "found min_batch_size=5, expected at most max_batch_size=4"),
     ],
 )
 def test_settings_that_contradict_each_other(settings: dict[str, object], message: str) -> None:

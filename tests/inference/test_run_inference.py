@@ -295,7 +295,7 @@ def test_predictions_that_do_not_match_their_examples(pipelines: Pipelines) -> N
     ("keywords", "message"),
     [
         ({"model_manager_args": {"slack_percentage": 0.2}}, "model_manager_args"),
-        ({"interval": 5}, "belong to watch_model_pattern"),
+        ({"interval": 5}, "found interval or stop_timestamp without watch_model_pattern"),
     ],
 )
 def test_keywords_that_would_do_nothing_are_refused(keywords: dict[str, Any], message: str) -> None:

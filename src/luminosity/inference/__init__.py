@@ -1,4 +1,4 @@
-"""RunInference and what stands behind it: handlers, batching, the model host."""
+"""RunInference and Enrich, and what they are made of: handlers, batching, the model host."""
 
 from luminosity.lean_beam import import_lean
 

@@ -1,4 +1,4 @@
-"""Blocks: what moves through the model host. Rows or columns, one path."""
+"""Blocks: several examples that move through the model host as one unit, as a list or as columns."""
 
 from __future__ import annotations
 
@@ -9,18 +9,21 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from luminosity.errors import InvalidType
+
 __all__ = ["Block", "Indices", "as_block", "concat", "join", "piece", "rows", "sample", "size", "take"]
 
-Block: TypeAlias = Any  # pyarrow has no types to name here
+Block: TypeAlias = Any  # pyarrow has no type stubs
 """Any number of examples: an Arrow array, a record batch, a numpy array (first axis) or a list."""
 
-_SAMPLE = 64
+_SAMPLE = 64  # examples; enough to estimate the size of a long list
 
 Indices: TypeAlias = npt.NDArray[np.int64]
+"""Places of examples in a block."""
 
 
 def as_block(values: Any) -> Block:
-    """What a model's code returned for several examples, as a block.
+    """Return what a model's code returned for several examples as a block.
 
     >>> as_block(pa.chunked_array([[1], [2]])).to_pylist(), as_block(x for x in "ab")
     ([1, 2], ['a', 'b'])
@@ -32,12 +35,12 @@ def as_block(values: Any) -> Block:
     if isinstance(values, pa.Table):
         return pa.RecordBatch.from_struct_array(as_block(values.to_struct_array()))
     if isinstance(values, str | bytes | dict | set | frozenset) or not hasattr(values, "__iter__"):
-        raise TypeError(f"found a {type(values).__name__}, expected a sequence with one item for each example")
+        raise InvalidType(f"found a {type(values).__name__}, expected a sequence with one item for each example")
     return list(values)
 
 
 def take(block: Block, indices: Indices) -> Block:
-    """The examples at these places, in this order.
+    """Return the examples at these places, in this order.
 
     >>> take(["a", "b", "c"], np.array([2, 0]))
     ['c', 'a']
@@ -51,7 +54,7 @@ def take(block: Block, indices: Indices) -> Block:
 
 
 def piece(block: Block, start: int, end: int) -> Block:
-    """The examples from one place to another. Of Arrow a copy: a slice is pickled with all that it was cut from.
+    """Return a range of examples. Arrow data is copied: a slice would be pickled with the whole array.
 
     >>> import pickle
     >>> len(pickle.dumps(piece(pa.array(range(100_000)), 0, 10))) < 1000
@@ -63,7 +66,7 @@ def piece(block: Block, start: int, end: int) -> Block:
 
 
 def concat(blocks: Sequence[Block]) -> Block:
-    """One block of all examples; the blocks are of one kind.
+    """Return one block of all examples; the blocks must be of one kind.
 
     >>> concat([["a"], ["b", "c"]])
     ['a', 'b', 'c']
@@ -81,7 +84,7 @@ def concat(blocks: Sequence[Block]) -> Block:
 
 
 def join(blocks: Sequence[Block]) -> Block:
-    """One block of all examples, whatever the blocks are: of one kind and shape if they are, else a list.
+    """Return one block of all examples; a list if the blocks differ in kind or shape.
 
     >>> join([np.zeros((1, 2)), np.zeros((1, 3))])
     [array([0., 0.]), array([0., 0., 0.])]
@@ -92,7 +95,7 @@ def join(blocks: Sequence[Block]) -> Block:
 
 
 def rows(block: Block) -> Sequence[Any]:
-    """The examples one by one, for code that takes them so.
+    """Return the examples as a sequence of single values.
 
     >>> rows(pa.array([1, None]))
     [1, None]
@@ -103,7 +106,7 @@ def rows(block: Block) -> Sequence[Any]:
 
 
 def size(block: Block) -> int:
-    """The bytes this block holds, as far as its examples tell: of a long list, some of them.
+    """Return the bytes of a block; for a long list, an estimate from some examples.
 
     >>> size(np.zeros(4)), size(["text"]), size(["text"] * 1000)
     (32, 4, 4000)
@@ -115,12 +118,12 @@ def size(block: Block) -> int:
 
 
 def sample(examples: list[Any]) -> list[Any]:
-    """Some of these, from all over, where they are many."""
+    """Return evenly spaced examples if there are many, otherwise all."""
     return examples[:: -(-len(examples) // _SAMPLE)] if len(examples) > _SAMPLE else examples
 
 
 def _form(block: Block) -> Any:
-    """Equal for blocks that can be concatenated."""
+    """Return a value that is equal for blocks that can be concatenated."""
     if isinstance(block, np.ndarray):
         return block.shape[1:], block.dtype
     if isinstance(block, pa.RecordBatch):

@@ -1,4 +1,4 @@
-"""The share of failures up to which a pipeline goes on."""
+"""Dead letters: fail the pipeline if there are too many."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 import apache_beam as beam
 from apache_beam import pvalue
 
+from luminosity.errors import HandlerError
+
 __all__ = ["check_threshold"]
 
 
@@ -16,9 +18,9 @@ def _one(_: Any) -> int:
 
 
 def check_threshold(good: Any, bad: Any, threshold: float, count: Callable[[Any], int] = _one) -> None:
-    """Fail the pipeline when more than this share of examples failed, window by window.
+    """Fail the pipeline if more than this share of the examples of a window failed.
 
-    `count` tells how many an element stands for.
+    ``count`` returns how many examples an element holds.
     """
 
     def counted(values: Any, label: str) -> Any:
@@ -35,7 +37,7 @@ def check_threshold(good: Any, bad: Any, threshold: float, count: Callable[[Any]
 
 def _check(bad: int, total: int, threshold: float, window: Any = beam.DoFn.WindowParam) -> None:
     if bad > total * threshold:
-        raise ValueError(
-            f"{bad} of {total} examples failed in the window {window!r}: a share of {bad / total:.3g}, "
-            f"and threshold={threshold} was given"
+        raise HandlerError(
+            f"{bad} of {total} examples failed in the window {window!r}: found a share of {bad / total:.3g}, "
+            f"expected at most threshold={threshold}"
         )

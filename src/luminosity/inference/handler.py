@@ -1,8 +1,7 @@
-"""The contract between a model and the host that runs it."""
+"""The handler: the contract between a model and the host that runs it."""
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -12,11 +11,12 @@ import pyarrow as pa
 from apache_beam.ml.inference.base import ModelHandler, PredictionResult
 from typing_extensions import TypedDict, Unpack
 
+from luminosity._text import did_you_mean
+from luminosity.errors import InvalidType
 from luminosity.inference.batching.limits import Limits
 from luminosity.inference.blocks import Block, rows, size
 
 __all__ = ["Handler", "HandlerOptions", "check_handler_options", "limits_of"]
-
 
 ExampleT = TypeVar("ExampleT")
 PredictionT = TypeVar("PredictionT")
@@ -24,28 +24,27 @@ ModelT = TypeVar("ModelT")
 
 
 class Handler(ModelHandler[ExampleT, PredictionT, ModelT]):
-    """A Beam ModelHandler that tells the host more, so that it can do better.
+    """A Beam ModelHandler with more hooks, so that the model host can prepare, batch and measure.
 
-    `load_model` and `predict` are a complete handler; every other hook has a default. The host calls them in
-    this order, each where it says:
+    ``load_model`` and ``predict`` make a complete handler; every other hook has a default. The host calls the hooks in
+    this order:
 
-    | hook       | where                          | what                                                        |
-    |------------|--------------------------------|-------------------------------------------------------------|
-    | `prepare`  | a CPU worker, many at once     | tokenise, decode, resize: one prepared example per example  |
-    | `cost`     | a CPU worker                   | what each prepared example costs: tokens, pixels            |
-    | `collate`  | beside the device, one thread  | pad and stack the examples of one batch                     |
-    | `transfer` | beside the device, one thread  | move the batch to the device                                |
-    | `predict`  | the device, `concurrency` calls| compute; may return before the device is done               |
-    | `wait`     | beside the device, one thread  | block until the outputs of `predict` are there              |
-    | `collect`  | beside the device, one thread  | turn the outputs into one value per example                 |
+    | hook         | where                            | what                                                       |
+    |--------------|----------------------------------|------------------------------------------------------------|
+    | ``prepare``  | CPU workers, many blocks at once | tokenise, decode, resize: one prepared example per example |
+    | ``cost``     | CPU workers                      | the cost of each prepared example: tokens, pixels          |
+    | ``collate``  | beside the device, one thread    | pad and stack the examples of one batch                    |
+    | ``transfer`` | beside the device, one thread    | move the batch to the device                               |
+    | ``predict``  | the device, ``concurrency`` calls| compute; may return before the device is done              |
+    | ``wait``     | beside the device, one thread    | block until the outputs of ``predict`` are computed        |
+    | ``collect``  | beside the device, one thread    | turn the outputs into one value per example                |
 
-    A batch is as large as the longest example times the number of examples, in units of `cost`, and never larger
-    than what was found to pay or to fit. An exception that means "out of memory" halves the batch and is tried
-    again; other exceptions belong to the examples of the batch.
+    The cost of a batch is that of its most costly example times the number of examples. The host finds how much a
+    batch may cost. After an exception that means "out of memory" it retries with half of the batch; other exceptions
+    belong to the examples of the batch.
 
-    Everything a handler holds is pickled on its way to the workers: load heavy things lazily.
-
-    It is a Beam ModelHandler: Beam's own RunInference runs it, too.
+    A handler is pickled for the workers, with everything it holds: load heavy things lazily. Beam's own RunInference
+    can run it, too.
 
     >>> class Doubler(Handler[int, int, str]):
     ...     def load_model(self):
@@ -58,89 +57,99 @@ class Handler(ModelHandler[ExampleT, PredictionT, ModelT]):
     """
 
     output_type: pa.DataType | None = None
-    """The Arrow type of one prediction, where predictions go into a table's column."""
+    """The Arrow type of one prediction, for predictions that become a column of a table."""
     self_batching: bool = False
-    """Whether the model batches by itself, as vLLM does: `predict` then gets one example at a time, `concurrency` of
-    them at once."""
+    """Whether the model batches by itself, as vLLM does: ``predict`` then gets one example at a time, and up to
+    ``concurrency`` calls run at once."""
     columnar: bool = False
-    """Whether it takes the columns of a table as they are: `prepare` gets an Arrow array, a numpy matrix or a record
-    batch where it gets a list of examples else, and does next to nothing for each row."""
+    """Whether the handler takes columns of a table: ``prepare`` then gets an Arrow array, a numpy matrix or a record
+    batch instead of a list of examples, and does almost no work per row."""
     concurrency: int = 1
-    """How many calls of `predict` may run at once. More than one only for models that other threads may use."""
+    """How many calls of ``predict`` may run at once; above 1 only for thread-safe models."""
 
     def __init__(self, **options: Unpack[HandlerOptions]) -> None:
-        """The options are those of Beam's ModelHandler, which tells what each means; none is needed."""
+        """The options are those of Beam's ModelHandler, whose documentation explains them; all are optional."""
         super().__init__(**check_handler_options(options, type(self)))
 
     def __str__(self) -> str:
-        """What errors call it: a wrapper goes by the name of what it wraps."""
+        """Return the handler's name in errors; a wrapper returns the name of the handler that it wraps."""
         return type(self).__name__
 
     @property
     def model_id(self) -> str | None:
-        """What `PredictionResult.model_id` says of this model."""
+        """The ``model_id`` of this model's ``PredictionResult``."""
         return None
 
     def prepare(self, block: Block) -> Block:
+        """Return one prepared example for each example, in the same order."""
         return block
 
     def prepare_key(self) -> Hashable | None:
-        """Equal for handlers with the same `prepare` that make the same of every example: models of one table then
-        have it made once. None: nobody else does."""
+        """Return a key that handlers share whose ``prepare`` gives the same result for every example.
+
+        Several models of one table then prepare it once. None means that no other handler prepares alike.
+        """
         return None
 
     def cost(self, prepared: Block) -> npt.NDArray[Any]:
+        """Return the cost of each prepared example."""
         return np.ones(len(prepared))
 
     def collate(self, prepared: Block) -> Any:
+        """Pad and stack the examples of one batch."""
         return prepared
 
     def transfer(self, batch: Any) -> Any:
+        """Move a collated batch to the device."""
         return batch
 
     def predict(self, model: ModelT, batch: Any, inference_args: dict[str, Any] | None = None) -> Any:
-        raise NotImplementedError(f"{type(self).__name__} has no `predict`")
+        """Run the model on a batch; may return before the device is done."""
+        raise NotImplementedError(f"{type(self).__name__} has no method predict")
 
     def wait(self, outputs: Any) -> None:
-        """Block until what `predict` returned is computed."""
+        """Block until the outputs of ``predict`` are computed."""
 
     def collect(self, outputs: Any) -> Block:
+        """Return one value for each example of the batch, in the same order."""
         return outputs
 
     def warm_up(self, model: ModelT) -> None:
-        """Run the model once, before the first batch: compile, allocate."""
+        """Run the model once before the first batch, to compile and allocate."""
 
     def memory(self, model: ModelT) -> int | None:
-        """The bytes this model takes on its device; None where only the host's own measurement tells."""
+        """Return the bytes that this model takes on its device, or None to let the host measure."""
         return None
 
     def abandon(self, model: ModelT) -> None:
-        """A batch took too long, and the next one gets a model that is loaded anew: end what this one still does."""
+        """Stop what this model still computes: a batch exceeded its timeout, and the model is loaded again."""
 
     def takes_updates(self) -> bool:
-        """Whether a new version of the model can be had: by `update_model_path`, which does nothing of its own."""
+        """Return whether the handler can load a new version: whether it implements ``update_model_path``."""
         return type(self).update_model_path is not ModelHandler.update_model_path
 
     def check_prepares_like(self, first: Any) -> None:
-        """Raise where this new version of a model can't use what `prepare` of the first one makes: workers that
-        prepare examples go on with that."""
+        """Raise if this new version of a model can't use examples that ``prepare`` of the first version made.
+
+        CPU workers keep preparing with the first version.
+        """
 
     def num_examples(self, collated: Any, count: int) -> int:
-        """How many predictions a batch stands for, where that is not the number of its examples."""
+        """Return how many predictions a batch counts as, if not one for each example."""
         return count
 
     def result(self, example: Any, value: Any, model_id: str | None, drop_example: bool) -> Any:
-        """What RunInference emits for an example and its prediction."""
+        """Return what RunInference emits for an example and its prediction."""
         return PredictionResult(None if drop_example else example, value, model_id)
 
     def get_num_bytes(self, batch: Any) -> int:
-        """For the metrics: an estimate will do, and must be quick."""
+        """Return the bytes of a collated batch, for the metrics; an estimate is enough, and must be quick."""
         return size(batch) if isinstance(batch, list) else int(getattr(batch, "nbytes", 0))
 
     def run_inference(
         self, batch: Sequence[ExampleT], model: ModelT, inference_args: dict[str, Any] | None = None
     ) -> Iterable[PredictionT]:
-        """All hooks in a row, for runners of handlers that know only this one."""
+        """Call all hooks in order, as Beam's own RunInference needs it."""
         examples = list(batch)
         outputs = self.predict(model, self.transfer(self.collate(self.prepare(examples))), inference_args)
         self.wait(outputs)
@@ -149,14 +158,14 @@ class Handler(ModelHandler[ExampleT, PredictionT, ModelT]):
 
 
 def limits_of(handler: Handler[Any, Any, Any]) -> Limits:
-    """What this handler's author asked of batches."""
+    """Return the limits of batches that a handler's author has set."""
     limits = Limits.from_beam(handler.batch_elements_kwargs())
-    # What batches itself gets one example at a time, whatever they weigh.
+    # A model that batches by itself gets one example at a time, whatever its weight.
     return Limits(max_count=1, max_wait=limits.max_wait) if handler.self_batching else limits
 
 
 class HandlerOptions(TypedDict, total=False):
-    """The keyword arguments of Beam's ModelHandler, which says what each means."""
+    """The keyword arguments of Beam's ModelHandler, whose documentation explains them."""
 
     min_batch_size: int | None
     max_batch_size: int | None
@@ -171,15 +180,16 @@ class HandlerOptions(TypedDict, total=False):
 
 
 def check_handler_options(options: Mapping[str, Any], owner: type) -> dict[str, Any]:
-    """The options as they are; Beam's ModelHandler would take a misspelt one and say nothing.
+    """Return the options. Raises for a misspelt one, which Beam's ModelHandler would ignore.
 
-    >>> checked({"max_batch_sise": 8}, int)
+    >>> check_handler_options({"max_batch_sise": 8}, int)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    TypeError: int got an unexpected keyword argument 'max_batch_sise'; did you mean 'max_batch_size'?
+    luminosity.errors.InvalidType: int got an unexpected keyword argument 'max_batch_sise'; did you mean ...
     """
     for name in options:
         if name not in HandlerOptions.__annotations__:
-            alike = difflib.get_close_matches(name, HandlerOptions.__annotations__, 1)
-            hint = f"; did you mean {alike[0]!r}?" if alike else ""
-            raise TypeError(f"{owner.__name__} got an unexpected keyword argument {name!r}{hint}")
+            raise InvalidType(
+                f"{owner.__name__} got an unexpected keyword argument {name!r}",
+                fix=did_you_mean(name, HandlerOptions.__annotations__),
+            )
     return dict(options)

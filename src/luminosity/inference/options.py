@@ -1,4 +1,4 @@
-"""The flags of inference: where fetched models are kept, what they may take, and how many threads libraries start."""
+"""The pipeline options of models: their cache, their memory budget, and the threads of numerical libraries."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from luminosity.errors import OptionError
 
 __all__ = ["ModelCacheConfig", "ModelOptions", "memory_budget_of", "processes_of", "threads_of"]
 
-_DEFAULT_LIMIT = 50_000_000_000
-_LEAST_LIMIT = 1_000_000
+_DEFAULT_LIMIT = 50_000_000_000  # bytes; several large models
+_LEAST_LIMIT = 1_000_000  # bytes; a smaller limit is most likely a missing unit
 _RUNNERS_IN_ONE_PROCESS = {"FnApiRunner", "DirectRunner", "SwitchingDirectRunner", "BundleBasedDirectRunner"}
-"""Unless they are told to start processes."""
+"""Unless their options start processes."""
 
 
 class ModelOptions(PipelineOptions):
@@ -40,9 +40,9 @@ class ModelOptions(PipelineOptions):
 
 @dataclass(frozen=True)
 class ModelCacheConfig:
-    """Where fetched models are kept, and how many bytes of them; None stands for the default.
+    """The folder for fetched models, and its limit in bytes; None stands for the default.
 
-    What the defaults are is found out on the machine that fetches, which need not be the one that builds the pipeline.
+    The machine that fetches a model computes the defaults; it may not be the one that builds the pipeline.
 
     >>> ModelCacheConfig.of(PipelineOptions(["--model_cache_limit=20GB"]))
     ModelCacheConfig(folder=None, limit=20000000000)
@@ -53,19 +53,21 @@ class ModelCacheConfig:
 
     @classmethod
     def of(cls, options: PipelineOptions) -> ModelCacheConfig:
+        """Return the checked values of ``--model_cache`` and ``--model_cache_limit``."""
         ours = options.view_as(ModelOptions)
         return cls(folder=_folder(ours.model_cache), limit=_limit(ours.model_cache_limit))
 
     def local_folder(self) -> str:
+        """Return the folder on this machine."""
         if self.folder is not None:
             return os.path.expanduser(self.folder)
         root = os.environ.get("XDG_CACHE_HOME", "")
-        # The standard wants a relative path ignored.
+        # The XDG standard says that a relative path is ignored.
         root = root if os.path.isabs(root) else os.path.expanduser("~/.cache")
         return os.path.join(root, "luminosity", "models")
 
     def limit_in_bytes(self, free: int, held: int) -> int:
-        """The limit on a disk with so many bytes free, of a cache that holds so many.
+        """Return the limit for a cache that holds ``held`` bytes, on a disk with ``free`` bytes free.
 
         >>> ModelCacheConfig().limit_in_bytes(free=30_000_000_000, held=10_000_000_000)
         20000000000
@@ -74,7 +76,7 @@ class ModelCacheConfig:
 
 
 def threads_of(options: PipelineOptions) -> int | None:
-    """What ``--model_threads`` says, checked.
+    """Return the checked value of ``--model_threads``, or None.
 
     >>> threads_of(PipelineOptions(["--model_threads=4"]))
     4
@@ -89,7 +91,7 @@ def threads_of(options: PipelineOptions) -> int | None:
 
 
 def memory_budget_of(options: PipelineOptions) -> int | None:
-    """What ``--model_memory_budget`` says, checked.
+    """Return the checked value of ``--model_memory_budget`` in bytes, or None.
 
     >>> memory_budget_of(PipelineOptions(["--model_memory_budget=8GB"]))
     8000000000
@@ -104,7 +106,7 @@ def memory_budget_of(options: PipelineOptions) -> int | None:
 
 
 def processes_of(pipeline: beam.Pipeline) -> int | None:
-    """How many worker processes of one machine run this pipeline; None where only they know.
+    """Return how many worker processes of one machine run this pipeline, or None if only the workers know.
 
     >>> processes_of(beam.Pipeline("FnApiRunner"))
     1
@@ -112,7 +114,7 @@ def processes_of(pipeline: beam.Pipeline) -> int | None:
     if type(pipeline.runner).__name__ not in _RUNNERS_IN_ONE_PROCESS:
         return None
     direct = pipeline.options.view_as(DirectOptions)
-    # 0 stands for as many as there are cores.
+    # 0 means one worker per core.
     return 1 if direct.direct_running_mode != "multi_processing" else direct.direct_num_workers or usable_cores()
 
 

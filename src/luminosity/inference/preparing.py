@@ -1,4 +1,4 @@
-"""Examples made ready for a model: prepared, weighed, checked."""
+"""Prepares examples for a model and computes their costs and weights."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from luminosity.errors import HandlerError
 from luminosity.inference.blocks import Block, Indices, as_block, rows, take
 from luminosity.inference.handler import Handler, limits_of
 
@@ -16,28 +17,29 @@ __all__ = ["Attempt", "Prepared", "Preparer"]
 
 @dataclass(frozen=True)
 class Prepared:
-    """What the host takes of some examples."""
+    """Prepared examples, as the host needs them."""
 
     examples: Block
     block: Block
-    """What was made of them: the same object where nothing was."""
+    """The prepared examples; the same object as ``examples`` if preparing changed nothing."""
     costs: npt.NDArray[Any]
     weights: npt.NDArray[Any] | None
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """What became of examples of which some may not be prepared."""
+    """The result of preparing examples of which some may fail."""
 
     prepared: Prepared | None
-    """None where nobody could be."""
+    """None if all examples failed."""
     places: Indices
-    """Of those who could."""
+    """The places of the examples that were prepared."""
     failed: list[tuple[int, BaseException]]
+    """The places of the examples that failed, with their errors."""
 
 
 class Preparer:
-    """For one model.
+    """Prepares examples for one model.
 
     >>> Preparer(Handler()).prepare(["a", "b"]).costs
     array([1., 1.])
@@ -48,34 +50,35 @@ class Preparer:
         self._limits = limits_of(handler)
 
     def attempt(self, examples: Block, caught: tuple[type[BaseException], ...]) -> Attempt:
-        """Where preparing them together fails, and the failure is one to catch: who fails alone is at fault."""
-        everyone = np.arange(len(examples))
+        """Prepare examples; if that raises an error to catch, prepare each alone to find those at fault."""
+        everything = np.arange(len(examples))
         try:
-            return Attempt(self.prepare(examples), everyone, [])
+            return Attempt(self.prepare(examples), everything, [])
         except caught as error:
             if len(examples) == 1:
-                return Attempt(None, everyone[:0], [(0, error)])
-        alone = [self.attempt(take(examples, everyone[place : place + 1]), caught) for place in everyone]
+                return Attempt(None, everything[:0], [(0, error)])
+        alone = [self.attempt(take(examples, everything[place : place + 1]), caught) for place in everything]
         failed = [(place, error) for place, each in enumerate(alone) for _, error in each.failed]
-        good = np.delete(everyone, [place for place, _ in failed])
+        good = np.delete(everything, [place for place, _ in failed])
         if not len(good):
             return Attempt(None, good, failed)
         try:
             return Attempt(self.prepare(take(examples, good)), good, failed)
-        except caught as error:  # Nobody fails alone, and all do together: arrays of different shapes, for one.
+        except caught as error:  # They fail only together, such as arrays of different shapes.
             return Attempt(None, good[:0], [*failed, *((place, error) for place in good.tolist())])
 
     def prepare(self, examples: Block) -> Prepared:
+        """Prepare all examples; raise the error of the handler's ``prepare``."""
         prepared = as_block(self._handler.prepare(examples))
         if len(prepared) != len(examples):
-            raise ValueError(
-                f"{self._handler}.prepare returned {len(prepared)} examples for {len(examples)}; "
-                "it must return one for each, in their order"
+            raise HandlerError(
+                f"{self._handler}.prepare returned {len(prepared)} prepared examples for {len(examples)} examples",
+                fix="return one for each example, in their order",
             )
         return self.weighed(prepared, examples)
 
     def weighed(self, prepared: Block, examples: Block) -> Prepared:
-        """What was prepared of these examples, by this model or by one that prepares alike, with what it costs here."""
+        """Add costs and weights to examples that this model, or one that prepares alike, has prepared."""
         weigh = self._limits.weigh
         weights = None if weigh is None else np.array([weigh(example) for example in rows(examples)], np.float64)
         return Prepared(examples, prepared, self._costs(prepared, examples), weights)
@@ -86,7 +89,7 @@ class Preparer:
         costs = np.asarray(found, np.float64)
         if costs.shape != (len(prepared),) or not np.isfinite(costs).all():
             source = f"{type(self._handler).__name__}.cost" if length is None else "batch_length_fn"
-            raise ValueError(
-                f"{source} returned {costs!r} for {len(prepared)} examples; it must return one finite number for each"
+            raise HandlerError(
+                f"{source} returned {costs!r} for {len(prepared)} examples", fix="return one finite number for each"
             )
         return costs

@@ -1,4 +1,4 @@
-"""RunInference: any number of rows through a model, on any Beam runner."""
+"""RunInference: run a model on the elements of a PCollection, on any Beam runner."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from apache_beam.transforms import window
 from apache_beam.utils.timestamp import MAX_TIMESTAMP, Timestamp
 
 from luminosity.core import SORTS_ITS_BUNDLE
+from luminosity.errors import InvalidArgument
 from luminosity.inference.adapting.checks import check_batching, check_handler
 from luminosity.inference.adapting.model_set import ModelSet
 from luminosity.inference.deadletters import check_threshold
@@ -29,20 +30,20 @@ from luminosity.inference.steps.watch import Watch
 __all__ = ["RunInference"]
 
 _LOGGER = logging.getLogger(__name__)
-_LOOK_EVERY_S = 360.0
+_LOOK_EVERY_S = 360.0  # as often as Beam's WatchFilePattern
 
-Collection: TypeAlias = Any  # Beam types `|` as PValue, whatever the transform gives.
+Collection: TypeAlias = Any  # Beam annotates the result of | as PValue for every transform.
 
 
 class RunInference(beam.PTransform[Any, Any]):
-    """Predictions for examples: a drop-in for Beam's transform of this name.
+    """Predicts examples with a model; a drop-in replacement for Beam's transform of the same name.
 
-    It takes any ModelHandler and every keyword of Beam's, and gives the same results and metrics. Batches are made by
-    cost rather than by count, across bundles; the CPU prepares while the device computes; a batch that is too large for
-    the device's memory is halved and tried again; and a failure belongs to the example at fault.
+    It takes any ModelHandler and all arguments of Beam's RunInference, and gives the same results and metrics. It
+    batches by cost instead of count, across bundles. The CPU prepares examples while the device computes. A batch that
+    is too large for the device's memory is halved and retried, and a failure belongs to the example at fault.
 
-    It expands to Prepare, Infer and Results. Resource hints, the handler's or given to this transform, apply to Infer
-    alone: tokenising stays on CPU workers.
+    It expands to the steps Prepare, Infer and Results. Resource hints, from the handler or given to this transform,
+    apply only to Infer, so tokenising stays on CPU workers.
 
     >>> import apache_beam as beam
     >>> from luminosity import Handler, RunInference
@@ -76,35 +77,38 @@ class RunInference(beam.PTransform[Any, Any]):
     ) -> None:
         """
         Args:
-            model_handler: what loads the model and runs it.
+            model_handler: loads the model and runs it.
             clock: measures the times in Beam's metrics; for tests.
-            inference_args: given to every call of the model.
-            metrics_namespace: of the metrics, if not the handler's own.
+            inference_args: passed to every call of the model.
+            metrics_namespace: the namespace of the metrics; the handler's unless given.
             model_metadata_pcoll: a side input with the ModelMetadata of the model to use, or, with a model for each
-                key, a list of KeyModelPathMapping. The old version answers until the new one is loaded, unless the
+                key, a list of KeyModelPathMapping. The old version is used until the new one is loaded, unless the
                 side input has windows: then each window gets the model that it names.
-            watch_model_pattern: files to watch, on any file system of Beam's. The newest of those that appear while
-                the pipeline runs is the model to use. With a model for each key, `{key}` stands for the key. Workers
-                look for themselves, so this needs no streaming pipeline.
+            watch_model_pattern: files to watch, on any file system of Beam's. The newest file that appears while the
+                pipeline runs is the model to use. With a model for each key, ``{key}`` stands for the key. Each worker
+                looks for itself, so this needs no streaming pipeline.
             model_identifier: transforms with the same one share a model.
-            use_model_manager: whether many models share the device's memory; here they always do.
-            model_manager_args: settings of Beam's model manager, which the host replaces; refused.
-            monitoring_transform: gets the predictions before postprocess functions do.
-            drop_example: leave the example out of results, where it is large and not needed again.
-            interval: seconds between two looks at `watch_model_pattern`; 360 unless given.
+            use_model_manager: no effect: models always share the device's memory.
+            model_manager_args: not allowed: the model host replaces Beam's model manager.
+            monitoring_transform: gets the predictions before the postprocess functions.
+            drop_example: leave the example out of the results, to save memory.
+            interval: seconds between two looks for ``watch_model_pattern``; 360 unless given.
             stop_timestamp: when to stop looking.
         """
         super().__init__()
         check_handler(model_handler)
         if model_manager_args:
-            raise ValueError(
-                f"model_manager_args={model_manager_args!r} configure Beam's model manager. Here the model host "
-                "takes its place and measures by itself; leave them out"
+            raise InvalidArgument(
+                f"found model_manager_args={model_manager_args!r}, which configure Beam's model manager; here the "
+                "model host replaces it",
+                fix="leave model_manager_args out",
             )
         if model_metadata_pcoll is not None and watch_model_pattern is not None:
-            raise ValueError("found model_metadata_pcoll and watch_model_pattern, expected one of them")
+            raise InvalidArgument("found model_metadata_pcoll and watch_model_pattern, expected one of them")
         if (interval is not None or stop_timestamp is not None) and not watch_model_pattern:
-            raise ValueError("interval and stop_timestamp belong to watch_model_pattern, which was not given")
+            raise InvalidArgument(
+                "found interval or stop_timestamp without watch_model_pattern", fix="pass watch_model_pattern, too"
+            )
         self._model_handler = model_handler
         self._clock = clock
         self._inference_args = inference_args
@@ -124,10 +128,11 @@ class RunInference(beam.PTransform[Any, Any]):
     def from_callable(
         cls, model_handler_provider: Callable[..., ModelHandler[Any, Any, Any]], **kwargs: Any
     ) -> RunInference:
-        """For other SDKs: made from a function that returns the handler."""
+        """Create the transform from a function that returns the handler, as other SDKs need it."""
         return cls(model_handler_provider(**kwargs))
 
     def annotations(self) -> dict[str, Any]:
+        """Return Beam's annotations of the transform, with the handler and the model."""
         monitoring = self._monitoring_transform
         return {
             "model_handler": str(self._model_handler),
@@ -138,12 +143,12 @@ class RunInference(beam.PTransform[Any, Any]):
         }
 
     def with_resource_hints(self, **kwargs: Any) -> RunInference:
-        """For the step that runs the model; it wins over the handler's own hints."""
+        """Set hints for the step that runs the model; they override the handler's hints."""
         self._hints.update(kwargs)
         return self
 
     def with_monitoring_transform(self, monitoring_transform: beam.PTransform[Any, Any]) -> RunInference:
-        """Give this transform a copy of the predictions, before postprocess functions."""
+        """Apply this transform to the predictions, before the postprocess functions."""
         self._monitoring_transform = monitoring_transform
         return self
 
@@ -155,16 +160,16 @@ class RunInference(beam.PTransform[Any, Any]):
         threshold: float = 1,
         timeout: float | None = None,
     ) -> RunInference:
-        """Dead letters instead of a failed pipeline: returns `(predictions, RunInferenceDLQ)`.
+        """Return dead letters instead of failing: the transform then gives ``(predictions, RunInferenceDLQ)``.
 
-        `failed_inferences` holds `([example], (error class, message, traceback))` for exactly the examples that fail
-        alone; `failed_preprocessing` and `failed_postprocessing` a PCollection for each function.
+        ``failed_inferences`` holds ``([example], (error class, message, traceback))`` for exactly the examples that
+        fail alone. ``failed_preprocessing`` and ``failed_postprocessing`` hold a PCollection for each function.
 
         Args:
-            exc_class: what to catch.
-            use_subprocess: run the model in a process of its own, so that its crash is a failure like others.
-            threshold: the share of failures up to which the pipeline goes on.
-            timeout: seconds for one batch, with the load of the model if that is not done yet.
+            exc_class: the errors to catch.
+            use_subprocess: run the model in a separate process, so that its crash becomes a dead letter, too.
+            threshold: the share of failures above which the pipeline fails.
+            timeout: seconds for one batch, including the load of the model if it is not yet in memory.
         """
         self._exception_handling = {
             "exc_class": exc_class,
@@ -175,6 +180,7 @@ class RunInference(beam.PTransform[Any, Any]):
         return self
 
     def expand(self, input_or_inputs: Collection) -> Any:
+        """Apply the functions before the model, the three steps, and the functions after it."""
         handler = self._model_handler
         handler.validate_inference_args(self._inference_args)
         examples, failed_before = self._apply_functions(
@@ -209,7 +215,7 @@ class RunInference(beam.PTransform[Any, Any]):
         return outputs.predicted, outputs[FAILED]
 
     def _infer(self, examples: Collection, models: ModelSet, settings: StepSettings) -> Collection:
-        """One step; or several, where models of different keys ask for different resources."""
+        """Apply Prepare and Infer; with several Infer steps if models have different resource hints."""
         metadata = self._model_metadata_pcoll
         side_input = None if metadata is None else pvalue.AsSingleton(metadata)
         prepared = examples | "Prepare" >> beam.ParDo(PrepareDoFn(models, settings)).with_output_types(PreparedBlock)
@@ -254,9 +260,13 @@ class RunInference(beam.PTransform[Any, Any]):
         interval = _LOOK_EVERY_S if self._interval is None else float(self._interval)
         watch = Watch(self._watch_model_pattern, interval, float(until))
         if watch.is_per_key != models.is_keyed:
-            raise ValueError(
-                f"watch_model_pattern={watch.pattern!r}: "
-                + ("each key has its own model; expected {key} in it" if models.is_keyed else "there are no keys")
+            raise InvalidArgument(
+                f"found watch_model_pattern={watch.pattern!r}, expected "
+                + (
+                    "{key} in it, because each key has its own model"
+                    if models.is_keyed
+                    else "no {key}, as there are no keys"
+                )
             )
         return watch
 

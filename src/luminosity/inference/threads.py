@@ -1,4 +1,7 @@
-"""As many threads as this process has cores, in libraries that would else start one per core of the machine."""
+"""Limits the threads of numerical libraries to this process's share of the cores.
+
+Without a limit, each worker process would start one thread per core of the machine in each library.
+"""
 
 from __future__ import annotations
 
@@ -20,46 +23,47 @@ _VARIABLE_OF_LOADED = {
 _SDK_WORKER = b"apache_beam.runners.worker.sdk_worker_main"
 
 _lock = threading.Lock()
+"""Protects the two variables below."""
 _limited_to: int | None = None
 _set_here: set[str] = set()
 
 
 def limit_threads(threads: int | None = None) -> int:
-    """Keep numerical libraries, loaded or yet to be loaded, to this process's share of the cores.
+    """Limit the threads of numerical libraries, imported or not, to this process's share of the cores.
 
-    Without a number, what the environment says for a library stays (``OMP_NUM_THREADS`` and the like). With one, it
-    replaces that. The first call counts, and later calls without a number change nothing, so that a number that your
-    code sets after it, as with ``torch.set_num_threads``, stays. Returns the number.
+    Returns the limit. Without ``threads``, variables that you have set, such as ``OMP_NUM_THREADS``, stay; with it,
+    they are replaced. Only the first call without ``threads`` has an effect, so a number that your code sets later,
+    such as with ``torch.set_num_threads``, stays.
 
-    Call it before JAX computes for the first time: its pools never change their size. An OpenMP library that was loaded
-    before the call takes the number in the calling thread alone; torch takes it everywhere.
+    Call this before JAX computes for the first time: its thread pools never change their size. An OpenMP library that
+    was loaded before the call applies the limit only in the calling thread; torch applies it in all threads.
     """
     global _limited_to
     with _lock:
         if _limited_to is None or threads not in (None, _limited_to):
             _limited_to = threads or share_of_cores()
             if threads is None and _limited_to == usable_cores():
-                # All of them, as libraries take by themselves. Variables would be inherited by workers with less.
+                # Libraries use all cores by default. Variables would be inherited by workers with a smaller share.
                 return _limited_to
-            _tell_later_libraries(_limited_to, replace=threads is not None)
-            _tell_loaded_libraries()
+            _limit_later_libraries(_limited_to, replace=threads is not None)
+            _limit_loaded_libraries()
         return _limited_to
 
 
 def variables_set_here() -> frozenset[str]:
-    """What says in the environment how many threads this process takes, and came from no user."""
+    """Return the environment variables that this module has set, and not the user."""
     return frozenset(_set_here)
 
 
 def share_of_cores() -> int:
-    """The whole cores of this process: the engine says how many; elsewhere Beam's workers here share them equally."""
+    """Return this process's whole cores: its share by the engine, or an equal part among Beam's workers here."""
     return max(1, int(WorkerShare.current().cores / _workers_here()))
 
 
 def _workers_here() -> int:
-    """How many processes share what `WorkerShare` says: other Beam workers count that this process can see.
+    """Return how many processes divide ``WorkerShare``: the Beam SDK workers that this process can see.
 
-    The engine's workers each have their own share, and are not started by that name.
+    The engine's workers each have their own share and are not SDK workers.
     """
     if not _is_sdk_worker("self"):
         return 1
@@ -71,10 +75,10 @@ def _is_sdk_worker(process: str) -> bool:
         with open(f"/proc/{process}/cmdline", "rb") as file:
             return _SDK_WORKER in file.read().split(b"\0")
     except OSError:
-        return False  # it has ended, or this system has no such files
+        return False  # The process has ended, or this system has no /proc.
 
 
-def _tell_later_libraries(threads: int, replace: bool) -> None:
+def _limit_later_libraries(threads: int, replace: bool) -> None:
     def set_variable(name: str, value: str) -> None:
         if replace or name not in os.environ:
             os.environ[name] = value
@@ -85,26 +89,26 @@ def _tell_later_libraries(threads: int, replace: bool) -> None:
     for variable in THREAD_VARIABLES:
         set_variable(variable, str(openmp if variable in OPENMP_VARIABLES else threads))
     if threads == 1:
-        # A pool of one thread is no help, and tokenizers would warn of it when the process forks.
+        # One thread gains nothing, and tokenizers would log a warning when the process forks.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
-def _tell_loaded_libraries() -> None:
-    """They have read the environment, perhaps before it was set: a forked process has its parent's libraries."""
+def _limit_loaded_libraries() -> None:
+    """Limit loaded libraries, which no longer read the environment; a forked process has its parent's libraries."""
     from threadpoolctl import ThreadpoolController
 
-    # OpenMP's last: a BLAS that stands on it changes its number, too.
+    # OpenMP comes last: a BLAS library that uses it changes its number, too.
     for library in sorted(ThreadpoolController().lib_controllers, key=lambda library: library.internal_api == "openmp"):
         variable = _VARIABLE_OF_LOADED.get(library.internal_api)
         if variable and (number := _number_in(variable)):
             library.set_num_threads(number)
-    # Torch keeps a number of its own, and applies it in each thread that computes.
+    # Torch keeps its own number, and applies it in each computing thread.
     torch = sys.modules.get("torch")
     if torch is not None and (number := _number_in(_OPENMP)):
         torch.set_num_threads(number)
 
 
 def _number_in(variable: str) -> int | None:
-    """Of a list, as OpenMP takes it for loops within loops, the first."""
+    """Return the number in a variable; OpenMP allows a list for nested loops, of which the first counts."""
     value = os.environ[variable].partition(",")[0].strip()
     return int(value) if value.isdecimal() and int(value) > 0 else None

@@ -1,1 +1,1 @@
-"""Which examples go into one batch, and when: pure decisions, with the time given from outside."""
+"""Decides which examples go into one batch, and when: pure decisions that get the time from their caller."""

@@ -1,4 +1,4 @@
-"""Examples that wait for a batch, longest first."""
+"""The examples that wait for a batch, the most costly first."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Integers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class QueuedExamples:
-    """Examples that left the pool together: which submission each belongs to, and its place there."""
+    """Examples as columns of numbers: the submission of each, its place there, its cost, weight and arrival."""
 
     owners: Integers
     places: Integers
@@ -26,7 +26,7 @@ class QueuedExamples:
 
     @classmethod
     def new(cls, costs: npt.NDArray[Any], weights: npt.NDArray[Any] | None, now: float) -> QueuedExamples:
-        """All examples of a submission that has just come, and has no owner yet."""
+        """Return all examples of a new submission, which has no number yet."""
         count = len(costs)
         return cls(
             np.zeros(count, np.int64),
@@ -37,13 +37,17 @@ class QueuedExamples:
         )
 
     def only(self, chosen: npt.NDArray[Any]) -> QueuedExamples:
+        """Return the chosen examples."""
         return QueuedExamples(
             self.owners[chosen], self.places[chosen], self.costs[chosen], self.weights[chosen], self.since[chosen]
         )
 
 
 class Backlog:
-    """Columns of numbers, no object per example: an accelerator empties it by tens of thousands a second."""
+    """The waiting examples of one lane, sorted by falling cost.
+
+    It consists of columns of numbers, without an object per example: an accelerator takes tens of thousands a second.
+    """
 
     def __init__(self) -> None:
         self._clear()
@@ -52,23 +56,26 @@ class Backlog:
         return len(self.costs)
 
     def oldest(self) -> float:
-        """Since when the one that has waited longest does."""
+        """Return when the example that has waited longest arrived."""
         if self._oldest is None:
             self._oldest = float(self.since.min())
         return self._oldest
 
     def add(self, owner: int, costs: npt.NDArray[Any], weights: npt.NDArray[Any] | None, now: float) -> None:
+        """Add all examples of a new submission, which has the number ``owner``."""
         self.put(owner, QueuedExamples.new(costs, weights, now))
 
     def put(self, owner: int, new: QueuedExamples) -> None:
+        """Add examples of the submission with the number ``owner``."""
         self.costs = np.concatenate([self.costs, new.costs])
         self.weights = np.concatenate([self.weights, new.weights])
         self.owners = np.concatenate([self.owners, np.full(len(new.costs), owner, np.int64)])
         self.places = np.concatenate([self.places, new.places])
         self.since = np.concatenate([self.since, new.since])
-        self._order(np.argsort(-self.costs, kind="stable"))  # Among equals, who came first.
+        self._keep(np.argsort(-self.costs, kind="stable"))  # Stable: equal costs stay in order of arrival.
 
     def take(self, start: int, count: int) -> QueuedExamples:
+        """Remove a range of the sorted examples and return it."""
         end = start + count
         taken = QueuedExamples(
             self.owners[start:end],
@@ -79,14 +86,14 @@ class Backlog:
         )
         rest = np.ones(len(self), bool)
         rest[start:end] = False
-        self._order(rest)
+        self._keep(rest)
         return taken
 
     def drop(self, owners: set[int]) -> None:
-        """Forget the examples of these submissions."""
-        self._order(~np.isin(self.owners, list(owners)))
+        """Remove the examples of these submissions."""
+        self._keep(~np.isin(self.owners, list(owners)))
 
-    def _order(self, chosen: npt.NDArray[Any]) -> None:
+    def _keep(self, chosen: npt.NDArray[Any]) -> None:
         self.costs = self.costs[chosen]
         self.weights = self.weights[chosen]
         self.owners = self.owners[chosen]

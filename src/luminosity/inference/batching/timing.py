@@ -1,4 +1,4 @@
-"""How long a batch takes, learned from the batches so far."""
+"""How long a batch takes, learned from earlier batches."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import numpy as np
 
 __all__ = ["Timing"]
 
-_REMEMBERED = 48
-_LEARN_EVERY = 4
+_REMEMBERED = 48  # batches; their pairs are compared each time
+_LEARN_EVERY = 4  # batches, once a quarter of those remembered have been seen
 
 
 class Timing:
-    """Seconds as a line over padded cost: a fixed part, and a part per unit of cost.
+    """Models the seconds of a batch as a line over its padded cost: a fixed part, and a part per unit of cost.
 
-    The line is the median of all lines through two batches (Theil and Sen), so that a batch which another process
-    disturbed, or one that compiled something, does not bend it.
+    The line is the median of all lines through two batches (Theil and Sen), so that single slow batches, which another
+    process disturbed or which compiled something, don't bend it.
 
     >>> timing = Timing()
     >>> for cost in (10, 20, 40, 80):
@@ -32,17 +32,19 @@ class Timing:
         self.fixed = 0.0
         self.per_cost = 0.0
         self.known = False
-        """Whether batches differed enough to tell the fixed part from the rest."""
+        """Whether batches differed enough to separate the fixed part from the rest."""
 
     @property
     def overhead(self) -> float:
-        """The fixed part in units of cost: what one more batch costs."""
+        """The fixed part in units of cost."""
         return self.fixed / self.per_cost if self.known else 0.0
 
     def seconds(self, cost: float) -> float:
+        """Return the expected seconds of a batch with this padded cost."""
         return self.fixed + self.per_cost * cost
 
     def observe(self, cost: float, seconds: float) -> None:
+        """Learn from a batch of this padded cost that took this long."""
         self._costs.append(cost)
         self._seconds.append(seconds)
         self._observed += 1
@@ -58,9 +60,9 @@ class Timing:
         if not telling.any() or mean_rate <= 0:
             if not self.known:
                 self.per_cost = mean_rate
-            return  # What was known stays: a budget that has settled makes all batches alike.
+            return  # Keep the last line: a settled budget makes all batches alike.
         self.known = True
         slope = float(np.median((seconds[second] - seconds[first])[telling] / apart[telling]))
-        # A device that is far from full takes the same time for more work: a slope of nothing, or less by chance.
+        # A device that is far from full takes the same time for more work; then the slope is 0, or below by chance.
         self.per_cost = max(slope, 0.01 * mean_rate)
         self.fixed = max(0.0, float(np.median(seconds - self.per_cost * costs)))

@@ -1,1 +1,4 @@
-"""The model host: the single point of contact between a process and a device."""
+"""The model host: owns the models of one device in one process and runs their batches.
+
+:mod:`~luminosity.inference.host.host` describes how the parts work together.
+"""

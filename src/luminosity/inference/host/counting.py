@@ -1,4 +1,4 @@
-"""Beam's metrics and logs from the host's own threads."""
+"""Lets Beam count metrics and logs of the host's own threads for the right step."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ __all__ = ["as_part_of", "current_step"]
 
 
 def current_step() -> Any:
-    """The step that this thread runs, as Beam knows it; None outside a bundle."""
+    """Return the step that this thread runs, as Beam knows it, or None outside a bundle."""
     tracker = statesampler.get_current_tracker()
     return None if tracker is None else tracker.current_state()
 
 
 class _OneStep:
-    """Stands for Beam's tracker in a thread that belongs to no bundle: one step, known from the start."""
+    """Replaces Beam's state tracker in a thread that belongs to no bundle: it knows one step."""
 
     def __init__(self, step: Any) -> None:
         self._step = step
@@ -33,7 +33,7 @@ class _OneStep:
 
 @contextmanager
 def as_part_of(step: Any) -> Generator[None]:
-    """Whatever this thread counts and logs belongs to that step: Beam finds it by thread."""
+    """Count what this thread counts and logs for that step; Beam finds the step by the thread."""
     if step is None:
         yield
         return

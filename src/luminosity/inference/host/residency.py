@@ -1,4 +1,4 @@
-"""Which models may be in a device's memory at once: bookkeeping alone, nothing is loaded or dropped here."""
+"""Which models fit into a device's memory at once: only bookkeeping, nothing is loaded or dropped here."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from luminosity.inference.host.model import Family, Model
 
 __all__ = ["Residency", "Verdict"]
 
-_RUN_TO_LOAD = 2.0
-"""How often the time of its load a model computes before one that waits may take its place."""
-_SHORTEST_RUN_S = 0.05
+_RUN_TO_LOAD = 2.0  # a model computes this many times its load time before a waiting model may take its place
+_SHORTEST_RUN_S = 0.05  # the same for models that load at once
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a model has room: once `evicted` are gone, or after `leaving` have finished their batches, or not."""
+    """Whether a model fits once ``evicted`` are dropped; if not, ``leaving`` have to finish their batches first."""
 
     fits: bool
     evicted: list[Model] = field(default_factory=list[Model])
@@ -24,33 +23,39 @@ class Verdict:
 
 
 class Residency:
-    """Every byte is free or held by a model that is loading or there. Guarded by the host's lock."""
+    """Accounts for every byte of the budget: it is free, or held by a model that is loading or ready.
+
+    The caller holds the host's lock in every method.
+    """
 
     def __init__(self, budget: int | None) -> None:
-        """``budget``: in bytes; None: as much as there is."""
+        """``budget``: in bytes; None for no limit."""
         self.budget = budget
         self._free = budget
         self._held: dict[Model, int] = {}
 
     @property
     def held(self) -> int:
+        """The bytes that all models hold together."""
         return sum(self._held.values())
 
     def models(self) -> list[Model]:
+        """Return the models that are loading or ready."""
         return list(self._held)
 
     def exceeds(self, size: int) -> bool:
-        """Whether this would not even fit alone."""
+        """Return whether this many bytes are more than the whole budget."""
         return self.budget is not None and size > self.budget
 
     def is_too_large(self, model: Model) -> bool:
-        """The same, as far as is known."""
+        """Return whether a model is known to be larger than the whole budget."""
         return model.size is not None and self.exceeds(model.size)
 
     def room_for(self, model: Model, has_work: Callable[[Model], bool], may_displace: bool) -> Verdict:
-        """How to make room: of those without work the one that was used longest ago goes first.
+        """Return whether the model fits, and which models have to go for it.
 
-        If that is not enough, and ``may_displace``, those go that have work and have run for long enough.
+        The least recently used models without work go first. If they are not enough, and ``may_displace`` is set,
+        models go that have work and have run for long enough.
         """
         lack = self._lack(model)
         if lack.is_none:
@@ -62,7 +67,7 @@ class Residency:
             return Verdict(True, evicted)
         if not may_displace:
             return Verdict(False)
-        # Who came first leaves first: who was used last changes with every batch, and nobody would be done leaving.
+        # The model that was loaded first leaves first. The last use changes with every batch, and so would the choice.
         gone = set(evicted)
         done = [each for each in here if each not in gone and _has_run_long(each)]
         leaving = self._enough_of(sorted(done, key=lambda each: each.arrived_at), lack)
@@ -73,31 +78,34 @@ class Residency:
         return Verdict(True, evicted + leaving)
 
     def reserve(self, model: Model) -> None:
-        """For its load, which is to begin."""
+        """Hold the expected bytes of a model whose load begins."""
         self.hold(model, self._expected(model))
 
     def hold(self, model: Model, size: int) -> None:
-        assert model not in self._held, f"{model.key} is here already"
+        """Hold this many bytes for a model."""
+        assert model not in self._held, f"{model.key} already holds memory"
         self._held[model] = size
         if self._free is not None:
             self._free -= size
 
     def release(self, model: Model) -> None:
+        """Free the bytes that a model holds."""
         freed = self._held.pop(model)
         if self._free is not None:
             self._free += freed
 
     def check_integrity(self) -> None:
-        assert all(size >= 0 for size in self._held.values()), "a model that takes less than nothing"
-        assert self._free is None or self._free >= 0, f"{-(self._free or 0)} bytes more than there are"
+        """Raise ``AssertionError`` if the books are inconsistent."""
+        assert all(size >= 0 for size in self._held.values()), "a model holds a negative number of bytes"
+        assert self._free is None or self._free >= 0, f"models hold {-(self._free or 0)} bytes more than the budget"
         if self.budget is not None:
             assert self.held + (self._free or 0) == self.budget, f"{self.held} + {self._free} is not {self.budget}"
         for family in {model.family for model in self._held if model.family is not None}:
             count = sum(each.family == family for each in self._held)
-            assert count <= family.most, f"{count} models of {family.name}, at most {family.most} may be here"
+            assert count <= family.most, f"{count} models of {family.name} are in memory, at most {family.most} may be"
 
     def _expected(self, model: Model) -> int:
-        """Its size; of one that was never loaded, that of others like it."""
+        """Return a model's size, or that of similar models if it was never loaded."""
         if model.size is not None:
             return model.size
         kind = type(model.handler)
@@ -115,12 +123,12 @@ class Residency:
         return _Lack(size, kin + 1 - family.most, family)
 
     def _enough_of(self, models: Iterable[Model], lack: _Lack) -> list[Model]:
-        """The first of these that have what is lacking, which is less then."""
+        """Choose models in order until nothing is lacking; reduces ``lack``."""
         chosen: list[Model] = []
         for each in models:
             if lack.is_none:
                 break
-            if lack.is_had_by(each):
+            if lack.is_reduced_by(each):
                 lack.take(each, self._held[each])
                 chosen.append(each)
         return chosen
@@ -128,7 +136,7 @@ class Residency:
 
 @dataclass
 class _Lack:
-    """What keeps a model from coming: bytes, and places in its family; below nought where some are left."""
+    """The bytes and the places in its family that a model lacks; negative if there are some to spare."""
 
     size: int
     places: int
@@ -138,7 +146,7 @@ class _Lack:
     def is_none(self) -> bool:
         return self.size <= 0 and self.places <= 0
 
-    def is_had_by(self, other: Model) -> bool:
+    def is_reduced_by(self, other: Model) -> bool:
         return self.size > 0 or self._is_kin(other)
 
     def take(self, other: Model, size: int) -> None:

@@ -67,9 +67,8 @@ class Watcher:
             pattern = self._watch.pattern_for(key)
             try:
                 found = FileSystems.match([pattern])[0].metadata_list
-            except (
-                Exception
-            ) as error:  # Any file system may fail in its own way. Keep the known versions; the next look may succeed.
+            except Exception as error:
+                # Each file system has its own errors. Keep the known versions; the next look may succeed.
                 self._warn_once("error", pattern, f"Could not look for new models at {pattern}: {error}")
                 continue
             if not found:
