@@ -249,7 +249,7 @@ def test_a_run_is_found_by_a_part_of_its_id(three_runs: Path, wanted: str) -> No
     ("wanted", "message"),
     [
         ("202601", r"'202601' matches 2 runs \(20260101T000001-aabbbb, 20260101T000000-aaaaaa\)"),
-        ("nothing", "no run 'nothing' in .*; `lum runs` lists"),
+        ("nothing", "no run 'nothing' in .*; list the recorded runs with `lum runs`"),
     ],
 )
 def test_a_run_that_is_not_found(three_runs: Path, wanted: str, message: str) -> None:
