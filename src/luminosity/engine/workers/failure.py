@@ -34,9 +34,8 @@ ELEMENT_CHARACTERS = 200  # of an element's repr: enough to recognize it, short 
 _BEAM_DIRECTORY = os.path.dirname(apache_beam.__file__) + os.sep
 _OUR_DIRECTORY = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 _STANDARD_LIBRARY = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")})
-_INSTALLED = tuple(
-    {sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib")}
-)  # may lie inside the standard library's folder
+# May lie inside the standard library's folder.
+_INSTALLED = tuple({sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib")})
 _STEP = re.compile(r"\[while running '(.*?)'\]")
 
 _TRACEBACK_LINE = re.compile(r'File "([^"\n]+)", line (\d+)')
