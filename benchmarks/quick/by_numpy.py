@@ -1,4 +1,4 @@
-"""The floor: pyarrow and numpy alone, one file after the other."""
+"""The lower bound: only pyarrow and numpy, one file after the other."""
 
 import sys
 from pathlib import Path

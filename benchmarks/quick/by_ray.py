@@ -1,4 +1,4 @@
-"""The same with Ray Data."""
+"""The predictions with Ray Data."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""A step without a model: a function of a whole table's part."""
+"""A step without a model: a function that takes a record batch."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 import pyarrow as pa
 
-RecordBatch = Any  # pyarrow's: it has no types to name
+RecordBatch = Any  # a pyarrow.RecordBatch; pyarrow has no type annotations
 
-_TAG = re.compile(r"<[^>]*>")  # nearly all are line breaks: <br />
+_TAG = re.compile(r"<[^>]*>")  # Nearly all tags are line breaks: <br />.
 
 
 def clean(reviews: RecordBatch) -> RecordBatch:
-    """Text without tags, with entities as the characters they stand for, and with single spaces.
+    """Return the reviews with clean text: no tags, entities replaced by characters, single spaces.
 
     >>> clean(pa.record_batch({"text": ["Great!<br /><br />Tom &amp; Jerry  at their best"]}))["text"].to_pylist()
     ['Great! Tom & Jerry at their best']
@@ -25,4 +25,5 @@ def clean(reviews: RecordBatch) -> RecordBatch:
 
 
 def clean_text(text: str) -> str:
+    """Return one text without tags, entities and repeated spaces."""
     return " ".join(html.unescape(_TAG.sub(" ", text)).split())

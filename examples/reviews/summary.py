@@ -1,4 +1,4 @@
-"""What a run did, in a table: from the counters that any runner has, and the events that LuminosityRunner tells."""
+"""Tables of what a run did, from the counters of any runner and the events of LuminosityRunner."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ Counters = Mapping[str, Mapping[str, int]]  # by model, then by the counter's na
 _MICROSECONDS = 1e6
 
 
-class Told:
-    """What LuminosityRunner tells about a run; nothing of other runners."""
+class RunEvents:
+    """Collects the events of LuminosityRunner; other runners have none."""
 
     def __init__(self) -> None:
         self.started: RunStarted | None = None
         self.ended: RunEnded | None = None
 
     def runner(self, options: PipelineOptions) -> LuminosityRunner | None:
-        """One that tells, if it is the runner that the options name; else Beam finds the one that they do."""
+        """Return a LuminosityRunner that reports events if the options name it; otherwise None, and Beam finds it."""
         name = options.view_as(StandardOptions).runner or ""
-        return LuminosityRunner(on_event=self._take) if name.endswith(LuminosityRunner.__name__) else None
+        return LuminosityRunner(on_event=self._add) if name.endswith(LuminosityRunner.__name__) else None
 
-    def _take(self, event: object) -> None:
+    def _add(self, event: object) -> None:
         if isinstance(event, RunStarted):
             self.started = event
         elif isinstance(event, RunEnded):
@@ -40,7 +40,7 @@ class Told:
 
 
 def counters_by_model(metrics: MetricResults) -> Counters:
-    """Every model of Enrich counts in a namespace of its own."""
+    """Return the counters of each model; every model of Enrich has its own namespace."""
     found: dict[str, Counter[str]] = defaultdict(Counter)
     for counter in metrics.query()["counters"]:
         if counter.key.metric.name in InferenceMetrics.ALL:
@@ -49,6 +49,7 @@ def counters_by_model(metrics: MetricResults) -> Counters:
 
 
 def print_models(console: Console, counters: Counters) -> None:
+    """Print how fast each model was."""
     table = _table("model", "rows", "rows/s of a worker", "padding", "prepared in", "computed in")
     for model, counts in counters.items():
         seconds = counts[InferenceMetrics.COMPUTE] / _MICROSECONDS
@@ -64,19 +65,19 @@ def print_models(console: Console, counters: Counters) -> None:
     console.print(table)
 
 
-def print_pools(console: Console, told: Told) -> None:
-    """Only LuminosityRunner has pools; after any other there is nothing to tell."""
-    if told.started is None or told.ended is None:
+def print_pools(console: Console, events: RunEvents) -> None:
+    """Print how busy the workers were. Only LuminosityRunner has pools."""
+    if events.started is None or events.ended is None:
         return
-    workers = {pool.name: pool.workers for pool in told.started.pools}
+    workers = {pool.name: pool.workers for pool in events.started.pools}
     table = _table("pool", "workers", "busy", "at work")
-    for pool in told.ended.last.pools:
+    for pool in events.ended.last.pools:
         table.add_row(pool.name, str(workers[pool.name]), f"{pool.busy_fraction:.0%}", f"{pool.busy_seconds:.1f} s")
     console.print(table)
 
 
 def print_sentiments(console: Console, reviews: Any) -> None:
-    """How often the sentiment model is right, of reviews that it did not learn from."""
+    """Print how often the sentiment model is right on reviews that it was not trained on."""
     sources = np.asarray(reviews["source"].to_pylist())
     is_right = (reviews["sentiment"].to_numpy() > 0.5) == (reviews["label"].to_numpy() == 1)
     table = _table("reviews of", "rows", "sentiment is right", "languages")
@@ -84,12 +85,13 @@ def print_sentiments(console: Console, reviews: Any) -> None:
     for source in (*sorted(set(sources)), "all"):
         rows = np.isin(sources, [source]) if source != "all" else np.full(len(sources), True)
         often = Counter(languages[rows].tolist()).most_common(3)
-        told = ", ".join(f"{language} {count:,}" for language, count in often)
-        table.add_row(str(source), f"{rows.sum():,}", f"{is_right[rows].mean():.1%}", told)
+        shown = ", ".join(f"{language} {count:,}" for language, count in often)
+        table.add_row(str(source), f"{rows.sum():,}", f"{is_right[rows].mean():.1%}", shown)
     console.print(table)
 
 
 def print_nearest(console: Console, query: str, found: Any) -> None:
+    """Print the reviews that the search found."""
     console.print(f"\nNearest to [bold]{query}[/bold]:")
     for neighbour in found["neighbours"][0].as_py():
         mood = "good" if neighbour["sentiment"] > 0.5 else "bad"

@@ -1,9 +1,9 @@
-"""A table into BigQuery and back, with Beam's own sink and source::
+"""Write a table to BigQuery and read it back, with Beam's own sink and source::
 
     pip install 'apache-beam[gcp]'
     python examples/stores/bigquery.py --table=my-project:my_dataset.colours
 
-All options but those of ``--help`` go to Beam.
+Options that ``--help`` does not list go to Beam.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _TYPES = {pa.int64(): "INTEGER", pa.string(): "STRING", pa.float32(): "FLOAT", p
 
 
 def bigquery_schema(schema: Any) -> dict[str, Any]:
-    """The columns as BigQuery calls them; vectors are repeated numbers.
+    """Return the columns as BigQuery describes them; vectors are repeated numbers.
 
     >>> bigquery_schema(pa.schema([("v", pa.list_(pa.float32(), 3))]))
     {'fields': [{'name': 'v', 'type': 'FLOAT', 'mode': 'REPEATED'}]}

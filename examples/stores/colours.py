@@ -1,4 +1,4 @@
-"""A small table with vectors: colours by name, each with its red, green and blue."""
+"""A small table with vectors: colours with their red, green and blue parts."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ _COLOURS = {
 
 
 def colours() -> Any:
-    """
-    A `pyarrow.RecordBatch` as models make them, too: an id, a text, and a column of float32 vectors.
+    """Return a ``pyarrow.RecordBatch`` with an id, a text and a column of float32 vectors, as models make them.
 
     >>> colours().schema.names
     ['id', 'name', 'embedding']

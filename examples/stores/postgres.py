@@ -1,10 +1,10 @@
-"""A table into Postgres with pgvector, and a search by vector::
+"""Write a table to Postgres with pgvector, and search by vector::
 
     pip install 'psycopg[binary]'
     python examples/stores/postgres.py --dsn=postgresql://localhost/postgres --search
 
-Beam's own `PostgresVectorWriterConfig` writes through JDBC, which takes Java. This does the same with a small DoFn.
-It is plain Beam and runs on any runner. All options but those of ``--help`` go to Beam.
+Beam's own ``PostgresVectorWriterConfig`` writes through JDBC, which needs Java. This does the same with a small DoFn.
+It is plain Beam and runs on any runner. Options that ``--help`` does not list go to Beam.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Row = dict[str, Any]
 
 
 class Upsert(beam.DoFn):
-    """A batch of rows is one transaction; an upsert that is repeated changes nothing, so bundles may be retried."""
+    """Writes a batch of rows as one transaction. A repeated upsert changes nothing, so bundles may be retried."""
 
     def __init__(self, dsn: str) -> None:
         self._dsn = dsn
@@ -53,8 +53,8 @@ class Upsert(beam.DoFn):
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dsn", required=True, help="where the database is; the password belongs in PGPASSWORD")
-    parser.add_argument("--search", action="store_true", help="look for a colour, too")
+    parser.add_argument("--dsn", required=True, help="address of the database; set the password in PGPASSWORD")
+    parser.add_argument("--search", action="store_true", help="also search for a colour")
     known, others = parser.parse_known_args(argv)
     with psycopg.connect(known.dsn) as connection:
         connection.execute(_CREATE)

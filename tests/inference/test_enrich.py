@@ -250,7 +250,7 @@ def test_dead_letters(pipelines: Pipelines) -> None:
 def test_a_null_names_the_column_the_row_and_what_to_do(pipelines: Pipelines) -> None:
     table = pa.record_batch({"id": range(200), "text": [*["fine"] * 150, None, *["fine"] * 49]})
     expected = (
-        "'length' takes 'text', which is null in row 150 of its batch \\(id=150, text=None\\).*_exception_handling"
+        "(?s)'length' takes 'text', which is null in row 150 of its batch \\(id=150, text=None\\).*_exception_handling"
     )
     with pytest.raises(Exception, match=expected), pipelines() as (pipeline, _):
         _ = table_of(pipeline, table) | Enrich(length=Column(Lengths(), "text"))

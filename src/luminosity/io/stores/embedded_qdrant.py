@@ -19,7 +19,14 @@ from luminosity._locks import locked
 from luminosity.errors import Fix, StoreError
 from luminosity.extras import require
 from luminosity.io.stores.points import Point, PointId
-from luminosity.io.stores.qdrant_collection import CollectionAddress, Distance, Hit, Query, check_vectors
+from luminosity.io.stores.qdrant_collection import (
+    CollectionAddress,
+    Distance,
+    Hit,
+    QdrantCollection,
+    Query,
+    check_vectors,
+)
 
 __all__ = ["EmbeddedCollection", "lock_file"]
 
@@ -27,7 +34,7 @@ __all__ = ["EmbeddedCollection", "lock_file"]
 _POLL_S = 0.05  # how late a folder that another program closes is noticed at most
 
 
-class EmbeddedCollection:
+class EmbeddedCollection(QdrantCollection):
     """A collection in a folder of this machine, which Qdrant's engine reads and writes in this process."""
 
     def __init__(self, address: CollectionAddress) -> None:

@@ -15,7 +15,14 @@ from luminosity._text import shorten
 from luminosity.errors import Fix, StoreError
 from luminosity.extras import require
 from luminosity.io.stores.points import Point, PointId
-from luminosity.io.stores.qdrant_collection import CollectionAddress, Distance, Hit, Query, check_vectors
+from luminosity.io.stores.qdrant_collection import (
+    CollectionAddress,
+    Distance,
+    Hit,
+    QdrantCollection,
+    Query,
+    check_vectors,
+)
 
 __all__ = ["ServerCollection", "TransientError", "retry"]
 
@@ -40,7 +47,7 @@ class _Refused(StoreError):
         self.status = status
 
 
-class ServerCollection:
+class ServerCollection(QdrantCollection):
     """A collection on a Qdrant server. Requests are retried until the address's timeout."""
 
     def __init__(self, address: CollectionAddress, on_retry: Callable[[], None]) -> None:
