@@ -80,7 +80,7 @@ class Grouping:
     def add(self, block: Block) -> None:
         """Add input to be grouped by :meth:`absorb`. Takes over the block."""
         if self._output is not None:
-            raise AssertionError("input came to a grouping whose output has begun: a watermark ran ahead")
+            raise AssertionError("found input for a grouping whose output has begun: a watermark ran ahead")
         self.pending.append(block)
         self._pending_holds.add(block.hold)
 

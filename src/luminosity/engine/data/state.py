@@ -17,6 +17,7 @@ from apache_beam.portability.api import beam_fn_api_pb2
 from luminosity.engine.spill.cells import Cell, Cells
 from luminosity.engine.spill.files import Chunk, MemoryChunk, SpillFile, StoredChunk
 from luminosity.engine.spill.quota import Ledger
+from luminosity.errors import UnsupportedPipeline
 
 __all__ = ["SideInputReader", "StateStore"]
 
@@ -164,7 +165,7 @@ class StateStore:
             self._clear(overlay, request.state_key)
             response.clear.SetInParent()
         else:
-            raise NotImplementedError(f"state request {kind!r}")
+            raise UnsupportedPipeline(f"found a state request {kind!r}, expected get, append or clear")
         return response
 
     def _page(self, overlay: _Overlay, key: beam_fn_api_pb2.StateKey, token: bytes) -> tuple[Sequence[Chunk], int]:
@@ -244,7 +245,7 @@ def _is_constant(key: beam_fn_api_pb2.StateKey) -> bool:
 
 def _require_bag(kind: str | None) -> None:
     if kind != "bag_user_state":
-        raise NotImplementedError(f"state of type {kind!r}")
+        raise UnsupportedPipeline(f"found state of type {kind!r}, expected a bag or an ordered list")
 
 
 def _in_memory(chunks: list[Chunk]) -> int:

@@ -20,7 +20,7 @@ _QUEUES_PART = 2  # all queues together may fill 1/2 of the memory budget before
 
 
 def queue_limit(memory_limit: int, buffers: int) -> int:
-    """Return how many bytes may wait in one of so many buffers."""
+    """Return how many bytes may wait in one buffer, if there are ``buffers`` of them."""
     share = memory_limit // (_QUEUES_PART * max(1, buffers))
     return max(_LEAST_QUEUE_BYTES, min(_MOST_QUEUE_BYTES, share))
 

@@ -12,7 +12,7 @@ from luminosity.engine.loop.stage import StageRun
 
 __all__ = ["SpillPolicy"]
 
-_HIGH = 0.85  # of the budget: above it, data is spilled; workers fill the rest meanwhile
+_HIGH = 0.85  # of the budget: above it, data is spilled, while workers may fill the rest
 _LOW = 0.65  # of the budget: spilling ends below it
 _TABLE_PART = 32  # tables below 1/32 of the budget are spilled later: small runs would be too many to merge
 _RETRY_PART = 64  # if nothing can be spilled, look again after another 1/64 of the budget
@@ -54,7 +54,7 @@ class SpillPolicy:
             spill(wanted)
 
     def _in_order(self) -> Iterator[Callable[[int], int]]:
-        """Yield functions that spill up to so many bytes, the least harmful first."""
+        """Yield functions that spill a given number of bytes, the least harmful first."""
         for side_input in self.side_inputs:
             yield lambda wanted, data=side_input: data.spill(self._store, wanted)
         for stage in self._stages:

@@ -16,7 +16,7 @@ _LEAST_SECONDS = 2.0  # before that, a stage's speed is that of its start
 
 _WINDOW_S = 10.0  # a rate covers this time: long enough to be steady, short enough to follow changes
 _POINT_EVERY_S = 0.5  # bounds the number of points
-_FEWEST_STEPS = 4  # a slow stage changes rarely: its rate covers at least so many changes, however old
+_FEWEST_STEPS = 4  # a slow stage changes rarely: its rate covers at least 4 changes, however old
 _MOST_POINTS = int(_WINDOW_S / _POINT_EVERY_S) + _FEWEST_STEPS + 2
 
 
