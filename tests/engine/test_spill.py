@@ -271,7 +271,12 @@ def test_a_budget_that_is_no_size_is_refused(size: str) -> None:
 def test_a_spill_folder_that_can_not_be_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     before = files_of_luminosity()
-    for folder in (tmp_path / "file" / "folder", "/proc/none", "/proc"):
-        with pytest.raises(OptionError, match=f"--spill_dir={folder}: expected a folder"):
+    below_a_file = f"found a file at {tmp_path}/file, expected a folder"
+    for folder, reason in (
+        (tmp_path / "file" / "folder", below_a_file),
+        ("/proc/none", ".*expected a writable folder"),
+        ("/proc", ".*expected a writable folder"),
+    ):
+        with pytest.raises(OptionError, match=f"--spill_dir={folder}: {reason}"):
             run(lambda p: p | beam.Create([1]), f"--spill_dir={folder}")
     assert files_of_luminosity() <= before
