@@ -1,4 +1,4 @@
-"""What the host process of the tests says to its clients."""
+"""The services that the serving process runs for clients in tests."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from luminosity.inference.ipc.channel import Channel
 
 
 def echo(channel: Channel) -> None:
-    """Answers ``(what, argument)``."""
+    """Respond to requests ``(what, argument)``."""
     while True:
         what, argument = channel.recv()
-        channel.send(_answer(what, argument))
+        channel.send(_respond(what, argument))
 
 
-def _answer(what: str, argument: Any) -> Any:
+def _respond(what: str, argument: Any) -> Any:
     if what == "pid":
         return os.getpid()
     if what == "raise":

@@ -1,4 +1,4 @@
-"""Batching decisions, with the time given: no threads, no sleeping."""
+"""Batching decisions with a given time: no threads, no sleeping."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from luminosity.inference.steps.prepare import BlockSize
 
 
 class TestBlockSize:
-    """``learn(examples, bytes, seconds)``, as a handler would make it happen."""
+    """Calls of ``learn(examples, bytes, seconds)``, as a handler would cause them."""
 
     def settled(self, seconds: Callable[[int], float], block_size: BlockSize | None = None) -> BlockSize:
         block_size = block_size or BlockSize()
@@ -73,7 +73,7 @@ def all_batches(policy: BatchPolicy, pool: Backlog) -> list[list[float]]:
 
 
 def taught(policy: BatchPolicy, fixed: float, per_cost: float) -> BatchPolicy:
-    """A policy that has seen batches of a device with these times."""
+    """Return a policy that has seen batches of a device with these times."""
     policy.budget.limit(1)
     for cost in [2.0**power for power in range(14)]:
         policy.budget.succeeded(cost, fixed + per_cost * cost)

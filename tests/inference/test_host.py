@@ -1,4 +1,4 @@
-"""The model host itself: its threads, what they survive, and what becomes of every example."""
+"""The model host: its threads, what they survive, and the outcome of every example."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def outcomes(
     cost: Callable[[Any], Any] = lambda block: np.ones(len(block)),
     name: str = "lane",
 ) -> list[Outcome]:
-    """What one bundle gets; fails, rather than hangs, when the host does."""
+    """Return the outcomes of one bundle; fail instead of hanging if the host hangs."""
     found: list[Outcome] = []
     errors: list[BaseException] = []
 
@@ -82,7 +82,7 @@ def in_thread(work: Callable[[], None]) -> None:
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     thread.join(_PATIENCE_S)
-    assert not thread.is_alive(), "the host never answered"
+    assert not thread.is_alive(), "the host never responded"
 
 
 def values(found: list[Outcome]) -> list[Any]:
@@ -106,7 +106,7 @@ def test_threads_and_models_go_when_nobody_needs_them_and_come_back(monkeypatch:
     host, handler = ModelHost(), Doubler()
     for _ in range(2):
         assert values(outcomes(host, handler, [[1, 2]])) == [2, 4]
-        until(lambda: not host_threads() - before)  # Those of other tests may end meanwhile, too.
+        until(lambda: not host_threads() - before)  # Threads of other tests may end meanwhile, too.
     assert handler.loads == 2
 
 
@@ -174,7 +174,7 @@ def test_a_device_that_can_not_even_make_room(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_failure_of_the_host_itself_reaches_who_waits() -> None:
-    # As a mistake of its own; costs that make no sense are refused earlier.
+    # This simulates a bug of the host; costs that are not finite are refused earlier.
     with pytest.raises(RuntimeError, match="a thread of the model host has failed"):
         outcomes(ModelHost(), Doubler(), [[1, 2]], cost=lambda block: np.full(len(block), np.nan))
 
@@ -250,7 +250,7 @@ class Hangs(Doubler):
 
 
 def test_a_hang_in_a_process_of_its_own_ends_with_the_process(tmp_path: Path) -> None:
-    """And what comes after it gets another one."""
+    """The next batch gets a model that is loaded again."""
     handler = IsolatedHandler(Hangs(tmp_path / "begun"))
     model = handler.load_model()
     errors: list[str] = []
@@ -271,7 +271,7 @@ def test_a_hang_in_a_process_of_its_own_ends_with_the_process(tmp_path: Path) ->
 
 
 def test_a_minimum_is_not_waited_for_by_who_waits_for_results() -> None:
-    """The other session may belong to the same thread, which then never hands over more."""
+    """The other session may belong to the same thread, which then never submits more."""
     host = ModelHost()
     lane = host.enter("lane", lambda: Doubler(min_batch_size=10), LaneSettings())
     waiting, producing = host.open(), host.open()
@@ -300,11 +300,11 @@ def test_an_example_that_needs_too_much_memory_alone_makes_no_batch_smaller() ->
     found = outcomes(ModelHost(), handler, blocks)
     assert [outcome.places.tolist() for outcome in found if outcome.error] == [[5]]
     assert len(values(found)) == 19_999
-    assert len(handler.batches) < 2000, "a batch for each example, or nearly so, from then on"
+    assert len(handler.batches) < 2000, "from then on there is a batch for nearly each example"
 
 
 class Erratic(Handler[int, int, str]):
-    """Runs out of memory at random, and can't bear multiples of 97."""
+    """Runs out of memory at random, and fails for multiples of 97."""
 
     concurrency = 3
 
@@ -324,7 +324,7 @@ class Erratic(Handler[int, int, str]):
 
 @pytest.mark.parametrize("as_arrow", [False, True])
 def test_many_sessions_on_many_threads(as_arrow: bool) -> None:
-    """Nothing lost, nothing doubled, nothing of one session in another, whoever leaves in the middle."""
+    """No outcome is lost, doubled or delivered to another session, even if sessions close early."""
     host, settings = ModelHost(), LaneSettings(isolate_failures=True)
     problems: list[str] = []
 
@@ -368,7 +368,7 @@ def test_many_sessions_on_many_threads(as_arrow: bool) -> None:
         thread.start()
     for thread in threads:
         thread.join(_PATIENCE_S)
-    assert not any(thread.is_alive() for thread in threads), "the host never answered"
+    assert not any(thread.is_alive() for thread in threads), "the host never responded"
     assert problems == []
     until(lambda: not host._in_flight.running)
     host.check_integrity()

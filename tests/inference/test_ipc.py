@@ -1,4 +1,4 @@
-"""The host process of a run: found, started, guarded, and gone when nobody needs it."""
+"""The serving process of a run: found, started, protected, and gone after its last client."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def run_id() -> Iterator[str]:
 
 @pytest.fixture
 def own_temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A short one, and ours alone."""
+    """A short path that only this test uses."""
     with tempfile.TemporaryDirectory(prefix="machine-", dir="/tmp") as path:
         monkeypatch.setattr(tempfile, "tempdir", path)
         yield path
@@ -69,7 +69,7 @@ def pair() -> Iterator[tuple[Channel, Channel]]:
 
 @contextlib.contextmanager
 def served_here(run_id: str) -> Iterator[HostFolder]:
-    """A host in a thread of this process: quicker to start than a process."""
+    """Run a host in a thread of this process, which starts faster than a process."""
     folder = HostFolder(run_id)
     folder.make()
     stop = threading.Event()
@@ -90,7 +90,7 @@ def ask(channel: Channel, what: str, argument: Any = None) -> Any:
 
 
 def sent(pair: tuple[Channel, Channel], message: Any) -> Any:
-    """Through the pair, in a thread, since a large pickle waits for its receiver."""
+    """Send a message through the pair, in a thread: sending a large pickle blocks until it is received."""
     thread = threading.Thread(target=pair[0].send, args=(message,))
     thread.start()
     received = pair[1].recv(timeout=_WAIT_S)
@@ -99,7 +99,7 @@ def sent(pair: tuple[Channel, Channel], message: Any) -> Any:
 
 
 def is_gone(pid: int) -> bool:
-    """Also as a zombie."""
+    """Return whether the process has ended and is not left as a zombie."""
     return not psutil.pid_exists(pid)
 
 
@@ -144,7 +144,7 @@ def test_after_a_kill_the_next_gets_a_new_host(run_id: str) -> None:
         os.kill(second, signal.SIGTERM)
         with pytest.raises(ConnectionClosed):
             channel.recv(timeout=_WAIT_S)
-    assert wait_for(lambda: is_gone(first) and is_gone(second), _WAIT_S), "a host, or what is left of it, is there"
+    assert wait_for(lambda: is_gone(first) and is_gone(second), _WAIT_S), "a host or its folder is still there"
 
 
 def test_hosts_that_are_killed_before_they_are_ready_are_started_again(
@@ -200,7 +200,7 @@ def test_a_host_that_cannot_start_says_why() -> None:
 
 
 class Bomb:
-    """Says so when it is unpickled."""
+    """Leaves a mark when it is unpickled."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -217,7 +217,7 @@ def _stranger(folder: HostFolder) -> socket.socket:
 
 
 def _is_refused(connection: socket.socket) -> bool:
-    """Nothing comes, after the host's greeting of 40 bytes, but the end."""
+    """Check that the host sends only its greeting of 40 bytes, and then disconnects."""
     received = b""
     with connection, contextlib.suppress(ConnectionResetError):
         while data := connection.recv(4096):
@@ -251,7 +251,7 @@ def test_a_host_takes_no_more_strangers_than_it_can_bear(run_id: str, monkeypatc
         silent = [_stranger(folder) for _ in range(2)]
         for connection in silent:
             assert len(connection.recv(40, socket.MSG_WAITALL)) == 40
-        # The last try before the time is over may be too short to hear the reason.
+        # The last attempt before the timeout may be too short to receive the reason.
         assert wait_for(lambda: "limit of connections" in _refusal(run_id), _WAIT_S)
         for connection in silent:
             connection.close()
@@ -310,12 +310,12 @@ def test_arrays_and_warnings_come_from_a_host_that_goes_with_its_client(run_id: 
         assert np.array_equal(back, array)
         assert back_column.equals(column)
         assert (back.flags.writeable, back_fixed.flags.writeable) == (True, False)
-        back += 1  # and nobody else sees it
+        back += 1  # and no other array sees it
         assert np.array_equal(ask(channel, "echo", array), array)
         before, theirs = number_of_descriptors(), ask(channel, "descriptors")
         kept = [ask(channel, "echo", np.full(20_000, n)) for n in range(300)]
-        # Other threads of this process may open one, or close one, meanwhile.
-        assert number_of_descriptors() < before + 100, "what is kept needs no descriptor"
+        # Other threads of this process may open or close descriptors meanwhile.
+        assert number_of_descriptors() < before + 100, "mapped memory keeps a descriptor open"
         assert ask(channel, "descriptors") == theirs
         assert [int(values.sum()) for values in kept] == [20_000 * n for n in range(300)]
     assert wait_for(lambda: is_gone(pid), _WAIT_S)
@@ -326,7 +326,7 @@ def test_memory_is_freed_with_the_last_array(pair: tuple[Channel, Channel]) -> N
     def mappings() -> int:
         return Path("/proc/self/maps").read_text().count("memfd:luminosity")
 
-    gc.collect()  # What other tests have left.
+    gc.collect()  # What other tests have left behind.
     before = mappings()
     first, second = sent(pair, (np.zeros(50_000), pa.array(range(50_000))))
     assert mappings() == before + 1
@@ -371,7 +371,7 @@ def test_many_small_arrays_travel_within_the_message(pair: tuple[Channel, Channe
     assert [buffer.raw().nbytes for buffer in apart] == [large.nbytes]
     back = sent(pair, [*small, large])
     assert all((one == other).all() for one, other in zip(back, [*small, large], strict=True))
-    back[0][0] = 5  # as any array of one's own
+    back[0][0] = 5  # like any other array
 
 
 def test_where_nothing_comes_a_timeout_says_so(pair: tuple[Channel, Channel]) -> None:
@@ -431,7 +431,7 @@ def test_what_killed_hosts_left_is_removed(own_temporary: str, monkeypatch: pyte
     abandoned.make()
     with served_here("bb") as living:
         remove_abandoned(living.base)
-        assert os.path.exists(abandoned.path), "it may be in the making"
+        assert os.path.exists(abandoned.path), "a folder that may just be created was removed"
         monkeypatch.setattr(folders, "_YOUNG_S", -1.0)
         remove_abandoned(living.base)
         assert os.path.exists(living.path)
@@ -457,8 +457,8 @@ def test_a_folder_is_made_while_another_host_removes_the_upper_one(
 def test_who_clears_up_is_not_in_the_way_of_a_host_that_is_being_started(own_temporary: str) -> None:
     folder = HostFolder("ab")
     folder.make()
-    with try_exclusive(folder.lock):  # as whoever starts a host does
+    with try_exclusive(folder.lock):  # as a process that starts a host does
         folder.remove_if_dead(0)
-        assert not os.path.exists(folder.alive), "it would take it for another host's"
+        assert not os.path.exists(folder.alive), "the host would take the lock for that of another host"
     folder.remove_if_dead(0)
     assert not os.path.exists(folder.base)

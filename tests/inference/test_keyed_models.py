@@ -1,4 +1,4 @@
-"""A model for each key: every one with its own batches, hints and settings."""
+"""A model for each key, with its own batches, hints and settings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.both_runners import Pipelines, counters
 
 
 class Times(Handler[int, int, int]):
-    """Multiplies, and tells how large the batch was."""
+    """Multiplies, and returns the size of the batch."""
 
     def __init__(self, factor: int, hints: dict[str, str] | None = None, **options: Any) -> None:
         super().__init__(**options)
@@ -66,7 +66,7 @@ def test_each_key_gets_its_model_and_its_own_batches(pipelines: Pipelines) -> No
 def test_few_fit_and_all_answer(pipelines: Pipelines) -> None:
     handler = keyed(*(Times(factor) for factor in range(12)))
     examples = [(f"k{number % 12}", number) for number in range(600)]
-    # Eight models on two workers; in one process, four.
+    # Eight models in two workers, four in each process.
     with pipelines("--model_memory_budget=8000") as (pipeline, _):
         results = pipeline | beam.Create(examples) | RunInference(handler)
         values = results | beam.Map(lambda result: (result[1].example, result[1].inference[0]))

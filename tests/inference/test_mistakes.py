@@ -1,4 +1,4 @@
-"""Mistakes that are easily made are named early, in words."""
+"""Common mistakes raise early errors that say what to do."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from luminosity.errors import ModelUnavailable, StepFailed
 
 class Numbers(Handler[str, Any, int]):
     def load_model(self) -> int:
-        return 1  # As a model, no example: the error must not name it as one.
+        return 1  # A model, not an example: the error must not name it as an example.
 
     def predict(self, model: int, batch: list[str], inference_args: dict[str, Any] | None = None) -> list[int]:
         return [int(each) for each in batch]

@@ -1,4 +1,4 @@
-"""Many models in one memory budget: who is here, who goes, who comes, and what they answer."""
+"""Many models in one memory budget: which are loaded, which are evicted, and what they predict."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _MODELS, _FIT, _SIZE = 20, 5, 100
 
 
 class Machine:
-    """What is loaded, as the models themselves see it."""
+    """Records which models are in memory, as reported by the models themselves."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -73,7 +73,7 @@ class Loaded:
 
 
 class Tenant(Handler[int, int, Loaded]):
-    """Adds its number, and looks whether it is still there when it is done."""
+    """Adds its number, and checks after a prediction that it was not evicted meanwhile."""
 
     def __init__(
         self, machine: Machine, name: int, size: int | None = _SIZE, seconds: float = 0.002, **batching: Any
@@ -105,7 +105,7 @@ def lanes_of(host: ModelHost, machine: Machine, count: int = _MODELS, family: Fa
 
 
 def lru_loads(accesses: list[int], capacity: int) -> int:
-    """How often a cache that evicts what was used longest ago has to load, for accesses one after another."""
+    """Return how often an LRU cache of this capacity has to load, for these accesses in order."""
     here: OrderedDict[int, None] = OrderedDict()
     loads = 0
     for name in accesses:
@@ -146,7 +146,7 @@ def in_threads(count: int, work: Callable[[int], None]) -> None:
         thread.start()
     for thread in threads:
         thread.join(_PATIENCE_S)
-    assert not any(thread.is_alive() for thread in threads), "the host never answered"
+    assert not any(thread.is_alive() for thread in threads), "the host never responded"
     assert problems == []
 
 
@@ -181,7 +181,7 @@ def test_twenty_models_of_which_five_fit_and_eight_threads(access: str) -> None:
 
 
 def test_bundles_with_work_for_all_models_load_each_a_few_times() -> None:
-    """Work is taken per model in runs: nothing near a load for every block."""
+    """A model computes many blocks before it is evicted: far fewer loads than blocks."""
     host, machine = ModelHost(budget=_FIT * _SIZE), Machine()
     lanes = lanes_of(host, machine)
     right: list[bool] = []
@@ -239,7 +239,7 @@ def test_who_is_to_leave_stays_the_same_while_it_finishes_its_batches() -> None:
         model.run_seconds, model.users = 100.0, 1
         residency.hold(model, _SIZE)
     for now, model in enumerate(models[:2], start=10):
-        model.used_at = now  # A batch of it is done, and another is under way.
+        model.used_at = now  # One batch of this model is done, and another is under way.
         assert residency.room_for(models[2], lambda _: True, may_displace=True).leaving == [models[0]]
 
 
@@ -257,12 +257,12 @@ def test_what_is_larger_than_the_budget_is_refused_with_both_numbers() -> None:
     for _ in range(2):
         with pytest.raises(ModelTooLarge, match=r"Tenant, key 'large' takes 70 MB.* may take 50 MB"):
             ask(host, lane, [1])
-    assert machine.loads == 1, "once its size is known it is not loaded again"
+    assert machine.loads == 1, "the model is loaded again although its size is known"
     host.check_integrity()
 
 
 def test_a_size_is_learned_by_loading() -> None:
-    """The second one is larger than the first, so that it fits only alone; and both are used in turn."""
+    """The second model is larger than the first and fits only alone; both are used in turn."""
     host, machine = ModelHost(budget=100), Machine()
     small = host.enter("small", lambda: Tenant(machine, 0, size=10), LaneSettings())
     large = host.enter("large", lambda: Tenant(machine, 1, size=95), LaneSettings())
@@ -270,7 +270,7 @@ def test_a_size_is_learned_by_loading() -> None:
         assert ask(host, small, [1]) == [1000]
         assert ask(host, large, [1]) == [1001]
         host.check_integrity()
-    assert machine.most_here <= 2  # while the size of the second was not known
+    assert machine.most_here <= 2  # while the size of the second model was unknown
 
 
 def test_a_device_that_jax_does_not_have_sets_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,7 +282,7 @@ def test_a_device_that_jax_does_not_have_sets_no_limit(monkeypatch: pytest.Monke
 def test_a_model_that_tells_nothing_is_measured_by_the_process() -> None:
     class Bulky(Handler[int, int, Any]):
         def load_model(self) -> Any:
-            return np.ones(40_000_000)  # written, so that the memory is really there
+            return np.ones(40_000_000)  # written to, so that the memory is really allocated
 
         def predict(self, model: Any, batch: Any, inference_args: dict[str, Any] | None = None) -> Any:
             return [int(model[0])] * len(batch)
@@ -290,7 +290,7 @@ def test_a_model_that_tells_nothing_is_measured_by_the_process() -> None:
     host = ModelHost(budget=10**12)
     lane = host.enter("bulky", Bulky, LaneSettings())
     host.load(lane)
-    # Models that earlier tests have left may go meanwhile: the largest of them has 100 MB.
+    # Models of earlier tests may be dropped meanwhile: the largest of them has 100 MB.
     assert 200_000_000 < (lane.model.size or 0) < 500_000_000
 
 
@@ -306,7 +306,7 @@ def test_at_most_so_many_of_a_family() -> None:
 
 
 def test_out_of_memory_while_loading_takes_an_idle_model_away() -> None:
-    """What a device really has free may be less than the budget says."""
+    """A device may have less free memory than the budget."""
     machine = Machine()
 
     class Tight(Tenant):
@@ -369,7 +369,7 @@ def test_ahead_of_its_work() -> None:
     old, new = lanes_of(host, machine, 2)
     assert ask(host, old, [1]) == [1000]
     session = host.open()
-    until(lambda: host.load_ahead(new) is Ahead.READY)  # The old one has no work, and goes.
+    until(lambda: host.load_ahead(new) is Ahead.READY)  # The old model has no work, and is evicted.
     assert machine.here == {1}
     session.close()
 
@@ -412,7 +412,7 @@ def test_what_was_larger_than_thought_is_gone_before_the_next_load() -> None:
     larger = host.enter(1, lambda: TakesItsTimeToGo(machine, 1, 200), LaneSettings())
     other = host.enter(2, lambda: TakesItsTimeToGo(machine, 2), LaneSettings())
     host.load(working)
-    working.model.waiters += 1  # As somebody who needs it, so that it stays.
+    working.model.waiters += 1  # As a thread that waits for the model, so that it is not evicted.
     host.load_ahead(larger)
     until(lambda: larger.model.size is not None)
     host.load_ahead(other)
@@ -432,7 +432,7 @@ def test_a_new_version_that_is_larger_than_the_budget_is_told_and_not_used(caplo
 
 
 class InNoHurry(Tenant):
-    """Computes slowly until it is told that nobody waits for anything else."""
+    """Computes slowly until an event is set."""
 
     def __init__(self, machine: Machine, name: int, hurry: threading.Event, **batching: Any) -> None:
         super().__init__(machine, name, **batching)
@@ -444,9 +444,9 @@ class InNoHurry(Tenant):
 
 
 def work_under_an_update(new_handler: Callable[[Machine], Tenant]) -> tuple[set[str | None], int]:
-    """Much work for an old version; a new one that has no room beside it. Who answered, and how often."""
+    """Return how often each version predicted, with much work for an old one and no room for a new one beside it."""
     host, machine, known = ModelHost(budget=_SIZE), Machine(), threading.Event()
-    # In 400 batches, so that some are left even if the new one is asked for as late as after 20 seconds.
+    # 400 batches, so that some are left even if the new version is requested after 20 seconds.
     old = host.enter("old", lambda: InNoHurry(machine, 0, known, max_batch_size=5), LaneSettings())
     new = host.enter("new", lambda: new_handler(machine), LaneSettings())
     session = host.open()
@@ -478,7 +478,7 @@ def test_a_new_version_without_room_that_is_broken_leaves_the_work_to_the_old_on
 
 
 def test_a_size_in_doubt_is_measured_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first model of a library brings the library with it."""
+    """The first model of a library also loads the library."""
     sizes = iter([0, 900, 900, 1000])
     monkeypatch.setattr(loader, "resident_bytes", lambda: next(sizes))
     host, machine = ModelHost(budget=500), Machine()
@@ -524,7 +524,7 @@ def test_a_slow_load_fails_who_has_no_time_and_serves_who_comes_later() -> None:
     with pytest.raises(TimeoutError):
         ask(host, slow, [1])
     quick = host.enter("quick", Doubled, LaneSettings())
-    assert ask(host, quick, [1]) == [2], "a load that hangs holds up no other model's"
+    assert ask(host, quick, [1]) == [2], "a load that hangs blocks the load of another model"
     gate.set()
     until(lambda: slow.model.is_ready)
     later = host.enter("later", Slow, LaneSettings(model="slow"))
@@ -560,7 +560,7 @@ def test_an_error_does_not_keep_the_model_that_raised_it(hook: str) -> None:
     session.submit(failing, [1], np.ones(1), None)
     errors = [outcome.error for outcomes in session.finish() for outcome in outcomes]
     assert ask(host, other, [1]) == [1001]
-    assert machine.most_here == 1, "the first is gone before the second is loaded"
+    assert machine.most_here == 1, "the second model was loaded before the first was dropped"
     assert isinstance(errors[0], ValueError)
 
 

@@ -36,7 +36,7 @@ class Squares(ModelHandler[int, PredictionResult, str]):
 
 
 class Shout(Handler[str, PredictionResult, object]):
-    """Costs as much as it is long, and is prepared elsewhere than it is predicted."""
+    """An example costs its length, and is prepared in another process than it is predicted."""
 
     def load_model(self) -> object:
         return object()
@@ -175,12 +175,12 @@ def test_out_of_memory_fails_nothing_and_the_budget_settles(pipelines: Pipelines
     of_processes = [[batch for batch in batches if batch.pid == pid] for pid in {batch.pid for batch in batches}]
     assert too_large
     assert counters(run.result)["out_of_memory"] == len(too_large)
-    # One that started late may have got the last few examples alone, and had no time to learn.
+    # A worker that started late may have got only the last few examples, and had no time to learn.
     learned = [mine for mine in of_processes if len(mine) >= 100]
     assert learned
     for mine in learned:
         assert all(batch.fitted for batch in mine[len(mine) // 2 :])
-        # Not only single examples from then on, either.
+        # Later batches don't consist of single examples, either.
         assert max(batch.padded_cost for batch in mine[len(mine) // 2 :]) > 250
     assert sum(batch.count for batch in batches if batch.fitted) == 20_000
 
@@ -212,7 +212,7 @@ def test_padding_stays_small_on_skewed_lengths(pipelines: Pipelines, tmp_path: P
 
 
 def test_the_model_works_while_the_next_block_is_prepared(tmp_path: Path) -> None:
-    """Both take 20 ms a batch; what overlapped is read off their own logs, not off a stopwatch."""
+    """Both take 20 ms a batch; their own logs show what overlapped, not the total time."""
 
     class Noting(FakeDeviceHandler):
         def prepare(self, block: list[Any]) -> list[Any]:
@@ -368,7 +368,7 @@ def test_blocks_of_large_examples_are_small() -> None:
 
 
 def test_old_versions_of_a_model_are_left() -> None:
-    """The host lets go of them after a while; the step must not hold them."""
+    """The host forgets old versions after a while; the step must leave their lanes."""
     import numpy as np
     from apache_beam.ml.inference.base import ModelMetadata
 
@@ -384,7 +384,7 @@ def test_old_versions_of_a_model_are_left() -> None:
         results = list(step.process(block, ModelMetadata(f"v{version}", f"v{version}"), window.GlobalWindow()))
         results += list(step.finish_bundle())
         assert [result.value.examples for result in results] == [[1]]
-    # The one in use, and the one before, which the last bundle may still have used.
+    # The version in use, and the one before, which the last bundle may have used.
     assert len(step._router._entered) <= 2
     step.teardown()
 

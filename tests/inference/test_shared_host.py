@@ -1,4 +1,4 @@
-"""One host for all workers of a machine: found by each, killed again and again, gone with the last."""
+"""One shared host for all workers of a machine: all find it, it survives kills, and it ends with the last worker."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _marked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def run(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., list[Any]]:
-    """Runs a transform over examples in two worker processes; returns what came out, and sees that no host stays."""
+    """Runs a transform in two worker processes, returns its output, and checks that no host is left."""
     runner, flags = TWO_PROCESSES[getattr(request, "param", "luminosity")]
 
     def results(examples: list[Any], transform: Any, *more: str) -> list[Any]:
@@ -61,12 +61,12 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., list[An
 
 def _line(result: Any) -> str:
     key, predicted = result if type(result) is tuple else (None, result)
-    # The worker tells of itself, too.
+    # The worker reports itself, too.
     return json.dumps([key, predicted.example, predicted.inference, os.getpid(), psutil.Process().memory_info().rss])
 
 
 def hosts() -> list[psutil.Process]:
-    """Those of this test that live."""
+    """Return the host processes of this test that are alive."""
     found: list[psutil.Process] = []
     for process in psutil.process_iter(["cmdline"]):
         if "luminosity.inference.ipc" in (process.info["cmdline"] or []):
@@ -84,7 +84,7 @@ def until(true: Callable[[], bool]) -> None:
 
 
 class Where(Handler[int, Any, Any]):
-    """Says in which process it computes, and writes down that it was loaded."""
+    """Predicts the id of its process, and notes each load."""
 
     def __init__(self, log: Path, seconds: float = 0.0, megabytes: int = 0, **options: Any) -> None:
         super().__init__(**options)
@@ -114,12 +114,12 @@ def test_two_workers_hold_a_large_model_once(run: Callable[..., list[Any]], tmp_
     assert loads(log) == [host]
     assert host not in workers
     assert max(size for _, _, (*_, size), *_ in found) > 500_000_000
-    assert max(size for *_, size in found) < 450_000_000, "a worker has it too"
+    assert max(size for *_, size in found) < 450_000_000, "a worker has loaded the model, too"
 
 
 @pytest.fixture
 def killer() -> Iterator[Callable[[Path, int], list[int]]]:
-    """Kills the host after every hundred examples, as often as it is asked to."""
+    """Kill the host after every hundred examples, this many times."""
     stop, killed = threading.Event(), list[int]()
 
     def start(log: Path, times: int) -> list[int]:
@@ -140,7 +140,7 @@ def killer() -> Iterator[Callable[[Path, int], list[int]]]:
 
 
 class Counted(Where):
-    """Counts examples; and waits, where it is ahead of who is to kill it."""
+    """Counts examples, and waits if it is ahead of the killing thread."""
 
     def __init__(self, log: Path, deaths: int, **options: Any) -> None:
         super().__init__(log, **options)
@@ -159,7 +159,7 @@ class Counted(Where):
 
 
 class InHost(Where):
-    """Says whether it computes in a host process."""
+    """Predicts whether it computes in a host process."""
 
     def predict(self, model: Any, batch: Any, inference_args: dict[str, Any] | None = None) -> Any:
         is_host = "luminosity.inference.ipc" in psutil.Process().cmdline()
@@ -187,7 +187,7 @@ def test_killed_again_and_again_and_every_result_comes_once(
     assert sorted((example, value) for _, example, (value, *_), *_ in found) == [(n, 2 * n) for n in range(count)]
     assert len(killed) == times
     assert len(loads(log)) >= times
-    assert not set(loads(log)) & {pid for *_, pid, _ in found}, "a worker has the model, too"
+    assert not set(loads(log)) & {pid for *_, pid, _ in found}, "a worker has loaded the model, too"
 
 
 def test_models_of_keys_meet_in_one_host(run: Callable[..., list[Any]], tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A worker's contact with the machine's model host: what it asks for, and what it hears when that can't be had."""
+"""A worker's proxy of the shared host: requests, responses, and errors if the host can't be reached."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def kill_host(run_id: str) -> None:
 
 
 def _command(process: psutil.Process) -> list[str]:
-    """Of one that has just ended, nothing."""
+    """Return the command line; an empty one if the process has just ended."""
     try:
         return process.cmdline()
     except psutil.Error:
@@ -98,7 +98,7 @@ class ReturnsLocks(Doubles):
 
 
 class Unreadable:
-    """Leaves a process, and arrives in none."""
+    """Can be pickled, and not unpickled."""
 
     def __reduce__(self) -> Any:
         return _raise_unreadable, ()
@@ -120,7 +120,7 @@ def test_what_cannot_be_pickled_is_an_error_and_no_death_of_the_host(host: Share
 
 def test_an_error_of_the_model_arrives_with_its_class_and_its_line(host: SharedHostProxy) -> None:
     class OutOfLuck(Exception):
-        """Of a script: no process finds it by its name."""
+        """A class of a script: other processes can't import it by its name."""
 
     class Unlucky(Doubles):
         def predict(self, model: Any, batch: Any, inference_args: dict[str, Any] | None = None) -> Any:

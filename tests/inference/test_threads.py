@@ -1,4 +1,4 @@
-"""Libraries start as many threads as their process has cores, whether they are loaded before or after."""
+"""Libraries start as many threads as their process has cores, whether they are loaded before or after the limit."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ print(len(os.listdir("/proc/self/task")) - before)
 
 
 def answer(code: str, cores: float = 1.0, **environment: str) -> Any:
-    """What the code prints in a process with a share of so many cores."""
+    """Return what the code prints in a process with a share of this many cores."""
     share = WorkerShare("cpu", cores=cores, ram_bytes=2**30, devices=(), workers=2)
-    # Other tests may have tokenised in this process, which sets the last one.
+    # Other tests may have tokenised in this process, which sets the last variable.
     about_threads = ("_NUM_THREADS", "NPROC", "TOKENIZERS_PARALLELISM")
     plain = {name: value for name, value in os.environ.items() if not name.endswith(about_threads)}
     result = subprocess.run(
@@ -78,7 +78,7 @@ def answer(code: str, cores: float = 1.0, **environment: str) -> Any:
 
 @pytest.mark.parametrize("code", ["limit_threads(); import torch", "import torch; limit_threads()"])
 def test_torch(code: str) -> None:
-    # More than this machine has, so that the number can't be its own.
+    # More than this machine has, so that it can't be the default.
     cores = usable_cores() + 1
     assert answer(code + _TORCH, cores) == [cores, cores]
 
@@ -155,7 +155,7 @@ def test_on_other_runners_one_process_has_all_cores(monkeypatch: pytest.MonkeyPa
 def test_on_other_runners_several_processes_share_the_cores() -> None:
     flags = ["--direct_running_mode=multi_processing", "--direct_num_workers=2"]
     with beam.Pipeline("FnApiRunner", options=PipelineOptions(flags)) as pipeline:
-        # Other pipelines of this machine take their part, too; and the second process may start late.
+        # Other pipelines of this machine use cores, too, and the second process may start late.
         half = usable_cores() // 2
         at_most_half = pipeline | beam.Create([0]) | beam.Map(lambda _: wait_for(lambda: share_of_cores() <= half, 60))
         assert_that(at_most_half, equal_to([True]))

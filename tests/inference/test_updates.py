@@ -1,4 +1,4 @@
-"""New versions of a model while a pipeline runs: nothing lost, nothing mixed, and a broken one changes nothing."""
+"""New versions of a model while a pipeline runs: no example is lost, no batch mixed, a broken version ignored."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.both_runners import Pipelines, counters
 
 
 class FromFile(Handler[int, Any, int]):
-    """The file holds the number that is added; each prediction tells which batch it was in."""
+    """Adds the number that its file holds; each prediction names its batch."""
 
     def __init__(self, path: str, seconds: float = 0.0, log: Path | None = None, **options: Any) -> None:
         super().__init__(**options)
@@ -54,14 +54,14 @@ class FromFile(Handler[int, Any, int]):
 
 
 def written(path: Path, text: str) -> str:
-    """As a careful author does: it appears at once, whole."""
+    """Write the file so that it appears at once, complete."""
     path.with_suffix(".part").write_text(text)
     path.with_suffix(".part").rename(path)
     return str(path)
 
 
 class Awaits(FromFile):
-    """On a busy machine new versions are noticed late: after so many examples, the others wait for one, a while."""
+    """Waits for a new version after this many examples: a busy machine notices it late."""
 
     def __init__(self, path: str, version: str, after: int, log: Path, **options: Any) -> None:
         super().__init__(path, log=log, **options)
@@ -76,7 +76,7 @@ class Awaits(FromFile):
 
 
 def predicted_by(log: Path) -> str:
-    """For each example, the first digit of its model."""
+    """Return the first digit of each example's model."""
     return log.read_text() if log.exists() else ""
 
 
@@ -96,7 +96,7 @@ def lines(path: Path) -> Iterator[Any]:
 
 
 def test_versions_that_appear_in_the_middle_of_ten_thousand_examples(pipelines: Pipelines, tmp_path: Path) -> None:
-    """The second is broken, and nobody notices but the log."""
+    """The second version is broken, and only the log reports it."""
     models, results, log = tmp_path / "models", tmp_path / "results", tmp_path / "log"
     models.mkdir()
     first = written(models / "v1.txt", "1000000")
@@ -122,7 +122,7 @@ def test_versions_that_appear_in_the_middle_of_ten_thousand_examples(pipelines: 
             pipeline | beam.Create(range(10_000)) | RunInference(handler, watch_model_pattern=pattern, interval=0.1)
         )
         _ = predicted | beam.Map(line) | beam.io.WriteToText(str(results))
-        time.sleep(0.01)  # Files of the same instant as the pipeline's are not new.
+        time.sleep(0.01)  # A file as old as the pipeline is not new.
         author.start()
     stop.set()
 
@@ -138,7 +138,7 @@ def test_versions_that_appear_in_the_middle_of_ten_thousand_examples(pipelines: 
 
 
 def test_each_window_gets_the_model_that_it_names(pipelines: Pipelines, tmp_path: Path) -> None:
-    """However long that takes to load: a backfill must not depend on it."""
+    """A backfill must not depend on how long the model loads."""
     paths = [written(tmp_path / f"{number}.txt", str(1000 * number)) for number in range(3)]
     with pipelines() as (pipeline, _):
         stamped = beam.Map(lambda value: window.TimestampedValue(value[1], value[0]))
@@ -258,7 +258,7 @@ def test_a_first_model_that_cannot_be_loaded_is_tried_once(tmp_path: Path, caplo
     path = written(tmp_path / "v1.txt", "this is no number")
     with pytest.raises(Exception, match="invalid literal"), beam.Pipeline("FnApiRunner") as pipeline:
         _ = pipeline | beam.Create([1]) | RunInference(FromFile(path))
-    assert "can't be loaded" not in caplog.text, "it was tried again, for nobody"
+    assert "can't be loaded" not in caplog.text, "the model was loaded again without a waiting thread"
 
 
 def test_of_many_models_the_one_that_cannot_be_loaded_is_named(

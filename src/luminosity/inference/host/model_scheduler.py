@@ -10,7 +10,7 @@ from typing import Any
 
 from luminosity._text import format_bytes
 from luminosity.core import WorkerShare
-from luminosity.errors import ModelTooLarge
+from luminosity.errors import Fix, ModelTooLarge
 from luminosity.inference.handler import Handler
 from luminosity.inference.host.lane import Lane
 from luminosity.inference.host.loader import Dropped
@@ -246,10 +246,10 @@ class ModelScheduler:
 
     def _too_large(self, model: Model) -> ModelTooLarge:
         fix = "raise --model_memory_budget if there is more memory for it"
-        if WorkerShare.current().workers > 1:
-            fix += ", or load it once for all workers with large_model=True on the handler"
+        once = ", or load it once for all workers with large_model=True on the handler"
+        is_alone = WorkerShare.current().workers <= 1
         return ModelTooLarge(
             f"the model of {model.label} takes {format_bytes(model.size or 0)}, and the models of this process on "
             f"{self._device} may take {format_bytes(self._residency.budget or 0)} together",
-            fix=fix,
+            fix=Fix(fix if is_alone else fix + once, command=fix),
         )

@@ -34,6 +34,7 @@ class InferDoFn(beam.DoFn):
         self._settings = settings
 
     def setup(self) -> None:
+        """Enter the lane of the model, and load it unless its version comes with the data."""
         self._settings.set_up_process()
         self._router = LaneRouter(ModelSet(self._handler), self._settings)
         self._sessions = Sessions()
@@ -44,11 +45,13 @@ class InferDoFn(beam.DoFn):
             raise
 
     def start_bundle(self) -> None:
+        """Close the sessions of a bundle that failed."""
         self._sessions.close()
 
     def process(
         self, block: PreparedBlock, metadata: Any, window: Any = beam.DoFn.WindowParam
     ) -> Iterator[WindowedValue]:
+        """Submit a block, and emit the results that have arrived."""
         if block.failed:
             yield _emitted(window, ResultBlock([], [], [], None, block.failed, block.model))
         if block.examples:
@@ -60,12 +63,14 @@ class InferDoFn(beam.DoFn):
             yield from self._emit(outcomes)
 
     def finish_bundle(self) -> Iterator[WindowedValue]:  # type: ignore[override]  # Beam's annotation says None.
+        """Wait for the remaining results and emit them."""
         for outcomes in self._sessions.finish():
             yield from self._emit(outcomes)
             self._router.look_for_updates()
         self._sessions.end([self._router])
 
     def teardown(self) -> None:
+        """Close the sessions and leave all lanes."""
         self._sessions.close()
         self._router.leave_all()
 
@@ -117,6 +122,7 @@ class ResultsDoFn(beam.DoFn):
         self._drop_example = drop_example
 
     def process(self, block: ResultBlock, window: Any = beam.DoFn.WindowParam) -> Iterator[Any]:
+        """Emit the predictions and the dead letters of a block."""
         handler = self._models.handlers[block.model]
         windows, flatten, result = (window,), handler.should_skip_batching(), handler.result
         for example, timestamp, value in zip(block.examples, block.timestamps, rows(block.values), strict=True):

@@ -41,21 +41,25 @@ class PrepareDoFn(beam.DoFn):
         self._gathered: dict[tuple[Any, Hashable], tuple[list[Any], list[Any]]] = {}
 
     def setup(self) -> None:
+        """Set up the process and one preparer for each model."""
         self._settings.set_up_process()
         for handler in self._models.handlers.values():
             handler.set_environment_vars()
         self._preparers = {name: Preparer(handler) for name, handler in self._models.handlers.items()}
 
     def start_bundle(self) -> None:
+        """Discard the examples of a bundle that failed."""
         self._gathered = {}
 
     def get_input_batch_type(self, input_element_type: Any) -> Any:
+        """Tell Beam to pass lists of elements."""
         return list[input_element_type]
 
     @beam.DoFn.yields_elements
     def process_batch(  # type: ignore[override]  # Beam passes elements of one timestamp and window together, at a tenth of the cost.
         self, batch: list[Any], timestamp: Any = beam.DoFn.TimestampParam, window: Any = beam.DoFn.WindowParam
     ) -> Iterator[WindowedValue]:
+        """Gather examples of one window, and emit the blocks that are full."""
         by_model, failed = self._by_model(batch, timestamp)
         if failed:
             name = next(iter(self._models.handlers))  # Any model will do: the failure holds its example.
@@ -72,6 +76,7 @@ class PrepareDoFn(beam.DoFn):
             yield from self.finish_bundle()
 
     def finish_bundle(self) -> Iterator[WindowedValue]:  # type: ignore[override]  # Beam's annotation says None.
+        """Emit the gathered examples."""
         for (window, name), (examples, timestamps) in self._gathered.items():
             if examples:
                 yield self._emit(window, name, examples, timestamps)
