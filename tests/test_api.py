@@ -25,7 +25,7 @@ MODULES = {
     "luminosity.testing": "api-testing.md",
 }
 # A docstring that begins with these says neither what the thing is nor what it does.
-_RIDDLES = ("Of ", "For ", "That ")
+_RIDDLES = ("Of ", "For ", "That ", "Which ", "Since ")
 
 
 def public_names(module: str) -> list[str]:
