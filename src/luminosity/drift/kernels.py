@@ -89,13 +89,16 @@ class KernelOfDistance(Kernel):
 
     @property
     def name(self) -> str:
+        """The name of the kernel in results and messages."""
         return f"{type(self).__name__}({'median' if self.bandwidth is None else format(self.bandwidth, '.4g')})"
 
     @property
     def scale(self) -> float | None:
+        """The bandwidth, or None if it is not chosen yet."""
         return self.bandwidth
 
     def resolved(self, sample: Any) -> Kernel:
+        """Return the kernel with a bandwidth: its own, or the median distance of the sample."""
         return self if self.bandwidth is not None else replace(self, bandwidth=self.median_distance(sample))
 
     def median_distance(self, sample: Any) -> float:
@@ -111,15 +114,18 @@ class KernelOfDistance(Kernel):
         """Return the logarithms of the values. Kernels that differ only in their bandwidth share this computation."""
 
     def values(self, parameters: Sequence[Any], x: Any, y: Any) -> Any:
+        """Return the kernel of each row of ``x`` with each row of ``y``."""
         import jax.numpy as jnp
 
         (bandwidth,) = parameters
         return jnp.exp(self.exponents(bandwidth, x, y))
 
     def form(self) -> Kernel:
+        """Return the kernel without its bandwidth."""
         return type(self)()
 
     def parameters(self) -> tuple[float, ...]:
+        """Return the bandwidth."""
         assert self.bandwidth is not None, "call resolved() first"
         return (self.bandwidth,)
 
@@ -131,6 +137,7 @@ class RBF(KernelOfDistance):
     power: ClassVar[int] = 2
 
     def exponents(self, bandwidth: Any, x: Any, y: Any) -> Any:
+        """Return the logarithms of the values."""
         import jax.numpy as jnp
 
         middle = near_middle(x)  # Next to a kernel that is not shift-invariant, rows are not centred.
@@ -138,6 +145,7 @@ class RBF(KernelOfDistance):
         return jnp.minimum(found, 0)  # Rounding can make the squared distance of equal rows negative.
 
     def distances(self, sample: Any) -> Any:
+        """Return the distance of each pair of rows."""
         return euclidean_pairs(sample)
 
 
@@ -148,9 +156,11 @@ class Laplacian(KernelOfDistance):
     power: ClassVar[int] = 1
 
     def exponents(self, bandwidth: Any, x: Any, y: Any) -> Any:
+        """Return the logarithms of the values."""
         return -manhattan(x, y) / bandwidth
 
     def distances(self, sample: Any) -> Any:
+        """Return the distance of each pair of rows."""
         return manhattan_pairs(sample)
 
 
@@ -159,6 +169,7 @@ class Linear(Kernel):
     """``x · y``: detects shifts of the mean, nothing else."""
 
     def values(self, parameters: Sequence[Any], x: Any, y: Any) -> Any:
+        """Return the kernel of each row of ``x`` with each row of ``y``."""
         import jax.numpy as jnp
 
         return jnp.matmul(x, y.T, precision="highest")
@@ -178,9 +189,11 @@ class Polynomial(Kernel):
 
     @property
     def name(self) -> str:
+        """The name of the kernel in results and messages."""
         return f"Polynomial({self.degree})"
 
     def values(self, parameters: Sequence[Any], x: Any, y: Any) -> Any:
+        """Return the kernel of each row of ``x`` with each row of ``y``."""
         import jax.numpy as jnp
 
         return (jnp.matmul(x, y.T, precision="highest") / x.shape[1] + self.offset) ** self.degree
@@ -201,9 +214,11 @@ class RowKernel(Kernel):
 
     @property
     def name(self) -> str:
+        """The name of the kernel in results and messages."""
         return getattr(self.function, "__name__", type(self.function).__name__)
 
     def values(self, parameters: Sequence[Any], x: Any, y: Any) -> Any:
+        """Return the kernel of each row of ``x`` with each row of ``y``."""
         import jax
 
         found = jax.vmap(lambda row: jax.vmap(lambda other: self.function(row, other))(y))(x)
@@ -229,9 +244,11 @@ class BlockKernel(Kernel):
 
     @property
     def name(self) -> str:
+        """The name of the kernel in results and messages."""
         return getattr(self.function, "__name__", type(self.function).__name__)
 
     def values(self, parameters: Sequence[Any], x: Any, y: Any) -> Any:
+        """Return the kernel of each object of ``x`` with each object of ``y``."""
         found = np.asarray(self.function(x, y), dtype=np.float64)
         if found.shape != (len(x), len(y)):
             raise DriftError(

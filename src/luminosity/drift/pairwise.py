@@ -112,7 +112,7 @@ class _Distances:
     def fill(self, rows: slice, others: slice, out: Any) -> None:
         """Write the distances of one tile into ``out``.
 
-        The distance of near rows is a small difference of large numbers: a tile with such rows is computed again in
+        The distance of near rows is a small difference of large numbers: a tile with near rows is computed again in
         double precision.
         """
         x, y = self._x[rows.start // self._tile], self._y[others.start // self._tile]

@@ -34,7 +34,7 @@ _ROWS_PER_SELECTION = 1 << 16  # rows that wait before the sampler drops the row
 
 @dataclass(frozen=True)
 class SampledRows:
-    """Rows of one sample, and where they come from.
+    """Rows of one sample, and their positions in the source.
 
     ``numbers`` are the positions of the rows in the source, counted from 0. ``read`` is the number of rows that the
     source has, ``skipped`` the number of rows that were left out because a value was missing.
@@ -73,7 +73,7 @@ class RowSampler:
         self.skipped = 0
 
     def add(self, rows: Any, usable: Any = None) -> None:
-        """Take the next rows of the source. Rows where the mask ``usable`` is false are counted and left out."""
+        """Take the next rows of the source. Rows that the mask ``usable`` excludes are counted and left out."""
         chosen = np.arange(len(rows)) if usable is None else np.flatnonzero(usable)
         kept = rows if len(chosen) == len(rows) else rows[chosen]
         self._held.append((kept, chosen + self.read, self._random.random(len(chosen))))

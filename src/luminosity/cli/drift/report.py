@@ -30,7 +30,7 @@ def as_json(result: MMDTestResult, settings: Mapping[str, Any], seconds: float) 
 
 
 def settings_of(parsed: argparse.Namespace, sources: tuple[Source, Source], samples: PreparedSamples) -> dict[str, Any]:
-    """Return what the result of a test does not tell: where rows come from, how they were prepared, what computed."""
+    """Return settings that are not in the result of a test: files, columns, preparation of rows, versions, device."""
     prepared = samples.settings()
     return {
         "reference": parsed.reference,

@@ -79,7 +79,7 @@ class _Vectors:
         self._widths: dict[str, tuple[int, str]] = {}
 
     def of(self, batch: pa.RecordBatch, file: str, first_row: int) -> tuple[Any, Any]:
-        """Return the rows, with NaN where a number is missing, and a mask of rows whose whole value is null."""
+        """Return the rows, with NaN for missing numbers, and a mask of rows whose whole value is null."""
         parts = [self._part(name, batch.column(name), file, first_row) for name in self._columns]
         rows = parts[0][0] if len(parts) == 1 else np.concatenate([rows for rows, _ in parts], axis=1)
         return rows, np.logical_or.reduce([null for _, null in parts])

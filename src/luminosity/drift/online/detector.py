@@ -171,7 +171,7 @@ def _check(expected_run_time: float, window: int, simulations: int, reference_ro
 
 @runtime_checkable
 class OnlineDetector(Protocol):
-    """What every detector of drift in a stream does.
+    """The interface of detectors of drift in a stream.
 
     The same rows give the same verdict, whether they are passed one at a time or many at once.
     """

@@ -80,7 +80,9 @@ def by_stream(batch: pa.RecordBatch, column: Columns, by: str | None) -> Iterato
         )
     rows, wrong = matrix_of(batch, column)
     for place, what in wrong.items():
-        raise DriftError(f"row {place} of a table {what} in column {column!r}", fix="leave such rows out before")
+        raise DriftError(
+            f"row {place} of a table {what} in column {column!r}", fix="leave out such rows before this step"
+        )
     if by is None:
         yield None, rows
         return

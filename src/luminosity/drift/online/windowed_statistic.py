@@ -16,7 +16,7 @@ __all__ = ["Calibration", "WindowedStatistic"]
 
 @dataclass(frozen=True)
 class Calibration:
-    """What all streams of a detector share: the reference, and the threshold after 1, 2, … rows."""
+    """The part of a detector that all streams share: the reference, and the threshold after 1, 2, … rows."""
 
     reference: Reference
     thresholds: Any

@@ -37,7 +37,7 @@ def over_time(tests: Sequence[PastTest]) -> Markup:
         _UPPER.y_axis(y, "statistic", 4),
         _thresholds(places, y, tests),
         _line(places, [y(test.statistic) for test in tests], tests),
-        _LOWER.y_axis(p, "p"),
+        _LOWER.y_axis(p, "p-value"),
         _level(p, tests[-1].level),
         _line(places, [p(test.p_value) for test in tests], tests),
         _dates_of_tests(places, times) if in_order else _dates(times),

@@ -27,7 +27,7 @@ _BAR_PIXELS = 200.0  # of the longest bar
 
 @dataclass(frozen=True)
 class Contents:
-    """What the page shows. Sections without data are left out."""
+    """The contents of the page. Sections without data are left out."""
 
     result: MMDTestResult
     names: tuple[str, str]

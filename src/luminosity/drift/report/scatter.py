@@ -58,7 +58,7 @@ def _sampled(rows: Any, random: Any) -> Any:
 
 
 def _scale(points: Any, axis: int) -> Scale:
-    """An axis along which rows differ by rounding alone is as long as the other."""
+    """Return the scale of an axis. If rows differ along it only by rounding, it is as long as the other axis."""
     lows, highs = np.quantile(points.astype(np.float64), [_EDGE, 1 - _EDGE], axis=0)
     spans = highs - lows
     span = float(spans[axis] if spans[axis] > _ROUNDING * spans.max() else spans.max())

@@ -12,12 +12,15 @@ STYLE = """
   --rule: #2c3540; --reference: #56b4e9; --current: #f0883e; --drifted: #ff8a4c; --steady: #3fc79a; --bar: #5c6f85;
   --tail: #c58a3c; } }
 * { box-sizing: border-box; }
+
 body { margin: 0; background: var(--ground); color: var(--ink);
   font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; }
 main { max-width: 1000px; margin: 0 auto; padding: 40px 24px 80px; }
 h1 { font-size: 34px; line-height: 1.2; margin: 0 0 6px; letter-spacing: -0.01em; }
-h2 { font-size: 20px; margin: 52px 0 4px; } h3 { font-size: 15px; margin: 24px 0 8px; }
-p { margin: 6px 0 14px; max-width: 72ch; } .muted { color: var(--muted); fill: var(--muted); }
+h2 { font-size: 20px; margin: 52px 0 4px; }
+h3 { font-size: 15px; margin: 24px 0 8px; }
+p { margin: 6px 0 14px; max-width: 72ch; }
+.muted { color: var(--muted); fill: var(--muted); }
 p.muted { font-size: 14px; }
 .verdict { border-left: 6px solid; padding: 6px 0 6px 20px; margin-bottom: 28px; }
 .verdict.drifted { border-color: var(--drifted); } .verdict.steady { border-color: var(--steady); }

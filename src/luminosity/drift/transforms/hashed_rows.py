@@ -29,7 +29,7 @@ class HashedRows:
         return self.rows.shape[1]
 
     def take(self, which: Any) -> HashedRows:
-        """Return the rows with these numbers, or where this mask is true."""
+        """Return the rows with these numbers, or the rows that this mask selects."""
         return HashedRows(self.hashes[which], self.rows[which])
 
     def pieces(self, most_bytes: int) -> Iterator[HashedRows]:

@@ -114,7 +114,7 @@ def _with_column(batch: pa.RecordBatch, column: Columns, output: str, pca: PCA) 
         place, what = next(iter(wrong.items()))
         raise DriftError(
             f"row {place} of a batch {what} in the column {column!r}, expected numbers",
-            fix="leave such rows out before",
+            fix="leave out such rows before this step",
         )
     rows = matrix if len(matrix) else np.empty((0, len(pca.mean)))  # An empty batch does not know its width.
     projected = pca.transform(rows)

@@ -30,7 +30,7 @@ __all__ = ["Part", "Plan", "PlanDoFn", "Planner", "Recipe"]
 
 @dataclass(frozen=True)
 class Recipe:
-    """What to compute from prepared rows. Kernels are pickled by Beam's pickler: users' functions may be lambdas."""
+    """The computation to do with prepared rows. Kernels are pickled by Beam, since users' functions may be lambdas."""
 
     bins: BinCounts
     offsets: tuple[float, ...]

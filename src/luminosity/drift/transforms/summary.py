@@ -21,7 +21,7 @@ _WAITING = 8  # elements whose smallest hashes are found together
 
 @dataclass(frozen=True)
 class Summary:
-    """What is known of a sample.
+    """The summary of a sample.
 
     ``sample`` holds the rows of smallest hash, ``sums`` what PCA needs (or None). ``low`` and ``high`` are the smallest
     and the largest number of each column. ``bad`` rows can't be compared; ``fault`` says what is wrong with one of
@@ -43,7 +43,7 @@ class Summary:
         if self.bad:
             rows = "one row that" if self.bad == 1 else f"{self.bad:,} rows that"
             raise DriftError(
-                f"{name} has {rows} can't be compared: {self.fault}", fix="leave such rows out, or fill them in, before"
+                f"{name} has {rows} can't be compared: {self.fault}", fix="leave these rows out, or fill them in"
             )
         if len(self.widths) > 1:
             raise DriftError(
