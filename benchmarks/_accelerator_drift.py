@@ -1,4 +1,4 @@
-"""A test of 1M x 50 against 1M x 50 with a p-value on one accelerator: the fused kernel, and plain matrix products."""
+"""Measures a test of 1M x 50 against 1M x 50 on one accelerator: the fused kernel, and plain matrix products."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from luminosity.drift.sums import accelerated
 from luminosity.drift.sums.gpu_kernels import plain_pairs
 
 _ROWS, _WIDTH = 1_000_000, 50
-_CHECKED_ROWS = 50_000  # for which single precision is held against double
+_CHECKED_ROWS = 50_000  # rows for which single precision is compared with double
 _PASSES = 5
 
 
 def main() -> None:
+    """Print the time of both kernels, and their precision."""
     import jax
 
     device = jax.local_devices()[0]
     if device.platform == "cpu":
-        print("Nothing is measured: JAX finds no accelerator here.")
+        print("Nothing to measure: JAX finds no accelerator.")
         return
     print(f"{device.device_kind}, JAX {jax.__version__}; {_ROWS:,} x {_WIDTH} against the same, 1,000 permutations")
     random = np.random.default_rng(0)

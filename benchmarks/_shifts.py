@@ -1,4 +1,4 @@
-"""Pairs of samples that differ, and one pair that does not, for the table of a test's power."""
+"""Pairs of distributions that differ, and one pair that does not, to measure the power of tests."""
 
 from __future__ import annotations
 
@@ -8,46 +8,53 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-Draw: TypeAlias = Callable[[np.random.Generator, int], Any]  # so many rows
+Draw: TypeAlias = Callable[[np.random.Generator, int], Any]  # a function that draws rows
 
-_WIDTH = 10
+_WIDTH = 10  # numbers of a row
 
 
 @dataclass(frozen=True)
 class Shift:
+    """Two distributions, and the rows to draw of each."""
+
     rows: int  # of each sample
     reference: Draw
     current: Draw
 
     def draw(self, seed: tuple[int, ...], rows: tuple[int, int] | None = None) -> tuple[Any, Any]:
+        """Draw both samples."""
         random = np.random.default_rng(seed)
         of_reference, of_current = rows or (self.rows, self.rows)
         return self.reference(random, of_reference), self.current(random, of_current)
 
 
 def normal(random: np.random.Generator, rows: int) -> Any:
+    """Draw independent standard normal numbers."""
     return random.normal(size=(rows, _WIDTH))
 
 
 def moved(by: float) -> Draw:
+    """Move the mean of every column."""
     return lambda random, rows: normal(random, rows) + by
 
 
 def scaled(by: float) -> Draw:
+    """Scale every column."""
     return lambda random, rows: normal(random, rows) * by
 
 
 def correlated(share: float) -> Draw:
-    """Each column still has variance one; any two of them have this correlation."""
+    """Correlate all columns. Each column still has variance one; any two columns have this correlation."""
     return lambda random, rows: (1 - share) ** 0.5 * normal(random, rows) + share**0.5 * random.normal(size=(rows, 1))
 
 
 def with_outliers(share: float) -> Draw:
+    """Move a share of the rows far away."""
     return lambda random, rows: normal(random, rows) + 4 * (random.random((rows, 1)) < share)
 
 
 def perturbed_uniform(waves: int, height: float) -> Draw:
-    """One column, with the density ``1 + height sin(2π waves x)``: the more waves, the smaller what is to be seen."""
+    """Draw one column with the density ``1 + height sin(2π waves x)``: more waves are harder to detect."""
 
     def draw(random: np.random.Generator, rows: int) -> Any:
         tried = random.random(8 * rows)
@@ -58,7 +65,7 @@ def perturbed_uniform(waves: int, height: float) -> Draw:
 
 
 def clusters(spread_of_one: float) -> Draw:
-    """Four clusters in the plane, far from each other, of which one has another spread."""
+    """Draw four clusters in the plane, far from each other; one of them has another spread."""
 
     def draw(random: np.random.Generator, rows: int) -> Any:
         corner = random.integers(0, 4, rows)

@@ -1,7 +1,7 @@
-"""10,000 rows against 10,000 with a p-value, beside scikit-learn's kernel matrices alone; then 100,000 against 100,000.
+"""Measures a test of 10,000 rows against 10,000, next to scikit-learn's kernel matrices; then 100,000 against 100,000.
 
-Both sides run in one process, in turn, once to warm up and then five times. The memory is that of a process that does
-nothing but the test, at its peak.
+Both sides run in one process, alternately, once to warm up and then five times. The memory is the peak of a process
+that runs nothing but the test.
 """
 
 from __future__ import annotations
@@ -24,23 +24,25 @@ _WIDTH = 50
 _ROWS = int(os.environ.get("ROWS", "10000"))
 _MANY_ROWS = int(os.environ.get("MANY_ROWS", "100000"))
 _PERMUTATIONS = 10_000
-_CHUNK = 1000
+_CHUNK = 1000  # rows of scikit-learn's kernel matrix that are held at a time
 _ROUNDS = 5
 _TIMEOUT_S = 900
 
 
 def samples(rows: int) -> tuple[Any, Any]:
+    """Draw two samples of one distribution."""
     random = np.random.default_rng(0)
     x, y = (random.standard_normal((rows, _WIDTH), dtype=np.float32) for _ in range(2))
     return x, y
 
 
 def ours(x: Any, y: Any) -> MMDTestResult:
+    """Run the test of Luminosity."""
     return mmd_test(x, y, permutations=_PERMUTATIONS)
 
 
 def scikit_learns(x: Any, y: Any, gamma: float) -> float:
-    """The same estimate from kernel matrices, a thousand rows at a time; no permutations."""
+    """Compute the same estimate from scikit-learn's kernel matrices, without permutations."""
     from sklearn.metrics.pairwise import rbf_kernel
 
     def total(a: Any, b: Any) -> float:
@@ -52,13 +54,14 @@ def scikit_learns(x: Any, y: Any, gamma: float) -> float:
 
 
 def seconds(run: Callable[[], Any]) -> float:
+    """Return how long a call takes."""
     start_s = time.perf_counter()
     run()
     return time.perf_counter() - start_s
 
 
 def peak_mb() -> float:
-    """Of a process of its own, with all that it imports."""
+    """Return the peak memory of a separate process, including everything that it imports."""
     child = subprocess.run(
         [sys.executable, __file__, "memory"], stdout=subprocess.PIPE, text=True, timeout=_TIMEOUT_S, check=True
     )
@@ -66,13 +69,14 @@ def peak_mb() -> float:
 
 
 def _own_peak_mb() -> float:
-    """As Linux tells it. What getrusage tells would begin with the memory of the process that started this one."""
+    """Read the peak memory from Linux. ``getrusage`` would include the memory of the parent process at the start."""
     [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:")]
     return int(line.split()[1]) * 1.024 / 1e3
 
 
 def compare() -> None:
-    import _measure  # It imports Beam, which is no part of what the test takes.
+    """Compare time, memory and precision of both sides."""
+    import _measure  # It imports Beam, which the test does not need.
 
     x, y = samples(_ROWS)
     first_s = seconds(lambda: ours(x, y))
@@ -99,6 +103,7 @@ def compare() -> None:
 
 
 def many() -> None:
+    """Time a test of many rows."""
     x, y = samples(_MANY_ROWS)
 
     def progress(done: int, of: int) -> None:

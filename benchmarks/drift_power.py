@@ -1,7 +1,7 @@
-"""How often each test of drift sees drift: where there is none, and where there is, beside a full permutation test.
+"""Measures how often each test reports drift, without and with drift, next to a full permutation test.
 
-The latter permutes rows and holds the whole kernel matrix, with the bandwidth of the test that it is compared with.
-All tests of a trial see the same rows, so that differences are surer than the figures themselves.
+The full test permutes rows and holds the whole kernel matrix, with the bandwidth of the test that it is compared with.
+All tests of a trial get the same rows, so that differences are more certain than the figures themselves.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from luminosity.drift import Aggregate, Laplacian, Linear, MMDTestResult, Polyno
 _LEVEL = 0.05
 _PERMUTATIONS = 199
 _PROCESSES = 2
-_TRIALS_AT_ONCE = 25
+_TRIALS_AT_ONCE = 25  # trials of one task
 
 Test: TypeAlias = Callable[[Any, Any, int], MMDTestResult]
 
@@ -65,7 +65,7 @@ _POWERS: dict[str, tuple[dict[str, Any], dict[str, Test]]] = {
 
 
 def full_permutation(x: Any, y: Any, bandwidth: float, seed: int) -> float:
-    """The p-value of the unbiased MMD² among those of permuted rows."""
+    """Return the p-value of the unbiased MMD² among those of permuted rows."""
     rows = np.concatenate([x, y]).astype(np.float32)
     norms = (rows * rows).sum(axis=1)
     values = np.exp((rows @ rows.T - norms[:, None] / 2 - norms[None, :] / 2) / np.float32(bandwidth) ** 2)
@@ -81,7 +81,7 @@ def full_permutation(x: Any, y: Any, bandwidth: float, seed: int) -> float:
 
 
 def rejections(task: tuple[str, str, range]) -> tuple[str, str, dict[str, int], int]:
-    """Of each test, over some trials."""
+    """Count how often each test reports drift in some trials."""
     table, name, trials = task
     found: dict[str, int] = {}
     for trial in trials:
@@ -107,9 +107,10 @@ def _trial(table: str, name: str, trial: int) -> Iterable[tuple[str, bool]]:
 
 
 def main() -> None:
+    """Run the trials, and print the tables."""
     arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--trials", type=int, default=2000, help="without drift; fewer with it")
-    arguments.add_argument("--only", choices=["null", *_POWERS], help="one of the tables")
+    arguments.add_argument("--trials", type=int, default=2000, help="trials without drift; there are fewer with drift")
+    arguments.add_argument("--only", choices=["null", *_POWERS], help="print only this table")
     chosen = arguments.parse_args()
     trials = {"null": chosen.trials, "small": 3 * chosen.trials // 20, "large": 3 * chosen.trials // 40}
     names = {"null": list(_NULLS), **{table: list(shifts) for table, (shifts, _) in _POWERS.items()}}
@@ -125,7 +126,7 @@ def main() -> None:
 
 
 def _run(tasks: list[tuple[str, str, range]]) -> dict[tuple[str, str, str], int]:
-    """Two processes with one thread each: threads of small matrix products would wait for each other."""
+    """Run two processes with one thread each: threads of small matrix products would wait for each other."""
     os.environ.update(OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1", JAX_PLATFORMS="cpu")
     os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
     found: dict[tuple[str, str, str], int] = {}

