@@ -1,4 +1,4 @@
-"""``lum drift``, as a person and a scheduler run it."""
+"""``lum drift``, as people and schedulers run it."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_json_has_the_result_of_the_library_and_the_settings(capsys: pytest.Capt
 
 
 @pytest.mark.parametrize("kernel", ["laplacian", "linear", "polynomial", "aggregate"])
-def test_every_kernel_sees_a_shift(kernel: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_kernel_detects_a_shift(kernel: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["drift", "old.npy", "new.npy", f"--kernel={kernel}"]) == 3
     assert capsys.readouterr().out.startswith("drift: p = 0.000999, MMD² = ")
 
@@ -90,8 +90,8 @@ def test_patterns_formats_and_columns_of_numbers(capsys: pytest.CaptureFixture[s
         assert (found["reference_rows"], found["settings"]["columns"], found["settings"]["width"]) == (400, "a, b", 2)
 
 
-def test_columns_count_alike_whatever_their_unit(capsys: pytest.CaptureFixture[str]) -> None:
-    """Years that moved by one standard deviation, beside incomes that did not and have large numbers."""
+def test_the_unit_of_columns_does_not_matter(capsys: pytest.CaptureFixture[str]) -> None:
+    """Ages moved by one standard deviation; incomes, which are larger numbers, did not move."""
     for name, shift in (("before", 0), ("after", 12)):
         years, incomes = _RANDOM.normal(40 + shift, 12, 300), _RANDOM.normal(50_000, 20_000, 300)
         pq.write_table(pa.table({"years": years, "income": incomes}), f"{name}.parquet")
@@ -110,8 +110,8 @@ def test_wide_rows_are_projected(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out)["settings"]["components"] is None
 
 
-def test_rows_of_very_many_numbers(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Components of few such rows need no matrix of all pairs of numbers, and those of many are refused at once."""
+def test_very_wide_rows(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Components of few wide rows need no covariance matrix; many wide rows are refused at once."""
     np.save("wide.npy", np.random.default_rng(1).normal(size=(40, 20_000)).astype(np.float32))
     assert main(["drift", "wide.npy", "wide.npy", "--json", "--report=wide.html"]) == 0
     assert json.loads(capsys.readouterr().out)["settings"]["components"] == 50
@@ -128,7 +128,7 @@ def test_decimals_are_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == ""
 
 
-def test_a_report_that_fails_leaves_what_was_there_and_no_history(
+def test_a_failed_report_leaves_the_old_one_and_no_history(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def interrupted(*_: Any) -> str:
@@ -144,17 +144,17 @@ def test_a_report_that_fails_leaves_what_was_there_and_no_history(
 
 
 @pytest.mark.parametrize(("option", "file"), [("--report", "d.html"), ("--history", "d.sqlite")])
-def test_a_folder_that_can_not_be_written_to_is_told_before_the_work(
+def test_a_folder_that_can_not_be_written_is_an_error_before_the_work(
     option: str, file: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (folder / "locked").mkdir()
-    allowed = os.access  # Whoever is root may write everywhere.
+    allowed = os.access  # Root may write everywhere.
     monkeypatch.setattr(os, "access", lambda path, mode: "locked" not in str(path) and allowed(path, mode))
     assert main(["drift", "gone.npy", "new.npy", f"{option}=locked/{file}"]) == 1
     assert f"locked/{file}: can't " in capsys.readouterr().err
 
 
-def test_the_exit_code_stands_where_nobody_reads() -> None:
+def test_the_exit_code_stays_if_the_output_is_closed() -> None:
     reader, writer = os.pipe()
     os.close(reader)
     command = [sys.executable, "-m", "luminosity.cli.main", "drift", "old.npy", "new.npy"]
@@ -163,7 +163,7 @@ def test_the_exit_code_stands_where_nobody_reads() -> None:
     assert (done.returncode, done.stderr) == (3, b"")
 
 
-def test_the_exit_code_stands_without_an_output(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_exit_code_stays_without_standard_output(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", None)
     assert main(["drift", "old.npy", "new.npy"]) == 3
 
@@ -177,13 +177,13 @@ def test_the_report_of_an_array_shows_its_numbers() -> None:
     assert "… 8 numbers]" in Path("drift.html").read_text()
 
 
-def test_vectors_of_another_name_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_columns_of_different_names_are_both_named(capsys: pytest.CaptureFixture[str]) -> None:
     pq.write_table(pa.table({"w": _SAME.tolist()}), "renamed.parquet")
     assert main(["drift", "old.parquet", "renamed.parquet", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["settings"]["columns"] == "v against w"
 
 
-def test_a_try_takes_random_rows(capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_draws_random_rows(capsys: pytest.CaptureFixture[str]) -> None:
     for _ in range(2):
         assert main(["drift", "old.parquet", "new.parquet", "--rows=100", "--json"]) in (0, 3)
     found = json.loads(capsys.readouterr().out.partition("}\n{")[0] + "}")
@@ -289,11 +289,11 @@ def test_errors_say_what_is_wrong_and_exit_with_1(
     assert captured.err.count("\n") == 1
     assert not re.search(
         r"\b(columns|schema|format|null_values|allow_pickle)=", captured.err
-    )  # Python's, not the command's
+    )  # spellings for Python, not for the command
     assert captured.out == ""
 
 
-def test_rows_without_a_value_are_left_out_if_so_wished(capsys: pytest.CaptureFixture[str]) -> None:
+def test_skip_missing_leaves_out_rows(capsys: pytest.CaptureFixture[str]) -> None:
     vectors: list[Any] = _NEW.tolist()
     vectors[:0] = [None, None]
     vectors[100][3] = float("inf")
@@ -304,7 +304,7 @@ def test_rows_without_a_value_are_left_out_if_so_wished(capsys: pytest.CaptureFi
     assert found["settings"]["rows_skipped"] == [0, 3]
 
 
-def test_wrong_use_is_told_by_argparse(capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_usage_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:
     for words in (
         ["old.npy"],
         ["old.npy", "new.npy", "--kernel=best"],
@@ -317,7 +317,7 @@ def test_wrong_use_is_told_by_argparse(capsys: pytest.CaptureFixture[str]) -> No
     assert "'2': expected a number between 0 and 1" in capsys.readouterr().err
 
 
-def test_the_report_shows_what_the_table_says_about_new_rows_and_the_past(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_report_shows_other_columns_and_past_tests(capsys: pytest.CaptureFixture[str]) -> None:
     for part in range(2):
         rows = _NEW[part * 150 : (part + 1) * 150]
         pq.write_table(table(rows, note=[f"<i>{part * 150 + n}</i>" for n in range(150)]), f"new-{part}.parquet")
@@ -330,9 +330,9 @@ def test_the_report_shows_what_the_table_says_about_new_rows_and_the_past(capsys
     shown = [number for number in range(300) if f"&lt;i&gt;{number}&lt;/i&gt;" in page]
     assert shown
     assert min(shown) >= 250  # the rows that were moved
-    assert all(f"<td>{number - 150}</td>" in page for number in shown)  # counted in the second file
+    assert all(f"<td>{number - 150}</td>" in page for number in shown)  # the position in the second file
     assert "new-1.parquet" in page
-    assert "The last 3 tests" in page  # not the one with another kernel
+    assert "The last 3 tests" in page  # the test with another kernel is left out
     assert "<i>" not in page
     with sqlite3.connect("drift.sqlite") as database:
         found = database.execute("SELECT drift, kernel, current FROM tests ORDER BY time").fetchall()
@@ -341,7 +341,7 @@ def test_the_report_shows_what_the_table_says_about_new_rows_and_the_past(capsys
     assert capsys.readouterr().err == ""
 
 
-def test_ctrl_c_ends_it() -> None:
+def test_ctrl_c_ends_the_command() -> None:
     rows = np.random.default_rng(0).normal(size=(200_000, 20)).astype(np.float32)
     np.save("large.npy", rows)
     command = [sys.executable, "-m", "luminosity.cli.main", "drift", "large.npy", "large.npy"]

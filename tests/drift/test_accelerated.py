@@ -1,4 +1,4 @@
-"""What runs on an accelerator, here on the CPU: the fused kernel interpreted, and the one of plain matrix products."""
+"""The code for accelerators, run on the CPU: the fused kernel interpreted, and plain matrix products."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from luminosity.drift.sums.gpu_kernels import fused_pairs, plain_pairs
 
 @pytest.mark.parametrize("pair_sums", [partial(fused_pairs, interpret=True), plain_pairs], ids=["fused", "plain"])
 @pytest.mark.parametrize("width", [3, 50])
-def test_sums_are_those_of_the_tiles(pair_sums: PairSums, width: int) -> None:
+def test_sums_equal_those_of_the_tiles(pair_sums: PairSums, width: int) -> None:
     random = np.random.default_rng(0)
     x, y = random.normal(size=(500, width)), random.normal(size=(420, width))
-    bins = np.concatenate([random.integers(0, 3, 500), random.integers(3, 6, 420)])  # of different sizes
+    bins = np.concatenate([random.integers(0, 3, 500), random.integers(3, 6, 420)])  # bins of different sizes
     rows, counts, planned = np.concatenate([x, y]), np.bincount(bins).astype(float), BinCounts(3, 3)
     kernels, offsets = [RBF(width**0.5), RBF(2 * width**0.5)], [0.4, 0.8]
 
@@ -32,7 +32,7 @@ def test_sums_are_those_of_the_tiles(pair_sums: PairSums, width: int) -> None:
         assert estimates(ours, counts, side) == pytest.approx(estimates(theirs, counts, side), abs=2e-3 * null_sd)
 
 
-def test_a_row_far_away_is_like_no_other() -> None:
+def test_a_row_far_away_is_similar_to_no_other() -> None:
     rows = np.random.default_rng(0).normal(size=(40, 2)).astype(np.float32)
     rows[0] = 1e6
     bins = np.repeat([0, 1], 20)

@@ -1,4 +1,4 @@
-"""Many bandwidths at once."""
+"""Tests with many bandwidths at once."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_the_result_has_each_kernel() -> None:
 
 
 @pytest.mark.parametrize(("precision", "off_by"), [("float64", 1e-12), ("float32", 1e-6)])
-def test_kernels_that_share_distances_find_what_each_would_alone(precision: Any, off_by: float) -> None:
+def test_kernels_that_share_distances_give_what_each_gives_alone(precision: Any, off_by: float) -> None:
     kernels = [RBF(0.5), Laplacian(2.0), RBF(30.0), Linear(), RBF(2.0), Laplacian(0.3)]
     x, y = _ROWS[:150], 1.2 * _ROWS[150:] + 7
     together = mmd_test(x, y, kernels, precision=precision)
@@ -57,12 +57,12 @@ def test_unknown_kinds_are_named(settings: dict[str, Any]) -> None:
         Aggregate(**settings)
 
 
-def test_one_bandwidth_is_no_aggregate() -> None:
+def test_a_single_bandwidth_is_refused() -> None:
     with pytest.raises(DriftError, match="from 2 to 50"):
         Aggregate(bandwidths=1)
 
 
-def test_things_that_are_no_rows_have_no_bandwidth() -> None:
+def test_block_kernels_can_not_be_aggregated() -> None:
     with pytest.raises(DriftError, match="expected only BlockKernels"):
         mmd_test(["a", "b"], ["c", "d"], [BlockKernel(lambda a, b: np.ones((len(a), len(b)))), Aggregate()])
 
@@ -81,7 +81,7 @@ def test_the_order_and_the_units_of_kernels_change_nothing() -> None:
 
 
 def test_the_order_of_permutations_changes_nothing() -> None:
-    """The data's own order among them: what it would get as one of the others, it gets."""
+    """The data's own order is treated like any other permutation."""
     observed, null = _estimates()
     statistic, of_null = fused(observed, null)
     swapped = null.copy()
@@ -91,7 +91,7 @@ def test_the_order_of_permutations_changes_nothing() -> None:
     assert of_fifth == pytest.approx(of_null[5])
 
 
-def test_a_kernel_that_is_constant_has_nothing_to_say() -> None:
+def test_a_constant_kernel_is_left_out() -> None:
     observed, null = _estimates()
     rounding = 1e-17 * np.random.default_rng(1).normal(size=(1, 400))
     with_constant = fused(np.append(observed, 5.0), np.concatenate([null, np.full((1, 400), 5.0)]))
@@ -101,7 +101,7 @@ def test_a_kernel_that_is_constant_has_nothing_to_say() -> None:
     assert with_rounding[1] == pytest.approx(expected)
 
 
-def test_one_kernel_alone_ranks_as_it_would_by_itself() -> None:
+def test_a_single_kernel_keeps_its_ranks() -> None:
     observed, null = _estimates()
     for index in range(3):
         alone = fused(observed[index : index + 1], null[index : index + 1])

@@ -1,4 +1,4 @@
-"""Streams in pipelines: as the detector alone, key by key."""
+"""Streams in pipelines give the alerts of a detector alone, for each key."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def detector() -> OnlineMMD:
 
 
 def expected(detector: OnlineMMD, streams: dict[Any, Any]) -> list[tuple[Any, int, int]]:
-    """Key, row and run length of each alert."""
+    """Return the key, the row and the run length of each alert."""
     found: list[tuple[Any, int, int]] = []
     for key, rows in streams.items():
         detector.reset()
@@ -48,7 +48,7 @@ def shown(element: tuple[Any, DriftAlert]) -> tuple[Any, int, int]:
     return key, alert.rows_seen, alert.run_length
 
 
-def test_each_key_is_a_stream_that_begins_again_after_an_alert(pipelines: Pipelines, detector: OnlineMMD) -> None:
+def test_each_key_is_a_stream_that_starts_again_after_an_alert(pipelines: Pipelines, detector: OnlineMMD) -> None:
     alerts = expected(detector, STREAMS)
     assert len([key for key, _, _ in alerts if key == "shifts"]) > 1
     rows = [(key, row) for place in range(60) for key in STREAMS for row in [STREAMS[key][place]]]
@@ -69,7 +69,7 @@ def test_tables_and_a_detector_for_each_key(pipelines: Pipelines, detector: Onli
         assert_that(found, equal_to(expected(detector, STREAMS)))
 
 
-def test_an_alert_has_the_time_of_its_row_and_says_whether_rows_depend(
+def test_an_alert_has_the_timestamp_of_its_row_and_reports_dependent_rows(
     pipelines: Pipelines, detector: OnlineMMD
 ) -> None:
     repeated = np.repeat(np.random.default_rng(2).normal(size=(100, 3)), 4, axis=0)
@@ -81,7 +81,7 @@ def test_an_alert_has_the_time_of_its_row_and_says_whether_rows_depend(
     assert counters(run.result)["autocorrelated_streams"] == 1
 
 
-def test_what_can_not_be_is_told(detector: OnlineMMD) -> None:
+def test_invalid_arguments_are_errors(detector: OnlineMMD) -> None:
     with pytest.raises(DriftError, match="found a ndarray as detector"):
         DetectDrift(np.zeros((100, 2)))  # type: ignore[arg-type]
     with pytest.raises(DriftError, match="by='name' without column="):

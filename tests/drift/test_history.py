@@ -1,4 +1,4 @@
-"""Past tests in a file of SQLite."""
+"""Past tests in a SQLite file."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def test_what_is_appended_is_found_again(tmp_path: Path, result: MMDTestResult) 
     assert history.last("r", "v", "rbf")[0].as_dict()["current"] == "c1"
 
 
-def test_nothing_is_lost_where_two_write_at_once(tmp_path: Path) -> None:
+def test_nothing_is_lost_if_two_processes_write_at_once(tmp_path: Path) -> None:
     path = tmp_path / "drift.sqlite"
     writers = [subprocess.Popen([sys.executable, "-c", _WRITER, str(path)]) for _ in range(2)]
     assert [writer.wait(120) for writer in writers] == [0, 0]
     assert sorted(test.statistic for test in DriftHistory(path).last("r")) == sorted([*range(20)] * 2)
 
 
-def test_one_that_is_being_made_by_another_is_no_file_of_something_else(
+def test_a_history_that_another_process_is_creating_is_recognized(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, result: MMDTestResult
 ) -> None:
     path = tmp_path / "drift.sqlite"
@@ -65,7 +65,7 @@ def test_one_that_is_being_made_by_another_is_no_file_of_something_else(
 
     def asked_whose_it_is(database: sqlite3.Connection) -> int:
         answer = database.execute("PRAGMA application_id").fetchone()[0]
-        if not makers:  # The other process comes between two questions of this one.
+        if not makers:  # The other process runs between two queries of this one.
             makers.append(threading.Thread(target=_append, args=(path, result)))
             makers[0].start()
             makers[0].join(0.3)
@@ -81,7 +81,7 @@ def _append(path: Path, result: MMDTestResult) -> None:
     DriftHistory(path).append(PastTest.of(result, reference="r", current="c", columns=""))
 
 
-def test_files_of_something_else_are_refused(tmp_path: Path) -> None:
+def test_other_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("not a database, and long enough to tell " * 100)
     with pytest.raises(DriftError, match=r"notes\.txt: can't be used .* not a database"):
         DriftHistory(tmp_path / "notes.txt")

@@ -1,6 +1,6 @@
-"""How often tests see drift where there is none, with fixed seeds; benchmarks/drift_power.py does it at length.
+"""How often tests report drift when there is none, with fixed seeds; benchmarks/drift_power.py runs more trials.
 
-Of 250 trials at the level .05, a right test sees drift in 4 to 23 (99.8% of the time).
+A right test reports drift in 4 to 23 of 250 trials at the level .05 (99.8% of the time).
 """
 
 from __future__ import annotations
@@ -43,24 +43,24 @@ def _without_drift(
     ],
     ids=repr,
 )
-def test_the_level_is_kept(settings: dict[str, Any]) -> None:
+def test_the_level_holds(settings: dict[str, Any]) -> None:
     assert sum(result.drift for result in _without_drift(**settings)) in _RIGHT
 
 
-def test_the_level_is_kept_with_many_bandwidths_where_the_smallest_p_value_would_not() -> None:
+def test_the_level_holds_for_many_bandwidths_but_not_for_the_smallest_p_value() -> None:
     results = list(_without_drift(Aggregate()))
     assert sum(result.drift for result in results) in _RIGHT
     assert sum(min(kernel.p_value for kernel in result.kernels) <= result.level for result in results) > 30
 
 
 def test_a_handful_of_rows_in_hashed_bins_is_no_drift() -> None:
-    """Many permutations leave one side empty: they must not be taken for evidence."""
+    """Many permutations leave one side empty: they must not count as evidence."""
     for rows in ((3, 3), (8, 4)):
         assert sum(result.drift for result in _without_drift(rows=rows, with_ids=True)) < max(_RIGHT)
 
 
-def test_three_rows_against_three_cannot_tell() -> None:
-    """Of the 20 ways to part six rows two are the data's own, one the other way round: both count."""
+def test_three_rows_against_three_never_show_drift() -> None:
+    """Two of the 20 ways to divide six rows are the data's own, one of them swapped: both count."""
     result = mmd_test([0.0, 0.1, 0.2], [100.0, 100.1, 100.2], permutations=999)
     assert result.p_value == pytest.approx(0.1, abs=0.03)
     assert not result.drift
@@ -68,7 +68,7 @@ def test_three_rows_against_three_cannot_tell() -> None:
 
 @pytest.mark.parametrize(("rows", "shift"), [((120, 120), 0.4), ((40, 160), 0.5), ((6, 6), 1.5), ((6, 60), 1.0)])
 def test_the_interval_holds_the_truth_in_19_of_20_samples(rows: tuple[int, int], shift: float) -> None:
-    """Also with few rows, where the spread itself is not well known."""
+    """It also holds with few rows, whose spread is not well known."""
     width, bandwidth = 3, 2.0
     truth = 2 * _mean_of_kernel(width, bandwidth, 0.0) - 2 * _mean_of_kernel(width, bandwidth, shift)
     holds = 0
@@ -81,7 +81,7 @@ def test_the_interval_holds_the_truth_in_19_of_20_samples(rows: tuple[int, int],
 
 
 def _mean_of_kernel(width: int, bandwidth: float, shift: float) -> float:
-    """Of a normal row with another whose mean is moved in each column."""
+    """Return the expected kernel of a normal row with another whose mean is moved in each column."""
     spread = bandwidth**2 + 2
     return float((bandwidth**2 / spread) ** (width / 2) * np.exp(-width * shift**2 / (2 * spread)))
 
@@ -104,7 +104,7 @@ def test_the_interval_of_the_p_value_reaches_zero_when_no_permutation_came_near(
 
 
 def test_equal_rows_are_no_drift() -> None:
-    """What differs then is rounding."""
+    """Permutations then differ only by rounding."""
     ones = np.full((50, 3), 0.1)
     for kernel in (Polynomial(), RBF(1.0), Linear(), [Polynomial(), RBF(1.0), Linear()]):
         assert mmd_test(ones, ones[:30], kernel).p_value == 1

@@ -52,7 +52,7 @@ def samples(rows: int, others: int) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize(("kernel", "gram"), KERNELS, ids=lambda value: getattr(value, "name", ""))
-def test_mmd2_is_its_definition(kernel: Kernel, gram: Gram) -> None:
+def test_mmd2_follows_its_definition(kernel: Kernel, gram: Gram) -> None:
     x, y = samples(250, 1203)
     expected = defined(gram, x, y)
     assert mmd2(x, y, kernel) == pytest.approx(expected, rel=1e-4)
@@ -73,20 +73,20 @@ def test_any_number_of_rows_and_bins_gives_the_same_estimate(rows: int, others: 
         assert single.mmd2 == pytest.approx(expected, abs=1e-3 * single.null_sd + 1e-7)
 
 
-def test_another_distribution_is_told_from_the_same() -> None:
+def test_another_distribution_is_detected() -> None:
     rows = np.random.default_rng(1).normal(size=(2000, 3))
     assert not mmd_test(rows[:1000], rows[1000:]).drift
     assert mmd_test(rows[:1000], rows[1000:] + 0.3).drift
 
 
 def test_a_result_within_a_pair_prints_few_lines() -> None:
-    # As beam.Map(print) has it, with a test for each key.
+    # beam.Map(print) prints such pairs, with a test for each key.
     random = np.random.default_rng(0)
     found = mmd_test(random.normal(size=(40, 2)), random.normal(size=(40, 2)), permutations=100)
     assert len(str(("key", found))) < 1500
 
 
-def test_with_ids_the_order_of_rows_changes_nothing() -> None:
+def test_with_ids_the_order_of_rows_does_not_matter() -> None:
     x, y = samples(700, 500)
     order = np.random.default_rng(3).permutation(500)
     straight = mmd_test(x, y, ids=(np.arange(700), np.arange(500)), precision="float64")
@@ -95,10 +95,10 @@ def test_with_ids_the_order_of_rows_changes_nothing() -> None:
     assert shuffled.mmd2 == pytest.approx(straight.mmd2, rel=1e-9)
 
 
-def test_progress_is_told() -> None:
-    told: list[tuple[int, int]] = []
-    mmd2(*samples(6000, 6000), RBF(2.0), progress=lambda done, of: told.append((done, of)))
-    assert told == [(64, 78), (78, 78)]
+def test_progress_is_reported() -> None:
+    reports: list[tuple[int, int]] = []
+    mmd2(*samples(6000, 6000), RBF(2.0), progress=lambda done, of: reports.append((done, of)))
+    assert reports == [(64, 78), (78, 78)]
 
 
 @pytest.mark.parametrize("with_ids", [False, True])
@@ -114,7 +114,7 @@ def test_rows_beyond_what_bins_allow_are_left_out(with_ids: bool) -> None:
 
 @pytest.mark.parametrize("smaller", [2, 3, 7, 50, 1000])
 @pytest.mark.parametrize("ratio", [1, 1.5, 7.3, 20, 200, 601.5, 1023])
-def test_bins_of_both_samples_are_of_one_size(smaller: int, ratio: float) -> None:
+def test_bins_of_both_samples_have_one_size(smaller: int, ratio: float) -> None:
     larger = int(smaller * ratio)
     planned = plan_bins(larger, smaller)
     assert larger <= most_rows(smaller)
@@ -132,7 +132,7 @@ def test_the_level_holds_for_samples_of_very_different_sizes(rows: int, ratio: i
         x, y = random.normal(size=(rows * ratio, 2)), random.normal(size=(rows, 2))
         return mmd_test(x, y, RBF(1.5), permutations=199, seed=seed).drift
 
-    assert sum(map(drifts, range(trials))) <= most  # With a chance of .05 each, more come once in 200 times.
+    assert sum(map(drifts, range(trials))) <= most  # At a rate of .05, more happen once in 200 times.
 
 
 ON_SEVERAL_DEVICES = """
@@ -144,7 +144,7 @@ print(len(jax.local_devices()), repr(found.kernels[0].mmd2), repr(found.kernels[
 """
 
 
-def test_several_devices_find_the_same() -> None:
+def test_several_devices_give_the_same_result() -> None:
     rows = np.random.default_rng(0).normal(size=(3600, 4))
     expected = mmd_test(rows[:1700], rows[1700:], [RBF(2.0), Laplacian(3.0)], precision="float64")
     flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}

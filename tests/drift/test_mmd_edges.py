@@ -1,4 +1,4 @@
-"""What is not two large samples of numbers: a clear error, or a right answer."""
+"""Unusual samples: they give a clear error or a right result."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def with_value(value: float) -> Any:
     ],
 )
 @pytest.mark.parametrize("function", [mmd2, mmd_test])
-def test_what_is_no_sample_is_told(function: Callable[..., Any], reference: Any, message: str) -> None:
+def test_invalid_samples_are_errors(function: Callable[..., Any], reference: Any, message: str) -> None:
     with pytest.raises(DriftError, match=message):
         function(reference, Y)
 
@@ -82,7 +82,7 @@ def test_what_is_no_sample_is_told(function: Callable[..., Any], reference: Any,
         ({"ids": (np.zeros((200, 1), int), range(200))}, r"ids of shape \(200, 1\)"),
     ],
 )
-def test_what_a_test_cannot_do_is_told(settings: dict[str, Any], message: str) -> None:
+def test_invalid_settings_are_errors(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(DriftError, match=message):
         mmd_test(X, Y, **settings)
 
@@ -105,7 +105,7 @@ def test_rows_come_in_many_forms(convert: Callable[[Any], Any]) -> None:
 
 
 @pytest.mark.parametrize("dtype", [bool, np.int8, np.uint64, np.float16])
-def test_numbers_of_any_kind_are_told_apart(dtype: Any) -> None:
+def test_numbers_of_any_type_show_drift(dtype: Any) -> None:
     random = np.random.default_rng(1)
     rows, more_often = (random.random((300, 4)) < 0.3).astype(dtype), (random.random((300, 4)) < 0.6).astype(dtype)
     assert not mmd_test(rows[:150], rows[150:]).drift
@@ -127,7 +127,7 @@ def test_constant_columns(kernel: Any) -> None:
     )
 
 
-def test_rows_that_are_equal_but_for_a_few_need_a_bandwidth() -> None:
+def test_mostly_equal_rows_need_a_bandwidth() -> None:
     rows = np.zeros((5000, 2))
     rows[17] = 1
     with pytest.raises(DriftError, match=r"sampled rows are all equal.*pass the kernel a bandwidth"):
@@ -143,14 +143,14 @@ def test_many_equal_rows_are_no_drift() -> None:
 
 @pytest.mark.parametrize(("scale", "offset"), [(1.0, 1e6), (1e20, 0.0), (1e-20, 0.0), (1e-3, -1e3)])
 @pytest.mark.parametrize("kernel", [RBF(), Laplacian()])
-def test_where_and_how_wide_rows_lie_changes_nothing(scale: float, offset: float, kernel: Any) -> None:
+def test_offset_and_scale_of_rows_do_not_matter(scale: float, offset: float, kernel: Any) -> None:
     plain, moved = (mmd_test(a, b, kernel) for a, b in ((X, Y), (X * scale + offset, Y * scale + offset)))
     assert moved.mmd2 == pytest.approx(plain.mmd2, abs=1e-3 * plain.null_sd)
     assert moved.p_value == pytest.approx(plain.p_value, abs=2e-3)
 
 
 @pytest.mark.parametrize("kernel", [Linear(), Polynomial(3)])
-def test_values_too_large_for_single_precision_are_told(kernel: Any) -> None:
+def test_values_too_large_for_single_precision_are_errors(kernel: Any) -> None:
     with pytest.raises(DriftError, match=r"gave infinity or NaN .* pass precision='float64'"):
         mmd_test(X * 1e20, Y * 1e20, kernel)
     assert not mmd_test(X * 1e20, Y * 1e20, kernel, precision="float64").drift
@@ -171,7 +171,7 @@ def test_kernels_of_ones_own_are_checked(kernel: Any, message: str) -> None:
         mmd_test(X, Y, kernel)
 
 
-def test_seeds_repeat() -> None:
+def test_the_same_seed_gives_the_same_result() -> None:
     assert mmd_test(X, Y, seed=3).as_dict() == mmd_test(X, Y, seed=3).as_dict()
     assert mmd_test(X, Y, seed=3).p_value != mmd_test(X, Y, seed=4).p_value
 
@@ -181,12 +181,12 @@ def test_two_rows_are_enough() -> None:
 
 
 @pytest.mark.parametrize("function", [mmd2, witness])
-def test_several_kernels_have_no_single_value(function: Callable[..., Any]) -> None:
+def test_several_kernels_are_refused_for_a_single_value(function: Callable[..., Any]) -> None:
     with pytest.raises(DriftError, match=r"expected a single kernel; use mmd_test or MMDTest for several"):
         function(X, Y, Aggregate())
 
 
-def test_far_from_zero_beside_a_kernel_that_needs_to_know_where_zero_is() -> None:
+def test_rows_far_from_zero_next_to_a_kernel_that_is_not_shift_invariant() -> None:
     beside, alone = mmd_test(X + 1e4, Y + 1e4, [RBF(2.0), Polynomial(2)]).kernels[0], mmd_test(X, Y, RBF(2.0))
     assert beside.mmd2 == pytest.approx(alone.mmd2, abs=0.02 * alone.null_sd)
     assert beside.null_sd == pytest.approx(alone.null_sd, rel=0.01)
@@ -197,16 +197,16 @@ def test_far_from_zero_beside_a_kernel_that_needs_to_know_where_zero_is() -> Non
     [
         [2**63 + number * 2**20 for number in range(50)],
         [number - 25 for number in range(49)] + [2**63 + 5],
-        [(number << 64) + 5 for number in range(50)],  # as UUIDs of one machine
+        [(number << 64) + 5 for number in range(50)],  # like UUIDs of one machine
         [b"a" + b"\0" * number for number in range(50)],
         np.array([f"{number}" for number in range(50)], dtype=np.dtypes.StringDType()),
     ],
 )
-def test_ids_that_differ_are_told_apart(ids: Any) -> None:
+def test_different_ids_have_different_hashes(ids: Any) -> None:
     assert len(set(hash_ids(ids, seed=0).tolist())) == 50
 
 
-def test_ids_are_what_they_say_not_how_they_are_held() -> None:
+def test_the_type_that_holds_ids_does_not_matter() -> None:
     texts, numbers = ["a", "bc", "ü"], [1, 2**63, 2**64 - 1]
     held = (np.array(texts), np.array(texts, dtype=object), np.array(texts, dtype=np.dtypes.StringDType()))
     assert all((hash_ids(each, 3) == hash_ids(texts, 3)).all() for each in held)
@@ -214,7 +214,7 @@ def test_ids_are_what_they_say_not_how_they_are_held() -> None:
 
 
 @pytest.mark.parametrize("kernel", [RBF(), [RBF(2.0), Linear()], Laplacian()], ids=["RBF", "with Linear", "Laplacian"])
-def test_one_number_that_is_far_too_large_hides_nothing(kernel: Any) -> None:
+def test_a_single_huge_number_hides_nothing(kernel: Any) -> None:
     random = np.random.default_rng(0)
     x, y = random.normal(size=(120, 4)), random.normal(1, 1, size=(120, 4))
     found: list[float] = []
@@ -226,7 +226,7 @@ def test_one_number_that_is_far_too_large_hides_nothing(kernel: Any) -> None:
     assert found == pytest.approx([found[0]] * 3, rel=1e-6)
 
 
-def test_nor_does_it_where_it_is_in_the_last_row_which_fills_up_blocks() -> None:
+def test_a_huge_number_in_the_last_row_hides_nothing() -> None:
     rows = np.random.default_rng(0).normal(size=(65, 3)).astype(np.float32)
     rows[-1] = 1e8
     bins = np.repeat([0, 1], [32, 33])
@@ -238,7 +238,7 @@ def test_nor_does_it_where_it_is_in_the_last_row_which_fills_up_blocks() -> None
     assert scores == pytest.approx(exact, abs=1e-5)
 
 
-def test_equal_rows_far_from_all_others_are_not_nearer_than_near() -> None:
+def test_the_kernel_of_equal_rows_far_from_others_is_at_most_one() -> None:
     x, y = np.random.default_rng(0).normal(size=(2, 100, 3))
     x[:10] = y[:10] = 1e12
     result = mmd_test(x, y, RBF(1.0))

@@ -22,11 +22,11 @@ def saved(array: Any) -> io.BytesIO:
     return io.BytesIO(file.getvalue())
 
 
-def test_no_more_is_read_than_is_asked_for() -> None:
+def test_no_more_is_read_than_requested() -> None:
     file = saved(_ROWS)
     pieces = npy_rows("x.npy", file, 100)
     assert np.array_equal(next(pieces), _ROWS[:100])
-    assert file.tell() == 128 + 100 * 3 * 8  # its header, and these rows
+    assert file.tell() == 128 + 100 * 3 * 8  # the header and the requested rows
     assert np.array_equal(np.concatenate(list(pieces)), _ROWS[100:])
 
 
@@ -42,7 +42,7 @@ def test_no_more_is_read_than_is_asked_for() -> None:
         _ROWS[:, :0],
     ],
 )
-def test_all_kinds_of_numbers(array: Any) -> None:
+def test_all_types_of_numbers(array: Any) -> None:
     found = list(npy_rows("x.npy", saved(array), 300))
     assert all(len(piece) <= 300 for piece in found)
     expected = array.reshape(len(array), -1) if array.ndim == 1 else array
@@ -63,12 +63,12 @@ def test_all_kinds_of_numbers(array: Any) -> None:
         (io.BytesIO(b"\x93NUMPY\x09\x00"), r"can't read x\.npy as an array: it is of version 9\.0"),
     ],
 )
-def test_what_is_no_matrix_of_numbers(file: Any, match: str) -> None:
+def test_files_without_a_matrix_of_numbers_are_errors(file: Any, match: str) -> None:
     with pytest.raises(DriftError, match=match):
         list(npy_rows("x.npy", file, 300))
 
 
-def test_the_command_copies_no_rows_that_lie_in_one_file_as_they_are_needed(tmp_path: Path) -> None:
+def test_the_command_does_not_copy_rows_of_a_single_file(tmp_path: Path) -> None:
     def read(pattern: str, most: int | None = None) -> Any:
         return read_sample(open_source(str(tmp_path / pattern), []), most, 0, False, lambda _: None).rows
 
@@ -77,7 +77,7 @@ def test_the_command_copies_no_rows_that_lie_in_one_file_as_they_are_needed(tmp_
     for name, expected in (("whole.npy", _ROWS), ("whole-numbers.npy", (10 * _ROWS).astype(int))):
         rows = read(name)
         assert np.array_equal(rows, expected)
-        assert rows.flags.writeable == (name == "whole-numbers.npy")  # A mapped file is not.
+        assert rows.flags.writeable == (name == "whole-numbers.npy")  # A mapped file is not writeable.
     assert read("whole.npy", 10).flags.writeable
     for part in range(2):
         np.save(tmp_path / f"part-{part}.npy", _ROWS[part::2])

@@ -1,4 +1,4 @@
-"""The statistic against its definition, run times against those asked for, and what rows that depend on others do."""
+"""The statistic against its definition, measured run times against expected ones, and dependent rows."""
 
 from __future__ import annotations
 
@@ -43,20 +43,20 @@ def state(detector: OnlineMMD) -> tuple[Any, ...]:
 DETECTORS = [make]
 
 
-def test_the_calibration_tells_how_far_it_is() -> None:
-    told: list[tuple[int, int]] = []
+def test_the_calibration_reports_progress() -> None:
+    reports: list[tuple[int, int]] = []
     reference = np.random.default_rng((0, 0)).normal(size=(300, 3))
     options: Any = {"expected_run_time": 500, "window": 10, "simulations": 100}
-    detector = OnlineMMD(reference, **options, progress=lambda done, of: told.append((done, of)))
+    detector = OnlineMMD(reference, **options, progress=lambda done, of: reports.append((done, of)))
     assert np.array_equal(detector.calibration.thresholds, make().calibration.thresholds)
-    assert len(told) > 10
-    assert told == sorted(set(told))
-    assert told[-1][0] == told[0][1] == told[-1][1]
+    assert len(reports) > 10
+    assert reports == sorted(set(reports))
+    assert reports[-1][0] == reports[0][1] == reports[-1][1]
 
 
 @pytest.mark.parametrize("new", DETECTORS)
 class TestContract:
-    """Of every detector; see OnlineDetector."""
+    """Tests that every ``OnlineDetector`` must pass."""
 
     def test_it_has_what_detectors_have(self, new: Any) -> None:
         assert isinstance(new(), OnlineDetector)
@@ -140,8 +140,8 @@ def test_the_statistic_is_mmd2_of_the_window(kernel: Any) -> None:
     assert len(reference) == 225
 
 
-def test_run_times_without_drift_are_those_asked_for() -> None:
-    """Mean, spread and the share of alarms while the window fills: those of a geometric distribution."""
+def test_run_times_without_drift_are_as_expected() -> None:
+    """Mean, spread and the share of alarms while the window fills are those of a geometric distribution."""
     random = np.random.default_rng(6)
     found: list[int] = []
     for seed in range(25):
@@ -159,7 +159,7 @@ def test_run_times_without_drift_are_those_asked_for() -> None:
 
 
 @pytest.mark.parametrize("shift", [lambda rows: rows + 1, lambda rows: rows * 3], ids=["mean", "scale"])
-def test_a_shift_is_seen_within_the_window(shift: Any) -> None:
+def test_a_shift_is_detected_within_the_window(shift: Any) -> None:
     detector = make()
     random = np.random.default_rng(7)
     delays: list[int] = []
@@ -179,14 +179,14 @@ def dependent(random: Any, rows: int, weight: float) -> Any:
     return found
 
 
-def test_rows_that_depend_on_those_before_are_told_once() -> None:
+def test_dependent_rows_are_warned_about_once() -> None:
     detector = make()
 
     def follow(rows: Any) -> None:
         for some in rows.reshape(60, 10, 3):
             detector.update(some)
             if detector.drift_detected:
-                detector.reset()  # Alarms come every few rows, which must not hide why.
+                detector.reset()  # Frequent alarms must not hide the dependence.
 
     with pytest.warns(AutocorrelationWarning, match="at lag 1") as caught:
         follow(dependent(np.random.default_rng(8), 600, 0.5))
@@ -196,7 +196,7 @@ def test_rows_that_depend_on_those_before_are_told_once() -> None:
     assert abs(detector.autocorrelation[8]) < 0.1
 
 
-def test_independent_rows_and_drift_are_not_taken_for_dependent_ones() -> None:
+def test_independent_rows_and_drift_are_not_called_dependent() -> None:
     random = np.random.default_rng(9)
     with warnings.catch_warnings():
         warnings.simplefilter("error", AutocorrelationWarning)
@@ -207,7 +207,7 @@ def test_independent_rows_and_drift_are_not_taken_for_dependent_ones() -> None:
             assert not detector.autocorrelated
 
 
-def test_one_column_comes_as_numbers() -> None:
+def test_rows_of_one_column_may_be_numbers() -> None:
     detector = make(width=1)
     detector.update(0.5)
     detector.update([0.5, 1])
@@ -237,7 +237,7 @@ def test_a_large_reference_is_sampled() -> None:
         ({"kernel": "rbf"}, "kernel=str"),
     ],
 )
-def test_what_can_not_be_is_told(options: Any, message: str) -> None:
+def test_invalid_options_are_errors(options: Any, message: str) -> None:
     with pytest.raises(DriftError, match=message):
         make(**options)
 
@@ -246,6 +246,6 @@ def test_what_can_not_be_is_told(options: Any, message: str) -> None:
     ("reference", "message"),
     [([[np.nan, 1.0]] * 300, "NaN"), ([[1.0, 2.0]] * 300, "sampled rows are all equal"), ([], "no rows")],
 )
-def test_a_reference_that_says_nothing_is_told(reference: Any, message: str) -> None:
+def test_invalid_references_are_errors(reference: Any, message: str) -> None:
     with pytest.raises(DriftError, match=message):
         OnlineMMD(reference, expected_run_time=1000, window=10)

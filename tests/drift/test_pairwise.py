@@ -1,4 +1,4 @@
-"""Distances against their definitions, near rows and equal rows above all."""
+"""Distances against their definitions, especially of near and equal rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _THEIRS = {"manhattan": "cityblock"}
 
 @pytest.mark.parametrize("metric", get_args(Metric))
 @pytest.mark.parametrize(("precision", "error"), [("float32", 2e-6), ("float64", 1e-12)])
-def test_distances_are_their_definition(metric: Metric, precision: str, error: float) -> None:
+def test_distances_follow_their_definition(metric: Metric, precision: str, error: float) -> None:
     random = np.random.default_rng(0)
     x, y = random.normal(size=(1100, 7)), random.normal(1, 2, size=(600, 7))
     expected = cdist(x, y, _THEIRS.get(metric, metric))  # type: ignore[call-overload]
@@ -48,13 +48,13 @@ def test_near_rows_keep_their_digits() -> None:
         assert pairwise_distances(x, y).diagonal() == pytest.approx(expected, rel=1e-2 if apart == 1e-6 else 1e-3)
 
 
-def test_rows_that_are_all_equal_are_at_zero() -> None:
+def test_distances_of_equal_rows_are_zero() -> None:
     assert not pairwise_distances(np.full((600, 3), 0.1)).any()
     assert not pairwise_distances([[1, 2], [1, 2]], [[2, 4]], "cosine").any()
     assert pairwise_distances([1, 2], [5]).tolist() == [[4], [3]]
 
 
-def test_the_result_may_lie_in_a_file(tmp_path: Path) -> None:
+def test_the_result_may_be_a_mapped_file(tmp_path: Path) -> None:
     x = np.random.default_rng(3).normal(size=(800, 4))
     file = np.lib.format.open_memmap(tmp_path / "distances.npy", "w+", np.float32, (800, 800))
     assert pairwise_distances(x, out=file) is file
@@ -64,7 +64,7 @@ def test_the_result_may_lie_in_a_file(tmp_path: Path) -> None:
         pairwise_distances(x, x[:10], out=file)
 
 
-def test_what_cannot_be_is_said() -> None:
+def test_invalid_arguments_are_errors() -> None:
     x = np.ones((5, 3))
     with pytest.raises(DriftError, match="expected one of euclidean"):
         pairwise_distances(x, metric="hamming")  # type: ignore[arg-type]

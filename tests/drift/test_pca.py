@@ -1,4 +1,4 @@
-"""Components against scikit-learn's, and from pieces against those from the whole."""
+"""Components against scikit-learn's, and components of merged pieces against those of all rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def rows_of(count: int = 3000, width: int = 20, mean: float = 3.0) -> np.ndarray
     return random.normal(size=(count, width)) * np.linspace(5, 1, width) @ random.normal(size=(width, width)) + mean
 
 
-def test_components_are_those_of_scikit_learn() -> None:
+def test_components_equal_those_of_scikit_learn() -> None:
     rows = rows_of()
     ours, theirs = PCA.fit(rows, 5), Theirs(5, svd_solver="full").fit(rows)
     signs = np.sign((ours.components * theirs.components_).sum(axis=1))
@@ -31,7 +31,7 @@ def test_components_are_those_of_scikit_learn() -> None:
 
 
 @pytest.mark.parametrize("mean", [0.0, 1e6])
-def test_pieces_and_their_order_change_nothing(mean: float) -> None:
+def test_pieces_and_their_order_do_not_matter(mean: float) -> None:
     rows = rows_of(mean=mean)
     whole = PCA.fit(rows, 20)
     merged = PCASums()
@@ -55,19 +55,19 @@ def test_more_rows_than_are_converted_at_once(monkeypatch: pytest.MonkeyPatch) -
     assert in_blocks.transform(rows) == pytest.approx(whole.transform(rows), abs=1e-4)
 
 
-def test_plain_sums_give_the_same() -> None:
+def test_plain_sums_give_the_same_components() -> None:
     rows = rows_of()
     found = PCA.from_sums(len(rows), rows.sum(axis=0), rows.T @ rows, 5)
     assert found.components == pytest.approx(PCA.fit(rows, 5).components, abs=1e-9)
 
 
-def test_sums_are_small() -> None:
+def test_the_size_of_sums_is_fixed() -> None:
     sums = PCASums()
     sums.add(np.ones((10_000, 384), dtype=np.float16))
     assert len(pickle.dumps(sums)) < 1_200_000
 
 
-def test_rows_that_do_not_vary() -> None:
+def test_constant_rows() -> None:
     pca = PCA.fit(np.full((10, 3), 7.0), 2)
     assert not pca.explained_variance.any()
     assert not pca.explained_variance_ratio.any()
@@ -75,7 +75,7 @@ def test_rows_that_do_not_vary() -> None:
     assert PCA.fit([1, 2, 3], 1).explained_variance == pytest.approx([1.0])
 
 
-def test_what_cannot_be_is_said() -> None:
+def test_invalid_arguments_are_errors() -> None:
     rows = rows_of(10, 3)
     with pytest.raises(DriftError, match="components=4, expected 1 to 3"):
         PCA.fit(rows, 4)

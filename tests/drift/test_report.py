@@ -1,4 +1,4 @@
-"""The page of a test: what it shows, that it needs nothing else, and that no table can write into it."""
+"""The report of a test: what it shows, that it loads nothing, and that no table can inject markup."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CURRENT = np.concatenate([_RANDOM.normal(size=(2500, 5)), _RANDOM.normal(5, 0.3
 
 
 class Page(HTMLParser):
-    """Which tags there are, what they refer to, and the text between them."""
+    """Collects the tags of a page, what they refer to, and the text between them."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ def drifted() -> MMDTestResult:
     return mmd_test(_REFERENCE, _CURRENT, [RBF(1.0), RBF(3.0)])
 
 
-def test_everything_is_on_one_page_that_needs_nothing_else(tmp_path: Path, drifted: MMDTestResult) -> None:
+def test_the_report_is_one_page_that_loads_nothing(tmp_path: Path, drifted: MMDTestResult) -> None:
     path = tmp_path / "drift.html"
     tests = [PastTest.of(drifted, reference="r", current=f"c{day}") for day in range(3)]
     write_report(path, drifted, _REFERENCE, _CURRENT, history=tests, settings={"columns": "v"})
@@ -81,12 +81,12 @@ def test_everything_is_on_one_page_that_needs_nothing_else(tmp_path: Path, drift
     assert "\n3,000\n" in page.text
 
 
-def test_new_rows_are_named_with_what_the_table_says(tmp_path: Path, drifted: MMDTestResult) -> None:
-    """Those that were moved are the last 500; rows that say the same are shown once."""
-    asked: list[int] = []
+def test_new_rows_are_shown_with_their_other_columns(tmp_path: Path, drifted: MMDTestResult) -> None:
+    """The last 500 rows were moved; rows with equal contents are shown once."""
+    requested: list[int] = []
 
     def of_current(numbers: Any) -> list[dict[str, Any]]:
-        asked.extend(numbers)
+        requested.extend(numbers)
         return [{"row": number, "text": "same" if number % 2 else f"text {number}"} for number in numbers]
 
     write_report(
@@ -96,14 +96,14 @@ def test_new_rows_are_named_with_what_the_table_says(tmp_path: Path, drifted: MM
         _CURRENT,
         details=(lambda numbers: [{"row": number, "gone": None, "data": b"1234"} for number in numbers], of_current),
     )
-    assert min(asked) >= 2500
+    assert min(requested) >= 2500
     text = Page(tmp_path / "drift.html").text
     assert text.count("\nsame\n") == 1
     assert re.search(r"and \d+ more rows like it", text)
     assert "4 bytes" in text
 
 
-def test_no_table_can_write_into_the_page(tmp_path: Path, drifted: MMDTestResult) -> None:
+def test_no_table_can_inject_markup(tmp_path: Path, drifted: MMDTestResult) -> None:
     evil = "</td></table><script>alert(1)</script><img src=x onerror=alert(1)>\"'&" + "x" * 5000
 
     def details(numbers: Any) -> list[dict[str, Any]]:
@@ -149,7 +149,7 @@ def test_constant_columns_are_drawn(tmp_path: Path) -> None:
     assert "nan" not in (tmp_path / "page.html").read_text()
     assert not re.search(
         "10[⁻⁰¹²³⁴⁵⁶⁷⁸⁹]", Page(tmp_path / "page.html").text
-    )  # All is zero: no axis has a power of ten.
+    )  # Everything is zero: no axis has a power of ten.
 
 
 @pytest.mark.parametrize(
@@ -168,8 +168,8 @@ def test_labels_of_an_axis_differ(tmp_path: Path, values: Any, said: str) -> Non
     assert said in re.sub(r"\n+", "\n", Page(tmp_path / "page.html").text)
 
 
-def test_an_axis_without_any_spread_is_as_long_as_the_other(tmp_path: Path) -> None:
-    """Columns that say the same differ by rounding alone, which would fill the whole height."""
+def test_an_axis_without_spread_is_as_long_as_the_other(tmp_path: Path) -> None:
+    """Equal columns differ only by rounding, which must not fill the whole height."""
     rows = np.outer(_REFERENCE[:100, 0], [1, 2, 0.1])
     write_report(tmp_path / "page.html", mmd_test(rows, rows), rows, rows)
     page = (tmp_path / "page.html").read_text()
@@ -177,7 +177,7 @@ def test_an_axis_without_any_spread_is_as_long_as_the_other(tmp_path: Path) -> N
     assert max(places) - min(places) < 1
 
 
-def test_the_kernel_that_sees_most_says_which_rows_differ(tmp_path: Path, drifted: MMDTestResult) -> None:
+def test_the_strongest_kernel_scores_rows(tmp_path: Path, drifted: MMDTestResult) -> None:
     assert strongest_kernel(drifted) in (RBF(1.0), RBF(3.0))
     small = _REFERENCE[:50], _CURRENT[-50:]
     for kernel in (Linear(), Polynomial(2)):
@@ -188,8 +188,8 @@ def test_the_kernel_that_sees_most_says_which_rows_differ(tmp_path: Path, drifte
     write_report(tmp_path / "page.html", mmd_test(*small, own), *small, kernel=own)
 
 
-def test_tests_that_follow_each_other_at_once_do_not_hide_each_other(tmp_path: Path, drifted: MMDTestResult) -> None:
-    """Days apart they are where their time says; some within seconds, after days without any, get a step each."""
+def test_tests_within_seconds_do_not_hide_each_other(tmp_path: Path, drifted: MMDTestResult) -> None:
+    """Tests days apart are placed by time; if some follow within seconds, every test gets a step of its own."""
 
     def places(*hours: float) -> list[float]:
         began = datetime(2030, 1, 1, tzinfo=timezone.utc)
@@ -214,6 +214,6 @@ def test_tests_that_follow_each_other_at_once_do_not_hide_each_other(tmp_path: P
     assert "one step per test" not in Page(tmp_path / "page.html").text
 
 
-def test_a_place_that_cannot_be_written_to_is_named(tmp_path: Path, drifted: MMDTestResult) -> None:
+def test_a_path_that_can_not_be_written_is_an_error(tmp_path: Path, drifted: MMDTestResult) -> None:
     with pytest.raises(DriftError, match=r"missing/drift\.html: can't write"):
         write_report(tmp_path / "missing" / "drift.html", drifted)

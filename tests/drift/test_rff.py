@@ -1,4 +1,4 @@
-"""The test with random features: near the exact one, and the same however its sums were put together."""
+"""The test with random features: near the exact one, and independent of how sums are merged."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def samples(rows: int = 600, width: int = 4, shift: float = 0.5) -> tuple[np.nda
 
 
 @pytest.mark.parametrize("kernel", [RBF(2.0), Laplacian(4.0)])
-def test_it_comes_near_the_exact_estimate_with_more_features(kernel: Any) -> None:
+def test_more_features_approach_the_exact_estimate(kernel: Any) -> None:
     reference, current = samples()
     exact = mmd2(reference, current, kernel)
     errors = [
@@ -29,7 +29,7 @@ def test_it_comes_near_the_exact_estimate_with_more_features(kernel: Any) -> Non
     assert errors[1] < errors[0] / 3
 
 
-def test_it_is_unbiased_over_pairs_of_different_rows() -> None:
+def test_the_estimate_is_unbiased_over_pairs_of_different_rows() -> None:
     reference, current = samples()
     frequencies = np.random.default_rng((3, 4)).standard_normal((4, 32)) / 2.0
 
@@ -54,7 +54,7 @@ def test_bandwidth_bins_and_permutations_are_those_of_the_exact_test() -> None:
     assert found.p_value == pytest.approx(exact.p_value, abs=0.05)
 
 
-def test_shards_and_order_change_nothing() -> None:
+def test_shards_and_order_do_not_matter() -> None:
     reference, current = samples(1300)
     ids = np.arange(1300), np.array([f"row {number}" for number in range(1250)])
     whole = rff_mmd(reference, current, RBF(2.0), ids=ids, features=256, precision="float64")
@@ -85,7 +85,7 @@ def test_the_level_holds_and_little_power_is_lost() -> None:
     assert found >= exact - 3
 
 
-def test_what_cannot_be_is_said() -> None:
+def test_invalid_arguments_are_errors() -> None:
     reference, current = samples(60)
     with pytest.raises(DriftError, match=r"kernel Linear\(\), expected RBF or Laplacian"):
         rff_mmd(reference, current, Linear())  # type: ignore[arg-type]
@@ -107,8 +107,8 @@ def test_what_cannot_be_is_said() -> None:
         sums.add(current[:, :2], "current", ids=range(10))
 
 
-def test_few_rows_against_many_are_compared_with_some() -> None:
-    """As in the exact test: bins would be as many as rows, and their pairs fill the memory."""
+def test_few_rows_are_compared_with_some_of_many() -> None:
+    """As in the exact test: otherwise there would be as many bins as rows, and pairs of bins would fill the memory."""
     many, few = np.random.default_rng(0).normal(size=(5000, 2)), np.random.default_rng(1).normal(size=(2, 2))
     with pytest.warns(UserWarning, match="Only 2,046 of them"):
         found = rff_mmd(many, few, features=64)
@@ -121,12 +121,12 @@ def test_few_rows_against_many_are_compared_with_some() -> None:
     ("settings", "message"),
     [({"seed": -1}, "seed=-1"), ({"features": 64.0}, "features=64.0"), ({"kernel": [RBF()]}, "expected RBF or Lap")],
 )
-def test_what_it_cannot_do_is_told(settings: dict[str, Any], message: str) -> None:
+def test_invalid_settings_are_errors(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(DriftError, match=message):
         rff_mmd(*samples(), **settings)
 
 
-def test_numbers_too_large_for_single_precision_are_no_drift_but_an_error() -> None:
+def test_numbers_too_large_for_single_precision_are_errors() -> None:
     reference, current = samples(shift=0)
     with pytest.raises(DriftError, match="too large for single precision"):
         rff_mmd(reference * 1e39, current * 1e39)

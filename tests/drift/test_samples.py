@@ -107,7 +107,7 @@ def test_numbers_of_extreme_rows_are_those_of_the_given_arrays() -> None:
     assert min(new[:10]) >= 250  # the rows that were moved
 
 
-def test_a_kernel_of_your_own_is_taken_for_the_rows_that_differ(tmp_path: Path) -> None:
+def test_a_kernel_of_your_own_finds_the_rows_that_differ(tmp_path: Path) -> None:
     comparison = compare_samples(_OLD, _NEW, RowKernel(lambda x, y: x @ y))
     assert comparison.extremes().new[0][0] >= 250
     seen: list[Any] = []

@@ -1,4 +1,4 @@
-"""Tests in pipelines: the results of two arrays, however the rows are spread."""
+"""Tests in pipelines give the results of two arrays, however the rows are distributed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def table(rows: Any, ids: Any, **more: Any) -> pa.RecordBatch:
 
 
 def batches(rows: Any, ids: Any, size: int, seed: int, **more: Any) -> list[pa.RecordBatch]:
-    """The same rows in another order, in batches of so many."""
+    """Return the same rows in another order, in batches of this size."""
     order = np.random.default_rng(seed).permutation(len(rows))
     return [
         table(rows[some], ids[some], **{name: values[some] for name, values in more.items()})
@@ -59,7 +59,9 @@ def same(expected: MMDTestResult) -> Any:
     return check
 
 
-def test_a_table_however_it_is_spread(pipelines: Pipelines, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_distribution_of_a_table_over_files_does_not_matter(
+    pipelines: Pipelines, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pipelines() as (pipeline, run):
         cases: list[tuple[Precision, int, Cutting]] = [
             ("float64", 40, MANY_STRIPS),
@@ -79,7 +81,7 @@ def test_a_table_however_it_is_spread(pipelines: Pipelines, monkeypatch: pytest.
 
 
 def test_vectors_and_several_kernels(pipelines: Pipelines, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A user's function travels to the workers, be it a lambda."""
+    """A user's function is sent to the workers, even a lambda."""
     monkeypatch.setattr(plan, "CUTTING", MANY_STRIPS)
     kernels = [RBF(), RowKernel(lambda x, y: (x @ y + 1.0) ** 2)]
     expected = mmd_test(X, Y, kernels, ids=(row_ids(X), row_ids(Y)), precision="float64", seed=3)
@@ -89,7 +91,7 @@ def test_vectors_and_several_kernels(pipelines: Pipelines, monkeypatch: pytest.M
 
 
 def test_keys(pipelines: Pipelines) -> None:
-    """Each has a test of its own; one without a reference does not end the others."""
+    """Each key has its own test; a key without a reference does not fail the others."""
     x_keys, y_keys = (
         np.array(["de", "en"])[X_IDS % 2],
         np.where(np.arange(600) < 590, np.array(["de", "en"])[np.arange(600) % 2], "fr"),
@@ -126,7 +128,7 @@ def test_keys(pipelines: Pipelines) -> None:
 
 
 def test_few_rows_against_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the many, those are compared that are for arrays."""
+    """The same rows of the larger sample are compared as for arrays."""
     monkeypatch.setattr(plan, "CUTTING", Cutting(few_rows=0, strip_rows=1200))
     many, few = _RANDOM.normal(size=(2200, 2)), _RANDOM.normal(size=(2, 2))
     with pytest.warns(UserWarning, match="Only 2,046 of them"):
@@ -136,7 +138,7 @@ def test_few_rows_against_many(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_windows(pipelines: Pipelines) -> None:
-    """One result for each, at its end, against one reference; and few rows against many are compared with some."""
+    """Each window has one result, at its end, against one reference; few rows are compared with some of many."""
     places = {0: slice(0, 300), 60: slice(300, 598), 120: slice(598, 600)}
     expected = {start: mmd_test(X, Y[place], ids=(row_ids(X), row_ids(Y[place]))) for start, place in places.items()}
 
@@ -187,7 +189,7 @@ def test_references_in_files(pipelines: Pipelines, tmp_path: Path) -> None:
 
 
 def test_pca(pipelines: Pipelines) -> None:
-    """Of both samples together."""
+    """Components are fitted to both samples together."""
     pca = PCA.fit(np.concatenate([X, Y]), 2)
     projected = [pca.transform(rows, "float64") for rows in (X, Y)]
     expected = mmd_test(*projected, ids=(row_ids(X), row_ids(Y)), precision="float64")

@@ -1,4 +1,4 @@
-"""Keys that can't be tested beside keys that can."""
+"""Keys that can't be tested next to keys that can."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def keys(*expected: str) -> Any:
     return check
 
 
-def test_a_kernel_that_fails_for_a_key_fails_that_key_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once, though every tile of it does."""
+def test_a_kernel_that_fails_for_a_key_fails_only_that_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The key fails once, although each of its tiles fails."""
     monkeypatch.setattr(plan, "CUTTING", Cutting(few_rows=0, strip_rows=40))
     elements = [("right", Y), ("below zero", Y - 3), ("also right", Y + 1)]
     expected = failed(**{"below zero": "the kernel <lambda> gave infinity or NaN for some pairs of rows"})
@@ -59,7 +59,7 @@ def test_without_exception_handling_the_key_is_named() -> None:
         pipeline.run().wait_until_finish()
 
 
-def test_rows_without_a_value_or_too_large_fail_their_key_alone() -> None:
+def test_missing_and_huge_values_fail_only_their_key() -> None:
     elements: list[Any] = [("right", Y), ("null", Y), ("null", [1.0, None, 2.0]), ("gone", None), ("large", 1e200 * Y)]
     with beam.Pipeline("FnApiRunner") as pipeline:
         current: Any = pipeline | beam.Create(elements)
@@ -83,7 +83,7 @@ def test_rows_without_a_value_or_too_large_fail_their_key_alone() -> None:
         (("a", [[1.0], [2.0, 3.0]]), {"keyed": True}, "found an element of type list that is not a vector"),
     ],
 )
-def test_what_holds_for_all_ends_the_pipeline(element: Any, options: dict[str, Any], match: str) -> None:
+def test_errors_that_concern_all_keys_fail_the_pipeline(element: Any, options: dict[str, Any], match: str) -> None:
     pipeline = beam.Pipeline("FnApiRunner")
     _ = pipeline | beam.Create([element]) | MMDTest(X, **options).with_exception_handling()
     with pytest.raises(Exception, match=match):

@@ -1,4 +1,4 @@
-"""Rows, columns and keys of many kinds: what is right for arrays is right in a pipeline."""
+"""Rows, columns and keys of many types give the same results in pipelines as arrays."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def vectors(kind: pa.DataType, rows: Any) -> pa.RecordBatch:
 
 
 def test_columns_of_many_types() -> None:
-    """One row is cut off, so that the column does not begin where its numbers do."""
+    """One row is sliced off, so that the column does not begin at the start of its buffer."""
     expected = mmd_test(X, Y[1:])
     tables = {
         "list of float32": (vectors(pa.list_(pa.float32()), Y), "v"),
@@ -62,7 +62,7 @@ def test_vectors_of_bfloat16() -> None:
         assert_that(current | MMDTest(X), near(expected.mmd2, 0.1 * expected.null_sd))
 
 
-def test_equal_rows_alone_are_no_drift() -> None:
+def test_only_equal_rows_are_no_drift() -> None:
     constant = np.full((30, 3), 0.1)
 
     def check(found: list[MMDTestResult]) -> None:
@@ -81,7 +81,7 @@ def test_equal_rows_alone_are_no_drift() -> None:
         assert_that(moved, check_drift, label="moved")
 
 
-def test_keys_that_numpy_made() -> None:
+def test_keys_of_numpy_types() -> None:
     def check(found: list[Any]) -> None:
         assert sorted((key, result.reference_rows) for key, result in found) == [("de", 30), ("en", 30)]
 
@@ -92,8 +92,8 @@ def test_keys_that_numpy_made() -> None:
         assert_that(current | MMDTest(reference, keyed=True), check)
 
 
-def test_projected_tables_keep_what_they_had() -> None:
-    """Also those without rows, as a filter leaves them."""
+def test_projected_tables_keep_their_columns() -> None:
+    """Batches without rows, which a filter may leave, are projected, too."""
     table = vectors(pa.list_(pa.float64()), Y).append_column("n", pa.array(IDS)).replace_schema_metadata({"of": "us"})
 
     def check(found: list[pa.RecordBatch]) -> None:

@@ -1,4 +1,4 @@
-"""What can't be compared, in words."""
+"""Errors for elements, references and arguments that can't be used."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ def fails(elements: list[Any], transform: Any, match: str) -> None:
         ),
     ],
 )
-def test_rows_that_do_not_fit(elements: list[Any], options: dict[str, Any], match: str) -> None:
+def test_invalid_rows_are_errors(elements: list[Any], options: dict[str, Any], match: str) -> None:
     fails(elements, MMDTest(X, **options), match)
 
 
-def test_references_that_do_not_fit(tmp_path: Path) -> None:
+def test_invalid_references_are_errors(tmp_path: Path) -> None:
     pq.write_table(pa.table({"v": list(X)}), tmp_path / "x.parquet")
     current = [pa.record_batch({"w": list(X)})]
     fails(current, MMDTest(tmp_path / "none.parquet", column="w"), "found no file at .*none.parquet")
@@ -96,7 +96,7 @@ def test_references_that_do_not_fit(tmp_path: Path) -> None:
         (lambda: FitPCA(0), "components=0"),
     ],
 )
-def test_what_is_told_before_the_pipeline_runs(make: Any, match: str) -> None:
+def test_invalid_arguments_are_errors_before_the_pipeline_runs(make: Any, match: str) -> None:
     with pytest.raises(DriftError, match=match):
         make()
 

@@ -27,7 +27,7 @@ def polynomial(a: Any, b: Any) -> Any:
 
 
 def expected(values: Any, rows: Any, own: Any, other: Any, sign: float) -> Any:
-    """With the row's own sample it is left out."""
+    """Return the scores by definition; a row is not compared with itself."""
     with_own = values(rows, own)
     np.fill_diagonal(with_own, 0)
     return sign * (values(rows, other).mean(1) - with_own.sum(1) / (len(own) - 1))
@@ -39,18 +39,18 @@ def expected(values: Any, rows: Any, own: Any, other: Any, sign: float) -> Any:
     ids=["rbf", "laplacian", "polynomial"],
 )
 @pytest.mark.parametrize(("precision", "error"), [("float64", 1e-12), ("float32", 2e-5)])
-def test_scores_are_their_definition(kernel: Kernel, values: Any, precision: Any, error: float) -> None:
+def test_scores_follow_their_definition(kernel: Kernel, values: Any, precision: Any, error: float) -> None:
     gone, new = witness(_X, _Y, kernel, precision=precision)
     np.testing.assert_allclose(gone, expected(values, _X, _X, _Y, 1), atol=error)
     np.testing.assert_allclose(new, expected(values, _Y, _Y, _X, -1), atol=error)
 
 
-def test_their_means_are_mmd2() -> None:
+def test_the_means_of_scores_give_mmd2() -> None:
     gone, new = witness(_X, _Y, RBF(1.5), precision="float64")
     assert new.mean() - gone.mean() == pytest.approx(mmd2(_X, _Y, RBF(1.5), precision="float64"), abs=1e-12)
 
 
-def test_a_bound_on_the_rows_compared_with_leaves_the_ranks_alone() -> None:
+def test_fewer_rows_to_compare_with_keep_the_ranks() -> None:
     new = np.concatenate([_Y, _Y[:50] + 4])
     exact = witness(_X, new, RBF(1.5))[1]
     calls: list[tuple[int, int]] = []
@@ -62,15 +62,15 @@ def test_a_bound_on_the_rows_compared_with_leaves_the_ranks_alone() -> None:
         witness(_X, new, against=1)
 
 
-def test_a_row_among_those_compared_with_is_left_out() -> None:
-    """All rows are far from each other: a row that met itself would have a score of its own."""
+def test_a_row_is_not_compared_with_itself() -> None:
+    """All rows are far from each other: a row compared with itself would have another score."""
     rows = np.arange(200.0)[:, None] * 100
     gone, new = witness(rows[:100], rows[100:], RBF(1.0), against=50)
     assert np.abs(gone).max() < 1e-6
     assert np.abs(new).max() < 1e-6
 
 
-def test_things_of_any_kind() -> None:
+def test_objects_of_any_type() -> None:
     shared = BlockKernel(lambda a, b: [[len(set(x) & set(y)) for y in b] for x in a])
     gone, new = witness(["abc", "abd", "abe"], ["xyz", "xya", "xyb"], shared)
     assert gone.tolist() == pytest.approx([2 / 3 - 2, 2 / 3 - 2, 2 / 3 - 2])
