@@ -85,7 +85,7 @@ class Handler(ModelHandler[ExampleT, PredictionT, ModelT]):
         return block
 
     def prepare_key(self) -> Hashable | None:
-        """Return a key that handlers share whose ``prepare`` gives the same result for every example.
+        """Return a key that is equal for handlers whose ``prepare`` gives the same result for every example.
 
         Several models of one table then prepare it once. None means that no other handler prepares alike.
         """

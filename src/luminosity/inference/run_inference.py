@@ -75,7 +75,8 @@ class RunInference(beam.PTransform[Any, Any]):
         interval: float | None = None,
         stop_timestamp: Any = None,
     ) -> None:
-        """
+        """Configure the transform.
+
         Args:
             model_handler: loads the model and runs it.
             clock: measures the times in Beam's metrics; for tests.

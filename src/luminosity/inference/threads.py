@@ -32,8 +32,8 @@ def limit_threads(threads: int | None = None) -> int:
     """Limit the threads of numerical libraries, imported or not, to this process's share of the cores.
 
     Returns the limit. Without ``threads``, variables that you have set, such as ``OMP_NUM_THREADS``, stay; with it,
-    they are replaced. Only the first call without ``threads`` has an effect, so a number that your code sets later,
-    such as with ``torch.set_num_threads``, stays.
+    they are replaced. After the first call, calls without ``threads`` change nothing, so a number that your code sets
+    later, such as with ``torch.set_num_threads``, stays.
 
     Call this before JAX computes for the first time: its thread pools never change their size. An OpenMP library that
     was loaded before the call applies the limit only in the calling thread; torch applies it in all threads.
