@@ -1,4 +1,4 @@
-"""``lum enrich``: real models over small tables, in real processes; and what it says of mistakes."""
+"""Tests of ``lum enrich`` with real models and processes, and of its error messages."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Fussy(Handler):
 
 @pytest.fixture(scope="module")
 def classifier(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A small one with random weights."""
+    """A small classifier with random weights."""
     import torch
     import transformers
 
@@ -95,7 +95,7 @@ def test_vectors_and_labels_become_columns_and_points(tmp_path: Path, classifier
     assert {mood["label"] for mood in found["mood"].to_pylist()} <= {"bad", "good"}
     assert f"{len(_TEXTS)} rows to out.parquet" in done.stdout
     assert "in collection in of store" in done.stdout
-    assert "384" in done.stdout  # how long the vectors that are shown are
+    assert "384" in done.stdout  # the length of the vectors that are shown
     assert nearest(tmp_path / "store", "in", found["text_embedding"][5].as_py()) == "5"
 
 
@@ -108,7 +108,7 @@ def nearest(store: Path, collection: str, vector: list[float]) -> str:
 
 
 def test_a_try_reads_the_first_rows_alone(tmp_path: Path) -> None:
-    """Behind them is something that can't be read, in the same file and in the next one."""
+    """Later rows can't be read, in the same file and in the next one."""
     (tmp_path / "handlers.py").write_text(_HANDLERS)
     lines = "a,b,text\n" + "".join(f"{n},{n},t\n" for n in range(500_000))
     (tmp_path / "in-1.csv").write_text(lines + "oh no,1,t\n")
@@ -162,6 +162,37 @@ def test_a_row_that_fails_fails_the_run(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr.split("lum enrich:")[0]
     assert "add --dead-letters PATH to find the row" in done.stderr
     assert not list(tmp_path.glob("out/*"))
+
+
+@pytest.mark.parametrize(
+    ("lines", "found", "remedy"),
+    [
+        (
+            '{"text": "one"}\n{"text": null}\n',
+            "takes 'text', which is null in row 1 of its batch",
+            "filter these rows out first, or add --dead-letters PATH\n",
+        ),
+        (
+            '{"text": "x"}\n' * 200_000 + '{"text": "x", "stars": 1}\n',
+            "in.jsonl, line 200001: ",
+            "convert the table to Parquet, which stores its columns and types\n",
+        ),
+    ],
+    ids=["null", "unknown key"],
+)
+def test_an_error_of_a_worker_ends_with_the_remedy_of_the_command(
+    lines: str, found: str, remedy: str, tmp_path: Path
+) -> None:
+    (tmp_path / "handlers.py").write_text(_HANDLERS)
+    (tmp_path / "in.jsonl").write_text(lines)
+
+    done = lum("in.jsonl", "out", "--model=text=handlers:Fussy", folder=tmp_path)
+
+    assert done.returncode == 1
+    assert found in done.stderr
+    assert done.stderr.endswith(remedy)
+    assert "with_exception_handling" not in done.stderr
+    assert "schema=" not in done.stderr
 
 
 def test_where_every_row_fails_there_is_nothing_to_show(tmp_path: Path) -> None:

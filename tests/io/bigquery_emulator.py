@@ -1,4 +1,4 @@
-"""Runs a script of Beam's against an emulator of BigQuery, which Beam itself has no option for.
+"""Run a Beam script against an emulator of BigQuery, for which Beam has no option.
 
 `python bigquery_emulator.py SCRIPT ARGUMENTS...`, in an environment with bqemulator and apache-beam[gcp].
 """
@@ -23,13 +23,13 @@ PROJECT, DATASET = "project", "dataset"
 
 @contextlib.contextmanager
 def emulator() -> Iterator[tuple[int, int]]:
-    """The ports of its REST and gRPC servers."""
+    """Start the emulator, and return the ports of its REST and gRPC servers."""
     import duckdb
 
     rest, grpc = _free_port(), _free_port()
     platform = duckdb.connect().execute("PRAGMA platform").fetchall()[0][0]
     with tempfile.TemporaryDirectory() as home:
-        # It would download DuckDB's extensions; packages have them.
+        # Take DuckDB's extensions from packages instead of downloading them.
         extensions = os.path.join(home, ".duckdb", "extensions", f"v{duckdb.__version__}", platform)
         os.makedirs(extensions)
         for package in ("duckdb_extension_spatial", "duckdb_extension_avro"):
@@ -67,7 +67,7 @@ def _wait_for(port: int, process: subprocess.Popen, log: str) -> None:
 
 
 def point_beam_at(rest: int, grpc_port: int) -> None:
-    """Beam's three clients, and the key that they look for."""
+    """Let Beam's three clients use the emulator, with a fake key."""
     os.environ["BIGQUERY_EMULATOR_HOST"] = f"http://127.0.0.1:{rest}"
     os.environ["GOOGLE_CLOUD_PROJECT"] = PROJECT
     import google.auth

@@ -1,4 +1,4 @@
-"""These run on both runners, since nothing here may need the engine."""
+"""These tests run on both runners, since tables must not need the engine."""
 
 from tests.both_runners import pipelines, runner_name
 

@@ -1,4 +1,4 @@
-"""A step that kills its worker: a few times, at known rows, so that no run is killed for ever on a slow machine."""
+"""A step that kills its worker a few times, at known rows, so that a run ends also on a slow machine."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from tests.io.vectors import numbered
 
 
 class Deadly(beam.DoFn):
-    """Batches of rows with the numbers from an element on; at some of them, once, the worker dies so much later."""
+    """Emits a batch of numbered rows for each element. At some elements, once, the worker dies ``after_s`` later."""
 
     def __init__(self, folder: Path, at: set[int], rows: int, after_s: float) -> None:
-        """`folder` gets a file for each death."""
+        """``folder`` gets a file for each kill."""
         self._folder = folder
         self._at = at
         self._rows = rows

@@ -1,4 +1,4 @@
-"""A Qdrant server as far as the client asks it: HTTP on loopback, with the client's own memory store behind it."""
+"""A stand-in for a Qdrant server: HTTP on loopback, in front of the client's own in-memory store."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Script = Callable[[str, str], tuple[int, str] | None]
 
 @dataclass
 class StandIn:
-    """What a test may set and see."""
+    """A server with settings for tests, and the requests that it got."""
 
     url: str = ""
     store: QdrantClient = field(default_factory=lambda: QdrantClient(":memory:"))
@@ -47,12 +47,12 @@ def qdrant_server() -> Iterator[StandIn]:
             with stand_in.lock:
                 stand_in.requests.append(f"{self.command} {path}")
                 status, answer = self._outcome(path, body)
-            told = json.dumps(answer).encode()
+            encoded = json.dumps(answer).encode()
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(told)))
+            self.send_header("Content-Length", str(len(encoded)))
             self.end_headers()
-            self.wfile.write(told)
+            self.wfile.write(encoded)
 
         do_GET = do_PUT = do_POST = _serve
 
@@ -70,7 +70,7 @@ def qdrant_server() -> Iterator[StandIn]:
             return status, answer
 
         def log_message(self, format: str, *args: Any) -> None:
-            """Tests are quiet."""
+            """Log nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
@@ -86,7 +86,7 @@ def qdrant_server() -> Iterator[StandIn]:
 
 
 def fails(times: int, status: int, message: str, what: str = "") -> Script:
-    """Answers so many of the requests whose method and path begin like that with an error."""
+    """Return a script that answers the first ``times`` requests with this method and path with an error."""
     left = times
 
     def script(method: str, path: str) -> tuple[int, str] | None:
@@ -108,6 +108,8 @@ def _result(result: Any) -> tuple[int, Any]:
 
 
 def _done(store: QdrantClient, method: str, names: list[str], body: bytes) -> tuple[int, Any]:
+    if not names:
+        return 200, {"title": "qdrant - vector search engine"}
     collection, action = names[0], "/".join(names[1:])
     if not store.collection_exists(collection) and (method, action) != ("PUT", ""):
         return 404, _error(f"Not found: Collection `{collection}` doesn't exist!")

@@ -1,4 +1,4 @@
-"""Tables written and read for tests of ReadTable."""
+"""Write and read tables for the tests of ReadTable."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from luminosity.io.reading.read_step import ReadRanges
 
 
 def write(path: Path, table: pa.Table, rows_at_once: int = 100) -> None:
-    """In the format of its name: row groups or record batches of so many rows."""
+    """Write a table in the format of the file's suffix, with row groups or record batches of ``rows`` rows."""
     suffixes = path.suffixes
     if ".parquet" in suffixes:
         parquet.write_table(table, path, row_group_size=rows_at_once)
@@ -47,7 +47,7 @@ def numbered(rows: int) -> pa.Table:
 
 
 def read_alone(transform: ReadTable, rng: random.Random | None = None) -> list[dict[str, Any]]:
-    """All rows, without a runner; with `rng`, in ranges that are cut anywhere, before and while they are read."""
+    """Read all rows without a runner; with ``rng``, in ranges that are split at random, before and while reading."""
     step = ReadRanges(transform._settings)
     rows: list[dict[str, Any]] = []
     for file in transform._files:

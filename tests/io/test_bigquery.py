@@ -1,4 +1,4 @@
-"""The example with BigQuery: Beam's own sink and source, against an emulator in an environment of its own."""
+"""Tests of the BigQuery example, against an emulator in a separate environment."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PACKAGES = [
 
 @pytest.fixture
 def python(tmp_path: Path) -> Path:
-    """Its packages are many and would disturb ours. `BIGQUERY_VENV` names a folder where they are already."""
+    """Install the emulator, whose packages conflict with ours. ``BIGQUERY_VENV`` names a folder that has them."""
     folder = Path(os.environ.get("BIGQUERY_VENV") or tmp_path / "venv")
     interpreter = folder / "bin" / "python"
     if not interpreter.exists():

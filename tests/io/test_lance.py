@@ -1,4 +1,4 @@
-"""Tables into Lance datasets: every row once, whatever dies on the way."""
+"""Tests of WriteLance: every row is written once, also if workers die."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_rows_are_exact_though_workers_are_killed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("is_new", [True, False])
 def test_a_commit_that_is_repeated_appends_once(is_new: bool, tmp_path: Path) -> None:
-    """As it happens to a worker that dies after its commit; also where somebody else has appended meanwhile."""
+    """A worker dies after its commit; another job may have appended in the meantime."""
     path = tmp_path / "things.lance"
     if not is_new:
         write(path, numbered(0, 3))
@@ -88,7 +88,7 @@ def test_a_commit_that_is_repeated_appends_once(is_new: bool, tmp_path: Path) ->
 
 
 def test_a_note_that_was_begun_and_not_written(tmp_path: Path) -> None:
-    """Its worker died before it could append anything."""
+    """A worker died before it appended anything."""
     path, note = tmp_path / "things.lance", tmp_path / "note.json"
     write(path, numbered(0, 5))
     file = StagedFile(str(tmp_path / "staged"))

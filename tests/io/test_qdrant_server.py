@@ -1,4 +1,4 @@
-"""Tables into a Qdrant server, which has its moods."""
+"""Tests of WriteQdrant with a server that fails in several ways."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def write(server: StandIn, *batches: pa.RecordBatch, **settings: Any) -> dict[An
 
 
 def test_a_server_that_answers_500_then_recovers(pipelines: Pipelines, server: StandIn) -> None:
-    """Also one whose answers are lost when it has done its work: what is sent again is there once."""
+    """Responses may be lost after the server did its work: points that are sent again are stored once."""
     server.script = fails(3, 500, "Service internal error: out of breath")
     server.after = fails(2, 502, "bad gateway", "PUT /collections/things/points")
     with pipelines() as (pipeline, run):
@@ -62,7 +62,7 @@ def test_a_server_that_answers_500_then_recovers(pipelines: Pipelines, server: S
 
 @pytest.fixture
 def _waits_take_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only waiting makes time pass, and the machine's pace does not."""
+    """Let only waiting move the clock, so that the speed of the machine does not matter."""
     clock = FakeClock()
     monkeypatch.setattr(server_module, "time", clock)
     monkeypatch.setattr(server_module, "retry", partial(server_module.retry, sleep=clock.sleep))
@@ -89,6 +89,14 @@ def test_nobody_listens() -> None:
     with pytest.raises(StoreError, match=rf"'things' at {url} can't be reached: .*refused; gave up after \d attempts"):
         collection.count()
     assert 6 <= len(retries) <= 8
+
+
+def test_whether_a_server_responds_can_be_checked_before_a_run(server: StandIn) -> None:
+    WriteQdrant(server.url, "things", vectors="vector").check_reachable()
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}"
+    with pytest.raises(StoreError, match=rf"no server responds at {url} .*; check that the server runs"):
+        WriteQdrant(url, "things", vectors="vector").check_reachable()
 
 
 def test_a_request_that_the_server_does_not_want_is_sent_once(server: StandIn) -> None:
@@ -122,7 +130,7 @@ def test_what_is_there_is_checked(server: StandIn) -> None:
 
 
 def test_another_worker_may_create_it_first(server: StandIn) -> None:
-    """Both find no collection; the slower one is told that there is one."""
+    """Two workers find no collection; the slower one learns that it exists."""
 
     def script(method: str, path: str) -> tuple[int, str] | None:
         if (method, path) == ("PUT", "/collections/things"):

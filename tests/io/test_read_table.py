@@ -1,4 +1,4 @@
-"""Tables are read whole, once, and as asked, in every format and on both runners."""
+"""Tests of ReadTable: every row is read once, in every format and on both runners."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_parquet_file_is_first_cut_between_row_groups(tmp_path: Path, monkeypa
 
 
 def row_groups_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Those whose decoding was begun, from now on."""
+    """Record the row groups whose decoding begins."""
     read: list[int] = []
     iter_batches = parquet.ParquetFile.iter_batches
 
@@ -134,7 +134,7 @@ def _sizes(transform: ReadTable) -> list[int]:
 def test_what_a_split_gives_back_goes_on_where_decoding_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A runner that stops a range every few batches must not make the row group be decoded over and over."""
+    """If a runner splits a range every few batches, the row group is still decoded only once."""
     write(tmp_path / "t.parquet", numbered(1000), 1000)
     begun = row_groups_read(monkeypatch)
     transform = ReadTable(str(tmp_path), rows_per_batch=10)

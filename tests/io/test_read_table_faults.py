@@ -1,4 +1,4 @@
-"""What is wrong with a table, or with what is asked of it, is said with the file and the likely mistake."""
+"""Tests of ReadTable's errors: they name the file and the likely mistake."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ def test_json_lines_at_fault_are_shown(tmp_path: Path) -> None:
 
 
 def test_line_breaks_in_values_are_never_read_wrongly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wherever the file is cut: it is an error that names the remedy, or right."""
+    """Wherever the file is split, reading raises an error with the remedy or returns the right rows."""
     (tmp_path / "t.csv").write_bytes(b"text\n" + b"".join(b'"%d\nmore"\n' % number for number in range(30)))
     for block in range(1, 60):
         monkeypatch.setattr(text_lines, "TEXT_BYTES", block)

@@ -1,4 +1,4 @@
-"""Tables on a file system that is not this machine's disk."""
+"""Tests of ReadTable on a remote file system."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STORED: dict[str, bytes] = {}
 
 
 class ShelfFileSystem(FileSystem):
-    """Files in this process, at shelf://…, in a flat space of names as object stores have it."""
+    """A file system in this process, at shelf://…, with a flat space of names as in object stores."""
 
     @classmethod
     def scheme(cls) -> str:

@@ -1,4 +1,4 @@
-"""However a file is cut, before and while it is read: every row once."""
+"""Tests that every row is read once, however a file is split before and while it is read."""
 
 from __future__ import annotations
 

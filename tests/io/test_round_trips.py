@@ -1,4 +1,4 @@
-"""What WriteTable writes, ReadTable reads: the same rows, with the same types."""
+"""Tests that ReadTable reads the rows and types that WriteTable wrote."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_vectors_of_which_some_are_null_come_back_from_parquet(tmp_path: Path, n
     found = read(path).sort_by("n")
     assert found.schema == expected.schema
     assert found.to_pylist() == expected.to_pylist()
-    # pyarrow alone reads it, too, which it can't if a file says that such a column's lists are of a fixed size.
+    # pyarrow itself can read it, too: the file does not describe lists with nulls as fixed-size.
     assert parquet.read_table(path).sort_by("n").to_pylist() == expected.to_pylist()
 
 

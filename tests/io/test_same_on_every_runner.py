@@ -1,4 +1,4 @@
-"""One job, three runners, the same content: Beam's own, a real job service, and ours."""
+"""Tests that a job gives the same rows on three runners: Beam's own, a real job service, and ours."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def job_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """At a port that it chooses itself: one that was free before may not be so any more."""
+    """Start a job service, which chooses its port itself: a free port might be taken in the meantime."""
     port = tmp_path_factory.mktemp("service") / "port"
     module = "apache_beam.runners.portability.local_job_service_main"
     service = subprocess.Popen(

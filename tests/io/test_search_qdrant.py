@@ -1,4 +1,4 @@
-"""Neighbours as a column, from a folder and from a server."""
+"""Tests of SearchQdrant with a folder and with a server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A whole job from files to files: what is wrong with one row or one file fails it, and nothing is half-written."""
+"""Tests of whole jobs from files to files: an error in one row or file fails the job, and leaves no output."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def source(tmp_path: Path) -> Path:
 
 
 def fails(pipelines: Pipelines, source: Path) -> str:
-    """What the job says; after which there is no output, not even a part of it."""
+    """Run a job that fails, check that it leaves no output, and return its message."""
     with pytest.raises(Exception) as failure, pipelines() as (pipeline, _):  # noqa: PT011, PT012  # Runners differ in its type.
         table = pipeline | ReadTable(str(source))
         _ = table | Enrich(length=Column(Lengths(), "text")) | WriteTable(str(source.parent / "out"))

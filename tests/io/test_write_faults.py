@@ -1,4 +1,4 @@
-"""Workers die, steps raise, disks are full while a table is written: every row once, or a clear error and no file."""
+"""Tests of WriteTable when workers die, steps raise or disks are full: every row once, or an error and no file."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def run(pipelines: Pipelines, build: Callable[[beam.Pipeline], None]) -> None:
         build(pipeline)
 
 
-# ---- workers that die, bundles that are tried again
+# ---- workers that die, bundles that are retried
 
 
 @pytest.mark.usefixtures("leaves_nothing")
@@ -78,7 +78,7 @@ def test_a_worker_that_ends_while_it_writes(tmp_path: Path) -> None:
     flag = tmp_path / "died"
 
     class Dies(beam.DoFn):
-        """After WriteTable's step has taken what came before."""
+        """Kills the worker after WriteTable has taken earlier rows."""
 
         def process(self, element: int) -> Any:
             yield numbered(element)
@@ -113,7 +113,7 @@ def test_a_step_before_it_that_fails_once(tmp_path: Path) -> None:
 
 
 def test_a_step_after_it_that_fails_once(tmp_path: Path) -> None:
-    """It is fused with the last step, which is run again when all is done."""
+    """The step is fused with the last step of WriteTable, which runs again after it was done."""
     tries = tmp_path / "tries"
 
     def fail_once(name: str) -> str:
@@ -148,7 +148,7 @@ def test_a_run_that_fails_leaves_nothing(tmp_path: Path, pipelines: Pipelines) -
 
 
 def test_what_comes_meanwhile_is_not_overwritten(tmp_path: Path) -> None:
-    """Somebody else writes the same table, and is first."""
+    """Another job writes the same table, and finishes first."""
     out = tmp_path / "out"
 
     def build(pipeline: beam.Pipeline) -> None:
@@ -201,7 +201,7 @@ def test_a_folder_where_a_file_should_be(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_somebody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Said by the file system, since tests may run as a user who may do everything."""
+    """The file system is patched, since tests may run as root."""
 
     def forbidden(*args: Any, **options: Any) -> None:
         raise PermissionError(13, "Permission denied", str(tmp_path / "out"))
@@ -217,7 +217,7 @@ def test_an_address_that_nobody_serves() -> None:
 
 
 class Elsewhere(LocalFileSystem):
-    """Not this machine's own as far as WriteTable can tell: all goes through Beam."""
+    """Local files under another scheme, so that WriteTable accesses them through Beam."""
 
     @classmethod
     def scheme(cls) -> str:

@@ -1,4 +1,4 @@
-"""Record batches into files: all rows once, under final names, and nothing beside them."""
+"""Tests of WriteTable: every row is written once, to files with final names, and nothing else is left."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ REVIEWS = [
 
 
 def batches(*sizes: int, start: int = 0) -> list[pa.RecordBatch]:
-    """Batches of so many rows each; all ids differ."""
+    """Return batches with these numbers of rows; all ids differ."""
     made: list[pa.RecordBatch] = []
     for size in sizes:
         columns = [pa.array(range(start, start + size), pa.int64()), pa.array([0.5] * size, pa.float64())]
@@ -52,7 +52,7 @@ def batches(*sizes: int, start: int = 0) -> list[pa.RecordBatch]:
 
 
 def write(table: list[pa.RecordBatch], *args: Any, **options: Any) -> dict[str, int]:
-    """Write with Beam's own runner, on one worker, in one bundle; its counters."""
+    """Write with Beam's own runner, in one bundle, and return the counters."""
     pipeline = beam.Pipeline(FnApiRunner(), PipelineOptions([]))
     _ = pipeline | beam.Create(table, reshuffle=False) | WriteTable(*args, **options)
     result = pipeline.run()
@@ -193,7 +193,7 @@ def test_text_is_compressed_as_a_whole(tmp_path: Path, codec: str, monkeypatch: 
 
 
 def test_several_bundles_make_one_file(tmp_path: Path) -> None:
-    """Also where it is compressed: streams follow on one another."""
+    """Compressed streams are concatenated, too."""
     paths = [str(tmp_path / name) for name in ("one.csv", "one.jsonl.gz", "one.arrow", "one.parquet")]
     pipeline = beam.Pipeline(FnApiRunner(), PipelineOptions(["--direct_num_workers=3"]))
     table = pipeline | beam.Create(batches(*[5] * 20)) | beam.Reshuffle()
@@ -312,7 +312,7 @@ _SCHEMA = pa.schema({name: kind for name, (_, kind) in _COLUMNS.items()})
 def test_what_is_read_is_what_was_written(
     tmp_path_factory: pytest.TempPathFactory, bundles: Any, partition_by: Any, rows_per_file: Any, killed_at: int
 ) -> None:
-    """Also where some bundles fail, and the last step is killed and run again."""
+    """Some bundles fail, and the last step is killed and runs again."""
     folder = tmp_path_factory.mktemp("any") / "out"
     target = Destination.of(str(folder), partition_by, rows_per_file)
     written: list[file_writer.WrittenFile] = []
@@ -335,11 +335,11 @@ def test_what_is_read_is_what_was_written(
 
 
 class _Killed(BaseException):
-    """As a process ends: nobody catches it."""
+    """The end of a process, which no code catches."""
 
 
 def _killed_at(count: int, function: Callable[..., None]) -> Callable[..., None]:
-    """The function, but that its so-and-so-manieth call comes to nothing, and the next to its end, but not back."""
+    """Return the function with two kills: before call number ``count`` works, and after the next call did."""
     calls = iter(range(1000))
 
     def call(*args: Any) -> None:
@@ -357,10 +357,10 @@ def _until_done(function: Callable[[], list[str]]) -> list[str]:
     for _ in range(5):
         with contextlib.suppress(_Killed):
             return function()
-    raise AssertionError("not done after five tries")
+    raise AssertionError("not done after five attempts")
 
 
-# ---- what is there already
+# ---- existing files
 
 
 def test_a_folder_that_is_not_empty_is_refused_at_once(tmp_path: Path) -> None:
@@ -404,7 +404,7 @@ def test_replace_removes_no_strangers_file(tmp_path: Path) -> None:
     assert everything_in(tmp_path) == ["thesis.txt"]
 
 
-# ---- what is refused
+# ---- errors
 
 
 @pytest.mark.parametrize(
@@ -461,6 +461,17 @@ def test_columns_that_cannot_be_written(tmp_path: Path, columns: Any, options: A
     assert everything_in(tmp_path) in ([], ["out"])
 
 
+def test_a_schema_can_be_checked_before_a_run(tmp_path: Path) -> None:
+    schema = pa.schema({"v": pa.list_(pa.float32())})
+    WriteTable(tmp_path / "out").check(schema)
+    with pytest.raises(WriteError, match=r"column 'v' is list<.*>, which CSV can't hold"):
+        WriteTable(tmp_path / "out.csv").check(schema)
+    (tmp_path / "there.parquet").touch()
+    with pytest.raises(WriteError, match="exists already"):
+        WriteTable(tmp_path / "there.parquet").check(schema)
+    assert everything_in(tmp_path) == ["there.parquet"]
+
+
 def test_an_element_that_is_no_batch(tmp_path: Path) -> None:
     pipeline = beam.Pipeline(FnApiRunner(), PipelineOptions([]))
     _ = pipeline | beam.Create([{"id": 1}]) | WriteTable(str(tmp_path / "out"))
@@ -478,7 +489,7 @@ def test_one_schema(tmp_path: Path, in_one_bundle: bool) -> None:
         WriteError, match=r"some lack '\w+'; some also have '\w+'; column 'id' is \w+ in some and \w+ in others"
     ):
         pipeline.run()
-    # What another bundle has written stays, but hidden: this one can't know that the run is over.
+    # Hidden files of other bundles stay: a bundle can't know that the run is over.
     assert [name for name in everything_in(tmp_path / "out") if not name.startswith(".luminosity-write-")] == []
 
 
@@ -488,7 +499,7 @@ def test_input_without_an_end(tmp_path: Path) -> None:
 
 
 def _full(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Without nulls: CSV and JSON lines of a bundle of one row would lose their type."""
+    """Return values without nulls: a bundle of one row would lose the type in CSV and JSON lines."""
     return [{name: value if value is not None else _FILL[name] for name, value in row.items()} for row in rows]
 
 
@@ -496,7 +507,7 @@ _FILL = {"text": "none", "stars": 0.5}
 
 
 def test_one_transform_writes_several_tables(tmp_path: Path) -> None:
-    """Each application has temporary files of its own: else the first to finish would remove the other's."""
+    """Each use has its own temporary files; otherwise the first to finish would remove the other's."""
     write = WriteTable(str(tmp_path / "out"), if_exists="append")
     with beam.Pipeline("FnApiRunner") as pipeline:
         for name in ("first", "second"):
@@ -537,7 +548,7 @@ def test_of_two_jobs_that_end_at_once_one_is_refused(
 
     def check_while_another_ends(target: Destination) -> None:
         check(target)
-        if not others:  # It comes when this one has seen that nothing is there.
+        if not others:  # The other job finishes after this one found nothing at the destination.
             others.append(threads.submit(finish_step.finish, *jobs[1]))
             wait(others, timeout=0.3)
 
@@ -563,7 +574,7 @@ def test_of_two_jobs_that_replace_at_once_none_removes_what_the_other_has_writte
             yield
 
     monkeypatch.setattr(finish_step, "lock_folder", late_turn)
-    for _ in range(2):  # A runner may try again.
+    for _ in range(2):  # A runner may retry.
         with pytest.raises(WriteError, match="check whether another run"):
             finish_step.finish(*second)
         assert rows_of(folder) == [{"n": 0}, {"n": 1}]

@@ -1,4 +1,4 @@
-"""Tables in files as pyarrow alone sees them, and what a folder holds beside them."""
+"""Read written tables with pyarrow only, and list the contents of folders."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pyarrow import csv, dataset, json
 
 
 def rows_of(path: Path | str, schema: pa.Schema | None = None) -> list[dict[str, Any]]:
-    """The rows of a table, in order; partition columns are among them."""
+    """Return the rows of a table, sorted, including partition columns."""
     return in_order(table_of(path, schema).to_pylist())
 
 
@@ -32,7 +32,7 @@ def table_of(path: Path | str, schema: pa.Schema | None = None) -> pa.Table:
 
 
 def everything_in(folder: Path | str) -> list[str]:
-    """All files and folders, hidden ones too, relative to the folder."""
+    """Return all files and folders, including hidden ones, relative to the folder."""
     return sorted(
         os.path.relpath(os.path.join(place, name), folder)
         for place, folders, names in os.walk(folder)

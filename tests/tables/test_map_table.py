@@ -1,4 +1,4 @@
-"""Functions over tables, of batches and of frames."""
+"""Tests of MapTable with functions of batches and of frames."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ DOUBLED = TABLE.set_column(1, "stars", pa.array([10, None, 2]))
 
 @pytest.mark.parametrize("double", DOUBLERS)
 def test_every_kind_of_frame_keeps_the_types(double: Any) -> None:
-    """Integers with nulls, texts with nulls, vectors of one length: what is not changed is what it was."""
+    """Columns that the function does not change keep their types: integers and texts with nulls, vectors."""
     assert _Mapper(double, kind_of(double, None), None).run(TABLE) == [DOUBLED]
 
 
@@ -196,7 +196,9 @@ def test_types_that_depend_on_values_are_refused_or_said() -> None:
         later.run(TABLE.slice(1))
     other = _Mapper(only_score, "pandas", None)
     other.run(TABLE.slice(1))
-    assert other.run(TABLE.slice(0, 1))[0]["score"].to_pylist() == [2.0]  # Nothing is lost: taken as before.
+    assert other.run(TABLE.slice(0, 1))[0]["score"].to_pylist() == [
+        2.0
+    ]  # Nothing is lost, so the result is cast to the type before.
 
 
 def test_a_schema_is_held_to() -> None:

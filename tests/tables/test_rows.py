@@ -1,4 +1,4 @@
-"""Rows become tables and rows again: dicts, Beam Rows, NamedTuples, dataclasses."""
+"""Tests of TableFromRows and RowsFromTable: dicts, Beam Rows, NamedTuples and dataclasses."""
 
 from __future__ import annotations
 
@@ -122,14 +122,14 @@ def test_rows_with_a_schema_have_a_type_that_beam_knows(pipelines: Pipelines) ->
         assert isinstance(beam.coders.registry.get_coder(rows.element_type), beam.coders.RowCoder)
         summed = (
             rows | beam.Reshuffle() | beam.GroupBy("n").aggregate_field("n", sum, "total")
-        )  # Encodes, and uses names.
+        )  # It encodes the rows and uses their names.
         assert_that(summed | beam.Map(lambda row: row.total), equal_to([3.0]), "Sum")
         values = rows | beam.Map(lambda row: (row.who.name, row.at, row.n))
         assert_that(values, equal_to([("A", Timestamp(60), 3.0)]), "Values")
 
 
 def test_batches_keep_windows_and_times(pipelines: Pipelines) -> None:
-    """No batch crosses a window; its time is its earliest row's; rows get theirs back."""
+    """A batch has rows of one window and the time of its earliest row; rows get their times back."""
     with pipelines() as (pipeline, _):
         rows = pipeline | beam.Create([{"t": t} for t in range(20)])
         timed = rows | beam.Map(lambda row: TimestampedValue(row, row["t"])) | beam.WindowInto(FixedWindows(10))
@@ -162,7 +162,7 @@ def test_a_batch_is_bounded_in_rows_and_bytes() -> None:
     assert batches([{"text": "a"}] * 5000, rows_per_batch=2000) == [2000, 2000, 1000]
     assert batches([{"text": "a" * 1000}] * 10, bytes_per_batch=5000) == [5, 5]
     assert batches([{"text": "a" * 1000}], bytes_per_batch=1) == [1]
-    # Few of many are large: what was estimated too low is cut when the batch is there.
+    # Few of many rows are large: a batch whose size was estimated too low is cut after it is built.
     assert max(batches([{"text": "a"}] * 1000 + [{"text": "a" * 100_000}], bytes_per_batch=50_000)) < 600
 
 
@@ -273,13 +273,13 @@ def test_rows_of_several_kinds_may_meet() -> None:
     assert built["name"].to_pylist() == ["a", "b", "c"]
 
 
-# Any schema, and rows that it allows: what comes back is what went in.
+# For any schema and rows that it allows, the same rows come back.
 
 _NAMES = st.text(string.ascii_lowercase, min_size=1, max_size=4)
 
 
 def _within(kind: pa.DataType) -> st.SearchStrategy[Any]:
-    """Values of a type, or null."""
+    """Return a strategy for values of a type, or null."""
     return st.none() | _SIMPLE[kind]() if kind in _SIMPLE else st.none() | _nested(kind)
 
 

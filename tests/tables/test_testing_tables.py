@@ -1,4 +1,4 @@
-"""Made-up tables and their comparison."""
+"""Tests of FakeTable and equal_table."""
 
 from __future__ import annotations
 
