@@ -22,10 +22,10 @@ from luminosity.core import usable_cores
 from luminosity.errors import OptionError
 from luminosity.inference.tuning.advice import flags, handler_code
 from luminosity.inference.tuning.candidates import Candidate, with_settings
-from luminosity.inference.tuning.laboratory import Survey
 from luminosity.inference.tuning.measurement import Measurement
 from luminosity.inference.tuning.sample_rows import read_rows
 from luminosity.inference.tuning.search import Search, Space, Trial, difference
+from luminosity.inference.tuning.trial_runner import Survey
 from luminosity.inference.tuning.tune import Choices, Tuning
 
 _TEXTS = ["A short text.", "Another one, which is a little longer.", "And one more."] * 20
@@ -94,7 +94,7 @@ def test_a_real_model(folder: Path) -> None:
     assert measured["measured"]["memory_bytes"] > 50_000_000
     assert 0 <= measured["measured"]["padding"] < 1
     assert failed["measured"] is None
-    assert failed["reason"].startswith("ValueError: dtype is 'float31'")
+    assert failed["reason"].startswith("InvalidArgument: found dtype='float31'")
 
 
 def test_a_handler_of_beams_by_name(folder: Path) -> None:
@@ -128,7 +128,7 @@ def test_mistakes_are_named(folder: Path, capsys: Any, monkeypatch: Any) -> None
         return capsys.readouterr().err
 
     assert "no such column; texts.parquet has 'text', 'number'" in said("--data=texts.parquet", "--column=txt")
-    assert "which one has the examples? texts.parquet has 'text'" in said("--data=texts.parquet")
+    assert "--column is missing; texts.parquet has 'text'" in said("--data=texts.parquet")
     assert "the file is empty" in said("--data=empty.txt")
     assert "no row with a value in the column 'text'" in said("--data=void.jsonl", "--column=text")
     assert "no such file" in said("--data=nowhere.csv")

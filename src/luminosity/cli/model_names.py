@@ -1,15 +1,15 @@
-"""The names by which commands take a model."""
+"""The names by which commands take a model: ``embed:MODEL``, ``classify:MODEL`` or ``module:object``."""
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from luminosity.errors import OptionError
+from luminosity._text import did_you_mean
+from luminosity.errors import InvalidType, OptionError
 
 if TYPE_CHECKING:
     from apache_beam.ml.inference.base import ModelHandler
@@ -18,32 +18,36 @@ if TYPE_CHECKING:
 
 __all__ = ["HANDLER_HELP", "handler_of", "named_handler"]
 
-HANDLER_HELP = "module:object (a handler, or what makes one), embed:PATH or classify:PATH (a folder or a model's name)"
+HANDLER_HELP = (
+    "embed:MODEL or classify:MODEL (a folder, or a name on the Hugging Face hub), or module:object (a handler, or a "
+    "class or function that makes one)"
+)
 
 _KINDS = {"embed": "SentenceEmbedder", "classify": "TextClassifier"}
 
 
 def handler_of(name: str) -> Handler[Any, Any, Any]:
-    """The handler of this name, with all hooks."""
+    """Return the handler of this name, with all hooks."""
     from luminosity.inference.adapting.adapt import adapt
 
     return adapt(named_handler(name))
 
 
 def named_handler(name: str) -> ModelHandler[Any, Any, Any]:
-    """The handler of this name as it is, Beam's or ours; the current directory is importable.
+    """Return the handler of this name unchanged, Beam's or ours. Modules in the current directory can be imported.
 
     >>> named_handler("json:dumbs")
     Traceback (most recent call last):
-    luminosity.errors.OptionError: json:dumbs: the module json has no 'dumbs'; did you mean dumps or dump?
+    luminosity.errors.OptionError: json:dumbs: the module json has no 'dumbs'; did you mean 'dumps' or 'dump'?
     """
     kind, colon, rest = name.partition(":")
     if kind.endswith(".py"):
-        raise OptionError(f"{name} names a file, expected a module: {kind[:-3].replace(os.sep, '.')}:{rest or 'NAME'}")
+        module = f"{kind[:-3].replace(os.sep, '.')}:{rest or 'NAME'}"
+        raise OptionError(f"{name} names a file, expected a module", fix=f"use {module}")
     if not (kind and colon and rest):
         raise OptionError(f"found {name!r}, expected {HANDLER_HELP}")
     if kind in _KINDS:
-        import luminosity  # what stands behind these names imports Beam, which takes a second: not for --help
+        import luminosity  # here, because these names import Beam, which takes a second; --help must be fast
 
         return getattr(luminosity, _KINDS[kind])(rest)
     return _checked(name, _made(name, _found(name, kind, rest)))
@@ -56,24 +60,25 @@ def _found(name: str, module_name: str, path: str) -> Any:
         found: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # The module is there, and something that it imports is not: its traceback tells more.
-        alike = difflib.get_close_matches(module_name, _KINDS)
-        hint = f"; did you mean {alike[0]}:{path}?" if alike else ""
+            raise  # the module exists, but one of its own imports does not: the traceback says which
+        kinds = [f"{kind}:{path}" for kind in _KINDS]
         raise OptionError(
-            f"{name}: there is no module {error.name!r}, neither installed nor in {os.getcwd()}{hint}"
+            f"{name}: found no module {error.name!r}, neither installed nor in {os.getcwd()}",
+            fix=did_you_mean(name, kinds) or None,
         ) from None
     owner = f"the module {module_name}"
     for attribute in path.split("."):
         if not hasattr(found, attribute):
-            alike = difflib.get_close_matches(attribute, [each for each in dir(found) if each[0] != "_"])
-            hint = f"; did you mean {' or '.join(alike)}?" if alike else ""
-            raise OptionError(f"{name}: {owner} has no {attribute!r}{hint}")
+            public = [each for each in dir(found) if each[0] != "_"]
+            raise OptionError(
+                f"{name}: {owner} has no {attribute!r}", fix=did_you_mean(attribute, public, most=3) or None
+            )
         found, owner = getattr(found, attribute), attribute
     return found
 
 
 def _made(name: str, found: Any) -> Any:
-    """The object itself, or what it makes: a class, or a function without arguments."""
+    """Return the object itself, or call it if it is a class or a function without arguments."""
     from apache_beam.ml.inference.base import ModelHandler
 
     if not callable(found) or isinstance(found, ModelHandler):
@@ -81,7 +86,9 @@ def _made(name: str, found: Any) -> Any:
     try:
         inspect.signature(found).bind()
     except TypeError as error:
-        raise OptionError(f"{name}: {error}; name a handler, or a function without arguments that makes one") from None
+        raise OptionError(
+            f"{name}: {error}", fix="name a handler, or a function without arguments that makes one"
+        ) from None
     return found()
 
 
@@ -90,10 +97,11 @@ def _checked(name: str, handler: Any) -> ModelHandler[Any, Any, Any]:
 
     try:
         adapt(handler)
-    except TypeError as error:
-        raise OptionError(f"{name}: {error}") from None
+    except InvalidType as error:
+        raise OptionError(f"{name}: {error.message}", fix=error.fix) from None
     if list(handler.get_preprocess_fns()) or list(handler.get_postprocess_fns()):
         raise OptionError(
-            f"{name} has functions before or after the model, which a pipeline runs: name the handler without them"
+            f"{name} has functions before or after the model, which only a pipeline runs",
+            fix="name the handler without them",
         )
     return handler

@@ -1,41 +1,43 @@
-"""``lum serve HANDLER``."""
+"""``lum serve HANDLER``: puts a model behind HTTP."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import re
-import signal
 import sys
 import traceback
 from typing import Any
 
 from luminosity._text import parse_size
+from luminosity.cli.exits import FAILED, INTERRUPTED, fail, treat_sigterm_as_ctrl_c
 from luminosity.cli.model_names import HANDLER_HELP, handler_of
 from luminosity.errors import LuminosityError, OptionError
 from luminosity.noise import quiet
 
-_FAILED = 1
-_INTERRUPTED = 130
+__all__ = ["add_to", "serve"]
+
 _LAST_PORT = 65_535
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 _DESCRIPTION = """\
-Put a model behind HTTP on this machine, to try the remote variant of a
-pipeline and to measure it against the local one. Requests that come at the
-same time are computed in one batch. Speaks OpenAI's embeddings (POST
-/v1/embeddings) and KServe's version 2 (POST /v2/models/NAME/infer).
+Put a model behind HTTP on this machine, for example to compare a pipeline
+that uses a model server with one that runs the model itself. Requests that
+arrive at the same time are computed in one batch. The server has OpenAI's API
+for embeddings (POST /v1/embeddings) and KServe's version 2 (POST
+/v2/models/NAME/infer).
 """
 _EXAMPLES = """\
 examples:
   lum serve embed:models/encoder                   at http://127.0.0.1:8000
-  lum serve classify:models/sentiment --port 0     at a port that is free
-  lum serve my_models:Translator --name translate  a handler of my_models.py
-  lum serve embed:MODEL --api-key-env MY_KEY       with the key in $MY_KEY
+  lum serve classify:models/sentiment --port 0     at a free port
+  lum serve my_models:Translator --name translate  a handler in my_models.py
+  lum serve embed:MODEL --api-key-env MY_KEY       clients send the key in $MY_KEY
 """
 
 
 def add_to(commands: Any) -> None:
+    """Add the command to the parser's subcommands."""
     parser = commands.add_parser(
         "serve",
         help="put a model behind HTTP",
@@ -44,39 +46,48 @@ def add_to(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("handler", metavar="HANDLER", help=HANDLER_HELP)
-    parser.add_argument("--name", help="of the model, for requests (default: the last part of HANDLER)")
-    parser.add_argument("--host", default="127.0.0.1", help="the address to listen on (default: this machine alone)")
-    parser.add_argument("--port", type=int, default=8000, help="0 picks one that is free (default: 8000)")
+    parser.add_argument("--name", help="the model's name in requests (default: the last part of HANDLER)")
+    parser.add_argument("--host", default="127.0.0.1", help="the address to listen on (default: only this machine)")
+    parser.add_argument("--port", type=int, default=8000, help="the port; 0 picks a free one (default: 8000)")
     parser.add_argument(
         "--input",
         action="append",
         default=[],
         metavar="NAME:DATATYPE[:SIZES]",
-        help="what the handler takes, for KServe clients, such as pixels:FP32:224,224,3 (handlers of text say it)",
+        help="declare an input for KServe clients, such as pixels:FP32:224,224,3 (text models declare their own)",
     )
-    parser.add_argument("--api-key-env", metavar="VARIABLE", help="the environment variable with a key to ask for")
     parser.add_argument(
-        "--max-waiting", type=int, default=256, metavar="N", help="requests that may wait; more get 503 (default: 256)"
+        "--api-key-env", metavar="VARIABLE", help="the environment variable with the key that clients must send"
     )
-    parser.add_argument("--max-body", default="64MB", metavar="SIZE", help="of a request (default: 64MB)")
+    parser.add_argument(
+        "--max-waiting",
+        type=int,
+        default=256,
+        metavar="N",
+        help="the most requests that may wait; more get 503 (default: 256)",
+    )
+    parser.add_argument(
+        "--max-body", default="64MB", metavar="SIZE", help="the largest body of a request (default: 64MB)"
+    )
     parser.set_defaults(command=serve)
 
 
 def serve(parsed: argparse.Namespace) -> int:
-    signal.signal(signal.SIGTERM, _treat_sigterm_as_ctrl_c)
+    """Load the model, serve it until Ctrl-C or SIGTERM, and return the exit code."""
+    treat_sigterm_as_ctrl_c()
     quiet()
     try:
         return _serve(parsed)
     except KeyboardInterrupt:
         print("lum serve: interrupted before the model was loaded", file=sys.stderr)
-        return _INTERRUPTED
+        return INTERRUPTED
 
 
 def _serve(parsed: argparse.Namespace) -> int:
     key = _api_key(parsed.api_key_env)
     name = parsed.name or _last_part(parsed.handler)
     if "/" in name:
-        raise OptionError(f"--name={name}: expected a name without '/', since it is part of addresses")
+        raise OptionError(f"--name={name}: expected a name without '/', because it is part of URLs")
     if not 0 <= parsed.port <= _LAST_PORT:
         raise OptionError(f"--port={parsed.port}: expected a number from 0 to {_LAST_PORT}")
     from luminosity.extras import require
@@ -87,7 +98,7 @@ def _serve(parsed: argparse.Namespace) -> int:
     from luminosity.inference.serving.kserve_api import declared_inputs
     from luminosity.inference.serving.served_model import ServedModel
     from luminosity.inference.serving.server import listen, url_of
-    from luminosity.inference.serving.server import serve as answer
+    from luminosity.inference.serving.server import serve as run_server
 
     limits = Limits(waiting=_waiting(parsed.max_waiting), body_bytes=_body_bytes(parsed.max_body))
     inputs = declared_inputs(parsed.input)
@@ -98,11 +109,13 @@ def _serve(parsed: argparse.Namespace) -> int:
         except LuminosityError:
             raise
         except Exception as error:
-            print(f"lum serve: {parsed.handler} can't be loaded: {_told(error)}", file=sys.stderr)
-            return _FAILED
+            return fail("serve", f"{parsed.handler} can't be loaded: {_describe(error)}", FAILED)
         if parsed.host not in _LOOPBACK and key is None:
-            print(f"lum serve: anyone who reaches {parsed.host} can use the model: give --api-key-env", file=sys.stderr)
-        answer(app_of(model, limits, key), listener, lambda: _introduce(model, url_of(listener), key is not None))
+            print(
+                f"lum serve: anyone who can reach {parsed.host} can use the model; add --api-key-env to require a key",
+                file=sys.stderr,
+            )
+        run_server(app_of(model, limits, key), listener, lambda: _introduce(model, url_of(listener), key is not None))
         model.close()
     return 0
 
@@ -116,16 +129,17 @@ def _introduce(model: Any, url: str, with_key: bool) -> None:
         body = '{"inputs": [{"name": "input", "datatype": "BYTES", "shape": [1], "data": ["a text"]}]}'
     print(f"Serving {model.name} ({model.handler}) at {url}")
     print(f"  curl {url}{path}{key} -d '{body}'")
-    print("Ctrl-C stops it.", flush=True)
+    print("Ctrl-C stops the server.", flush=True)
 
 
-def _told(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     place = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__}: {error} ({place.filename}, line {place.lineno})"
 
 
 def _last_part(handler: str) -> str:
-    """
+    """Return the default name of the model.
+
     >>> _last_part("embed:models/minilm/"), _last_part("my_models:Translator")
     ('minilm', 'Translator')
     """
@@ -135,15 +149,18 @@ def _last_part(handler: str) -> str:
 def _api_key(variable: str | None) -> str | None:
     if variable is None:
         return None
-    key = os.environ.get(variable, "").strip()  # as clients take it: files end in a line break
+    key = os.environ.get(variable, "").strip()  # clients strip it, too: a key from a file ends in a line break
     if not key:
-        raise OptionError(f"--api-key-env={variable}: the environment has no such variable, or an empty one")
+        raise OptionError(
+            f"--api-key-env={variable}: there is no such variable in the environment, or it is empty",
+            fix=f"set it: export {variable}=...",
+        )
     return key
 
 
 def _waiting(number: int) -> int:
     if number < 0:
-        raise OptionError(f"--max-waiting={number}: expected a number from 0")
+        raise OptionError(f"--max-waiting={number}: expected a number, at least 0")
     return number
 
 
@@ -152,7 +169,3 @@ def _body_bytes(text: str) -> int:
     if not size:
         raise OptionError(f"--max-body={text}: expected a size, such as 512kB or 64MB")
     return size
-
-
-def _treat_sigterm_as_ctrl_c(*_: object) -> None:
-    raise KeyboardInterrupt

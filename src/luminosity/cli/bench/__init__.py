@@ -1,1 +1,1 @@
-"""``lum bench``: find the settings that suit a model."""
+"""``lum bench``: finds the settings that suit a model."""

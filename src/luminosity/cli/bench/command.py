@@ -1,4 +1,4 @@
-"""``lum bench HANDLER --data FILE``: the settings that suit a model, found on the user's own data."""
+"""``lum bench HANDLER --data FILE``: finds the settings that suit a model, on your own data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from luminosity.cli.exits import INTERRUPTED
+from luminosity.cli.exits import FAILED, INTERRUPTED
 from luminosity.cli.model_names import HANDLER_HELP, handler_of
 from luminosity.errors import OptionError
 from luminosity.noise import quiet
@@ -18,25 +18,30 @@ from luminosity.noise import quiet
 if TYPE_CHECKING:
     from luminosity.inference.tuning.tune import Tuning
 
+__all__ = ["add_to", "bench"]
+
 _ROWS = 2000
 _SECONDS = 60.0
-_PIPED_WIDTH = 120
-_FAILED = 1
+_PIPED_WIDTH = 120  # columns of the table if the output is not a terminal
 _DESCRIPTION = """\
-Find the device, the dtype, the threads and the size of batches with which a
-model is fastest here, on your own data. Each candidate runs in processes of
-its own, warmed up before it is measured; one that fails is a line with the
-reason.
+Find the device, dtype, threads and batch size with which a model is fastest
+on this machine, on your own data. Each candidate runs in its own processes
+and is warmed up before it is measured. If a candidate fails, the report says
+why.
 """
 _EXAMPLES = """\
 examples:
   lum bench embed:models/encoder --data docs.parquet --column text
+      all settings, for an embedding model
   lum bench classify:models/sentiment --data lines.txt --dtype float32,bfloat16
+      only these two dtypes, for a classifier
   lum bench my_models:handler --data rows.jsonl --column pixels --json all.json
+      a handler in my_models.py; all numbers also go to a file
 """
 
 
 def add_to(commands: Any) -> None:
+    """Add the command to the parser's subcommands."""
     parser = commands.add_parser(
         "bench",
         help="find the best settings for a model on your data",
@@ -45,25 +50,36 @@ def add_to(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("handler", metavar="HANDLER", help=HANDLER_HELP)
-    parser.add_argument("--data", required=True, metavar="FILE", help="Parquet, JSON lines, CSV, TSV, or lines of text")
-    parser.add_argument("--column", metavar="C", help="the column of the file that has the examples")
-    parser.add_argument("--rows", type=_count, default=_ROWS, metavar="N", help=f"rows to sample (default: {_ROWS:,})")
+    parser.add_argument("--data", required=True, metavar="FILE", help="Parquet, JSON lines, CSV, TSV or lines of text")
+    parser.add_argument("--column", metavar="C", help="the column with the examples (default: the only column)")
     parser.add_argument(
-        "--seconds", type=_seconds, default=_SECONDS, metavar="S", help=f"for the whole search (default: {_SECONDS:g})"
+        "--rows", type=_count, default=_ROWS, metavar="N", help=f"sample N rows of the file (default: {_ROWS:,})"
     )
-    parser.add_argument("--device", type=_names, default=(), metavar="D,...", help="try these alone, such as cpu,cuda")
-    parser.add_argument("--dtype", type=_names, default=(), metavar="D,...", help="try these alone, such as bfloat16")
     parser.add_argument(
-        "--threads", type=_counts, default=(), metavar="N,...", help="try these numbers of threads per worker alone"
+        "--seconds",
+        type=_seconds,
+        default=_SECONDS,
+        metavar="S",
+        help=f"time limit of the search (default: {_SECONDS:g})",
     )
-    parser.add_argument("--json", metavar="FILE", help="write all numbers; - is standard output, in place of the table")
+    parser.add_argument(
+        "--device", type=_names, default=(), metavar="D,...", help="try only these devices, such as cpu,cuda"
+    )
+    parser.add_argument(
+        "--dtype", type=_names, default=(), metavar="D,...", help="try only these dtypes, such as bfloat16"
+    )
+    parser.add_argument(
+        "--threads", type=_counts, default=(), metavar="N,...", help="try only these numbers of threads per worker"
+    )
+    parser.add_argument("--json", metavar="FILE", help="write all numbers to FILE; - prints them instead of the table")
     parser.set_defaults(command=bench)
 
 
 def bench(parsed: argparse.Namespace) -> int:
+    """Run the search, print the report and return the exit code."""
     quiet()
     handler = handler_of(parsed.handler)
-    # Behind this stands Beam, which takes a second to import: not for --help.
+    # Imported here, because Beam takes a second to import and --help must be fast.
     from luminosity.inference.tuning.sample_rows import read_rows
     from luminosity.inference.tuning.tune import Choices, Tuning
 
@@ -72,7 +88,7 @@ def bench(parsed: argparse.Namespace) -> int:
     try:
         _run_with_progress(tuning)
     except KeyboardInterrupt:
-        print("lum bench: interrupted; this is what there is so far", file=sys.stderr)
+        print("lum bench: interrupted; these are the results so far", file=sys.stderr)
         return INTERRUPTED if not tuning.search.trials else _report(parsed, tuning, len(examples))
     return _report(parsed, tuning, len(examples))
 
@@ -88,14 +104,14 @@ def _report(parsed: argparse.Namespace, tuning: Tuning, rows: int) -> int:
         print_report(Console(highlight=False, width=width), tuning, parsed.handler, rows)
         if parsed.json:
             _write(parsed.json, data)
-    return 0 if tuning.search.best is not None else _FAILED
+    return 0 if tuning.search.best is not None else FAILED
 
 
 def _run_with_progress(tuning: Tuning) -> None:
     console = Console(stderr=True)
     columns = (TimeElapsedColumn(), BarColumn(12), TextColumn("{task.description}"), TextColumn("{task.fields[best]}"))
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("imports, and how fast rows are prepared", total=None, best="")
+        task = progress.add_task("importing libraries, preparing rows", total=None, best="")
         tuning.on_begin = lambda candidate: progress.update(task, description=str(candidate))
         for _ in tuning.run():
             search = tuning.search
@@ -113,7 +129,7 @@ def _write(path: str, text: str) -> None:
 
 def _count(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number from 1")
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number, at least 1")
     return int(text)
 
 

@@ -1,4 +1,4 @@
-"""What ``lum bench`` found: a table, what matters, and settings to paste."""
+"""The report of ``lum bench``: a table, sentences about what matters, and settings to paste."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ _CLASSES = {"embed": "SentenceEmbedder", "classify": "TextClassifier"}
 
 
 def print_report(console: Console, tuning: Tuning, name: str, rows: int) -> None:
+    """Print the report."""
     trials, best = sorted(tuning.search.trials, key=lambda trial: -trial.rate), tuning.search.best
     console.print(Text(f"{name} on {rows:,} rows, {usable_cores()} cores", style="bold"))
     console.print()
@@ -41,7 +42,7 @@ def print_report(console: Console, tuning: Tuning, name: str, rows: int) -> None
 
 
 def settings(name: str, handler_name: str, best: Trial) -> str:
-    """What to paste: the handler, and the pipeline's flags where there is something to say with them."""
+    """Return the text to paste: the handler, and the pipeline's flags if they differ from the defaults."""
     kind, _, path = name.partition(":")
     own = _CLASSES.get(kind)
     first = repr(path) if own else "..."
@@ -50,7 +51,7 @@ def settings(name: str, handler_name: str, best: Trial) -> str:
 
 
 def as_data(tuning: Tuning, name: str, rows: int) -> dict[str, Any]:
-    """All numbers, for other programs."""
+    """Return all numbers, for other programs."""
     best, survey = tuning.search.best, tuning.survey
     return {
         "handler": name,
@@ -68,7 +69,7 @@ def _trial_data(trial: Trial) -> dict[str, Any]:
     measured = None if trial.measured is None else {**asdict(trial.measured), "padding": trial.measured.padding}
     differs = asdict(trial.differs) if trial.differs is not None else None
     if differs is not None and math.isinf(differs["largest"]):
-        differs["largest"] = None  # JSON has no such number
+        differs["largest"] = None  # JSON has no infinity
     return {"candidate": asdict(trial.candidate), "measured": measured, "differs": differs, "reason": trial.reason}
 
 
@@ -116,13 +117,13 @@ def _notes(tuning: Tuning) -> list[str]:
         return ["No candidate could be measured."]
     compared = [trial.differs for trial in search.trials if trial.differs is not None]
     if compared:
-        more = "; +N: rows where labels or texts do" if any(differs.changed for differs in compared) else ""
-        notes.append(f"differs: by how much predictions differ from those of {tuning.reference}, at most{more}")
+        more = "; +N: in N rows a label or text differs" if any(differs.changed for differs in compared) else ""
+        notes.append(f"differs: the largest difference from the predictions of {tuning.reference}{more}")
     if any(trial.rate > best.rate for trial in search.trials):
         notes.append("A gain of less than 3% may be chance: the simpler settings are kept.")
     if tuning.survey is not None:
         notes += sentences(best, search.trials, tuning.survey)
     notes += tuning.not_varied
     if tuning.is_out_of_time:
-        notes.append("The time was up before all was tried: --seconds gives it more.")
+        notes.append("The time was over before everything was tried: use a larger --seconds.")
     return notes

@@ -1,1 +1,1 @@
-"""A model behind HTTP: the process's model host, asked by requests instead of bundles."""
+"""``lum serve``: a model behind HTTP, with the same model host as in a pipeline."""

@@ -1,4 +1,4 @@
-"""The endpoints, and what holds for all of them: a place, a key, a bounded body, errors that say why."""
+"""The web application: its endpoints, the API key, limits of requests, and error responses."""
 
 from __future__ import annotations
 
@@ -23,41 +23,45 @@ from luminosity.inference.serving import kserve_api, openai_api
 from luminosity.inference.serving.requests import RequestError, error_response, json_response, read_body
 from luminosity.inference.serving.served_model import ServedModel
 
-__all__ = ["Limits", "Workers", "app_of"]
+__all__ = ["Limits", "app_of"]
 
 
 Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
 
-_BODY_S = 60.0
-_OPEN = "/v2/health/"
-"""Who asks only whether the server lives needs no key."""
+_LOGGER = logging.getLogger(__name__)
+_BODY_S = 60.0  # a client that sends its body more slowly gets 408
+_WITHOUT_KEY = "/v2/health/"  # health checks need no key
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Limits:
+    """The most requests and bytes that the server accepts."""
+
     threads: int = 32
-    """Requests that are worked on at the same time; the host makes batches of them."""
+    """Requests handled at the same time; the host makes batches of their examples."""
     waiting: int = 256
-    """Requests that may wait beside those; more are refused."""
+    """Further requests that may wait; more get 503."""
     body_bytes: int = 64_000_000
+    """The largest body of a request; larger ones get 413."""
 
 
 def app_of(model: ServedModel, limits: Limits, api_key: str | None = None) -> Starlette:
-    workers = Workers(limits.threads, limits.waiting)
+    """Return the web application that serves a model."""
+    threads = RequestThreads(limits.threads, limits.waiting)
 
-    def get(path: str, answer: Callable[[Request], Response]) -> Route:
+    def get(path: str, respond: Callable[[Request], Response]) -> Route:
         async def endpoint(request: Request) -> Response:
-            return answer(request)
+            return respond(request)
 
         return Route(path, _guarded(endpoint, api_key), methods=["GET"])
 
-    def post(path: str, answer: Callable[[Request, bytes], Response]) -> Route:
+    def post(path: str, respond: Callable[[Request, bytes], Response]) -> Route:
         async def endpoint(request: Request) -> Response:
-            with workers.place():
+            with threads.admit():
                 body = await asyncio.wait_for(read_body(request, limits.body_bytes), _BODY_S)
-                return await workers.run(lambda: answer(request, body))
+                return await threads.run(lambda: respond(request, body))
 
         return Route(path, _guarded(endpoint, api_key), methods=["POST"])
 
@@ -91,19 +95,19 @@ def _guarded(endpoint: Endpoint, api_key: str | None) -> Endpoint:
     async def guarded(request: Request) -> Response:
         path = request.url.path
         try:
-            if api_key is not None and not path.startswith(_OPEN):
+            if api_key is not None and not path.startswith(_WITHOUT_KEY):
                 _check_key(request, api_key)
             return await endpoint(request)
         except RequestError as error:
             return error_response(error, path)
         except asyncio.TimeoutError:
-            return error_response(RequestError(408, f"the body was not here within {_BODY_S:g} seconds"), path)
-        except ClientDisconnect:  # Nobody is there to read it.
-            return error_response(RequestError(400, "the connection was closed before the whole body was here"), path)
-        except asyncio.CancelledError:  # It took longer than a server that is told to stop can wait.
-            return error_response(RequestError(503, "the server stops"), path)
+            return error_response(RequestError(408, f"the body did not arrive within {_BODY_S:g} seconds"), path)
+        except ClientDisconnect:  # no client reads this response, but the endpoint must return one
+            return error_response(RequestError(400, "the connection was closed before the body was complete"), path)
+        except asyncio.CancelledError:  # the request took longer than the server waits when it shuts down
+            return error_response(RequestError(503, "the server is shutting down"), path)
         except Exception as error:
-            logging.getLogger(__name__).exception("A request failed")
+            _LOGGER.exception("A request failed")
             return error_response(RequestError(500, f"{type(error).__name__}: {error}"), path)
 
     return guarded
@@ -120,37 +124,45 @@ def _name(request: Request) -> str:
 
 
 async def _not_found(request: Request, error: Exception) -> Response:
-    """What starlette says of an address or a method that is not there."""
+    """Return the response for an address or a method that does not exist."""
     assert isinstance(error, HTTPException)
     path = request.url.path
-    message = f"{request.method} {path} is not here; GET / lists what is" if error.status_code == 404 else error.detail
+    message = f"{request.method} {path} does not exist; GET / lists all endpoints"
+    message = message if error.status_code == 404 else error.detail
     response = error_response(RequestError(error.status_code, message), path)
     response.headers.update(error.headers or {})
     return response
 
 
-class Workers:
-    """The threads are daemons: one that a model never returns to does not keep the process."""
+class RequestThreads:
+    """Threads that handle requests, and a limit of the requests that may wait for one.
+
+    The threads are daemons: one that hangs in a model does not keep the process from ending.
+    """
 
     def __init__(self, threads: int, waiting: int) -> None:
-        self._places = threads + waiting
-        self._taken = 0
+        self._most = threads + waiting
+        self._admitted = 0
         self._tasks: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
         for number in range(threads):
             threading.Thread(target=self._work, name=f"serve-{number}", daemon=True).start()
 
     @contextlib.contextmanager
-    def place(self) -> Generator[None]:
-        """For one request, from before its body is read. Belongs to the event loop's thread."""
-        if self._taken >= self._places:
-            raise RequestError(503, f"{self._taken} requests are here already, which is all that may be; try again")
-        self._taken += 1
+    def admit(self) -> Generator[None]:
+        """Count a request from before its body is read until its response. Call it in the event loop's thread.
+
+        Raises ``RequestError`` 503 if there are too many requests.
+        """
+        if self._admitted >= self._most:
+            raise RequestError(503, f"the server has {self._admitted} requests already, its limit; try again later")
+        self._admitted += 1
         try:
             yield
         finally:
-            self._taken -= 1
+            self._admitted -= 1
 
     async def run(self, function: Callable[[], T]) -> T:
+        """Run ``function`` on one of the threads and wait for its result."""
         future: Future[T] = Future()
         self._tasks.put((future, function))
         return await asyncio.wrap_future(future)

@@ -1,4 +1,4 @@
-"""KServe's Open Inference Protocol, version 2."""
+"""KServe's Open Inference Protocol, version 2: predictions, health and metadata."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ __all__ = [
     "BINARY_HEADER",
     "declared_inputs",
     "infer",
-    "known_inputs",
-    "known_outputs",
     "live",
     "model_metadata",
     "model_ready",
@@ -37,24 +35,29 @@ Described = dict[str, Any]
 
 
 def server_metadata() -> Response:
+    """Return the response of ``GET /v2``."""
     return json_response({"name": "luminosity", "version": version("luminosity"), "extensions": ["binary_tensor_data"]})
 
 
 def live() -> Response:
+    """Return the response of ``GET /v2/health/live``."""
     return json_response({"live": True})
 
 
 def ready(model: ServedModel) -> Response:
+    """Return the response of ``GET /v2/health/ready``."""
     return json_response({"ready": model.is_ready}, 200 if model.is_ready else 503)
 
 
 def model_ready(model: ServedModel, name: str) -> Response:
+    """Return the response of ``GET /v2/models/NAME/ready``."""
     _check_name(model, name)
     status = 200 if model.is_ready else 503
     return json_response({"name": name, "ready": model.is_ready}, status)
 
 
 def model_metadata(model: ServedModel, name: str) -> Response:
+    """Return the response of ``GET /v2/models/NAME``: the names, types and shapes of inputs and outputs."""
     _check_name(model, name)
     inputs = model.inputs or known_inputs(model.handler)
     about = {"name": name, "platform": "luminosity", "inputs": inputs, "outputs": known_outputs(model.handler)}
@@ -62,30 +65,34 @@ def model_metadata(model: ServedModel, name: str) -> Response:
 
 
 def infer(model: ServedModel, name: str, body: bytes, header_length: str | None) -> Response:
+    """Return the response of ``POST /v2/models/NAME/infer``.
+
+    ``header_length`` is the size of the JSON if binary data follows it.
+    """
     _check_name(model, name)
     header, binary = _split(body, header_length)
-    wanted = read_json(header)
-    as_binary = _wants_binary(wanted)
-    tensors = _inputs(wanted, binary)
+    request = read_json(header)
+    as_binary = _wants_binary(request)
+    tensors = _inputs(request, binary)
     output = of_values(model.predict(_examples(tensors)).values)
-    answer: dict[str, Any] = {"model_name": name}
-    if "id" in wanted:
-        answer["id"] = wanted["id"]
+    response: dict[str, Any] = {"model_name": name}
+    if "id" in request:
+        response["id"] = request["id"]
     if not as_binary:
-        return json_response({**answer, "outputs": [output.to_json()]})
+        return json_response({**response, "outputs": [output.to_json()]})
     described, data = output.to_binary()
-    text = json.dumps({**answer, "outputs": [described]}).encode()
+    text = json.dumps({**response, "outputs": [described]}).encode()
     headers = {BINARY_HEADER: str(len(text))}
     return Response(text + data, headers=headers, media_type="application/octet-stream")
 
 
 def _check_name(model: ServedModel, name: str) -> None:
     if name != model.name:
-        raise RequestError(404, f"the model {name!r} is not here, {model.name!r} is")
+        raise RequestError(404, f"found the model {name!r}, expected {model.name!r}")
 
 
 def _split(body: bytes, header_length: str | None) -> tuple[memoryview, memoryview]:
-    """The JSON, and the bytes after it."""
+    """Split the body into the JSON and the binary data after it."""
     whole = memoryview(body)
     if header_length is None:
         return whole, whole[:0]
@@ -94,8 +101,8 @@ def _split(body: bytes, header_length: str | None) -> tuple[memoryview, memoryvi
     return whole[: int(header_length)], whole[int(header_length) :]
 
 
-def _inputs(wanted: dict[str, Any], binary: memoryview) -> list[Tensor]:
-    found = wanted.get("inputs")
+def _inputs(request: dict[str, Any], binary: memoryview) -> list[Tensor]:
+    found = request.get("inputs")
     if not isinstance(found, list) or not found:
         raise RequestError(400, "inputs are missing, expected a list of tensors: name, shape, datatype, data")
     tensors: list[Tensor] = []
@@ -104,12 +111,12 @@ def _inputs(wanted: dict[str, Any], binary: memoryview) -> list[Tensor]:
         tensors.append(tensor)
         binary = binary[length:]
     if len(binary):
-        raise RequestError(400, f"{len(binary)} bytes are left after those of the inputs")
+        raise RequestError(400, f"found {len(binary)} bytes after the data of the inputs, expected none")
     return tensors
 
 
 def _examples(tensors: list[Tensor]) -> list[Any]:
-    """Of one tensor its rows; of several, dictionaries of their rows by name."""
+    """Return the rows of one tensor, or of several tensors, dicts of their rows by name."""
     counts = {tensor.name: len(tensor.values) for tensor in tensors}
     if len(counts) < len(tensors):
         raise RequestError(400, "two inputs have the same name")
@@ -123,22 +130,22 @@ def _examples(tensors: list[Tensor]) -> list[Any]:
     return [dict(zip(names, row, strict=True)) for row in zip(*(tensor.values for tensor in tensors), strict=True)]
 
 
-def _wants_binary(wanted: dict[str, Any]) -> bool:
-    outputs: Any = wanted.get("outputs") or []
-    parameters: Any = wanted.get("parameters") or {}
+def _wants_binary(request: dict[str, Any]) -> bool:
+    outputs: Any = request.get("outputs") or []
+    parameters: Any = request.get("parameters") or {}
     if not isinstance(outputs, list) or not isinstance(parameters, dict):
         raise RequestError(400, "expected outputs to be a list and parameters to be an object")
     default = bool(cast("dict[str, Any]", parameters).get("binary_data_output"))
     for output in cast("list[Any]", outputs):
         fields: dict[str, Any] = output if isinstance(output, dict) else {}
         if fields.get("name") != OUTPUT:
-            raise RequestError(400, f"found the output {output!r}; the one that is there is named {OUTPUT!r}")
+            raise RequestError(400, f"found the output {output!r}, expected {OUTPUT!r}, the only one")
         default = bool((fields.get("parameters") or {}).get("binary_data", default))
     return default
 
 
 def declared_inputs(declared: Sequence[str]) -> list[Described]:
-    """Inputs as a user writes them.
+    """Return KServe's description of inputs that a user declares with ``--input``.
 
     >>> declared_inputs(["pixels:FP32:224,224,3"])
     [{'name': 'pixels', 'datatype': 'FP32', 'shape': [-1, 224, 224, 3]}]
@@ -147,12 +154,12 @@ def declared_inputs(declared: Sequence[str]) -> list[Described]:
 
 
 def known_inputs(handler: Handler[Any, Any, Any]) -> list[Described]:
-    """Those of a handler that tells; of others nothing is known."""
+    """Return the description of the inputs of a text handler; the inputs of other handlers are not known."""
     return [_described("input", "BYTES")] if isinstance(handler, TextHandler) else []
 
 
 def known_outputs(handler: Handler[Any, Any, Any]) -> list[Described]:
-    """What ``output_type`` says, if anything.
+    """Return the description of the output, if the handler has an ``output_type``.
 
     >>> class Embedder(Handler):
     ...     output_type = pa.list_(pa.float32(), 384)

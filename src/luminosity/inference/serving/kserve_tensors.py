@@ -1,4 +1,4 @@
-"""Tensors of KServe's version 2, in JSON or in bytes, and what handlers know: examples and predictions."""
+"""KServe's tensors in JSON or bytes, and their conversion to examples and from predictions."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from typing import Any, cast
 
 import numpy as np
 
+from luminosity._text import shorten_repr
 from luminosity.inference.serving.requests import RequestError
 
 __all__ = ["DATATYPES", "OUTPUT", "Tensor", "datatype_of", "of_values"]
 
 OUTPUT = "output"
+_SHOWN_CHARACTERS = 80  # how much of a value an error message shows
 
 _NUMPY = {
     "BOOL": "bool",
@@ -27,7 +29,7 @@ DATATYPES = ("BYTES", *_NUMPY)
 
 
 def datatype_of(dtype: Any) -> str | None:
-    """KServe's name of numpy's type, if it has one.
+    """Return KServe's name of a numpy type, or None if it has none.
 
     >>> datatype_of(np.float32)
     'FP32'
@@ -37,7 +39,7 @@ def datatype_of(dtype: Any) -> str | None:
 
 @dataclass(frozen=True)
 class Tensor:
-    """A numpy array, or for BYTES a list of strings."""
+    """A named tensor: a numpy array, or a list of strings for BYTES."""
 
     name: str
     values: Any
@@ -45,7 +47,7 @@ class Tensor:
 
     @classmethod
     def read(cls, described: Any, binary: memoryview) -> tuple[Tensor, int]:
-        """One input of a request, and how many of these bytes are its own."""
+        """Read an input of a request; also return how many of the binary bytes it takes."""
         if not isinstance(described, dict):
             raise RequestError(400, f"found the input {_short(described)}, expected an object with name, shape, data")
         fields = cast("dict[str, Any]", described)
@@ -62,12 +64,12 @@ class Tensor:
             return cls(name, _from_json(name, fields.get("data"), shape, datatype), {}), 0
         if not isinstance(length, int) or not 0 <= length <= len(binary):
             raise RequestError(
-                400, f"input {name!r} has the binary_data_size {_short(length)}, and {len(binary)} bytes are left"
+                400, f"input {name!r} has the binary_data_size {_short(length)}, expected at most {len(binary)}"
             )
         return cls(name, _from_bytes(name, binary[:length], shape, datatype), {}), length
 
     def described(self) -> dict[str, Any]:
-        """As in a response, but for the data."""
+        """Return the description of the tensor in a response, without its data."""
         is_text = isinstance(self.values, list)
         return {
             "name": self.name,
@@ -77,10 +79,12 @@ class Tensor:
         }
 
     def to_json(self) -> dict[str, Any]:
+        """Return the tensor as JSON."""
         data = self.values if isinstance(self.values, list) else self.values.reshape(-1).tolist()
         return {**self.described(), "data": data}
 
     def to_binary(self) -> tuple[dict[str, Any], bytes]:
+        """Return the description of the tensor, and its data as bytes."""
         if isinstance(self.values, list):
             texts = [text.encode() for text in cast("list[str]", self.values)]
             data = b"".join(part for text in texts for part in (struct.pack("<I", len(text)), text))
@@ -92,7 +96,7 @@ class Tensor:
 
 
 def of_values(values: list[Any]) -> Tensor:
-    """Predictions as one tensor: strings, numbers and arrays of one shape as they are, others as JSON.
+    """Return predictions as one tensor: strings, numbers and arrays of one shape directly, others as JSON strings.
 
     >>> of_values([np.float32([1, 2]), np.float32([3, 4])]).to_json()
     {'name': 'output', 'datatype': 'FP32', 'shape': [2, 2], 'data': [1.0, 2.0, 3.0, 4.0]}
@@ -103,7 +107,7 @@ def of_values(values: list[Any]) -> Tensor:
         return Tensor(OUTPUT, values, {})
     try:
         array = np.asarray(values)
-    except (ValueError, TypeError):  # arrays of different shapes, and the like
+    except (ValueError, TypeError):  # for example, arrays of different shapes
         array = np.empty(0, object)
     if array.dtype in _KSERVE:
         return Tensor(OUTPUT, array, {})
@@ -111,7 +115,7 @@ def of_values(values: list[Any]) -> Tensor:
 
 
 def plain(value: Any) -> Any:
-    """What JSON does not know, in what it knows."""
+    """Return a value that JSON does not know in a form that it knows."""
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     if isinstance(value, bytes):
@@ -123,7 +127,7 @@ def plain(value: Any) -> Any:
 
 def _shape(name: str, found: Any) -> list[int]:
     sizes = cast("list[Any]", found) if isinstance(found, list) else []
-    # Of examples without any values there could be any number, and nothing would bound it.
+    # A size of 0 after the first would allow any number of examples in an empty body.
     if not sizes or not all(type(size) is int and size >= 0 for size in sizes) or 0 in sizes[1:]:
         raise RequestError(
             400, f"input {name!r} has the shape {_short(found)}, expected a list of sizes, the number of examples first"
@@ -151,7 +155,9 @@ def _from_bytes(name: str, data: memoryview, shape: list[int], datatype: str) ->
     if datatype != "BYTES":
         dtype = np.dtype(_NUMPY[datatype]).newbyteorder("<")
         if len(data) % dtype.itemsize:
-            raise RequestError(400, f"input {name!r} has {len(data)} bytes, which are no whole number of {datatype}")
+            raise RequestError(
+                400, f"input {name!r} has {len(data)} bytes, expected a multiple of {dtype.itemsize} for {datatype}"
+            )
         return _array(name, np.frombuffer(data, dtype), shape)
     texts: list[str] = []
     start = 0
@@ -182,7 +188,7 @@ def _array(name: str, array: Any, shape: list[int]) -> Any:
 def _check_count(name: str, count: int, shape: Sequence[int]) -> None:
     if count != math.prod(shape):
         raise RequestError(
-            400, f"input {name!r} has {count} values, and its shape {list(shape)} wants {math.prod(shape)}"
+            400, f"input {name!r} has {count} values, expected {math.prod(shape)} for its shape {list(shape)}"
         )
 
 
@@ -192,5 +198,4 @@ def _flattened(values: list[Any]) -> list[Any]:
 
 
 def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:79] + "…"
+    return shorten_repr(value, _SHOWN_CHARACTERS)

@@ -1,4 +1,4 @@
-"""OpenAI's embeddings."""
+"""OpenAI's API for embeddings."""
 
 from __future__ import annotations
 
@@ -16,24 +16,26 @@ __all__ = ["embeddings", "models"]
 
 
 def models(model: ServedModel) -> Response:
+    """Return the response of ``GET /v1/models``."""
     one = {"id": model.name, "object": "model", "created": 0, "owned_by": "luminosity"}
     return json_response({"object": "list", "data": [one]})
 
 
 def embeddings(model: ServedModel, body: bytes) -> Response:
-    wanted = read_json(body)
-    texts = _texts(wanted)
-    form = wanted.get("encoding_format") or "float"
+    """Return the response of ``POST /v1/embeddings``."""
+    request = read_json(body)
+    texts = _texts(request)
+    form = request.get("encoding_format") or "float"
     if form not in ("float", "base64"):
         raise RequestError(400, f"encoding_format is {form!r}, expected float or base64")
-    name = wanted.get("model")
+    name = request.get("model")
     if name not in (None, model.name):
-        raise RequestError(404, f"the model {name!r} is not here, {model.name!r} is", "model_not_found")
+        raise RequestError(404, f"found the model {name!r}, expected {model.name!r}", "model_not_found")
     predictions = model.predict(texts)
     vectors = [_vector(value) for value in predictions.values]
-    dimensions = wanted.get("dimensions")
+    dimensions = request.get("dimensions")
     if dimensions not in (None, len(vectors[0])):
-        raise RequestError(400, f"dimensions is {dimensions!r}; this model's embeddings have {len(vectors[0])}")
+        raise RequestError(400, f"dimensions is {dimensions!r}, expected {len(vectors[0])}")
     data = [
         {"object": "embedding", "index": index, "embedding": _encoded(vector, form)}
         for index, vector in enumerate(vectors)
@@ -42,16 +44,16 @@ def embeddings(model: ServedModel, body: bytes) -> Response:
     return json_response({"object": "list", "data": data, "model": model.name, "usage": usage})
 
 
-def _texts(wanted: dict[str, Any]) -> list[str]:
-    found = wanted.get("input")
+def _texts(request: dict[str, Any]) -> list[str]:
+    found = request.get("input")
     texts: list[Any] = cast("list[Any]", found) if isinstance(found, list) else [found]
     if not texts:
         raise RequestError(400, "input is an empty list, expected a string or a list of strings")
     for text in texts:
         if not isinstance(text, str):
-            hint = "; token ids can't be taken" if isinstance(text, int | list) else ""
-            seen = "is missing" if found is None else f"has a value of type {type(text).__name__}"
-            raise RequestError(400, f"input {seen}, expected a string or a list of strings{hint}")
+            hint = "; token ids are not supported" if isinstance(text, int | list) else ""
+            problem = "is missing" if found is None else f"has a value of type {type(text).__name__}"
+            raise RequestError(400, f"input {problem}, expected a string or a list of strings{hint}")
     return texts
 
 
@@ -62,7 +64,7 @@ def _vector(value: Any) -> npt.NDArray[np.float32]:
         vector = np.empty(())
     if vector.ndim != 1:
         raise RequestError(
-            400, f"this model gives a {type(value).__name__} for a text, not an embedding: ask /v2 for predictions"
+            400, f"this model returns a {type(value).__name__} for a text, not an embedding; use /v2 for predictions"
         )
     return cast("npt.NDArray[np.float32]", vector)
 

@@ -1,4 +1,4 @@
-"""What all endpoints read alike."""
+"""Reading requests and writing responses, for all endpoints."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from starlette.responses import Response
 __all__ = ["RequestError", "error_response", "json_response", "read_body", "read_json"]
 
 
-_RETRY_AFTER_S = 1
+_RETRY_AFTER_S = 1  # what a client is told to wait when the server is full
 
 
 async def read_body(request: Request, limit: int) -> bytes:
-    """The body, as long as it is no longer than this."""
+    """Return the body of a request. Raises ``RequestError`` 413 if it is larger than ``limit`` bytes."""
     announced = request.headers.get("content-length", "")
     if announced.isdecimal() and int(announced) > limit:
         raise _too_large(limit)
@@ -30,6 +30,7 @@ async def read_body(request: Request, limit: int) -> bytes:
 
 
 def read_json(body: bytes | memoryview) -> dict[str, Any]:
+    """Return the body as a JSON object. Raises ``RequestError`` 400 for anything else."""
     try:
         found: Any = json.loads(bytes(body))
     except (ValueError, RecursionError) as error:
@@ -40,26 +41,29 @@ def read_json(body: bytes | memoryview) -> dict[str, Any]:
 
 
 def _too_large(limit: int) -> RequestError:
-    return RequestError(413, f"the body is larger than {limit:,} bytes: send fewer examples, or serve with --max-body")
+    return RequestError(
+        413, f"the body is larger than {limit:,} bytes; send fewer examples, or start lum serve with --max-body"
+    )
 
 
 class RequestError(Exception):
-    """A request that can't be answered: the status, and what to say."""
+    """A request that can't be served: the HTTP status and a message for the client."""
 
     def __init__(self, status: int, message: str, code: str | None = None) -> None:
         super().__init__(message)
         self.status = status
         self.message = message
         self.code = code
-        """As OpenAI's clients know it, where they know one."""
+        """OpenAI's error code, if there is one."""
 
 
 def json_response(content: Any, status: int = 200) -> Response:
+    """Return a response with a JSON body."""
     return Response(json.dumps(content).encode(), status, media_type="application/json")
 
 
 def error_response(error: RequestError, path: str) -> Response:
-    """Under /v1 as OpenAI writes errors, elsewhere as KServe does."""
+    """Return the response for an error: as OpenAI writes errors below /v1, otherwise as KServe does."""
     content: Any = error.message
     if path.startswith("/v1/"):
         kind = "invalid_request_error" if error.status < 500 else "server_error"

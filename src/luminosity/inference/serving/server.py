@@ -1,4 +1,4 @@
-"""The server process: an address of its own, and an end without a traceback."""
+"""Runs the web application: the listening socket, and a clean shutdown."""
 
 from __future__ import annotations
 
@@ -15,34 +15,32 @@ if TYPE_CHECKING:
 
 __all__ = ["listen", "serve", "url_of"]
 
-_BACKLOG = 2048
-_GRACE_S = 10
-"""For requests that are under way when the server is told to stop."""
-
-_KEEP_ALIVE_S = 75
-"""Longer than a pipeline pauses between two requests."""
+_BACKLOG = 2048  # connections that wait to be accepted, as uvicorn's default
+_GRACE_S = 10  # how long a shutdown waits for requests that are being handled
+_KEEP_ALIVE_S = 75  # longer than a pipeline pauses between two requests
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Take the address, before anything slow: a port that is taken is told at once."""
+    """Bind the address. Call it before the model is loaded, so that a port in use is reported at once."""
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        taken = socket.socket(family, socket.SOCK_STREAM)
-        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        taken.bind(address)
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
     except OSError as error:
-        hint = "" if port == 0 else "; --port 0 picks one that is free"
-        raise OptionError(f"can't listen on {host} port {port}: {error}{hint}") from None
-    return taken
+        fix = None if port == 0 else "use --port 0, which picks a free port"
+        raise OptionError(f"can't listen on {host} port {port}: {error}", fix=fix) from None
+    return listener
 
 
 def url_of(listener: socket.socket) -> str:
+    """Return the URL of a bound socket."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def serve(app: Starlette, listener: socket.socket, started: Callable[[], None]) -> None:
-    """Answer until SIGINT or SIGTERM; ``started`` is called when the first request would be answered."""
+    """Serve until SIGINT or SIGTERM; call ``started`` when requests are accepted."""
     uvicorn = require("uvicorn", "serve")
     listener.listen(_BACKLOG)
     config = uvicorn.Config(
@@ -55,7 +53,7 @@ def serve(app: Starlette, listener: socket.socket, started: Callable[[], None]) 
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=_GRACE_S,
     )
-    # Uvicorn raises the signal once more when it is done.
+    # uvicorn raises the signal again after its shutdown.
     with contextlib.suppress(KeyboardInterrupt):
         started()
         uvicorn.Server(config).run(sockets=[listener])

@@ -1,1 +1,1 @@
-"""Which settings suit a model: tried out on the user's own data, each in a process of its own."""
+"""``lum bench``: finds the settings that suit a model, tried on your own data, each in its own processes."""

@@ -1,4 +1,4 @@
-"""What the numbers mean, in words and as code to paste."""
+"""Explains the results of ``lum bench`` in sentences and as code to paste."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from dataclasses import replace
 
 from luminosity.core import usable_cores
 from luminosity.inference.tuning.candidates import Candidate
-from luminosity.inference.tuning.laboratory import Survey
 from luminosity.inference.tuning.search import Trial
+from luminosity.inference.tuning.trial_runner import Survey
 
 __all__ = ["flags", "handler_code", "sentences"]
 
-_SOME_PADDING, _MUCH_PADDING = 0.005, 0.15
-_IDLE = 0.8
+_SOME_PADDING, _MUCH_PADDING = 0.005, 0.15  # shares of the work that are worth a sentence, and an explanation
+_IDLE = 0.8  # a device that computes less of the time waits for the CPU
 
 
 def sentences(best: Trial, trials: list[Trial], survey: Survey) -> Iterator[str]:
-    """What matters for speed here."""
+    """Yield sentences about what limits the speed."""
     measured = best.measured
     if measured is None:
         return
     if measured.padding > _SOME_PADDING:
-        why = ": lengths differ much within a batch" if measured.padding > _MUCH_PADDING else ""
+        why = ": lengths differ a lot within a batch" if measured.padding > _MUCH_PADDING else ""
         yield f"Padding is {measured.padding:.0%} of the work{why}."
     yield _preparing(best, survey)
     if measured.memory_of == "device" and measured.busy_share < _IDLE:
-        yield f"The device computes {measured.busy_share:.0%} of the time: the host beside it is the limit."
+        yield f"The device computes {measured.busy_share:.0%} of the time: the CPU that feeds it is the limit."
     if measured.out_of_memory:
-        yield f"Memory was too small {measured.out_of_memory} times: batches were halved, and are as large as fits."
+        yield f"Memory ran out {measured.out_of_memory} times: batches were halved until they fit."
     gain = _gain_by_dtype(best, trials)
     if gain is not None and best.differs is not None:
         yield (
@@ -39,7 +39,7 @@ def sentences(best: Trial, trials: list[Trial], survey: Survey) -> Iterator[str]
 
 
 def _gain_by_dtype(best: Trial, trials: list[Trial]) -> float | None:
-    """Of two trials that differ in nothing else."""
+    """Compare two trials that differ only in the dtype."""
     rates = {trial.candidate: trial.rate for trial in trials if trial.rate}
     for candidate, rate in rates.items():
         other = replace(candidate, dtype=best.candidate.dtype)
@@ -66,11 +66,11 @@ def _preparing(best: Trial, survey: Survey) -> str:
 
 def _changed(best: Trial) -> str:
     differs = best.differs
-    return f", {differs.changed} of {differs.rows} in more than numbers" if differs and differs.changed else ""
+    return f"; {differs.changed} of {differs.rows} have another label or text" if differs and differs.changed else ""
 
 
 def handler_code(name: str, first_argument: str, best: Candidate) -> str:
-    """The handler, as it is written in a pipeline.
+    """Return the code that creates the handler in a pipeline.
 
     >>> handler_code("SentenceEmbedder", "'models/mini'", Candidate("cpu", "bfloat16", max_batch_size=32))
     "SentenceEmbedder('models/mini', device='cpu', dtype='bfloat16', max_batch_size=32)"
@@ -81,7 +81,7 @@ def handler_code(name: str, first_argument: str, best: Candidate) -> str:
 
 
 def flags(best: Candidate) -> list[str]:
-    """Those of the pipeline, where they differ from what it does by itself: a worker of one thread for each core."""
+    """Return the pipeline's flags, if they differ from its defaults: a worker with one thread for each core."""
     if best.threads is None or (best.threads == 1 and best.workers == usable_cores()):
         return []
     return [f"--cpu_workers={best.workers}", f"--model_threads={best.threads}"]

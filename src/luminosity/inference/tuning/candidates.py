@@ -1,4 +1,4 @@
-"""The settings that are tried, and a handler with them."""
+"""A candidate is one combination of settings to try; this module applies it to a handler."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ from luminosity.inference.handlers.text.text_handler import TextHandler
 
 __all__ = ["Candidate", "devices_here", "heavy_modules", "is_adjustable", "takes_batch_limit", "with_settings"]
 
+# Modules that take long to import.
 _HEAVY = ("pandas", "scipy", "sklearn.base", "torch", "apache_beam.ml.inference.sklearn_inference")
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One combination of settings; None leaves it to the handler, to the libraries, or to the host."""
+    """One combination of settings. None leaves a setting to the handler, its library or the host."""
 
     device: str | None = None
     dtype: str | None = None
     workers: int = 1
-    """Processes at work at the same time, each with a model of its own."""
+    """Processes that compute at the same time, each with its own copy of the model."""
     threads: int | None = None
-    """Of each worker."""
+    """Threads of each worker."""
     max_batch_size: int | None = None
 
     def __str__(self) -> str:
@@ -49,36 +50,36 @@ class Candidate:
 
 
 def is_adjustable(handler: ModelHandler[Any, Any, Any]) -> bool:
-    """Whether this kind of handler takes a device and a dtype."""
+    """Return whether a handler takes a device and a dtype."""
     return isinstance(handler, TorchHandler | JaxModelHandler)
 
 
 def with_settings(handler: ModelHandler[Any, Any, Any], candidate: Candidate) -> ModelHandler[Any, Any, Any]:
-    """The handler with these settings; what was given is not to be used any more."""
+    """Return the handler with these settings. The one passed in must not be used afterwards."""
     if isinstance(handler, TorchHandler | JaxModelHandler):
         handler = handler.adjusted(candidate.device, candidate.dtype)
     if isinstance(handler, TorchHandler) and candidate.device not in (None, "cpu") and handler.device.type == "cpu":
-        raise InvalidArgument(f"this machine has no device {candidate.device!r} that torch can use")
+        raise InvalidArgument(f"found the device {candidate.device!r}, expected one that torch can use on this machine")
     if candidate.max_batch_size is not None:
         _limit_batches(handler, candidate.max_batch_size)
     return handler
 
 
 def takes_batch_limit(handler: ModelHandler[Any, Any, Any]) -> bool:
-    """Whether ``max_batch_size`` changes anything. Handlers with settings of their own for batches keep to those."""
+    """Return whether ``max_batch_size`` has an effect. Handlers with their own batch settings keep those."""
     is_own = not isinstance(handler.batch_elements_kwargs(), MutableMapping)
     return not is_own and not adapt(handler).self_batching and not handler.batch_elements_kwargs()
 
 
 def _limit_batches(handler: ModelHandler[Any, Any, Any], count: int) -> None:
-    settings: Any = handler.batch_elements_kwargs()  # Beam's own dict: its constructor would have put it there
+    settings: Any = handler.batch_elements_kwargs()  # Beam's own dict, which its constructor fills
     settings["max_batch_size"] = count
     if limits_of(adapt(handler)).max_count != count:
         raise InvalidArgument(f"{type(handler).__name__} takes no max_batch_size")
 
 
 def devices_here(handler: ModelHandler[Any, Any, Any]) -> tuple[str, ...]:
-    """The kinds of devices that a model of this handler can run on in this process, the fastest first."""
+    """Return the kinds of devices that a model of this handler can use in this process, the fastest first."""
     if isinstance(handler, TorchHandler):
         return ("cuda", "cpu") if require("torch", "torch").cuda.is_available() else ("cpu",)
     if isinstance(handler, JaxModelHandler):
@@ -88,11 +89,11 @@ def devices_here(handler: ModelHandler[Any, Any, Any]) -> tuple[str, ...]:
 
 
 def heavy_modules(handler: ModelHandler[Any, Any, Any]) -> list[str]:
-    """What takes seconds to import, and can be imported once for all processes: they are forked from one that has.
+    """Return modules that take seconds to import. A fork server imports them once for all processes.
 
-    JAX is none of them: it starts threads, and a process that has some must not be forked.
+    JAX is not among them: it starts threads, and a process with threads must not be forked.
     """
-    names = [name for name in _HEAVY if name in sys.modules]  # The user's module has imported it.
+    names = [name for name in _HEAVY if name in sys.modules]  # imported by the user's module
     if isinstance(handler, TorchHandler):
         names.append("torch")
     if isinstance(handler, TextHandler):

@@ -1,4 +1,4 @@
-"""How fast the model host is with one handler, in this process: all contact with the host is here."""
+"""Measures how fast the model host runs one handler in this process."""
 
 from __future__ import annotations
 
@@ -18,19 +18,17 @@ from luminosity.inference.preparing import Preparer
 
 __all__ = ["Measurement", "ModelUnderTest", "preparing_rate"]
 
-_BLOCK = 256
-_TELLING_PASS = 256
-"""Fewer rows don't show how large batches would grow."""
-_COMPARED = 128
-"""Rows whose predictions are kept."""
-_MOST_ROWS = 1_000_000
-_MOST_TRIES = 6
-_PREPARING_S = 1.0
+_BLOCK = 256  # examples submitted at once, as in a pipeline
+_LEAST_PASS = 256  # fewer rows don't show how large batches grow
+_COMPARED = 128  # rows whose predictions are kept
+_MOST_ROWS = 1_000_000  # in one pass, so that its results fit into memory
+_MOST_TRIES = 6  # to find a number of rows that takes long enough
+_PREPARING_S = 1.0  # how long the rate of prepare() is measured
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """What came of one pass over the rows; of several workers, what they did together."""
+    """The results of one pass over the rows, summed over several workers."""
 
     rows_per_second: float
     rows: int
@@ -39,19 +37,19 @@ class Measurement:
     useful_cost: float
     padded_cost: float
     budget: float
-    """What one batch may cost, as the host found it."""
+    """The batch budget that the host found: the largest cost of one batch."""
     largest_batch: int
     busy_share: float
-    """Of the time, how much the device computed."""
+    """The share of the time in which the device computed."""
     out_of_memory: int
-    """Times that a batch did not fit."""
+    """How often a batch did not fit into memory."""
     memory_bytes: int
     memory_of: str
-    """The device, or the process, of which it is what it grew by since the model was loaded."""
+    """"device", or "process": then the memory is the growth of the process since before the model was loaded."""
 
     @property
     def padding(self) -> float:
-        """The share of the work that was for nothing."""
+        """The share of the work that was spent on padding."""
         return 1 - self.useful_cost / self.padded_cost if self.padded_cost else 0.0
 
 
@@ -72,16 +70,16 @@ class _Pass:
 
 @dataclass
 class ModelUnderTest:
-    """A handler and its prepared examples. The model is loaded, and fed as a pipeline does: block by block."""
+    """A loaded model and its prepared examples, which are submitted block by block as in a pipeline."""
 
     handler: Handler[Any, Any, Any]
     examples: list[Any]
     predictions: dict[int, Any] = field(default_factory=dict[int, Any])
-    """Of the first rows, by their number."""
+    """The predictions of the first rows, by index."""
 
     def __post_init__(self) -> None:
         self._prepared = Preparer(self.handler).prepare(self.examples)
-        self._host = host_of(self.handler)  # Imports the library, where the handler asks it for a device.
+        self._host = host_of(self.handler)  # imports the handler's library, which must not count as the model's memory
         self._memory_before = _memory("VmRSS")
         self._lane = self._host.enter(self, lambda: self.handler, LaneSettings())
         self._host.load(self._lane)
@@ -91,16 +89,16 @@ class ModelUnderTest:
     __hash__ = object.__hash__
 
     def warm_up(self, seconds: float, worth: float = 0.0) -> None:
-        """Longer and longer passes, until batches grow no more, or the time is over.
+        """Run longer and longer passes, until batches don't grow any more or the time is over.
 
-        On the wrong device, or in the wrong dtype, one row may take seconds: such a model, with fewer rows per second
-        than ``worth``, is given up, and its last pass is all that is measured.
+        On the wrong device, or with the wrong dtype, one row may take seconds. If the model computes fewer rows per
+        second than ``worth``, its last pass becomes the measurement.
         """
         begun, count, before = time.monotonic(), 1, _Pass(0, 1.0, [])
         while True:
             last = self._pass(count)
-            is_settled = count >= _TELLING_PASS and last.budget == before.budget
-            # The first time may be that of a compiler.
+            is_settled = count >= _LEAST_PASS and last.budget == before.budget
+            # The first pass may include compilation.
             is_hopeless = count == before.rows and last.rate < worth and last.seconds > seconds / 4
             is_late = before.rows > 0 and time.monotonic() - begun > seconds
             if is_settled or is_hopeless or is_late:
@@ -109,7 +107,7 @@ class ModelUnderTest:
             before, count = last, int(np.clip(last.rate * seconds, 1, 4 * count))
 
     def measure(self, seconds: float) -> Measurement:
-        """The faster of two passes over the same rows, which together take about this long."""
+        """Run two passes over the same rows, which together take about ``seconds``, and return the faster one."""
         measured = self._hopeless or self._faster_pass(seconds / 2)
         done = [batch for batch in measured.batches if not batch.failed]
         memory, memory_of = self._peak_memory()
@@ -132,15 +130,15 @@ class ModelUnderTest:
         rate, tries = self._rate, 0
         while True:
             count = int(np.clip(rate * seconds, 1, _MOST_ROWS))
-            # The first one may see shapes that a compiler has not seen yet.
+            # The first pass may have shapes that are compiled for it.
             found = min(self._pass(count), self._pass(count), key=lambda each: each.seconds)
             tries += 1
             if found.seconds > seconds / 2 or tries == _MOST_TRIES:
                 return found
-            rate = min(found.rate, 16 * rate)  # It was not yet warm when this was guessed.
+            rate = min(found.rate, 16 * rate)  # the first estimate may be from a cold model
 
     def _pass(self, count: int) -> _Pass:
-        """This many rows, from the first on and round again."""
+        """Run ``count`` rows, starting again from the first row when the last is reached."""
         session = self._host.open()
         begun, left = time.monotonic(), count
         try:
@@ -183,11 +181,11 @@ class ModelUnderTest:
 
 
 def preparing_rate(handler: Handler[Any, Any, Any], examples: list[Any]) -> float:
-    """Rows per second that ``prepare`` and ``cost`` make ready in this process."""
+    """Return how many rows per second ``prepare`` and ``cost`` process in this process."""
     preparer = Preparer(handler)
-    preparer.prepare(examples[:1])  # Loads a tokenizer.
+    preparer.prepare(examples[:1])  # loads the tokenizer
     begun, done = time.monotonic(), 0
-    # Each row once: what a tokenizer remembers would make a second time too quick.
+    # Each row only once: a tokenizer's cache would make the second time too fast.
     for start in range(0, len(examples), _BLOCK):
         block = examples[start : start + _BLOCK]
         preparer.prepare(block)

@@ -1,4 +1,4 @@
-"""Rows of a file to try a model with: a sample, always the same."""
+"""Reads a sample of a file's rows, always the same, to try a model with."""
 
 from __future__ import annotations
 
@@ -10,27 +10,28 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from luminosity._text import did_you_mean, list_some
 from luminosity.errors import OptionError
 
 __all__ = ["read_rows"]
 
 T = TypeVar("T")
 
-_MOST_GROUPS = 16
-"""Row groups of a Parquet file that are read, from all over the file."""
-_MOST_BYTES = 1_000_000_000
-"""How far files are read that can't be read from the middle."""
+_MOST_GROUPS = 16  # row groups of a Parquet file that are read, spread over the file
+_MOST_BYTES = 1_000_000_000  # how much is read of files that can only be read from the start
+_SHOWN_COLUMNS = 20
 _SEED = 0
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 
 
 def read_rows(path: str, column: str | None, count: int) -> list[Any]:
-    """At most this many rows in random order: texts, numbers, and numpy arrays of what are lists in the file.
+    """Return at most ``count`` rows in random order: texts, numbers, and lists as numpy arrays.
 
-    Rows without a value are left out. The file's name tells its format; what is none of the others has a row per line.
+    Rows without a value are left out. The file's suffix decides its format; a file with another suffix has a row per
+    line.
     """
     if not os.path.isfile(path):
-        raise OptionError(f"--data={path}: {'a folder' if os.path.isdir(path) else 'no such file'}; expected a file")
+        raise OptionError(f"--data={path}: {'a folder' if os.path.isdir(path) else 'no such file'}, expected a file")
     if not os.path.getsize(path):
         raise OptionError(f"--data={path}: the file is empty")
     kind = os.path.splitext(path)[1].lower()
@@ -93,8 +94,8 @@ def _csv_values(path: str, column: str | None, delimiter: str) -> Iterator[Any]:
 def _from_lines(path: str, column: str | None, count: int, chance: random.Random) -> list[Any]:
     if column is not None:
         raise OptionError(
-            f"--column={column}: {path} is read as lines of text, which have no columns; "
-            "tables are .parquet, .jsonl, .csv and .tsv files"
+            f"--column={column}: {path} is read as lines of text, which have no columns",
+            fix="leave --column out, or use a .parquet, .jsonl, .csv or .tsv file",
         )
     return _sample((line for line in _lines(path) if line), count, chance)
 
@@ -110,18 +111,18 @@ def _lines(path: str) -> Iterator[str]:
 
 
 def _checked(path: str, column: str | None, columns: list[str]) -> str:
-    has = f"{path} has {', '.join(map(repr, columns[:20]))}{', ...' if len(columns) > 20 else ''}"
+    has = f"{path} has {list_some(map(repr, columns), _SHOWN_COLUMNS)}"
     if column is None:
         if len(columns) == 1:
             return columns[0]
-        raise OptionError(f"--column is missing: which one has the examples? {has}")
+        raise OptionError(f"--column is missing; {has}", fix="name the column with the examples: --column C")
     if column not in columns:
-        raise OptionError(f"--column={column}: no such column; {has}")
+        raise OptionError(f"--column={column}: no such column; {has}", fix=did_you_mean(column, columns) or None)
     return column
 
 
 def _sample(values: Iterable[T], count: int, chance: random.Random) -> list[T]:
-    """A fair sample of values that come one by one: each has the same chance, however many there are."""
+    """Return a random sample of values that come one by one; each has the same chance, however many there are."""
     kept: list[T] = []
     for seen, value in enumerate(values):
         if seen < count:

@@ -1,4 +1,4 @@
-"""Which candidates are tried, and in which order: each step keeps the best of the one before."""
+"""Decides which candidates are tried and in which order; compares their predictions."""
 
 from __future__ import annotations
 
@@ -16,41 +16,43 @@ from luminosity.inference.tuning.measurement import Measurement
 __all__ = ["Difference", "Search", "Space", "Trial", "difference"]
 
 
-_GAIN = 1.03
-"""How much faster is faster: below that it is chance, and the simpler settings stay."""
-_LEAST_BATCH = 4
+_GAIN = 1.03  # a smaller gain may be chance, and the simpler settings are kept
+_LEAST_BATCH = 4  # smaller batches are not tried
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What came of a candidate: numbers, or why there are none."""
+    """The result of a candidate: a measurement, or the reason why there is none."""
 
     candidate: Candidate
     measured: Measurement | None
     reason: str = ""
     differs: Difference | None = None
-    """From the predictions of the first trial that had any; None for that one itself."""
+    """The difference from the predictions of the first successful trial; None for that trial itself."""
 
     @property
     def rate(self) -> float:
+        """Rows per second, or 0 without a measurement."""
         return self.measured.rows_per_second if self.measured is not None else 0.0
 
 
 @dataclass(frozen=True)
 class Space:
-    """What may be tried; the first of each is where the search begins. Empty: the handler has no such setting."""
+    """The settings that may be tried, starting with the first of each. Empty if the handler has no such setting."""
 
     devices: tuple[str, ...] = ()
     dtypes: tuple[str, ...] = ()
     threads: tuple[int, ...] = ()
-    """Empty: all cores for one worker, then more workers with fewer threads each, while that is faster."""
+    """If empty: one worker with all cores, then more workers with fewer threads each, while that is faster."""
     batch_limits: bool = True
     cores: int = field(default_factory=usable_cores)
     ram_bytes: int = field(default_factory=machine_ram_bytes)
 
 
 class Search:
-    """Not all combinations: the device, then the dtype on it, then threads, then smaller batches.
+    """Tries settings one after the other: the device, the dtype, threads, smaller batches.
+
+    Each step keeps the best of the step before, instead of trying all combinations.
 
     >>> def measure(candidate):
     ...     rate = {"float32": 1.0, "bfloat16": 2.0}[candidate.dtype] * candidate.workers**0.5
@@ -70,11 +72,11 @@ class Search:
         self._space = space
         self.trials: list[Trial] = []
         self.planned = 0
-        """About how many trials there will be, as far as is known."""
+        """An estimate of the number of trials."""
         self.best: Trial | None = None
 
     def run(self, measure: Callable[[Candidate], Trial | None]) -> Iterator[Trial]:
-        """Trials as they are done; None from ``measure`` ends the search."""
+        """Yield trials as they are done. The search ends when ``measure`` returns None."""
         space = self._space
         self.planned = max(1, len(space.devices)) + max(0, len(space.dtypes) - 1) + 3
         for step in (self._devices, self._dtypes, self._threads, self._batch_limits):
@@ -90,7 +92,7 @@ class Search:
                 self.planned = max(self.planned, len(self.trials))
                 yield trial
             if self.best is None and step != self._devices:
-                return  # Nothing to build on; a smaller dtype was the last hope.
+                return  # no candidate works, not even with a smaller dtype
 
     def _devices(self) -> Iterator[Candidate]:
         dtype = self._space.dtypes[0] if self._space.dtypes else None
@@ -115,7 +117,7 @@ class Search:
             yield self._with_threads(begun, threads)
 
     def _batch_limits(self) -> Iterator[Candidate]:
-        """Below what the host found to pay: caches may be happier with less."""
+        """Yield batches smaller than those that the host found: they may fit the CPU's caches better."""
         best = self.best
         if not self._space.batch_limits or best is None or best.measured is None:
             return
@@ -131,7 +133,7 @@ class Search:
         return self.trials[0].candidate if self.best is None else self.best.candidate
 
     def _on_cores(self, candidate: Candidate) -> Candidate:
-        """With all cores at work, where they compute; beside another device, threads matter little."""
+        """Use all cores if they compute. With another device, threads matter little."""
         if candidate.device not in (None, "cpu"):
             return candidate
         return self._with_threads(candidate, self._space.threads[0] if self._space.threads else self._space.cores)
@@ -140,7 +142,7 @@ class Search:
         return replace(candidate, threads=threads, workers=max(1, self._space.cores // threads))
 
     def _impossible(self, candidate: Candidate) -> Trial | None:
-        """As many copies of the model as there are workers may be too many."""
+        """Return a failed trial if one copy of the model per worker needs too much memory."""
         if candidate.workers == 1 or self.best is None or self.best.measured is None:
             return None
         one = self.best.measured.memory_bytes / self.best.candidate.workers
@@ -151,17 +153,18 @@ class Search:
 
 @dataclass(frozen=True)
 class Difference:
-    """Between the predictions of two models for the same rows."""
+    """The difference between two models' predictions for the same rows."""
 
     largest: float
-    """Of two numbers at the same place."""
+    """The largest difference between two numbers at the same place."""
     changed: int
-    """Rows where something that is no number differs: a label, a text, the form."""
+    """Rows in which something other than a number differs: a label, a text, the shape."""
     rows: int
+    """The number of rows compared."""
 
 
 def difference(first: Mapping[int, Any], second: Mapping[int, Any]) -> Difference:
-    """Predictions by row; what only one side has does not count.
+    """Compare predictions by row. Rows that only one side has don't count.
 
     >>> difference({0: {"label": "A", "score": 0.5}, 1: 1}, {0: {"label": "B", "score": 0.75}})
     Difference(largest=0.25, changed=1, rows=1)
@@ -179,7 +182,7 @@ def difference(first: Mapping[int, Any], second: Mapping[int, Any]) -> Differenc
 
 
 def _pairs(first: Any, second: Any) -> Iterator[tuple[Any, Any]]:
-    """The innermost values, place by place."""
+    """Yield pairs of the innermost values."""
     first, second = getattr(first, "inference", first), getattr(second, "inference", second)
     if isinstance(first, dict) and isinstance(second, dict) and first.keys() == second.keys():
         named = cast("dict[Any, Any]", first)
@@ -197,7 +200,7 @@ def _pairs(first: Any, second: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def _apart(first: Any, second: Any) -> float | None:
-    """None where they differ and can't be subtracted."""
+    """Return the largest difference, or None if the values differ and can't be subtracted."""
     try:
         one, other = np.asarray(first, np.float64), np.asarray(second, np.float64)
     except (TypeError, ValueError):
@@ -205,7 +208,7 @@ def _apart(first: Any, second: Any) -> float | None:
     if one.shape != other.shape:
         return None
     apart = np.abs(one - other)
-    # What is no number, on one side alone, is as far away as can be.
+    # NaN on one side only counts as infinitely different.
     return float(np.where(np.isnan(one) & np.isnan(other), 0.0, np.nan_to_num(apart, nan=math.inf)).max(initial=0.0))
 
 

@@ -1,4 +1,4 @@
-"""From a handler and rows to trials, within a time."""
+"""Runs a search: from a handler and rows to trials, within a time limit."""
 
 from __future__ import annotations
 
@@ -10,28 +10,24 @@ from typing import Any
 from luminosity.errors import OptionError
 from luminosity.inference.handler import Handler
 from luminosity.inference.tuning.candidates import Candidate, is_adjustable, takes_batch_limit
-from luminosity.inference.tuning.laboratory import CandidateFailed, Laboratory, Survey
 from luminosity.inference.tuning.search import Search, Space, Trial, difference
+from luminosity.inference.tuning.trial_runner import CandidateFailed, Survey, TrialRunner
 
 __all__ = ["Choices", "Tuning"]
 
 _DTYPES = ("float32", "bfloat16", "float16")
-_LOADING_S = 600.0
-"""How long the first candidate may take: nothing is known of its model yet."""
-_WITHOUT_RESULT_S = 60.0
-"""How long each next one may take, while none had a result."""
-_PASSES = 20
+_LOADING_S = 600.0  # how long the first candidate may take: its model may be large
+_WITHOUT_RESULT_S = 60.0  # how long each further candidate may take while none has a result
+_PASSES = 20  # a measurement takes this part of the whole time, within these limits:
 _LEAST_S, _MOST_S = 0.3, 5.0
-_HOPELESS = 4.0
-"""A candidate that takes this many times as long as the first, start and all, is given up."""
-_LEAST_PATIENCE_S = 10.0
-_WORTH = 0.1
-"""Of the best rate so far: a candidate that is slower than this when it warms up is not measured for longer."""
+_HOPELESS = 4.0  # a candidate that takes this many times as long as the first, including its start, is stopped
+_LEAST_PATIENCE_S = 10.0  # no candidate is stopped before this
+_WORTH = 0.1  # a candidate below this share of the best rate while it warms up is not measured for longer
 
 
 @dataclass(frozen=True)
 class Choices:
-    """What a user leaves to try; empty: whatever there is."""
+    """The settings that the user wants to try; an empty tuple means all that the machine offers."""
 
     devices: tuple[str, ...] = ()
     dtypes: tuple[str, ...] = ()
@@ -39,47 +35,50 @@ class Choices:
 
 
 class Tuning:
-    """One search."""
+    """One search for the best settings."""
 
     def __init__(self, handler: Handler[Any, Any, Any], examples: list[Any], seconds: float, choices: Choices) -> None:
         if not is_adjustable(handler) and (choices.devices or choices.dtypes):
             flag = "--device" if choices.devices else "--dtype"
             raise OptionError(
-                f"{flag} can't be varied: {handler} is no TorchModelHandler, JaxModelHandler or handler of a text model"
+                f"{flag} can't be varied: {handler} is not a TorchModelHandler, a JaxModelHandler or a text model's "
+                "handler"
             )
         self._handler = handler
         self._choices = choices
-        self._laboratory = Laboratory(handler, examples)
+        self._runner = TrialRunner(handler, examples)
         self._seconds = seconds
         self._measuring_s = min(max(seconds / _PASSES, _LEAST_S), _MOST_S)
         self._durations: list[float] = []
         self._reference: dict[int, Any] | None = None
         self.reference: Candidate | None = None
-        """Whose predictions the others are compared with."""
+        """The candidate with whose predictions the others are compared."""
         self.on_begin: Callable[[Candidate], None] = lambda candidate: None
-        """Called before each trial, for who shows how it goes."""
+        """Called before each trial, to show progress."""
         self.survey: Survey | None = None
         self.search = Search(Space())
         self.is_out_of_time = False
 
     @property
     def handler_name(self) -> str:
+        """The name of the handler's class."""
         return str(self._handler)
 
     @property
     def not_varied(self) -> list[str]:
-        """What could not be tried, and why."""
+        """Sentences about settings that could not be varied."""
         notes: list[str] = []
         if not is_adjustable(self._handler):
             notes.append(f"{self._handler} takes no device and no dtype, so these were not varied.")
         if not takes_batch_limit(self._handler):
-            notes.append(f"{self._handler} has settings of its own for batches, so smaller ones were not tried.")
+            notes.append(f"{self._handler} has its own batch settings, so smaller batches were not tried.")
         return notes
 
     def run(self) -> Iterator[Trial]:
+        """Yield trials as they are done. Raises ``OptionError`` if the handler can't prepare the rows."""
         self._ends = time.monotonic() + self._seconds
         try:
-            self.survey = self._laboratory.survey(_LOADING_S)
+            self.survey = self._runner.survey(_LOADING_S)
         except CandidateFailed as error:
             raise OptionError(f"{self._handler} can't prepare these rows: {error}") from error
         self.search = Search(self._space(self.survey))
@@ -103,7 +102,7 @@ class Tuning:
         begun = time.monotonic()
         worth = _WORTH * self.search.best.rate if self.search.best is not None else 0.0
         try:
-            measured, predictions = self._laboratory.measure(candidate, self._measuring_s, patience, worth)
+            measured, predictions = self._runner.measure(candidate, self._measuring_s, patience, worth)
         except CandidateFailed as error:
             return Trial(candidate, None, str(error))
         finally:
@@ -114,7 +113,7 @@ class Tuning:
         return Trial(candidate, measured, differs=difference(self._reference, predictions))
 
     def _patience(self) -> float | None:
-        """How long the next candidate may take; None where the time that is left is too short to try."""
+        """Return how long the next candidate may take, or None if there is too little time left."""
         if not self._durations:
             return _LOADING_S
         left = self._ends - time.monotonic()

@@ -35,8 +35,8 @@ class Address:
         >>> Address.parse("https://api.example.com/v1/").shown("/v1/embeddings")
         'https://api.example.com/v1/embeddings'
         >>> Address.parse("http://user:word@localhost:8000")
-        Traceback (most recent call last): luminosity.errors.InvalidArgument: found a user or a password in the address
-        of localhost, where anyone may read ...
+        Traceback (most recent call last):
+        luminosity.errors.InvalidArgument: found a user or a password in the address of localhost, ...
         """
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:

@@ -99,8 +99,8 @@ def check_modes(modes: Sequence[str]) -> None:
     """Raise if a pooling mode is unknown.
 
     >>> check_modes(["average"])
-    Traceback (most recent call last): luminosity.errors.InvalidArgument: found pooling='average', expected some of cls,
-    max, mean, mean_sqrt_len_tokens, ...
+    Traceback (most recent call last):
+    luminosity.errors.InvalidArgument: found pooling='average', expected some of cls, max, mean, ...
     """
     for mode in modes:
         if mode not in POOLING_MODES:

@@ -1,4 +1,4 @@
-"""Each candidate in processes of its own: nothing is left of the one before, and a crash is a result."""
+"""Measures each candidate in fresh processes: nothing remains of the one before, and a crash is a result."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any
 
 from apache_beam.internal import pickler
 
+from luminosity._text import describe_exit, shorten
 from luminosity.inference.adapting.adapt import adapt
 from luminosity.inference.handler import Handler
 from luminosity.inference.memory import is_out_of_memory
@@ -21,25 +22,26 @@ from luminosity.inference.threads import limit_threads
 from luminosity.inference.tuning.candidates import Candidate, devices_here, heavy_modules, with_settings
 from luminosity.inference.tuning.measurement import Measurement, ModelUnderTest, preparing_rate
 
-__all__ = ["CandidateFailed", "Laboratory", "Survey"]
+__all__ = ["CandidateFailed", "Survey", "TrialRunner"]
 
-_LONGEST_REASON = 300
+_LONGEST_REASON = 300  # characters, so that a reason fits into a few lines
 
 
 class CandidateFailed(Exception):
-    """Says in one line why there are no numbers."""
+    """A candidate has no measurement; the message says why in one line."""
 
 
 @dataclass(frozen=True)
 class Survey:
-    """What holds for all candidates."""
+    """What all candidates have in common."""
 
     prepared_per_second: float
-    """Rows, by one core."""
+    """How many rows one core prepares per second."""
     devices: tuple[str, ...]
+    """The devices that the handler can use."""
 
 
-class Laboratory:
+class TrialRunner:
     """Measures candidates of one handler on the same rows."""
 
     def __init__(self, handler: Handler[Any, Any, Any], examples: list[Any]) -> None:
@@ -48,41 +50,43 @@ class Laboratory:
         self._context.set_forkserver_preload([__name__, *heavy_modules(handler)])
 
     def survey(self, timeout: float) -> Survey:
+        """Measure how fast rows are prepared, and find the devices."""
         [found] = self._run(1, _survey, (), time.monotonic() + timeout)
         return found
 
     def measure(
         self, candidate: Candidate, seconds: float, timeout: float, worth: float = 0.0
     ) -> tuple[Measurement, dict[int, Any]]:
-        """Numbers, and predictions by row: about so many seconds of computing, after as many to warm up.
+        """Return a measurement and predictions by row.
 
-        Below ``worth`` rows per second it is not worth the time.
+        Takes about ``seconds`` to warm up and as long to measure. A candidate with fewer than ``worth`` rows per second
+        is not measured for longer. Raises ``CandidateFailed``.
         """
         deadline = time.monotonic() + timeout
         results = self._run(candidate.workers, _measure, (candidate, seconds, worth / candidate.workers), deadline)
         return _together([measured for measured, _ in results]), results[0][1]
 
     def _run(self, count: int, work: Callable[..., Any], arguments: Sequence[Any], deadline: float) -> list[Any]:
-        """What processes answer that start the second half of their work at the same time."""
+        """Run ``work`` in ``count`` processes that start the second half of their work at the same time."""
         with ExitStack() as stack:
             workers = [
                 stack.enter_context(_Worker(self._context, work, self._pickled, arguments)) for _ in range(count)
             ]
             for worker in workers:
-                worker.answer(deadline)
+                worker.receive(deadline)
             for worker in workers:
                 worker.go()
-            return [worker.answer(deadline) for worker in workers]
+            return [worker.receive(deadline) for worker in workers]
 
 
 class _Worker:
     def __init__(self, context: Any, work: Callable[..., Any], pickled: bytes, arguments: Sequence[Any]) -> None:
         self._connection, theirs = context.Pipe()
-        # A daemon: it ends with this process, whatever becomes of that.
+        # A daemon ends with this process.
         self._process = context.Process(target=_serve, args=(theirs, work, pickled, tuple(arguments)), daemon=True)
         self._begun = time.monotonic()
         self._process.start()
-        theirs.close()  # So that its end is seen here.
+        theirs.close()  # otherwise the end of the process would not be noticed here
 
     def __enter__(self) -> _Worker:
         return self
@@ -93,12 +97,14 @@ class _Worker:
         self._process.join()
 
     def go(self) -> None:
+        """Let the process start the second half of its work."""
         try:
             self._connection.send("go")
         except OSError as error:
             raise CandidateFailed(self._ending()) from error
 
-    def answer(self, deadline: float) -> Any:
+    def receive(self, deadline: float) -> Any:
+        """Wait for the process's next message; raise ``CandidateFailed`` if there is none in time."""
         if not wait([self._connection], max(0.0, deadline - time.monotonic())):
             raise CandidateFailed(f"not done after {time.monotonic() - self._begun:.0f} s")
         try:
@@ -113,12 +119,14 @@ class _Worker:
         self._process.join(5)
         code = self._process.exitcode
         if code == -signal.SIGKILL:
-            return "its process was killed, as the system does when memory is full"
-        return f"its process ended with {signal.Signals(-code).name if code and code < 0 else f'status {code}'}"
+            return "its process was killed by SIGKILL, as the system does when memory is full"
+        return f"its process {describe_exit(code or 0)}"
 
 
 def _serve(connection: Connection, work: Callable[..., Any], pickled: bytes, arguments: Sequence[Any]) -> None:
-    """A process's whole life. What it prints would run into the progress bar; its errors are its answer."""
+    """Run ``work`` in a child process and send its result. Its output is discarded: it would disturb the progress
+    bar.
+    """
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.dup2(nowhere, 2)
@@ -128,16 +136,16 @@ def _serve(connection: Connection, work: Callable[..., Any], pickled: bytes, arg
         connection.recv()
 
     try:
-        answer = work(pickled, is_ready, *arguments), ""
+        result = work(pickled, is_ready, *arguments), ""
     except EOFError:
-        return  # Nobody waits any more.
+        return  # the parent has given up this candidate
     except BaseException as error:
-        answer = None, _reason(error)
-    connection.send(answer)
+        result = None, _reason(error)
+    connection.send(result)
 
 
 def _survey(pickled: bytes, is_ready: Callable[[], None]) -> Survey:
-    limit_threads(1)  # As a worker for the CPU has.
+    limit_threads(1)  # as in a CPU worker
     handler, examples = pickler.loads(pickled)
     handler.set_environment_vars()
     is_ready()
@@ -160,10 +168,11 @@ def _reason(error: BaseException) -> str:
     words = " ".join(f"{type(error).__name__}: {error}".split())
     if is_out_of_memory(error):
         words = f"out of memory, even with one row: {words}"
-    return words if len(words) <= _LONGEST_REASON else f"{words[: _LONGEST_REASON - 1]}…"
+    return shorten(words, _LONGEST_REASON)
 
 
 def _together(each: list[Measurement]) -> Measurement:
+    """Add up the measurements of workers that ran at the same time."""
     return Measurement(
         sum(one.rows_per_second for one in each),
         sum(one.rows for one in each),
