@@ -20,8 +20,7 @@ _PREBATCHED = base._PrebatchedModelHandler  # pyright: ignore[reportPrivateUsage
 
 
 def adapt(handler: ModelHandler[Any, Any, Any]) -> Handler[Any, Any, Any]:
-    """Return ``handler`` with all hooks: itself if it is a ``Handler``, otherwise a wrapper that follows Beam's
-    contract.
+    """Return ``handler`` with all hooks: itself if it is a ``Handler``, otherwise a wrapper around it.
 
     Pre- and postprocessing functions run as steps of their own, so their wrappers are removed. A handler of many models
     is one model here, and loads them as Beam does; :class:`~luminosity.inference.adapting.model_set.ModelSet` is how

@@ -1,6 +1,4 @@
-"""Checks of handlers at the time a pipeline is built, for mistakes that would otherwise show up in a worker or
-never.
-"""
+"""Checks of handlers while a pipeline is built, for mistakes that would otherwise show up only in a worker."""
 
 from __future__ import annotations
 

@@ -79,8 +79,9 @@ class _Child:
         """Written before ``_process`` is read, and read after ``_process`` is written: no start misses a kill."""
 
     def call(self, *request: Any) -> Any:
-        """Send ``("load",)``, ``("memory",)`` or ``("predict", batch, inference_args)`` and return the child's
-        response.
+        """Send a request and return the child's response.
+
+        The requests are ``("load",)``, ``("memory",)`` and ``("predict", batch, inference_args)``.
         """
         with self._lock:
             if self._process is None:

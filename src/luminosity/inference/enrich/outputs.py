@@ -104,8 +104,9 @@ def _are_arrays(values: Sequence[Any]) -> bool:
 
 
 def _cast(found: pa.Array, values: Block, wanted: pa.DataType) -> pa.Array:
-    """Convert without loss. ``pa.array(values, wanted)`` would turn 2.5 into 2, so it is used only if there is no
-    cast.
+    """Convert without loss.
+
+    ``pa.array(values, wanted)`` would turn 2.5 into 2, so it is used only if Arrow has no cast.
     """
     try:
         return found.cast(wanted)

@@ -89,9 +89,7 @@ def _begin(value: Any) -> str:
 
 
 class TableBlockCoder(BlockCoder):
-    """Encodes a block with pickle, except for its table: the pickle of a slice holds the whole table it was cut
-    from.
-    """
+    """Encodes a block with pickle, but its table with Arrow: the pickle of a slice holds the whole table."""
 
     def encode(self, value: TableBlock) -> bytes:
         whole = replace(value, table=_TABLES.encode(value.table))  # type: ignore[arg-type]

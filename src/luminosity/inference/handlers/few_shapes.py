@@ -58,9 +58,7 @@ class Padding:
     def pad(
         self, columns: Columns, masked: bool = False, convert: Callable[[Array], Array] = lambda values: values
     ) -> Padded:
-        """Return the examples as one batch; ``convert`` changes the type of the numbers before padding adds more of
-        them.
-        """
+        """Return the examples as one batch; ``convert`` changes the type of the numbers before they are padded."""
         count, found = len(columns), lengths(columns)
         rows = padding.next_half_step(count) if self.rows is None else padding.next_of(self.rows, count)
         length = 0 if found is None else self._padded_length(int(found.max(initial=0)))

@@ -45,8 +45,9 @@ _TYPES = {
 
 @dataclass(frozen=True, eq=False)
 class JaxModel:
-    """Parameters on their device. A class, because Beam needs a weak reference to a model, and dicts and tuples have
-    none.
+    """Parameters on their device.
+
+    A class, because Beam needs a weak reference to a model, which dicts and tuples don't allow.
     """
 
     params: Tree
@@ -247,9 +248,7 @@ class JaxModelHandler(Handler[Any, PredictionResult, JaxModel]):
 
 
 def _without_devices(params: Tree) -> Tree:
-    """Convert JAX's arrays to numpy's: a worker that only prepares examples must not start an accelerator to unpickle
-    them.
-    """
+    """Convert JAX's arrays to numpy's, so that a worker without the model can unpickle them without an accelerator."""
     if "jax" not in sys.modules or inspect.isroutine(params) or isinstance(params, str | functools.partial):
         return params
     return require("jax", "jax").device_get(params)

@@ -20,8 +20,7 @@ _LENGTHS = (1, 2, 4, 8, 16, 32, 64)
 
 
 def pad_rows(values: Array, lengths: Array, width: int, value: Any, side: str = "right") -> tuple[Array, Array]:
-    """Return rows that stand one after the other in ``values`` as one array of this width, and the mask of their
-    places.
+    """Return the rows in ``values``, one after the other, as one array of this width, and a mask of their places.
 
     >>> pad_rows(np.array([1, 2, 3]), np.array([2, 1]), 2, 0)[0].tolist()
     [[1, 2], [3, 0]]

@@ -129,9 +129,7 @@ class TorchModelHandler(TorchHandler[Any, PredictionResult]):
             list(self.run_inference([self._warm_up_example], model))
 
     def prepare(self, block: Block) -> Block:
-        """Return numpy arrays, which travel between processes at a far lower cost than tensors, or a table's whole
-        columns.
-        """
+        """Return numpy arrays, which are cheaper to send between processes than tensors, or a table's whole columns."""
         if isinstance(block, np.ndarray):
             return block
         if isinstance(block, pa.RecordBatch | pa.Array) and self._inference_fn is None and not _is_ragged(block):

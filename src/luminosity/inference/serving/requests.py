@@ -11,7 +11,7 @@ from starlette.responses import Response
 __all__ = ["RequestError", "error_response", "json_response", "read_body", "read_json"]
 
 
-_RETRY_AFTER_S = 1  # what a client is told to wait when the server is full
+_RETRY_AFTER_S = 1  # how long a client should wait when the server is full
 
 
 async def read_body(request: Request, limit: int) -> bytes:

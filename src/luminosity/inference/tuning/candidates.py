@@ -36,7 +36,8 @@ class Candidate:
     max_batch_size: int | None = None
 
     def __str__(self) -> str:
-        """
+        """Return the settings in a few words.
+
         >>> str(Candidate("cpu", "bfloat16", workers=2, threads=1))
         'cpu, bfloat16, 2 workers of 1 thread'
         """

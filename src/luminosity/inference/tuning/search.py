@@ -13,7 +13,7 @@ from luminosity.core import machine_ram_bytes, usable_cores
 from luminosity.inference.tuning.candidates import Candidate
 from luminosity.inference.tuning.measurement import Measurement
 
-__all__ = ["Difference", "Search", "Space", "Trial", "difference"]
+__all__ = ["Search", "Space", "Trial", "difference"]
 
 
 _GAIN = 1.03  # a smaller gain may be chance, and the simpler settings are kept

@@ -124,8 +124,9 @@ class _Worker:
 
 
 def _serve(connection: Connection, work: Callable[..., Any], pickled: bytes, arguments: Sequence[Any]) -> None:
-    """Run ``work`` in a child process and send its result. Its output is discarded: it would disturb the progress
-    bar.
+    """Run ``work`` in a child process and send its result.
+
+    The child's output is discarded, because it would disturb the progress bar.
     """
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)

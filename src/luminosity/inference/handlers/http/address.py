@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from luminosity.errors import EndpointError, InvalidArgument
 
-__all__ = ["Address", "ApiKey", "checked_headers", "looks_secret"]
+__all__ = ["Address", "ApiKey", "checked_headers"]
 
 
 _NAME_THE_VARIABLE = "name the environment variable that holds it: api_key_env='...'"
@@ -71,8 +71,9 @@ class Address:
         return f"{self.scheme}://{host}{port}{self._below(path)}"
 
     def _below(self, path: str) -> str:
-        """Join the paths. Many users give a base that already ends in the version, as the servers' own clients want
-        it.
+        """Join the paths.
+
+        Many users give a base that already ends in the version, as the clients of OpenAI expect it.
         """
         version = "/" + path.strip("/").partition("/")[0]
         base = self.path.removesuffix(version) if path and self.path.endswith(version) else self.path

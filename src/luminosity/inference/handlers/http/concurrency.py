@@ -24,8 +24,9 @@ _PROBE_S = 10.0  # when to try a larger limit again after it did not pay: server
 
 
 class Gate:
-    """Lets as many requests through at once as its limit allows. All threads of a process share one for each
-    endpoint.
+    """Lets as many requests through at once as its limit allows.
+
+    All threads of a process share one gate for each endpoint.
     """
 
     def __init__(self, most: int, clock: Callable[[], float] = time.monotonic) -> None:

@@ -21,7 +21,7 @@ from luminosity.inference.handlers.http.openai_client import Chat, Embeddings
 from luminosity.inference.handlers.http.protocol import HttpProtocol
 from luminosity.inference.handlers.http.remote_model import RemoteModel
 
-__all__ = ["HttpModelHandler", "HttpOptions"]
+__all__ = ["HttpModelHandler"]
 
 
 class HttpOptions(HandlerOptions, total=False):

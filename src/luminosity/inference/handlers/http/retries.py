@@ -14,7 +14,7 @@ from typing import Any, cast
 from luminosity.errors import EndpointError, RemoteModelError
 from luminosity.inference.handlers.http.protocol import Response
 
-__all__ = ["CircuitBreaker", "RetryableError", "check_status", "delay", "retry_after"]
+__all__ = ["CircuitBreaker", "RetryableError", "check_status", "delay"]
 
 
 _RETRYABLE = {408, 429, 502, 503, 504}

@@ -69,9 +69,7 @@ class SentenceRecipe:
         )
 
     def prompt(self, text: str | None, name: str | None) -> str:
-        """Return the text to put before each example: ``text``, or the model's prompt of this name, or its default
-        prompt.
-        """
+        """Return the text to put before each example: ``text``, the model's prompt of this name, or its default."""
         if text is not None:
             return text
         if name is not None and name not in self.prompts:

@@ -35,8 +35,9 @@ _LOCAL_ATTENTION = ("attention_window", "layer_types", "local_attention", "slidi
 
 
 class TextHandler(TorchHandler[ExampleT, PredictionResult]):
-    """A handler whose examples are texts. The tokenizer is loaded where texts are prepared, the model where it
-    predicts.
+    """A handler whose examples are texts.
+
+    Workers that prepare texts load only the tokenizer, and the process that predicts loads the model.
     """
 
     padding_side = "right"
