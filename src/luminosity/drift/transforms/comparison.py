@@ -35,9 +35,9 @@ from luminosity.drift.transforms.tile_sums import (
     ScatterReference,
     Sums,
     TileDoFn,
-    part_failures,
     reference_strips,
     scatter_recipe,
+    split_failures,
 )
 from luminosity.errors import DriftError
 
@@ -76,7 +76,7 @@ class ComparisonSteps:
         sums = self._added(rows, plans, strips, on_failure)
         if not returns_failures:
             return sums, unplanned
-        part = beam.FlatMap(part_failures).with_output_types(tuple[Any, Sums])
+        part = beam.FlatMap(split_failures).with_output_types(tuple[Any, Sums])
         whole, failed = sums | "PartFailures" >> part.with_outputs(FAILED, main=_MAIN)
         return whole, (unplanned, failed) | "Failures" >> beam.Flatten()
 

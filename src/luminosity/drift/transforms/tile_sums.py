@@ -26,11 +26,9 @@ __all__ = [
     "ScatterReference",
     "Sums",
     "TileDoFn",
-    "part_failures",
     "reference_strips",
     "scatter_recipe",
-    "sums_between",
-    "sums_within",
+    "split_failures",
 ]
 
 
@@ -45,86 +43,6 @@ class Sums:
     matrices: Any
     counts: Any
     failure: Failure | None = None
-
-
-class TileDoFn(beam.DoFn):
-    """Computes the sums of a tile from the rows and the recipe that were sent to it."""
-
-    def __init__(self, failures: Failures) -> None:
-        self._failures = failures
-        self._tiles = Metrics.counter("MMDTest", "tiles")
-
-    def process(  # type: ignore[override]
-        self, element: tuple[Any, Iterable[Any]], window: Any = beam.DoFn.WindowParam
-    ) -> Iterator[tuple[Any, Sums]]:
-        (key, first, second), sent = element
-        recipe: Recipe | None = None
-        by_strip: dict[int, list[Part]] = {first: [], second: []}
-        for each in sent:
-            if isinstance(each, Part):
-                by_strip[each.strip].append(each)
-            else:
-                recipe = each
-        if recipe is not None and all(by_strip.values()):  # A strip may have no rows.
-            self._tiles.inc()
-            y = _joined(by_strip[second]) if first != second else None
-            try:
-                sums = _sums(recipe, _joined(by_strip[first]), y)
-            except DriftError as error:  # The kernel failed for these rows; other keys may succeed.
-                sums = Sums(recipe, None, None, self._failures.of(error, key, window))
-            yield key, sums
-
-
-class AddSums(beam.CombineFn):
-    """Adds the sums of the tiles of a key."""
-
-    def create_accumulator(self) -> Sums | None:  # type: ignore[override]
-        return None
-
-    def add_input(self, mutable_accumulator: Sums | None, element: Sums) -> Sums:  # type: ignore[override]
-        return _added(mutable_accumulator, element)
-
-    def merge_accumulators(self, accumulators: Iterable[Sums | None]) -> Sums | None:  # type: ignore[override]
-        merged: Sums | None = None
-        for each in accumulators:
-            merged = merged if each is None else _added(merged, each)
-        return merged
-
-    def extract_output(self, accumulator: Sums | None) -> Sums:  # type: ignore[override]
-        assert accumulator is not None, "a key is combined only if it has sums"
-        return accumulator
-
-
-def part_failures(element: tuple[Any, Sums]) -> Iterator[Any]:
-    """Send a key whose sums failed to the output for failures."""
-    key, sums = element
-    yield element if sums.failure is None else TaggedOutput(FAILED, (key, sums.failure))
-
-
-def _added(first: Sums | None, second: Sums) -> Sums:
-    if first is None:
-        return second
-    if first.failure is not None or second.failure is not None:  # Keep one of several failures, the same in any order.
-        return min((first, second), key=_failed_first)
-    return Sums(first.recipe, first.matrices + second.matrices, first.counts + second.counts)
-
-
-def _failed_first(sums: Sums) -> tuple[bool, str]:
-    return sums.failure is None, "" if sums.failure is None else sums.failure[1]
-
-
-def _sums(recipe: Recipe, x: Part, y: Part | None) -> Sums:
-    bins = recipe.bins.all
-    if y is None:
-        matrices = sums_within(recipe.kernels, recipe.offsets, x.rows, x.bins, bins)
-        return Sums(recipe, matrices, np.bincount(x.bins, minlength=bins))
-    matrices = sums_between(recipe.kernels, recipe.offsets, (x.rows, y.rows), (x.bins, y.bins), bins)
-    return Sums(recipe, matrices, np.zeros(bins, dtype=np.int64))
-
-
-def _joined(parts: list[Part]) -> Part:
-    bins = np.concatenate([part.bins for part in parts])
-    return Part(parts[0].strip, bins, np.concatenate([part.rows for part in parts]))
 
 
 class CutReference(beam.DoFn):
@@ -180,18 +98,86 @@ def reference_strips(element: tuple[Any, Plan]) -> Iterator[tuple[tuple[Any, int
     return (((key, strip), plan) for strip in range(plan.strips.reference))
 
 
+class TileDoFn(beam.DoFn):
+    """Computes the sums of a tile from the rows and the recipe that were sent to it."""
+
+    def __init__(self, failures: Failures) -> None:
+        self._failures = failures
+        self._tiles = Metrics.counter("MMDTest", "tiles")
+
+    def process(  # type: ignore[override]
+        self, element: tuple[Any, Iterable[Any]], window: Any = beam.DoFn.WindowParam
+    ) -> Iterator[tuple[Any, Sums]]:
+        (key, first, second), sent = element
+        recipe: Recipe | None = None
+        by_strip: dict[int, list[Part]] = {first: [], second: []}
+        for each in sent:
+            if isinstance(each, Part):
+                by_strip[each.strip].append(each)
+            else:
+                recipe = each
+        if recipe is not None and all(by_strip.values()):  # A strip may have no rows.
+            self._tiles.inc()
+            y = _joined(by_strip[second]) if first != second else None
+            try:
+                sums = _sums(recipe, _joined(by_strip[first]), y)
+            except DriftError as error:  # The kernel failed for these rows; other keys may succeed.
+                sums = Sums(recipe, None, None, self._failures.of(error, key, window))
+            yield key, sums
+
+
+class AddSums(beam.CombineFn):
+    """Adds the sums of the tiles of a key."""
+
+    def create_accumulator(self) -> Sums | None:  # type: ignore[override]
+        return None
+
+    def add_input(self, mutable_accumulator: Sums | None, element: Sums) -> Sums:  # type: ignore[override]
+        return _added(mutable_accumulator, element)
+
+    def merge_accumulators(self, accumulators: Iterable[Sums | None]) -> Sums | None:  # type: ignore[override]
+        merged: Sums | None = None
+        for each in accumulators:
+            merged = merged if each is None else _added(merged, each)
+        return merged
+
+    def extract_output(self, accumulator: Sums | None) -> Sums:  # type: ignore[override]
+        assert accumulator is not None, "a key is combined only if it has sums"
+        return accumulator
+
+
+def split_failures(element: tuple[Any, Sums]) -> Iterator[Any]:
+    """Send a key whose sums failed to the output for failures."""
+    key, sums = element
+    yield element if sums.failure is None else TaggedOutput(FAILED, (key, sums.failure))
+
+
 def _scattered(key: Any, plan: Plan, rows: HashedRows, of_reference: bool) -> Iterator[tuple[Tile, Part]]:
     for part in plan.parts(rows, of_reference):
         for tile in plan.strips.tiles_of(part.strip):
             yield (key, *tile), part
 
 
-def sums_within(kernels: Sequence[Kernel], offsets: Sequence[float], rows: Any, bins: Any, count: int) -> Any:
+def _joined(parts: list[Part]) -> Part:
+    bins = np.concatenate([part.bins for part in parts])
+    return Part(parts[0].strip, bins, np.concatenate([part.rows for part in parts]))
+
+
+def _sums(recipe: Recipe, x: Part, y: Part | None) -> Sums:
+    bins = recipe.bins.all
+    if y is None:
+        matrices = _sums_within(recipe.kernels, recipe.offsets, x.rows, x.bins, bins)
+        return Sums(recipe, matrices, np.bincount(x.bins, minlength=bins))
+    matrices = _sums_between(recipe.kernels, recipe.offsets, (x.rows, y.rows), (x.bins, y.bins), bins)
+    return Sums(recipe, matrices, np.zeros(bins, dtype=np.int64))
+
+
+def _sums_within(kernels: Sequence[Kernel], offsets: Sequence[float], rows: Any, bins: Any, count: int) -> Any:
     """Return, for each kernel, the symmetric matrix of sums over ordered pairs of different rows, by pairs of bins."""
     return bin_sums(kernels, offsets, rows.__getitem__, bins, count)
 
 
-def sums_between(
+def _sums_between(
     kernels: Sequence[Kernel], offsets: Sequence[float], rows: tuple[Any, Any], bins: tuple[Any, Any], count: int
 ) -> Any:
     """Return the same sums over pairs of a row of the first strip and a row of the second, in either order.
@@ -204,3 +190,15 @@ def sums_between(
     sums = bin_sums(kernels, offsets, both.__getitem__, apart, 2 * count, boundary=count)
     between = sums[:, :count, count:]
     return between + between.transpose(0, 2, 1)
+
+
+def _added(first: Sums | None, second: Sums) -> Sums:
+    if first is None:
+        return second
+    if first.failure is not None or second.failure is not None:  # Keep one of several failures, the same in any order.
+        return min((first, second), key=_failed_first)
+    return Sums(first.recipe, first.matrices + second.matrices, first.counts + second.counts)
+
+
+def _failed_first(sums: Sums) -> tuple[bool, str]:
+    return sums.failure is None, "" if sums.failure is None else sums.failure[1]
