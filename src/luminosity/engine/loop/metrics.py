@@ -17,17 +17,17 @@ _Info = metrics_pb2.MonitoringInfo
 _STRINGS: Any = coders.IterableCoder(coders.StrUtf8Coder())
 
 
-def _strings(old: _Info, new: _Info) -> bytes:
+def _merge_string_sets(old: _Info, new: _Info) -> bytes:
     both = monitoring_infos.extract_string_set_value(old) | monitoring_infos.extract_string_set_value(new)
     return _STRINGS.encode(list(both))
 
 
-def _tries(old: _Info, new: _Info) -> bytes:
+def _merge_tries(old: _Info, new: _Info) -> bytes:
     both = monitoring_infos.extract_bounded_trie_value(old).combine(monitoring_infos.extract_bounded_trie_value(new))
     return both.to_proto().SerializeToString()
 
 
-def _latest(old: _Info, new: _Info) -> bytes:
+def _merge_gauges(old: _Info, new: _Info) -> bytes:
     return max(old, new, key=lambda info: monitoring_infos.extract_gauge_value(info)[0]).payload
 
 
@@ -37,9 +37,9 @@ _COMBINERS: dict[str, Callable[[_Info, _Info], bytes]] = {
     monitoring_infos.DISTRIBUTION_INT64_TYPE: lambda a, b: monitoring_infos.distribution_payload_combiner(
         a.payload, b.payload
     ),
-    monitoring_infos.STRING_SET_TYPE: _strings,
-    monitoring_infos.BOUNDED_TRIE_TYPE: _tries,
-    monitoring_infos.LATEST_INT64_TYPE: _latest,
+    monitoring_infos.STRING_SET_TYPE: _merge_string_sets,
+    monitoring_infos.BOUNDED_TRIE_TYPE: _merge_tries,
+    monitoring_infos.LATEST_INT64_TYPE: _merge_gauges,
 }
 
 
