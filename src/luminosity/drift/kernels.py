@@ -28,7 +28,6 @@ __all__ = [
     "RBF",
     "BlockKernel",
     "Kernel",
-    "KernelOfDistance",
     "Laplacian",
     "Linear",
     "Polynomial",

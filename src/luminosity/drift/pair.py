@@ -21,7 +21,6 @@ from luminosity.errors import DriftError, Fix
 
 __all__ = ["Pair", "any_rows_apart", "centre_of", "kernel_offsets"]
 
-
 _OFFSET_ROWS = 256  # rows that a mean is estimated from: it need not be precise
 
 

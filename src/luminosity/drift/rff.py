@@ -22,9 +22,9 @@ from luminosity.drift.rows import Precision, Rows, as_rows, check_precision, che
 from luminosity.drift.sums.bins import BINS, BinCounts, hash_ids, hashed_bins, most_rows, plan_bins
 from luminosity.errors import DriftError
 
-__all__ = ["FEATURES", "RFFSums", "check_kernel", "rff_mmd"]
+__all__ = ["RFFSums", "rff_mmd"]
 
-FEATURES = 2048  # they keep at least 95% of the exact test's power
+_FEATURES = 2048  # they keep at least 95% of the exact test's power
 _STRIP_ROWS = 1024  # rows whose features are held at a time: 8 MB
 _SMALLEST_STRIP_ROWS = 64
 
@@ -36,7 +36,7 @@ def rff_mmd(
     current: Any,
     kernel: RBF | Laplacian | None = None,
     *,
-    features: int = FEATURES,
+    features: int = _FEATURES,
     permutations: int = 1000,
     level: float = 0.05,
     seed: int = 0,
@@ -55,7 +55,7 @@ def rff_mmd(
     (False, True)
     """
     settings = Settings(permutations, level, seed, precision)
-    pair = Pair.of(reference, current, [check_kernel(kernel or RBF())], seed, precision, ids).thinned(seed)
+    pair = Pair.of(reference, current, [_check_kernel(kernel or RBF())], seed, precision, ids).thinned(seed)
     planned = plan_bins(len(pair.reference), len(pair.current), bins)
     sums = RFFSums(pair.kernels[0], planned, features, seed, pair.centre, precision)
     of_rows = pair.bins(planned, seed)
@@ -83,7 +83,7 @@ class RFFSums:
 
     kernel: Kernel
     bins: BinCounts
-    features: int = FEATURES
+    features: int = _FEATURES
     seed: int = 0
     centre: Any = 0.0
     precision: Precision = "float32"
@@ -98,7 +98,7 @@ class RFFSums:
         reference_rows: int,
         current_rows: int,
         *,
-        features: int = FEATURES,
+        features: int = _FEATURES,
         bins: int = BINS,
         seed: int = 0,
         centre: Any = 0.0,
@@ -115,7 +115,7 @@ class RFFSums:
 
     def __post_init__(self) -> None:
         check_precision(self.precision)
-        if check_kernel(self.kernel).scale is None:
+        if _check_kernel(self.kernel).scale is None:
             raise DriftError(
                 f"found {self.kernel.name} without a bandwidth, expected one that all shards share",
                 fix="choose it from a sample of both sides: RBF().resolved(sample)",
@@ -195,7 +195,7 @@ class RFFSums:
         return self.kernel, self.bins, self.features, self.seed, self.precision, centre
 
 
-def check_kernel(kernel: Kernel) -> Kernel:
+def _check_kernel(kernel: Kernel) -> Kernel:
     """Return the kernel; raise an error if it has no random features."""
     if not isinstance(kernel, (RBF, Laplacian)):
         raise DriftError(

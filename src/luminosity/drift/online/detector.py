@@ -17,7 +17,6 @@ from luminosity.errors import DriftError
 
 __all__ = ["OnlineDetector", "OnlineMMD"]
 
-
 _MOST_STEPS = 100_000_000  # rows to simulate: more would take longer than minutes
 _ROWS_PER_WINDOW = 20  # of the reference per row of the window; with 10 the mean run time is an eighth too long
 _LEAST_SIMULATIONS = 100  # false alarms: the run time is then off by about a tenth

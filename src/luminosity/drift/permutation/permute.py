@@ -21,7 +21,6 @@ from luminosity.drift.sums.bins import BinCounts
 
 __all__ = ["estimates", "fused", "jackknife", "null_estimates", "observed_side"]
 
-
 _AT_ONCE = 1 << 21  # numbers in a chunk of permutations: 16 MB, and about four times that in total
 
 

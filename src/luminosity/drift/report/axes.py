@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from luminosity.drift.report.markup import Markup, element, joined, plain, power_of, times_power
 
-__all__ = ["Frame", "Scale", "drawing", "ticks", "with_room"]
+__all__ = ["Frame", "Scale", "drawing", "with_room"]
 
 _APART = 1e-12  # of a value: smaller differences come from rounding
 _NOTHING = 1e-300  # below it, floating-point numbers lose digits
@@ -33,14 +33,14 @@ class Scale:
     def ticks(self, about: int) -> list[float]:
         """Return about this many round values."""
         if not self.logarithmic:
-            return ticks(self.low, self.high, about)
+            return _ticks(self.low, self.high, about)
         return [10.0**power for power in range(math.ceil(math.log10(self.low)), math.floor(math.log10(self.high)) + 1)]
 
 
-def ticks(low: float, high: float, about: int = 6) -> list[float]:
+def _ticks(low: float, high: float, about: int = 6) -> list[float]:
     """Return about this many round numbers between ``low`` and ``high``.
 
-    >>> ticks(0.3, 9.7)
+    >>> _ticks(0.3, 9.7)
     [2.0, 4.0, 6.0, 8.0]
     """
     step = 10.0 ** math.floor(math.log10((high - low) / about)) if high > low else 1.0

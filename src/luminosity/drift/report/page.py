@@ -20,7 +20,6 @@ from luminosity.drift.witness_function import Extremes
 
 __all__ = ["Contents", "page"]
 
-
 _HEADS = ("kernel", "bandwidth", "MMD²", "95% interval", "MMD² in standard deviations of the null", "p-value")
 _BAR_PIXELS = 200.0  # of the longest bar
 

@@ -12,7 +12,6 @@ from luminosity.drift.witness_function import Extremes
 
 __all__ = ["Details", "WitnessRow", "shown_rows", "witness_tables"]
 
-
 Details = Callable[[Sequence[int]], Sequence[Mapping[str, Any]]]
 """A function that returns what else is known about the rows with these numbers."""
 

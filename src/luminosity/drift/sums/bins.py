@@ -17,12 +17,11 @@ import numpy as np
 from luminosity.drift.rows import is_whole
 from luminosity.errors import DriftError
 
-__all__ = ["BINS", "MOST_BINS", "BinCounts", "balanced_bins", "hash_ids", "hashed_bins", "most_rows", "plan_bins"]
-
+__all__ = ["BINS", "BinCounts", "balanced_bins", "hash_ids", "hashed_bins", "most_rows", "plan_bins"]
 
 BINS = 120  # bins of both samples together
-MOST_BINS = 1024  # bins if one sample is much larger: their matrix takes 8 MB
-_FEWEST_BINS = 8  # bins of the smaller sample, as far as MOST_BINS allows
+_MOST_BINS = 1024  # bins if one sample is much larger: their matrix takes 8 MB
+_FEWEST_BINS = 8  # bins of the smaller sample, as far as _MOST_BINS allows
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
@@ -50,10 +49,10 @@ def plan_bins(reference_rows: int, current_rows: int, bins: int = BINS) -> BinCo
     >>> plan_bins(20, 30)
     BinCounts(reference=20, current=30)
     """
-    if not is_whole(bins) or not 2 * _FEWEST_BINS <= bins <= MOST_BINS:
-        raise DriftError(f"found bins={bins}, expected a whole number from {2 * _FEWEST_BINS} to {MOST_BINS}")
+    if not is_whole(bins) or not 2 * _FEWEST_BINS <= bins <= _MOST_BINS:
+        raise DriftError(f"found bins={bins}, expected a whole number from {2 * _FEWEST_BINS} to {_MOST_BINS}")
     smaller, larger = sorted((reference_rows, current_rows))
-    wanted, most = (number * smaller // (smaller + larger) for number in (bins, MOST_BINS))
+    wanted, most = (number * smaller // (smaller + larger) for number in (bins, _MOST_BINS))
     few = max(1, min(max(wanted, _FEWEST_BINS), most, smaller))
     many = few * larger // smaller  # rounded down: no bin is smaller than the bins of the other sample
     return BinCounts(few, many) if reference_rows <= current_rows else BinCounts(many, few)
@@ -61,7 +60,7 @@ def plan_bins(reference_rows: int, current_rows: int, bins: int = BINS) -> BinCo
 
 def most_rows(smaller: int) -> int:
     """Return how many rows of the larger sample can be used. More need bins larger than the whole smaller sample."""
-    return smaller * (MOST_BINS - 1)
+    return smaller * (_MOST_BINS - 1)
 
 
 def balanced_bins(rows: int, bins: int, seed: int, side: int) -> Any:

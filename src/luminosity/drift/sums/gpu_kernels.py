@@ -11,7 +11,6 @@ from typing import Any
 
 __all__ = ["STRIP", "fused_pairs", "plain_pairs"]
 
-
 STRIP = 128  # rows that a program holds
 _STEP = 64  # rows of the other bin that a program reads at a time
 _WARPS = 4  # of a program

@@ -10,13 +10,12 @@ import numpy as np
 
 from luminosity.drift.rows import double_precision
 
-__all__ = ["FILLER", "DeviceStrips", "Held", "Layout"]
-
+__all__ = ["FILLER", "DeviceStrips", "Layout"]
 
 FILLER = -1  # the place of a row that only fills up a strip
 _FEWEST_PLACES = 8  # places of bins in a strip: fewer would compile code for each number of bins
 
-Held = tuple[Any, Any]  # rows of a strip, and for each row the place of its bin among the strip's bins
+_Held = tuple[Any, Any]  # rows of a strip, and for each row the place of its bin among the strip's bins
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ class DeviceStrips:
     sum over groups is then a sum of whole matrices, which a CPU computes fastest.
     """
 
-    held: list[tuple[Held, ...]]  # of each strip, on each device
+    held: list[tuple[_Held, ...]]  # of each strip, on each device
     bins: list[Any]
     places: int
     group: int
@@ -78,7 +77,7 @@ class DeviceStrips:
         order = np.pad(layout.order, (0, missing), mode="edge")
         bins = np.pad(np.repeat(layout.bin_of_group, layout.group), (0, missing), mode="edge")
         is_filler = np.pad(layout.weights, (0, missing)) == 0
-        held: list[tuple[Held, ...]] = []
+        held: list[tuple[_Held, ...]] = []
         of_strips: list[Any] = []
         for start in range(0, len(order), size):
             here = np.arange(start, start + size).reshape(-1, layout.group).T.ravel()

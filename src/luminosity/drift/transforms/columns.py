@@ -56,7 +56,8 @@ def column_of(batch: pa.RecordBatch, name: str) -> Any:
     if name not in batch.schema.names:
         names = batch.schema.names
         raise DriftError(
-            f"found no column {name!r}, expected one of {list_some(names, _SHOWN_COLUMNS) or 'no columns'}",
+            f"found no column {name!r}, "
+            + (f"expected one of {list_some(names, _SHOWN_COLUMNS)}" if names else "the table has no columns"),
             fix=did_you_mean(name, names) or None,
         )
     column = batch.column(name)

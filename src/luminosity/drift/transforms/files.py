@@ -17,7 +17,6 @@ from luminosity.errors import DriftError
 
 __all__ = ["ReadFiles", "is_npy", "npy_rows"]
 
-
 _ROWS = 10_000  # rows of an element
 _USE_READ_TABLE = "pass what ReadTable reads as the reference: it knows folders, and columns in their names"
 

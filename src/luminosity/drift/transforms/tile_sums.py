@@ -31,7 +31,6 @@ __all__ = [
     "split_failures",
 ]
 
-
 Tile = tuple[Any, int, int]  # the key and two strips
 
 
