@@ -14,8 +14,11 @@ import apache_beam as beam
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.both_runners import pipelines, runner_name
 from tests.processes import nothing_left_behind
 from tests.runners import run
+
+__all__ = ["pipelines", "runner_name"]  # the fixtures of tests that run on both runners
 
 # Beam's test files carry these; known here so that --strict-markers can be used.
 _BEAM_MARKERS = (

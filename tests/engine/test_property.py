@@ -38,7 +38,7 @@ def _with_one_gather(operations: list[tuple[str, int]]) -> tuple[tuple[str, int]
     """Remove all operations "gather" but the first.
 
     Beam's runner fires timers before all elements of the same timestamp have arrived, which happens after a second
-    "gather". Its result is wrong then; tests/engine/test_time.py has the right one.
+    "gather". Its result is wrong then; tests/engine/loop/test_time.py has the right one.
     """
     first = next((i for i, (name, _) in enumerate(operations) if name == "gather"), None)
     return tuple(o for i, o in enumerate(operations) if o[0] != "gather" or i == first)

@@ -11,7 +11,7 @@ from pathlib import Path
 import apache_beam as beam
 import pyarrow as pa
 
-from tests.io.vectors import numbered
+from tests.io.stores.vectors import numbered
 
 
 class Deadly(beam.DoFn):

@@ -16,8 +16,8 @@ from apache_beam.testing.util import assert_that
 from luminosity import SearchQdrant, WriteQdrant
 from luminosity.tables.coder import RecordBatchCoder
 from tests.both_runners import Pipelines, counters
-from tests.io.qdrant_server import fails, qdrant_server
-from tests.io.vectors import numbered, vectors
+from tests.io.stores.qdrant_server import fails, qdrant_server
+from tests.io.stores.vectors import numbered, vectors
 
 PLACES = pa.record_batch(
     {

@@ -23,7 +23,7 @@ from luminosity.io.stores.embedded_qdrant import lock_file
 from luminosity.io.stores.qdrant_collection import CollectionAddress
 from tests.both_runners import Pipelines, counters
 from tests.io.deadly import Deadly
-from tests.io.vectors import numbered, vectors
+from tests.io.stores.vectors import numbered, vectors
 
 
 def stored(folder: Path, collection: str = "things") -> dict[Any, Any]:

@@ -20,7 +20,7 @@ from luminosity.io.reading import reader, text_lines
 from luminosity.io.reading.byte_ranges import ByteRangeTracker
 from luminosity.io.reading.read_step import ReadRanges
 from tests.both_runners import Pipelines
-from tests.io.reads import counters, numbered, read_alone, write, write_bytes
+from tests.io.reading.reads import counters, numbered, read_alone, write, write_bytes
 
 NAMES = ["t.parquet", "t.arrow", "t.csv", "t.jsonl", "t.csv.gz", "t.jsonl.gz", "t.csv.bz2", "t.jsonl.zst", "t.csv.lz4"]
 

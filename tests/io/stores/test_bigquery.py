@@ -12,7 +12,7 @@ import pytest
 
 import luminosity
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "stores" / "bigquery.py"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "stores" / "bigquery.py"
 SOURCES = Path(luminosity.__file__).parents[1]
 PACKAGES = [
     "bqemulator==1.4.*",

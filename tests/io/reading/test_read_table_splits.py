@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from luminosity import ReadTable
 from luminosity.io.reading import text_lines
-from tests.io.reads import read_alone, write
+from tests.io.reading.reads import read_alone, write
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=20)
 

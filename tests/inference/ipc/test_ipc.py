@@ -35,10 +35,10 @@ from luminosity.inference.ipc.client import last_output
 from luminosity.inference.ipc.folder import HostFolder, remove_abandoned
 from luminosity.inference.ipc.pickling import pickle_with_buffers
 from luminosity.inference.ipc.server import serve
-from tests.inference.ipc_services import echo
+from tests.inference.ipc.ipc_services import echo
 from tests.processes import wait_for
 
-_ECHO = "tests.inference.ipc_services:echo"
+_ECHO = "tests.inference.ipc.ipc_services:echo"
 _WAIT_S = 60.0
 _IDLE_S = 0.3
 

@@ -16,7 +16,7 @@ from luminosity import ReadTable
 from luminosity.errors import TableError
 from luminosity.io.reading import text_lines
 from tests.both_runners import Pipelines
-from tests.io.reads import numbered, read_alone, write, write_bytes
+from tests.io.reading.reads import numbered, read_alone, write, write_bytes
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ from luminosity.io.stores.connect import open_collection
 from luminosity.io.stores.qdrant_collection import CollectionAddress
 from luminosity.testing import FakeClock
 from tests.both_runners import Pipelines, counters
-from tests.io.qdrant_server import StandIn, fails, qdrant_server
-from tests.io.vectors import numbered, vectors
+from tests.io.stores.qdrant_server import StandIn, fails, qdrant_server
+from tests.io.stores.vectors import numbered, vectors
 
 KEY = "a-key-that-nobody-may-see"
 

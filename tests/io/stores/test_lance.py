@@ -18,7 +18,7 @@ from luminosity.io.stores.lance_table import LanceTable
 from luminosity.io.stores.staging import StagedFile, StagedRows
 from tests.both_runners import Pipelines, counters
 from tests.io.deadly import Deadly
-from tests.io.vectors import numbered, vectors
+from tests.io.stores.vectors import numbered, vectors
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:

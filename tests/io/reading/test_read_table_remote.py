@@ -17,7 +17,7 @@ from apache_beam.testing.util import assert_that, equal_to
 
 from luminosity import ReadTable
 from luminosity.errors import TableError
-from tests.io.reads import numbered, read_alone, write
+from tests.io.reading.reads import numbered, read_alone, write
 
 STORED: dict[str, bytes] = {}
 

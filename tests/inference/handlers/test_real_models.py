@@ -13,7 +13,7 @@ from apache_beam.testing.util import assert_that
 
 from luminosity import Handler, JaxModelHandler, RunInference, SentenceEmbedder, TorchModelHandler
 from tests.both_runners import Pipelines, counters
-from tests.inference.test_torch import TinyConvNet, TinyTagger
+from tests.inference.handlers.test_torch import TinyConvNet, TinyTagger
 from tests.inference.texts import MINILM, sentences
 
 

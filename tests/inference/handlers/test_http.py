@@ -28,7 +28,7 @@ from luminosity.inference.handlers.http.concurrency import AdaptiveLimit, Gate
 from luminosity.inference.handlers.http.retries import CircuitBreaker
 from luminosity.testing import FakeClock
 from tests.both_runners import Pipelines
-from tests.inference.model_server import (
+from tests.inference.handlers.model_server import (
     ModelServer,
     Said,
     Seen,
