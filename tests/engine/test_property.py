@@ -70,7 +70,7 @@ def test_as_beams_own_runner(tmp_path: Path, recipe: Recipe) -> None:
 @given(recipe=recipes(min_operations=2))
 def test_as_beams_own_runner_with_everything_on_disk(tmp_path: Path, recipe: Recipe) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(options, "_LEAST_BUDGET", 1)
+        patch.setattr(options, "_LEAST_BUDGET_BYTES", 1)
         check(recipe, recipe, tmp_path, "--memory_budget=1B")
 
 
