@@ -1,4 +1,4 @@
-"""Each pattern of examples/talks runs once, and prints what it promises."""
+"""Each pattern of examples/talks runs once, and prints what its README says."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ Run = Callable[..., str]
 
 @pytest.fixture(autouse=True)
 def talks_are_importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As for a script in that folder; workers look there, too."""
+    """Make the examples importable, as for a script in their folder; workers look there, too."""
     monkeypatch.syspath_prepend(str(TALKS))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
 
 @pytest.fixture(params=RUNNERS)
 def on(request: pytest.FixtureRequest) -> list[str]:
-    """The options of a runner that runs in this process, where what the examples import is there already."""
+    """Return the options of a runner in this process, which has imported the examples' libraries already."""
     return RUNNERS[request.param]
 
 
@@ -123,7 +123,7 @@ def test_each_sentiment_reports_for_itself(capfd: pytest.CaptureFixture[str], se
 
 
 class Flaky:
-    """Stands for the predictions of the transform by hand: too little memory, a moment's failure, a poisonous text."""
+    """Replaces the predictions of the transform by hand: too little memory, a brief failure, a bad text."""
 
     def __init__(self, largest: int) -> None:
         self.largest = largest

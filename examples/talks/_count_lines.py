@@ -1,7 +1,7 @@
-"""Lines of Python and their complexity, counted as the program scc counts them.
+"""Counts lines of Python and their complexity, as the program scc does.
 
 A line is blank, a comment (docstrings are comments) or code. Complexity is the number of keywords that branch: a rough
-measure of how much there is to understand and to test, good for comparing two programs that do the same.
+measure of how much there is to understand and to test, useful to compare two programs that do the same.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ class Count:
 
 
 def count(source: str) -> Count:
-    """
+    """Count the lines of a program.
+
     >>> count('x = 1  # one\\n\\n# two\\nif x:\\n    print("if")\\n')
     Count(lines=5, code=3, comments=1, blanks=1, complexity=1)
     """

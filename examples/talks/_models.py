@@ -1,4 +1,4 @@
-"""The text models of the examples: one that comes as a package, and small ones that are trained in seconds."""
+"""The text models of the examples: one from a package, and small ones that are trained in seconds."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _LEARNING_RATE = 4e-3
 
 
 def train_sentiment(folder: Path, rows: int = 4000) -> str:
-    """Train a small BERT to tell whether a review likes its film; right for about 73 of 100."""
+    """Train a small BERT to classify reviews as positive or negative; it is right for about 73 of 100."""
     texts, labels = zip(*reviews("rotten_tomatoes", rows), strict=True)
     return train_classifier(folder, texts, labels, ["negative", "positive"])
 
 
 def train_classifier(folder: Path, texts: Sequence[str], labels: Sequence[int], names: Sequence[str]) -> str:
-    """A BERT of one layer, with MiniLM's tokenizer; the folder, as transformers saves it."""
+    """Train a BERT of one layer, with MiniLM's tokenizer, and return the folder with its files."""
     import torch
     from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
     from transformers.utils import logging
@@ -44,11 +44,11 @@ def train_classifier(folder: Path, texts: Sequence[str], labels: Sequence[int], 
         )
     )
     optimizer = torch.optim.Adam(model.parameters(), lr=_LEARNING_RATE)
-    answers = torch.tensor(labels)
+    targets = torch.tensor(labels)
     for batch in [batch for _ in range(_EPOCHS) for batch in torch.randperm(len(texts)).split(_BATCH)]:
         inputs = {name: tokens[name][batch] for name in ("input_ids", "attention_mask")}
         optimizer.zero_grad()
-        model(**inputs, labels=answers[batch]).loss.backward()
+        model(**inputs, labels=targets[batch]).loss.backward()
         optimizer.step()
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

@@ -1,4 +1,4 @@
-"""What both versions of the sentiment example share: reviews in, answers and dead letters out."""
+"""The code that both versions of the sentiment example share: reading reviews, writing predictions and dead letters."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from apache_beam.options.pipeline_options import PipelineOptions
 
 Classify = Callable[[Any, str], tuple[Any, Any]]
 
-UNSEEN = 4000  # the model has learnt from those before
+UNSEEN = 4000  # the model was trained on the reviews before this one
 
 
 def texts(count: int) -> list[tuple[int, str | None]]:
-    """Reviews with their numbers; one of them has no text, as in real tables."""
+    """Return reviews with their numbers; one of them has no text, as in real tables."""
     found: list[str | None] = [text for text, _ in reviews("rotten_tomatoes", count, skip=UNSEEN)]
     found[len(found) // 2] = None
     return list(enumerate(found))
@@ -40,7 +40,7 @@ def run(classify: Classify, model: str, rows: Sequence[Any], output: Path, beam_
 
 
 def main(classify: Classify, argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description="Tell whether reviews like their film.", allow_abbrev=False)
+    parser = argparse.ArgumentParser(description="Classify film reviews as positive or negative.", allow_abbrev=False)
     parser.add_argument("--rows", type=int, default=200, help="reviews to classify (default: 200)")
     parser.add_argument("--model", help="a text classifier's folder (default: train a small one)")
     arguments, beam_args = parser.parse_known_args(argv)

@@ -1,14 +1,14 @@
 """A JAX kernel in a DoFn: compiled once per worker, computed on whole batches.
 
-Kernel methods compare every row with reference rows: k(x, y) = exp(-g |x - y|^2). JAX compiles that into one pass,
-for whatever device the worker has. Use this pattern for numerical code that is no model with a file: similarities,
-kernel regressions, simulations. Batches are padded to a few sizes, since JAX compiles anew for each shape. Here
-handwritten digits are read by a vote of those that are most alike::
+Kernel methods compare every row with reference rows: k(x, y) = exp(-g |x - y|^2). JAX compiles this into one pass for
+the worker's device. Use this pattern for numerical code that is not a model with a file: similarities, kernel
+regressions, simulations. Batches are padded to a few sizes, because JAX compiles again for each shape. Here the most
+similar handwritten digits vote on what a digit is::
 
     lum run examples/talks/jax_rbf_kernel.py
     python examples/talks/jax_rbf_kernel.py --runner=FnApiRunner
 
-What is a function of parameters and one example needs no DoFn: RunInference(JaxModelHandler(function, parameters)).
+A function of parameters and one example needs no DoFn: use RunInference(JaxModelHandler(function, parameters)).
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from luminosity.inference.threads import limit_threads
 
 Scans = npt.NDArray[np.float32]
 Row = tuple[int, Scans]  # the digit, and its scan
-Vote = tuple[int, int]  # the digit, and what the vote says
+Vote = tuple[int, int]  # the digit, and the result of the vote
 
 LARGEST_BATCH = 256
 
 
 def rbf_kernel(x: Any, y: Any, gamma: float) -> Any:
-    """One row for each of x, one column for each of y. The product of matrices is what devices are quick at."""
+    """Return a row for each of x and a column for each of y. Matrix products are what devices are fast at."""
     import jax.numpy as jnp
 
     squares = (x**2).sum(1)[:, None] - 2 * x @ y.T + (y**2).sum(1)[None, :]
@@ -47,7 +47,7 @@ class VoteOfTheAlike(beam.DoFn):
         self._gamma = gamma
 
     def setup(self) -> None:
-        limit_threads()  # to this worker's share of the cores, before JAX takes them all
+        limit_threads()  # to this worker's share of the cores, before JAX starts a thread for each core
         import jax
 
         reference, votes = jax.device_put((self._reference, self._votes))
@@ -66,7 +66,7 @@ def _next_power_of_two(number: int) -> int:
 
 
 def median_gamma(rows: Scans) -> float:
-    """A usual choice: one over the median of the squared distances between rows."""
+    """Return a usual choice: one over the median of the squared distances between rows."""
     distances = ((rows[:, None, :] - rows[None, :, :]) ** 2).sum(-1)
     return float(1 / np.median(distances[distances > 0]))
 
@@ -77,14 +77,14 @@ def report(votes: list[Vote]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description="Read digits by what they are like.", allow_abbrev=False)
+    parser = argparse.ArgumentParser(description="Read digits by their similarity.", allow_abbrev=False)
     parser.add_argument("--rows", type=int, default=800, help="digits to read (default: 800)")
     arguments, beam_args = parser.parse_known_args(argv)
 
     digits_and_scans: Any = load_digits()
     digits, scans = digits_and_scans.target, digits_and_scans.data.astype(np.float32)
     reference, known = scans[arguments.rows :], digits[arguments.rows :]
-    gamma = 10 * median_gamma(reference[:200])  # narrower than usual: the few that are most alike decide
+    gamma = 10 * median_gamma(reference[:200])  # narrower than usual, so that the few most similar digits decide
     with beam.Pipeline(options=PipelineOptions(beam_args)) as pipeline:
         _ = (
             pipeline

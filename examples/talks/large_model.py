@@ -1,14 +1,14 @@
 """`large_model=True`: one copy of a model for all workers of a machine.
 
-Each CPU worker loads a model of its own. That is fastest while the copies fit; where they do not, `large_model=True`
-loads one, in a process that all workers use. Here a sentence encoder of 90 MB stands for a large model. The same
-reviews go through it both ways, and Beam's own metrics tell how often it was loaded::
+By default, each CPU worker loads its own copy of a model. This is fastest if the copies fit into memory. If they don't,
+`large_model=True` loads one copy in a process that all workers use. Here a sentence encoder of 90 MB stands for a large
+model. The same reviews go through it both ways, and Beam's own metrics count how often it was loaded::
 
     lum run examples/talks/large_model.py --cpu_workers=2
     python examples/talks/large_model.py --runner=FnApiRunner \\
         --direct_num_workers=2 --direct_running_mode=multi_processing
 
-On an accelerator the option changes nothing: there one process has the model in any case.
+On an accelerator the option has no effect: one process holds the model in any case.
 """
 
 from __future__ import annotations

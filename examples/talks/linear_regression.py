@@ -1,14 +1,14 @@
-"""RunInference with a torch model: the first thing that every talk shows.
+"""RunInference with a torch model: the first example of most talks.
 
-The model is a linear regression of the progression of diabetes on ten measurements of each of 442 patients. Its
-weights lie in a file; the handler says which module they belong to, and RunInference does the rest: it loads the model
-once per worker, makes batches, and gives every example back with its prediction. Use it for any torch module whose
-inputs are rows of one shape. KeyedModelHandler carries a key, here the patient and what was measured, past the model::
+The model is a linear regression of the progression of diabetes on ten measurements of each of 442 patients. Its weights
+are in a file. The handler names the module that they belong to, and RunInference does the rest: it loads the model once
+per worker, makes batches, and returns every example with its prediction. Use it for any torch module whose inputs are
+rows of one shape. KeyedModelHandler carries a key, here the patient and the measured progression, past the model::
 
     lum run examples/talks/linear_regression.py
     python examples/talks/linear_regression.py --runner=FnApiRunner
 
-The handler is Beam's own. So could RunInference be, from apache_beam.ml.inference.base: nothing else changes.
+The handler is Beam's own. RunInference from apache_beam.ml.inference.base works, too, without other changes.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from sklearn.datasets import load_diabetes
 
 from luminosity import RunInference
 
-Patient = tuple[int, float]  # their number, and the progression that was measured
+Patient = tuple[int, float]  # the patient's number, and the measured progression
 
 
 def train(weights_file: Path, rows: torch.Tensor, targets: torch.Tensor) -> None:
-    """Least squares; the last column of ones finds the bias."""
+    """Fit by least squares; the last column of ones finds the bias."""
     with_ones = torch.cat([rows, torch.ones(len(rows), 1)], dim=1)
     solution = torch.linalg.lstsq(with_ones, targets[:, None]).solution.T
     torch.save({"weight": solution[:, :-1], "bias": solution[:, -1]}, weights_file)
@@ -68,7 +68,7 @@ def run(weights_file: Path, patients: Sequence[tuple[Patient, list[float]]], bea
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Predict the progression of diabetes.", allow_abbrev=False)
-    parser.add_argument("--rows", type=int, default=442, help="patients to look at (default: all 442)")
+    parser.add_argument("--rows", type=int, default=442, help="patients to predict (default: all 442)")
     arguments, beam_args = parser.parse_known_args(argv)
 
     features, targets = load_diabetes(return_X_y=True)

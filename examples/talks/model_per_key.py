@@ -1,14 +1,14 @@
 """A model for each key: KeyedModelHandler with KeyModelMapping.
 
-Customers, languages and regions often have a model each. Elements are pairs of a key and an example; the mapping says
-which handler serves which keys, and one RunInference runs them all. Models share the memory of their worker: those that
-do not fit take turns. Here the key is a place where film reviews are published, and each has a classifier that learnt
-from its own reviews. To see that keys choose the model, every review goes to both::
+Often there is a model for each customer, language or region. Elements are pairs of a key and an example; the mapping
+says which handler is for which keys, and one RunInference runs them all. Models share the memory of their worker: if
+not all fit, they are loaded in turns. Here the key is the site of a film review, and each site has a classifier that
+was trained on its own reviews. To see that keys choose the model, every review goes to both::
 
     lum run examples/talks/model_per_key.py
     python examples/talks/model_per_key.py --runner=FnApiRunner
 
-`PredictionResult.model_id` would tell the file of the model that gave an answer.
+`PredictionResult.model_id` is the file of the model that made a prediction.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from luminosity import RunInference
 PLACES = ("imdb", "rotten_tomatoes")
 LEARN_FROM = 2000
 
-Truth = tuple[str, int]  # where a review was published, and whether its writer liked the film
-Pair = tuple[str, str]  # whose model, and whose review
+Truth = tuple[str, int]  # the site of a review, and 1 if its writer liked the film
+Pair = tuple[str, str]  # the site of the model, and the site of the review
 
 
 def train(model_file: Path, learn_from: Sequence[Review]) -> None:

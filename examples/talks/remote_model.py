@@ -1,15 +1,15 @@
 """The same pipeline with its model in the workers, and with its model on a server.
 
-A model that many pipelines need, or that wants a machine of its own, runs on a server. Only the handler changes:
-SentenceEmbedder computes here, HttpModelHandler asks there, with retries, many requests at once, and as many texts in
-each as fit. The server is `lum serve`, which this script starts on the loopback and ends again; any
-OpenAI-style server would do::
+A model that many pipelines need, or that needs its own machine, runs on a server. Only the handler changes:
+SentenceEmbedder computes in the worker, HttpModelHandler sends requests, with retries, many at once, and as many texts
+in each as fit. The server is `lum serve`, which this script starts on this machine and stops again; any server with
+OpenAI's API would do::
 
     lum run examples/talks/remote_model.py
     lum run examples/talks/remote_model.py --url=http://gpu-1:8000 --name=all-MiniLM-L6-v2
     python examples/talks/remote_model.py --runner=FnApiRunner
 
-The vectors of both are compared at the end.
+At the end, the vectors of both are compared.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ STOP_S = 20
 
 @contextlib.contextmanager
 def server(name: str) -> Generator[str]:
-    """The address of `lum serve`, which has the model loaded and ends with the context."""
+    """Start `lum serve`, yield its address when the model is loaded, and stop it at the end."""
     command = [sys.executable, "-m", "luminosity.cli.main", "serve", f"embed:{MINILM}", "--name", name, "--port", "0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     give_up = threading.Timer(START_S, process.kill)
@@ -67,7 +67,7 @@ def write_vectors(results: list[tuple[int, PredictionResult]], path: str) -> Non
 def embed(
     handler: ModelHandler[str, Any, Any], texts: Sequence[str], beam_args: Sequence[str]
 ) -> npt.NDArray[np.float32]:
-    """The pipeline: it does not know where the model is."""
+    """Run the pipeline, which does not depend on where the model is."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "vectors.npy"
         with beam.Pipeline(options=PipelineOptions(beam_args)) as pipeline:
@@ -84,8 +84,8 @@ def embed(
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Embed reviews here and on a server.", allow_abbrev=False)
     parser.add_argument("--rows", type=int, default=100, help="reviews to embed (default: 100)")
-    parser.add_argument("--url", help="a server that is there already (default: start one)")
-    parser.add_argument("--name", default="minilm", help="what the server calls its model (default: minilm)")
+    parser.add_argument("--url", help="a server that is already running (default: start one)")
+    parser.add_argument("--name", default="minilm", help="the server's name of the model (default: minilm)")
     arguments, beam_args = parser.parse_known_args(argv)
 
     texts = [text for text, _ in reviews("rotten_tomatoes", arguments.rows)]

@@ -1,15 +1,15 @@
-"""A model in a DoFn of your own, with resource hints that say what the step needs.
+"""A model in your own DoFn, with resource hints that say what the step needs.
 
-Where RunInference does not fit, a DoFn loads its model in `setup` and computes in `process`. The hints say what this
-step needs: memory for the model, and an accelerator. A runner that reads them gives the step workers of its own that
-have both, and leaves the steps around it on plain ones. Here a small network reads handwritten digits::
+If RunInference does not fit, a DoFn loads its model in `setup` and computes in `process`. The hints say what this step
+needs: memory for the model, and an accelerator. A runner that reads them gives the step its own workers that have both,
+and runs the steps around it on plain workers. Here a small network reads handwritten digits::
 
     lum plan examples/talks/resource_hints.py    # which steps share workers
     lum run examples/talks/resource_hints.py
     python examples/talks/resource_hints.py --runner=FnApiRunner
 
-LuminosityRunner and Dataflow read the hints; other runners ignore them. Where there is no accelerator, `lum run` says
-so and computes on the CPU.
+LuminosityRunner and Dataflow read the hints; other runners ignore them. Without an accelerator, `lum run` says so and
+computes on the CPU.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from sklearn.datasets import load_digits
 
 Scan = tuple[int, Any]  # the digit, and 8 x 8 grey levels
-Answer = tuple[int, int, int]  # the digit, what the network reads, and the process that asked it
+Answer = tuple[int, int, int]  # the digit, what the network reads, and the process that ran it
 
 
 def network() -> torch.nn.Module:
@@ -47,7 +47,7 @@ def train(weights_file: Path, scans: torch.Tensor, digits: torch.Tensor) -> None
 
 
 class ReadDigits(beam.DoFn):
-    """The model is loaded once per worker, not once per element: `setup` runs where the hints send this step."""
+    """Loads the model once per worker, not once per element: `setup` runs in the workers that have the resources."""
 
     def __init__(self, weights_file: str) -> None:
         self._weights_file = weights_file

@@ -1,7 +1,7 @@
-"""The sentiment of reviews with RunInference: what `sentiment_by_hand.py` does, in a few lines.
+"""The sentiment of reviews with RunInference: the same as `sentiment_by_hand.py`, in a few lines.
 
-TextClassifier tokenises, pads, and finds the device; RunInference makes batches of texts alike in length, halves those
-that do not fit into memory, counts, and hands over what failed as dead letters::
+TextClassifier tokenises, pads and chooses the device. RunInference makes batches of texts of similar length, halves
+batches that do not fit into memory, counts, and returns failures as dead letters::
 
     lum run examples/talks/sentiment.py
     python examples/talks/sentiment.py --runner=FnApiRunner
@@ -18,7 +18,7 @@ from luminosity import RunInference, TextClassifier
 
 
 def classify(keyed_texts: Any, model: str) -> tuple[Any, Any]:
-    """From pairs of a key and a text: `(key, label, score)` of the good ones, `(key, error)` of the others."""
+    """Turn pairs of a key and a text into `(key, label, score)`, or `(key, error)` for dead letters."""
     handler = KeyedModelHandler(TextClassifier(model, max_length=128))
     good, dead = keyed_texts | RunInference(handler).with_exception_handling()
     answers = good | beam.MapTuple(lambda key, result: (key, result.inference["label"], result.inference["score"]))

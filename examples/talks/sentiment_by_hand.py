@@ -1,7 +1,7 @@
-"""The sentiment of reviews with a DoFn of one's own: everything that a model in production needs, written by hand.
+"""The sentiment of reviews with your own DoFn: everything that a model in production needs, written by hand.
 
-It loads the model, gathers batches across elements, tokenises, sorts by length, pads, finds the device, halves batches
-that do not fit into memory, tries again what may pass, counts, and hands over what failed as dead letters.
+It loads the model, collects batches across elements, tokenises, sorts by length, pads, chooses the device, halves
+batches that do not fit into memory, retries failures that may pass, counts, and returns the rest as dead letters.
 `sentiment.py` does the same with RunInference, and `sentiment_compare.py` compares the two::
 
     lum run examples/talks/sentiment_by_hand.py
@@ -36,7 +36,7 @@ OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memo
 
 @dataclass
 class Waiting:
-    """An element in the buffer, with what Beam must know to emit it later."""
+    """An element in the buffer, with its timestamp and window, which Beam needs to emit it later."""
 
     key: Any
     text: str
@@ -46,7 +46,7 @@ class Waiting:
 
 
 class ClassifySentiment(beam.DoFn):
-    """Pairs of a key and a text in, `(key, label, score)` out; `(key, error)` under the tag "dead"."""
+    """Turns pairs of a key and a text into `(key, label, score)`, or `(key, error)` under the tag "dead"."""
 
     def __init__(self, model: str, max_batch: int = MAX_BATCH, max_length: int = MAX_LENGTH) -> None:
         self._model_path = model
@@ -93,7 +93,7 @@ class ClassifySentiment(beam.DoFn):
                 self._load_ms.update(int(1000 * (time.perf_counter() - begun)))
                 return model
             except OSError as error:
-                # The file system may be away for a moment, but not for ever.
+                # The file system may be unavailable for a moment.
                 if attempt == LOAD_ATTEMPTS:
                     raise
                 LOGGER.warning("Loading %s failed (%s); trying again in %.1f s", self._model_path, error, wait_s)
@@ -127,7 +127,7 @@ class ClassifySentiment(beam.DoFn):
             # process() may emit elements of other windows only as windowed values.
             yield from self._flush()
 
-    def finish_bundle(self) -> Iterator[Any]:  # type: ignore[override]  # Beam's says None, and takes these.
+    def finish_bundle(self) -> Iterator[Any]:  # type: ignore[override]  # Beam accepts this, though it declares None
         yield from self._flush()
 
     def teardown(self) -> None:
@@ -142,7 +142,7 @@ class ClassifySentiment(beam.DoFn):
         return list(encoded["input_ids"])
 
     def _flush(self) -> Iterator[Any]:
-        """Classify all that waits, those of like length together: a batch takes the time of its longest text."""
+        """Classify all waiting texts, sorted by length: a batch takes the time of its longest text."""
         waiting = sorted(self._buffer, key=lambda each: len(each.token_ids), reverse=True)
         self._buffer = []
         while waiting:
@@ -150,7 +150,7 @@ class ClassifySentiment(beam.DoFn):
             yield from self._classify(batch)
 
     def _classify(self, batch: list[Waiting]) -> Iterator[Any]:
-        """Predictions for a batch, or for its halves where it does not fit or where one text is at fault."""
+        """Predict for a batch, or for its halves if it does not fit or one of its texts fails."""
         try:
             scores = self._predict_with_retries(batch)
         except Exception as error:
@@ -161,7 +161,7 @@ class ClassifySentiment(beam.DoFn):
             if self._is_out_of_memory(error):
                 self._out_of_memory.inc()
                 self._free_memory()
-                # What did not fit once will not fit again.
+                # A batch that did not fit will not fit later.
                 self._max_batch = max(1, len(batch) // 2)
             middle = len(batch) // 2
             yield from self._classify(batch[:middle])
@@ -178,7 +178,7 @@ class ClassifySentiment(beam.DoFn):
             try:
                 return self._predict(batch)
             except RuntimeError as error:
-                # More memory will not come by waiting.
+                # Waiting does not free memory.
                 if self._is_out_of_memory(error) or attempt == PREDICT_ATTEMPTS:
                     raise
                 self._retried.inc()
@@ -231,7 +231,7 @@ class ClassifySentiment(beam.DoFn):
             torch.cuda.empty_cache()
 
     def _windowed(self, waiting: Waiting, value: Any) -> Any:
-        """With the element's own time and window, which at the end of a bundle nobody else knows."""
+        """Add the element's own timestamp and window, which Beam does not know at the end of a bundle."""
         if isinstance(value, pvalue.TaggedOutput):
             inner = WindowedValue(value.value, waiting.timestamp, (waiting.window,))
             return pvalue.TaggedOutput(value.tag, inner)
@@ -239,7 +239,7 @@ class ClassifySentiment(beam.DoFn):
 
 
 def classify(keyed_texts: Any, model: str) -> tuple[Any, Any]:
-    """From pairs of a key and a text: `(key, label, score)` of the good ones, `(key, error)` of the others."""
+    """Turn pairs of a key and a text into `(key, label, score)`, or `(key, error)` for dead letters."""
     outputs = keyed_texts | beam.ParDo(ClassifySentiment(model)).with_outputs(DEAD, main="good")
     return outputs.good, outputs[DEAD]
 

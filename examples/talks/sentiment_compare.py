@@ -1,7 +1,7 @@
 """Two programs for one job: a DoFn that does everything by hand, and RunInference.
 
-Both classify the same reviews, and must give the same answers and the same dead letters. Then their lines are counted,
-and the keywords at which they branch::
+Both classify the same reviews, and must return the same predictions and dead letters. Then their lines and the keywords
+at which they branch are counted::
 
     lum run examples/talks/sentiment_compare.py
     python examples/talks/sentiment_compare.py --runner=FnApiRunner
@@ -26,7 +26,7 @@ PROGRAMS = {"by hand": sentiment_by_hand, "RunInference": sentiment}
 
 
 def compare(by_hand: dict[str, Any], ours: dict[str, Any]) -> None:
-    """The labels must be the same, the scores alike to the precision of the numbers."""
+    """Print how many labels are the same, and by how much the scores differ."""
     same = sum(one[:2] == two[:2] for one, two in zip(by_hand["answers"], ours["answers"], strict=True))
     apart = max(abs(one[2] - two[2]) for one, two in zip(by_hand["answers"], ours["answers"], strict=True))
     print(f"{same} of {len(ours['answers'])} labels are the same; scores differ by at most {apart:.0e}")

@@ -1,18 +1,18 @@
 """Several models over the same rows, in four ways, and what each way costs.
 
 - Branches: one collection, a RunInference for each model, joined by key. Models do not wait for each other, but the
-  join shuffles all answers.
-- Sequence: each model takes what the one before hands on. For a model that needs another's answer, or that should see
-  only some of the rows.
-- Pipelines: a job for each model, which reads everything again. They start, fail and are released apart.
-- Enrich: all models in one pass over a table, with no join, and one tokenisation for those that tokenise alike.
+  join shuffles all predictions.
+- Sequence: each model takes the output of the one before. Use it for a model that needs another's prediction, or that
+  should see only some of the rows.
+- Pipelines: a job for each model, which reads everything again. They start, fail and are released independently.
+- Enrich: all models in one pass over a table, without a join; models with the same tokenizer share the tokenised texts.
 
 ::
 
     lum run examples/talks/several_models.py
     python examples/talks/several_models.py --runner=FnApiRunner
 
-The same reviews and the same three models go each way. The answers are compared, and what happened is counted.
+The same reviews and the same three models go each way. The predictions are compared, and the work is counted.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ LEARN_FROM = 1000
 MAX_LENGTH = 48
 
 Handlers = Mapping[str, Any]
-Numbers = dict[str, float]  # what each model said of a row
+Numbers = dict[str, float]  # the prediction of each model for a row
 
 
 class CountsTexts:
@@ -52,7 +52,7 @@ class CountsTexts:
 
     def prepare(self, block: Any) -> Any:
         Metrics.counter(NAMESPACE, "tokenised").inc(len(block))
-        return super().prepare(block)  # type: ignore[misc]  # of the handler that it is mixed into
+        return super().prepare(block)  # type: ignore[misc]  # the handler that this class is mixed into
 
 
 class Embedder(CountsTexts, SentenceEmbedder):  # pyright: ignore[reportUnsafeMultipleInheritance]
@@ -73,7 +73,7 @@ def joined(number: int, answers: Mapping[str, Sequence[PredictionResult]]) -> tu
 
 
 def sequence(rows: Any, handlers: Handlers) -> Any:
-    """The key carries the answers so far past the next model."""
+    """Run models one after the other; the key carries the predictions so far past the next model."""
     rows = rows | "NoAnswers" >> beam.MapTuple(lambda number, text: ((number, {}), text))
     for name, handler in handlers.items():
         rows = rows | name >> RunInference(KeyedModelHandler(handler)) | f"Keep {name}" >> beam.Map(kept, name)
@@ -106,7 +106,7 @@ def from_table(table: Any, names: Sequence[str]) -> list[tuple[int, Numbers]]:
 
 
 def number_of(answer: Any) -> float:
-    """One number of an answer, to compare: a classifier's score, or the first of a vector."""
+    """Return one number of a prediction, to compare: a classifier's score, or the first of a vector."""
     return float(answer["score"] if isinstance(answer, dict) else answer[0])
 
 
@@ -126,7 +126,7 @@ class Cost:
 
 
 def run(way: Callable[[Any, Handlers], Any], handlers: Handlers, table: Path, cost: Cost, beam_args: list[str]) -> None:
-    """One pipeline, whose cost is added to what there was."""
+    """Run one pipeline and add its cost to the total."""
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         pipeline = beam.Pipeline(options=PipelineOptions(beam_args))
@@ -150,7 +150,7 @@ def _metrics(result: Any, name: str, kind: str) -> list[Any]:
 
 
 def models(folder: Path) -> Handlers:
-    """Two small classifiers, of sentiments and of where a review was published, and a sentence encoder."""
+    """Train two small classifiers, of the sentiment and of the site of a review; add a sentence encoder."""
     found = [(text, label, place) for place in PLACES for text, label in reviews(place, LEARN_FROM)]
     texts = [text for text, _, _ in found]
     sentiment = train_classifier(

@@ -1,4 +1,4 @@
-"""``lum bench``: a real model on small files, in real processes; and what it says of mistakes."""
+"""``lum bench``: a real model on small files, in real processes; and its messages about mistakes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from luminosity.inference.tuning.trial_runner import Survey
 from luminosity.inference.tuning.tune import Choices, Tuning
 
 _TEXTS = ["A short text.", "Another one, which is a little longer.", "And one more."] * 20
-_ALL_CORES = f"--threads={usable_cores()}"  # One process.
+_ALL_CORES = f"--threads={usable_cores()}"  # one process
 _LINE = """
 from apache_beam.ml.inference.sklearn_inference import SklearnModelHandlerNumpy
 handler = SklearnModelHandlerNumpy("line.pkl")
@@ -106,7 +106,7 @@ def test_a_handler_of_beams_by_name(folder: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "SklearnModelHandlerNumpy takes no device and no dtype" in done.stdout
     assert "SklearnModelHandlerNumpy(...)" in done.stdout
-    assert "\x1b" not in done.stdout + done.stderr  # no colours and no bar where nobody looks
+    assert "\x1b" not in done.stdout + done.stderr  # no colours and no progress bar in a pipe
 
 
 def test_a_model_that_ends_its_process_is_a_line_of_the_report(folder: Path) -> None:

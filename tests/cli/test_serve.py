@@ -1,4 +1,4 @@
-"""``lum serve``, asked over the loopback."""
+"""``lum serve``, with requests over the loopback."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Described(Echo):
         return [{name: row.tolist() for name, row in example.items()} for example in batch]
 
 class Gathering(Echo):
-    # The first batch takes until all requests are here; the value is the number of the batch.
+    # The first batch waits until all requests have arrived; the value is the number of the batch.
     def __init__(self):
         super().__init__()
         self.prepared = self.batches = 0
@@ -382,7 +382,7 @@ def _signals_as_before() -> Iterator[None]:
 def test_wrong_options_are_told(arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
     try:
         code = main(["serve", "handlers:Echo", *arguments])
-    except SystemExit as error:  # argparse's own
+    except SystemExit as error:  # raised by argparse
         code = error.code
     assert (code, told in capsys.readouterr().err) == (2, True)
 

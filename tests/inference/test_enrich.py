@@ -28,7 +28,7 @@ from tests.plans import explained
 
 
 class Lengths(Handler[str, int, object]):
-    """Of texts, that cost what they are long, so that batches have them in another order."""
+    """Returns the length of texts. Costs are lengths, so batches have another order than the rows."""
 
     def __init__(self, log: str = "") -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Lengths(Handler[str, int, object]):
 
 
 class Doubles(Handler[Any, Any, object]):
-    """Of numbers, a whole column at a time."""
+    """Doubles numbers, a whole column at a time."""
 
     columnar = True
 
@@ -67,7 +67,7 @@ class Doubles(Handler[Any, Any, object]):
 
 
 class Sums(ModelHandler[dict[str, int], PredictionResult, object]):
-    """One of Beam's, of dicts."""
+    """A handler of Beam's own kind, whose examples are dicts."""
 
     def load_model(self) -> object:
         return object()
@@ -81,7 +81,7 @@ def table_of(pipeline: beam.Pipeline, *batches: Any) -> Any:
 
 
 def check_rows(table: Any, expected: list[dict[str, Any]], label: str = "rows", key: str = "text") -> None:
-    """Whatever batches they come in; `check_order` is for those."""
+    """Compare rows, however they are cut into batches; ``check_order`` compares batches."""
 
     def check(batches: list[Any]) -> None:
         found = [row for batch in batches for row in batch.to_pylist()]
@@ -128,7 +128,7 @@ def test_a_model_takes_the_columns_of_others(pipelines: Pipelines) -> None:
 
 
 def test_text_models_share_the_tokens(pipelines: Pipelines, text_models: dict[str, str]) -> None:
-    """And give what each gives alone; a text of a megabyte is cut like others; a model takes the vectors of another."""
+    """They predict the same as alone; a text of a megabyte is cut; a model takes the vectors of another."""
     texts = [*sentences(16), "word " * 200_000]
     embedder = SentenceEmbedder(MINILM, device="CPU")
     mood = TextClassifier(text_models["mood"], max_length=256, device="CPU")
@@ -165,7 +165,7 @@ def test_text_models_share_the_tokens(pipelines: Pipelines, text_models: dict[st
         if each.key.metric.name == "rows_prepared"
     }
     assert prepared == {"vector+mood+tone": len(texts)}
-    assert counters(run.result)["useful_cost"] <= 3 * 256 * len(texts) + len(texts)  # No model got a million words.
+    assert counters(run.result)["useful_cost"] <= 3 * 256 * len(texts) + len(texts)  # no model got a million words
 
 
 class Sum(Doubles):
@@ -209,7 +209,7 @@ class Reversed(TextClassifier):
 
 
 def test_dead_letters(pipelines: Pipelines) -> None:
-    """All rows are in one of the two tables: good ones with all columns, bad ones as they came."""
+    """Every row is in one of the two tables: good ones with all columns, bad ones unchanged."""
     texts = ["a", "poison", None, "unprepared", "bcd", None]
     table = pa.record_batch(
         {"text": texts, "n": [1, 2, 3, 4, None, 6], "_deleted": [None, False, False, None, False, True]}
@@ -453,7 +453,7 @@ def test_any_table_and_any_name() -> None:
 
 
 def test_rows_that_fail_only_together() -> None:
-    """Lists of different lengths for a model of one shape: each alone would do."""
+    """Lists of different lengths fail for a model of one shape, though each one would succeed alone."""
 
     def check(batches: list[Any]) -> None:
         reasons = [reason for batch in batches for reason in batch["_reason"].to_pylist()]

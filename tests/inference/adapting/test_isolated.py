@@ -1,4 +1,4 @@
-"""A model in a process of its own leaves nothing behind, however its worker ends."""
+"""A model in its own process leaves nothing behind, however its worker ends."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ if __name__ == "__main__":
 def test_the_process_ends_with_its_worker_and_without_a_word(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    # Standard error is a pipe: it would stay open, and this wait, while any process of the run lives.
+    # Standard error is a pipe, which stays open as long as any process of the run lives.
     done = subprocess.run([sys.executable, script, "--progress=off"], capture_output=True, text=True, timeout=200)
 
     assert done.returncode == 0, done.stderr

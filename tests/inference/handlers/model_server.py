@@ -1,4 +1,4 @@
-"""A real server on this machine, for models that are elsewhere: what it answers is scripted by the test."""
+"""A real HTTP server on this machine, whose responses a test scripts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import numpy as np
 
 @dataclass
 class Seen:
-    """A request as the server got it."""
+    """A request that the server received."""
 
     method: str
     path: str
@@ -35,7 +35,7 @@ class Seen:
 
 @dataclass
 class Said:
-    """What the server answers."""
+    """A response of the server."""
 
     body: Any = b""
     status: int = 200
@@ -52,7 +52,7 @@ Script = Callable[[Seen], Said]
 
 
 class ModelServer:
-    """Answers each request by `script`; remembers all, and how many there were at once."""
+    """Responds to each request with ``script``; records all requests, and how many there were at once."""
 
     def __init__(self, script: Script) -> None:
         self.script = script
@@ -60,7 +60,7 @@ class ModelServer:
         self.peak = 0
         self.connections = 0
         self.stopped = threading.Event()
-        """Set at the end: a script that hangs waits for it."""
+        """Set at the end; a script that hangs waits for it."""
         self._now = 0
         self._lock = threading.Lock()
         server = self
@@ -101,13 +101,13 @@ class ModelServer:
             do_POST = do_GET = handle_any
 
             def log_message(self, format: str, *args: Any) -> None:
-                """Quiet."""
+                """Print nothing."""
 
         class Server(ThreadingHTTPServer):
             request_queue_size = 128
 
             def handle_error(self, request: Any, client_address: Any) -> None:
-                """Clients that give up are what some tests are about."""
+                """Ignore clients that disconnect: some tests do so on purpose."""
 
         self.http = Server(("127.0.0.1", 0), Handler)
         self.scheme = "http"
@@ -141,7 +141,7 @@ def serving(script: Script, certificate: Path | None = None) -> Iterator[ModelSe
 
 
 def self_signed(folder: Path) -> Path:
-    """A key and a certificate for this machine alone, in one file."""
+    """Write a key and a certificate for this machine into one file."""
     key, certificate, both = folder / "key.pem", folder / "certificate.pem", folder / "both.pem"
     command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost"
     names = ["-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost"]
@@ -153,12 +153,12 @@ def self_signed(folder: Path) -> Path:
 
 
 def vector_of(text: str) -> list[float]:
-    """What the servers of these tests make of a text."""
+    """Return the vector that the test servers compute for a text."""
     return [float(len(text)), float(text.count("a")), 0.5]
 
 
 def embeddings(seen: Seen, base64_too: bool = True) -> Said:
-    """As OpenAI's servers answer; in another order than asked, which the indices tell."""
+    """Respond like OpenAI's servers, with vectors in another order than the texts, as their indices say."""
     asked = seen.json
     data = []
     for index, text in enumerate(asked["input"]):
@@ -177,7 +177,7 @@ def chat(seen: Seen) -> Said:
 
 
 def kserve(seen: Seen, binary: bool = True) -> Said:
-    """A model `sums` with the inputs `x` and `scale`, and one `shout` with text."""
+    """Serve a model ``sums`` with the inputs ``x`` and ``scale``, and a model ``shout`` with text."""
     if seen.path == "/v2":
         return Said({"name": "tests", "version": "1", "extensions": ["binary_tensor_data"] if binary else []})
     name = seen.path.split("/")[3]

@@ -14,7 +14,7 @@ from luminosity.inference.handlers.text.classifier import TextClassifier
 from luminosity.inference.handlers.text.token_classifier import TokenClassifier
 from tests.inference.texts import MINILM, save_with_tokenizer, sentences, tiny_bert_config
 
-# Alone, a text's scores equal the pipeline's to the last bit; in a batch, float32 sums in another order.
+# A single text's scores equal the pipeline's exactly; in a batch, float32 is summed in another order.
 ROUNDING = 1e-4
 
 LABELS = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
@@ -26,7 +26,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def saved(kind: str, folder: Path, labels: list[str], **config: Any) -> str:
-    """A small model with random weights, the same ones each time."""
+    """Make a small model with random weights, always the same."""
     import torch
     import transformers
 

@@ -19,7 +19,7 @@ CHAT = (
 
 @pytest.fixture(scope="module", params=["LlamaForCausalLM", "GPT2LMHeadModel"])
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Two kinds of positions: rotary ones, and learnt ones."""
+    """Make models with the two kinds of positions, rotary and learnt."""
     import torch
     import transformers
 

@@ -1,4 +1,4 @@
-"""Models that are elsewhere, asked over real connections to a server in this process."""
+"""HttpModelHandler, over real connections to a server in this process."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ WORDS = [f"{'a' * (number % 7)}{number}" for number in range(200)]
 
 @pytest.fixture(autouse=True)
 def _quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In this process alone; nothing here depends on how long a wait is."""
+    """Shorten waits, in this process only; no test depends on how long a wait is."""
     monkeypatch.setattr("luminosity.inference.handlers.http.retries._FIRST_S", 0.01)
 
 
@@ -59,14 +59,14 @@ def embedding_server() -> Iterator[ModelServer]:
 
 @pytest.fixture
 def url_of_nobody() -> Iterator[str]:
-    """Its port is taken, so that no other process can come to listen there meanwhile."""
+    """Return a URL whose port is bound but not listening, so that no other process can use it."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         yield f"http://127.0.0.1:{bound.getsockname()[1]}"
 
 
 class Times:
-    """In place of the module `time` where requests are tried again: its clock can be put forward."""
+    """Replaces the module ``time`` for retries: its clock can be advanced."""
 
     def __init__(self) -> None:
         self.ahead = 0.0
@@ -91,7 +91,7 @@ def ask(handler: HttpModelHandler, *examples: Any) -> list[Any]:
 
 
 def failing_at_first(answers: list[Said]) -> Any:
-    """A script that gives these answers first, and embeddings then."""
+    """Return a script that sends these responses first, and embeddings afterwards."""
     left = list(answers)
     return lambda seen: left.pop(0) if left else embeddings(seen)
 
@@ -222,7 +222,7 @@ class TestInPipelines:
             assert_that(failed.failed_inferences, _check_all_refused, label="bad")
 
         processes = 2 * (os.cpu_count() or 1)
-        assert len(server.seen) <= 4 * processes  # As many as were under way at once.
+        assert len(server.seen) <= 4 * processes  # as many as were in flight at once
 
 
 def _equal(found: Any, expected: Any) -> None:
@@ -280,7 +280,7 @@ class TestTrouble:
         assert len(server.seen) == 6
 
     def test_a_server_that_hangs_meets_the_deadline(self, times: Times) -> None:
-        """Which is over when the server has seen the second try, however long that takes."""
+        """The deadline ends when the server has seen the second attempt, however long that takes."""
         with serving(embeddings) as server:
 
             def script(seen: Seen) -> Said:
@@ -317,7 +317,7 @@ class TestTrouble:
         clock = FakeClock()
         breaker = CircuitBreaker(clock.monotonic)
         for _ in range(2):
-            halves = [breaker.gave_up("hangs", True, 0.0) for _ in range(7)]  # A batch of 64, and its halves.
+            halves = [breaker.gave_up("hangs", True, 0.0) for _ in range(7)]  # a batch of 64, and its halves
             assert {type(error) for error in halves} == {RemoteModelError}
             breaker.check()
             breaker.succeeded()
@@ -363,9 +363,7 @@ class TestTrouble:
 
     @pytest.mark.parametrize("status", [301, 401, 403, 404])
     def test_the_endpoints_fault_fails_once(self, status: int, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(
-            "luminosity.inference.handlers.http.retries._OPEN_S", 600
-        )  # Longer than any machine stalls.
+        monkeypatch.setattr("luminosity.inference.handlers.http.retries._OPEN_S", 600)  # longer than any machine stalls
         with serving(lambda _: Said(b"no", status, {"Location": "http://127.0.0.1:1/"})) as server:
             handler = HttpModelHandler.embeddings(server.url, "small")
             model = handler.load_model()
@@ -491,10 +489,10 @@ class TestSecrets:
 
 
 class TestLimit:
-    """What the limit learns of a server, whose latency the test says."""
+    """How the limit adapts to a server whose latency the test sets."""
 
     def steady(self, limit: AdaptiveLimit, clock: FakeClock, capacity: int, rounds: int) -> None:
-        """A server that works at `capacity` requests at once; more of them wait for each other."""
+        """Simulate a server that handles ``capacity`` requests at once; further ones wait."""
         for _ in range(rounds):
             began = clock.monotonic()
             clock.advance(0.1 * max(1.0, limit.now / capacity))
@@ -559,7 +557,7 @@ class TestLimit:
         assert gate.in_flight == 0
 
     def test_many_requests_at_once_and_fewer_for_a_busy_server(self) -> None:
-        """The server answers at leisure until enough are there at once: the limit must have grown to that."""
+        """The server is slow until enough requests arrive at once: the limit must have grown."""
         wanted = 16
         enough = threading.Event()
 
@@ -567,7 +565,7 @@ class TestLimit:
             if server.peak >= wanted:
                 enough.set()
             else:
-                time.sleep(0.2)  # Far more than this machine needs for the rest: more at once is more done.
+                time.sleep(0.2)  # far longer than everything around it, so more requests at once increase throughput
             return chat(seen)
 
         with serving(script) as server:

@@ -1,4 +1,4 @@
-"""Functions of JAX as models: padded to few shapes, answered one by one."""
+"""JaxModelHandler: functions of JAX as models, with batches padded to few shapes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def linear(params: Any, batch: Any) -> Any:
 
 
 def mean_length(params: Any, batch: Any, mask: Any) -> Any:
-    """Wrong wherever padding is taken for data."""
+    """Returns a wrong result if padding is used as data."""
     return jnp.where(mask, batch, 0).sum(axis=1) / jnp.maximum(mask.sum(axis=1), 1) + params
 
 

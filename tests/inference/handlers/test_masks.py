@@ -16,8 +16,8 @@ SMALL_GPT = {"vocab_size": 100, "n_embd": 32, "n_layer": 2, "n_head": 4}
     [
         ("bert", "sdpa", SMALL, True),
         ("bert", "eager", SMALL, False),
-        ("gpt2", "sdpa", SMALL_GPT, False),  # Each token sees those before it alone.
-        ("modernbert", "sdpa", {**SMALL, "pad_token_id": 0}, False),  # Most layers see near tokens alone.
+        ("gpt2", "sdpa", SMALL_GPT, False),  # each token sees only those before it
+        ("modernbert", "sdpa", {**SMALL, "pad_token_id": 0}, False),  # most layers see only near tokens
         ("t5", "sdpa", {"vocab_size": 100, "d_model": 32, "num_layers": 1, "num_heads": 4}, False),
     ],
 )

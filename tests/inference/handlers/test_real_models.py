@@ -1,4 +1,4 @@
-"""Real models through RunInference and the host, on both runners: the same as the model alone says."""
+"""Real models through RunInference and the host, on both runners, predict the same as the model alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.inference.texts import MINILM, sentences
 
 
 def check_against_alone(pipelines: Pipelines, handler: Handler[Any, Any, Any], examples: list[Any]) -> dict[str, int]:
-    """Predictions of a pipeline are those of the handler for each example alone; returns the run's counters."""
+    """Check that a pipeline predicts the same as the handler for each example alone; return the run's counters."""
     model = handler.load_model()
     expected = {
         number: next(iter(handler.run_inference([example], model))).inference for number, example in enumerate(examples)
@@ -73,7 +73,7 @@ def test_tokens_of_sequences_that_differ_in_length(pipelines: Pipelines, tmp_pat
 
 
 def check_against_mean(pipelines: Pipelines, handler: Any, examples: list[Any]) -> dict[str, int]:
-    """The scores of padding are nobody's; what the model says of the whole sequence must not depend on it."""
+    """The scores of padding are dropped, and the prediction for the whole sequence does not depend on it."""
     model = handler.load_model()
     expected = sorted(
         float(next(iter(handler.run_inference([example], model))).inference["mean"].sum()) for example in examples

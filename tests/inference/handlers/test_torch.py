@@ -1,4 +1,4 @@
-"""Any torch module: images, padded sequences, dicts, files of all kinds."""
+"""TorchModelHandler: images, padded sequences, dicts, and all kinds of model files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from luminosity.inference.handlers.torch import TorchModelHandler
 
 
 class TinyConvNet(torch.nn.Module):
-    """Images to three scores."""
+    """Turns images into three scores."""
 
     def __init__(self, channels: int = 4) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class TinyConvNet(torch.nn.Module):
 
 
 class TinyTagger(torch.nn.Module):
-    """A label per token; attention, so that padding matters where the mask is not heeded."""
+    """Returns a label per token. It has attention, so padding changes the result if the mask is ignored."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -197,7 +197,7 @@ def test_dtype_memory_and_new_weights(weights: str, tmp_path: Path) -> None:
 
     assert found[0].dtype == np.float32
     assert np.stack(found) == pytest.approx(expected_scores(weights, images(2)), abs=0.05)
-    assert full / 2 <= (handler.memory(model) or 0) <= full / 2 + 8  # but for one counter of 8 bytes
+    assert full / 2 <= (handler.memory(model) or 0) <= full / 2 + 8  # plus one counter of 8 bytes
     assert handler.model_id == str(tmp_path / "next.pt")
     with pytest.raises(ValueError, match="found dtype='half_float', expected the name of a torch dtype"):
         conv_net(weights, dtype="half_float").load_model()

@@ -15,7 +15,7 @@ from luminosity.inference.handlers.text.tokens import Tokenizer
 from luminosity.inference.handlers.text.word_cache import WordCache
 from tests.inference.texts import MINILM, sentences
 
-# Where pieces could come to hang together, or to differ from what Python takes for one.
+# Texts in which pieces could be joined, or could differ from Python's own split.
 TRICKY = [
     "a\x0bb", "a\x0cb", "a\x1cb", "a\x1fb", "a\x85b", "a\xa0b", "a\u2028b", "a\u200bb", "a\ufeffb",
     "a\u3000b", "a\x00b", "a\ufffdb", "\x00", "\u0301", "e \u0301", "e\u0301", "İ", "ΑΣ ΑΣ",
@@ -88,7 +88,7 @@ def test_real_texts_of_any_length_at_several_limits() -> None:
         plain = Backend.from_file(f"{MINILM}/tokenizer.json")
         plain.no_padding()
         plain.no_truncation() if limit is None else plain.enable_truncation(limit)
-        for _ in range(2):  # New words, then known ones.
+        for _ in range(2):  # new words, then known ones
             assert tokenizer.ids(texts).to_pylist() == ids(plain, texts)
 
 
