@@ -44,11 +44,11 @@ def train_classifier(folder: Path, texts: Sequence[str], labels: Sequence[int], 
         )
     )
     optimizer = torch.optim.Adam(model.parameters(), lr=_LEARNING_RATE)
-    targets = torch.tensor(labels)
+    expected = torch.tensor(labels)
     for batch in [batch for _ in range(_EPOCHS) for batch in torch.randperm(len(texts)).split(_BATCH)]:
         inputs = {name: tokens[name][batch] for name in ("input_ids", "attention_mask")}
         optimizer.zero_grad()
-        model(**inputs, labels=targets[batch]).loss.backward()
+        model(**inputs, labels=expected[batch]).loss.backward()
         optimizer.step()
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

@@ -269,7 +269,10 @@ def test_where_every_row_fails_there_is_nothing_to_show(tmp_path: Path) -> None:
             ["in.csv", "out", "--embed=text=M", "--columns=stars, txt"],
             "can't read the column 'txt': ./in.csv does not have it; did you mean 'text'?\n",
         ),
-        (["in.csv", "out", "--model=text=json:dumbs"], "the module json has no 'dumbs'; did you mean 'dumps' or 'dump'?"),
+        (
+            ["in.csv", "out", "--model=text=json:dumbs"],
+            "the module json has no 'dumbs'; did you mean 'dumps' or 'dump'?",
+        ),
         (["notes.txt", "out", "--embed=text=M"], "optionally followed by .gz, .bz2, .zst, .lz4\n"),
     ],
 )

@@ -49,11 +49,6 @@ def local_copy(path: str) -> str:
     fetches it, and the others wait. The copy is kept until this process ends, and then until its space is needed. If
     the source has changed, it is fetched again. A local path is returned unchanged, and so is a name on a model hub.
 
-    What is elsewhere (gs://, s3://, hdfs://, a scheme of your own) is fetched once per machine: of several processes
-    one fetches, and the others wait. The copy stays until this process ends, and after that until its room is needed.
-    A source that has changed is fetched anew. A local path is returned as it is, and so is what is no path at all:
-    a name that a library looks up on a model hub.
-
     >>> local_copy("/models/encoder.pt"), local_copy("file:///models/encoder.pt"), local_copy("org/encoder")
     ('/models/encoder.pt', '/models/encoder.pt', 'org/encoder')
     """

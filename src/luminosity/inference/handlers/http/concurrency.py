@@ -104,10 +104,6 @@ class AdaptiveLimit:
     best seen, or throughput grows by half of what was added. If they don't, the step is undone and tried again later.
     When the server is overloaded, the limit is halved.
 
-    It doubles while that pays, then takes small steps. More requests at once pay as long as latency stays near the best
-    seen, or throughput grows by half of what was added. If they don't, the step is taken back and tried again later.
-    A server that says it has too much to do gets half as much.
-
     >>> limit = AdaptiveLimit(64)
     >>> limit.now
     4
