@@ -263,7 +263,7 @@ def test_a_device_that_is_not_there_is_not_measured_as_the_cpu() -> None:
 
     if torch.cuda.is_available():
         pytest.skip("here it is there")
-    with pytest.raises(ValueError, match="no device 'cuda'"):
+    with pytest.raises(ValueError, match="found the device 'cuda', expected one that torch can use"):
         with_settings(SentenceEmbedder("model"), Candidate("cuda"))
 
 
