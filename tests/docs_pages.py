@@ -29,7 +29,7 @@ from typing import Any
 
 from markdown_it import MarkdownIt
 
-__all__ = ["REPOSITORY", "Block", "Page", "find_other_pages", "find_pages", "prepare_folder"]
+__all__ = ["REPOSITORY", "Block", "Page", "find_pages", "prepare_folder"]
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 _RUNNABLE = ("python", "console")
@@ -177,15 +177,9 @@ class Page:
 
 
 def find_pages() -> list[Page]:
-    """Return the pages whose code runs."""
-    paths = [REPOSITORY / "README.md", *REPOSITORY.glob("docs/**/*.md"), *REPOSITORY.glob("examples/*/README.md")]
-    return [Page(path) for path in sorted(paths)]
-
-
-def find_other_pages() -> list[Page]:
-    """Return the pages for developers, whose commands take minutes: only their links are checked."""
-    names = ("CHANGELOG.md", "CONTRIBUTING.md", "benchmarks/README.md")
-    return [Page(REPOSITORY / name) for name in names if (REPOSITORY / name).exists()]
+    """Return all pages of the documentation."""
+    patterns = ("*.md", "docs/**/*.md", "examples/*/README.md", "benchmarks/README.md")
+    return [Page(path) for pattern in patterns for path in sorted(REPOSITORY.glob(pattern))]
 
 
 def prepare_folder(folder: Path, page: Page) -> Path:

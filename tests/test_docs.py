@@ -17,10 +17,9 @@ from types import ModuleType
 import pytest
 
 from luminosity.cli.main import main
-from tests.docs_pages import REPOSITORY, Page, find_other_pages, find_pages, prepare_folder
+from tests.docs_pages import REPOSITORY, Page, find_pages, prepare_folder
 
 PAGES = {page.name: page for page in find_pages()}
-LINKED = {**PAGES, **{page.name: page for page in find_other_pages()}}
 RUNNING = [name for name, page in PAGES.items() if any(block.runs for block in page.blocks)]
 
 # Pages that take longer than 20 seconds on two cores.
@@ -99,9 +98,9 @@ def test_every_block_runs_or_says_why_not(name: str) -> None:
             assert list(block.commands()), f"{place}: found no line that begins with '$ '; use text for output"
 
 
-@pytest.mark.parametrize("name", LINKED)
+@pytest.mark.parametrize("name", PAGES)
 def test_links_lead_somewhere(name: str) -> None:
-    page = LINKED[name]
+    page = PAGES[name]
     for link in page.links:
         if re.match(r"[a-z]+:", link):
             continue
@@ -110,7 +109,7 @@ def test_links_lead_somewhere(name: str) -> None:
         assert target.exists(), f"{name}: {link}: there is no {target}"
         assert target.is_relative_to(REPOSITORY), f"{name}: {link} leads out of the repository"
         if anchor and target.suffix == ".md":
-            anchors = LINKED[str(target.relative_to(REPOSITORY))].anchors
+            anchors = PAGES[str(target.relative_to(REPOSITORY))].anchors
             assert anchor in anchors, f"{name}: {link}: there is no such heading, only {sorted(anchors)}"
 
 
