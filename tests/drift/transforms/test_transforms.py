@@ -111,7 +111,7 @@ def test_keys(pipelines: Pipelines) -> None:
         ((key, (kind, text, _)),) = found
         assert key == "fr"
         assert kind.__name__ == "DriftError"
-        assert "language='fr': The reference has no rows" in text
+        assert "language='fr': the reference has no rows" in text
 
     def check_shared(found: list[Any]) -> None:
         assert {key: result.reference_rows for key, result in found} == {"de": 700, "en": 700, "fr": 700}
