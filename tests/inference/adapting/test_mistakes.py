@@ -70,11 +70,11 @@ def test_a_model_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         SentenceEmbedder("/nowhere/model").load_model()
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "model").mkdir()
-    with pytest.raises(ModelUnavailable, match=f"`~` is not expanded: did you mean '{tmp_path}/model'"):
+    with pytest.raises(ModelUnavailable, match=f"pass '{tmp_path}/model': `~` is not expanded"):
         SentenceEmbedder("~/model").load_model()
 
 
 def test_a_name_that_the_hub_does_not_know() -> None:
     offline: Any = {"local_files_only": True}
-    with pytest.raises(ModelUnavailable, match=r"'org/no-such-model' is no folder here.*Hugging Face hub"):
+    with pytest.raises(ModelUnavailable, match=r"'org/no-such-model' is not a folder here.*Hugging Face hub"):
         SentenceEmbedder("org/no-such-model", load_model_args=offline).load_model()
