@@ -12,7 +12,8 @@
     │   └── ModelTooLarge                     a model needs more than the memory budget of its device
     ├── ModelUnavailable (OSError)            the files of a model can't be found or fetched
     ├── HandlerError (ValueError)             a model handler returned something that breaks its contract
-    ├── HostUnavailable (RuntimeError)        the shared model host can't be started or reached
+    ├── ModelFailed (RuntimeError)            a model ended its thread or process instead of raising an exception
+    ├── HostUnavailable (RuntimeError)        a model host has failed, or can't be started or reached
     ├── RemoteModelError (RuntimeError)       a model server refused a request or sent an unreadable response
     │   └── EndpointError                     the endpoint is at fault: key, address, certificate, or it is down
     ├── TableError (ValueError)               a table can't be read, or its files don't match
@@ -47,6 +48,7 @@ __all__ = [
     "InvalidType",
     "LuminosityError",
     "MissingExtra",
+    "ModelFailed",
     "ModelTooLarge",
     "ModelUnavailable",
     "OptionError",
@@ -148,8 +150,12 @@ class HandlerError(LuminosityError, ValueError):
     """A model handler returned something that breaks its contract, such as too few predictions."""
 
 
+class ModelFailed(LuminosityError, RuntimeError):
+    """A model ended its thread or its process, for example by ``sys.exit()``, instead of raising an exception."""
+
+
 class HostUnavailable(LuminosityError, RuntimeError):
-    """The shared model host, one process for all workers, can't be started or reached."""
+    """A model host has failed. If it is the shared host of all workers: it can't be started or reached."""
 
 
 class RemoteModelError(LuminosityError, RuntimeError):

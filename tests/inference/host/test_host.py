@@ -14,10 +14,12 @@ import pyarrow as pa
 import pytest
 
 from luminosity import Handler
+from luminosity.errors import ModelTooLarge
 from luminosity.inference import memory
 from luminosity.inference.adapting.isolated import IsolatedHandler
 from luminosity.inference.blocks import rows
 from luminosity.inference.host import host as host_module
+from luminosity.inference.host import loader
 from luminosity.inference.host.host import ModelHost
 from luminosity.inference.host.lane import LaneSettings
 from luminosity.inference.host.work import Outcome
@@ -170,6 +172,28 @@ def test_a_device_that_can_not_even_make_room(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(memory, "release_memory", broken)
     assert str(outcomes(ModelHost(), Doubler(fail), [[1, 2]])[0].error) == "CUDA out of memory"
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_other_models_are_loaded_after_a_drop_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Sized(Doubler):
+        def __init__(self, size: int) -> None:
+            super().__init__()
+            self._size = size
+
+        def memory(self, model: str) -> int:
+            return self._size
+
+    def broken(*_: Any) -> None:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    host = ModelHost(budget=10_000_000)
+    with monkeypatch.context() as patch:
+        patch.setattr(loader, "release_memory", broken)
+        found = outcomes(host, Sized(50_000_000), [[1]], LaneSettings(model="large"), name="large")
+        assert isinstance(found[0].error, ModelTooLarge)
+        until(lambda: not any("load" in thread.name for thread in host_threads()))
+    assert values(outcomes(host, Sized(1_000), [[1]], LaneSettings(model="small"), name="small")) == [2]
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

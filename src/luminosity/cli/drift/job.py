@@ -12,9 +12,9 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from luminosity.cli.drift.report import ProgressLine, as_json, describe_settings, settings_of, verdict
+from luminosity.cli.drift.report import ProgressLine, describe_settings, print_verdict, settings_of
 from luminosity.cli.drift.sources import Source, open_source, read_sample
-from luminosity.cli.exits import DRIFT, print_ignoring_closed_pipe
+from luminosity.cli.exits import DRIFT
 from luminosity.drift.compare import SampleComparison
 from luminosity.drift.history import DriftHistory, PastTest
 from luminosity.drift.samples import SampledRows, prepare_samples
@@ -53,7 +53,7 @@ def run(parsed: argparse.Namespace) -> int:
             history.append(this)
     seconds = time.monotonic() - began
     result = comparison.result
-    print_ignoring_closed_pipe(as_json(result, settings, seconds) if parsed.json else verdict(result, seconds))
+    print_verdict(result, settings, seconds, as_json=parsed.json)
     return DRIFT if result.drift else 0
 
 

@@ -13,18 +13,23 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from luminosity.cli.drift.sources import Source
+from luminosity.cli.exits import print_ignoring_closed_pipe
 from luminosity.drift.result import MMDTestResult
 from luminosity.drift.samples import PreparedSamples
 
-__all__ = ["ProgressLine", "as_json", "describe_settings", "settings_of", "verdict"]
+__all__ = ["ProgressLine", "describe_settings", "print_verdict", "settings_of"]
 
 
-def verdict(result: MMDTestResult, seconds: float) -> str:
-    """Return the line that the command prints, such as ``no drift: p = 0.31, …``."""
+def print_verdict(result: MMDTestResult, settings: Mapping[str, Any], seconds: float, as_json: bool) -> None:
+    """Print one line, such as ``no drift: p = 0.31, …``, or the whole result as JSON."""
+    print_ignoring_closed_pipe(_json(result, settings, seconds) if as_json else _line(result, seconds))
+
+
+def _line(result: MMDTestResult, seconds: float) -> str:
     return f"{result} · {result.reference_rows:,} rows against {result.current_rows:,} · {seconds:.1f} s"
 
 
-def as_json(result: MMDTestResult, settings: Mapping[str, Any], seconds: float) -> str:
+def _json(result: MMDTestResult, settings: Mapping[str, Any], seconds: float) -> str:
     """Return the result and the settings as one JSON object."""
     return json.dumps(_strict({**result.as_dict(), "settings": settings, "seconds": round(seconds, 3)}), indent=2)
 

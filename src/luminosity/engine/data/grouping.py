@@ -27,7 +27,7 @@ from luminosity.engine.data.watermarks import MAX, Holds
 from luminosity.engine.data.wire import BLOCK_BYTES
 from luminosity.engine.plan.codecs import ElementCodec
 from luminosity.engine.spill.files import Chunk, MemoryChunk, pieces
-from luminosity.engine.spill.runs import LARGE_BYTES, Entry
+from luminosity.engine.spill.sorted_runs import LARGE_BYTES, Entry
 from luminosity.engine.spill.table import GroupTable
 
 __all__ = ["Group", "Grouping"]

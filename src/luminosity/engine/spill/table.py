@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from luminosity.engine.spill.files import Chunk, MemoryChunk, SpillFile, pieces
 from luminosity.engine.spill.quota import Ledger
-from luminosity.engine.spill.runs import LARGE_BYTES, Entry, SortedRun, merge
+from luminosity.engine.spill.sorted_runs import LARGE_BYTES, Entry, SortedRun, merge
 
 __all__ = ["GroupTable"]
 

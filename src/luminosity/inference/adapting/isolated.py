@@ -12,6 +12,7 @@ from typing import Any
 
 from apache_beam.internal import pickler
 
+from luminosity.errors import ModelFailed
 from luminosity.inference.adapting.wrapping import WrappedHandler
 from luminosity.inference.handler import Handler
 from luminosity.inference.ipc.portable_errors import pack_error, unpack_error
@@ -93,7 +94,7 @@ class _Child:
                 self._finish()
                 self._process = None
                 self._is_killed = False
-                raise RuntimeError("the model's process ended while it computed this batch") from ended
+                raise ModelFailed("the model's process ended while it computed this batch") from ended
         if error is not None:
             raise unpack_error(error)
         return value

@@ -9,6 +9,7 @@ import apache_beam as beam
 import numpy as np
 from apache_beam.transforms.window import WindowedValue
 
+from luminosity.errors import ModelFailed
 from luminosity.inference.adapting.model_set import ModelSet
 from luminosity.inference.blocks import Block, Indices, take
 from luminosity.inference.enrich.column import Column, model_of
@@ -130,7 +131,7 @@ class _Waiting:
                 blame_rows(error, self.block, int(places[0]), outcome.batch_count, name)
             raise error
         else:  # SystemExit and the like were meant for the model's thread, not for this one
-            raise RuntimeError(f"the model's code raised {error!r}") from error
+            raise ModelFailed(f"the model's code raised {error!r}") from error
 
 
 def _only_seen(rows: PreparedRows, seen: Any) -> PreparedRows:

@@ -9,10 +9,10 @@ Only :class:`ModelHost` knows the other classes of this folder:
   work in threads and report through callbacks.
 - :class:`~luminosity.inference.host.session.Session` is what a bundle's thread holds.
 
-One lock, a condition, protects all of their state. It is never held while a model is loaded, dropped or run. Every
-change of the state notifies the condition. Three kinds of threads take the lock: the threads of bundles (in sessions
-and in the host's public methods), the device threads, and one thread for each load. Methods below whose docstring
-says "lock held" need it held by the caller.
+One lock, a condition, protects all of their state. It is never held while a model is loaded, dropped or run. A change
+that a thread may wait for notifies the condition. Three kinds of threads take the lock: the threads of bundles (in
+sessions and in the host's public methods), the device threads, and one thread for each load. Methods below whose
+docstring says "lock held" need it held by the caller.
 """
 
 from __future__ import annotations
@@ -215,9 +215,7 @@ class ModelHost:
     def _load_again(self, model: Model) -> None:
         """Evict a model that hangs, so that the next batch loads it again. Lock held."""
         retired = self._scheduler.retire(model, self._now())
-        for copies, _ in retired:
-            for copy in copies:
-                model.handler.abandon(copy)
+        _abandon(model.handler, retired)
         drop_in_background(retired)
 
     # What the device threads call.
@@ -319,12 +317,15 @@ class ModelHost:
         with self._changed:
             decision = self._scheduler.finish_load(model, attempt, loaded, self._lanes.values(), self._now())
             self._carry_out(decision)
+            self._scheduler.begin_drop()
             self._changed.notify_all()
-        if decision.dropped:
-            drop(decision.dropped)
-        with self._changed:
-            self._scheduler.dropped()
-            self._changed.notify_all()
+        try:
+            if decision.dropped:
+                drop(decision.dropped)
+        finally:  # A library may fail to release memory; other models must still be loaded.
+            with self._changed:
+                self._scheduler.end_drop()
+                self._changed.notify_all()
 
     def _load_failed(self, model: Model, attempt: int, error: BaseException) -> None:
         with self._changed:
@@ -366,3 +367,10 @@ class ModelHost:
 
 def _timeout_error(timeout: float | None) -> TimeoutError:
     return TimeoutError(f"The model took longer than {timeout} seconds.")
+
+
+def _abandon(handler: Handler, retired: Dropped) -> None:
+    """Tell the handler that these copies are given up. Keeps no reference, so that the drop frees them at once."""
+    for copies, _ in retired:
+        for copy in copies:
+            handler.abandon(copy)

@@ -116,11 +116,7 @@ class ModelScheduler:
         return Decision(failed=tuple(failed)) if failed else _NOTHING
 
     def finish_load(self, model: Model, attempt: int, loaded: Loaded, lanes: Iterable[Lane], now: float) -> Decision:
-        """Take the result of a load: keep the model, load it again later, or fail it if it is too large.
-
-        The host reports the end of the drop with :meth:`dropped`.
-        """
-        self._dropping += 1
+        """Take the result of a load: keep the model, load it again later, or fail it if it is too large."""
         if attempt != model.attempt or model.state is not State.LOADING:
             return Decision(dropped=[loaded.release()])  # This load was given up meanwhile.
         model.count_load(loaded.stats)
@@ -146,8 +142,12 @@ class ModelScheduler:
         model.does_not_fit_beside = True
         return Decision(dropped=[loaded.release()])
 
-    def dropped(self) -> None:
-        """Note that the host has dropped what :meth:`finish_load` returned."""
+    def begin_drop(self) -> None:
+        """Start no load until :meth:`end_drop`: the host is about to drop what :meth:`finish_load` returned."""
+        self._dropping += 1
+
+    def end_drop(self) -> None:
+        """Note that the host has dropped it, or that the drop failed."""
         self._dropping -= 1
 
     def fail_load(

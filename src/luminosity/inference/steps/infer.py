@@ -11,7 +11,7 @@ from apache_beam.ml.inference.base import ModelHandler
 from apache_beam.transforms.window import WindowedValue
 
 from luminosity.core import ELEMENT_AT_FAULT
-from luminosity.errors import HandlerError
+from luminosity.errors import ModelFailed
 from luminosity.inference.adapting.model_set import ModelSet
 from luminosity.inference.blocks import join, rows, take
 from luminosity.inference.host.work import Outcome
@@ -102,7 +102,7 @@ class InferDoFn(beam.DoFn):
                     setattr(outcome.error, ELEMENT_AT_FAULT, at_fault(taken[0], outcome.batch_count))
                 raise outcome.error
             else:  # Such as SystemExit, which must not end this thread.
-                raise HandlerError(f"the model's code raised {outcome.error!r}") from outcome.error
+                raise ModelFailed(f"the model's code raised {outcome.error!r}") from outcome.error
         return ResultBlock(examples, timestamps, join(values), model_id, tuple(failed), model)
 
 
