@@ -109,10 +109,12 @@ class ReadTable(beam.PTransform[Any, Any]):
         return all_rows(self._files, self._settings)
 
     def expand(self, input_or_inputs: Any) -> Any:
+        """Cut the files into ranges of bytes, and read these in parallel."""
         files = input_or_inputs | "Files" >> beam.Create(self._files, reshuffle=False)
         return files | "Read" >> beam.ParDo(ReadRanges(self._settings)).with_output_types(pa.RecordBatch)
 
     def display_data(self) -> dict[str, Any]:
+        """Return the patterns and the number of files."""
         return {"pattern": ", ".join(self._patterns), "files": len(self._files)}
 
 

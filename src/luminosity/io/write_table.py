@@ -87,6 +87,7 @@ class WriteTable(beam.PTransform[beam.PCollection[pa.RecordBatch], beam.PCollect
             existing.check(self._destination)
 
     def expand(self, input_or_inputs: beam.PCollection[pa.RecordBatch]) -> beam.PCollection[str]:
+        """Write temporary files in parallel, then give them their final names in one last step."""
         table = input_or_inputs
         destination = self._destination.for_another_run()  # The transform may be applied to several tables.
         if not table.is_bounded:

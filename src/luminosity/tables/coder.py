@@ -26,6 +26,7 @@ class RecordBatchCoder(coders.Coder):
         return coder_impl.CallbackCoderImpl(self.encode, self.decode, self.estimate_size)
 
     def encode(self, value: pa.RecordBatch) -> bytes:
+        """Write the batch, with its schema, as an Arrow IPC stream."""
         if not isinstance(value, pa.RecordBatch):
             raise InvalidType(
                 f"found an element of type {type(value).__name__}, expected a pyarrow.RecordBatch",
@@ -37,19 +38,23 @@ class RecordBatchCoder(coders.Coder):
         return sink.getvalue().to_pybytes()
 
     def decode(self, encoded: bytes) -> pa.RecordBatch:
+        """Read the batch from its Arrow IPC stream, without copying the columns."""
         with pa.ipc.open_stream(encoded) as reader:
             return reader.read_next_batch()
 
     def estimate_size(self, value: pa.RecordBatch) -> int:
+        """Return the bytes of the batch's columns, without encoding them."""
         try:
             return int(value.nbytes)
         except pa.ArrowTypeError:  # Older Arrow does not know which part of its buffers a column of string views uses.
             return int(value.get_total_buffer_size())
 
     def is_deterministic(self) -> bool:
+        """Return False: equal batches may be encoded differently."""
         return False  # Equal rows may have different layouts in memory.
 
     def to_type_hint(self) -> Any:
+        """Return ``pyarrow.RecordBatch``, the type of the elements."""
         return pa.RecordBatch
 
     def __eq__(self, other: object) -> bool:

@@ -33,15 +33,18 @@ class GatherDoFn(beam.DoFn):
         self._gathered: dict[Any, _Gathered] = {}
 
     def start_bundle(self) -> None:
+        """Drop rows that a failed bundle left behind."""
         self._gathered = {}
 
     def get_input_batch_type(self, input_element_type: Any) -> Any:
+        """Return a list of elements, so that Beam passes many rows at once."""
         return list[input_element_type]
 
     @beam.DoFn.yields_elements
     def process_batch(  # type: ignore[override]  # Beam passes elements of one time and window together: a tenth of the cost.
         self, batch: list[Any], timestamp: Any = beam.DoFn.TimestampParam, window: Any = beam.DoFn.WindowParam
     ) -> Iterator[WindowedValue]:
+        """Add rows to the batch of their window, and emit batches that are full."""
         for rows, size in pieces(batch, bytes_of_rows(batch), self._most_rows, self._most_bytes):
             gathered = self._gathered.setdefault(window, _Gathered())
             if gathered.rows and (
@@ -57,6 +60,7 @@ class GatherDoFn(beam.DoFn):
             yield from self.finish_bundle()
 
     def finish_bundle(self) -> Iterator[WindowedValue]:  # type: ignore[override]  # Beam declares None, and accepts these.
+        """Emit the batches of all windows."""
         for window, gathered in self._gathered.items():
             yield from self._emit(window, gathered)
         self._gathered = {}

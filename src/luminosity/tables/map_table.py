@@ -73,6 +73,7 @@ class MapTable(beam.ParDo):
         self._name = name_of(fn)
 
     def default_label(self) -> str:
+        """Return a label with the function's name, such as ``MapTable(clean)``."""
         return f"MapTable({self._name})"
 
 

@@ -47,6 +47,7 @@ class AddRowIds(beam.PTransform[Any, Any]):
         self._columns = None if columns is None else list(columns)
 
     def expand(self, pcoll: Any) -> Any:  # type: ignore[override]
+        """Hash the columns of each row, and append the ids as a column."""
         return pcoll | "Hash" >> MapTable(_with_ids, self._name, self._columns)
 
 

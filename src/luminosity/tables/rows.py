@@ -61,6 +61,7 @@ class TableFromRows(beam.PTransform[Any, Any]):
         self._with_timestamps = with_timestamps
 
     def expand(self, pcoll: Any) -> Any:  # type: ignore[override]
+        """Gather the rows of each bundle and window into record batches."""
         builder = BatchBuilder(self._schema, pcoll.element_type)
         gather = GatherDoFn(builder, *self._limits, self._with_timestamps)
         return pcoll | "Gather" >> beam.ParDo(gather).with_output_types(pa.RecordBatch)
@@ -92,6 +93,7 @@ class RowsFromTable(beam.PTransform[Any, Any]):
         self._hint = dict[str, Any] if as_ is dict else row_hint(known) if known is not None else as_
 
     def expand(self, pcoll: Any) -> Any:  # type: ignore[override]
+        """Turn each record batch into its rows, with the type that ``as_`` names."""
         scatter = _ScatterDoFn(self._maker, self._with_timestamps)
         return pcoll | "Scatter" >> beam.ParDo(scatter).with_output_types(self._hint)
 

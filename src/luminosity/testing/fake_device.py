@@ -183,24 +183,30 @@ class FakeDeviceHandler(Handler[Any, PredictionResult, FakeModel]):
 
     @property
     def model_id(self) -> str:
+        """The ``name`` that the handler was given."""
         return self._name
 
     def load_model(self) -> FakeModel:
+        """Sleep for ``seconds_to_load``, and return a model whose device is idle."""
         self._device.time().sleep(self._seconds_to_load)
         return FakeModel()
 
     def memory(self, model: FakeModel) -> int | None:
+        """Return ``model_memory``."""
         return self._model_memory
 
     def prepare(self, block: Block) -> Block:
+        """Sleep for ``seconds_per_prepare``, look for poison, and return the examples unchanged."""
         self._device.time().sleep(self._seconds_per_prepare)
         self._look_for_poison(block, "prepare")
         return block
 
     def cost(self, prepared: Block) -> npt.NDArray[np.float64]:
+        """Return what ``cost_of`` returns for each example."""
         return np.array([self._cost_of(example) for example in rows(prepared)], np.float64)
 
     def predict(self, model: FakeModel, batch: Block, inference_args: dict[str, Any] | None = None) -> _Outputs:
+        """Log the batch and reserve the device, without waiting. Raises ``FakeOutOfMemory`` if it does not fit."""
         costs = self.cost(batch)
         longest = costs.max(initial=0.0)
         padded_cost = float(longest * len(costs))
@@ -218,10 +224,12 @@ class FakeDeviceHandler(Handler[Any, PredictionResult, FakeModel]):
         return _Outputs([self._answer(example) for example in rows(batch)], model.take_turn(now, seconds))
 
     def wait(self, outputs: _Outputs) -> None:
+        """Sleep until the device is done with the batch."""
         clock = self._device.time()
         clock.sleep(max(0.0, outputs.done_at - clock.monotonic()))
 
     def collect(self, outputs: _Outputs) -> Block:
+        """Return what ``answer`` returned for each example."""
         return outputs.values
 
     def _look_for_poison(self, block: Block, hook: str) -> None:

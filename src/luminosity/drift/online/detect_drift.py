@@ -67,6 +67,7 @@ class DetectDrift(beam.PTransform[Any, Any]):
         self._by = by
 
     def expand(self, input_or_inputs: Any) -> Any:
+        """Split tables into streams by key, and run a detector with Beam state on each stream."""
         streams = input_or_inputs
         if self._column is not None:
             part = beam.FlatMap(by_stream, self._column, self._by).with_output_types(tuple[Any, Any])

@@ -45,6 +45,7 @@ class ReadFiles(beam.PTransform[Any, Any]):
         self._columns = columns
 
     def expand(self, input_or_inputs: Any) -> Any:
+        """Find the files when the pipeline runs, distribute them over workers and read them."""
         kind = Any if is_npy(self._pattern) else pa.RecordBatch
         return (
             input_or_inputs

@@ -31,6 +31,7 @@ class Gather(beam.PTransform[Any, Any]):
         self._reader = reader
 
     def expand(self, input_or_inputs: Any) -> Any:
+        """Gather rows by key, and add a pair without rows, unless there are keys or windows."""
         kind = tuple[Any, HashedRows]
         rows = input_or_inputs | "Gather" >> beam.ParDo(_GatherDoFn(self._reader)).with_output_types(kind)
         if self._reader.key_name is not None or not isinstance(rows.windowing.windowfn, GlobalWindows):

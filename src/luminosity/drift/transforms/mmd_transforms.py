@@ -103,6 +103,7 @@ class MMDTest(beam.PTransform[Any, Any]):
         return self
 
     def expand(self, input_or_inputs: Any) -> Any:
+        """Sum the kernels over all pairs of rows, and test each key by permuting the bins."""
         sums, failures = self._comparison.sums(input_or_inputs, self._returns_failures)
         settings = self._settings
 
@@ -158,6 +159,7 @@ class MMD(beam.PTransform[Any, Any]):
         return self
 
     def expand(self, input_or_inputs: Any) -> Any:
+        """Sum the kernel over all pairs of rows, and estimate the MMD² of each key."""
         sums, failures = self._comparison.sums(input_or_inputs, self._returns_failures)
         results = sums | "Estimate" >> beam.MapTuple(lambda key, sums: (key, _estimate(sums))).with_output_types(
             tuple[Any, float]

@@ -49,6 +49,7 @@ class FitPCA(beam.PTransform[Any, Any]):
         self._reader = Reader(column, by=by, keyed=keyed)
 
     def expand(self, input_or_inputs: Any) -> Any:
+        """Sum up the rows of each key, and fit components to the sums."""
         components, name = self._components, self._reader.key_name
 
         def fit(key: Any, summary: Summary) -> tuple[Any, PCA]:
@@ -94,6 +95,7 @@ class ApplyPCA(beam.PTransform[Any, Any]):
         self._output = output
 
     def expand(self, input_or_inputs: Any) -> Any:
+        """Project each element, with the fitted components as a side input."""
         reader, output = self._reader, self._output
 
         def project(element: Any, pca: PCA) -> Any:

@@ -198,6 +198,7 @@ class PlanDoFn(beam.DoFn):
         strips: Any,
         window: Any = beam.DoFn.WindowParam,
     ) -> Iterator[Any]:
+        """Plan the test of one key, or report a failure if its samples can't be compared."""
         key, current = element
         of_reference = None if self._is_shared else key
         reference = next(iter(references[of_reference]), Summary())

@@ -57,6 +57,7 @@ class ReferenceRows(beam.PTransform[Any, Any]):
         self._columns = reader.columns
 
     def expand(self, input_or_inputs: Any) -> Any:
+        """Read the reference, unless it is a PCollection, and gather its rows by key."""
         rows = input_or_inputs if isinstance(input_or_inputs, beam.PCollection) else input_or_inputs | self._source()
         return rows | "Gather" >> Gather(self._reader)
 

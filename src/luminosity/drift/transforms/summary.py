@@ -64,9 +64,11 @@ class Summarise(beam.CombineFn):
         self._with_sums = with_sums
 
     def create_accumulator(self) -> list[Any]:  # type: ignore[override]
+        """Return an empty summary, and an empty list for rows of small hash."""
         return [Summary(), []]  # and rows whose smallest hashes are not yet found
 
     def add_input(self, mutable_accumulator: list[Any], element: HashedRows) -> list[Any]:  # type: ignore[override]
+        """Add the counts, ranges and sums of some rows, and keep their smallest hashes."""
         summary, waiting = mutable_accumulator
         mutable_accumulator[0] = _merged([summary, self._of(element)])
         if len(element):
@@ -76,11 +78,13 @@ class Summarise(beam.CombineFn):
         return mutable_accumulator
 
     def merge_accumulators(self, accumulators: Iterable[list[Any]]) -> list[Any]:  # type: ignore[override]
+        """Merge the summaries, and keep the rows of smallest hash among all."""
         found = list(accumulators)
         merged = _merged([summary for summary, _ in found])
         return [merged, _smallest_by_width([rows for _, waiting in found for rows in waiting])]
 
     def extract_output(self, accumulator: list[Any]) -> Summary:  # type: ignore[override]
+        """Return the summary, with the rows of smallest hash as its sample."""
         summary, waiting = accumulator
         smallest = _smallest_by_width(waiting)
         return _merged([summary, Summary(sample=smallest[0] if smallest else None)])

@@ -51,6 +51,7 @@ class CutReference(beam.DoFn):
         self._cutting = cutting
 
     def process(self, element: tuple[Any, HashedRows], summaries: Any) -> Iterator[Any]:  # type: ignore[override]
+        """Emit the rows of each strip under the key and the strip's number."""
         key, rows = element
         (summary,) = summaries[key]
         strips = strip_of(rows.hashes, self._cutting.of_sample(summary))
@@ -66,6 +67,7 @@ class ScatterReference(beam.DoFn):
         self._rows = Metrics.counter("MMDTest", "reference_rows")
 
     def process(self, element: tuple[tuple[Any, int], Plan], strips: Any) -> Iterator[Any]:  # type: ignore[override]
+        """Send the rows of one strip to every tile that the strip is part of."""
         (key, strip), plan = element
         for rows in strips[None if self._is_shared else key, strip]:
             self._rows.inc(len(rows))
@@ -79,6 +81,7 @@ class ScatterCurrent(beam.DoFn):
         self._rows = Metrics.counter("MMDTest", "current_rows")
 
     def process(self, element: tuple[Any, HashedRows], plans: Any) -> Iterator[Any]:  # type: ignore[override]
+        """Send rows to every tile that their strips are part of, if their key has a plan."""
         key, rows = element
         for plan in plans[key]:
             self._rows.inc(len(rows))
@@ -107,6 +110,7 @@ class TileDoFn(beam.DoFn):
     def process(  # type: ignore[override]
         self, element: tuple[Any, Iterable[Any]], window: Any = beam.DoFn.WindowParam
     ) -> Iterator[tuple[Any, Sums]]:
+        """Emit the sums of one tile, or report that a kernel failed. A tile with an empty strip emits nothing."""
         (key, first, second), sent = element
         recipe: Recipe | None = None
         by_strip: dict[int, list[Part]] = {first: [], second: []}
@@ -129,18 +133,22 @@ class AddSums(beam.CombineFn):
     """Adds the sums of the tiles of a key."""
 
     def create_accumulator(self) -> Sums | None:  # type: ignore[override]
+        """Return None: the first tile decides the shape of the sums."""
         return None
 
     def add_input(self, mutable_accumulator: Sums | None, element: Sums) -> Sums:  # type: ignore[override]
+        """Add one tile's sums."""
         return _added(mutable_accumulator, element)
 
     def merge_accumulators(self, accumulators: Iterable[Sums | None]) -> Sums | None:  # type: ignore[override]
+        """Add partial sums of a key; a failure replaces all sums."""
         merged: Sums | None = None
         for each in accumulators:
             merged = merged if each is None else _added(merged, each)
         return merged
 
     def extract_output(self, accumulator: Sums | None) -> Sums:  # type: ignore[override]
+        """Return the sums of all tiles, or the failure."""
         assert accumulator is not None, "a key is combined only if it has sums"
         return accumulator
 

@@ -37,6 +37,7 @@ class LoggingServicer(beam_fn_api_pb2_grpc.BeamFnLoggingServicer):
     """Receives the log records of all workers, on the server's threads."""
 
     def Logging(self, request_iterator: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
+        """Pass on a worker's log records until it closes the stream. Sends no responses."""
         for entries in request_iterator:
             for entry in entries.log_entries:
                 _log(entry)

@@ -30,9 +30,11 @@ class ArrowReader(Reader):
         self._options = pa.ipc.IpcReadOptions(included_fields=columns)
 
     def cuts(self) -> list[int] | None:
+        """Return None for a file, which can be cut anywhere, and no cuts for a stream, which is read in one piece."""
         return None if self._is_file else []
 
     def batches(self, start: int, stop: int, claim: Claim) -> Iterator[pa.RecordBatch]:
+        """Yield the record batches that begin in this range, or the whole stream."""
         reader = _open(self._source, self._options)
         if not self._is_file:
             if claim_whole(start, claim):
@@ -48,6 +50,7 @@ class ArrowReader(Reader):
             yield reader.get_batch(number)
 
     def close(self) -> None:
+        """Close the file."""
         self._source.close()
 
 

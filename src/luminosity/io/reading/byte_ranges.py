@@ -56,6 +56,7 @@ class ByteRangeTracker(RestrictionTracker):
         return self._claimed
 
     def try_split(self, fraction_of_remainder: float) -> tuple[ByteRange, ByteRange] | None:
+        """Cut off a part of the bytes that are not claimed, or return None if nothing is left to cut off."""
         start, stop = self._range
         cut = self._claimed + int((stop - self._claimed) * fraction_of_remainder)
         if cut >= stop:
@@ -64,16 +65,20 @@ class ByteRangeTracker(RestrictionTracker):
         return self._range, rest
 
     def current_restriction(self) -> ByteRange:
+        """Return the range, without the parts that were cut off."""
         return self._range
 
     def current_progress(self) -> RestrictionProgress:
+        """Return how many bytes are claimed, and how many are left."""
         done = self._claimed - self._range.start
         return RestrictionProgress(completed=done, remaining=self._range.size - done)
 
     def check_done(self) -> bool:
+        """Raise ``ValueError`` unless the whole range is claimed."""
         if self._claimed < self._range.stop:  # Beam's contract is a ValueError.
             raise ValueError(f"bytes {self._claimed} to {self._range.stop} were not read")
         return True
 
     def is_bounded(self) -> bool:
+        """Return True: a file has an end."""
         return True

@@ -81,9 +81,11 @@ class CsvReader(Reader):
         self._hint = f"the types are those of {selection.origin}"
 
     def cuts(self) -> list[int] | None:
+        """Return None (anywhere), or no cuts if the file is compressed or values contain line breaks."""
         return None if self._file.compression is None and not self._style.newlines_in_values else []
 
     def batches(self, start: int, stop: int, claim: Claim) -> Iterator[pa.RecordBatch]:
+        """Parse the lines that begin in this range, or the whole file if values contain line breaks."""
         if not self._header:
             return
         if self._style.newlines_in_values:

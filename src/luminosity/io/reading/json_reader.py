@@ -40,9 +40,11 @@ class JsonLinesReader(Reader):
         )
 
     def cuts(self) -> list[int] | None:
+        """Return None (anywhere), or no cuts if the file is compressed."""
         return None if self._file.compression is None else []
 
     def batches(self, start: int, stop: int, claim: Claim) -> Iterator[pa.RecordBatch]:
+        """Parse the lines that begin in this range."""
         for position, data in line_chunks(self._file, 0, start, stop, claim):
             try:
                 table = self._parse(data)

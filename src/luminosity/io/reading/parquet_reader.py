@@ -44,9 +44,11 @@ class ParquetReader(Reader):
         self._decoding: _RowGroup | None = None
 
     def cuts(self) -> list[int]:
+        """Return the positions of the row groups."""
         return [self._layout.position(group, 0) for group in range(self._file.num_row_groups)]
 
     def batches(self, start: int, stop: int, claim: Claim) -> Iterator[pa.RecordBatch]:
+        """Decode the stretches of rows that begin in this range, except in row groups that ``where`` excludes."""
         for group in range(self._file.num_row_groups):
             for stretch in range(self._layout.stretches(group)):
                 position = self._layout.position(group, stretch)
@@ -74,6 +76,7 @@ class ParquetReader(Reader):
         return batch if batch.schema.types == self._loaded.types else batch.cast(self._loaded)
 
     def close(self) -> None:
+        """Close the file, and drop the row group that is being decoded."""
         self._decoding = None
         self._file.close()
         self._source.close()

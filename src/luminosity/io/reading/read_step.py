@@ -34,6 +34,7 @@ class ReadRanges(beam.DoFn, beam.RestrictionProvider):
         self._open: tuple[TableFile, Reader] | None = None
 
     def process(self, element: TableFile, tracker: Any = _RANGE) -> Iterator[pa.RecordBatch]:
+        """Read the rows that begin in the range, and count rows, bytes and files."""
         start, stop = tracker.current_restriction()
         reached = start
 
@@ -61,17 +62,21 @@ class ReadRanges(beam.DoFn, beam.RestrictionProvider):
                 self.teardown()  # The reader may be anywhere in the file, so it can't be used again.
 
     def teardown(self) -> None:
+        """Close the file that is still open."""
         if self._open is not None:
             self._open[1].close()
             self._open = None
 
     def initial_restriction(self, element: TableFile) -> ByteRange:
+        """Return the range of the whole file; an empty file counts as one byte."""
         return ByteRange(0, max(1, element.size))
 
     def create_tracker(self, restriction: ByteRange) -> ByteRangeTracker:
+        """Return a tracker that grants claims up to a byte."""
         return ByteRangeTracker(restriction)
 
     def split(self, element: TableFile, restriction: ByteRange) -> Generator[ByteRange, Any, None]:
+        """Cut a large range where the file's format allows it."""
         if restriction.size <= PIECE_BYTES:
             yield restriction
             return
@@ -80,6 +85,7 @@ class ReadRanges(beam.DoFn, beam.RestrictionProvider):
         yield from restriction.pieces(PIECE_BYTES, cuts)
 
     def restriction_size(self, element: TableFile, restriction: ByteRange) -> int:
+        """Return the bytes of the range."""
         return restriction.size
 
     def _reader(self, file: TableFile) -> Reader:

@@ -43,6 +43,7 @@ class EmbeddedCollection(QdrantCollection):
         self._folder = os.path.join(address.where, address.collection)
 
     def ensure(self, sizes: Mapping[str, int], distance: Distance, create: bool) -> None:
+        """Create the collection's folder under the lock if it is missing, and check its vectors."""
         if not self._exists() and not create:
             raise StoreError(f"{self._address} does not exist, and create=False", fix=Fix("pass create=True"))
         try:
@@ -55,6 +56,7 @@ class EmbeddedCollection(QdrantCollection):
             check_vectors(self._address, self._vectors(), sizes, distance)
 
     def write(self, points: Sequence[Point], deleted: Sequence[PointId]) -> None:
+        """Upsert and delete points in the folder, and flush them to disk. Waits while another worker has the folder."""
         if not points and not self._exists():
             return
         operation = self._engine.UpdateOperation
@@ -66,10 +68,12 @@ class EmbeddedCollection(QdrantCollection):
             shard.flush()
 
     def count(self) -> int:
+        """Open the folder and count its points."""
         with self._opened() as shard:
             return shard.count(self._engine.CountRequest())
 
     def search(self, vectors: Sequence[Sequence[float]], query: Query) -> list[list[Hit]]:
+        """Open the folder once, and return the nearest points of each vector."""
         engine = self._engine
         requests = [
             engine.QueryRequest(

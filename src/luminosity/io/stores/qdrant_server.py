@@ -66,6 +66,7 @@ class ServerCollection(QdrantCollection):
             )
 
     def ensure(self, sizes: Mapping[str, int], distance: Distance, create: bool) -> None:
+        """Create the collection on the server if it is missing, and check its vectors."""
         found = self._vectors()
         if found is None and not create:
             raise StoreError(f"{self._address} does not exist, and create=False", fix=Fix("pass create=True"))
@@ -75,6 +76,7 @@ class ServerCollection(QdrantCollection):
         check_vectors(self._address, found or {}, sizes, distance)
 
     def write(self, points: Sequence[Point], deleted: Sequence[PointId]) -> None:
+        """Upsert points in requests that the server accepts, then delete others. Blocks until both are applied."""
         name, models = self._address.collection, self._models
         for part in cut(points, self._address.batch_size):
             structs = [models.PointStruct(id=p.id, vector=_vector(p.vectors), payload=dict(p.payload)) for p in part]
@@ -88,9 +90,11 @@ class ServerCollection(QdrantCollection):
                     raise  # Otherwise the collection does not exist, and there is nothing to delete.
 
     def count(self) -> int:
+        """Return the exact number of points on the server."""
         return self._request(lambda: self._client.count(self._address.collection, exact=True)).count
 
     def search(self, vectors: Sequence[Sequence[float]], query: Query) -> list[list[Hit]]:
+        """Return the nearest points of each vector, found with one request."""
         models = self._models
         requests = [
             models.QueryRequest(
@@ -107,6 +111,7 @@ class ServerCollection(QdrantCollection):
         return [[Hit(found.id, found.score, found.payload or {}) for found in answer.points] for answer in answers]
 
     def close(self) -> None:
+        """Close the client's connections."""
         self._client.close()
 
     def _vectors(self) -> dict[str, tuple[int, str]] | None:

@@ -88,9 +88,11 @@ class SearchQdrant(beam.PTransform[Any, Any]):
         self._step = _Search(address, query, vector_column, output, types)
 
     def expand(self, input_or_inputs: Any) -> Any:
+        """Search for the vectors of each batch, and append the points as a column."""
         return input_or_inputs | "Search" >> beam.ParDo(self._step).with_output_types(pa.RecordBatch)
 
     def default_label(self) -> str:
+        """Return a label with the collection's name, such as ``SearchQdrant(reviews)``."""
         return f"SearchQdrant({self._address.collection})"
 
 

@@ -83,6 +83,7 @@ class WriteLance(beam.PTransform[Any, Any]):
         self._rows_per_file = rows_per_file
 
     def expand(self, input_or_inputs: Any) -> Any:
+        """Stage rows in files, commit them in one step, then remove the files."""
         pipeline = input_or_inputs.pipeline
         one = pipeline | "One" >> beam.Create([None])
         # The folder is named when the pipeline runs, since it may run twice.

@@ -88,10 +88,12 @@ class WriteQdrant(beam.PTransform[Any, Any]):
         check_reachable(self._address)
 
     def expand(self, input_or_inputs: Any) -> Any:
+        """Write points in batches, and emit the number of rows of each write."""
         step = _Write(self._address, self._columns, self._distance, self._create)
         return input_or_inputs | "Upsert" >> beam.ParDo(step).with_output_types(int)
 
     def default_label(self) -> str:
+        """Return a label with the collection's name, such as ``WriteQdrant(reviews)``."""
         return f"WriteQdrant({self._address.collection})"
 
 

@@ -30,6 +30,7 @@ class FinishDoFn(beam.DoFn):
         self._destination = destination
 
     def process(self, element: object, written: Iterable[WrittenFile]) -> Iterator[str]:
+        """Give the temporary files their final names, and emit these."""
         with clear_errors(self._destination.path):
             names = finish(self._destination, list(written))
             Metrics.counter(NAMESPACE, "files_written").inc(len(names))

@@ -30,10 +30,12 @@ class WriteDoFn(beam.DoFn):
         self._files: OpenFiles | None = None
 
     def start_bundle(self) -> None:
+        """Remove the files of a bundle that failed before, and start without files."""
         self._abandon()  # Another step may have failed the bundle before.
         self._files = OpenFiles(self._destination)
 
     def process(self, element: pa.RecordBatch) -> None:
+        """Write the rows of one batch to the temporary files of their partitions."""
         if not isinstance(element, pa.RecordBatch):
             raise WriteError(
                 f"{self._destination.path}: found an element of type {type(element).__name__}, expected a "
@@ -45,6 +47,7 @@ class WriteDoFn(beam.DoFn):
             self._files.add(element)
 
     def finish_bundle(self) -> Iterator[WindowedValue]:  # type: ignore[override]  # Beam declares None, and accepts these.
+        """Complete the bundle's files, and emit them."""
         assert self._files is not None
         with self._removing_files_on_error():
             done = self._files.close()
@@ -55,6 +58,7 @@ class WriteDoFn(beam.DoFn):
             yield WindowedValue(written, window.max_timestamp(), (window,))
 
     def teardown(self) -> None:
+        """Remove files of a bundle that did not finish."""
         self._abandon()
 
     @contextlib.contextmanager
