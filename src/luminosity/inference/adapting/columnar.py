@@ -46,19 +46,24 @@ class ColumnarHandler(BeamContract):
 
     @property
     def model_id(self) -> str | None:
+        """The path of the model's file, or None if the wrapped handler has none."""
         return self._model_id
 
     def prepare(self, block: Block) -> Block:
+        """Turn the examples into a record batch if they have several columns, otherwise into a numpy array."""
         columns = to_columns(block)
         return columns if isinstance(columns, pa.RecordBatch) else to_numpy(columns)
 
     def collate(self, prepared: Block) -> Any:
+        """Turn a record batch into a dict of numpy arrays; leave an array unchanged."""
         return to_tree(prepared, to_numpy) if isinstance(prepared, pa.RecordBatch) else prepared
 
     def predict(self, model: Any, batch: Any, inference_args: dict[str, Any] | None = None) -> Any:
+        """Call the model with all columns of the batch at once."""
         return self._call(self._handler, model, batch, inference_args or {})
 
     def get_num_bytes(self, batch: Any) -> int:
+        """Return the bytes of the batch's arrays."""
         arrays = batch.values() if isinstance(batch, dict) else [batch]
         return sum(array.nbytes for array in arrays)
 
@@ -70,9 +75,11 @@ class TensorExamplesHandler(WrappedHandler):
     """
 
     def collate(self, prepared: Block) -> Any:
+        """Turn each example into tensors before the wrapped handler collates them."""
         return super().collate([_tensors(example) for example in rows(prepared)])
 
     def predict(self, model: Any, batch: Any, inference_args: dict[str, Any] | None = None) -> Any:
+        """Convert float tensors to the dtype of the weights, then run the wrapped handler's model."""
         return super().predict(model, _to_weights_dtype(model, batch), inference_args)
 
 

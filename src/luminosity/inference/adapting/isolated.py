@@ -31,6 +31,7 @@ class IsolatedHandler(WrappedHandler):
     _loading: _Child | None = None
 
     def load_model(self) -> _Child:
+        """Start a child process and block until it has loaded the model."""
         if self._loading is not None:
             self._loading.kill()  # a load that timed out may still be running
         child = self._loading = _Child(self._inner)
@@ -46,6 +47,7 @@ class IsolatedHandler(WrappedHandler):
         return True
 
     def abandon(self, model: _Child) -> None:
+        """Kill the child process."""
         model.kill()
 
     def warm_up(self, model: _Child) -> None:
@@ -60,12 +62,14 @@ class IsolatedHandler(WrappedHandler):
         return batch
 
     def predict(self, model: _Child, batch: Any, inference_args: dict[str, Any] | None = None) -> Any:
+        """Send the batch to the child and block until its predictions arrive."""
         return model.call("predict", batch, inference_args)
 
     def wait(self, outputs: Any) -> None:
         """Do nothing: the child has waited already."""
 
     def collect(self, outputs: Any) -> Any:
+        """Return the outputs unchanged: the child has collected them already."""
         return outputs
 
 

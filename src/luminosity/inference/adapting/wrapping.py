@@ -31,12 +31,15 @@ class BeamContract(Handler[Any, Any, Any]):
         return getattr(self._handler, "device", None) or getattr(self._handler, "_device", "cpu")
 
     def load_model(self) -> Any:
+        """Load the wrapped handler's model."""
         return self._handler.load_model()
 
     def run_inference(self, batch: Any, model: Any, inference_args: dict[str, Any] | None = None) -> Iterable[Any]:
+        """Return the wrapped handler's results for a batch of examples."""
         return self._handler.run_inference(batch, model, inference_args)
 
     def get_num_bytes(self, batch: Any) -> int:
+        """Return the bytes of a batch, estimated from a sample if Beam would pickle the whole batch to count them."""
         if self._counts_bytes or not isinstance(batch, list):
             return self._handler.get_num_bytes(batch)
         # Beam pickles the whole batch for this metric, a third of a fast model's time; a sample is enough.
@@ -44,51 +47,66 @@ class BeamContract(Handler[Any, Any, Any]):
         return self._handler.get_num_bytes(some) * len(batch) // max(len(some), 1)
 
     def get_metrics_namespace(self) -> str:
+        """Return the wrapped handler's namespace for metrics."""
         return self._handler.get_metrics_namespace()
 
     def get_resource_hints(self) -> dict[str, Any]:
+        """Return the wrapped handler's resource hints."""
         return self._handler.get_resource_hints()
 
     def batch_elements_kwargs(self) -> Mapping[str, Any]:
+        """Return the wrapped handler's arguments for Beam's ``BatchElements``."""
         return self._handler.batch_elements_kwargs()
 
     def validate_inference_args(self, inference_args: dict[str, Any] | None) -> None:
+        """Raise if the wrapped handler does not take these ``inference_args``."""
         self._handler.validate_inference_args(inference_args)
 
     def update_model_path(self, model_path: str | None = None) -> None:
+        """Switch the wrapped handler to another version of its model."""
         self._handler.update_model_path(model_path)
 
     def takes_updates(self) -> bool:
+        """Return whether the wrapped handler can load a new version of its model."""
         inner: Any = self._handler
         if isinstance(inner, Handler):
             return inner.takes_updates()
         return type(inner).update_model_path is not ModelHandler.update_model_path
 
     def update_model_paths(self, model: Any, model_paths: Any = None) -> None:
+        """Pass new paths, for models with keys, on to the wrapped handler."""
         self._handler.update_model_paths(model, model_paths)
 
     def get_preprocess_fns(self) -> Iterable[Callable[[Any], Any]]:
+        """Return the functions that the wrapped handler applies to examples."""
         return self._handler.get_preprocess_fns()
 
     def get_postprocess_fns(self) -> Iterable[Callable[[Any], Any]]:
+        """Return the functions that the wrapped handler applies to predictions."""
         return self._handler.get_postprocess_fns()
 
     def should_skip_batching(self) -> bool:
+        """Return whether the elements of the wrapped handler are batches already."""
         return self._handler.should_skip_batching()
 
     def set_environment_vars(self) -> None:
+        """Set the wrapped handler's environment variables in this process."""
         self._handler.set_environment_vars()
 
     def share_model_across_processes(self) -> bool:
+        """Return whether the processes of a machine share the wrapped handler's model."""
         return self._handler.share_model_across_processes()
 
     def model_copies(self) -> int:
+        """Return how many copies of its model the wrapped handler asks for."""
         return self._handler.model_copies()
 
     def override_metrics(self, metrics_namespace: str = "") -> bool:
+        """Return whether the wrapped handler reports its own metrics instead of Beam's."""
         return self._handler.override_metrics(metrics_namespace)
 
     def should_garbage_collect_on_timeout(self) -> bool:
+        """Return whether the wrapped handler's model is dropped after a timeout."""
         return self._handler.should_garbage_collect_on_timeout()
 
 
@@ -106,60 +124,78 @@ class WrappedHandler(BeamContract):
         return str(self._inner)
 
     def takes_updates(self) -> bool:
+        """Return whether the wrapped handler can load a new version of its model."""
         return self._inner.takes_updates()
 
     def check_prepares_like(self, first: Any) -> None:
+        """Raise if the wrapped handler can't use examples that ``first``, or the handler in it, prepared."""
         self._inner.check_prepares_like(first._inner if isinstance(first, WrappedHandler) else first)
 
     @property
     def output_type(self) -> pa.DataType | None:  # type: ignore[override]  # some handlers read a file for it
+        """The Arrow type of one prediction of the wrapped handler."""
         return self._inner.output_type
 
     @property
     def device(self) -> Any:
+        """The device of the wrapped handler, or "cpu" if it names none."""
         return getattr(self._inner, "device", "cpu")
 
     @property
     def model_id(self) -> str | None:
+        """The ``model_id`` of the wrapped handler."""
         return self._inner.model_id
 
     def prepare(self, block: Block) -> Block:
+        """Prepare the examples with the wrapped handler."""
         return self._inner.prepare(block)
 
     def cost(self, prepared: Block) -> npt.NDArray[Any]:
+        """Return the wrapped handler's cost of each prepared example."""
         return self._inner.cost(prepared)
 
     def collate(self, prepared: Block) -> Any:
+        """Collate the examples of one batch with the wrapped handler."""
         return self._inner.collate(prepared)
 
     def transfer(self, batch: Any) -> Any:
+        """Move a batch to the device with the wrapped handler."""
         return self._inner.transfer(batch)
 
     def predict(self, model: Any, batch: Any, inference_args: dict[str, Any] | None = None) -> Any:
+        """Run the wrapped handler's model on a batch."""
         return self._inner.predict(model, batch, inference_args)
 
     def wait(self, outputs: Any) -> None:
+        """Block until the wrapped handler's outputs are computed."""
         self._inner.wait(outputs)
 
     def collect(self, outputs: Any) -> Block:
+        """Return the wrapped handler's value for each example."""
         return self._inner.collect(outputs)
 
     def warm_up(self, model: Any) -> None:
+        """Warm up the model with the wrapped handler."""
         self._inner.warm_up(model)
 
     def memory(self, model: Any) -> int | None:
+        """Return the bytes that the wrapped handler's model takes, or None to let the host measure."""
         return self._inner.memory(model)
 
     def abandon(self, model: Any) -> None:
+        """Stop what the wrapped handler's model still computes."""
         self._inner.abandon(model)
 
     def num_examples(self, collated: Any, count: int) -> int:
+        """Return how many predictions the wrapped handler counts for a batch."""
         return self._inner.num_examples(collated, count)
 
     def get_num_bytes(self, batch: Any) -> int:
+        """Return the bytes of a collated batch, as the wrapped handler counts them."""
         return self._inner.get_num_bytes(batch)
 
     def result(self, example: Any, value: Any, model_id: str | None, drop_example: bool) -> Any:
+        """Return the wrapped handler's result for an example and its prediction."""
         return self._inner.result(example, value, model_id, drop_example)
 
 
@@ -171,5 +207,6 @@ class NewVersion(WrappedHandler):
         self._first = first
 
     def load_model(self) -> Any:
+        """Load the new version. Raises if it can't use the examples that ``first`` prepares."""
         self._inner.check_prepares_like(self._first)
         return super().load_model()
