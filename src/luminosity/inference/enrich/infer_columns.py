@@ -32,6 +32,7 @@ class InferColumnsDoFn(beam.DoFn):
         self._settings = settings
 
     def setup(self) -> None:
+        """Find the host of each model and load the models that don't load late. Blocks until they are loaded."""
         next(iter(self._settings.values())).set_up_process()
         self._sessions = Sessions()
         self._models: dict[str, _Model] = {}
@@ -44,11 +45,13 @@ class InferColumnsDoFn(beam.DoFn):
             raise
 
     def start_bundle(self) -> None:
+        """Close the sessions that a failed bundle left open."""
         self._sessions.close()
 
     def process(
         self, block: TableBlock, timestamp: Any = beam.DoFn.TimestampParam, window: Any = beam.DoFn.WindowParam
     ) -> Iterator[WindowedValue]:
+        """Submit the rows to all models and yield complete blocks. Blocks while a model's lane is full."""
         waiting = _Waiting(block, timestamp, window, list(self._models))
         for name, model in self._models.items():
             rows, waiting.failed[name] = model.rows(block)
@@ -63,11 +66,13 @@ class InferColumnsDoFn(beam.DoFn):
             yield from self._emit(outcomes)
 
     def finish_bundle(self) -> Iterator[WindowedValue]:  # type: ignore[override]  # Beam's says None, and takes these.
+        """Wait for all remaining predictions, yield their blocks, and update the metrics."""
         for outcomes in self._sessions.finish():
             yield from self._emit(outcomes)
         self._sessions.end([model.lanes for model in self._models.values()])
 
     def teardown(self) -> None:
+        """Close the sessions and leave the lanes of all models."""
         self._sessions.close()
         for model in self._models.values():
             model.lanes.leave_all()

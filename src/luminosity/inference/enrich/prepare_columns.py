@@ -42,6 +42,7 @@ class PrepareColumnsDoFn(beam.DoFn):
         self._settings = settings
 
     def setup(self) -> None:
+        """Set up the process, and make one preparer for all columns whose models prepare alike."""
         self._settings.set_up_process()
         models = {name: model_of(column.handler) for name, column in self._columns.items()}
         for model in models.values():
@@ -52,6 +53,7 @@ class PrepareColumnsDoFn(beam.DoFn):
         ]
 
     def process(self, block: TableBlock) -> Iterator[TableBlock]:
+        """Yield the block with the prepared examples of all columns and with the rows that failed."""
         prepared, failed = dict(block.prepared), dict(block.failed)
         for preparer in self._preparers:
             found, letters = preparer.prepare(block)

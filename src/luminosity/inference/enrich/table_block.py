@@ -92,14 +92,17 @@ class TableBlockCoder(BlockCoder):
     """Encodes a block with pickle, but its table with Arrow: the pickle of a slice holds the whole table."""
 
     def encode(self, value: TableBlock) -> bytes:
+        """Return the pickle of a block, with its table in Arrow's format."""
         whole = replace(value, table=_TABLES.encode(value.table))  # type: ignore[arg-type]
         return pickle.dumps(whole, pickle.HIGHEST_PROTOCOL)
 
     def decode(self, encoded: bytes) -> TableBlock:
+        """Return the block of a pickle that ``encode`` made."""
         whole = pickle.loads(encoded)
         return replace(whole, table=_TABLES.decode(whole.table))
 
     def estimate_size(self, value: TableBlock) -> int:
+        """Return the bytes of the table and of the prepared examples."""
         return int(value.table.nbytes) + sum(size(rows.block) for rows in value.prepared.values())
 
 

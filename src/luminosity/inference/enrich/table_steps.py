@@ -34,6 +34,7 @@ class BeginDoFn(beam.DoFn):
         self._checked: Any = None
 
     def process(self, table: pa.RecordBatch) -> Iterator[TableBlock]:
+        """Check the schema of a table and yield its rows as blocks."""
         if not isinstance(table, pa.RecordBatch):
             raise InvalidType(
                 f"found an element of type {type(table).__name__}, expected a pyarrow.RecordBatch",
@@ -97,6 +98,7 @@ class FinishDoFn(beam.DoFn):
         self._names = list(names)
 
     def process(self, block: TableBlock) -> Iterator[Any]:
+        """Yield a table of the good rows, and the failed rows as dead letters, tagged ``FAILED``."""
         own = block.table.schema.names[: block.own]
         # By index: a table may have two columns of one name if no model takes them.
         new = [block.table.schema.get_field_index(name) for name in self._names]

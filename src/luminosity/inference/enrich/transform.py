@@ -105,10 +105,12 @@ class Enrich(beam.PTransform[Any, Any]):
         return self
 
     def annotations(self) -> dict[str, Any]:
+        """Return the transform's annotations, with the handler of each column."""
         handlers = {name: str(model_of(column.handler)) for name, column in self._columns.items()}
         return {**{f"model_handler_of_{name}": handler for name, handler in handlers.items()}, **super().annotations()}
 
     def expand(self, input_or_inputs: Any) -> Any:
+        """Apply the steps of all models; return the table, or ``(good, bad)`` with exception handling."""
         models = {name: model_of(column.handler) for name, column in self._columns.items()}
         check_batching(models.values())
         self._slow = [name for name, model in models.items() if not model.columnar]
