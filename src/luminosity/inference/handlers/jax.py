@@ -136,13 +136,16 @@ class JaxModelHandler(Handler[Any, PredictionResult, JaxModel]):
 
     @property
     def model_id(self) -> str | None:
+        """The path of the file of parameters, or None if they are not in a file."""
         return self._params if isinstance(self._params, str) else None
 
     def update_model_path(self, model_path: str | None = None) -> None:
+        """Switch to another file of parameters."""
         if model_path is not None:
             self._params = model_path
 
     def load_model(self) -> JaxModel:
+        """Read the parameters from their file or function, convert them to ``dtype`` and put them on the device."""
         jax = require("jax", "jax")
         params = self._params
         if isinstance(params, str):
@@ -160,24 +163,30 @@ class JaxModelHandler(Handler[Any, PredictionResult, JaxModel]):
         return f"{first.platform}:{first.id}"
 
     def memory(self, model: JaxModel) -> int:
+        """Return the bytes of the parameters."""
         return sum(leaf.nbytes for leaf in require("jax", "jax").tree.leaves(model.params))
 
     def warm_up(self, model: JaxModel) -> None:
+        """Run the model once on ``example``, if there is one, to compile it."""
         if self._example is not None:
             outputs = self.predict(model, self.transfer(self.collate(self.prepare([self._example]))))
             self.wait(outputs)
 
     def prepare(self, block: Block) -> Columns:
+        """Turn the examples into Arrow columns."""
         return to_columns(block, self._ragged)
 
     def cost(self, prepared: Columns) -> npt.NDArray[Any]:
+        """Return the length of each ragged example, or 1 for each example of one shape."""
         found = lengths(prepared)
         return np.ones(len(prepared)) if found is None else found
 
     def collate(self, prepared: Columns) -> Padded:
+        """Pad the examples to one of few shapes, with a mask if ``masked``."""
         return self._padding.pad(prepared, self._masked, self._cast)
 
     def transfer(self, batch: Padded) -> Padded:
+        """Put the padded batch and its mask on the device."""
         values, mask = require("jax", "jax").device_put((batch.values, batch.mask), self._place())
         return replace(batch, values=values, mask=mask)
 
@@ -188,6 +197,7 @@ class JaxModelHandler(Handler[Any, PredictionResult, JaxModel]):
         return replace(batch, values=values, mask=None)  # free the inputs' memory on the device
 
     def wait(self, outputs: Padded) -> None:
+        """Block until the device has computed the outputs."""
         require("jax", "jax").block_until_ready(outputs.values)
 
     def collect(self, outputs: Padded) -> Block:
@@ -206,6 +216,7 @@ class JaxModelHandler(Handler[Any, PredictionResult, JaxModel]):
         return [structure.unflatten(row) for row in zip(*arrays, strict=True)]
 
     def validate_inference_args(self, inference_args: dict[str, Any] | None) -> None:
+        """Raise if an argument is a text and not one of ``static_args``."""
         for name, value in (inference_args or {}).items():
             if isinstance(value, str) and name not in self._static_args:
                 raise InvalidArgument(
@@ -214,6 +225,7 @@ class JaxModelHandler(Handler[Any, PredictionResult, JaxModel]):
                 )
 
     def get_metrics_namespace(self) -> str:
+        """Return the namespace for the metrics of JAX models."""
         return "BeamML_JAX"
 
     @functools.cached_property

@@ -89,6 +89,7 @@ class TorchHandler(Handler[ExampleT, PredictionT, Any]):
         return dtype_named(self._dtype_name)
 
     def transfer(self, batch: Batch) -> Batch:
+        """Copy the inputs to the device; on a GPU, from pinned memory and without waiting for the copy."""
         if self.device.type != "cuda":
             return replace(batch, inputs=map_tensors(lambda tensor: tensor.to(self.device), batch.inputs))
         torch = require("torch", "torch")
@@ -97,6 +98,7 @@ class TorchHandler(Handler[ExampleT, PredictionT, Any]):
             return replace(batch, inputs=inputs, arrived=self._copy_stream.record_event())
 
     def predict(self, model: Any, batch: Batch, inference_args: dict[str, Any] | None = None) -> Outputs:
+        """Call ``compute``; on a GPU, return when it and the copy of its outputs are enqueued."""
         torch = require("torch", "torch")
         with torch.inference_mode():
             if batch.arrived is None:
@@ -111,10 +113,12 @@ class TorchHandler(Handler[ExampleT, PredictionT, Any]):
             return Outputs(values, replace(batch, inputs=None), done)
 
     def wait(self, outputs: Outputs) -> None:
+        """Block until the outputs are computed and copied from the GPU."""
         if outputs.done is not None:
             outputs.done.synchronize()
 
     def memory(self, model: Any) -> int | None:
+        """Return the bytes of the module's parameters and buffers."""
         return module_bytes(model)
 
     @cached_property

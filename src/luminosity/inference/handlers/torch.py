@@ -109,22 +109,27 @@ class TorchModelHandler(TorchHandler[Any, PredictionResult]):
 
     @property
     def model_id(self) -> str | None:
+        """The path of the model's file, or None if ``model_class`` loads its own weights."""
         return self._files.path
 
     def update_model_path(self, model_path: str | None = None) -> None:
+        """Switch to another file of the same model."""
         if model_path:
             self._files = self._files.at(model_path)
 
     def get_metrics_namespace(self) -> str:
+        """Return Beam's namespace for the metrics of torch models."""
         return "BeamML_PyTorch"
 
     def load_model(self) -> Any:
+        """Load the module onto its device, convert it to ``dtype``, and compile it if ``compile`` is set."""
         module = self._files.load(self.device)
         if self.dtype is not None:
             module = module.to(self.dtype)
         return require("torch", "torch").compile(module, dynamic=True) if self._compile else module
 
     def warm_up(self, model: Any) -> None:
+        """Run the model once on ``warm_up_example``, if there is one."""
         if self._warm_up_example is not None:
             list(self.run_inference([self._warm_up_example], model))
 
@@ -138,12 +143,14 @@ class TorchModelHandler(TorchHandler[Any, PredictionResult]):
         return [_arrays_of(example) for example in rows(block)]
 
     def cost(self, prepared: Block) -> npt.NDArray[Any]:
+        """Return how many numbers each example holds."""
         if isinstance(prepared, np.ndarray | pa.RecordBatch):
             arrays = to_tree(prepared, to_numpy).values() if isinstance(prepared, pa.RecordBatch) else [prepared]
             return np.full(len(prepared), sum(math.prod(array.shape[1:]) for array in arrays), np.float64)
         return np.fromiter(map(_numbers_in, prepared), np.float64, len(prepared))
 
     def collate(self, prepared: Block) -> Batch:
+        """Pad or stack the examples to tensors; ``inference_fn`` gets a list of tensors, one per example."""
         if self._inference_fn is not None:
             return Batch([_tensors_of(example) for example in prepared], len(prepared))
         if isinstance(prepared, pa.RecordBatch):
@@ -172,6 +179,7 @@ class TorchModelHandler(TorchHandler[Any, PredictionResult]):
         return torch.from_numpy(padded), {self._mask: torch.from_numpy(mask.astype(np.int64))}
 
     def compute(self, model: Any, batch: Batch, inference_args: dict[str, Any]) -> Any:
+        """Call the module, or ``inference_fn``, and return its outputs."""
         inputs = map_tensors(self._in_dtype, batch.inputs)
         if self._inference_fn is not None:
             results = self._inference_fn(inputs, model, self.device, inference_args, self.model_id)
@@ -187,6 +195,7 @@ class TorchModelHandler(TorchHandler[Any, PredictionResult]):
         return tensor.to(self.dtype) if self.dtype is not None and tensor.is_floating_point() else tensor
 
     def collect(self, outputs: Outputs) -> Block:
+        """Split the outputs into one value per example: numpy arrays, or tensors if ``output`` is "torch"."""
         values = outputs.values
         if self._output == "numpy":
             values = map_tensors(lambda tensor: tensor.numpy(force=True), values)

@@ -180,18 +180,23 @@ class HttpModelHandler(Handler[Any, PredictionResult, RemoteModel]):
             self._server_model_id = None
 
     def validate_inference_args(self, inference_args: dict[str, Any] | None) -> None:
+        """Raise if the protocol can't take these ``inference_args``."""
         self._protocol.check_arguments(inference_args or {})
 
     def load_model(self) -> RemoteModel:
+        """Open a client for the server, and ask it about the model if the protocol needs that."""
         return RemoteModel(self._connection, self._protocol)
 
     def memory(self, model: RemoteModel) -> int:
+        """Return 0: the model is on the server."""
         return 0
 
     def prepare(self, block: Block) -> Block:
+        """Check and convert the examples as the protocol requires."""
         return self._protocol.prepare(block)
 
     def cost(self, prepared: Block) -> npt.NDArray[Any]:
+        """Return the protocol's cost of each example."""
         return self._protocol.cost(prepared)
 
     def predict(self, model: RemoteModel, batch: Block, inference_args: dict[str, Any] | None = None) -> Block:
@@ -207,4 +212,5 @@ class HttpModelHandler(Handler[Any, PredictionResult, RemoteModel]):
         return join([part.values for part in parts])
 
     def get_metrics_namespace(self) -> str:
+        """Return the namespace for the metrics of model servers."""
         return "BeamML_HTTP"

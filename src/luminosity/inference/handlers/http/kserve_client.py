@@ -81,9 +81,11 @@ class KServe(HttpProtocol):
         return f"/v2/models/{quote(self.model, safe='')}{version}"
 
     def cost(self, prepared: Block) -> npt.NDArray[Any]:
+        """Return the number of values of each example plus one; a text counts its characters."""
         return np.array([_size(example) for example in rows(prepared)]) + 1
 
     def load_facts(self, send: Send) -> _Facts:
+        """Ask the server for the model's inputs, and whether it takes tensors as bytes."""
         try:
             response = send(Request(self._path))
         except EndpointError:
@@ -102,6 +104,7 @@ class KServe(HttpProtocol):
         return _Facts(inputs, _speaks_binary(send))
 
     def request(self, prepared: Block, arguments: dict[str, Any], facts: Any) -> Request:
+        """Return the request with one tensor for each input, as bytes or JSON."""
         tensors: list[dict[str, Any]] = []
         blobs: list[bytes] = []
         for name, (datatype, array) in self._columns(list(rows(prepared)), facts).items():
@@ -150,6 +153,7 @@ class KServe(HttpProtocol):
         return columns
 
     def read(self, response: Response, count: int, facts: Any) -> Predictions:
+        """Return a row of the outputs for each example, and the model's name with its version."""
         length = response.headers.get(_HEADER_LENGTH.lower(), "")
         header = replace(response, body=response.body[: int(length)]) if length.isdecimal() else response
         content = header.json()

@@ -48,16 +48,20 @@ class Embeddings(HttpProtocol):
         self._parameters = {"encoding_format": encoding_format, **(parameters or {})}
 
     def prepare(self, block: Block) -> Block:
+        """Check that the examples are texts."""
         return texts_of(block)
 
     def cost(self, prepared: Block) -> npt.NDArray[Any]:
+        """Return the number of characters of each text plus one."""
         return np.array([len(text) for text in prepared]) + 1
 
     def request(self, prepared: Block, arguments: dict[str, Any], facts: Any) -> Request:
+        """Return the request for the embeddings of all texts."""
         body = {"model": self.model, **self._parameters, **arguments, "input": list(prepared)}
         return Request("/v1/embeddings", to_json_bytes(body))
 
     def read(self, response: Response, count: int, facts: Any) -> Predictions:
+        """Return the vectors in the order of the texts. Raises if one is missing, not finite or of another length."""
         content = response.json()
         data = content.get("data")
         if not isinstance(data, list) or not all(isinstance(item, dict) and "embedding" in item for item in data):
@@ -107,6 +111,7 @@ class Chat(HttpProtocol):
         self.check_arguments(self._parameters)
 
     def check_arguments(self, arguments: dict[str, Any]) -> None:
+        """Raise if an argument asks for several responses or for a stream."""
         for name, only in _ONE_RESPONSE.items():
             if arguments.get(name, only) != only:
                 raise InvalidArgument(
@@ -114,16 +119,20 @@ class Chat(HttpProtocol):
                 )
 
     def prepare(self, block: Block) -> Block:
+        """Turn each example into a list of messages."""
         return [_messages(example) for example in rows(block)]
 
     def cost(self, prepared: Block) -> npt.NDArray[Any]:
+        """Return the number of characters of each example's messages plus one."""
         return np.array([sum(len(str(message.get("content"))) for message in chat) for chat in prepared]) + 1
 
     def request(self, prepared: Block, arguments: dict[str, Any], facts: Any) -> Request:
+        """Return the request for the completion of one example."""
         body = {"model": self.model, **self._parameters, **arguments, "messages": prepared[0]}
         return Request("/v1/chat/completions", to_json_bytes(body))
 
     def read(self, response: Response, count: int, facts: Any) -> Predictions:
+        """Return the text of the first choice. Raises if it has no text."""
         content = response.json()
         choices: Any = content.get("choices")
         try:

@@ -67,9 +67,11 @@ class TextClassifier(TextHandler[str]):
         return (_with_labels(empty, self._threshold) if _is_multi_label(self.config) else empty).type
 
     def load_model(self) -> Any:
+        """Load the sequence classification model, compiled if ``compile`` is set."""
         return self.compiled(self.load("AutoModelForSequenceClassification"))
 
     def compute(self, model: Any, batch: Batch, inference_args: dict[str, Any]) -> Any:
+        """Return the scores of all labels: softmax, sigmoid if multi-label, or a regression's outputs."""
         logits = self.call(model, batch, inference_args).logits.float()
         kind = model.config.problem_type
         if kind == "regression":
@@ -79,6 +81,7 @@ class TextClassifier(TextHandler[str]):
         return {"scores": scores, "config": model.config}
 
     def collect(self, outputs: Outputs) -> Block:
+        """Return the best label and all scores of each text, with the list ``labels`` if multi-label."""
         config = outputs.values["config"]
         table = _table(outputs.values["scores"].numpy(force=True), labels_of(config))
         return _with_labels(table, self._threshold) if _is_multi_label(config) else table

@@ -104,14 +104,17 @@ class SentenceEmbedder(TextHandler[str]):
 
     @property
     def source(self) -> Pretrained:
+        """The location of the encoder and its tokenizer, which may be in a subfolder of the model."""
         folder = {"subfolder": self.recipe.folder} if self.recipe.folder else {}
         return replace(self._pretrained, arguments={**self._pretrained.arguments, **folder})
 
     def limit_of(self, tokenizer: Any) -> int | None:
+        """Return the number of tokens at which texts are cut: ``max_length``, or the model's own limit."""
         return token_limit(self._max_length or self.recipe.max_length, tokenizer, self.config)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
+        """The tokenizer, loaded on first use; it lowers the case if the model's files say so."""
         tokenizer = super().tokenizer
         if self.recipe.lower_case:
             tokenizer.lower_case()
@@ -139,6 +142,7 @@ class SentenceEmbedder(TextHandler[str]):
         return torch.nn.ModuleList([self.compiled(encoder), *dense])
 
     def compute(self, model: Any, batch: Batch, inference_args: dict[str, Any]) -> Any:
+        """Encode the batch, pool the vectors of its tokens, and apply the Dense and Normalize steps."""
         torch = require("torch", "torch")
         encoder, *dense = model
         vectors = self.call(encoder, batch, inference_args)[0]
@@ -155,4 +159,5 @@ class SentenceEmbedder(TextHandler[str]):
         return embeddings
 
     def collect(self, outputs: Outputs) -> Block:
+        """Return the embeddings as a numpy matrix, a row for each text."""
         return outputs.values.numpy(force=True)

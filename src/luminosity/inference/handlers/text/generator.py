@@ -73,11 +73,13 @@ class TextGenerator(TextHandler["str | Messages"]):
         self.validate_inference_args(self._generation_args)
 
     def validate_inference_args(self, inference_args: dict[str, Any] | None) -> None:
+        """Raise if more than one sequence per example is requested."""
         count = (inference_args or {}).get("num_return_sequences", 1)
         if count != 1:
             raise InvalidArgument(f"found num_return_sequences={count}, expected 1: each example has one prediction")
 
     def limit_of(self, tokenizer: Any) -> int | None:
+        """Return how many tokens a prompt may have, so that the model has room for the new ones; None for no limit."""
         limit = super().limit_of(tokenizer)
         return None if limit is None else self._room(limit)
 
@@ -93,6 +95,7 @@ class TextGenerator(TextHandler["str | Messages"]):
         return room
 
     def prepare(self, block: Block) -> Block:
+        """Tokenise the prompts, and the chats after the chat template has rendered them."""
         examples = list(rows(block))
         chats = [not isinstance(example, str) for example in examples]
         if not any(chats):
@@ -118,12 +121,15 @@ class TextGenerator(TextHandler["str | Messages"]):
         return self.tokenizer.whole.apply_chat_template(listed, tokenize=False, **arguments)
 
     def cost(self, prepared: Block) -> npt.NDArray[Any]:
+        """Return the number of tokens of each prompt plus ``max_new_tokens``."""
         return super().cost(prepared) + self._max_new_tokens
 
     def load_model(self) -> Any:
+        """Load the causal language model."""
         return self.load("AutoModelForCausalLM")
 
     def compute(self, model: Any, batch: Batch, inference_args: dict[str, Any]) -> Any:
+        """Generate, and return only the new tokens."""
         arguments = {"max_new_tokens": self._max_new_tokens, "pad_token_id": self.pad_id}
         arguments |= {**self._generation_args, **inference_args}
         if "stop_strings" in arguments:
@@ -132,4 +138,5 @@ class TextGenerator(TextHandler["str | Messages"]):
         return tokens[:, batch.inputs["input_ids"].shape[1] :]
 
     def collect(self, outputs: Outputs) -> Block:
+        """Decode the new tokens to texts, without special tokens."""
         return self.tokenizer.whole.batch_decode(outputs.values.numpy(force=True), skip_special_tokens=True)

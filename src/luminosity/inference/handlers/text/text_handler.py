@@ -63,6 +63,7 @@ class TextHandler(TorchHandler[ExampleT, PredictionResult]):
 
     @property
     def model_id(self) -> str | None:
+        """The folder of the model, or its name on the hub."""
         return self._pretrained.path
 
     def update_model_path(self, model_path: str | None = None) -> None:
@@ -72,6 +73,7 @@ class TextHandler(TorchHandler[ExampleT, PredictionResult]):
             self.forget()
 
     def check_prepares_like(self, first: TextHandler[Any]) -> None:
+        """Raise if the tokenizer differs from that of ``first``."""
         if not is_same_tokenizer(self.source.tokenizer(), first.source.tokenizer()):
             raise ModelUnavailable(
                 f"{self.model_id!r} has another tokenizer than {first.model_id!r}, with which the pipeline started and "
@@ -111,10 +113,12 @@ class TextHandler(TorchHandler[ExampleT, PredictionResult]):
         return ""
 
     def prepare(self, block: Block) -> Block:
+        """Tokenise the texts, with the prompt before each."""
         texts = texts_of(block)
         return self.tokenizer.ids([self.prompt + text for text in texts] if self.prompt else texts)
 
     def prepare_key(self) -> Hashable | None:
+        """Return the tokenizer's rules and the prompt, or None if the rules are not known."""
         rules = self.tokenizer.rules
         return None if rules is None else (rules, self.prompt)
 
@@ -123,9 +127,11 @@ class TextHandler(TorchHandler[ExampleT, PredictionResult]):
         return prepared
 
     def cost(self, prepared: Block) -> npt.NDArray[Any]:
+        """Return the number of tokens of each text."""
         return token_counts(self.tokens_of(prepared))
 
     def collate(self, prepared: Block) -> Batch:
+        """Pad the token ids to one length, with a mask if there is padding."""
         torch = require("torch", "torch")
         limit = self.tokenizer.limit if self._compile else None
         ids, mask = pad_tokens(self.tokens_of(prepared), self.pad_id, self.padding_side, self._compile, limit)
@@ -157,6 +163,7 @@ class TextHandler(TorchHandler[ExampleT, PredictionResult]):
         return module(input_ids=batch.inputs["input_ids"].long(), attention_mask=mask, **inference_args)
 
     def warm_up(self, model: Any) -> None:
+        """Run the model once on a short text."""
         example: Any = "warm up"
         list(self.run_inference([example], model))
 

@@ -85,6 +85,7 @@ class TokenClassifier(TextHandler[str]):
         self._ignore = tuple(ignore)
 
     def prepare(self, block: Block) -> Block:
+        """Tokenise the texts, and keep each token's characters and kind."""
         texts = texts_of(block)
         encodings = self.tokenizer.encodings(texts)
         ids = list_array([encoding.ids for encoding in encodings], np.dtype(np.int32))
@@ -101,19 +102,24 @@ class TokenClassifier(TextHandler[str]):
         return pa.RecordBatch.from_arrays(list(columns.values()), list(columns))
 
     def tokens_of(self, prepared: Block) -> Lists:
+        """Return the column of token ids."""
         return prepared.column("ids")
 
     def collate(self, prepared: Block) -> Batch:
+        """Pad the token ids, and keep the prepared texts for ``collect``."""
         return replace(super().collate(prepared), host_data=prepared)
 
     def load_model(self) -> Any:
+        """Load the token classification model, compiled if ``compile`` is set."""
         return self.compiled(self.load("AutoModelForTokenClassification"))
 
     def compute(self, model: Any, batch: Batch, inference_args: dict[str, Any]) -> Any:
+        """Return the probabilities of the labels of each token, and the labels."""
         scores = self.call(model, batch, inference_args).logits.float().softmax(dim=-1)
         return {"scores": scores, "labels": labels_of(model.config)}
 
     def collect(self, outputs: Outputs) -> Block:
+        """Return the list of entities of each text, without ignored labels."""
         prepared, labels = outputs.batch.host_data, outputs.values["labels"]
         counts = token_counts(prepared.column("ids"))
         kinds = flat_values(prepared.column("kind"))
