@@ -32,7 +32,7 @@ examples:
   lum serve embed:models/encoder                   at http://127.0.0.1:8000
   lum serve classify:models/sentiment --port 0     at a free port
   lum serve my_models:Translator --name translate  a handler in my_models.py
-  lum serve embed:MODEL --api-key-env MY_KEY       clients send the key in $MY_KEY
+  lum serve embed:MODEL --api-key-env MY_KEY       clients send the key $MY_KEY
 """
 
 

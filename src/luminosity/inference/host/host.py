@@ -369,7 +369,7 @@ def _timeout_error(timeout: float | None) -> TimeoutError:
     return TimeoutError(f"The model took longer than {timeout} seconds.")
 
 
-def _abandon(handler: Handler, retired: Dropped) -> None:
+def _abandon(handler: Handler[Any, Any, Any], retired: Dropped) -> None:
     """Tell the handler that these copies are given up. Keeps no reference, so that the drop frees them at once."""
     for copies, _ in retired:
         for copy in copies:
