@@ -25,6 +25,7 @@ RUNNING = [name for name, page in PAGES.items() if any(block.runs for block in p
 # Pages that take longer than 20 seconds on two cores.
 SLOW = {
     "docs/bench.md",
+    "docs/debugging.md",
     "docs/drift.md",
     "docs/enrich.md",
     "docs/getting-started.md",
@@ -32,7 +33,11 @@ SLOW = {
     "docs/inference.md",
     "docs/lum-drift.md",
     "docs/lum-enrich.md",
+    "docs/memory.md",
     "docs/models.md",
+    "docs/plan.md",
+    "docs/remote.md",
+    "docs/serving.md",
     "docs/stores.md",
     "docs/tables.md",
     "docs/tutorial-drift.md",
