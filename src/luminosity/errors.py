@@ -70,7 +70,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Fix:
-    """What the user can do about an error.
+    """The remedy of an error: what the user can do about it.
 
     ``python`` is the advice for somebody who writes a pipeline, ``command`` the advice for somebody who typed a
     command. Either may be empty where no advice fits.

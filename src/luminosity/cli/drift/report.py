@@ -1,4 +1,4 @@
-"""What ``lum drift`` prints: a progress line, the verdict, JSON; and the settings that go into the HTML report."""
+"""Prints for ``lum drift``: a progress line, the verdict or JSON; and describes the settings for the HTML report."""
 
 from __future__ import annotations
 

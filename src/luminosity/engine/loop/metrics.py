@@ -1,4 +1,4 @@
-"""What a run counts: merged metrics of committed bundles, and how long stages and workers were busy."""
+"""Counts for a run: merged metrics of committed bundles, and the busy time of stages and workers."""
 
 from __future__ import annotations
 

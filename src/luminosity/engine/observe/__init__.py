@@ -1,1 +1,1 @@
-"""What a run reports about itself: events as they happen, and snapshots of its stages, pools and devices."""
+"""Reports of a run about itself: events as they happen, and snapshots of its stages, pools and devices."""

@@ -1,4 +1,4 @@
-"""What a step needs of a model host, whether the host is in the same process or in the shared host process."""
+"""The interface of a model host for steps, whether the host is in the same process or in the shared host process."""
 
 from __future__ import annotations
 

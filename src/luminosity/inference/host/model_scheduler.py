@@ -34,7 +34,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Decision:
-    """What the host has to do after the scheduler has updated its books.
+    """The work that the host has to do after the scheduler has updated its books.
 
     The host carries out ``failed``, ``moved`` and ``load`` under the same lock as the decision, and drops ``dropped``
     after it has released the lock.

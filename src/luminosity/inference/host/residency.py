@@ -1,4 +1,7 @@
-"""Which models fit into a device's memory at once: only bookkeeping, nothing is loaded or dropped here."""
+"""Decides which models fit into a device's memory at once, and which ones to evict.
+
+It only keeps books; the host loads and drops models.
+"""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class Predictions:
 
 @dataclass
 class Counts:
-    """What the server has done so far."""
+    """Counts of the server's work so far."""
 
     requests: int = 0
     examples: int = 0

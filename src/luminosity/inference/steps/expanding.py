@@ -1,4 +1,4 @@
-"""What a transform that runs models computes for its steps when the pipeline is built."""
+"""Computes settings and hints of the steps that run models, when the pipeline is built."""
 
 from __future__ import annotations
 

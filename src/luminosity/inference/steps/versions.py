@@ -1,4 +1,4 @@
-"""Which version of a model a step uses: the old one until the new one is loaded."""
+"""Chooses the version of a model that a step uses: the old one until the new one is loaded."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ _KEY = "{key}"
 
 @dataclass(frozen=True)
 class Watch:
-    """Which files to watch, how often, and until when.
+    """The files to watch, how often, and until when.
 
     Times are in seconds, ``until`` and ``since`` since the epoch. A file from before ``since`` is no new version.
     """

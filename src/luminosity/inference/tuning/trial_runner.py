@@ -33,7 +33,7 @@ class CandidateFailed(Exception):
 
 @dataclass(frozen=True)
 class Survey:
-    """What all candidates have in common."""
+    """The settings that all candidates have in common."""
 
     prepared_per_second: float
     """How many rows one core prepares per second."""

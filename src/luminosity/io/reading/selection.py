@@ -1,4 +1,4 @@
-"""Which columns and rows of a table to read."""
+"""Selects the columns and rows of a table to read."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ _NAMES = {np.dtype(code): name for name, code in _DTYPES.items()}
 
 @dataclass(frozen=True)
 class _Facts:
-    """What the server says about its model."""
+    """The server's description of its model."""
 
     inputs: Mapping[str, tuple[str, tuple[int, ...]]]
     """The datatype and shape of each input by name; a size of -1 may vary."""

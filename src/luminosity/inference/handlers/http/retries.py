@@ -1,4 +1,4 @@
-"""Which failed requests are retried, when, and when an endpoint counts as broken."""
+"""Decides which failed requests are retried, when, and when an endpoint counts as broken."""
 
 from __future__ import annotations
 
