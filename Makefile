@@ -3,13 +3,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PYTEST := $(BIN)/python -m pytest
-# How many tests run at the same time.
-JOBS ?= 2
+# How many tests run at the same time: one more than the cores of a small machine, since tests wait for processes.
+JOBS ?= 3
 BENCHMARKS := $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py))
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test test-together test-alone test-beam test-all weights \
+.PHONY: help setup demo test test-together test-alone test-beam test-docs test-all weights \
 	check check-format check-lint check-types check-imports format docs bench clean
 
 help: ## list these targets
@@ -36,6 +36,9 @@ test-alone: setup
 
 test-beam: setup ## run all of Beam's own test suites on this runner
 	$(PYTEST) -n $(JOBS) --dist loadfile tests/beam_suites
+
+test-docs: setup ## run the code of every page of the documentation
+	$(PYTEST) -n $(JOBS) tests/test_docs.py
 
 test-all: setup weights ## run all tests, the slow ones and Beam's suites included
 	$(PYTEST) -m "not alone" -n $(JOBS) --dist loadfile

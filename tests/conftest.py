@@ -56,6 +56,12 @@ def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files that take longest, those of this folder, so that no worker is left with them at the end."""
+    items.sort(key=lambda item: item.path.parent != Path(__file__).parent)
+
+
 @pytest.fixture(scope="session")
 def warm_runner() -> None:
     """What lives as long as the process (the fork server) is there before a test looks around."""

@@ -22,12 +22,15 @@ from tests.docs_pages import REPOSITORY, Page, find_pages, prepare_folder
 PAGES = {page.name: page for page in find_pages()}
 RUNNING = [name for name, page in PAGES.items() if any(block.runs for block in page.blocks)]
 
-# Pages that take longer than 20 seconds on two cores.
+# Pages that take longer than 10 seconds on two cores.
 SLOW = {
+    "docs/api-events.md",
+    "docs/api.md",
     "docs/bench.md",
     "docs/debugging.md",
     "docs/drift.md",
     "docs/enrich.md",
+    "docs/errors.md",
     "docs/getting-started.md",
     "docs/index.md",
     "docs/inference.md",
@@ -35,7 +38,9 @@ SLOW = {
     "docs/lum-enrich.md",
     "docs/memory.md",
     "docs/models.md",
+    "docs/options.md",
     "docs/plan.md",
+    "docs/progress.md",
     "docs/remote.md",
     "docs/serving.md",
     "docs/stores.md",

@@ -33,6 +33,7 @@ def test_bulk_inference_writes_a_prediction_for_every_row(tmp_path: Path) -> Non
     assert sum(row["digit"] == row["prediction"] for row in rows) / len(rows) > 0.95
 
 
+@pytest.mark.slow
 def test_embeddings_finds_what_is_meant(tmp_path: Path) -> None:
     output = tmp_path / "nearest.json"
     done = subprocess.run(
@@ -85,6 +86,7 @@ def test_reviews_get_their_columns_and_neighbours(tmp_path: Path) -> None:
     assert "pool" not in done.stdout
 
 
+@pytest.mark.slow
 def test_drift_between_sources_of_reviews(tmp_path: Path) -> None:
     out = tmp_path / "embedded"
     _embed_reviews(out, 60)
