@@ -26,7 +26,7 @@ $(READY): pyproject.toml constraints.txt
 demo: setup ## run four models over reviews, into a table and a vector store
 	@$(BIN)/lum run examples/reviews/pipeline.py
 
-test: test-together test-alone ## run the tests and doctests of every part: under 15 minutes on two cores
+test: test-together test-alone ## run the tests and doctests of every part: about 16 minutes on two cores
 
 test-together: setup
 	$(PYTEST) -m "not slow and not alone" -n $(JOBS) --dist loadfile --ignore=tests/beam_suites
