@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from luminosity._cost_line import CostLine
 from luminosity.inference.batching.backlog import Backlog
 from luminosity.inference.batching.budget import Budget
 from luminosity.inference.batching.limits import Limits, warn_of_settings_without_meaning
 from luminosity.inference.batching.policy import BatchPolicy, Cut, first_cut
-from luminosity.inference.batching.timing import Timing
 from luminosity.inference.steps.prepare import BlockSize
 
 
@@ -179,13 +179,13 @@ def test_settings_without_meaning_are_named(caplog: pytest.LogCaptureFixture) ->
 
 
 def test_timing_is_not_bent_by_disturbed_batches() -> None:
-    timing = Timing()
+    timing = CostLine()
     rng = np.random.default_rng(1)
     for number in range(48):
         cost = float(rng.integers(10, 1000))
         timing.observe(cost, (0.02 + 0.0004 * cost) * (10 if number % 6 == 0 else 1))
     assert timing.fixed == pytest.approx(0.02, rel=0.2)
-    assert timing.per_cost == pytest.approx(0.0004, rel=0.2)
+    assert timing.per_unit == pytest.approx(0.0004, rel=0.2)
 
 
 def test_budget_grows_until_the_fixed_part_is_small_and_no_further() -> None:
@@ -204,7 +204,7 @@ def test_budget_grows_until_the_fixed_part_is_small_and_no_further() -> None:
 
 @pytest.mark.parametrize("memory", [10, 100, 999, 5000])
 def test_out_of_memory_settles_below_what_fits(memory: int) -> None:
-    budget = Budget(Limits(), Timing())
+    budget = Budget(Limits(), CostLine())
     failures = 0
     for _ in range(100):
         cost = budget.limit(1.0)
@@ -219,7 +219,7 @@ def test_out_of_memory_settles_below_what_fits(memory: int) -> None:
 
 
 def test_one_example_may_always_go() -> None:
-    budget = Budget(Limits(), Timing())
+    budget = Budget(Limits(), CostLine())
     budget.limit(1.0)
     budget.out_of_memory(4.0, 2)
     assert budget.limit(50.0) == 50.0

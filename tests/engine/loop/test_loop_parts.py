@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from luminosity.engine.data.timers import TimerStore
 from luminosity.engine.data.watermarks import MAX
 from luminosity.engine.loop.sizing import BundleSize
@@ -18,28 +20,71 @@ def fired(store: TimerStore, now: int) -> list[bytes]:
     return [t.encoded for timers in store.take_due({_FAMILY: now}, limit=100).values() for t in timers]
 
 
-def test_bundles_start_at_one_element_and_grow_to_a_second_of_work() -> None:
+def test_a_short_input_of_unknown_speed_stays_whole() -> None:
+    assert BundleSize().next(0.0, queued=35, slots=2) == 35
+
+
+def test_the_first_bundle_has_a_limit() -> None:
+    assert BundleSize().next(0.0, queued=10**9, slots=1) == 1000
+
+
+def test_bundles_grow_to_a_second_of_work() -> None:
     size = BundleSize()
-    now, sizes = 0.0, []
+    now = 0.0
+    sizes: list[int] = []
     for _ in range(200):
         elements = size.next(now, queued=10**9, slots=1)
+        # As the loop does, end the bundle at its deadline.
+        elements = min(elements, int(size.deadline_seconds(now) / 0.001))
         sizes.append(elements)
-        seconds = elements * 0.001
+        size.learn(elements, elements * 0.001)
+        now += elements * 0.001
+    assert sizes[0] <= 50
+    assert 900 <= sizes[-1] <= 1000
+
+
+def test_bundles_grow_until_a_fixed_price_is_small() -> None:
+    size = BundleSize()
+    now = seconds = 0.0
+    for _ in range(20):
+        elements = size.next(now, queued=10**9, slots=1)
+        elements = min(elements, max(1, int((size.deadline_seconds(now) - 0.6) / 0.001)))
+        size.had_begun(elements)
+        seconds = 0.6 + elements * 0.001
         size.learn(elements, seconds)
         now += seconds
-    assert sizes[0] == 1
-    assert sizes == sorted(sizes)
-    assert 900 <= sizes[-1] <= 1000
+    assert 0.6 / seconds < 0.06
 
 
 def test_a_slow_element_is_a_bundle() -> None:
     size = BundleSize()
-    for now in range(10):
-        assert size.next(now, queued=64, slots=1) == 1
-        size.learn(1, 0.5)
+    now, taken, elements = 0.0, 0, 0
+    for _ in range(10):
+        taken = size.next(now, queued=64, slots=1)
+        elements = min(taken, math.ceil(size.deadline_seconds(now) / 5.0))
+        size.had_begun(elements)
+        size.learn(elements, 5.0 * elements)
+        now += 5.0 * elements
+    assert elements == 1
+    assert taken == 2
 
 
-def test_what_is_left_is_shared_among_free_workers() -> None:
+def test_bundles_hold_whole_batches() -> None:
+    size = BundleSize()
+    size.next(0.0, 320, 2)
+    size.had_begun(16)
+    assert size.next(0.1, queued=300, slots=2) == 160
+    size.learn(16, 0.6)
+    assert size.next(1.0, queued=40, slots=2) % 16 == 0
+
+
+def test_a_step_that_begins_its_bundle_at_once_gets_a_share_of_the_first_input() -> None:
+    size = BundleSize(sorts=True)
+    assert size.next(0.0, queued=64, slots=2) == 32
+    assert size.next(0.0, queued=10**6, slots=2) == 64
+
+
+def test_what_is_left_is_shared_among_workers() -> None:
     size = BundleSize()
     size.next(0.0, 100, 1)
     for _ in range(20):
@@ -53,6 +98,17 @@ def test_little_work_is_not_worth_sharing() -> None:
     for _ in range(20):
         size.learn(1000, 0.001)
     assert size.next(1000.0, queued=100, slots=4) >= 100
+
+
+def test_idle_workers_take_work_while_the_speed_is_unknown_or_much_is_left() -> None:
+    size = BundleSize()
+    assert size.worth_taking(2, 0.03, is_cold=True)
+    for elements in (10, 20, 40, 80):
+        size.learn(elements, 0.5 + 0.01 * elements)
+    assert size.worth_taking(1000, 1.0, is_cold=False)
+    assert not size.worth_taking(100, 1.0, is_cold=False)  # a bundle of its own would cost as much
+    size.learn(10, 20.0, is_warm=False)
+    assert not size.worth_taking(1000, 1.0, is_cold=True)
 
 
 def test_a_lost_worker_makes_bundles_smaller() -> None:

@@ -35,6 +35,7 @@ def stage(name: str) -> Stage:
         timers=(),
         is_stateful=False,
         is_splittable=False,
+        is_unbounded=False,
         is_sink=False,
         sorts_its_bundle=False,
         transforms=(),

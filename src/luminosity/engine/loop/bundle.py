@@ -48,13 +48,16 @@ class Attempt:
     response: beam_fn_api_pb2.InstructionResponse | None = None
     split_at: float = float("inf")  # when to request the next split
     splits_requested: int = 0
-    pending_splits: set[str] = field(default_factory=set[str])  # instruction ids of requests without a response
-    ends: dict[str, int] = field(default_factory=dict[str, int])  # read id → elements of it that the bundle keeps
-    # What splits took from the bundle: ranges of whole elements (read id, start, stop), and rests of split elements.
-    residual_ranges: list[tuple[str, int, int]] = field(default_factory=list[tuple[str, int, int]])
-    residual_roots: list[beam_fn_api_pb2.DelayedBundleApplication] = field(
-        default_factory=list[beam_fn_api_pb2.DelayedBundleApplication]
-    )
+    take_at: float = float("inf")  # from when on idle workers may take elements from the bundle
+    take_wait: float = 0.0  # how long they wait after the next request
+    # Instruction ids of split requests without a response, and whether each is for an idle worker.
+    pending_splits: dict[str, bool] = field(default_factory=dict[str, bool])
+    # What is left after splits took from the bundle: how many elements of each read, and the primary parts of the last
+    # of them, if that was cut.
+    ends: dict[str, int] = field(default_factory=dict[str, int])
+    primary_roots: dict[str, list[bytes]] = field(default_factory=dict[str, list[bytes]])
+    given_back: int = 0  # whole elements that splits took
+    given_back_size: float = 0.0  # the size of the work that splits took, if the stage is splittable
 
     def is_complete(self) -> bool:
         """Return whether everything has arrived. Responses to splits count: they may come after the bundle's own."""
@@ -131,6 +134,19 @@ class Bundle:
         """Release the input blocks."""
         for block in self._blocks():
             block.release()
+
+    def kept_inputs(self, attempt: Attempt) -> dict[str, list[Block]]:
+        """Return new references to the input that is left after the attempt's splits."""
+        kept: dict[str, list[Block]] = {}
+        for read_id, blocks in self.inputs.items():
+            total = sum(block.count for block in blocks)
+            roots = attempt.primary_roots.get(read_id, [])
+            end = attempt.ends.get(read_id, total) - bool(roots)
+            parts = slice_blocks(blocks, self.stage.codec(read_id), 0, end)
+            parts += [self.stage.blocks.of_bytes(root, 1, self.hold) for root in roots]
+            if parts:
+                kept[read_id] = parts
+        return kept
 
     def halves(self) -> list[Bundle]:
         """Cut this bundle into two, which take over its input. Returns only itself if it has a single piece."""

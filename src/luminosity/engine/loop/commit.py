@@ -16,20 +16,11 @@ __all__ = ["commit", "give_up"]
 def commit(bundle: Bundle, attempt: Attempt, response: beam_fn_api_pb2.ProcessBundleResponse, parts: RunParts) -> None:
     """Apply everything that the attempt did: inputs taken, outputs, state, timers, residuals, metrics."""
     stage, shard, now = bundle.stage, bundle.shard, time.monotonic()
-    left_over = splits.residual_blocks(bundle, attempt)
-    processed = bundle.count - sum(block.count for _, blocks in left_over for block in blocks)
+    processed = bundle.count - attempt.given_back
     stage.finished(bundle)
-    for read_id, blocks in reversed(left_over):
-        shard.prepend(read_id, blocks)
-    residuals = [splits.residual_root(bundle, r) for r in (*attempt.residual_roots, *response.residual_roots)]
+    left = attempt.given_back_size + sum(splits.queue_residual(bundle, r, now) for r in response.residual_roots)
     if stage.sized_work is not None:
-        left = [*left_over, *((read_id, [block]) for read_id, block, _ in residuals)]
         stage.sized_work.committed(bundle.inputs, left)
-    for read_id, block, delay in residuals:
-        if delay > 0:
-            stage.add_delayed(read_id, block, now + delay)
-        else:
-            shard.append(read_id, block)
     _end(bundle, attempt)
     for transform_id, block in attempt.outputs:
         parts.buffers[stage.written_buffers[transform_id]].deliver(block)
@@ -38,20 +29,19 @@ def commit(bundle: Bundle, attempt: Attempt, response: beam_fn_api_pb2.ProcessBu
     parts.state.commit(attempt.instruction_id)
     parts.metrics.add(stage.id, response.monitoring_infos)
     bundle.release()
-    if attempt.residual_roots:
-        stage.size.was_split(has_output=bool(attempt.outputs))
     stage.elements_done += processed
     stage.bundles_done += 1
     parts.outflows[stage.id].learn(attempt.pending_output, processed)
-    if attempt.is_warm or stage.plan.is_sink:
-        stage.size.learn(processed, now - attempt.started_at)
+    stage.size.learn(processed, now - attempt.started_at, is_warm=attempt.is_warm)
     parts.failures.after_commit(bundle)
 
 
 def give_up(bundle: Bundle, attempt: Attempt, parts: RunParts) -> None:
-    """Discard everything that the attempt did. The bundle can then be retried."""
+    """Discard everything that the attempt did, except its splits. What is left of the bundle can then be retried."""
     _end(bundle, attempt)
     attempt.drop_outputs()
+    if attempt.ends or attempt.primary_roots:
+        bundle.stage.replace_inputs(bundle, bundle.kept_inputs(attempt))
     parts.state.discard(attempt.instruction_id)
     bundle.attempt = None
 

@@ -11,11 +11,10 @@ from apache_beam.portability.api import beam_fn_api_pb2
 from luminosity._text import describe_exit
 from luminosity.engine.data.watermarks import MAX
 from luminosity.engine.fnapi.connection import Callbacks
-from luminosity.engine.loop import receiving, sending, splits, workers
+from luminosity.engine.loop import idle_workers, receiving, sending, splits, workers
 from luminosity.engine.loop.bundle import Attempt, Bundle, new_instruction_id
 from luminosity.engine.loop.commit import commit, give_up
 from luminosity.engine.loop.parts import LoopListener, RunParts
-from luminosity.engine.loop.stage import StageRun
 from luminosity.engine.loop.workers import (
     CancelRequested,
     Connected,
@@ -39,6 +38,7 @@ _CONNECT_TIMEOUT_S = 60.0  # imports in a worker may be slow; a worker that take
 _FINISH_TIMEOUT_S = 10.0  # for workers to tear down their steps after the last bundle
 _KILL_TIMEOUT_S = 10.0  # for the kernel to end killed workers
 _IDLE_WAKE_S = 0.2  # how often the listener's ``tick`` is called at least
+_LEAST_WAIT_S = 0.005  # between two looks for work that idle workers can take
 _PUMP_S = 0.02  # how long one grouping may keep the loop from its messages
 
 
@@ -112,23 +112,28 @@ class Scheduler:
                 worker = stage.pool.free_worker(stage.id, stage.max_active_bundles, is_idle=stage.next_is_suspect())
                 if worker is None:
                     saturated.add(id(stage.pool))
-                    self._want_worker(stage, now)
+                    self._want_worker(stage.pool, now, stage.queued)
                     break
                 most_elements = outflow.most_elements(max(1, stage.pool.free_slots()))
                 bundle = stage.next_bundle(now, wall_micros, most_elements)
                 if bundle is None:
                     break
                 sending.start(bundle, worker, self._parts, now)
+        for pool in self._parts.pools:
+            if pool.free_slots():
+                idle_workers.take_work(pool, now, lambda stage: self._parts.outflows[stage.id].is_held_back())
+            elif pool.workers and (work := idle_workers.work_to_take(pool, now)):
+                saturated.add(id(pool))
+                self._want_worker(pool, now, work)
         for pool_id in set(self._saturated_since) - saturated:
             del self._saturated_since[pool_id]
 
-    def _want_worker(self, stage: StageRun, now: float) -> None:
-        """Start one more worker if the stage's pool allows it and has been saturated for long enough."""
-        pool = stage.pool
+    def _want_worker(self, pool: PoolRun, now: float, work: int) -> None:
+        """Start one more worker if the pool allows it, has been saturated for long enough, and has ``work`` for it."""
         waiting_since = self._saturated_since.setdefault(id(pool), now)
         is_needed = not pool.workers or pool.plan.device_groups or now - waiting_since > _SATURATED_S
         index = pool.unused_index()
-        if index is not None and is_needed and pool.starting() < max(1, stage.queued):
+        if index is not None and is_needed and pool.starting() < max(1, work):
             self._saturated_since[id(pool)] = now
             self._start_worker(pool, index)
 
@@ -177,6 +182,9 @@ class Scheduler:
             wake = min(wake, stage.next_delayed())
             if (fire := stage.next_processing_timer()) is not None:
                 wake = min(wake, now + fire / 1e6 - time.time())
+        for pool in self._parts.pools:
+            if pool.free_slots() or pool.unused_index() is not None:
+                wake = min(wake, max(idle_workers.next_taking(pool), now + _LEAST_WAIT_S))
         for since in self._saturated_since.values():
             if since + _SATURATED_S > now:
                 wake = min(wake, since + _SATURATED_S)

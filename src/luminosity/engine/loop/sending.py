@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from apache_beam.portability.api import beam_fn_api_pb2
 
-from luminosity.engine.loop import splits
+from luminosity.engine.loop import idle_workers, splits
 from luminosity.engine.loop.bundle import Attempt, Bundle, new_instruction_id
 from luminosity.engine.loop.parts import RunParts
 from luminosity.engine.loop.workers import Worker
@@ -33,6 +33,7 @@ def start(bundle: Bundle, worker: Worker, parts: RunParts, now: float) -> None:
     )
     if splits.can_split(bundle):
         attempt.split_at = now + stage.size.deadline_seconds(now)
+        idle_workers.allow_taking(bundle, attempt, now)
     parts.state.begin(instruction_id)
     request = beam_fn_api_pb2.InstructionRequest(instruction_id=instruction_id)
     request.process_bundle.process_bundle_descriptor_id = stage.id

@@ -6,6 +6,7 @@ import math
 import struct
 from collections.abc import Callable, Iterable
 
+from luminosity._cost_line import CostLine
 from luminosity.engine.data.blocks import Block
 from luminosity.engine.plan.codecs import ElementCodec
 
@@ -21,8 +22,14 @@ _PART_OF_ELAPSED = 0.05
 # A step that sorts its bundle gains more from a long bundle than the end of the run loses.
 _LONGEST_SORTED_S = 5.0
 _PART_OF_ELAPSED_SORTED = 0.2
+_FIXED_PART = 0.05  # of a bundle's time: if a bundle has a fixed price, bundles grow until it is no more than this
+_LONGEST_FIXED_S = 30.0  # even if the fixed price is high: a retry repeats the whole bundle
 _GROWTH = 8  # a bundle has at most 8 times the elements of the one before, whose speed may have been luck
-_SHORTEST_DEADLINE_S = 0.1  # below this, timing noise would cause splits
+_REMEMBERED = 16  # bundles: enough to separate a fixed price from noise, few enough to follow data that changes
+_FIRST_ELEMENTS = 1000  # while the speed is unknown: a deadline ends the bundle if that is too much
+_FIRST_SORTED_ELEMENTS = 64  # the same for a step that begins all elements of a bundle at once: no deadline helps
+_FEW_ELEMENTS = 2048  # bundles up to this size end by their deadline, larger ones by their number of elements
+_SHORTEST_DEADLINE_S = 0.05  # below this, timing noise would cause splits
 _WORTH_SEVERAL_FILES = 16_000_000  # bytes of a sink's first input that are worth one file per slot
 _MOST_PATIENCE = 64  # times the target: also a slow start of a source fits
 
@@ -31,18 +38,30 @@ _MOST_ELEMENTS = 10_000  # decoding more would slow the loop down
 
 
 class BundleSize:
-    """Chooses the size of a stage's bundles.
+    """Chooses the size and the deadline of a stage's bundles.
 
-    It starts at one element and grows to at most a second of work, or five seconds if a step sorts its bundle.
+    The first bundle gets what is queued: a short input stays whole, and so do the batches that a step makes of it.
+    Later ones take up to a second of work, or five seconds if a step sorts its bundle, or as long as it takes to make a
+    fixed price per bundle small.
+
+    A bundle gets more elements than fit into its time, and is split at its deadline. A step that gathers a batch and
+    then computes it spends its time in the batch's last element, so that the split falls between two batches, whose
+    size the engine does not know.
     """
 
     def __init__(self, is_sink: bool = False, sorts: bool = False) -> None:
         self._is_sink = is_sink
+        self._sorts = sorts
         self._longest = _LONGEST_SORTED_S if sorts else _LONGEST_S
         self._part_of_elapsed = _PART_OF_ELAPSED_SORTED if sorts else _PART_OF_ELAPSED
         self._started_at: float | None = None
-        self._seconds_per_element: float | None = None
+        self._line = CostLine(_REMEMBERED)
+        self._pace = 1.0  # how long recent bundles took, compared with the line
         self._last = 0
+        self._last_seconds = 0.0
+        # Elements that a recent bundle had begun when it was split. If a step makes batches, that is a whole batch.
+        self._lump = 1
+        self._cold: tuple[int, float] | None = None  # elements and seconds of a bundle in a worker without the stage
         self._patience = 1
 
     def target_seconds(self, now: float) -> float:
@@ -51,52 +70,106 @@ class BundleSize:
             return _LONGEST_S
         if self._started_at is None:
             return _SHORTEST_S
-        return min(self._longest, max(_SHORTEST_S, self._part_of_elapsed * (now - self._started_at)))
+        target = min(self._longest, max(_SHORTEST_S, self._part_of_elapsed * (now - self._started_at)))
+        # As long as that is unknown, a longer bundle will show how much of the price is fixed.
+        is_known = self._line.known
+        for_fixed = self._pace * self._line.fixed / _FIXED_PART if is_known else 2 * self._last_seconds
+        return max(target, min(for_fixed, self._longest if self._sorts else _LONGEST_FIXED_S))
 
     def next(self, now: float, queued: int, slots: int, queued_size: float = 0.0) -> int:
         """Return the number of elements for the next bundle.
 
-        ``queued`` elements wait, and ``slots`` slots can take, or will want, a bundle. ``queued_size`` is the size of
-        the queued elements, or of the work that they stand for, in bytes, as far as that is known.
+        ``queued`` elements wait, and ``slots`` slots share them. ``queued_size`` is the size of the queued elements, or
+        of the work that they stand for, in bytes, as far as that is known.
         """
+        is_first = self._started_at is None
         if self._started_at is None:
             self._started_at = now
         if self._is_sink:
             return self._next_of_sink(queued, slots, queued_size)
-        if self._seconds_per_element is None:
-            return 1
-        target = self.target_seconds(now)
-        fitting = max(1, int(target / self._seconds_per_element))
+        fair = math.ceil(queued / max(1, slots))
+        if self._sorts and not self._line.observed:
+            return max(1, min(fair, _FIRST_SORTED_ELEMENTS))
+        if not self._line.observed:
+            # Workers without work take what this bundle does not begin. That keeps a short input whole if it is quick.
+            return max(1, min(queued if is_first else self._whole_lumps(fair), _FIRST_ELEMENTS))
+        fixed, per_element = self._price()
+        fitting = max(1, int((self.target_seconds(now) - fixed) / per_element))
+        fitting = min(fitting, self._last * _GROWTH)
+        if fitting <= _FEW_ELEMENTS and not self._sorts:
+            fitting = 2 * self._whole_lumps(fitting)
         # The slots share what is queued, unless it is too little to be worth sharing.
-        fair = max(math.ceil(queued / max(1, slots)), int(_SHORTEST_S / self._seconds_per_element))
-        return max(1, min(fitting, fair, self._last * _GROWTH))
+        worth_sharing = int(max(_SHORTEST_S, fixed) / per_element)
+        return max(1, min(fitting, self._whole_lumps(max(fair, worth_sharing))))
+
+    def _whole_lumps(self, elements: int) -> int:
+        return math.ceil(elements / self._lump) * self._lump
+
+    def _price(self) -> tuple[float, float]:
+        """Return the fixed seconds of a bundle, and the seconds per element, at the pace of recent bundles."""
+        return self._pace * self._line.fixed, max(self._pace * self._line.per_unit, 1e-7)
 
     def _next_of_sink(self, queued: int, slots: int, queued_size: float) -> int:
         """Return the size of a sink's bundle. Each bundle writes a file, so bundles should be few and large."""
-        if self._seconds_per_element is None:
+        if not self._line.observed:
             files = slots if queued_size >= _WORTH_SEVERAL_FILES else 1
             return min(math.ceil(queued / max(1, files)), SINK_ELEMENTS)
-        if queued * self._seconds_per_element < _LONGEST_S / 2:
+        fixed, per_element = self._price()
+        if fixed + queued * per_element < _LONGEST_S / 2:
             return queued
-        fitting = max(1, int(_LONGEST_S / self._seconds_per_element))
+        fitting = max(1, int((_LONGEST_S - fixed) / per_element))
         return min(fitting, math.ceil(queued / max(1, slots)))
 
     def deadline_seconds(self, now: float) -> float:
         """Return after how many seconds a bundle that starts now should be asked to split."""
-        return self._patience * max(_SHORTEST_DEADLINE_S, self.target_seconds(now))
+        target = self.target_seconds(now)
+        if self._last > _FEW_ELEMENTS:
+            target *= 1.5  # its size was chosen to end it in time, so the deadline is for those that are late
+        return self._patience * max(_SHORTEST_DEADLINE_S, target)
+
+    def seconds_left(self, elements: int, elapsed: float) -> float | None:
+        """Return how long a bundle of ``elements`` that has run for ``elapsed`` will run on, or None if unknown."""
+        return self._pace * self._line.seconds(elements) - elapsed if self._line.observed else None
+
+    def worth_taking(self, elements: int, elapsed: float, *, is_cold: bool) -> bool:
+        """Return whether an idle worker should take elements from a bundle that has run for ``elapsed`` seconds.
+
+        ``is_cold`` says that the idle worker has not run the stage yet, so that it must set up its steps first.
+        """
+        left = self.seconds_left(elements, elapsed)
+        if left is None:
+            return True
+        fixed, _ = self._price()
+        return left > 2 * max(_SHORTEST_S, fixed) + (self._setup_seconds() if is_cold else 0.0)
+
+    def _setup_seconds(self) -> float:
+        """Return how much longer a bundle takes in a worker that has not run the stage before."""
+        if self._cold is None:
+            return 0.0
+        elements, seconds = self._cold
+        return max(0.0, seconds - self._line.seconds(elements))
+
+    def had_begun(self, elements: int) -> None:
+        """Note how many elements a bundle had begun when it was split."""
+        if elements:
+            self._lump = elements
 
     def was_split(self, *, has_output: bool) -> None:
         """Note that a bundle was split. If it had no output yet, the next one gets more time."""
         self._patience = max(1, self._patience // 2) if has_output else min(_MOST_PATIENCE, 2 * self._patience)
 
-    def learn(self, elements: int, seconds: float) -> None:
-        """Learn the stage's speed from a bundle that took ``seconds`` in a worker that had run the stage before."""
+    def learn(self, elements: int, seconds: float, *, is_warm: bool = True) -> None:
+        """Learn the stage's speed from a bundle. ``is_warm``: its worker had run the stage before."""
         if not elements:
             return
-        measured = max(seconds / elements, 1e-7)
-        known = self._seconds_per_element
-        self._seconds_per_element = measured if known is None else 0.5 * (known + measured)
+        if not (is_warm or self._is_sink):
+            self._cold = elements, seconds
+            return
+        self._line.observe(elements, max(seconds, 1e-7 * elements))
+        ratio = seconds / max(self._line.seconds(elements), 1e-7)
+        self._pace = 0.5 * (self._pace + min(4.0, max(0.25, ratio)))
         self._last = max(elements, self._last // 2)
+        self._last_seconds = seconds
 
     def shrink(self) -> None:
         """Halve the next bundle, because a worker was lost."""
@@ -133,14 +206,14 @@ class SizedWork:
 
     def arrived(self, read_id: str, block: Block) -> None:
         """Count a block from upstream."""
-        self._total += self._size(read_id, (block,))
+        self._total += self.size(read_id, (block,))
 
-    def committed(self, taken: dict[str, list[Block]], left: Iterable[tuple[str, list[Block]]]) -> None:
-        """Count a committed bundle that took ``taken`` and left ``left``."""
-        self._done += sum(self._size(read_id, blocks) for read_id, blocks in taken.items())
-        self._done -= sum(self._size(read_id, blocks) for read_id, blocks in left)
+    def committed(self, taken: dict[str, list[Block]], left: float) -> None:
+        """Count a committed bundle that took ``taken`` and left work of the size ``left``."""
+        self._done += sum(self.size(read_id, blocks) for read_id, blocks in taken.items()) - left
 
-    def _size(self, read_id: str, blocks: Iterable[Block]) -> float:
+    def size(self, read_id: str, blocks: Iterable[Block]) -> float:
+        """Return the size of the work that these blocks stand for, or 0 after too many elements were decoded."""
         total = 0.0
         for block in blocks:
             self._seen += block.count

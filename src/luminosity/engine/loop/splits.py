@@ -1,19 +1,20 @@
-"""Asks running bundles to stop early, and takes back the input that they have not processed."""
+"""Splits running bundles, and gives the input that they have not begun back to the queue at once."""
 
 from __future__ import annotations
 
 from apache_beam.portability.api import beam_fn_api_pb2
 
-from luminosity.engine.data.blocks import Block
 from luminosity.engine.data.watermarks import MIN
 from luminosity.engine.loop.bundle import Attempt, Bundle, new_instruction_id, slice_blocks
 
-__all__ = ["apply", "can_split", "request", "residual_blocks", "residual_root"]
+__all__ = ["apply", "can_split", "queue_residual", "request", "request_for_idle_worker"]
 
 # How much of the rest of the element in progress the bundle keeps. A bounded source refuses 0, so later requests offer
 # more.
 _FRACTIONS = (0.0, 0.02, 0.1, 0.5)
+_FRACTION_FOR_IDLE_WORKER = 0.5  # of the rest of a splittable element: both workers go on with it
 _REQUEST_AGAIN_S = 0.05  # enough for an element that had not begun to begin
+_LONGEST_TAKE_WAIT_S = 1.0  # between two requests for idle workers
 
 
 def can_split(bundle: Bundle) -> bool:
@@ -24,53 +25,88 @@ def can_split(bundle: Bundle) -> bool:
 
 
 def request(bundle: Bundle, attempt: Attempt) -> None:
-    """Ask the worker to split the bundle. The bundle commits only after the worker has responded."""
+    """Ask the worker to end the bundle soon. The bundle commits only after the worker has responded."""
     fraction = _FRACTIONS[attempt.splits_requested % len(_FRACTIONS)] if bundle.stage.plan.is_splittable else 0.0
+    attempt.splits_requested += 1
+    attempt.split_at = float("inf")
+    _send(bundle, attempt, fraction, is_for_idle_worker=False)
+
+
+def request_for_idle_worker(bundle: Bundle, attempt: Attempt, now: float) -> None:
+    """Ask the worker to give away input that an idle worker can process.
+
+    A plain bundle gives away all elements that it has not begun, and gets its share of them back from the queue. So it
+    ends between two batches, if its steps make batches. A splittable one gives away half of the rest and goes on.
+    """
+    attempt.take_wait = min(_LONGEST_TAKE_WAIT_S, 2 * attempt.take_wait)
+    attempt.take_at = now + attempt.take_wait
+    fraction = _FRACTION_FOR_IDLE_WORKER if bundle.stage.plan.is_splittable else 0.0
+    _send(bundle, attempt, fraction, is_for_idle_worker=True)
+
+
+def _send(bundle: Bundle, attempt: Attempt, fraction: float, *, is_for_idle_worker: bool) -> None:
     message = beam_fn_api_pb2.InstructionRequest(instruction_id=new_instruction_id("split"))
     message.process_bundle_split.instruction_id = attempt.instruction_id
     for read_id, blocks in bundle.inputs.items():
         desired = message.process_bundle_split.desired_splits[read_id]
         desired.fraction_of_remainder = fraction
         desired.estimated_input_elements = sum(block.count for block in blocks)
-    attempt.splits_requested += 1
-    attempt.split_at = float("inf")
-    attempt.pending_splits.add(message.instruction_id)
+    attempt.pending_splits[message.instruction_id] = is_for_idle_worker
     attempt.worker.instruct(message)
 
 
 def apply(bundle: Bundle, attempt: Attempt, response: beam_fn_api_pb2.InstructionResponse, now: float) -> None:
-    """Note what a split took from the bundle, or when to request another if it took nothing."""
-    attempt.pending_splits.discard(response.instruction_id)
+    """Queue what a split took from the bundle, or note when to request another if it took nothing.
+
+    The bundle need not end first: if its attempt fails, only what is left of its input is retried.
+    """
+    is_for_idle_worker = attempt.pending_splits.pop(response.instruction_id)
     split = response.process_bundle_split
+    stage, shard = bundle.stage, bundle.shard
     for channel in split.channel_splits:
-        read_id = channel.transform_id
+        read_id, start = channel.transform_id, channel.first_residual_element
         end = attempt.ends.get(read_id, sum(b.count for b in bundle.inputs.get(read_id, ())))
-        if channel.first_residual_element < end:
-            attempt.residual_ranges.append((read_id, channel.first_residual_element, end))
-            attempt.ends[read_id] = channel.first_residual_element
-    attempt.residual_roots.extend(split.residual_roots)
-    has_split = bool(split.residual_roots) or (bool(split.channel_splits) and not bundle.stage.plan.is_splittable)
-    if not has_split and attempt.response is None:
+        if start < end:
+            blocks = slice_blocks(bundle.inputs[read_id], stage.codec(read_id), start, end)
+            attempt.ends[read_id] = start
+            attempt.given_back += end - start
+            if stage.sized_work is not None:
+                attempt.given_back_size += stage.sized_work.size(read_id, blocks)
+            shard.prepend(read_id, blocks)
+            stage.size.had_begun(start)
+    primaries: dict[str, list[bytes]] = {}
+    for primary in split.primary_roots:
+        read_id = stage.plan.residual_reads[primary.transform_id, primary.input_id]
+        primaries.setdefault(read_id, []).append(primary.element)
+    attempt.primary_roots.update(primaries)
+    for residual in split.residual_roots:
+        attempt.given_back_size += queue_residual(bundle, residual, now)
+    if split.residual_roots and not is_for_idle_worker:
+        stage.size.was_split(has_output=bool(attempt.outputs))
+    has_ended = bool(split.residual_roots) if stage.plan.is_splittable else bool(split.channel_splits)
+    if is_for_idle_worker and stage.plan.is_splittable:
+        return  # it goes on, and its own deadline stays
+    if has_ended:
+        attempt.split_at = attempt.take_at = float("inf")
+    elif not is_for_idle_worker and attempt.response is None:
         # The request came too early, or during an element that could not be cut.
         is_last_fraction = attempt.splits_requested % len(_FRACTIONS) == 0
-        wait = bundle.stage.size.deadline_seconds(now) if is_last_fraction else _REQUEST_AGAIN_S
+        wait = stage.size.deadline_seconds(now) if is_last_fraction else _REQUEST_AGAIN_S
         attempt.split_at = now + wait
 
 
-def residual_blocks(bundle: Bundle, attempt: Attempt) -> list[tuple[str, list[Block]]]:
-    """Return the whole elements that splits took from the bundle, by read id, in their order."""
-    return [
-        (read_id, slice_blocks(bundle.inputs[read_id], bundle.stage.codec(read_id), start, stop))
-        for read_id, start, stop in sorted(attempt.residual_ranges)
-    ]
-
-
-def residual_root(bundle: Bundle, residual: beam_fn_api_pb2.DelayedBundleApplication) -> tuple[str, Block, float]:
-    """Return the rest of a split element: its read id, the block that holds it, and its delay in seconds."""
-    application = residual.application
-    read_id = bundle.stage.plan.residual_reads[application.transform_id, application.input_id]
+def queue_residual(bundle: Bundle, residual: beam_fn_api_pb2.DelayedBundleApplication, now: float) -> float:
+    """Queue the rest of an element that was cut, after its delay. Returns the size of the work that it stands for."""
+    stage, application = bundle.stage, residual.application
+    read_id = stage.plan.residual_reads[application.transform_id, application.input_id]
     # ToMicroseconds() would raise at the first and last timestamps of Beam.
     reported = [w.seconds * 1_000_000 + w.nanos // 1000 for w in application.output_watermarks.values()]
     hold = max(bundle.hold, min(reported, default=MIN))
     delay = residual.requested_time_delay.ToMicroseconds() / 1e6
-    return read_id, bundle.stage.blocks.of_bytes(application.element, 1, hold), delay
+    block = stage.blocks.of_bytes(application.element, 1, hold)
+    size = stage.sized_work.size(read_id, (block,)) if stage.sized_work is not None else 0.0
+    if delay > 0:
+        stage.add_delayed(read_id, block, now + delay)
+    else:
+        bundle.shard.append(read_id, block)
+    return size

@@ -195,10 +195,15 @@ class StageRun:
         if shard.timers and (due := shard.timers.take_due(self._clock(wall_micros), _BUNDLE_TIMERS)):
             return Bundle(self, shard, {}, due)
         if shard.count:
-            # Each bundle takes its share of what is left, so that the last bundles are small and end together. A
-            # sink's first bundle also leaves input for workers that have not started yet.
-            is_for_all = self.plan.sorts_its_bundle or self.plan.is_sink
-            slots = self.pool.all_slots() if is_for_all else self.pool.free_slots()
+            # Each bundle takes its share of what is left, so that the last bundles are small and end together. A step
+            # that begins its whole bundle at once, or makes a file of it, also leaves input for workers that have not
+            # started yet: they can't take it later.
+            if self.plan.is_sink:
+                slots = self.pool.all_slots()
+            elif self.plan.sorts_its_bundle:
+                slots = self.pool.all_slots() - self.pool.connected_slots() + self.pool.free_slots()
+            else:
+                slots = self.pool.connected_slots()
             size = shard.bytes if self.sized_work is None else self.sized_work.left
             elements = self.size.next(now, shard.count, max(1, slots), size)
             if most_elements is not None:
@@ -235,8 +240,16 @@ class StageRun:
         """Run ``bundles`` in place of ``old``, before all other input of its shard."""
         self.finished(old)
         for bundle in reversed(bundles):
-            self._add_hold(bundle)
-            bundle.shard.retries.appendleft(bundle)
+            if bundle.pieces:  # all of its input may have been given back
+                self._add_hold(bundle)
+                bundle.shard.retries.appendleft(bundle)
+
+    def replace_inputs(self, bundle: Bundle, inputs: dict[str, list[Block]]) -> None:
+        """Give a bundle other input, after its worker has ended. Releases the input that it had."""
+        self._drop_hold(bundle)
+        bundle.release()
+        bundle.inputs = inputs
+        self._add_hold(bundle)
 
     def _add_hold(self, bundle: Bundle) -> None:
         (self._running_holds if bundle.inputs else self._running_timer_holds).add(bundle.hold)

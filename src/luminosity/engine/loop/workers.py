@@ -139,6 +139,10 @@ class PoolRun:
         ]
         return max(free, key=Worker.free_slots, default=None)
 
+    def connected_slots(self) -> int:
+        """Return the number of slots of the workers that have started, whether they are free or not."""
+        return sum(worker.is_connected for worker in self.workers.values()) * self.plan.slots
+
     def all_slots(self) -> int:
         """Return the number of slots once all workers have started."""
         return self.plan.workers * self.plan.slots

@@ -87,6 +87,7 @@ class Stage:
     timers: tuple[TimerFamily, ...]
     is_stateful: bool
     is_splittable: bool
+    is_unbounded: bool  # a splittable step without end
     is_sink: bool  # writes a file per bundle
     sorts_its_bundle: bool  # works better on long bundles
     transforms: tuple[beam_runner_api_pb2.PTransform, ...] = field(repr=False)

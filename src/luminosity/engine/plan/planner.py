@@ -184,11 +184,23 @@ def _stage(
         timers=tuple(timers),
         is_stateful=is_stateful,
         is_splittable=is_splittable,
+        is_unbounded=is_splittable and _is_unbounded(stage.transforms, context),
         is_sink=any(step.endswith(_BEAM_WRITES_FILE_PER_BUNDLE) for step in steps)
         or any(WRITES_A_FILE_PER_BUNDLE in transform.annotations for transform in stage.transforms),
         sorts_its_bundle=any(SORTS_ITS_BUNDLE in transform.annotations for transform in stage.transforms),
         transforms=tuple(stage.transforms),
         residual_reads=_residual_reads(stage.transforms),
+    )
+
+
+def _is_unbounded(transforms: Iterable[beam_runner_api_pb2.PTransform], context: translations.TransformContext) -> bool:
+    """Return whether a splittable step among these has output without end."""
+    pcollections = context.components.pcollections
+    return any(
+        pcollections[output].is_bounded == beam_runner_api_pb2.IsBounded.UNBOUNDED
+        for transform in transforms
+        if transform.spec.urn == _SDF_PROCESS_URN
+        for output in transform.outputs.values()
     )
 
 

@@ -29,6 +29,7 @@ from luminosity.engine.spill.quota import WriterQuota
 from luminosity.engine.workers import main_classes, printed
 from luminosity.engine.workers.channel import BlockChannel, BlockWriter
 from luminosity.engine.workers.failure import Failure
+from luminosity.engine.workers.full_batches import emit_full_batches_at_once
 from luminosity.engine.workers.request import WorkerRequest
 from luminosity.noise import quiet
 
@@ -95,6 +96,7 @@ def run(request: WorkerRequest) -> None:
     data_plane.GrpcClientDataChannel = BlockChannel
     sdk_worker_main.SdkHarness = ReportingHarness
     statesampler.StateSampler = PromptStateSampler
+    emit_full_batches_at_once()
     # Beam's worker logs details for its developers at INFO.
     logging.getLogger("apache_beam.runners.worker").setLevel(logging.WARNING)
     # They warn that there is no staging folder (nothing is staged here), and about options whose class is defined by

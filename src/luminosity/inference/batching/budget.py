@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
+from luminosity._cost_line import CostLine
 from luminosity.inference.batching.limits import Limits
-from luminosity.inference.batching.timing import Timing
 
 __all__ = ["Budget"]
 
@@ -20,7 +20,7 @@ class Budget:
     of memory halves it, and it never grows back to what failed.
     """
 
-    def __init__(self, limits: Limits, timing: Timing) -> None:
+    def __init__(self, limits: Limits, timing: CostLine) -> None:
         self._limits = limits
         self._timing = timing
         self._ceiling = math.inf
@@ -38,7 +38,7 @@ class Budget:
             self._found = _FIRST_EXAMPLES * longest
         limit = min(max(self._found, self._limits.min_count * longest), self._ceiling)
         if self._limits.max_seconds is not None and self._timing.known:
-            limit = min(limit, (self._limits.max_seconds - self._timing.fixed) / self._timing.per_cost)
+            limit = min(limit, (self._limits.max_seconds - self._timing.fixed) / self._timing.per_unit)
         return max(limit, longest)
 
     def succeeded(self, cost: float, seconds: float) -> None:

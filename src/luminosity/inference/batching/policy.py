@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from luminosity._cost_line import CostLine
 from luminosity.inference.batching.backlog import Backlog
 from luminosity.inference.batching.budget import Budget
 from luminosity.inference.batching.limits import Limits
-from luminosity.inference.batching.timing import Timing
 
 __all__ = ["BatchPolicy", "Cut", "first_cut"]
 
@@ -38,7 +38,7 @@ class BatchPolicy:
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self.timing = Timing()
+        self.timing = CostLine()
         self.budget = Budget(limits, self.timing)
 
     def next(

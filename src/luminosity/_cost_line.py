@@ -1,0 +1,69 @@
+"""Learns what a piece of work costs from earlier pieces: a fixed price plus a price per unit."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+
+__all__ = ["CostLine"]
+
+_LEARN_EVERY = 4  # observations, once a quarter of those remembered have been made
+
+
+class CostLine:
+    """Models the seconds of a batch or bundle as a line over its size: a fixed part, and a part per unit.
+
+    The line is the median of all lines through two observations (Theil and Sen), so that single slow ones, which
+    another process disturbed or which compiled something, don't bend it. Only the last ``remembered`` observations
+    count.
+
+    >>> line = CostLine()
+    >>> for size in (10, 20, 40, 80):
+    ...     line.observe(size, 0.5 + 0.01 * size)
+    >>> round(line.fixed, 3), round(line.per_unit, 3), round(line.overhead)
+    (0.5, 0.01, 50)
+    """
+
+    def __init__(self, remembered: int = 48) -> None:
+        self._sizes: deque[float] = deque(maxlen=remembered)
+        self._seconds: deque[float] = deque(maxlen=remembered)
+        self._often_until = remembered // 4
+        self.observed = 0
+        self.fixed = 0.0
+        self.per_unit = 0.0
+        self.known = False
+        """Whether sizes differed enough to separate the fixed part from the rest."""
+
+    @property
+    def overhead(self) -> float:
+        """The fixed part in units."""
+        return self.fixed / self.per_unit if self.known else 0.0
+
+    def seconds(self, size: float) -> float:
+        """Return the expected seconds for this size."""
+        return self.fixed + self.per_unit * size
+
+    def observe(self, size: float, seconds: float) -> None:
+        """Learn from a piece of work of this size that took this long."""
+        self._sizes.append(size)
+        self._seconds.append(seconds)
+        self.observed += 1
+        if self.observed <= self._often_until or self.observed % _LEARN_EVERY == 0:
+            self._learn()
+
+    def _learn(self) -> None:
+        sizes, seconds = np.maximum(self._sizes, 1e-9), np.array(self._seconds)
+        first, second = np.triu_indices(len(sizes), 1)
+        apart = sizes[second] - sizes[first]
+        telling = np.abs(apart) > 0.1 * sizes.max()
+        mean_rate = float(np.median(seconds / sizes))
+        if not telling.any() or mean_rate <= 0:
+            if not self.known:
+                self.per_unit = mean_rate
+            return  # Keep the last line: a settled size makes all pieces alike.
+        self.known = True
+        slope = float(np.median((seconds[second] - seconds[first])[telling] / apart[telling]))
+        # A device that is far from full takes the same time for more work; then the slope is 0, or below by chance.
+        self.per_unit = max(slope, 0.01 * mean_rate)
+        self.fixed = max(0.0, float(np.median(seconds - self.per_unit * sizes)))
