@@ -10,6 +10,7 @@ from typing import Any, Final
 
 __all__ = [
     "ELEMENT_AT_FAULT",
+    "LOADS_MODELS",
     "OPENMP_VARIABLES",
     "SORTS_ITS_BUNDLE",
     "TEMPORARY_FOLDER",
@@ -75,6 +76,9 @@ THREAD_VARIABLES = (
     "RAYON_NUM_THREADS",  # Hugging Face's tokenizers
 )
 """Environment variables that tell numerical libraries how many threads to start."""
+
+LOADS_MODELS = "luminosity:loads_models"
+"""Annotation of steps whose DoFn has a method ``load_ahead``: a device's worker calls it as soon as it starts."""
 
 SORTS_ITS_BUNDLE = "luminosity:sorts_its_bundle"
 """Annotation of steps that work better on many elements at once: the engine gives them long bundles."""

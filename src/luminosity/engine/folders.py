@@ -41,6 +41,7 @@ class RunFolders:
         memory_root = _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK) else disk_root
         self.memory = self._make(memory_root) if memory_root != disk_root else disk
         self.main_classes = os.path.join(disk, "main-classes")
+        self.load_ahead = os.path.join(disk, "load-ahead")  # a prefix: one file per pool
         self.quota = os.path.join(disk, "quota")
         self.sockets = disk if len(disk) < _LONGEST_SOCKET_PATH else self._make("/tmp")
         self.url = f"unix:{self.sockets}/socket"

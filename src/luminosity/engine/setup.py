@@ -25,9 +25,9 @@ from luminosity.engine.plan.codecs import Codecs
 from luminosity.engine.plan.graph import BufferKind, Graph
 from luminosity.engine.resources.pools import Assignment
 from luminosity.engine.spill.quota import Ledger
-from luminosity.engine.workers import main_classes
+from luminosity.engine.workers import load_ahead, main_classes
 from luminosity.engine.workers.debug import DebugWorkers
-from luminosity.engine.workers.launcher import launcher
+from luminosity.engine.workers.launcher import launcher, modules_to_preload
 
 __all__ = ["set_up"]
 
@@ -72,7 +72,8 @@ def set_up(
         RuntimeValueProvider.set_runtime_options(config.worker_options)  # as worker processes do
         server = process_launcher = DebugWorkers(state, descriptors)
     else:
-        process_launcher = launcher(config.worker_start)
+        process_launcher = launcher(config.worker_start, modules_to_preload())
+        _save_models_to_load(graph, assignments, pools, folders)
         server = FnApiServer(
             folders.url, state, descriptors
         )  # last, because it must be stopped if anything after it fails
@@ -96,6 +97,17 @@ def set_up(
         prints=prints,
         queue_limit=limit,
     )
+
+
+def _save_models_to_load(
+    graph: Graph, assignments: dict[str, Assignment], pools: dict[int, PoolRun], folders: RunFolders
+) -> None:
+    """Let the workers of devices, which start before there is work for them, load their models at once."""
+    for number, (pool_id, pool) in enumerate(pools.items()):
+        stages = [stage for stage in graph.stages if id(assignments[stage.id].pool) == pool_id]
+        path = f"{folders.load_ahead}-{number}"
+        if pool.plan.device_groups and load_ahead.save(path, [each for stage in stages for each in stage.transforms]):
+            pool.load_ahead = path
 
 
 def _buffers(

@@ -14,7 +14,7 @@ from apache_beam.ml.inference.base import ModelHandler, RunInferenceDLQ
 from apache_beam.transforms import window
 from apache_beam.utils.timestamp import MAX_TIMESTAMP, Timestamp
 
-from luminosity.core import SORTS_ITS_BUNDLE
+from luminosity.core import LOADS_MODELS, SORTS_ITS_BUNDLE
 from luminosity.errors import InvalidArgument
 from luminosity.inference.adapting.checks import check_batching, check_handler
 from luminosity.inference.adapting.model_set import ModelSet
@@ -228,7 +228,7 @@ class RunInference(beam.PTransform[Any, Any]):
             if len(groups) > 1:
                 mine = prepared | f"For {label}" >> beam.Filter(_is_for, frozenset(names))
             infer = beam.ParDo(InferDoFn(self._model_handler, settings), side_input).with_output_types(ResultBlock)
-            with examples.pipeline.transform_annotations(**{SORTS_ITS_BUNDLE: ""}):
+            with examples.pipeline.transform_annotations(**{LOADS_MODELS: "", SORTS_ITS_BUNDLE: ""}):
                 results.append(
                     mine | label >> infer.with_resource_hints(**with_shared_bundles({**hints, **self._hints}))
                 )

@@ -13,6 +13,9 @@ from luminosity.core import OPENMP_VARIABLES, THREAD_VARIABLES, WorkerShare, usa
 
 __all__ = ["limit_threads", "variables_set_here"]
 
+FORK_SAFE_IMPORTS = ("threadpoolctl",)
+"""Libraries that each worker with a model needs: the engine imports them once, before it forks workers."""
+
 _OPENMP = "OMP_NUM_THREADS"
 _VARIABLE_OF_LOADED = {
     "blis": "BLIS_NUM_THREADS",

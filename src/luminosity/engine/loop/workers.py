@@ -119,6 +119,7 @@ class PoolRun:
         self.first_writer = first_writer
         self.workers: dict[int, Worker] = {}  # by index; a lost worker is replaced at its index
         self.failed_starts = 0  # in a row
+        self.load_ahead = ""  # a file for its workers: see workers/load_ahead.py
         self.worker_busy = [BusyTime() for _ in range(plan.workers)]
 
     def free_slots(self) -> int:
@@ -228,6 +229,7 @@ def start(
         writer=worker.writer,
         main_classes=folders.main_classes,
         private_folders=folders.all,
+        load_ahead=worker.pool.load_ahead,
         prints=prints,
         pipeline_options=config.worker_options,
     )

@@ -1,9 +1,10 @@
 """The fork server: a process that has imported Beam and pyarrow, and forks a worker for each request.
 
 It has one thread, opens no gRPC channel and never imports an accelerator library, so that forking is safe. Requests and
-responses are lines of JSON. Requests: ``{"start": request}`` and ``{"kill": pid}``. Responses: ``{"ready": true}``,
-``{"started": pid}`` or ``{"failed": reason}`` with the worker's id, and ``{"ended": pid, "code": code}``. When its
-input closes, it kills its workers, removes the folders of their runs, and ends.
+responses are lines of JSON. Requests: ``{"import": modules}``, ``{"start": request}`` and ``{"kill": pid}``. Responses:
+``{"ready": true}``, ``{"started": pid}`` or ``{"failed": reason}`` with the worker's id, and
+``{"ended": pid, "code": code}``. When its input closes, it kills its workers, removes the folders of their runs, and
+ends.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ __all__ = ["main"]
 # Frozen objects no longer count as long-lived. With Python's own thresholds a worker would then search its whole heap
 # after every few thousand allocations, which takes a tenth of the time of a stage that makes many small objects.
 _COLLECT_AFTER = (10_000, 20, 50)
+
+_LOGGER = logging.getLogger(__name__)
 
 _PRELOADED = (
     "apache_beam",
@@ -77,6 +80,18 @@ def _preload_more(control: socket.socket) -> None:
     gc.freeze()
 
 
+def _import_for_workers(modules: list[str]) -> None:
+    """Import what the workers of a run will need. A module that can't be imported fails in the worker that uses it."""
+    for name in modules:
+        try:
+            module = importlib.import_module(name)
+            for library in getattr(module, "FORK_SAFE_IMPORTS", ()):
+                importlib.import_module(library)
+        except ImportError:
+            _LOGGER.debug("could not import %s ahead of the workers", name, exc_info=True)
+    gc.freeze()
+
+
 def _fork() -> int:
     """Fork without the warning of Python 3.12 about numpy's threads: numpy's BLAS ends them before a fork."""
     with warnings.catch_warnings():
@@ -121,6 +136,9 @@ class _Server:
                     self._handle(json.loads(line))
 
     def _handle(self, message: dict[str, Any]) -> None:
+        if "import" in message:
+            _import_for_workers(message["import"])
+            return
         if "kill" in message:
             if message["kill"] in self._workers:
                 os.kill(message["kill"], signal.SIGKILL)

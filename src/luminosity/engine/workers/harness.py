@@ -26,7 +26,7 @@ from apache_beam.utils.counters import CounterFactory
 
 from luminosity.engine.fnapi.logs import add_logger_name
 from luminosity.engine.spill.quota import WriterQuota
-from luminosity.engine.workers import main_classes, printed
+from luminosity.engine.workers import load_ahead, main_classes, printed
 from luminosity.engine.workers.channel import BlockChannel, BlockWriter
 from luminosity.engine.workers.failure import Failure
 from luminosity.engine.workers.full_batches import emit_full_batches_at_once
@@ -118,6 +118,8 @@ def run(request: WorkerRequest) -> None:
     log_handler, harness, _ = created
     if log_handler:
         log_handler.addFilter(add_logger_name)
+    if request.load_ahead:
+        load_ahead.start(request.load_ahead)  # not earlier: Beam's pickler must know its options
     try:
         harness.run()
     finally:

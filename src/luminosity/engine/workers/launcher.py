@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import asdict
@@ -19,11 +19,13 @@ from typing import Any, Protocol
 from luminosity.engine.workers.request import WorkerRequest
 from luminosity.errors import WorkerStartFailed
 
-__all__ = ["Launcher", "OnExit", "Process", "SpawnLauncher", "launcher", "warm_up"]
+__all__ = ["Launcher", "OnExit", "Process", "SpawnLauncher", "launcher", "modules_to_preload", "warm_up"]
 
 
 _START_TIMEOUT_S = 60.0  # importing Beam may take this long on a busy machine
 _END_TIMEOUT_S = 5.0  # then the fork server is killed
+
+_STEP_MODULES = ("luminosity.inference.", "luminosity.io.", "luminosity.tables.")
 
 OnExit = Callable[[int], None]  # gets the exit code; a negative one is the signal that killed the process
 
@@ -52,11 +54,28 @@ class Launcher(Protocol):
         ...
 
 
-def launcher(method: str) -> Launcher:
-    """Return the launcher for ``--worker_start``: ``fork``, ``spawn``, or ``auto``, which forks where that is safe."""
+def launcher(method: str, preload: Sequence[str] = ()) -> Launcher:
+    """Return the launcher for ``--worker_start``: ``fork``, ``spawn``, or ``auto``, which forks where that is safe.
+
+    The fork server imports the modules ``preload`` before it forks the next worker.
+    """
     if method == "auto":
         method = "spawn" if sys.platform == "darwin" else "fork"
-    return ForkServer.shared() if method == "fork" else SpawnLauncher()
+    if method != "fork":
+        return SpawnLauncher()
+    server = ForkServer.shared()
+    if preload:
+        server.preload(preload)
+    return server
+
+
+def modules_to_preload() -> list[str]:
+    """Return the modules that the workers of this process's pipelines will import: those that building them imported.
+
+    Only Luminosity's own modules for steps count. They import no accelerator library and start no threads, so that the
+    fork server may import them. What else a script has imported may do both.
+    """
+    return [name for name in list(sys.modules) if name.startswith(_STEP_MODULES)]
 
 
 def warm_up(method: str) -> None:
@@ -138,6 +157,12 @@ class ForkServer:
         finally:
             with self._lock:
                 self._starting.pop(request.worker_id, None)
+
+    def preload(self, modules: Sequence[str]) -> None:
+        """Let the fork server import modules before it forks the next worker. Does not wait for it."""
+        # If it can't be reached, the start of the next worker says so.
+        with contextlib.suppress(OSError):
+            self._send(json.dumps({"import": list(modules)}))
 
     def kill(self, pid: int) -> None:
         """Kill a worker. Does not wait for its end."""

@@ -17,6 +17,7 @@ from luminosity.inference.enrich.outputs import NewColumn
 from luminosity.inference.enrich.prepare_columns import RowPreparer, blame_rows, reason
 from luminosity.inference.enrich.table_block import Letter, PreparedRows, TableBlock
 from luminosity.inference.host.work import Outcome
+from luminosity.inference.steps.loaded_ahead import load_models, release_models
 from luminosity.inference.steps.routing import LaneRouter
 from luminosity.inference.steps.sessions import Sessions
 from luminosity.inference.steps.settings import StepSettings
@@ -31,6 +32,11 @@ class InferColumnsDoFn(beam.DoFn):
         self._columns = columns
         self._settings = settings
 
+    def load_ahead(self) -> None:
+        """Load the models before Beam calls ``setup``. The engine calls it as soon as a device's worker starts."""
+        for name, column in self._columns.items():
+            load_models(ModelSet(model_of(column.handler)), self._settings[name])
+
     def setup(self) -> None:
         """Find the host of each model and load the models that don't load late. Blocks until they are loaded."""
         next(iter(self._settings.values())).set_up_process()
@@ -43,6 +49,8 @@ class InferColumnsDoFn(beam.DoFn):
         except BaseException:
             self.teardown()  # Beam does not call it if setup fails
             raise
+        for settings in self._settings.values():
+            release_models(settings)
 
     def start_bundle(self) -> None:
         """Close the sessions that a failed bundle left open."""

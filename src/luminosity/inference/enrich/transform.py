@@ -10,7 +10,7 @@ from typing import Any
 import apache_beam as beam
 import pyarrow as pa
 
-from luminosity.core import SORTS_ITS_BUNDLE
+from luminosity.core import LOADS_MODELS, SORTS_ITS_BUNDLE
 from luminosity.errors import InvalidArgument, InvalidType
 from luminosity.inference.adapting.checks import check_batching
 from luminosity.inference.deadletters import check_threshold
@@ -142,7 +142,7 @@ class Enrich(beam.PTransform[Any, Any]):
             )
         ).with_output_types(TableBlock)
         sorts = any(name in self._slow for name in names)
-        with blocks.pipeline.transform_annotations(**({SORTS_ITS_BUNDLE: ""} if sorts else {})):
+        with blocks.pipeline.transform_annotations(**{LOADS_MODELS: "", **({SORTS_ITS_BUNDLE: ""} if sorts else {})}):
             return blocks | self._label("Infer", names) >> infer.with_resource_hints(**with_shared_bundles(hints))
 
     def _settings_of(self, name: str, settings: StepSettings) -> StepSettings:

@@ -15,6 +15,7 @@ from luminosity.errors import ModelFailed
 from luminosity.inference.adapting.model_set import ModelSet
 from luminosity.inference.blocks import join, rows, take
 from luminosity.inference.host.work import Outcome
+from luminosity.inference.steps.loaded_ahead import load_models, release_models
 from luminosity.inference.steps.messages import Failed, PreparedBlock, ResultBlock, at_fault, describe_failure, earliest
 from luminosity.inference.steps.routing import LaneRouter
 from luminosity.inference.steps.sessions import Sessions
@@ -33,6 +34,10 @@ class InferDoFn(beam.DoFn):
         self._handler = handler
         self._settings = settings
 
+    def load_ahead(self) -> None:
+        """Load the model before Beam calls ``setup``. The engine calls it as soon as a device's worker starts."""
+        load_models(ModelSet(self._handler), self._settings)
+
     def setup(self) -> None:
         """Enter the lane of the model, and load it unless its version comes with the data."""
         self._settings.set_up_process()
@@ -43,6 +48,7 @@ class InferDoFn(beam.DoFn):
         except BaseException:
             self.teardown()  # Beam does not call it if setup fails.
             raise
+        release_models(self._settings)
 
     def start_bundle(self) -> None:
         """Close the sessions of a bundle that failed."""

@@ -88,7 +88,10 @@ class SentenceEmbedder(TextHandler[str]):
     def dimension(self) -> int:
         """The length of a vector, as the model's files say."""
         widths = [dense_width(self._pretrained, folder) for kind, folder in self.recipe.steps if kind == "Dense"]
-        return widths[-1] if widths else self.config.get_text_config().hidden_size * len(self.recipe.pooling)
+        if widths:
+            return widths[-1]
+        width = None if self.plain is None else self.plain.config.hidden_size
+        return (width or self.config.get_text_config().hidden_size) * len(self.recipe.pooling)
 
     @cached_property
     def recipe(self) -> SentenceRecipe:
@@ -108,14 +111,12 @@ class SentenceEmbedder(TextHandler[str]):
         folder = {"subfolder": self.recipe.folder} if self.recipe.folder else {}
         return replace(self._pretrained, arguments={**self._pretrained.arguments, **folder})
 
-    def limit_of(self, tokenizer: Any) -> int | None:
+    def limit_of(self, tokenizer: Any, config: Any) -> int | None:
         """Return the number of tokens at which texts are cut: ``max_length``, or the model's own limit."""
-        return token_limit(self._max_length or self.recipe.max_length, tokenizer, self.config)
+        return token_limit(self._max_length or self.recipe.max_length, tokenizer, config)
 
-    @cached_property
-    def tokenizer(self) -> Tokenizer:
-        """The tokenizer, loaded on first use; it lowers the case if the model's files say so."""
-        tokenizer = super().tokenizer
+    def _tokenizer_of(self, whole: Any, config: Any) -> Tokenizer:
+        tokenizer = super()._tokenizer_of(whole, config)
         if self.recipe.lower_case:
             tokenizer.lower_case()
         return tokenizer

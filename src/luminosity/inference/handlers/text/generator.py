@@ -49,6 +49,7 @@ class TextGenerator(TextHandler["str | Messages"]):
 
     output_type = pa.string()
     padding_side = "left"  # so that new tokens follow the prompt
+    reads_tokenizer_json = False  # chat templates and decoding need transformers
     cut_side = "left"  # so that the end of the prompt, usually the question, is kept
 
     def __init__(
@@ -78,14 +79,14 @@ class TextGenerator(TextHandler["str | Messages"]):
         if count != 1:
             raise InvalidArgument(f"found num_return_sequences={count}, expected 1: each example has one prediction")
 
-    def limit_of(self, tokenizer: Any) -> int | None:
+    def limit_of(self, tokenizer: Any, config: Any) -> int | None:
         """Return how many tokens a prompt may have, so that the model has room for the new ones; None for no limit."""
-        limit = super().limit_of(tokenizer)
-        return None if limit is None else self._room(limit)
+        limit = super().limit_of(tokenizer, config)
+        return None if limit is None else self._room(limit, config)
 
-    def _room(self, limit: int) -> int:
+    def _room(self, limit: int, config: Any) -> int:
         """Return how many tokens are left for the prompt."""
-        positions = getattr(self.config.get_text_config(), "max_position_embeddings", None) or limit
+        positions = getattr(config.get_text_config(), "max_position_embeddings", None) or limit
         room = min(limit, positions - self._max_new_tokens)
         if room < 1:
             raise InvalidArgument(

@@ -14,14 +14,12 @@ from luminosity._text import list_some
 from luminosity.errors import InvalidArgument, ModelUnavailable
 from luminosity.extras import require
 from luminosity.inference.files.local import local_copy
+from luminosity.inference.handlers.text.plain_tokenizer import PADDED_POSITIONS, PlainModel, read_plain
 
 __all__ = ["Pretrained", "token_limit"]
 
 # The loading arguments of a model that also locate its configuration and its tokenizer.
 _WHERE = ("cache_dir", "gguf_file", "local_files_only", "revision", "subfolder", "token", "trust_remote_code")
-
-# Token positions of these models start after the padding's.
-_PADDED_POSITIONS = ("camembert", "longformer", "mpnet", "roberta", "xlm-roberta", "xlm-roberta-xl")
 
 
 @dataclass(frozen=True)
@@ -38,6 +36,13 @@ class Pretrained:
     def tokenizer(self) -> Any:
         """Load the model's tokenizer."""
         return self._load("AutoTokenizer", self._where)
+
+    def plain(self) -> PlainModel | None:
+        """Read the tokenizer and what preparing needs of the configuration without transformers; None if it can't."""
+        where = self._where
+        if "gguf_file" in where or where.get("trust_remote_code"):
+            return None
+        return read_plain(self)
 
     def model(self, kind: str, dtype: Any, optional: tuple[str, ...] = ()) -> Any:
         """Load the model in evaluation mode.
@@ -66,8 +71,19 @@ class Pretrained:
     def file(self, name: str) -> str | None:
         """Return the local path of a file of the model, or None if there is no such file."""
         where = {key: value for key, value in self._where.items() if key not in ("gguf_file", "trust_remote_code")}
-        cached_file = require("transformers.utils.hub", "transformers").cached_file
-        return cached_file(self._folder, name, **where, **_NONE_IF_MISSING)
+        folder = self._folder
+        if os.path.isdir(folder):
+            path = os.path.join(folder, where.get("subfolder") or "", name)
+            return path if os.path.isfile(path) else None
+        hub = require("huggingface_hub", "transformers")
+        try:
+            return hub.hf_hub_download(folder, name, **where)
+        except hub.errors.EntryNotFoundError:
+            return None
+        except (OSError, ValueError):
+            # transformers retries some of these errors, and explains the others.
+            cached_file = require("transformers.utils.hub", "transformers").cached_file
+            return cached_file(folder, name, **where, **_NONE_IF_MISSING)
 
     @property
     def _folder(self) -> str:
@@ -126,7 +142,7 @@ def token_limit(requested: int | None, tokenizer: Any, config: Any) -> int | Non
     limits = [tokenizer.model_max_length if requested is None else requested]
     positions = getattr(config.get_text_config(), "max_position_embeddings", None)
     if positions is not None and positions > 0:
-        before = (config.pad_token_id or 0) + 1 if config.model_type in _PADDED_POSITIONS else 0
+        before = (config.pad_token_id or 0) + 1 if config.model_type in PADDED_POSITIONS else 0
         limits.append(positions - before)
     smallest = min(limits)
     return int(smallest) if smallest < 10**9 else None  # a huge number is a tokenizer's "no limit"

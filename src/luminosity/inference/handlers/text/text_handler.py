@@ -11,11 +11,12 @@ import numpy.typing as npt
 from apache_beam.ml.inference.base import PredictionResult
 from typing_extensions import Unpack
 
-from luminosity.errors import InvalidArgument, ModelUnavailable
+from luminosity.errors import HandlerError, InvalidArgument, ModelUnavailable
 from luminosity.extras import require
 from luminosity.inference.blocks import Block
 from luminosity.inference.handler import ExampleT, HandlerOptions
 from luminosity.inference.handlers.on_torch import Batch, TorchHandler
+from luminosity.inference.handlers.text.plain_tokenizer import PlainModel
 from luminosity.inference.handlers.text.pretrained import Pretrained, token_limit
 from luminosity.inference.handlers.text.tokens import (
     Lists,
@@ -29,6 +30,9 @@ from luminosity.inference.handlers.text.tokens import (
 __all__ = ["TextHandler", "takes_masks_by_key"]
 
 
+FORK_SAFE_IMPORTS = ("tokenizers",)
+"""Libraries that each worker with a text model needs: the engine imports them once, before it forks workers."""
+
 _CLOSE = 0.02  # how much two masks' outputs may differ, as a share of what the mask changes
 _LOCAL_ATTENTION = ("attention_window", "layer_types", "local_attention", "sliding_window")
 """Settings of models that attend to near tokens only; they change the mask that they are given."""
@@ -37,9 +41,13 @@ _LOCAL_ATTENTION = ("attention_window", "layer_types", "local_attention", "slidi
 class TextHandler(TorchHandler[ExampleT, PredictionResult]):
     """A handler whose examples are texts.
 
-    Workers that prepare texts load only the tokenizer, and the process that predicts loads the model.
+    Workers that prepare texts load only the tokenizer, and the process that predicts loads the model. Tokenizers of
+    common encoders are read from ``tokenizer.json`` by the library ``tokenizers``; for others, workers import
+    transformers, which takes seconds.
     """
 
+    reads_tokenizer_json = True
+    """Set it to False on a handler to tokenise with transformers in any case."""
     padding_side = "right"
     cut_side = "right"
 
@@ -92,14 +100,35 @@ class TextHandler(TorchHandler[ExampleT, PredictionResult]):
         return self.source.config()
 
     @cached_property
+    def plain(self) -> PlainModel | None:
+        """The tokenizer and configuration, read without transformers on first use; None if that is not possible."""
+        return self.source.plain() if self.reads_tokenizer_json else None
+
+    @cached_property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer, loaded on first use."""
-        whole = self.source.tokenizer()
-        return Tokenizer(whole, self.limit_of(whole), self.cut_side)
+        if self.plain is not None:
+            return self._tokenizer_of(self.plain.tokenizer, self.plain.config)
+        return self._tokenizer_of(self.source.tokenizer(), self.config)
 
-    def limit_of(self, tokenizer: Any) -> int | None:
+    def _tokenizer_of(self, whole: Any, config: Any) -> Tokenizer:
+        return Tokenizer(whole, self.limit_of(whole, config), self.cut_side)
+
+    def limit_of(self, tokenizer: Any, config: Any) -> int | None:
         """Return the number of tokens at which texts are cut, or None for no limit."""
-        return token_limit(self._max_length, tokenizer, self.config)
+        return token_limit(self._max_length, tokenizer, config)
+
+    def check_tokenizer(self) -> None:
+        """Raise if transformers, which the model needs anyway, would tokenise otherwise than the workers do."""
+        if self.plain is None:
+            return
+        expected = self._tokenizer_of(self.source.tokenizer(), self.config)
+        if expected.rules != self.tokenizer.rules:
+            raise HandlerError(
+                f"the tokenizer of {self.model_id!r} differs from the one that transformers "
+                f"{require('transformers', 'transformers').__version__} makes of the same files",
+                fix="set `reads_tokenizer_json = False` on the handler, which then tokenises with transformers",
+            )
 
     @cached_property
     def pad_id(self) -> int:
@@ -145,6 +174,7 @@ class TextHandler(TorchHandler[ExampleT, PredictionResult]):
         if self.device.type == "cuda":
             # cuDNN's attention plans each new shape, which takes longer than the batch, and most shapes are new.
             require("torch", "torch").backends.cuda.enable_cudnn_sdp(False)
+        self.check_tokenizer()
         model = self.source.model(kind, self.dtype, optional)
         # With a device map, the model is on its devices already.
         model = model if "device_map" in self.source.arguments else model.to(self.device)

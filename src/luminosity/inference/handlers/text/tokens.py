@@ -19,6 +19,7 @@ from luminosity.errors import InvalidArgument, InvalidType
 from luminosity.extras import require
 from luminosity.inference.blocks import Block, rows
 from luminosity.inference.handlers.padding import few_lengths, pad_rows
+from luminosity.inference.handlers.text.plain_tokenizer import rules_of
 from luminosity.inference.handlers.text.word_cache import WordCache
 
 __all__ = [
@@ -42,18 +43,15 @@ _INT32 = np.dtype(np.int32)
 def is_same_tokenizer(one: Any, other: Any) -> bool:
     """Return whether two tokenizers of transformers make the same ids of every text."""
     if one.is_fast and other.is_fast:
-        return _rules(one) == _rules(other)
+        return rules_of(one.backend_tokenizer) == rules_of(other.backend_tokenizer)
     return type(one) is type(other) and one.get_vocab() == other.get_vocab()
 
 
-def _rules(tokenizer: Any) -> dict[str, Any]:
-    """Return everything that a tokenizer does to a text, except padding and truncation, which depend on its use."""
-    rules: dict[str, Any] = json.loads(tokenizer.backend_tokenizer.to_str())
-    return {name: rule for name, rule in rules.items() if name not in ("padding", "truncation")}
-
-
 class Tokenizer:
-    """A tokenizer of transformers that cuts texts at ``limit`` tokens and never pads."""
+    """A tokenizer that cuts texts at ``limit`` tokens and never pads.
+
+    ``whole`` is the tokenizer of transformers, or a :class:`PlainTokenizer` that stands for it.
+    """
 
     def __init__(self, tokenizer: Any, limit: int | None, cut: str = "right") -> None:
         # Workers with one core each would only compete with the tokenizer's own threads.
@@ -91,7 +89,7 @@ class Tokenizer:
         """Equal for tokenizers that make the same ids of every text; None if the rules are not known."""
         if self._fast is None:
             return None
-        digest = hashlib.sha256(json.dumps(_rules(self.whole), sort_keys=True).encode()).hexdigest()
+        digest = hashlib.sha256(json.dumps(rules_of(self._fast), sort_keys=True).encode()).hexdigest()
         return digest, self.limit, self._cut, self._beginning
 
     def lower_case(self) -> None:
