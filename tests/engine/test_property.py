@@ -1,19 +1,28 @@
-"""Property tests: any small pipeline has the same results as on Beam's own runner, also while workers are killed."""
+"""Property tests: any small pipeline has the same results as on Beam's own runner.
+
+Also while workers are killed, bundles are split and data is on disk.
+"""
 
 from __future__ import annotations
 
 import os
+import random
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import apache_beam as beam
 import pytest
+from apache_beam.portability.api import beam_fn_api_pb2
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
 
 from luminosity.engine import options
+from luminosity.engine.loop import idle_workers
+from luminosity.engine.loop import splits as loop_splits
+from luminosity.engine.loop.bundle import Attempt, Bundle
+from luminosity.engine.loop.sizing import BundleSize
 from tests.processes import kill_workers_of
 from tests.recipes import OPERATIONS, Recipe
 from tests.runners import IS_REFERENCE, collect, new_pipeline
@@ -72,6 +81,30 @@ def test_as_beams_own_runner_with_everything_on_disk(tmp_path: Path, recipe: Rec
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(options, "_LEAST_BUDGET_BYTES", 1)
         check(recipe, recipe, tmp_path, "--memory_budget=1B")
+
+
+@pytest.mark.skipif(IS_REFERENCE, reason="its bundles are not split")
+def test_as_beams_own_runner_with_bundles_split_at_random_moments(tmp_path: Path) -> None:
+    splits_before, total = loop_splits.apply, 0
+
+    def counted(bundle: Bundle, attempt: Attempt, response: beam_fn_api_pb2.InstructionResponse, now: float) -> None:
+        nonlocal total
+        total += bool(response.process_bundle_split.channel_splits)
+        splits_before(bundle, attempt, response, now)
+
+    @settings(_WITHOUT_SHRINKING, max_examples=12)
+    @given(recipe=recipes(min_data=8, min_operations=3), seed=st.integers(0, 1000))
+    def check_while_splitting(recipe: Recipe, seed: int) -> None:
+        chance = random.Random(seed)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(BundleSize, "deadline_seconds", lambda self, now: chance.uniform(0.0, 0.05))
+            patch.setattr(BundleSize, "worth_taking", lambda *_, **__: True)
+            patch.setattr(idle_workers, "_FIRST_TAKE_S", chance.uniform(0.0, 0.02))
+            patch.setattr(loop_splits, "apply", counted)
+            check(replace(recipe, seconds_each=0.005), recipe, tmp_path)
+
+    check_while_splitting()
+    assert total > 0
 
 
 @pytest.mark.skipif(IS_REFERENCE, reason="there are no workers to kill")

@@ -1,0 +1,134 @@
+"""Bundles that are split while they run: idle workers get the rest, and nothing is lost or doubled."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import apache_beam as beam
+import pytest
+from apache_beam.io.restriction_trackers import OffsetRange, OffsetRestrictionTracker
+from apache_beam.transforms.core import RestrictionProvider
+
+from tests.runners import IS_REFERENCE, collect, new_pipeline
+
+pytestmark = [
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(IS_REFERENCE, reason="it has one worker"),
+]
+
+_WAIT_S = 120.0  # far above what a loaded machine takes
+
+
+def _wait_until(path: Path, count: int) -> None:
+    """Wait until the folder holds ``count`` files."""
+    deadline = time.monotonic() + _WAIT_S
+    while len(os.listdir(path)) < count:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"found {sorted(os.listdir(path))}, expected {count} files")
+        time.sleep(0.01)
+
+
+class _FirstWaitsForTheOthers(beam.DoFn):
+    def __init__(self, folder: Path, elements: int) -> None:
+        self._folder = folder
+        self._elements = elements
+
+    def process(self, element: int) -> Iterator[int]:
+        if element == 0:
+            _wait_until(self._folder, self._elements - 1)
+        else:
+            (self._folder / str(element)).touch()
+        yield element
+
+
+def test_a_slow_element_does_not_keep_others_from_an_idle_worker(tmp_path: Path) -> None:
+    done = tmp_path / "done"
+    done.mkdir()
+
+    def build(pipeline: beam.Pipeline) -> Any:
+        return pipeline | beam.Create(range(20)) | beam.ParDo(_FirstWaitsForTheOthers(done, 20))
+
+    assert sorted(collect(build, tmp_path, new_pipeline("--cpu_workers=2"))) == list(range(20))
+
+
+class _Offsets(RestrictionProvider):
+    def initial_restriction(self, element: int) -> OffsetRange:
+        return OffsetRange(0, element)
+
+    def create_tracker(self, restriction: OffsetRange) -> OffsetRestrictionTracker:
+        return OffsetRestrictionTracker(restriction)
+
+    def restriction_size(self, element: int, restriction: OffsetRange) -> int:
+        return restriction.size()
+
+    def split(self, element: int, restriction: OffsetRange) -> Iterator[OffsetRange]:
+        yield restriction  # only the runner splits it
+
+
+_OFFSETS = beam.DoFn.RestrictionParam(_Offsets())
+
+
+class _Count(beam.DoFn):
+    """Emits offsets. The first one waits until another process has emitted some; then it may fail, once."""
+
+    def __init__(self, folder: Path, fails: bool) -> None:
+        self._folder = folder
+        self._fails = fails
+
+    def process(self, element: int, tracker: Any = _OFFSETS) -> Iterator[int]:
+        offset = tracker.current_restriction().start
+        while tracker.try_claim(offset):
+            if offset == 0:
+                _wait_until(self._folder, 1)
+                if self._fails and not (failed := self._folder.parent / "failed").exists():
+                    failed.touch()
+                    raise RuntimeError("on purpose")
+            else:
+                (self._folder / str(os.getpid())).touch()
+            yield offset
+            offset += 1
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_an_idle_worker_takes_half_of_a_restriction(tmp_path: Path, fails: bool) -> None:
+    others = tmp_path / "others"
+    others.mkdir()
+
+    def build(pipeline: beam.Pipeline) -> Any:
+        return pipeline | beam.Create([1000]) | beam.ParDo(_Count(others, fails))
+
+    assert sorted(collect(build, tmp_path, new_pipeline("--cpu_workers=2"))) == list(range(1000))
+    assert (tmp_path / "failed").exists() == fails
+
+
+class _FailsOnce(beam.DoFn):
+    """The first element waits until all others have been processed elsewhere, and fails once."""
+
+    def __init__(self, folder: Path, elements: int) -> None:
+        self._folder = folder
+        self._elements = elements
+
+    def process(self, element: int) -> Iterator[int]:
+        if element == 0:
+            _wait_until(self._folder, self._elements - 1)
+            if not (failed := self._folder.parent / "failed").exists():
+                failed.touch()
+                raise RuntimeError("on purpose")
+        else:
+            with open(self._folder / str(element), "xb"):  # raises if an element is processed twice
+                pass
+        yield element
+
+
+def test_only_what_a_bundle_kept_is_retried(tmp_path: Path) -> None:
+    done = tmp_path / "done"
+    done.mkdir()
+
+    def build(pipeline: beam.Pipeline) -> Any:
+        return pipeline | beam.Create(range(20)) | beam.ParDo(_FailsOnce(done, 20))
+
+    assert sorted(collect(build, tmp_path, new_pipeline("--cpu_workers=2"))) == list(range(20))
