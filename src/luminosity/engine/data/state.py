@@ -8,12 +8,13 @@ from __future__ import annotations
 import itertools
 import threading
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from typing import Any
 
 from apache_beam.coders import coder_impl, coders
 from apache_beam.portability.api import beam_fn_api_pb2
 
+from luminosity.engine.data import wire
 from luminosity.engine.spill.cells import Cell, Cells
 from luminosity.engine.spill.files import Chunk, MemoryChunk, SpillFile, StoredChunk
 from luminosity.engine.spill.quota import Ledger
@@ -25,7 +26,9 @@ __all__ = ["SideInputReader", "StateStore"]
 SideInputReader = Callable[[beam_fn_api_pb2.StateKey], Sequence[Chunk]]
 
 _RESPONSE_BYTES = 4 << 20  # a page: large enough to amortize a request, small beside a worker's memory
-_COMPACT_CHUNKS = 64  # a bag with more chunks is joined into one when it is committed
+_SNAPSHOT_BYTES = 256 << 10  # of a shard's cells: some hundreds of requests, small beside a worker's memory
+_COMPACT_CHUNKS = 64  # chunks of a bag with more of them are joined when it is committed
+_COMPACT_BYTES = 1 << 20  # as far as each has at most this size, so that they still fit into pages
 _ORDERED_ENTRY: Any = coders.TupleCoder(
     [coders.VarIntCoder(), coders.LengthPrefixCoder(coders.BytesCoder())]
 ).get_impl()
@@ -40,9 +43,10 @@ _SIDE_INPUT_TYPES = frozenset(
 
 
 class _Overlay:
-    """The uncommitted writes of one bundle, and the pages that it is reading."""
+    """The uncommitted writes of one bundle of ``shard``, and the pages that it is reading."""
 
-    def __init__(self) -> None:
+    def __init__(self, shard: Hashable) -> None:
+        self.shard = shard
         self.cells: dict[bytes, Cell] = {}
         self.readings: dict[bytes, tuple[Sequence[Chunk], int]] = {}  # by token: chunks, and the first not sent yet
         self.error: Exception | None = None
@@ -117,9 +121,9 @@ class StateStore:
                     found.append((cell_key, b"".join(chunks)))
         return found
 
-    def begin(self, instruction_id: str) -> None:
-        """Allow requests of a bundle that starts now."""
-        self._overlays[instruction_id] = _Overlay()
+    def begin(self, instruction_id: str, shard: Hashable = None) -> None:
+        """Allow requests of a bundle that starts now. It touches no cells but those of its ``shard``."""
+        self._overlays[instruction_id] = _Overlay(shard)
 
     def error(self, instruction_id: str) -> Exception | None:
         """Return the exception that a request of this bundle raised. Workers ignore errors in responses to writes."""
@@ -127,11 +131,12 @@ class StateStore:
 
     def commit(self, instruction_id: str) -> None:
         """Apply the writes of a bundle."""
+        overlay = self._overlays.pop(instruction_id)
         with self._lock:
-            for key, cell in self._overlays.pop(instruction_id).cells.items():
+            for key, cell in overlay.cells.items():
                 if len(cell) > _COMPACT_CHUNKS and isinstance(cell[0], bytes):
-                    cell[:] = [b"".join(cell)]
-                self._cells.put(key, cell)
+                    cell[:] = _compact(cell)
+                self._cells.put(key, cell, overlay.shard)
 
     def discard(self, instruction_id: str) -> None:
         """Drop the writes of a bundle."""
@@ -152,12 +157,14 @@ class StateStore:
     def _respond(self, overlay: _Overlay, request: beam_fn_api_pb2.StateRequest) -> beam_fn_api_pb2.StateResponse:
         kind = request.WhichOneof("request")
         response = beam_fn_api_pb2.StateResponse(id=request.id)
-        if kind == "get":
-            chunks, first = self._page(overlay, request.state_key, request.get.continuation_token)
-            end = _page_end(chunks, first)
-            response.get.data = b"".join(chunk.read() for chunk in chunks[first:end])
-            if end < len(chunks):
-                response.get.continuation_token = self._continue(overlay, request.state_key, chunks, end)
+        if kind == "get" and request.state_key.runner.key == wire.STATE_SNAPSHOT:
+            response.get.data = self._snapshot(overlay)
+        elif kind == "get":
+            token = request.get.continuation_token
+            response.get.data, response.get.continuation_token = self._page(overlay, request.state_key, token)
+        elif kind == "append" and request.state_key.runner.key == wire.STATE_WRITES:
+            self._write(overlay, wire.unpack_writes(request.append.data))
+            response.append.SetInParent()
         elif kind == "append":
             self._append(overlay, request.state_key, request.append.data)
             response.append.SetInParent()
@@ -168,19 +175,42 @@ class StateStore:
             raise UnsupportedPipeline(f"found a state request {kind!r}, expected get, append or clear")
         return response
 
-    def _page(self, overlay: _Overlay, key: beam_fn_api_pb2.StateKey, token: bytes) -> tuple[Sequence[Chunk], int]:
-        """Return all chunks that were requested, and the index of the first that was not sent yet."""
-        if token and _is_constant(key):
-            return self._read(overlay, key), int(token)
-        return overlay.readings[token] if token else (self._read(overlay, key), 0)
+    def _snapshot(self, overlay: _Overlay) -> bytes:
+        """Return the bags of the bundle's shard, except those that the bundle wrote; only some if they are large."""
+        with self._lock:
+            cells, is_complete = self._cells.group(overlay.shard, _SNAPSHOT_BYTES)
+        bags = {
+            key: b"".join(cell)
+            for key, cell in cells.items()
+            if isinstance(cell[0], bytes) and key not in overlay.cells
+        }
+        return wire.pack_snapshot(is_complete and not overlay.cells, bags)
 
-    def _continue(self, overlay: _Overlay, key: beam_fn_api_pb2.StateKey, chunks: Sequence[Chunk], first: int) -> bytes:
-        """Return a token for the rest. Tokens of side inputs outlive the bundle, since workers keep them."""
-        if _is_constant(key):
-            return b"%d" % first
-        token = b"%d" % next(self._tokens)
-        overlay.readings[token] = chunks, first
-        return token
+    def _page(self, overlay: _Overlay, key: beam_fn_api_pb2.StateKey, token: bytes) -> tuple[bytes, bytes]:
+        """Return one page of what was requested, and the token of the next, which is empty after the last page."""
+        kind = key.WhichOneof("type")
+        if kind == "bag_user_state":
+            # Workers keep the token of a bag across bundles. Meanwhile chunks may be added and joined, but unless the
+            # bag is cleared, the bytes up to here stay the same.
+            start = int(token or 0)
+            chunks = _from_byte(self._read(overlay, key), start)
+            end = _page_end(chunks, 0)
+            page = b"".join(chunk.read() for chunk in chunks[:end])
+            return page, b"%d" % (start + len(page)) if end < len(chunks) else b""
+        if kind in _SIDE_INPUT_TYPES or kind == "runner":
+            # They don't change. Tokens of side inputs outlive the bundle, since workers keep them.
+            chunks, first = self._read(overlay, key), int(token or 0)
+        else:
+            chunks, first = overlay.readings[token] if token else (self._read(overlay, key), 0)
+        end = _page_end(chunks, first)
+        page = b"".join(chunk.read() for chunk in chunks[first:end])
+        if end == len(chunks):
+            return page, b""
+        if kind in _SIDE_INPUT_TYPES or kind == "runner":
+            return page, b"%d" % end
+        next_token = b"%d" % next(self._tokens)
+        overlay.readings[next_token] = chunks, end
+        return page, next_token
 
     def _read(self, overlay: _Overlay, key: beam_fn_api_pb2.StateKey) -> Sequence[Chunk]:
         kind = key.WhichOneof("type")
@@ -198,6 +228,14 @@ class StateStore:
             return list(map(MemoryChunk, overlay.cells[cell_key]))
         with self._lock:
             return list(map(MemoryChunk, self._cells.get(cell_key)))
+
+    def _write(self, overlay: _Overlay, writes: dict[bytes, tuple[bool, list[bytes]]]) -> None:
+        """Apply a batch of writes to bags."""
+        for cell_key, (is_cleared, chunks) in writes.items():
+            if is_cleared:
+                overlay.cells[cell_key] = []
+            if chunks:
+                self._writable(overlay, cell_key).append(b"".join(chunks))
 
     def _append(self, overlay: _Overlay, key: beam_fn_api_pb2.StateKey, data: bytes) -> None:
         if key.WhichOneof("type") == "ordered_list_user_state":
@@ -237,12 +275,6 @@ class StateStore:
         return cell, first, bisect_left(cell, requested.end, key=lambda entry: entry[0])
 
 
-def _is_constant(key: beam_fn_api_pb2.StateKey) -> bool:
-    """Return whether the data of a key never changes while it can be read."""
-    kind = key.WhichOneof("type")
-    return kind in _SIDE_INPUT_TYPES or kind == "runner"
-
-
 def _require_bag(kind: str | None) -> None:
     if kind != "bag_user_state":
         raise UnsupportedPipeline(f"found state of type {kind!r}, expected a bag or an ordered list")
@@ -264,3 +296,25 @@ def _page_end(chunks: Sequence[Chunk], first: int) -> int:
         if size >= _RESPONSE_BYTES:
             return index + 1
     return len(chunks)
+
+
+def _from_byte(chunks: Sequence[Chunk], start: int) -> Sequence[Chunk]:
+    """Return what follows the first ``start`` bytes of ``chunks``."""
+    for index, chunk in enumerate(chunks):
+        if start < chunk.size:
+            return [MemoryChunk(chunk.read()[start:]), *chunks[index + 1 :]] if start else chunks[index:]
+        start -= chunk.size
+    return []
+
+
+def _compact(cell: Cell) -> Cell:
+    """Join neighbouring chunks of a bag up to a size that fits into a page."""
+    joined: list[list[bytes]] = [[]]
+    size = 0
+    for chunk in cell:
+        if size and size + len(chunk) > _COMPACT_BYTES:
+            joined.append([])
+            size = 0
+        joined[-1].append(chunk)
+        size += len(chunk)
+    return [b"".join(chunks) for chunks in joined]

@@ -1,18 +1,39 @@
-"""The format of a block in a data message: the number of elements, and their bytes or where these are stored.
+"""The formats of messages between the runner and its workers: blocks of elements, and batches of writes to state.
+
+A block's message has the number of elements, and their bytes or where these are stored.
 
 Imported by worker processes, so it stays small.
 """
 
 from __future__ import annotations
 
+import marshal
 import struct
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from luminosity.engine.spill import frames
 
-__all__ = ["BLOCK_BYTES", "FileSpan", "pack_bytes", "pack_span", "read", "read_span", "unpack"]
+__all__ = [
+    "BLOCK_BYTES",
+    "STATE_SNAPSHOT",
+    "STATE_WRITES",
+    "FileSpan",
+    "pack_bytes",
+    "pack_snapshot",
+    "pack_span",
+    "pack_writes",
+    "read",
+    "read_span",
+    "unpack",
+    "unpack_snapshot",
+    "unpack_writes",
+]
 
 BLOCK_BYTES = 1 << 20  # a block ends here: large enough to amortize its file, small enough to share work out
+
+STATE_SNAPSHOT = b"luminosity:state_snapshot"  # the runner's key where workers read the cells of a bundle's shard
+STATE_WRITES = b"luminosity:state_writes"  # the runner's key to which workers append batches of writes
 
 _HEADER = struct.Struct("<BI")  # kind, number of elements
 _SPAN = struct.Struct("<QQ")  # start, size
@@ -73,3 +94,31 @@ def read_span(span: FileSpan) -> bytes:
                 raise EOFError(f"{span.path} ends {span.size - len(data)} bytes before byte {span.start + span.size}")
             data += more
     return data
+
+
+def pack_writes(cells: Mapping[bytes, tuple[bool, list[bytes]]]) -> bytes:
+    """Return a batch of writes: for each encoded ``StateKey``, whether to clear the cell first, and what to append.
+
+    >>> unpack_writes(pack_writes({b"k": (True, [b"1", b"2"])}))
+    {b'k': (True, [b'1', b'2'])}
+    """
+    return marshal.dumps(dict(cells))
+
+
+def unpack_writes(data: bytes) -> dict[bytes, tuple[bool, list[bytes]]]:
+    """Return the writes of a batch. The same Python runs on both sides, so its own fast format will do."""
+    return marshal.loads(data)
+
+
+def pack_snapshot(is_complete: bool, cells: Mapping[bytes, bytes]) -> bytes:
+    """Return cells by their encoded ``StateKey``s. If they are complete, all other cells of the shard are empty.
+
+    >>> unpack_snapshot(pack_snapshot(True, {b"k": b"12"}))
+    (True, {b'k': b'12'})
+    """
+    return marshal.dumps((is_complete, dict(cells)))
+
+
+def unpack_snapshot(data: bytes) -> tuple[bool, dict[bytes, bytes]]:
+    """Return what :func:`pack_snapshot` packed."""
+    return marshal.loads(data)

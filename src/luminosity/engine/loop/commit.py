@@ -43,6 +43,7 @@ def give_up(bundle: Bundle, attempt: Attempt, parts: RunParts) -> None:
     if attempt.ends or attempt.primary_roots:
         bundle.stage.replace_inputs(bundle, bundle.kept_inputs(attempt))
     parts.state.discard(attempt.instruction_id)
+    bundle.shard.renew_state_token()
     bundle.attempt = None
 
 

@@ -118,7 +118,7 @@ class Scheduler:
                 bundle = stage.next_bundle(now, wall_micros, most_elements)
                 if bundle is None:
                     break
-                sending.start(bundle, worker, self._parts, now)
+                sending.start(bundle, stage.worker_for(bundle, worker), self._parts, now)
         for pool in self._parts.pools:
             if pool.free_slots():
                 idle_workers.take_work(pool, now, lambda stage: self._parts.outflows[stage.id].is_held_back())

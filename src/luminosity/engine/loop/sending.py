@@ -34,7 +34,7 @@ def start(bundle: Bundle, worker: Worker, parts: RunParts, now: float) -> None:
     if splits.can_split(bundle):
         attempt.split_at = now + stage.size.deadline_seconds(now)
         idle_workers.allow_taking(bundle, attempt, now)
-    parts.state.begin(instruction_id)
+    parts.state.begin(instruction_id, bundle.shard)
     request = beam_fn_api_pb2.InstructionRequest(instruction_id=instruction_id)
     request.process_bundle.process_bundle_descriptor_id = stage.id
     request.process_bundle.data_stream_id = stream_id
@@ -43,6 +43,9 @@ def start(bundle: Bundle, worker: Worker, parts: RunParts, now: float) -> None:
         token = request.process_bundle.cache_tokens.add(token=b"complete")
         token.side_input.transform_id = side_input.transform_id
         token.side_input.side_input_id = side_input.tag
+    if stage.plan.is_stateful:
+        token = request.process_bundle.cache_tokens.add(token=bundle.shard.state_token(worker, now))
+        token.user_state.SetInParent()
     worker.instruct(request)
     assert worker.connection is not None
     bundle.pin()

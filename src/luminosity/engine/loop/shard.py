@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
 from luminosity.engine.data.blocks import Block
 from luminosity.engine.data.timers import TimerStore
@@ -11,7 +13,13 @@ from luminosity.engine.data.watermarks import Holds
 from luminosity.engine.loop.bundle import Bundle
 from luminosity.engine.plan.codecs import ElementCodec
 
+if TYPE_CHECKING:
+    from luminosity.engine.loop.workers import Worker
+
 __all__ = ["Shard"]
+
+_SETTLED_S = 1.0  # a shard stays with its worker for this long: the worker's cache of its state is lost with each move
+_tokens = itertools.count(1)
 
 
 class Shard:
@@ -30,6 +38,31 @@ class Shard:
         self.count = 0  # queued elements
         self.bytes = 0  # queued weight: the elements' bytes and those that they refer to
         self.running = 0  # bundles
+        self.turn = 0  # rises with each bundle of the stage: the shard with the lowest is next
+        self.last_worker: Worker | None = None
+        self._state_token = b""
+        self._moved_at = -_SETTLED_S
+
+    def may_move(self, now: float) -> bool:
+        """Return whether the next bundle may go to another worker than the last one."""
+        return self.last_worker is None or self.last_worker.has_exited or now - self._moved_at >= _SETTLED_S
+
+    def state_token(self, worker: Worker, now: float) -> bytes:
+        """Return the token under which ``worker``, which gets the next bundle, may cache the state of these keys.
+
+        Under one token, a worker sees exactly the writes of its own committed bundles, and of all that were committed
+        before the token was made: another worker that gets the shard in between, and an attempt that fails, end it.
+        """
+        if worker is not self.last_worker:
+            if self.last_worker is not None:
+                self._moved_at = now
+            self.last_worker = worker
+            self.renew_state_token()
+        return self._state_token
+
+    def renew_state_token(self) -> None:
+        """Let no worker use what it has cached of this shard's state: an attempt has failed, and its writes with it."""
+        self._state_token = b"%d" % next(_tokens)
 
     def is_free(self) -> bool:
         """Return whether a bundle may start."""

@@ -19,7 +19,7 @@ from luminosity.engine.plan.codecs import Codecs, ElementCodec, TimerCodec
 from luminosity.engine.plan.graph import Stage
 
 if TYPE_CHECKING:
-    from luminosity.engine.loop.workers import PoolRun
+    from luminosity.engine.loop.workers import PoolRun, Worker
 
 __all__ = ["StageRun"]
 
@@ -69,7 +69,7 @@ class StageRun:
             self.shards = [Shard(reads, is_exclusive=True) for _ in range(shards)]
         else:
             self.shards = [Shard(reads, is_exclusive=False)]
-        self._next_shard = -1
+        self._turns = itertools.count(1)
         self._delayed: list[tuple[float, int, str, Block]] = []
         self._order = itertools.count()
         self._running_holds = Holds()  # of input in bundles that run or will be retried
@@ -179,16 +179,31 @@ class StageRun:
             bundle = retrying[0].retries.popleft()
             bundle.shard.running += 1
             return bundle
-        for _ in range(len(self.shards)):
-            # Shards take turns, so that none starves.
-            self._next_shard = (self._next_shard + 1) % len(self.shards)
-            shard = self.shards[self._next_shard]
-            if shard.is_free() and (bundle := self._bundle_of(shard, now, wall_micros, most_elements)):
+        for shard in self._next_shards(now):
+            if bundle := self._bundle_of(shard, now, wall_micros, most_elements):
                 shard.running += 1
+                shard.turn = next(self._turns)
                 self.has_begun = True
                 self._add_hold(bundle)
                 return bundle
         return None
+
+    def _next_shards(self, now: float) -> list[Shard]:
+        """Return the shards that can run. They take turns, so that none starves."""
+        if not self.plan.is_stateful:
+            return self.shards
+        # A shard stays with its worker, which has its state in the cache, unless that worker is busy for long.
+        free_workers = self.pool.free_workers(self.id, self.max_active_bundles, is_idle=False)
+        shards = sorted((shard for shard in self.shards if shard.is_free()), key=lambda shard: shard.turn)
+        staying = [shard for shard in shards if shard.last_worker is None or shard.last_worker in free_workers]
+        return staying + [shard for shard in shards if shard not in staying and shard.may_move(now)]
+
+    def worker_for(self, bundle: Bundle, worker: Worker) -> Worker:
+        """Return the worker that had the bundle's shard last if it is free, otherwise ``worker``, which is free."""
+        last = bundle.shard.last_worker
+        if not self.plan.is_stateful or last is None or bundle.is_suspect:
+            return worker
+        return last if last in self.pool.free_workers(self.id, self.max_active_bundles, is_idle=False) else worker
 
     def _bundle_of(self, shard: Shard, now: float, wall_micros: int, most_elements: int | None) -> Bundle | None:
         """Take due timers, or else input. Timers come first: with steady input they would otherwise never fire."""
@@ -198,7 +213,9 @@ class StageRun:
             # Each bundle takes its share of what is left, so that the last bundles are small and end together. A step
             # that begins its whole bundle at once, or makes a file of it, also leaves input for workers that have not
             # started yet: they can't take it later.
-            if self.plan.is_sink:
+            if shard.is_exclusive:
+                slots = 1  # no other slot can get these keys meanwhile
+            elif self.plan.is_sink:
                 slots = self.pool.all_slots()
             elif self.plan.sorts_its_bundle:
                 slots = self.pool.all_slots() - self.pool.connected_slots() + self.pool.free_slots()

@@ -127,18 +127,22 @@ class PoolRun:
         return sum(worker.free_slots() for worker in self.workers.values())
 
     def free_worker(self, stage_id: str, max_active_bundles: int, *, is_idle: bool) -> Worker | None:
-        """Return the worker with the most free slots that may run a bundle of the stage, or None if there is none.
+        """Return the worker with the most free slots that may run a bundle of the stage, or None if there is none."""
+        free = self.free_workers(stage_id, max_active_bundles, is_idle=is_idle)
+        return max(free, key=Worker.free_slots, default=None)
+
+    def free_workers(self, stage_id: str, max_active_bundles: int, *, is_idle: bool) -> list[Worker]:
+        """Return the workers that may run a bundle of the stage.
 
         No worker runs more than ``max_active_bundles`` of the stage. If ``is_idle``, it must run no bundle at all.
         """
-        free = [
+        return [
             worker
             for worker in self.workers.values()
             if worker.free_slots()
             and worker.running(stage_id) < max_active_bundles
             and not (is_idle and worker.bundles)
         ]
-        return max(free, key=Worker.free_slots, default=None)
 
     def connected_slots(self) -> int:
         """Return the number of slots of the workers that have started, whether they are free or not."""

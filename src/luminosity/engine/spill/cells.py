@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import marshal
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from typing import Any
 
 from luminosity.engine.spill.diskmap import DiskMap
@@ -14,7 +14,7 @@ __all__ = ["Cell", "Cells"]
 # A list of chunks (bag) or of (sort key, encoded entry) pairs (ordered list).
 Cell = list[Any]
 
-_CELL_OVERHEAD = 300  # bytes that Python needs for a cell besides its data
+_CELL_OVERHEAD = 400  # bytes that Python needs for a cell besides its data
 _CHUNK_OVERHEAD = 56  # bytes that Python needs for a chunk besides its data
 
 
@@ -28,6 +28,7 @@ class Cells:
         self._folder = folder
         self._ledger = ledger
         self._memory: dict[bytes, Cell] = {}  # in the order in which they were last written
+        self._groups: dict[Hashable, dict[bytes, None]] = {}  # the keys of each group's cells, also of those on disk
         self._disk: DiskMap | None = None
         self._on_disk = 0
         self.memory_bytes = 0
@@ -39,8 +40,19 @@ class Cells:
         parts = self._disk.parts(key) if self._disk is not None and self._on_disk else []
         return marshal.loads(parts[0].read()) if parts else []
 
-    def put(self, key: bytes, cell: Cell) -> None:
-        """Replace a cell. An empty cell is removed."""
+    def group(self, group: Hashable, max_bytes: int) -> tuple[dict[bytes, Cell], bool]:
+        """Return cells of a group, up to ``max_bytes`` and only those in memory, and whether these are all."""
+        found: dict[bytes, Cell] = {}
+        size = 0
+        for key in self._groups.get(group, ()):
+            cell = self._memory.get(key)
+            if cell is None or (size := size + _bytes(key, cell)) > max_bytes:
+                return found, False
+            found[key] = cell
+        return found, True
+
+    def put(self, key: bytes, cell: Cell, group: Hashable = None) -> None:
+        """Replace a cell, which always belongs to the same group. An empty cell is removed."""
         if (old := self._memory.pop(key, None)) is not None:
             self._count(-_bytes(key, old))
         elif self._disk is not None and self._on_disk and self._disk.parts(key):
@@ -49,6 +61,9 @@ class Cells:
         if cell:
             self._memory[key] = cell
             self._count(_bytes(key, cell))
+            self._groups.setdefault(group, {})[key] = None
+        elif group in self._groups:
+            self._groups[group].pop(key, None)
 
     def items(self) -> Iterator[tuple[bytes, Cell]]:
         """Yield all cells, those in memory first."""
@@ -82,6 +97,7 @@ class Cells:
     def release(self) -> None:
         """Drop all cells and remove the file."""
         self._memory.clear()
+        self._groups.clear()
         self._count(-self.memory_bytes)
         if self._disk is not None:
             self._disk.close()

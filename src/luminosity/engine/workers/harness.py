@@ -19,6 +19,7 @@ from apache_beam.runners.worker import (
     data_plane,
     sdk_worker,
     sdk_worker_main,
+    statecache,
     statesampler,
     worker_id_interceptor,
 )
@@ -31,6 +32,7 @@ from luminosity.engine.workers.channel import BlockChannel, BlockWriter
 from luminosity.engine.workers.failure import Failure
 from luminosity.engine.workers.full_batches import emit_full_batches_at_once
 from luminosity.engine.workers.request import WorkerRequest
+from luminosity.engine.workers.user_state import BatchingStateHandler, CachingHandler, estimate_size
 from luminosity.noise import quiet
 
 __all__ = ["RUNNER_CAPABILITIES", "PromptStateSampler", "end_with", "run"]
@@ -94,6 +96,9 @@ def run(request: WorkerRequest) -> None:
     quota = WriterQuota(request.quota, request.writer)
     BlockChannel.writer = BlockWriter(request.memory_folder, request.spill_folder, quota, request.worker_id)
     data_plane.GrpcClientDataChannel = BlockChannel
+    sdk_worker.GrpcStateHandler = BatchingStateHandler
+    sdk_worker.GlobalCachingStateHandler = CachingHandler
+    statecache.get_deep_size = estimate_size
     sdk_worker_main.SdkHarness = ReportingHarness
     statesampler.StateSampler = PromptStateSampler
     emit_full_batches_at_once()

@@ -1,0 +1,250 @@
+"""User state in a worker: few requests to the runner, and a quick estimate of the size of cached cells.
+
+Beam's worker caches cells across bundles under a token that comes with each bundle. The engine makes a token for each
+shard, and a new one when the shard moves to another worker or an attempt fails: see ``loop/shard.py``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import sys
+import types
+import weakref
+from collections import OrderedDict
+from collections.abc import Collection, Generator, Iterable
+from itertools import islice
+from typing import Any
+
+from apache_beam.portability.api import beam_fn_api_pb2
+from apache_beam.runners.worker import sdk_worker, statecache
+
+from luminosity.engine.data import wire
+
+__all__ = ["BatchingStateHandler", "CachingHandler", "estimate_size"]
+
+_CacheToken = beam_fn_api_pb2.ProcessBundleRequest.CacheToken
+
+_BATCH_BYTES = 1 << 20  # writes are sent from here on: large enough to amortize a message, small beside the cache
+_ENTRY_BYTES = 400  # what Python needs for an entry of the cache besides its value: key, token, order
+_SNAPSHOTS = 16  # at most: a worker with one slot usually has four shards of each stateful stage
+_OUTDATED_CELLS = 200_000  # of all snapshots, which is about 16 MB
+_SAMPLED = 8  # members of a container that are measured; the others count as their average
+_DEPTH = 4  # levels below a cell that are measured
+_UNKNOWN_BYTES = 64  # of an object that does not know its size
+_LEAVES = frozenset([int, float, bool, str, bytes, type(None)])
+_SHARED = (type, types.ModuleType, types.FrameType, types.BuiltinFunctionType, types.FunctionType, *weakref.ProxyTypes)
+
+
+class _Writes:
+    """The writes of one bundle that were not sent yet: for each cell, whether it is cleared first, and what to append.
+
+    Later writes to a cell are merged into earlier ones.
+    """
+
+    def __init__(self) -> None:
+        self.cells: dict[bytes, tuple[bool, list[bytes]]] = {}
+        self.size = 0
+
+    def append(self, cell_key: bytes, data: bytes) -> None:
+        if cell_key not in self.cells:
+            self.cells[cell_key] = False, []
+            self.size += len(cell_key)
+        self.cells[cell_key][1].append(data)
+        self.size += len(data)
+
+    def clear(self, cell_key: bytes) -> None:
+        if cell_key not in self.cells:
+            self.size += len(cell_key)
+        self.cells[cell_key] = True, []
+
+
+class _Snapshot:
+    """The cells of a shard as the runner had them when it made the shard's token: keys are encoded ``StateKey``s.
+
+    A cell is taken from it once. From then on, and once the cell is written, the cell is in Beam's cache or at the
+    runner. If the snapshot is complete, a cell that is not in it is empty.
+    """
+
+    def __init__(self, is_complete: bool, cells: dict[bytes, bytes]) -> None:
+        self._is_complete = is_complete
+        self._cells = cells
+        # Hashes of cells that were taken or written. A cell with the same hash as another is read from the runner.
+        self._outdated: set[int] = set()
+
+    def content(self, cell_key: bytes) -> bytes | None:
+        """Return a cell's content, or None if only the runner has it."""
+        if hash(cell_key) in self._outdated:
+            return None
+        return self._cells.get(cell_key, b"" if self._is_complete else None)
+
+    def outdate(self, cell_key: bytes, limit: int) -> None:
+        """Note that the cell was taken or written. Beyond ``limit`` cells, the snapshot forgets everything."""
+        self._cells.pop(cell_key, None)
+        if self._is_complete or self._cells:
+            self._outdated.add(hash(cell_key))
+            if len(self._outdated) > limit:
+                self._is_complete = False
+                self._cells.clear()
+                self._outdated.clear()
+
+
+class CachingHandler(sdk_worker.GlobalCachingStateHandler):
+    """Beam's handler, but it also passes the token of the bundle's shard to the :class:`BatchingStateHandler` below."""
+
+    @contextlib.contextmanager
+    def process_instruction_id(self, bundle_id: str, cache_tokens: Iterable[_CacheToken]) -> Generator[None]:
+        """Within the context, serve the state of this bundle."""
+        token = next((token.token for token in cache_tokens if token.HasField("user_state")), b"")
+        with super().process_instruction_id(bundle_id, cache_tokens):
+            if isinstance(self._underlying, BatchingStateHandler):
+                self._underlying.use_token(token)
+            yield
+
+    def extend(self, state_key: beam_fn_api_pb2.StateKey, coder: Any, elements: Iterable[Any]) -> Any:
+        """Append to a cell. Returns a future."""
+        # Beam caches what is read. Cache also a cell that is only written at first, if that takes no request.
+        if isinstance(self._underlying, BatchingStateHandler) and self._underlying.has_in_snapshot(state_key):
+            self.blocking_get(state_key, coder)
+        return super().extend(state_key, coder, elements)
+
+
+class BatchingStateHandler(sdk_worker.GrpcStateHandler):
+    """Beam's connection to the runner's state, but bags are read and written in batches.
+
+    Beam's worker reads each cell with a request, writes the cells of a bundle at its end, and waits for the response to
+    every request. Here the first read under a token brings a snapshot of the shard's cells, and a bundle waits once for
+    its writes: the runner handles requests in their order, and fails the bundle if one of them fails. Several threads
+    use the handler, each for its own bundle.
+    """
+
+    def __init__(self, state_stub: Any) -> None:
+        self._snapshots: OrderedDict[bytes, _Snapshot] = OrderedDict()  # by token, the least recently used first
+        super().__init__(state_stub)
+
+    @contextlib.contextmanager
+    def process_instruction_id(self, bundle_id: str) -> Generator[None]:
+        """Within the context, send requests for this bundle. At its end, wait until all writes have arrived."""
+        with super().process_instruction_id(bundle_id):
+            self._context.writes = _Writes()
+            self._context.has_written = False
+            self._context.token = b""
+            yield
+            if self._context.has_written:
+                # Even if the batch is empty: the response comes after those to all earlier batches.
+                self._blocking_request(self._batch())
+
+    def use_token(self, token: bytes) -> None:
+        """Name the shard of this thread's bundle: an empty token stands for none."""
+        self._context.token = token
+
+    def has_in_snapshot(self, state_key: beam_fn_api_pb2.StateKey) -> bool:
+        """Return whether the next read of a cell takes no request. The first call under a token blocks for one."""
+        if not self._context.token or not state_key.HasField("bag_user_state"):
+            return False
+        cell_key = state_key.SerializeToString()
+        return cell_key not in self._context.writes.cells and self._snapshot().content(cell_key) is not None
+
+    def get_raw(
+        self, state_key: beam_fn_api_pb2.StateKey, continuation_token: bytes | None = None
+    ) -> tuple[bytes, bytes | None]:
+        """Return one page of a cell, with the writes so far, and the token of the next page. May block."""
+        if state_key.HasField("bag_user_state"):
+            cell_key = state_key.SerializeToString()
+            if cell_key in self._context.writes.cells:
+                self._request(self._batch())
+            elif self._context.token and not continuation_token:
+                content = self._snapshot().content(cell_key)
+                self._outdate(cell_key)
+                if content is not None:
+                    return content, None
+        return super().get_raw(state_key, continuation_token)
+
+    def append_raw(self, state_key: beam_fn_api_pb2.StateKey | None, data: bytes) -> Any:
+        """Append to a cell. Returns a future, which is done at once for a bag."""
+        assert state_key is not None
+        if not state_key.HasField("bag_user_state"):
+            return super().append_raw(state_key, data)
+        cell_key = state_key.SerializeToString()
+        self._context.writes.append(cell_key, data)
+        return self._written(cell_key)
+
+    def clear(self, state_key: beam_fn_api_pb2.StateKey | None) -> Any:
+        """Clear a cell. Returns a future, which is done at once for a bag."""
+        assert state_key is not None
+        if not state_key.HasField("bag_user_state"):
+            return super().clear(state_key)
+        cell_key = state_key.SerializeToString()
+        self._context.writes.clear(cell_key)
+        return self._written(cell_key)
+
+    def _written(self, cell_key: bytes) -> Any:
+        self._context.has_written = True
+        self._outdate(cell_key)
+        if self._context.writes.size >= _BATCH_BYTES:
+            self._request(self._batch())
+        return sdk_worker._Future.done()  # pyright: ignore[reportPrivateUsage]  # Beam's handlers return it
+
+    def _outdate(self, cell_key: bytes) -> None:
+        if (snapshot := self._snapshots.get(self._context.token)) is not None:
+            snapshot.outdate(cell_key, _OUTDATED_CELLS // len(self._snapshots))
+
+    def _batch(self) -> beam_fn_api_pb2.StateRequest:
+        """Return a request with all writes that were not sent yet."""
+        writes, self._context.writes = self._context.writes, _Writes()
+        request = beam_fn_api_pb2.StateRequest()
+        request.state_key.runner.key = wire.STATE_WRITES
+        request.append.data = wire.pack_writes(writes.cells)
+        return request
+
+    def _snapshot(self) -> _Snapshot:
+        """Return the snapshot of this bundle's token. The first time, request it and wait."""
+        token = self._context.token
+        with self._lock:
+            if (snapshot := self._snapshots.get(token)) is not None:
+                self._snapshots.move_to_end(token)
+                return snapshot
+        request = beam_fn_api_pb2.StateRequest()
+        request.state_key.runner.key = wire.STATE_SNAPSHOT
+        request.get.SetInParent()
+        snapshot = _Snapshot(*wire.unpack_snapshot(self._blocking_request(request).get.data))
+        with self._lock:
+            self._snapshots[token] = snapshot
+            if len(self._snapshots) > _SNAPSHOTS:
+                self._snapshots.popitem(last=False)
+        for cell_key in self._context.writes.cells:  # which the runner does not know yet
+            self._outdate(cell_key)
+        return snapshot
+
+
+def estimate_size(*values: Any) -> int:
+    """Return the size in bytes of an entry of the state cache with these values.
+
+    Replaces Beam's exact measurement, which looks at all modules of the process, for a millisecond, each time that a
+    cell is read or written, and at all elements of a bag. Here a sample of the elements stands for all.
+    """
+    return _ENTRY_BYTES + sum(_size(value, _DEPTH) for value in values)
+
+
+def _size(value: Any, depth: int) -> int:
+    size = sys.getsizeof(value, _UNKNOWN_BYTES)
+    if type(value) in _LEAVES or not depth:
+        return size
+    count, sample = _members(value)
+    measured = [_size(member, depth - 1) for member in sample if not issubclass(type(member), _SHARED)]
+    if not sample:
+        return size
+    return size + sum(measured) * count // len(sample)
+
+
+def _members(value: Any) -> tuple[int, Collection[Any]]:
+    """Return how many objects ``value`` refers to, and some of them."""
+    if isinstance(value, (list, tuple)):
+        step = max(1, len(value) // _SAMPLED)
+        return len(value), value[::step]
+    if isinstance(value, (dict, set, frozenset)):
+        some = list(islice(value, _SAMPLED))
+        return len(value), [(key, value[key]) for key in some] if isinstance(value, dict) else some
+    is_aware = isinstance(value, statecache.CacheAware)
+    members = value.get_referents_for_cache() if is_aware else gc.get_referents(value)
+    return len(members), members[:: max(1, len(members) // _SAMPLED)]
