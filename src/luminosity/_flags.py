@@ -27,7 +27,7 @@ class Flag:
     """
 
     name: str  # without the dashes
-    metavar: str  # what the flag takes, such as "N" or "cpu|fail"; empty for a switch
+    metavar: str  # what the flag takes, such as "N" or "warn|fail"; empty for a switch
     meaning: str  # lower case, no final period
     default: str = ""  # the default in words; empty if there is nothing to say
     initial: str | bool | None = None  # the value that options have if nothing is given
@@ -58,12 +58,13 @@ RUNNER_FLAGS = (
         default="all that are detected",
     ),
     Flag(
-        "missing_accelerator",
-        "cpu|fail",
-        "if a step asks for an accelerator that is not there, run it on the CPU with a warning (cpu) or refuse the "
-        "pipeline (fail)",
-        default="cpu",
-        initial="cpu",
+        "missing_resources",
+        "warn|fail",
+        "if steps ask for more accelerators, RAM or cores than the machine has, run them with less and a warning "
+        "(warn) or refuse the pipeline (fail)",
+        default="warn",
+        initial="warn",
+        page="plan.md",
     ),
     Flag(
         "memory_budget",

@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 __all__ = [
+    "ACCELERATORS",
+    "BUNDLES_PER_DEVICE",
     "ELEMENT_AT_FAULT",
     "LOADS_MODELS",
     "OPENMP_VARIABLES",
@@ -79,6 +81,14 @@ THREAD_VARIABLES = (
 
 LOADS_MODELS = "luminosity:loads_models"
 """Annotation of steps whose DoFn has a method ``load_ahead``: a device's worker calls it as soon as it starts."""
+
+ACCELERATORS = "luminosity:accelerators"
+"""Annotation of steps that run models: the kinds of accelerators that the models use, such as "gpu" or "gpu,tpu".
+
+"none" if they never use one, "unknown" if their handlers do not say. See ``luminosity/_accelerators.py``."""
+
+BUNDLES_PER_DEVICE = "luminosity:bundles_per_device"
+"""Annotation of steps that run models: how many of their bundles a worker with a device runs at once."""
 
 SORTS_ITS_BUNDLE = "luminosity:sorts_its_bundle"
 """Annotation of steps that work better on many elements at once: the engine gives them long bundles."""

@@ -87,7 +87,7 @@ def test_a_script_that_is_not_there() -> None:
 
 def test_help_has_examples() -> None:
     assert "examples:" in lum("--help").stdout
-    assert "--missing_accelerator" in lum("run", "--help").stdout
+    assert "--missing_resources" in lum("run", "--help").stdout
     for command in ("runs", "show"):
         assert f"lum {command}" in lum(command, "--help").stdout.partition("examples:")[2]
 

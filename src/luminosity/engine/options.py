@@ -12,12 +12,14 @@ from typing import Any, ClassVar
 from apache_beam.options.pipeline_options import (
     DebugOptions,
     DirectOptions,
+    GoogleCloudOptions,
     PipelineOptions,
     PortableOptions,
     SetupOptions,
     WorkerOptions,
 )
 
+from luminosity._accelerators import parse_accelerator
 from luminosity._flags import RUNNER_FLAGS, add_arguments
 from luminosity._text import parse_size
 from luminosity.core import machine_ram_bytes
@@ -29,6 +31,7 @@ _LOGGER = logging.getLogger(__name__)
 
 _CACHE_MB = 100  # for the side inputs and state that each worker keeps from bundle to bundle
 _BUDGET_PART = 4  # the default memory budget is RAM divided by this: user code needs most of it
+_WORKER_ACCELERATOR = "worker_accelerator="  # of --experiments and --dataflow_service_options
 _LEAST_BUDGET_BYTES = 1_000_000  # a budget below one block of data would spill everything
 
 
@@ -55,7 +58,7 @@ class EngineConfig:
 
     cpu_workers: int | None
     accelerators: int | None
-    missing_accelerator: str
+    missing_resources: str
     progress: str
     worker_start: str
     threads_per_worker: int
@@ -64,6 +67,7 @@ class EngineConfig:
     debug: bool = False
     save_failed: str | None = None
     run_dir: str | None = None
+    worker_accelerator: str = ""  # the accelerator of models, written as a resource hint
     worker_options: dict[str, Any] = field(default_factory=dict[str, Any], repr=False)
 
     @classmethod
@@ -77,7 +81,7 @@ class EngineConfig:
         config = cls(
             cpu_workers=cpu_workers,
             accelerators=_whole_number("accelerators", ours.accelerators, minimum=0),
-            missing_accelerator=_choice("missing_accelerator", ours.missing_accelerator),
+            missing_resources=_choice("missing_resources", ours.missing_resources),
             progress=_choice("progress", ours.progress),
             worker_start=_choice("worker_start", ours.worker_start),
             memory_budget=_memory_budget(ours.memory_budget),
@@ -86,6 +90,7 @@ class EngineConfig:
             debug=ours.debug,
             save_failed=_new_file("save_failed", ours.save_failed),
             run_dir=ours.run_dir,
+            worker_accelerator=_worker_accelerator(options),
             worker_options=_worker_options(options),
         )
         _warn_of_ignored(options)
@@ -157,6 +162,18 @@ def _borrowed_cpu_workers(options: PipelineOptions) -> int | None:
     return parallelism if parallelism and parallelism > 1 else None
 
 
+def _worker_accelerator(options: PipelineOptions) -> str:
+    """Return the accelerator that Dataflow's users ask for, written as a resource hint; empty if there is none."""
+    given = options.view_as(DebugOptions).experiments or []
+    given = [*given, *(options.view_as(GoogleCloudOptions).dataflow_service_options or [])]
+    found = [each.removeprefix(_WORKER_ACCELERATOR) for each in given if each.startswith(_WORKER_ACCELERATOR)]
+    if not found:
+        return ""
+    if parse_accelerator(found[-1]) is None:
+        raise OptionError(f"{_WORKER_ACCELERATOR}{found[-1]}: expected a whole number as count")
+    return found[-1]
+
+
 def _worker_options(options: PipelineOptions) -> dict[str, Any]:
     """Return the pipeline's options as code in workers sees them."""
     given = options.get_all_options(drop_default=True, retain_unknown_options=True)
@@ -207,7 +224,8 @@ def _warn_of_ignored(options: PipelineOptions) -> None:
         "machine_type": options.view_as(WorkerOptions).machine_type,
     }
     known = ("beam_fn_api", "use_runner_v2", "use_unified_worker")
-    experiments = [e for e in options.view_as(DebugOptions).experiments or () if e not in known]
+    experiments = options.view_as(DebugOptions).experiments or ()
+    experiments = [e for e in experiments if e not in known and not e.startswith(_WORKER_ACCELERATOR)]
     names = [f"--{name}" for name, value in ignored.items() if value]
     if experiments:
         _LOGGER.info("experiments passed to the workers: %s", ", ".join(experiments))

@@ -16,6 +16,7 @@ from luminosity.engine.plan.graph import Graph
 from luminosity.engine.plan.planner import plan
 from luminosity.engine.resources.hints import Needs
 from luminosity.engine.resources.machine import Machine
+from luminosity.engine.resources.model_devices import give_devices, warn_of_unused
 from luminosity.engine.resources.pools import Assignment, assign, assign_to_this_process
 
 __all__ = ["Prepared", "prepare", "worker_environment"]
@@ -50,10 +51,12 @@ def prepare(pipeline: beam_runner_api_pb2.Pipeline, options: PipelineOptions, *,
     support.check(pipeline)
     support.warn(pipeline)
     machine = Machine.detect(config.accelerators)
-    graph = plan(pipeline, is_drain=is_drain)
     if config.debug:
+        graph = plan(pipeline, is_drain=is_drain)
         assignments = assign_to_this_process(graph.stages, machine)
     else:
+        graph = plan(give_devices(pipeline, machine, config), is_drain=is_drain)
         needs = {key: Needs.of(e) for key, e in graph.components.environments.items()}
         assignments = assign([(s, needs[s.environment_id]) for s in graph.stages], machine, config)
+        warn_of_unused(machine, assignments.values())
     return Prepared(graph, assignments, config, machine)

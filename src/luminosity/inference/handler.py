@@ -76,6 +76,15 @@ class Handler(ModelHandler[ExampleT, PredictionT, ModelT]):
         return type(self).__name__
 
     @property
+    def accelerators(self) -> tuple[str, ...] | None:
+        """The kinds of accelerators that the model uses if it can, such as ``("gpu",)`` or ``("gpu", "tpu")``.
+
+        The step then runs on an accelerator of the machine, if it has one of this kind. ``()`` means that the model
+        never uses one. None, the default, means that it gets one only if a resource hint or an option asks for it.
+        """
+        return None
+
+    @property
     def model_id(self) -> str | None:
         """The ``model_id`` of this model's ``PredictionResult``."""
         return None

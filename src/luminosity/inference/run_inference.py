@@ -20,7 +20,7 @@ from luminosity.inference.adapting.checks import check_batching, check_handler
 from luminosity.inference.adapting.model_set import ModelSet
 from luminosity.inference.deadletters import check_threshold
 from luminosity.inference.host.model import Clock
-from luminosity.inference.steps.expanding import by_hints, in_pipeline, with_shared_bundles
+from luminosity.inference.steps.expanding import ModelNeeds, by_needs, in_pipeline
 from luminosity.inference.steps.infer import FAILED, InferDoFn, ResultsDoFn
 from luminosity.inference.steps.messages import PreparedBlock, ResultBlock
 from luminosity.inference.steps.prepare import PrepareDoFn
@@ -216,22 +216,21 @@ class RunInference(beam.PTransform[Any, Any]):
         return outputs.predicted, outputs[FAILED]
 
     def _infer(self, examples: Collection, models: ModelSet, settings: StepSettings) -> Collection:
-        """Apply Prepare and Infer; with several Infer steps if models have different resource hints."""
+        """Apply Prepare and Infer; with several Infer steps if models need different resources."""
         metadata = self._model_metadata_pcoll
         side_input = None if metadata is None else pvalue.AsSingleton(metadata)
         prepared = examples | "Prepare" >> beam.ParDo(PrepareDoFn(models, settings)).with_output_types(PreparedBlock)
-        groups = list(by_hints({name: each.get_resource_hints() for name, each in models.handlers.items()}))
+        groups = list(by_needs({name: ModelNeeds.of(each, self._hints) for name, each in models.handlers.items()}))
         results: list[Collection] = []
-        for number, (hints, names) in enumerate(groups, start=1):
+        for number, (needs, names) in enumerate(groups, start=1):
             label = "Infer" if len(groups) == 1 else f"Infer {number}"
             mine = prepared
             if len(groups) > 1:
                 mine = prepared | f"For {label}" >> beam.Filter(_is_for, frozenset(names))
             infer = beam.ParDo(InferDoFn(self._model_handler, settings), side_input).with_output_types(ResultBlock)
-            with examples.pipeline.transform_annotations(**{LOADS_MODELS: "", SORTS_ITS_BUNDLE: ""}):
-                results.append(
-                    mine | label >> infer.with_resource_hints(**with_shared_bundles({**hints, **self._hints}))
-                )
+            annotations = {LOADS_MODELS: "", SORTS_ITS_BUNDLE: "", **needs.annotations()}
+            with examples.pipeline.transform_annotations(**annotations):
+                results.append(mine | label >> infer.with_resource_hints(**needs.shared_hints()))
         return results[0] if len(results) == 1 else results | beam.Flatten()
 
     def _settings(self, pipeline: beam.Pipeline, models: ModelSet) -> StepSettings:

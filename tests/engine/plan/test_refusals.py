@@ -61,7 +61,7 @@ def test_a_flatten_of_windows_that_are_encoded_alike_runs() -> None:
         ("--cpu_workers=0", ["1"]),
         ("--cpu_workers=many", ["1"]),
         ("--accelerators=-1", ["0"]),
-        ("--missing_accelerator=maybe", ["cpu", "fail"]),
+        ("--missing_resources=maybe", ["warn", "fail"]),
         ("--progress=loud", ["auto", "plain", "off"]),
     ],
 )

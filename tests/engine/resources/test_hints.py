@@ -131,7 +131,7 @@ def test_a_missing_accelerator_is_refused_where_asked(hints: dict[str, str], acc
         elements | "Wants device" >> beam.Map(lambda x: x).with_resource_hints(**hints)
 
     with pytest.raises(ResourcesExceeded, match="Wants device"):
-        run(build, "--cpu_workers=1", f"--accelerators={accelerators}", "--missing_accelerator=fail")
+        run(build, "--cpu_workers=1", f"--accelerators={accelerators}", "--missing_resources=fail")
     assert not ran.exists()
 
 
@@ -154,7 +154,19 @@ def test_pools_share_the_ram(tmp_path: Path) -> None:
     assert len(pids_of(found, *steps)) <= 3
 
 
-def test_more_ram_than_there_is_is_refused(tmp_path: Path) -> None:
+def test_more_ram_and_cores_than_there_are_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    hints = {"min_ram": f"{4 * machine_ram_bytes()}B", "cpu_count": "1000"}
+    found = sightings({"too large": hints, "plain": {}}, tmp_path, "--cpu_workers=2")
+    (warning,) = [r.getMessage() for r in caplog.records if r.name.startswith("luminosity")]
+    assert "'too large' asks for min_ram=" in warning
+    assert "'too large' asks for cpu_count=1000" in warning
+    (large,) = {sighting.share for sighting in found if sighting.step == "too large"}
+    assert large.workers == 1
+    assert 0 < large.ram_bytes < machine_ram_bytes()
+    assert sum(share.ram_bytes * share.workers for share in shares_of(found).values()) <= machine_ram_bytes()
+
+
+def test_more_ram_than_there_is_is_refused_where_asked(tmp_path: Path) -> None:
     ran = tmp_path / "ran"
     too_large = f"{2 * machine_ram_bytes()}B"
 
@@ -163,7 +175,7 @@ def test_more_ram_than_there_is_is_refused(tmp_path: Path) -> None:
         elements | "Too large" >> beam.Map(lambda x: x).with_resource_hints(min_ram=too_large)
 
     with pytest.raises(ResourcesExceeded, match="Too large"):
-        run(build, "--cpu_workers=1")
+        run(build, "--cpu_workers=1", "--missing_resources=fail")
     assert not ran.exists()
 
 

@@ -108,13 +108,65 @@ def test_a_third_of_the_ram_gives_three_workers_and_fewer_beside_another_pool() 
 )
 def test_more_than_the_machine_has_is_refused(needs: Needs, said: str) -> None:
     with pytest.raises(ResourcesExceeded, match="'greedy'") as caught:
-        assigned({"greedy": needs})
+        assigned({"greedy": needs}, missing_resources="fail")
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("needs", "said"),
+    [
+        (Needs(min_ram_bytes=65 * _GIB), "min_ram=65GiB; this machine has 64GiB: it runs in one worker with less RAM"),
+        (Needs(cpu_count=9), "cpu_count=9; this machine has 8 cores: it runs in one worker with fewer cores"),
+        (Needs(accelerator_count=3), "3 accelerator(s); this machine has 2: it runs on the CPU"),
+    ],
+)
+def test_more_than_the_machine_has_runs_with_less_and_one_warning(
+    needs: Needs, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = assigned({"greedy": needs, "plain": Needs()})
+    (record,) = caplog.records
+    assert record.getMessage().startswith(f"step 'greedy' asks for {said}")
+    assert_fits(pools(found), _MACHINE)
+    assert found["greedy"].pool.device_groups == ()
+    if not needs.accelerator_count:
+        assert found["greedy"].pool.workers == 1
+        assert found["greedy"].pool.ram_per_worker > found["plain"].pool.ram_per_worker or needs.cpu_count
+        assert found["greedy"].pool.cores_per_worker > found["plain"].pool.cores_per_worker or needs.min_ram_bytes
+
+
+def test_pools_that_do_not_fit_together_share_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    needs = {
+        "one": Needs(min_ram_bytes=90 * _GIB),
+        "two": Needs(min_ram_bytes=32 * _GIB, cpu_count=6),
+        "three": Needs(accelerator_count=2, min_ram_bytes=32 * _GIB, cpu_count=6),
+        "plain": Needs(),
+    }
+    found = assigned(needs)
+    (record,) = caplog.records
+    lines = record.getMessage().splitlines()
+    assert lines[0].startswith("step 'one' asks for min_ram=90GiB")
+    assert lines[1] == (
+        "one worker for each kind of step needs more RAM than this machine's 64GiB "
+        "('one' 64GiB, 'two' 32GiB, 'three' 32GiB): each worker gets less"
+    )
+    assert lines[2].startswith("cpu_count of 'two', 'three' adds up to 12 cores")
+    assert_fits(pools(found), _MACHINE)
+    assert found["one"].pool.ram_per_worker // 2 == found["two"].pool.ram_per_worker
+
+
+def assert_fits(found: list[Pool], machine: Machine) -> None:
+    """Assert that all workers together fit into the machine, and that each has a share."""
+    assert sum(p.cores_per_worker * p.workers for p in found) <= machine.cores + 1e-9
+    assert sum(p.ram_per_worker * p.workers for p in found) <= machine.ram_bytes
+    assert all(p.workers >= 1 and p.ram_per_worker > 0 and p.cores_per_worker > 0 for p in found)
 
 
 def test_pools_that_do_not_fit_together_are_refused() -> None:
     with pytest.raises(ResourcesExceeded, match=r"'one'.*'two'"):
-        assigned({"one": Needs(min_ram_bytes=40 * _GIB), "two": Needs(min_ram_bytes=40 * _GIB, cpu_count=1)})
+        assigned(
+            {"one": Needs(min_ram_bytes=40 * _GIB), "two": Needs(min_ram_bytes=40 * _GIB, cpu_count=1)},
+            missing_resources="fail",
+        )
 
 
 def test_a_process_sees_its_own_devices_only() -> None:

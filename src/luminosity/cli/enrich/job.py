@@ -5,17 +5,16 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import apache_beam as beam
 import pyarrow as pa
 from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions
 
-from luminosity import AddRowIds, Enrich, LuminosityOptions, LuminosityRunner, ReadTable, WriteQdrant, WriteTable
+from luminosity import AddRowIds, Enrich, LuminosityRunner, ReadTable, WriteQdrant, WriteTable
 from luminosity.cli.enrich.columns import ColumnRequest, check_requests, no_column
 from luminosity.cli.enrich.report import print_report
-from luminosity.engine.resources.machine import Machine
 from luminosity.errors import OptionError
 
 __all__ = ["Job", "run"]
@@ -82,7 +81,7 @@ def run(job: Job, flags: Sequence[str]) -> int:
     options = PipelineOptions(flags)
     runner = options.view_as(StandardOptions).runner or LuminosityRunner()
     pipeline = beam.Pipeline(runner=runner, options=options)
-    _build(pipeline, job, _hints(options))
+    _build(pipeline, job)
     began = time.monotonic()
     result = pipeline.run()
     result.wait_until_finish()
@@ -127,12 +126,12 @@ def _store(where: str, collection: str, requests: Sequence[ColumnRequest], row_i
     return store
 
 
-def _build(pipeline: beam.Pipeline, job: Job, hints: Mapping[str, str]) -> None:
+def _build(pipeline: beam.Pipeline, job: Job) -> None:
     if job.rows is None:
         table = pipeline | "Read" >> job.reading
     else:
         table = pipeline | "First" >> beam.Create(job.reading.first(job.rows)).with_output_types(pa.RecordBatch)
-    models = Enrich(**{each.name: each.column() for each in job.requests}).with_resource_hints(**hints)
+    models = Enrich(**{each.name: each.column() for each in job.requests})
     if job.writing_dead_letters is None:
         good = table | "Enrich" >> models
     else:
@@ -143,13 +142,6 @@ def _build(pipeline: beam.Pipeline, job: Job, hints: Mapping[str, str]) -> None:
         if job.id is None:
             good |= "Ids" >> AddRowIds(_ROW_ID, columns=job.reading.schema.names)
         _ = good | "Store" >> job.writing_store
-
-
-def _hints(options: PipelineOptions) -> dict[str, str]:
-    """Return the resource hints of models: an accelerator if the machine has one."""
-    declared = options.view_as(LuminosityOptions).accelerators
-    devices = Machine.detect(int(declared) if str(declared).isdigit() else None).devices
-    return {"accelerator": "count:1"} if devices else {}
 
 
 def _stem(table: str) -> str:

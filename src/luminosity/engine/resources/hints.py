@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from apache_beam.portability import common_urns
 from apache_beam.portability.api import beam_runner_api_pb2
 
+from luminosity._accelerators import parse_accelerator
 from luminosity._text import format_size
 from luminosity.errors import UnsupportedPipeline
 
-__all__ = ["Needs", "describe_hints"]
+__all__ = ["Needs", "asks_about_accelerators", "describe_hints", "with_accelerator"]
 
 
 _HINTS = common_urns.StandardResourceHints.Enum
+_REASON_URN = "luminosity:resources:accelerator_reason"  # why a step has an accelerator that its author did not ask for
 
 
 @dataclass(frozen=True)
@@ -41,20 +43,32 @@ class Needs:
 
 
 def _accelerator(hint: str) -> tuple[int, str]:
-    """Return count and type.
-
-    >>> _accelerator("type:nvidia-l4;count:2;install-nvidia-driver")
-    (2, 'nvidia-l4')
-    """
+    """Return count and type. A count of 0 keeps a model that could use an accelerator on the CPU."""
     if not hint:
         return 0, ""
-    fields = dict(part.split(":", 1) for part in hint.split(";") if ":" in part)
-    count = fields.get("count", "1")
-    if not count.isdigit() or int(count) < 1:
-        raise UnsupportedPipeline(
-            f"resource hint accelerator={hint!r}: found count {count!r}, expected a whole number from 1"
-        )
-    return int(count), fields.get("type", "")
+    found = parse_accelerator(hint)
+    if found is None:
+        raise UnsupportedPipeline(f"resource hint accelerator={hint!r}: expected a whole number as count")
+    return found
+
+
+def asks_about_accelerators(environment: beam_runner_api_pb2.Environment) -> bool:
+    """Return whether the hints decide about accelerators: ask for some, or for none with ``count:0``."""
+    return _HINTS.ACCELERATOR.urn in environment.resource_hints
+
+
+def with_accelerator(
+    environment: beam_runner_api_pb2.Environment, hint: str, reason: str, bundles: int
+) -> beam_runner_api_pb2.Environment:
+    """Return a copy of the environment with an accelerator, the reason for it, and the bundles that share a worker."""
+    changed = beam_runner_api_pb2.Environment()
+    changed.CopyFrom(environment)
+    changed.resource_hints[_HINTS.ACCELERATOR.urn] = hint.encode()
+    changed.resource_hints[_REASON_URN] = reason.encode()
+    limit = _HINTS.MAX_ACTIVE_BUNDLES_PER_WORKER.urn
+    if bundles and limit not in changed.resource_hints:
+        changed.resource_hints[limit] = str(bundles).encode()
+    return changed
 
 
 def describe_hints(environment: beam_runner_api_pb2.Environment) -> str:
@@ -65,8 +79,13 @@ def describe_hints(environment: beam_runner_api_pb2.Environment) -> str:
     'cpu_count=2, min_ram=1GiB'
     """
     shown: dict[str, str] = {}
+    reason = environment.resource_hints.get(_REASON_URN, b"").decode()
     for urn, value in environment.resource_hints.items():
-        if urn == _HINTS.MIN_RAM_BYTES.urn:
+        if urn == _REASON_URN:
+            continue
+        if urn == _HINTS.ACCELERATOR.urn and reason:
+            shown["accelerator"] = f"{value.decode()} ({reason})"
+        elif urn == _HINTS.MIN_RAM_BYTES.urn:
             shown["min_ram"] = format_size(int(value))
         else:
             parts = urn.split(":")  # beam:resources:accelerator:v1; other URNs are the user's own and shown whole

@@ -70,20 +70,26 @@ class _Draft:
     cores_are_asked_for: bool = False
 
 
+@dataclass(frozen=True)
+class _Missing:
+    """A resource that steps ask for and the machine does not have."""
+
+    what: str
+    consequence: str  # what happens instead
+    is_ram: bool = False
+
+
 def assign(stages: Iterable[tuple[Stage, Needs]], machine: Machine, config: EngineConfig) -> dict[str, Assignment]:
     """Return the pool of every stage, by the stage's id.
 
-    Raises :class:`ResourcesExceeded` if a step asks for more than the machine has. A missing accelerator is a warning,
-    unless ``config`` says otherwise.
+    If steps ask for more than the machine has, they get what there is, with one warning; or this raises
+    :class:`ResourcesExceeded`, if ``config`` says so.
     """
     drafts: dict[tuple[object, ...], _Draft] = {}
     chosen: dict[str, tuple[tuple[object, ...], int]] = {}
-    missing: list[str] = []
-    for stage, needs in stages:
-        if needs.accelerator_count > len(machine.devices):
-            missing.append(_missing_accelerator(stage, needs, machine, config))
-            needs = replace(needs, accelerator_count=0, accelerator_type="")
-        _check_fits(stage, needs, machine)
+    missing: list[_Missing] = []
+    for stage, wanted in stages:
+        needs = _limited(stage, wanted, machine, missing)
         key, draft = _draft_for(needs, machine, config)
         known = drafts.setdefault(key, draft)
         known.labels.append(stage.label)
@@ -92,9 +98,15 @@ def assign(stages: Iterable[tuple[Stage, Needs]], machine: Machine, config: Engi
         known.slots = max(known.slots, draft.slots)
         known.cores_are_asked_for |= draft.cores_are_asked_for
         chosen[stage.id] = key, draft.slots
+    _fit_ram(list(drafts.values()), machine, missing)
+    if missing and config.missing_resources == "fail":
+        raise ResourcesExceeded(
+            "\n".join(each.what for each in missing), fix="drop --missing_resources=fail to run it with what there is"
+        )
+    sized = _size(list(drafts.values()), machine, config, missing)
     if missing:
-        _LOGGER.warning("%s", "\n".join(missing))
-    pools = dict(zip(drafts, _size(list(drafts.values()), machine, config), strict=True))
+        _LOGGER.warning("%s", "\n".join(f"{each.what}: {each.consequence}" for each in missing))
+    pools = dict(zip(drafts, sized, strict=True))
     return {stage_id: Assignment(pools[key], slots) for stage_id, (key, slots) in chosen.items()}
 
 
@@ -105,31 +117,47 @@ def assign_to_this_process(stages: Iterable[Stage], machine: Machine) -> dict[st
     return {stage.id: Assignment(pool, 1) for stage in stages}
 
 
-def _missing_accelerator(stage: Stage, needs: Needs, machine: Machine, config: EngineConfig) -> str:
-    kind = f" of type {needs.accelerator_type}" if needs.accelerator_type else ""
-    message = (
-        f"step {stage.label!r} asks for {needs.accelerator_count} accelerator(s){kind}; "
-        f"this machine has {len(machine.devices)}"
-    )
-    if config.missing_accelerator == "fail":
-        raise ResourcesExceeded(
-            message,
-            fix=f"drop --missing_accelerator=fail to run it on the CPU, or add "
-            f"--accelerators={needs.accelerator_count} to try out the pools",
-        )
-    return f"{message}: it runs on the CPU"
-
-
-def _check_fits(stage: Stage, needs: Needs, machine: Machine) -> None:
+def _limited(stage: Stage, needs: Needs, machine: Machine, missing: list[_Missing]) -> Needs:
+    """Return the needs, limited to what the machine has; add what is missing to ``missing``."""
+    asks = f"step {stage.label!r} asks for"
+    if (count := needs.accelerator_count) > len(machine.devices):
+        kind = f" of type {needs.accelerator_type}" if needs.accelerator_type else ""
+        what = f"{asks} {count} accelerator(s){kind}; this machine has {len(machine.devices)}"
+        missing.append(_Missing(what, "it runs on the CPU"))
+        needs = replace(needs, accelerator_count=0, accelerator_type="")
     if needs.min_ram_bytes > machine.ram_bytes:
-        raise ResourcesExceeded(
-            f"step {stage.label!r} asks for min_ram={format_size(needs.min_ram_bytes)}; "
-            f"this machine has {format_size(machine.ram_bytes)}"
-        )
+        has = format_size(machine.ram_bytes)
+        what = f"{asks} min_ram={format_size(needs.min_ram_bytes)}; this machine has {has}"
+        missing.append(_Missing(what, "it runs in one worker with less RAM", is_ram=True))
+        needs = replace(needs, min_ram_bytes=machine.ram_bytes)
     if needs.cpu_count > machine.cores:
-        raise ResourcesExceeded(
-            f"step {stage.label!r} asks for cpu_count={needs.cpu_count}; this machine has {machine.cores} cores"
+        what = f"{asks} cpu_count={needs.cpu_count}; this machine has {machine.cores} cores"
+        missing.append(_Missing(what, "it runs in one worker with fewer cores"))
+        needs = replace(needs, cpu_count=machine.cores)
+    return needs
+
+
+def _fit_ram(drafts: list[_Draft], machine: Machine, missing: list[_Missing]) -> None:
+    """Scale the RAM down that pools ask for, if one worker of each pool would need more than the machine has."""
+    asked = sum(draft.ram for draft in drafts)
+    if asked > machine.ram_bytes:
+        wishes = ", ".join(f"{d.labels[0]!r} {format_size(d.ram)}" for d in drafts if d.ram)
+        what = (
+            f"one worker for each kind of step needs more RAM than this machine's "
+            f"{format_size(machine.ram_bytes)} ({wishes})"
         )
+        missing.append(_Missing(what, "each worker gets less", is_ram=True))
+    if not any(each.is_ram for each in missing):
+        return
+    others = _least_part(sum(not draft.ram for draft in drafts))
+    scale = min(1.0, machine.ram_bytes * (1.0 - others) / asked)
+    for draft in drafts:
+        draft.ram = int(draft.ram * scale)
+
+
+def _least_part(workers: int) -> float:
+    """Return the part of the machine that is kept for workers whose steps ask for nothing."""
+    return min(0.1 * workers, 0.5)
 
 
 def _draft_for(needs: Needs, machine: Machine, config: EngineConfig) -> tuple[tuple[object, ...], _Draft]:
@@ -154,7 +182,7 @@ def _draft_for(needs: Needs, machine: Machine, config: EngineConfig) -> tuple[tu
     return ("cpu", needs.min_ram_bytes, needs.cpu_count, slots), draft
 
 
-def _size(drafts: list[_Draft], machine: Machine, config: EngineConfig) -> list[Pool]:
+def _size(drafts: list[_Draft], machine: Machine, config: EngineConfig, missing: list[_Missing]) -> list[Pool]:
     """Give every pool one worker. Then add workers to device pools, then to CPU pools in turn, while there is room."""
     devices = [d for d in drafts if d.groups]
     cpus = [d for d in drafts if not d.groups]
@@ -162,12 +190,6 @@ def _size(drafts: list[_Draft], machine: Machine, config: EngineConfig) -> list[
     for draft in drafts:
         draft.workers = 1
     ram_left = machine.ram_bytes - sum(d.ram for d in drafts)
-    if ram_left < 0:
-        wishes = ", ".join(f"{d.labels[0]!r} {format_size(d.ram)}" for d in drafts if d.ram)
-        raise ResourcesExceeded(
-            f"one worker for each kind of step needs more RAM than this machine's "
-            f"{format_size(machine.ram_bytes)}: {wishes}"
-        )
     cores_left = machine.cores - sum(d.workers * d.cores for d in drafts)
     for draft in devices:
         # A device worker may share its core with others, unless a step asked for cores.
@@ -193,10 +215,10 @@ def _size(drafts: list[_Draft], machine: Machine, config: EngineConfig) -> list[
             ram_left -= draft.ram
             cores_left -= draft.cores
             cpu_workers_left -= 1
-    return _shared_out(drafts, machine)
+    return _shared_out(drafts, machine, missing)
 
 
-def _shared_out(drafts: list[_Draft], machine: Machine) -> list[Pool]:
+def _shared_out(drafts: list[_Draft], machine: Machine, missing: list[_Missing]) -> list[Pool]:
     """Return the pools with each worker's share: what steps asked for, as far as it fits; the rest for the others."""
     asked = sum(d.workers * d.cores for d in drafts if d.cores_are_asked_for)
     unasked = sum(d.workers * d.cores for d in drafts if not d.cores_are_asked_for)
@@ -205,13 +227,11 @@ def _shared_out(drafts: list[_Draft], machine: Machine) -> list[Pool]:
     unasked_scale = min(1.0, (machine.cores - asked * asked_scale) / unasked) if unasked else 1.0
     if asked_scale < 1.0:
         names = ", ".join(repr(d.labels[0]) for d in drafts if d.cores_are_asked_for)
-        _LOGGER.warning(
-            "cpu_count of %s adds up to %g cores; together with the other steps, that is more than this machine's %d: "
-            "each worker gets less",
-            names,
-            asked,
-            machine.cores,
+        what = (
+            f"cpu_count of {names} adds up to {asked:g} cores; together with the other steps, that is more than this "
+            f"machine's {machine.cores}"
         )
+        missing.append(_Missing(what, "each worker gets less"))
     # Workers get the RAM that their steps asked for; the others share the rest.
     asked_ram = sum(d.workers * d.ram for d in drafts)
     spare_ram = (machine.ram_bytes - asked_ram) // max(1, sum(d.workers for d in drafts if not d.ram))

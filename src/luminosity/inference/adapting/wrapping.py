@@ -9,6 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from apache_beam.ml.inference.base import ModelHandler
 
+from luminosity._accelerators import accelerators_of
 from luminosity.inference.blocks import Block, sample
 from luminosity.inference.handler import Handler
 
@@ -29,6 +30,11 @@ class BeamContract(Handler[Any, Any, Any]):
     def device(self) -> Any:
         """The device of the wrapped handler. Beam's torch handlers keep it in a private attribute."""
         return getattr(self._handler, "device", None) or getattr(self._handler, "_device", "cpu")
+
+    @property
+    def accelerators(self) -> tuple[str, ...] | None:
+        """The kinds of accelerators that the wrapped handler's model uses."""
+        return accelerators_of(self._handler)
 
     def load_model(self) -> Any:
         """Load the wrapped handler's model."""

@@ -19,7 +19,7 @@ from luminosity.inference.enrich.infer_columns import InferColumnsDoFn
 from luminosity.inference.enrich.prepare_columns import PrepareColumnsDoFn
 from luminosity.inference.enrich.table_block import TableBlock
 from luminosity.inference.enrich.table_steps import FAILED, BeginDoFn, FinishDoFn
-from luminosity.inference.steps.expanding import by_hints, in_pipeline, with_shared_bundles
+from luminosity.inference.steps.expanding import ModelNeeds, by_needs, in_pipeline
 from luminosity.inference.steps.settings import StepSettings
 
 __all__ = ["Enrich"]
@@ -122,9 +122,8 @@ class Enrich(beam.PTransform[Any, Any]):
         settings = in_pipeline(self._settings, input_or_inputs.pipeline)
         for names in self._levels:
             blocks = self._prepare(blocks, names, settings)
-            hints = {name: {**models[name].get_resource_hints(), **self._hints} for name in names}
-            for resources, group in by_hints(hints):
-                blocks = self._infer(blocks, group, settings, resources)
+            for needs, group in by_needs({name: ModelNeeds.of(models[name], self._hints) for name in names}):
+                blocks = self._infer(blocks, group, settings, needs)
         return self._finish(blocks)
 
     def _prepare(self, blocks: Any, names: Sequence[str], settings: StepSettings) -> Any:
@@ -134,7 +133,7 @@ class Enrich(beam.PTransform[Any, Any]):
         prepare = beam.ParDo(PrepareColumnsDoFn(mine, settings))
         return blocks | self._label("Prepare", list(mine)) >> prepare.with_output_types(TableBlock)
 
-    def _infer(self, blocks: Any, names: Sequence[str], settings: StepSettings, hints: dict[str, Any]) -> Any:
+    def _infer(self, blocks: Any, names: Sequence[str], settings: StepSettings, needs: ModelNeeds) -> Any:
         infer = beam.ParDo(
             InferColumnsDoFn(
                 {name: self._columns[name] for name in names},
@@ -142,8 +141,9 @@ class Enrich(beam.PTransform[Any, Any]):
             )
         ).with_output_types(TableBlock)
         sorts = any(name in self._slow for name in names)
-        with blocks.pipeline.transform_annotations(**{LOADS_MODELS: "", **({SORTS_ITS_BUNDLE: ""} if sorts else {})}):
-            return blocks | self._label("Infer", names) >> infer.with_resource_hints(**with_shared_bundles(hints))
+        annotations = {LOADS_MODELS: "", **({SORTS_ITS_BUNDLE: ""} if sorts else {}), **needs.annotations()}
+        with blocks.pipeline.transform_annotations(**annotations):
+            return blocks | self._label("Infer", names) >> infer.with_resource_hints(**needs.shared_hints())
 
     def _settings_of(self, name: str, settings: StepSettings) -> StepSettings:
         column = self._columns[name]

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from apache_beam.ml.inference.base import PredictionResult
 from typing_extensions import Self, Unpack
 
+from luminosity._accelerators import accelerators_of_device
 from luminosity.errors import HandlerError, InvalidArgument
 from luminosity.extras import require
 from luminosity.inference.blocks import Block
@@ -153,6 +154,11 @@ class JaxModelHandler(Handler[Any, PredictionResult, JaxModel]):
         elif inspect.isroutine(params) or isinstance(params, functools.partial):
             params = params()
         return JaxModel(jax.device_put(jax.tree.map(self._cast, params), self._place()))
+
+    @property
+    def accelerators(self) -> tuple[str, ...] | None:
+        """A GPU or a TPU, unless the handler names its device."""
+        return ("gpu", "tpu") if self._device is None else accelerators_of_device(self._device)
 
     @property
     def device(self) -> str:

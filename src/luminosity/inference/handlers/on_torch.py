@@ -11,6 +11,7 @@ from typing import Any, TypeVar, cast
 
 from typing_extensions import Self, Unpack
 
+from luminosity._accelerators import accelerators_of_device
 from luminosity.core import WorkerShare
 from luminosity.errors import InvalidArgument
 from luminosity.extras import require
@@ -77,6 +78,11 @@ class TorchHandler(Handler[ExampleT, PredictionT, Any]):
     def compute(self, model: Any, batch: Batch, inference_args: dict[str, Any]) -> Any:
         """Return the model's outputs, on its device."""
         raise NotImplementedError(f"{type(self).__name__} has no method `compute`")
+
+    @property
+    def accelerators(self) -> tuple[str, ...] | None:
+        """A GPU, unless the handler's device is the CPU."""
+        return accelerators_of_device(self._requested_device)
 
     @cached_property
     def device(self) -> Any:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import uuid
 import weakref
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import apache_beam as beam
 
+from luminosity._accelerators import accelerators_of, write_accelerators
+from luminosity.core import ACCELERATORS, BUNDLES_PER_DEVICE
+from luminosity.inference.handler import Handler
 from luminosity.inference.options import ModelCacheConfig, memory_budget_of, processes_of, threads_of
 from luminosity.inference.steps.settings import StepSettings
 
-__all__ = ["by_hints", "in_pipeline", "with_shared_bundles"]
+__all__ = ["ModelNeeds", "by_needs", "in_pipeline"]
 
 NameT = TypeVar("NameT", bound=Hashable)
 
@@ -36,21 +39,53 @@ def in_pipeline(settings: StepSettings, pipeline: beam.Pipeline) -> StepSettings
     )
 
 
-def by_hints(hints: Mapping[NameT, dict[str, Any]]) -> Iterator[tuple[dict[str, Any], Sequence[NameT]]]:
-    """Yield groups of names with the same resource hints.
+@dataclass(frozen=True)
+class ModelNeeds:
+    """The resources of a step that runs models: resource hints, and the accelerators that the models use."""
 
-    >>> list(by_hints({"a": {}, "b": {"min_ram": "4GB"}, "c": {}}))
-    [({}, ['a', 'c']), ({'min_ram': '4GB'}, ['b'])]
+    hints: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    accelerators: tuple[str, ...] | None = None  # as Handler.accelerators
+
+    @classmethod
+    def of(cls, handler: Handler[Any, Any, Any], overriding: Mapping[str, Any]) -> ModelNeeds:
+        """Return what a handler needs; ``overriding`` are the hints of the transform."""
+        hints = {**handler.get_resource_hints(), **overriding}
+        # A hint decides alone, so the handlers need not be told apart.
+        return cls(hints, None if "accelerator" in hints else accelerators_of(handler))
+
+    def can_share(self, other: ModelNeeds) -> bool:
+        """Return whether models with these needs can run in one step."""
+        if not self.accelerators or not other.accelerators:
+            return self == other
+        return self.hints == other.hints
+
+    def annotations(self) -> dict[str, str]:
+        """Return the annotations of the step, which tell the engine if it can use an accelerator."""
+        found = write_accelerators(self.accelerators)
+        return {ACCELERATORS: found, BUNDLES_PER_DEVICE: str(_BUNDLES_PER_DEVICE)}
+
+    def shared_hints(self) -> dict[str, Any]:
+        """Return the hints with a limit of active bundles: bundles share the model, and batches combine them."""
+        limit = {"max_active_bundles_per_worker": str(_BUNDLES_PER_DEVICE)}
+        return {**limit, **self.hints} if self.hints else {}
+
+
+def by_needs(needs: Mapping[NameT, ModelNeeds]) -> Iterator[tuple[ModelNeeds, Sequence[NameT]]]:
+    """Yield groups of names that can share a step: with the same hints, on a device or not.
+
+    Models that use different kinds of accelerators stay together, so that the host can choose among their work.
+
+    >>> large = ModelNeeds({"min_ram": "4GB"})
+    >>> [names for _, names in by_needs({"a": ModelNeeds(), "b": large, "c": ModelNeeds()})]
+    [['a', 'c'], ['b']]
+    >>> list(by_needs({"a": ModelNeeds({}, ("gpu",)), "b": ModelNeeds({}, ("tpu",)), "c": ModelNeeds({}, ())}))
+    [(ModelNeeds(hints={}, accelerators=('gpu', 'tpu')), ['a', 'b']), (ModelNeeds(hints={}, accelerators=()), ['c'])]
     """
-    left = dict(hints)
+    left = dict(needs)
     while left:
         first = next(iter(left.values()))
-        same = [name for name, each in left.items() if each == first]
+        same = {name: each for name, each in left.items() if each.can_share(first)}
         for name in same:
             del left[name]
-        yield first, same
-
-
-def with_shared_bundles(hints: dict[str, Any]) -> dict[str, Any]:
-    """Return the hints with a limit of active bundles: bundles share the model, and batches combine their examples."""
-    return {"max_active_bundles_per_worker": str(_BUNDLES_PER_DEVICE), **hints} if hints else hints
+        kinds = sorted({kind for each in same.values() for kind in each.accelerators or ()})
+        yield replace(first, accelerators=tuple(kinds) or first.accelerators), list(same)

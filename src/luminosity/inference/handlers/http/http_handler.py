@@ -105,6 +105,11 @@ class HttpModelHandler(Handler[Any, PredictionResult, RemoteModel]):
         self.self_batching = protocol.one_by_one
         self.output_type = protocol.output_type
 
+    @property
+    def accelerators(self) -> tuple[str, ...]:
+        """None: the server computes."""
+        return ()
+
     @classmethod
     def embeddings(
         cls,
