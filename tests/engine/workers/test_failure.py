@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+
 import apache_beam as beam
 import pytest
 
@@ -69,3 +72,47 @@ def test_what_is_not_a_failure_in_json_is_taken_for_a_traceback(text: str) -> No
     failure = Failure.from_json(text)
     assert failure.traceback == text
     assert failure.exception == (text.splitlines()[-1] if text else "unknown error")
+
+
+_ELSEWHERE = """Traceback (most recent call last):
+  File "/home/user/model.py", line 12, in predict
+    return weights[number]
+  File "<string>", line 2, in predict
+IndexError: list index out of range
+"""
+
+
+def with_note(error: Exception) -> Exception:
+    error.__notes__ = [f"in the process of the model:\n{_ELSEWHERE}"]  # type: ignore[attr-defined]
+    return error
+
+
+def with_text_as_cause(error: Exception) -> Exception:
+    error.__cause__ = RuntimeError(_ELSEWHERE)
+    return error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        with_note(IndexError("no")),
+        with_text_as_cause(IndexError("no")),
+        RuntimeError(f"process crashed:\n{_ELSEWHERE}"),
+    ],
+)
+def test_the_line_is_that_of_the_process_that_raised(error: Exception) -> None:
+    assert Failure.of(raised(error)).location == "/home/user/model.py:12"
+
+
+def test_a_pool_of_processes_names_the_line() -> None:
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        error = pool.submit(refuse, 7).exception()
+    assert error is not None
+    code = refuse.__code__
+    assert Failure.of(raised(error)).location == f"{code.co_filename}:{code.co_firstlineno + 1}"
+
+
+def test_a_cause_of_this_process_does_not_change_the_line() -> None:
+    error = RuntimeError("no good")
+    error.__cause__ = raised(ValueError(_ELSEWHERE))
+    assert Failure.of(raised(error)).location.startswith(f"{__file__}:")

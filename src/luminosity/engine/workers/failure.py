@@ -38,6 +38,7 @@ _STANDARD_LIBRARY = tuple({sysconfig.get_path(name) + os.sep for name in ("stdli
 _INSTALLED = tuple({sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib")})
 _STEP = re.compile(r"\[while running '(.*?)'\]")
 
+_TRACEBACK_HEADING = "Traceback (most recent call last)"
 _TRACEBACK_LINE = re.compile(r'File "([^"\n]+)", line (\d+)')
 
 
@@ -89,7 +90,7 @@ class Failure:
             exception=f"{name}: {message}" if message else name,
             traceback=trace.replace(text, message) if fix is not None else trace,
             step=step.group(1) if step else "",
-            location=_location(frames),
+            location=_location_elsewhere(first) or _location(frames),
             element=str(getattr(first, ELEMENT_AT_FAULT, "")) or _element(frames),
             fix=fix,
         )
@@ -106,6 +107,8 @@ def _drop_repetition(error: BaseException) -> None:
     """Unlink the exception that Beam re-raised with the step's name: it has the same frames once more."""
     first = original(error)
     if first is not error and type(first) is type(error):
+        if "__notes__" in vars(first):
+            vars(error)["__notes__"] = vars(first)["__notes__"]
         error.__context__ = first.__context__
         error.__cause__ = error.__cause__ if error.__cause__ is not first else first.__cause__
 
@@ -134,6 +137,12 @@ def is_of_main(error: BaseException) -> bool:
 
 def _is_users(frame: FrameType) -> bool:
     path = frame.f_code.co_filename
+    # multiprocessing makes the methods of its proxies with exec, in a namespace without a name.
+    is_generated = path == "<string>" and "__name__" not in frame.f_globals
+    return not is_generated and _is_users_file(path)
+
+
+def _is_users_file(path: str) -> bool:
     return not _is_runners(path) and not path.startswith((*_STANDARD_LIBRARY, *_INSTALLED))
 
 
@@ -150,6 +159,23 @@ def _location(frames: list[tuple[FrameType, int]]) -> str:
         path = frame.f_code.co_filename
         if path.startswith(_INSTALLED) and not _is_runners(path):
             return f"{path}:{line}"
+    return ""
+
+
+def _location_elsewhere(error: BaseException) -> str:
+    """Return the innermost line of the user's code in the process that raised the error, if that is another one.
+
+    That process has sent its traceback as text: in the error's notes or message, or as the error's cause, as
+    ``concurrent.futures`` and our model hosts do.
+    """
+    texts = [*getattr(error, "__notes__", ()), str(error)]
+    if error.__cause__ is not None and error.__cause__.__traceback__ is None:
+        texts.append(str(error.__cause__))  # never raised here, so it only carries text
+    for text in texts:
+        if _TRACEBACK_HEADING in text:
+            for path, line in reversed(_TRACEBACK_LINE.findall(text)):
+                if path != "<string>" and _is_users_file(path):
+                    return f"{path}:{line}"
     return ""
 
 

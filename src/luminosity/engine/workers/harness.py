@@ -27,7 +27,7 @@ from apache_beam.utils.counters import CounterFactory
 
 from luminosity.engine.fnapi.logs import add_logger_name
 from luminosity.engine.spill.quota import WriterQuota
-from luminosity.engine.workers import load_ahead, main_classes, printed
+from luminosity.engine.workers import load_ahead, main_classes, printed, shared_objects
 from luminosity.engine.workers.channel import BlockChannel, BlockWriter
 from luminosity.engine.workers.failure import Failure
 from luminosity.engine.workers.full_batches import emit_full_batches_at_once
@@ -93,6 +93,9 @@ def run(request: WorkerRequest) -> None:
     # Beam sets it on import, before this worker had an id.
     setattr(worker_id_interceptor.WorkerIdInterceptor, "_worker_id", request.worker_id)  # noqa: B010
     main_classes.load(request.main_classes)
+    main_classes.load_in_spawned(request.main_classes)
+    os.environ[shared_objects.FOLDER_VARIABLE] = folder = os.path.dirname(request.main_classes)
+    shared_objects.keep_files_in(folder)
     quota = WriterQuota(request.quota, request.writer)
     BlockChannel.writer = BlockWriter(request.memory_folder, request.spill_folder, quota, request.worker_id)
     data_plane.GrpcClientDataChannel = BlockChannel

@@ -8,20 +8,25 @@ In a process that multiprocessing has spawned, the script is the module ``__mp_m
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import pickle
 import sys
+from types import ModuleType
 from typing import Any
 
 from apache_beam.internal.cloudpickle import cloudpickle
 
 from luminosity.engine.workers import registered_types
 
-__all__ = ["define", "load", "save", "send_by_value"]
+__all__ = ["FILE_VARIABLE", "define", "load", "load_in_spawned", "save", "send_by_value"]
+
+FILE_VARIABLE = "LUMINOSITY_MAIN_CLASSES"  # the file of classes, for processes that a worker spawns
 
 
 _MAIN = "__main__"
 _SPAWNED_MAIN = "__mp_main__"
+_SPAWNED_MODULE = "luminosity.engine.workers.spawned_main"
 
 
 def send_by_value() -> None:
@@ -38,16 +43,22 @@ def save(path: str) -> None:
         pickle.dump((registered_types.pickle_each(classes), registered_types.pickled()), file)
 
 
-def load(path: str) -> None:
-    """Define the classes of a file that :func:`save` wrote in this process."""
+def load(path: str, into: ModuleType | None = None) -> None:
+    """Define the classes of a file that :func:`save` wrote in this process: in ``into``, or in ``__main__``."""
     with open(path, "rb") as file:
-        define(file.read())
+        define(file.read(), into)
 
 
-def define(saved: bytes) -> None:
+def load_in_spawned(path: str) -> None:
+    """Let processes that this process spawns with multiprocessing load the file, too."""
+    os.environ[FILE_VARIABLE] = path
+    sys.modules[_MAIN].__spec__ = importlib.util.find_spec(_SPAWNED_MODULE)
+
+
+def define(saved: bytes, into: ModuleType | None = None) -> None:
     """Define the classes of such a file's content in this process."""
     classes, types = pickle.loads(saved)
-    main: Any = sys.modules[_MAIN]
+    main: Any = into or sys.modules[_MAIN]
     sys.modules[_SPAWNED_MAIN] = main
     for name, data in classes.items():
         if (value := registered_types.unpickle(name, data)) is not None:
