@@ -42,7 +42,7 @@ class WorkerShare:
     cores: float
     ram_bytes: int
     devices: tuple[str, ...]
-    workers: int
+    workers: int  # that the pool may have at once, with those on cores that other pools lend it
 
     @classmethod
     def current(cls) -> WorkerShare:

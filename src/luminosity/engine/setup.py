@@ -50,7 +50,10 @@ def set_up(
     for assignment in assignments.values():
         if id(assignment.pool) not in pools:
             pools[id(assignment.pool)] = PoolRun(assignment.pool, first_writer=writers)
-            writers += assignment.pool.workers
+            writers += assignment.pool.workers + assignment.pool.borrowed
+    cpu_pools = [pool for pool in pools.values() if not pool.plan.device_groups]
+    for pool in cpu_pools:
+        pool.cpu_pools = cpu_pools
     ledger = Ledger(folders.quota, config.memory_budget, writers)
     blocks = BlockStore(folders.spill, ledger)
     limit = queue_limit(ledger.limit, len(graph.buffers))

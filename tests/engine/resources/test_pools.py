@@ -91,6 +91,20 @@ def test_the_sum_never_exceeds_the_machine(cores: int, cpu_workers: int | None) 
     assert all(p.workers >= 1 for p in found)
 
 
+def test_cpu_pools_may_borrow_each_others_cores_but_no_more_ram_than_is_left() -> None:
+    quick, large = pools(assigned({"quick": Needs(), "large": Needs(min_ram_bytes=20 * _GIB)}))
+    assert (quick.workers, large.workers) == (5, 3)
+    assert (quick.borrowed, large.borrowed) == (3, 0)
+    quick, large = pools(assigned({"quick": Needs(), "large": Needs(min_ram_bytes=1 * _GIB)}))
+    assert quick.workers + quick.borrowed == large.workers + large.borrowed == 8
+    ram = sum((pool.workers + pool.borrowed) * pool.ram_per_worker for pool in (quick, large))
+    assert ram <= _MACHINE.ram_bytes
+
+
+def test_a_single_cpu_pool_and_device_pools_borrow_nothing() -> None:
+    assert [pool.borrowed for pool in pools(assigned({"a": Needs(), "b": Needs(accelerator_count=1)}))] == [0, 0]
+
+
 def test_a_third_of_the_ram_gives_three_workers_and_fewer_beside_another_pool() -> None:
     third = Needs(min_ram_bytes=_MACHINE.ram_bytes // 3)
     assert assigned({"a": third}, cpu_workers=8)["a"].pool.workers == 3

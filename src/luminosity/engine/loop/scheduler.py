@@ -34,6 +34,7 @@ _LOGGER = logging.getLogger(__name__)
 
 _MAX_FAILED_STARTS = 3  # in a row, before the run fails: one may be chance
 _SATURATED_S = 0.03  # a pool needs one more CPU worker if all its slots were taken for this long
+_BORROW_S = 0.25  # and one on another pool's idle core after this long: that pool may need it itself by then
 _CONNECT_TIMEOUT_S = 60.0  # imports in a worker may be slow; a worker that takes longer hangs
 _FINISH_TIMEOUT_S = 10.0  # for workers to tear down their steps after the last bundle
 _KILL_TIMEOUT_S = 10.0  # for the kernel to end killed workers
@@ -133,6 +134,8 @@ class Scheduler:
         waiting_since = self._saturated_since.setdefault(id(pool), now)
         is_needed = not pool.workers or pool.plan.device_groups or now - waiting_since > _SATURATED_S
         index = pool.unused_index()
+        if index is None and now - waiting_since > _BORROW_S and pool.may_borrow():
+            index = pool.unused_borrowed_index()
         if index is not None and is_needed and pool.starting() < max(1, work):
             self._saturated_since[id(pool)] = now
             self._start_worker(pool, index)

@@ -218,7 +218,7 @@ class StageRun:
             elif self.plan.is_sink:
                 slots = self.pool.all_slots()
             elif self.plan.sorts_its_bundle:
-                slots = self.pool.all_slots() - self.pool.connected_slots() + self.pool.free_slots()
+                slots = max(1, self.pool.all_slots() - self.pool.connected_slots() + self.pool.free_slots())
             else:
                 slots = self.pool.connected_slots()
             size = shard.bytes if self.sized_work is None else self.sized_work.left

@@ -62,6 +62,8 @@ class Worker:
         """Return how many more bundles can run here now. A suspect bundle takes all slots."""
         if not self.is_connected or self.is_stopping or any(b.is_suspect for b in self.bundles.values()):
             return 0
+        if self.index >= self.pool.plan.workers and not self.bundles and not self.pool.may_borrow():
+            return 0
         return len(self._free_streams)
 
     def running(self, stage_id: str) -> int:
@@ -117,10 +119,11 @@ class PoolRun:
     def __init__(self, plan: Pool, first_writer: int) -> None:
         self.plan = plan
         self.first_writer = first_writer
+        self.cpu_pools: list[PoolRun] = []  # all CPU pools of the run, which lend each other idle cores
         self.workers: dict[int, Worker] = {}  # by index; a lost worker is replaced at its index
         self.failed_starts = 0  # in a row
         self.load_ahead = ""  # a file for its workers: see workers/load_ahead.py
-        self.worker_busy = [BusyTime() for _ in range(plan.workers)]
+        self.worker_busy = [BusyTime() for _ in range(plan.workers + plan.borrowed)]
 
     def free_slots(self) -> int:
         """Return how many more bundles the connected workers can run now."""
@@ -159,6 +162,23 @@ class PoolRun:
     def unused_index(self) -> int | None:
         """Return the first index without a worker, or None if the pool is full."""
         return next((i for i in range(self.plan.workers) if i not in self.workers), None)
+
+    def may_borrow(self) -> bool:
+        """Return whether cores of other CPU pools are idle that one more worker of this pool could use."""
+        if not self.plan.borrowed:
+            return False
+        cores = sum(pool.plan.workers * pool.plan.cores_per_worker for pool in self.cpu_pools)
+        busy = sum(
+            bool(worker.bundles or not worker.is_connected) * pool.plan.cores_per_worker
+            for pool in self.cpu_pools
+            for worker in pool.workers.values()
+        )
+        return busy + self.plan.cores_per_worker <= cores + 1e-6  # shares may be fractions
+
+    def unused_borrowed_index(self) -> int | None:
+        """Return the first index of a borrowed worker that has not started, or None if all have."""
+        borrowed = range(self.plan.workers, self.plan.workers + self.plan.borrowed)
+        return next((i for i in borrowed if i not in self.workers), None)
 
     def environment(self, index: int) -> dict[str, str]:
         """Return ``os.environ`` of the worker at ``index``: this process's variables, its devices and its share."""

@@ -36,6 +36,7 @@ class Pool:
     device_groups: tuple[tuple[str, ...], ...]  # one for each worker; () for a CPU pool
     workers: int
     labels: tuple[str, ...]  # of the stages that run here
+    borrowed: int = 0  # further workers that may run while cores of other CPU pools are idle
 
     def share(self, index: int) -> WorkerShare:
         """Return the share of the pool's worker number ``index``."""
@@ -44,7 +45,7 @@ class Pool:
             cores=self.cores_per_worker,
             ram_bytes=self.ram_per_worker,
             devices=self.device_groups[index] if self.device_groups else (),
-            workers=self.workers,
+            workers=self.workers + self.borrowed,
         )
 
 
@@ -232,18 +233,35 @@ def _shared_out(drafts: list[_Draft], machine: Machine, missing: list[_Missing])
             f"machine's {machine.cores}"
         )
         missing.append(_Missing(what, "each worker gets less"))
+    cores = {id(d): d.cores * (asked_scale if d.cores_are_asked_for else unasked_scale) for d in drafts}
     # Workers get the RAM that their steps asked for; the others share the rest.
     asked_ram = sum(d.workers * d.ram for d in drafts)
-    spare_ram = (machine.ram_bytes - asked_ram) // max(1, sum(d.workers for d in drafts if not d.ram))
+    borrowed = [_borrowed(d, drafts, cores, machine.ram_bytes - asked_ram) for d in drafts]
+    sharing = sum(d.workers + more for d, more in zip(drafts, borrowed, strict=True) if not d.ram)
+    asked_ram += sum(more * d.ram for d, more in zip(drafts, borrowed, strict=True))
+    spare_ram = (machine.ram_bytes - asked_ram) // max(1, sharing)
     return [
         Pool(
             name=d.name,
-            cores_per_worker=d.cores * (asked_scale if d.cores_are_asked_for else unasked_scale),
+            cores_per_worker=cores[id(d)],
             ram_per_worker=d.ram or spare_ram,
             slots=d.slots,
             device_groups=tuple(d.groups[: d.workers]),
             workers=d.workers,
             labels=tuple(d.labels),
+            borrowed=more,
         )
-        for d in drafts
+        for d, more in zip(drafts, borrowed, strict=True)
     ]
+
+
+def _borrowed(draft: _Draft, drafts: list[_Draft], cores: dict[int, float], ram_left: int) -> int:
+    """Return how many more workers a CPU pool could run on the cores of all other CPU pools, within the RAM."""
+    if draft.groups:
+        return 0
+    of_others = sum(d.workers * cores[id(d)] for d in drafts if d is not draft and not d.groups)
+    workers = int(of_others / cores[id(draft)] + 1e-6)
+    if not draft.ram:
+        return workers
+    asking = sum(bool(d.ram) for d in drafts if not d.groups)  # all of these may borrow at once
+    return min(workers, ram_left // 2 // (asking * draft.ram))  # the other half is for workers that asked for no RAM
