@@ -140,6 +140,7 @@ def _buffers(
     for run in stages:
         for write in run.plan.writes:
             buffers[write.buffer_id].writers.append(run)
+            run.feeds_queue |= graph.buffers[write.buffer_id].kind is not BufferKind.GROUP
         for read in run.plan.reads:
             buffers[read.buffer_id].readers.append((run, read.transform_id))
             if graph.buffers[read.buffer_id].kind is BufferKind.IMPULSE:

@@ -92,6 +92,19 @@ def test_what_is_left_is_shared_among_workers() -> None:
     assert size.next(1000.0, queued=10, slots=2) == 5
 
 
+def test_the_last_bundles_get_shorter_while_other_stages_wait_for_them() -> None:
+    size = BundleSize()
+    size.next(0.0, 100, 1)
+    for elements in (16, 32, 64, 64):
+        size.learn(elements, 0.01 * elements)
+    left, sizes = 64, []
+    while left:
+        sizes.append(min(left, size.next(1000.0, queued=left, slots=1, is_ending=True)))
+        left -= sizes[-1]
+    assert sizes[0] == 32
+    assert sizes[-1] <= 4
+
+
 def test_little_work_is_not_worth_sharing() -> None:
     size = BundleSize()
     size.next(0.0, 100, 1)

@@ -76,11 +76,12 @@ class BundleSize:
         for_fixed = self._pace * self._line.fixed / _FIXED_PART if is_known else 2 * self._last_seconds
         return max(target, min(for_fixed, self._longest if self._sorts else _LONGEST_FIXED_S))
 
-    def next(self, now: float, queued: int, slots: int, queued_size: float = 0.0) -> int:
+    def next(self, now: float, queued: int, slots: int, queued_size: float = 0.0, *, is_ending: bool = False) -> int:
         """Return the number of elements for the next bundle.
 
         ``queued`` elements wait, and ``slots`` slots share them. ``queued_size`` is the size of the queued elements, or
-        of the work that they stand for, in bytes, as far as that is known.
+        of the work that they stand for, in bytes, as far as that is known. ``is_ending`` says that no more will come
+        and that other stages wait for the output: then the last bundles get shorter and shorter.
         """
         is_first = self._started_at is None
         if self._started_at is None:
@@ -100,6 +101,8 @@ class BundleSize:
             fitting = 2 * self._whole_lumps(fitting)
         # The slots share what is queued, unless it is too little to be worth sharing.
         worth_sharing = int(max(_SHORTEST_S, fixed) / per_element)
+        if is_ending and not self._sorts:
+            fair = math.ceil(fair / 2)
         return max(1, min(fitting, self._whole_lumps(max(fair, worth_sharing))))
 
     def _whole_lumps(self, elements: int) -> int:

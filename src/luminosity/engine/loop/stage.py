@@ -75,6 +75,7 @@ class StageRun:
         self._running_holds = Holds()  # of input in bundles that run or will be retried
         self._running_timer_holds = Holds()
         self._delayed_holds = Holds()
+        self.feeds_queue = False  # whether other stages can process the output while this stage runs
         self.is_ready = not plan.side_inputs  # whether all side inputs are complete
         self._gathering_since: float | None = None
         self._first_gathered_at: float | None = None
@@ -222,7 +223,8 @@ class StageRun:
             else:
                 slots = self.pool.connected_slots()
             size = shard.bytes if self.sized_work is None else self.sized_work.left
-            elements = self.size.next(now, shard.count, max(1, slots), size)
+            is_ending = self.feeds_queue and self._upstream_watermark >= MAX
+            elements = self.size.next(now, shard.count, max(1, slots), size, is_ending=is_ending)
             if most_elements is not None:
                 elements = min(elements, most_elements)
             return Bundle(self, shard, shard.take(self._codecs, elements, self._bundle_bytes))
