@@ -5,6 +5,7 @@ Only :class:`ModelHost` knows the other classes of this folder:
 - :class:`~luminosity.inference.host.model_scheduler.ModelScheduler` decides which model is loaded, evicted or failed.
 - :class:`~luminosity.inference.host.in_flight.InFlight` keeps the batches under way and returns their outcomes.
 - :class:`~luminosity.inference.host.lane.Lane` queues the examples of one model version and cuts batches.
+- :class:`~luminosity.inference.host.lane_queue.LaneQueue` chooses the lane that gets the next batch.
 - :mod:`~luminosity.inference.host.loader` and :class:`~luminosity.inference.host.device_threads.DeviceThreads` do the
   work in threads and report through callbacks.
 - :class:`~luminosity.inference.host.session.Session` is what a bundle's thread holds.
@@ -20,6 +21,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable
 from dataclasses import replace
 from typing import Any
@@ -31,6 +33,7 @@ from luminosity.inference.host.device_threads import BatchCallbacks, DeviceThrea
 from luminosity.inference.host.in_flight import InFlight
 from luminosity.inference.host.interface import Ahead
 from luminosity.inference.host.lane import Lane, LaneSettings
+from luminosity.inference.host.lane_queue import LaneQueue
 from luminosity.inference.host.loader import Dropped, LoadCallbacks, drop, drop_in_background, start_load
 from luminosity.inference.host.model import Loaded, LoadStats, Model, State
 from luminosity.inference.host.model_scheduler import Decision, ModelScheduler
@@ -65,8 +68,12 @@ class ModelHost:
         self._scheduler = ModelScheduler(budget, device)
         self._in_flight = InFlight()
         self._lanes: dict[Hashable, Lane] = {}
-        """The lane that comes first gets the next batch."""
-        self._unused: set[Lane] = set()
+        self._queue = LaneQueue()
+        self._with_timeout: set[Lane] = set()
+        self._unused: OrderedDict[Lane, None] = OrderedDict()
+        """Lanes that no step uses, the one that is unused for longest first."""
+        self._is_checked = False
+        """Whether the integrity was checked since the last batch or load."""
         self._threads: DeviceThreads | None = None
         """None while there is nothing to do."""
 
@@ -81,9 +88,12 @@ class ModelHost:
                 name = ("lane", key) if settings.model is None else ("model", settings.model)
                 model = self._scheduler.model(name, handler, settings.clock, settings.family, self._now())
                 model.label = settings.label or model.label
-                lane = self._lanes[key] = Lane(key, handler, model, settings)
+                lane = self._lanes[key] = Lane(key, handler, model, settings, self._lane_changed)
+                self._scheduler.add_lane(lane)
+                if settings.timeout is not None:
+                    self._with_timeout.add(lane)
             lane.users += 1
-            self._unused.discard(lane)
+            self._unused.pop(lane, None)
             if self._threads is None:
                 self._threads = self._start_threads()
             self._threads.grow_to(lane.model.concurrency)
@@ -95,8 +105,9 @@ class ModelHost:
             lane.users -= 1
             lane.unused_since = self._now()
             if not lane.users:
-                self._unused.add(lane)
-            self._changed.notify_all()
+                self._unused[lane] = None
+                if len(self._unused) == 1:  # Otherwise the first of them is looked at before this one.
+                    self._changed.notify_all()
 
     def open(self, step: Any = None) -> Session:
         """Open a session for the calling thread, which closes it; ``step`` is the Beam step it works for."""
@@ -108,6 +119,7 @@ class ModelHost:
         with self._changed:
             failures = model.failures
             model.waiters += 1
+            self._scheduler.request(model)
             self._changed.notify_all()
             try:
                 while not model.is_ready:
@@ -137,6 +149,7 @@ class ModelHost:
                         return Ahead.NO_ROOM
                     self._scheduler.replace(instead_of, lane)
                 model.is_awaited = True
+                self._scheduler.request(model)
                 self._changed.notify_all()
             return Ahead.LOADING
 
@@ -195,7 +208,7 @@ class ModelHost:
             if lane.handler.should_garbage_collect_on_timeout():
                 self._load_again(lane.model)
                 _LOGGER.warning("A model took longer than %s seconds and is loaded anew.", timeout)
-        late = [lane for lane in self._lanes.values() if self._waits_too_long_for_a_load(lane)]
+        late = [lane for lane in self._with_timeout if self._waits_too_long_for_a_load(lane)]
         for lane in late:
             abandon = lane.handler.should_garbage_collect_on_timeout()
             self._scheduler.mark_overdue(lane.model, abandon, self._now())
@@ -239,35 +252,37 @@ class ModelHost:
                 if not self._lanes and not self._in_flight.running:
                     self._threads = None
                     return None
-                self._carry_out(self._scheduler.plan(self._lanes.values(), now))
-                for lane in self._lanes.values():
-                    # A change of the model notifies the condition, and the lane is looked at again.
-                    if not lane.model.is_ready or lane.model.is_leaving or not lane.has_work():
-                        continue
-                    found = lane.next(self._now(), idle=not self._in_flight.running)
-                    if isinstance(found, Batch):
-                        self._lanes[lane.key] = self._lanes.pop(lane.key)  # Next time the other lanes come first.
-                        self._in_flight.begin(found, self._now())
-                        return found
-                    shortest = min(shortest, _IDLE_S if found is None else found)
-                if not self._in_flight.running:
+                self._carry_out(self._scheduler.plan(now))
+                found = self._queue.next(self._now(), is_idle=not self._in_flight.running)
+                if isinstance(found, Batch):
+                    self._in_flight.begin(found, self._now())
+                    self._is_checked = False
+                    return found
+                if not self._in_flight.running and self._queue.is_empty and not self._is_checked:
                     self._check_integrity()
-                self._changed.wait(shortest)
+                    self._is_checked = True
+                self._changed.wait(min(shortest, found))
 
     def _forget_unused(self, now: float) -> float:
         """Remove lanes that were unused for long, with their models; return when to look again. Lock held."""
-        soonest = _IDLE_S
         under_way = {batch.lane for batch in self._in_flight.running}
-        for lane in [lane for lane in self._unused if lane not in under_way and not lane.has_work()]:
+        for lane in list(self._unused):
             left = lane.unused_since + _IDLE_S - now
             if left > 0:
-                soonest = min(soonest, left)
+                return left
+            if lane in under_way or lane.has_work():
                 continue
-            del self._lanes[lane.key]
-            self._unused.discard(lane)
-            if all(other.model is not lane.model for other in self._lanes.values()):
-                drop_in_background(self._scheduler.forget(lane.model, now))
-        return soonest
+            del self._lanes[lane.key], self._unused[lane]
+            self._with_timeout.discard(lane)
+            drop_in_background(self._scheduler.remove_lane(lane, now))
+        return _IDLE_S
+
+    def _lane_changed(self, lane: Lane) -> None:
+        """Look at a lane that may have a batch now, or have its model loaded. Lock held."""
+        if lane.model.is_ready:
+            self._queue.add(lane)
+        else:
+            self._scheduler.request(lane.model)
 
     def _batch_succeeded(self, batch: Batch, values: Block, model_id: str | None, ready: float, ready_ns: int) -> None:
         with self._changed:
@@ -292,7 +307,7 @@ class ModelHost:
         with self._changed:
             if not self._scheduler.has_budget or batch.abandoned:
                 return False
-            evicted = self._scheduler.evict_one_idle(self._lanes.values(), self._now())
+            evicted = self._scheduler.evict_one_idle(self._now())
             if not evicted:
                 return False
             batch.counting_session().count(batch.lane, replace(batch.stats, failed=True, out_of_memory=True))
@@ -315,8 +330,11 @@ class ModelHost:
 
     def _loaded(self, model: Model, attempt: int, loaded: Loaded) -> None:
         with self._changed:
-            decision = self._scheduler.finish_load(model, attempt, loaded, self._lanes.values(), self._now())
+            decision = self._scheduler.finish_load(model, attempt, loaded, self._now())
             self._carry_out(decision)
+            self._is_checked = False
+            for lane in self._scheduler.lanes_of(model):
+                self._queue.add(lane)
             self._scheduler.begin_drop()
             self._changed.notify_all()
         try:
@@ -329,23 +347,26 @@ class ModelHost:
 
     def _load_failed(self, model: Model, attempt: int, error: BaseException) -> None:
         with self._changed:
-            self._carry_out(self._scheduler.fail_load(model, attempt, error, self._lanes.values(), self._now()))
+            self._carry_out(self._scheduler.fail_load(model, attempt, error, self._now()))
+            self._is_checked = False
             self._changed.notify_all()
 
     def _evict_one_idle(self) -> Dropped:
         with self._changed:
-            return self._scheduler.evict_one_idle(self._lanes.values(), self._now())
+            return self._scheduler.evict_one_idle(self._now())
 
     # Carrying out decisions and outcomes.
 
     def _carry_out(self, decision: Decision) -> None:
         """Do what the scheduler decided, except the drop, which needs the lock released. Lock held."""
         for model, error in decision.failed:
-            for lane in self._lanes.values():
-                if lane.model is model:
-                    self._fail_waiting(lane, error)
+            for lane in self._scheduler.lanes_of(model):
+                self._fail_waiting(lane, error)
         for old, new in decision.moved:
             old.move_to(new)
+        for model in decision.staying:
+            for lane in self._scheduler.lanes_of(model):
+                self._queue.add(lane)
         if decision.load is not None:
             calls = LoadCallbacks(self._evict_one_idle, self._loaded, self._load_failed)
             start_load(decision.load.model, decision.load.attempt, decision.load.evicted, calls)

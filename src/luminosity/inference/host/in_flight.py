@@ -56,7 +56,7 @@ class InFlight:
             lane.policy.budget.out_of_memory(batch.padded, batch.count)
         self._end(batch, now)
         if batch.count > 1 and (too_large or (by_its_examples and lane.settings.isolate_failures)):
-            lane.retries.extendleft(reversed(batch.halves()))
+            lane.retry(batch.halves())
             return []
         return batch.failures(error, batch.count if by_its_examples else 0)
 
@@ -71,7 +71,7 @@ class InFlight:
         """Return the examples to the front of their lane, as a new batch."""
         self.running.discard(batch)
         batch.lane.model.users -= 1
-        batch.lane.retries.appendleft(batch.again())
+        batch.lane.retry([batch.again()])
 
     def _end(self, batch: Batch, now: float) -> None:
         self.running.remove(batch)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,7 +48,15 @@ class Lane:
     The host's lock protects it: the caller holds the lock in every method.
     """
 
-    def __init__(self, key: Hashable, handler: Handler[Any, Any, Any], model: Model, settings: LaneSettings) -> None:
+    def __init__(
+        self,
+        key: Hashable,
+        handler: Handler[Any, Any, Any],
+        model: Model,
+        settings: LaneSettings,
+        changed: Callable[[Lane], None],
+    ) -> None:
+        """``changed`` is called when the lane may have a batch that it did not have before."""
         self.key = key
         self.handler = handler
         self.settings = settings
@@ -60,6 +68,7 @@ class Lane:
         self.unused_since = 0.0
         self.producing = 0
         """Sessions that may submit more examples before they wait for outcomes."""
+        self._changed = changed
         self._submissions: dict[int, Submission] = {}
         self._last_number = 0
         self._queued_bytes = 0
@@ -110,6 +119,25 @@ class Lane:
         self._submissions[self._last_number] = submission
         self._queued_bytes += submission.size
         self.backlog.put(self._last_number, moved)
+        self._changed(self)
+
+    def retry(self, batches: list[Batch]) -> None:
+        """Queue batches that were tried before, ahead of everything else."""
+        self.retries.extendleft(reversed(batches))
+        self._changed(self)
+
+    def begin_producing(self) -> None:
+        """Note that one more session may submit examples before it waits for outcomes."""
+        self.producing += 1
+
+    def end_producing(self) -> None:
+        """Note that a session waits or ends, so that the lane need not wait for its examples."""
+        self.producing -= 1
+        self._changed(self)
+
+    def note_waiting_session(self) -> None:
+        """Note that a session waits for outcomes: a batch that is smaller than the author wants must go then."""
+        self._changed(self)
 
     def take_all(self, now: float) -> list[Batch]:
         """Take everything that waits, as batches of any size."""

@@ -5,8 +5,10 @@ It only keeps books; the host loads and drops models.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from luminosity.inference.host.model import Family, Model
 
@@ -36,6 +38,12 @@ class Residency:
         self.budget = budget
         self._free = budget
         self._held: dict[Model, int] = {}
+        self._sizes: dict[type, Counter[int]] = {}
+        """How many models in memory have each size, by the class of their handler; only sizes that are known."""
+        self._counted: dict[Model, int] = {}
+        """The size with which a model is counted in ``_sizes``."""
+        self._kin: Counter[Hashable] = Counter()
+        """How many models of each family are in memory."""
 
     @property
     def held(self) -> int:
@@ -90,12 +98,24 @@ class Residency:
         self._held[model] = size
         if self._free is not None:
             self._free -= size
+        if model.size is not None:
+            self._counted[model] = model.size
+            self._sizes.setdefault(type(model.handler), Counter())[model.size] += 1
+        if model.family is not None:
+            self._kin[model.family.name] += 1
 
     def release(self, model: Model) -> None:
         """Free the bytes that a model holds."""
         freed = self._held.pop(model)
         if self._free is not None:
             self._free += freed
+        if model in self._counted:
+            kind = type(model.handler)
+            _count_down(self._sizes[kind], self._counted.pop(model))
+            if not self._sizes[kind]:
+                del self._sizes[kind]
+        if model.family is not None:
+            _count_down(self._kin, model.family.name)
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` if the books are inconsistent."""
@@ -105,16 +125,16 @@ class Residency:
             assert self.held + (self._free or 0) == self.budget, f"{self.held} + {self._free} is not {self.budget}"
         for family in {model.family for model in self._held if model.family is not None}:
             count = sum(each.family == family for each in self._held)
+            assert count <= self._kin[family.name], f"{count} models of {family.name} are in memory, not counted"
             assert count <= family.most, f"{count} models of {family.name} are in memory, at most {family.most} may be"
 
     def _expected(self, model: Model) -> int:
         """Return a model's size, or that of similar models if it was never loaded."""
         if model.size is not None:
             return model.size
-        kind = type(model.handler)
-        known = [each.size for each in self._held if each.size is not None]
-        alike = [each.size for each in self._held if each.size is not None and type(each.handler) is kind] or known
-        expected = max(alike, default=0)
+        alike = self._sizes.get(type(model.handler))
+        kinds = self._sizes.values() if alike is None else [alike]
+        expected = max((max(sizes) for sizes in kinds), default=0)
         return expected if self.budget is None else min(expected, self.budget)
 
     def _lack(self, model: Model) -> _Lack:
@@ -122,8 +142,7 @@ class Residency:
         family = model.family
         if family is None:
             return _Lack(size, 0, None)
-        kin = sum(each.family is not None and each.family.name == family.name for each in self._held)
-        return _Lack(size, kin + 1 - family.most, family)
+        return _Lack(size, self._kin[family.name] + 1 - family.most, family)
 
     def _enough_of(self, models: Iterable[Model], lack: _Lack) -> list[Model]:
         """Choose models in order until nothing is lacking; reduces ``lack``."""
@@ -162,3 +181,9 @@ class _Lack:
 
 def _has_run_long(model: Model) -> bool:
     return model.run_seconds >= max(_RUN_TO_LOAD * model.load_seconds, _SHORTEST_RUN_S)
+
+
+def _count_down(counts: Counter[Any], what: Hashable) -> None:
+    counts[what] -= 1
+    if not counts[what]:
+        del counts[what]

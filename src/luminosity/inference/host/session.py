@@ -38,6 +38,8 @@ class Session:
         self._outcomes: list[Outcome] = []
         self._stats: dict[Lane, list[BatchStats]] = {}
         self._lanes: set[Lane] = set()
+        self._choosy: set[Lane] = set()
+        """Lanes whose batches have a least size."""
         self._producing: set[Lane] = set()
 
     def submit(self, lane: Lane, prepared: Block, costs: Any, tag: Any, weights: Any = None) -> None:
@@ -52,12 +54,10 @@ class Session:
         """
         submission = Submission(self, prepared, tag, len(prepared), size(prepared))
         with self._lock:
-            self._lanes.add(lane)
+            self._use(lane)
             if not lane.has_room():
                 self._wait_until(lane.has_room)
-            for each in self._lanes - self._producing:
-                each.producing += 1
-            self._producing = set(self._lanes)
+            self._resume(lane)
             self._pending += len(prepared)
             lane.add(submission, costs, weights, self._now())
             self._lock.notify_all()
@@ -106,14 +106,28 @@ class Session:
 
     def moved(self, old: Lane, new: Lane) -> None:
         """Note that examples of this session moved to another lane. The host calls this and holds the lock."""
-        self._lanes.add(new)
+        self._use(new)
         if old in self._producing and new not in self._producing:
             self._producing.add(new)
-            new.producing += 1
+            new.begin_producing()
+
+    def _use(self, lane: Lane) -> None:
+        self._lanes.add(lane)
+        if lane.policy.limits.min_count > 1:
+            self._choosy.add(lane)
+
+    def _resume(self, lane: Lane) -> None:
+        """Tell the lanes that this session may add more; after a pause all of them, otherwise only the new one."""
+        for each in [lane] if self._producing else self._lanes:
+            if each not in self._producing:
+                self._producing.add(each)
+                each.begin_producing()
 
     def _wait_until(self, condition: Callable[[], bool]) -> None:
         self._pause()
         self.waiting = True
+        for lane in self._choosy:
+            lane.note_waiting_session()
         self._lock.notify_all()
         try:
             self._wait_for_host(condition, self._lanes)
@@ -123,5 +137,5 @@ class Session:
     def _pause(self) -> None:
         """Tell the lanes that this session adds nothing before the host has made progress."""
         for lane in self._producing:
-            lane.producing -= 1
+            lane.end_producing()
         self._producing = set()
