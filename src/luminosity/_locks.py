@@ -34,16 +34,17 @@ def unlock(descriptor: int) -> None:
 
 
 @contextlib.contextmanager
-def locked(descriptor: int, timeout_s: float) -> Generator[None]:
+def locked(descriptor: int, timeout_s: float, poll_s: float = _POLL_S) -> Generator[None]:
     """Hold the lock of an open file alone.
 
-    Raises ``TimeoutError`` if another holder keeps it for ``timeout_s`` seconds.
+    Raises ``TimeoutError`` if another holder keeps it for ``timeout_s`` seconds. ``poll_s`` is the time between two
+    attempts.
     """
     deadline = time.monotonic() + timeout_s
     while not try_lock(descriptor):
         if time.monotonic() > deadline:
             raise TimeoutError(f"waited {timeout_s:.3g} s for a lock")
-        time.sleep(_POLL_S * random.uniform(0.5, 1.5))
+        time.sleep(poll_s * random.uniform(0.5, 1.5))
     try:
         yield
     finally:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import os
 import resource
 import sys
 import traceback
@@ -147,8 +146,9 @@ def model_bytes(handler: Handler[Any, Any, Any], model: Any) -> int | None:
 
 def resident_bytes() -> int:
     """Return the resident memory of this process; on systems without ``/proc``, its peak."""
-    if os.path.exists(_STATM):
-        with open(_STATM) as file:
+    try:
+        with open(_STATM, "rb", buffering=0) as file:
             return int(file.read().split()[1]) * resource.getpagesize()
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    except FileNotFoundError:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024

@@ -33,6 +33,7 @@ from luminosity.engine.workers.failure import Failure
 from luminosity.engine.workers.full_batches import emit_full_batches_at_once
 from luminosity.engine.workers.request import WorkerRequest
 from luminosity.engine.workers.user_state import BatchingStateHandler, CachingHandler, estimate_size
+from luminosity.model_sizes import RUN_FOLDER_VARIABLE
 from luminosity.noise import quiet
 
 __all__ = ["RUNNER_CAPABILITIES", "PromptStateSampler", "end_with", "run"]
@@ -86,6 +87,7 @@ def run(request: WorkerRequest) -> None:
     printed.print_to(request.prints)
     os.environ.clear()
     os.environ.update(request.environment)
+    os.environ[RUN_FOLDER_VARIABLE] = request.memory_folder
     sys.path[:] = request.import_path
     os.chdir(request.working_directory)
     _reseed()

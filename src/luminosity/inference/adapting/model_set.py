@@ -38,9 +38,11 @@ class ModelSet:
     def __init__(self, handler: ModelHandler[Any, Any, Any]) -> None:
         inner: Any = without_functions(handler)
         self.is_shared = handler.share_model_across_processes()
+        """Whether all workers of a machine should share the models, as the handler says."""
         self.most_at_once: int | None = None
         self.handlers: dict[Hashable, Handler[Any, Any, Any]]
         self._names: dict[Hashable, Hashable] | None = None
+        self._shares_by_default = False
         # A batch that the user made may hold any key: Beam's own handler splits it.
         is_keyed = isinstance(inner, KeyedModelHandler) and not handler.should_skip_batching()
         keyed: Any = inner
@@ -48,6 +50,9 @@ class ModelSet:
             self.handlers = {name: adapt_keyed(each) for name, each in keyed._id_to_mh_map.items()}
             self.most_at_once = keyed._max_models_per_worker_hint
             self._names = dict(keyed._key_to_id_map)
+            self._shares_by_default = (
+                type(keyed).share_model_across_processes is KeyedModelHandler.share_model_across_processes
+            )
         else:
             self.handlers = {THE_MODEL: adapt(handler)}
 
@@ -57,6 +62,13 @@ class ModelSet:
         Beam's ``update_model_path`` does nothing unless a handler overrides it.
         """
         return sorted({str(each) for each in self.handlers.values() if not each.takes_updates()})
+
+    def is_shared_by_default(self, name: Hashable) -> bool:
+        """Return whether a model is shared only because Beam shares all models of keys, however small they are.
+
+        A model with ``large_model=True`` is shared because its author says so.
+        """
+        return self._shares_by_default and not self.handlers[name].share_model_across_processes()
 
     @property
     def is_keyed(self) -> bool:

@@ -131,6 +131,17 @@ class ModelHost:
                 if model.failures == failures:  # A failure has reset the count of waiters.
                     model.waiters -= 1
 
+    def size_of(self, lane: Lane) -> int:
+        """Return the bytes of the lane's model; 0 if it was never loaded."""
+        with self._changed:
+            return lane.model.size or 0
+
+    def unload(self, lane: Lane) -> None:
+        """Drop the lane's model from memory. The next batch loads it again."""
+        with self._changed:
+            evicted = self._scheduler.retire(lane.model, self._now())
+        drop(evicted)
+
     def load_ahead(self, lane: Lane, instead_of: Lane | None = None) -> Ahead:
         """Request a model before there is work for it, and return how far its load is; does not block.
 
@@ -258,7 +269,7 @@ class ModelHost:
                     self._in_flight.begin(found, self._now())
                     self._is_checked = False
                     return found
-                if not self._in_flight.running and self._queue.is_empty and not self._is_checked:
+                if not (self._is_checked or self._in_flight.running or self._scheduler.is_loading):
                     self._check_integrity()
                     self._is_checked = True
                 self._changed.wait(min(shortest, found))

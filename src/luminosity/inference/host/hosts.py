@@ -7,14 +7,14 @@ import sys
 import threading
 from typing import Any
 
-from luminosity.core import WorkerShare, machine_ram_bytes
+from luminosity.core import WorkerShare
 from luminosity.inference.handler import Handler
 from luminosity.inference.host.host import ModelHost
+from luminosity.model_sizes import models_ram_bytes
 
 __all__ = ["device_of", "host_of", "model_budget"]
 
 _SHARE_OF_DEVICE = 0.9  # the rest is for batches and the libraries' own memory
-_SHARE_OF_RAM = 0.5  # the rest is for the data, and for other programs
 _GPUS = ("cuda", "gpu")
 
 _lock = threading.Lock()
@@ -64,7 +64,7 @@ def model_budget(device: str, requested: int | None, workers: int) -> int | None
     if device == "remote":
         return None
     if device == "cpu":
-        total = int(machine_ram_bytes() * _SHARE_OF_RAM) if requested is None else requested
+        total = models_ram_bytes() if requested is None else requested
         return total // max(workers, WorkerShare.current().workers, 1)
     if requested is not None:
         return requested

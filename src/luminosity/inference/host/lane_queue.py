@@ -33,11 +33,6 @@ class LaneQueue:
         """The end of the wait of each lane that waits."""
         self._numbers = itertools.count()
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether no lane may have a batch."""
-        return not self._changed and not self._ends
-
     def add(self, lane: Lane) -> None:
         """Look at a lane again, after the lanes that are already here."""
         self._changed.setdefault(lane)

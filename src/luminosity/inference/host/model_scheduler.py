@@ -88,6 +88,11 @@ class ModelScheduler:
         """Whether the memory of the models is limited."""
         return self._residency.budget is not None
 
+    @property
+    def is_loading(self) -> bool:
+        """Whether a model is loading or requested."""
+        return bool(self._loading or self._requests)
+
     def model(
         self, key: Hashable, handler: Handler[Any, Any, Any], clock: Clock, family: Family | None, now: float
     ) -> Model:

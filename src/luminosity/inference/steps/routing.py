@@ -11,19 +11,17 @@ from typing import Any
 import numpy as np
 from apache_beam import pvalue
 
-from luminosity.core import WorkerShare
 from luminosity.inference.adapting.isolated import IsolatedHandler
 from luminosity.inference.adapting.model_set import THE_MODEL, ModelSet
 from luminosity.inference.adapting.wrapping import NewVersion
 from luminosity.inference.blocks import take
 from luminosity.inference.handler import Handler
-from luminosity.inference.host.hosts import host_of
 from luminosity.inference.host.interface import Ahead, Host
 from luminosity.inference.host.lane import LaneSettings
 from luminosity.inference.host.model import Family
-from luminosity.inference.shared_host.proxy import shared_host_of
 from luminosity.inference.steps.counters import StepCounters
 from luminosity.inference.steps.messages import PreparedBlock
+from luminosity.inference.steps.placement import PlacedLane, Placement
 from luminosity.inference.steps.settings import StepSettings
 from luminosity.inference.steps.versions import Version, Versions, version_of_all, versions_of_keys
 from luminosity.inference.steps.watch import Watcher
@@ -35,9 +33,18 @@ __all__ = ["EnteredLane", "LaneRouter"]
 class EnteredLane:
     """A lane that a step has entered, with its host and the counters of its model."""
 
-    host: Host
-    lane: Any
+    placed: PlacedLane
     counters: StepCounters
+
+    @property
+    def host(self) -> Host:
+        """The host that the lane belongs to."""
+        return self.placed.host
+
+    @property
+    def lane(self) -> Any:
+        """The lane."""
+        return self.placed.lane
 
 
 class LaneRouter:
@@ -53,17 +60,18 @@ class LaneRouter:
         self._settings = settings
         self._entered: dict[tuple[Hashable, str], EnteredLane] = {}
         """By model and path of the version."""
+        self._by_lane: dict[Any, EnteredLane] = {}
         self._versions = Versions(self._load_ahead, self._take_over, settings.updates_may_lag)
         watch = settings.watch
         self._watcher = None if watch is None else Watcher(watch, models.keys or [THE_MODEL])
         self._last_metadata: tuple[Any, Mapping[Hashable, Version]] = (None, {})
 
     def set_up(self) -> None:
-        """Find the host of each model, and load the model of a step without keys; blocks until it is loaded."""
+        """Set up the handlers, and load the model of a step without keys; blocks until it is loaded."""
         handlers = self._models.handlers
         for handler in handlers.values():
             handler.set_environment_vars()
-        self._hosts = {name: _host_for(handler, self._models, self._settings) for name, handler in handlers.items()}
+        self._placement = Placement(self._models, self._settings)
         if not self._settings.load_late and not self._models.is_keyed:
             entered = self._enter(THE_MODEL, Version())
             entered.host.load(entered.lane)
@@ -94,7 +102,7 @@ class LaneRouter:
 
     def find(self, lane: Any) -> EnteredLane | None:
         """Return the entry of a lane, or None if this router has not entered it."""
-        return next((entered for entered in self._entered.values() if entered.lane is lane), None)
+        return self._by_lane.get(lane)
 
     def look_for_updates(self) -> None:
         """Switch to versions that have appeared, while the step submits nothing; waiting examples may get them."""
@@ -117,14 +125,14 @@ class LaneRouter:
         needed = self._versions.needed()
         for each, entered in list(self._entered.items()):
             if entered not in used and each not in needed:
-                entered.host.leave(entered.lane)
-                del self._entered[each]
+                self._placement.leave(entered.placed)
+                del self._entered[each], self._by_lane[entered.lane]
 
     def leave_all(self) -> None:
         """Leave all lanes."""
         for entered in self._entered.values():
-            entered.host.leave(entered.lane)
-        self._entered = {}
+            self._placement.leave(entered.placed)
+        self._entered, self._by_lane = {}, {}
 
     def _wanted(self, model: Hashable, key: Hashable, metadata: Any) -> Version:
         """Return the version that the watched files or the side input name; if they name none, the current one."""
@@ -156,8 +164,8 @@ class LaneRouter:
     def _enter(self, model: Hashable, version: Version) -> EnteredLane:
         entered = self._entered.get((model, version.path))
         if entered is None:
-            host, namespace = self._hosts[model], self._settings.metrics_namespace
-            lane = host.enter(
+            placed = self._placement.enter(
+                model,
                 (self._settings.step_id, model, version.path),
                 lambda: self._handler(model, version.path),
                 self._lane_settings(model, version.path),
@@ -165,8 +173,9 @@ class LaneRouter:
             prefixes = [version.name]
             if self._models.is_keyed:
                 prefixes = ["", f"{model}-{version.name}-" if version.path else f"{model}-"]
-            entered = EnteredLane(host, lane, StepCounters(lane.handler, namespace, prefixes))
-            self._entered[model, version.path] = entered
+            counters = StepCounters(placed.lane.handler, self._settings.metrics_namespace, prefixes)
+            entered = EnteredLane(placed, counters)
+            self._entered[model, version.path] = self._by_lane[placed.lane] = entered
         return entered
 
     def _handler(self, model: Hashable, path: str) -> Handler[Any, Any, Any]:
@@ -204,20 +213,3 @@ def _part(block: PreparedBlock, places: Any) -> PreparedBlock:
         weights=None if block.weights is None else block.weights[places],
         seconds=block.seconds * len(places) / len(block.examples),
     )
-
-
-def _host_for(handler: Handler[Any, Any, Any], models: ModelSet, settings: StepSettings) -> Host:
-    """Return the shared host for models that are shared across processes, or otherwise a host in this process.
-
-    A worker that is alone needs no shared host: the only worker of a device already holds the device's models.
-    """
-    if models.is_shared and not _is_alone(settings):
-        return shared_host_of(settings.run_id, settings.memory_budget, settings.threads, settings.model_cache)
-    return host_of(handler, settings.memory_budget, settings.workers or 1)
-
-
-def _is_alone(settings: StepSettings) -> bool:
-    share = WorkerShare.current()
-    if share.pool:
-        return bool(share.devices) or share.workers == 1
-    return settings.workers == 1
