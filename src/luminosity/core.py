@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import resource
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
@@ -21,9 +23,11 @@ __all__ = [
     "InferenceMetrics",
     "WorkerShare",
     "machine_ram_bytes",
+    "resident_bytes",
     "usable_cores",
 ]
 
+_STATM = "/proc/self/statm"
 _ENVIRONMENT_KEY = "LUMINOSITY_WORKER_SHARE"
 
 
@@ -168,3 +172,13 @@ def machine_ram_bytes() -> int:
         if limit.isdigit():
             total = min(total, int(limit))
     return total
+
+
+def resident_bytes() -> int:
+    """Return the resident memory of this process; on systems without ``/proc``, its peak."""
+    try:
+        with open(_STATM, "rb", buffering=0) as file:
+            return int(file.read().split()[1]) * resource.getpagesize()
+    except FileNotFoundError:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import gc
 import hashlib
 import os
 import threading
-from collections.abc import Hashable, Iterator
+from collections.abc import Generator, Hashable
 
 from luminosity._locks import locked
 from luminosity.core import WorkerShare, machine_ram_bytes
 
-__all__ = ["RUN_FOLDER_VARIABLE", "LocalShare", "ModelSizes", "models_ram_bytes"]
+__all__ = ["RUN_FOLDER_VARIABLE", "LocalShare", "ModelSizes", "models_ram_bytes", "return_free_memory"]
 
 RUN_FOLDER_VARIABLE = "LUMINOSITY_RUN_FOLDER"
 """The environment variable that names a folder to the workers of a run; the engine removes it with the run."""
@@ -25,6 +27,14 @@ _POLL_S = 0.001  # a small model loads in a few milliseconds
 def models_ram_bytes() -> int:
     """Return the part of the machine's memory that models may take, in all workers together."""
     return int(machine_ram_bytes() * _SHARE_OF_RAM)
+
+
+def return_free_memory() -> None:
+    """Return the memory of dropped models to the system: otherwise the next model reuses it and seems to need none."""
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # only glibc has it, and only glibc needs it
+    if trim is not None:
+        trim(0)
 
 
 class ModelSizes:
@@ -69,7 +79,7 @@ class ModelSizes:
         os.write(self._file, f"{_digest(name)} {size}\n".encode())
 
     @contextlib.contextmanager
-    def measuring(self) -> Iterator[None]:
+    def measuring(self) -> Generator[None]:
         """Hold the lock of the machine while a model of unknown size is loaded.
 
         Raises ``TimeoutError`` if other workers load for too long.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import resource
 import sys
 import traceback
 from collections.abc import Iterator
@@ -18,7 +17,6 @@ __all__ = [
     "make_room_after",
     "model_bytes",
     "release_memory",
-    "resident_bytes",
 ]
 
 _LOGGER = logging.getLogger(__name__)
@@ -37,8 +35,6 @@ _MESSAGES = (
     "failed to allocate memory for requested buffer",  # ONNX Runtime's arena
 )
 _MOST_CAUSES = 20  # a chain of causes may be a loop
-
-_STATM = "/proc/self/statm"
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -142,13 +138,3 @@ def model_bytes(handler: Handler[Any, Any, Any], model: Any) -> int | None:
         if leaves and all(isinstance(leaf, jax.Array) for leaf in leaves):
             return sum(leaf.nbytes for leaf in leaves)
     return None
-
-
-def resident_bytes() -> int:
-    """Return the resident memory of this process; on systems without ``/proc``, its peak."""
-    try:
-        with open(_STATM, "rb", buffering=0) as file:
-            return int(file.read().split()[1]) * resource.getpagesize()
-    except FileNotFoundError:
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return peak if sys.platform == "darwin" else peak * 1024

@@ -12,6 +12,7 @@ import textwrap
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -192,13 +193,39 @@ def test_killed_again_and_again_and_every_result_comes_once(
 
 def test_models_of_keys_meet_in_one_host(run: Callable[..., list[Any]], tmp_path: Path) -> None:
     log = tmp_path / "log"
-    handler = KeyedModelHandler([KeyModelMapping([f"k{n}"], Where(log)) for n in range(3)])
+    handler = KeyedModelHandler([KeyModelMapping([f"k{n}"], Where(log, large_model=True)) for n in range(3)])
     found = run([(f"k{n % 3}", n) for n in range(300)], RunInference(handler))
     assert sorted((key, example, value) for key, example, (value, *_), *_ in found) == sorted(
         (f"k{n % 3}", n, 2 * n) for n in range(300)
     )
     assert len(loads(log)) == 3
     assert len(set(loads(log))) == 1
+
+
+def test_each_worker_loads_small_models_of_keys(run: Callable[..., list[Any]], tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    handler = KeyedModelHandler([KeyModelMapping([f"k{n}"], InHost(log)) for n in range(3)])
+    found = run([(f"k{n % 3}", n) for n in range(300)], RunInference(handler))
+    assert sorted((key, example, value) for key, example, (value, *_), *_ in found) == sorted(
+        (f"k{n % 3}", n, 2 * n) for n in range(300)
+    )
+    assert not any(is_host for _, _, (*_, is_host), *_ in found)
+    assert max(Counter(loads(log)).values()) <= 3
+
+
+def test_models_of_keys_that_turn_out_large_meet_in_one_host(run: Callable[..., list[Any]], tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    handler = KeyedModelHandler([KeyModelMapping([f"k{n}"], InHost(log, megabytes=60)) for n in range(3)])
+    # A quarter of the budget is for the small models of each worker.
+    found = run([(f"k{n % 3}", n) for n in range(300)], RunInference(handler), "--model_memory_budget=230MB")
+    assert sorted((key, example, value) for key, example, (value, *_), *_ in found) == sorted(
+        (f"k{n % 3}", n, 2 * n) for n in range(300)
+    )
+    (host,) = {pid for _, _, (_, pid, is_host), *_ in found if is_host}
+    assert all(is_host for _, _, (*_, is_host), *_ in found)
+    counts = Counter(loads(log))
+    assert counts.pop(host) == 3
+    assert sum(counts.values()) == 3, "a model was measured more than once"
 
 
 class Refuses(Where):

@@ -25,9 +25,10 @@ from apache_beam.runners.worker import (
 )
 from apache_beam.utils.counters import CounterFactory
 
+from luminosity._text import parse_size
 from luminosity.engine.fnapi.logs import add_logger_name
 from luminosity.engine.spill.quota import WriterQuota
-from luminosity.engine.workers import load_ahead, main_classes, printed, shared_objects
+from luminosity.engine.workers import beam_models, load_ahead, main_classes, printed, shared_objects
 from luminosity.engine.workers.channel import BlockChannel, BlockWriter
 from luminosity.engine.workers.failure import Failure
 from luminosity.engine.workers.full_batches import emit_full_batches_at_once
@@ -94,6 +95,8 @@ def run(request: WorkerRequest) -> None:
     quiet()
     # Beam sets it on import, before this worker had an id.
     setattr(worker_id_interceptor.WorkerIdInterceptor, "_worker_id", request.worker_id)  # noqa: B010
+    budget = request.pipeline_options.get("model_memory_budget")
+    beam_models.keep_small_models_here(None if budget is None else parse_size(str(budget)))
     main_classes.load(request.main_classes)
     main_classes.load_in_spawned(request.main_classes)
     os.environ[shared_objects.FOLDER_VARIABLE] = folder = os.path.dirname(request.main_classes)

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from luminosity.core import resident_bytes
 from luminosity.inference.handler import Handler
 from luminosity.inference.host.model import Clock, Loaded, LoadStats, Model
-from luminosity.inference.memory import forget_frames, is_out_of_memory, model_bytes, release_memory, resident_bytes
+from luminosity.inference.memory import forget_frames, is_out_of_memory, model_bytes, release_memory
 
 __all__ = ["Dropped", "LoadCallbacks", "drop", "drop_in_background", "load", "start_load"]
 

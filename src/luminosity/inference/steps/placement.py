@@ -17,7 +17,7 @@ from luminosity.inference.host.interface import Host
 from luminosity.inference.host.lane import LaneSettings
 from luminosity.inference.shared_host.proxy import shared_host_of
 from luminosity.inference.steps.settings import StepSettings
-from luminosity.model_sizes import LocalShare, ModelSizes
+from luminosity.model_sizes import LocalShare, ModelSizes, return_free_memory
 
 __all__ = ["PlacedLane", "Placement"]
 
@@ -125,6 +125,7 @@ class Placement:
             return PlacedLane(here, lane, settings.model)
         here.leave(lane)
         here.unload(lane)
+        return_free_memory()
         return None
 
     def _place_of(self, name: Hashable) -> _Place:

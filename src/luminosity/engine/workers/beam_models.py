@@ -1,0 +1,154 @@
+"""Beam's RunInference with a model for each key: each worker loads small models itself.
+
+Beam holds the models of a ``KeyedModelHandler`` in one process, whatever their size, and the other workers call them
+through a proxy. A call takes 20 ms and more, and only one process computes.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from functools import partial
+from typing import Any
+
+from luminosity.core import WorkerShare, resident_bytes
+from luminosity.model_sizes import LocalShare, ModelSizes, return_free_memory
+
+__all__ = ["keep_small_models_here"]
+
+_BASE = "apache_beam.ml.inference.base"
+
+
+def keep_small_models_here(budget: int | None) -> None:
+    """Let Beam's RunInference load small models of keys in this worker. Call it before any step is unpickled.
+
+    The fork server has imported Beam's module already. If this process is a spawned one, the module is not there, and
+    Beam's behaviour stays: importing it takes longer than a worker takes to start.
+
+    Args:
+        budget: the value of ``--model_memory_budget`` in bytes, or None.
+    """
+    base: Any = sys.modules.get(_BASE)
+    if base is None:
+        return
+
+    class SmallModelsDoFn(base._RunInferenceDoFn):
+        """Beam's step; it is unpickled in place of Beam's because it has the same name in Beam's module."""
+
+        def setup(self) -> None:
+            keyed = _models_shared_by_default(base, self._model_handler)
+            if keyed is not None and not self._load_model_at_runtime and not self.use_model_manager:
+                _keep_here(base, keyed, self._model_tag, budget)
+            super().setup()
+
+    SmallModelsDoFn.__name__ = SmallModelsDoFn.__qualname__ = base._RunInferenceDoFn.__name__
+    SmallModelsDoFn.__module__ = _BASE
+    base._RunInferenceDoFn = SmallModelsDoFn
+
+
+def _models_shared_by_default(base: Any, handler: Any) -> Any | None:
+    """Return the handler of many models, if they are shared only because Beam shares all models of keys."""
+    while isinstance(handler, base._PreProcessingModelHandler | base._PostProcessingModelHandler):
+        handler = handler._base
+    if not isinstance(handler, base.KeyedModelHandler) or handler._single_model:
+        return None
+    if type(handler).share_model_across_processes is not base.KeyedModelHandler.share_model_across_processes:
+        return None
+    asks = any(each.share_model_across_processes() for each in handler._id_to_mh_map.values())
+    return None if asks else handler
+
+
+def _keep_here(base: Any, handler: Any, tag: str, budget: int | None) -> None:
+    """Let the handler load its models in this process."""
+    share, sizes = WorkerShare.current(), ModelSizes.of_run()
+    if sizes is None or share.devices:
+        return
+    handler.share_model_across_processes = partial(bool, False)
+    if share.workers > 1:
+        share_here = LocalShare.of_process(budget)
+        handler.load_model = partial(_make_manager, base, handler._id_to_mh_map, tag, sizes, share_here)
+
+
+def _make_manager(base: Any, handlers: dict[Any, Any], tag: str, sizes: ModelSizes, share: LocalShare) -> Any:
+    shared = partial(_connect, base, handlers, tag)
+    return _make_manager_class(base)(handlers, tag, sizes, share, shared)
+
+
+def _connect(base: Any, handlers: dict[Any, Any], tag: str) -> Any:
+    """Return the manager that holds the models of all workers, as Beam does it."""
+    make = partial(base._ModelHandlerManager, handlers)
+    return base.multi_process_shared.MultiProcessShared(make, tag=f"{tag}_shared", always_proxy=True).acquire()
+
+
+def _make_manager_class(base: Any) -> Any:
+    class SmallModelManager(base._ModelHandlerManager):
+        """Loads small models in this process, and has Beam's shared manager load the others.
+
+        Beam calls ``load`` before each use of a model, and finds the model by the tag that it returns. Methods may be
+        called from any thread.
+        """
+
+        def __init__(
+            self, handlers: dict[Any, Any], tag: str, sizes: ModelSizes, share: LocalShare, connect: Any
+        ) -> None:
+            super().__init__(handlers)
+            self._name = tag
+            self._sizes = sizes
+            self._share = share
+            self._connect = connect
+            self._lock = threading.RLock()
+            self._small: set[Any] = set()
+            self._shared: Any = None
+            self._most = 0
+
+        def load(self, key: Any) -> Any:
+            with self._lock:
+                stats = super().load(key) if key in self._small else self._load_if_small(key)
+                return self._shared_manager().load(key) if stats is None else stats
+
+        def increment_max_models(self, increment: int) -> None:
+            with self._lock:
+                super().increment_max_models(increment)
+                self._most += increment
+                if self._shared is not None:
+                    self._shared.increment_max_models(increment)
+
+        def _load_if_small(self, key: Any) -> Any | None:
+            """Load a model for the first time; return None if it is not small."""
+            name = self._name, key
+            size = self._sizes.get(name)
+            if size is None:
+                try:
+                    with self._sizes.measuring():
+                        size = self._sizes.get(name)  # Another worker may have loaded it meanwhile.
+                        if size is None:
+                            return self._measure(key, name)
+                except TimeoutError:
+                    return None
+            if not self._share.take(name, size):
+                return None
+            self._small.add(key)
+            return super().load(key)
+
+        def _measure(self, key: Any, name: Any) -> Any | None:
+            before = resident_bytes()
+            stats = super().load(key)
+            size = max(resident_bytes() - before, 0)
+            self._sizes.add(name, size)
+            if self._share.take(name, size):
+                self._small.add(key)
+                return stats
+            handle, model = self._proxy_map.pop(self._tag_map.pop(key))
+            handle.release(model)
+            del handle, model
+            return_free_memory()
+            return None
+
+        def _shared_manager(self) -> Any:
+            if self._shared is None:
+                self._shared = self._connect()
+                if self._most:
+                    self._shared.increment_max_models(self._most)
+            return self._shared
+
+    return SmallModelManager
