@@ -18,6 +18,7 @@ from apache_beam.testing.util import assert_that, equal_to
 from apache_beam.transforms import window
 
 from luminosity import Column, Enrich, Handler, JaxModelHandler, SentenceEmbedder, TextClassifier, TokenClassifier
+from luminosity.core import WorkerShare
 from luminosity.inference.enrich.outputs import NewColumn
 from luminosity.inference.enrich.prepare_columns import alike
 from luminosity.inference.enrich.table_steps import BeginDoFn
@@ -400,6 +401,23 @@ def test_batches_are_cut_by_rows_and_bytes() -> None:
     assert rows == [128, 128, 44]
     blocks = list(step.process(pa.record_batch({"text": ["a" * 1_000_000] * 10})))
     assert [(block.start, block.table.num_rows) for block in blocks] == [(0, 2), (2, 3), (5, 2), (7, 3)]
+
+
+def test_a_short_table_has_blocks_for_all_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    (variable,) = WorkerShare("cpu", 1.0, 2**30, (), workers=2).to_environment().items()
+    monkeypatch.setenv(*variable)
+
+    def blocks(*tables: int) -> list[int]:
+        step = BeginDoFn({"n": Column(Lengths(), "text")}, cuts=True)
+        cut = [block for rows in tables for block in step.process(pa.record_batch({"text": ["a"] * rows}))]
+        assert sum(block.table.num_rows for block in cut) == sum(tables)
+        return [block.table.num_rows for block in cut]
+
+    assert len(blocks(300)) >= 16
+    assert max(blocks(300)) <= 300 // 16
+    assert len(blocks(*[500] * 20)) <= 2 * 10_000 // 128, "a long table is cut into small blocks"
+    assert blocks(0) == [0]
+    assert blocks(3) == [3]
 
 
 HANDLER = Lengths()

@@ -11,14 +11,17 @@ import pyarrow as pa
 from apache_beam import pvalue
 
 from luminosity._text import did_you_mean
+from luminosity.core import WorkerShare
 from luminosity.errors import InvalidArgument, InvalidType
 from luminosity.inference.enrich.column import Column
 from luminosity.inference.enrich.table_block import DELETED, TableBlock
 
-__all__ = ["FAILED", "BeginDoFn", "FinishDoFn"]
+__all__ = ["FAILED", "BeginDoFn", "FinishDoFn", "rows_of_block"]
 
 
 _MOST_ROWS = 128  # of a block, so that many workers can share a table
+_LEAST_ROWS = 16  # of a block, unless the table is shorter: a block has fixed costs
+_BLOCKS_PER_WORKER = 8  # of a short table, so that all workers are done at about the same time
 _MOST_BYTES = 4_000_000  # of a block, unless a single row is larger
 
 FAILED = "failed"
@@ -32,6 +35,7 @@ class BeginDoFn(beam.DoFn):
         self._columns = columns
         self._cuts = cuts
         self._checked: Any = None
+        self._rows_seen = 0
 
     def process(self, table: pa.RecordBatch) -> Iterator[TableBlock]:
         """Check the schema of a table and yield its rows as blocks."""
@@ -44,10 +48,28 @@ class BeginDoFn(beam.DoFn):
             check_schema(table.schema, self._columns)
             self._checked = table.schema
         if self._cuts:
-            for start in range(0, max(table.num_rows, 1), _MOST_ROWS):
-                yield from _pieces(table.slice(start, _MOST_ROWS), start)
+            start = 0
+            while start < table.num_rows or start == 0:
+                count = rows_of_block(self._rows_seen, WorkerShare.current().workers)
+                yield from _pieces(table.slice(start, count), start)
+                start += count
+                self._rows_seen += count
         else:
             yield TableBlock(table, table.num_columns)
+
+
+def rows_of_block(rows_seen: int, workers: int) -> int:
+    """Return how many rows the next block has, after this many rows.
+
+    How many rows follow is not known. So the first blocks are small, because a short table must have enough blocks for
+    all workers, and they grow with the rows so far, because a long table has enough large ones.
+
+    >>> rows_of_block(0, workers=2), rows_of_block(1000, workers=2), rows_of_block(0, workers=1)
+    (16, 62, 128)
+    """
+    if workers == 1:
+        return _MOST_ROWS
+    return min(max(rows_seen // (_BLOCKS_PER_WORKER * workers), _LEAST_ROWS), _MOST_ROWS)
 
 
 def check_schema(schema: pa.Schema, columns: Mapping[str, Column]) -> None:
