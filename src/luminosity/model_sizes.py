@@ -22,6 +22,8 @@ _SHARE_OF_RAM = 0.5  # for models; the rest is for the data, and for other progr
 _SHARE_OF_SMALL = 0.5  # of the memory for models; the rest is for models that the workers share
 _LONGEST_LOAD_S = 600.0  # a model that another worker loads for longer than this is not small
 _POLL_S = 0.001  # a small model loads in a few milliseconds
+_ALIKE_AFTER = 4  # models of a kind that were small; the next ones are taken for small, too
+_MANY_FIT = 64  # a model is certainly small if this many fit into a worker's share
 
 
 def models_ram_bytes() -> int:
@@ -41,8 +43,8 @@ class ModelSizes:
     """A file in the run's folder with the size of each model that any worker has loaded.
 
     No process knows the size of a model before it has loaded it. So models of unknown size are loaded one at a time on
-    a machine: two workers that load the same large model at once might exceed the memory. Methods may be called from
-    any thread.
+    a machine: two workers that load the same large model at once might exceed the memory. After some models of a kind
+    were small, others of that kind are loaded without waiting. Methods may be called from any thread.
     """
 
     def __init__(self, folder: str) -> None:
@@ -50,8 +52,12 @@ class ModelSizes:
         self._file = os.open(os.path.join(folder, "model-sizes"), flags, 0o600)
         self._lock = threading.Lock()
         """Threads of a process hold the file's lock one after another."""
+        self._reading = threading.Lock()
+        """Protects what was read so far."""
         self._read_to = 0
         self._known: dict[str, int] = {}
+        self._of_kinds: dict[str, tuple[int, int]] = {}
+        """How many models of each kind are known, and the bytes of the largest."""
 
     @classmethod
     def of_run(cls) -> ModelSizes | None:
@@ -73,17 +79,21 @@ class ModelSizes:
             self._read()
         return self._known.get(digest)
 
-    def add(self, name: Hashable, size: int) -> None:
-        """Tell all workers the size of a model."""
-        self._known[_digest(name)] = size
-        os.write(self._file, f"{_digest(name)} {size}\n".encode())
+    def add(self, name: Hashable, kind: str, size: int) -> None:
+        """Tell all workers the size of a model. ``kind``: the class of its handler."""
+        os.write(self._file, f"{_digest(name)} {_digest(kind)} {size}\n".encode())
+        self._read()
 
     @contextlib.contextmanager
-    def measuring(self) -> Generator[None]:
-        """Hold the lock of the machine while a model of unknown size is loaded.
+    def measuring(self, kind: str, share: LocalShare) -> Generator[None]:
+        """Hold the lock of the machine while a model of unknown size is loaded, unless such models are small.
 
         Raises ``TimeoutError`` if other workers load for too long.
         """
+        count, largest = self._of_kinds.get(_digest(kind), (0, 0))
+        if count >= _ALIKE_AFTER and _MANY_FIT * largest <= share.limit:
+            yield
+            return
         if not self._lock.acquire(timeout=_LONGEST_LOAD_S):
             raise TimeoutError(f"waited {_LONGEST_LOAD_S:.0f} s for another thread to load a model")
         try:
@@ -93,10 +103,15 @@ class ModelSizes:
             self._lock.release()
 
     def _read(self) -> None:
-        new = os.pread(self._file, max(os.fstat(self._file).st_size - self._read_to, 0), self._read_to)
-        whole = new[: new.rfind(b"\n") + 1]
-        self._known |= {digest: int(size) for digest, size in map(str.split, whole.decode().splitlines())}
-        self._read_to += len(whole)
+        with self._reading:
+            new = os.pread(self._file, max(os.fstat(self._file).st_size - self._read_to, 0), self._read_to)
+            whole = new[: new.rfind(b"\n") + 1]
+            self._read_to += len(whole)
+            for line in whole.decode().splitlines():
+                digest, kind, size = line.split()
+                self._known[digest] = int(size)
+                count, largest = self._of_kinds.get(kind, (0, 0))
+                self._of_kinds[kind] = count + 1, max(largest, int(size))
 
 
 class LocalShare:
@@ -105,7 +120,7 @@ class LocalShare:
     def __init__(self, requested: int | None) -> None:
         """``requested``: the bytes for the models of all workers together, unless it is None."""
         total = models_ram_bytes() if requested is None else requested
-        self._limit = int(total * _SHARE_OF_SMALL) // max(WorkerShare.current().workers, 1)
+        self.limit = int(total * _SHARE_OF_SMALL) // max(WorkerShare.current().workers, 1)
         self._lock = threading.Lock()
         self._taken: dict[Hashable, tuple[int, int]] = {}
         """The bytes of each model, and how often it was taken."""
@@ -126,7 +141,7 @@ class LocalShare:
         """Take memory for a model; return whether there is enough. Call :meth:`give_back` once for each success."""
         with self._lock:
             known, users = self._taken.get(name, (size, 0))
-            if not users and self._total + size > self._limit:
+            if not users and self._total + size > self.limit:
                 return False
             self._total += 0 if users else size
             self._taken[name] = known, users + 1

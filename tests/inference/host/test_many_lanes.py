@@ -51,7 +51,7 @@ def count_looks(monkeypatch: pytest.MonkeyPatch, lanes: int) -> int:
                 session.submit(lane, [1, 2], [1.0, 1.0], number)
             found = [outcome for outcomes in session.finish() for outcome in outcomes]
             session.close()
-            values = {(each.tag, value) for each in found for value in each.values}
+            values = {(each.tag, value) for each in found for value in each.values or []}
             assert values == {(n, 1000 * n + example) for n in range(lanes) for example in (1, 2)}
     host.check_integrity()
     for lane in entered:

@@ -119,7 +119,7 @@ def _make_manager_class(base: Any) -> Any:
             size = self._sizes.get(name)
             if size is None:
                 try:
-                    with self._sizes.measuring():
+                    with self._sizes.measuring(self._kind_of(key), self._share):
                         size = self._sizes.get(name)  # Another worker may have loaded it meanwhile.
                         if size is None:
                             return self._measure(key, name)
@@ -134,7 +134,7 @@ def _make_manager_class(base: Any) -> Any:
             before = resident_bytes()
             stats = super().load(key)
             size = max(resident_bytes() - before, 0)
-            self._sizes.add(name, size)
+            self._sizes.add(name, self._kind_of(key), size)
             if self._share.take(name, size):
                 self._small.add(key)
                 return stats
@@ -143,6 +143,9 @@ def _make_manager_class(base: Any) -> Any:
             del handle, model
             return_free_memory()
             return None
+
+        def _kind_of(self, key: Any) -> str:
+            return type(self._mh_map[key]).__name__
 
         def _shared_manager(self) -> Any:
             if self._shared is None:

@@ -67,7 +67,7 @@ class Placement:
         """Enter the lane with this key for a model. Blocks while a model of unknown size is loaded."""
         place, here = self._places[model], self._host_here(model)
         if place is _Place.BY_SIZE:
-            found = self._enter_if_small(here, key, make_handler, settings)
+            found = self._enter_if_small(here, str(self._models.handlers[model]), key, make_handler, settings)
             if found is not None:
                 return found
         host = here if place is _Place.HERE else self._shared_host()
@@ -82,6 +82,7 @@ class Placement:
     def _enter_if_small(
         self,
         here: ModelHost,
+        kind: str,
         key: Hashable,
         make_handler: Callable[[], Handler[Any, Any, Any]],
         settings: LaneSettings,
@@ -92,10 +93,10 @@ class Placement:
         size = sizes.get(name)
         if size is None:
             try:
-                with sizes.measuring():
+                with sizes.measuring(kind, self._share):
                     size = sizes.get(name)  # Another worker may have loaded it meanwhile.
                     if size is None:
-                        return self._measure(here, key, make_handler, settings, sizes)
+                        return self._measure(here, key, make_handler, settings, kind)
             except TimeoutError:
                 return None
         if not self._share.take(name, size):
@@ -108,7 +109,7 @@ class Placement:
         key: Hashable,
         make_handler: Callable[[], Handler[Any, Any, Any]],
         settings: LaneSettings,
-        sizes: ModelSizes,
+        kind: str,
     ) -> PlacedLane | None:
         """Load a model to find its size, and drop it again if it is not small."""
         lane = here.enter(key, make_handler, settings)
@@ -120,7 +121,8 @@ class Placement:
             # The lane's examples fail with the error of their own load, or become dead letters.
             return PlacedLane(here, lane)
         size = here.size_of(lane)
-        sizes.add(settings.model, size)
+        assert self._sizes is not None
+        self._sizes.add(settings.model, kind, size)
         if self._share.take(settings.model, size):
             return PlacedLane(here, lane, settings.model)
         here.leave(lane)
