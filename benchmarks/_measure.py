@@ -34,6 +34,11 @@ def run_beams(build: Callable[[beam.Pipeline], Any], *flags: str) -> float:
     return _run(build, beam.Pipeline(FnApiRunner(), PipelineOptions(list(flags))))
 
 
+def run_direct(build: Callable[[beam.Pipeline], Any], *flags: str) -> float:
+    """Return the same on Beam's DirectRunner."""
+    return _run(build, beam.Pipeline("DirectRunner", PipelineOptions(list(flags))))
+
+
 def main(sides: dict[str, Side], report: Callable[[Results], None], rounds: int = 1) -> None:
     """Measure all sides `rounds` times in turn and report the medians.
 

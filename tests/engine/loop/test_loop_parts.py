@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+import random
+
+import pytest
 
 from luminosity.engine.data.timers import TimerStore
-from luminosity.engine.data.watermarks import MAX
+from luminosity.engine.data.watermarks import MAX, Holds
 from luminosity.engine.loop.sizing import BundleSize
 from luminosity.engine.plan.codecs import TimerRecord
+from luminosity.engine.workers.channel import TimerStream
 
 _FAMILY = ("step", "timer")
 
@@ -163,3 +167,53 @@ def test_a_keys_later_timer_waits_for_what_its_earlier_one_does() -> None:
     store.apply(_FAMILY, [timer(b"a", 20, tag=b"2"), timer(b"a", 10, tag=b"1"), timer(b"b", 15)])
     assert fired(store, 100) == [b"a at 10", b"b at 15"]
     assert fired(store, 100) == [b"a at 20"]
+
+
+def test_setting_a_timer_again_leaves_one_entry() -> None:
+    store = TimerStore()
+    for number in range(20_000):
+        store.apply(_FAMILY, [timer(b"a", 10), timer(b"b", 10**6 - number)])
+    assert len(store) == 2
+    assert sum(map(len, store._schedule.values())) < 2000  # pyright: ignore[reportPrivateUsage]
+    assert fired(store, 9) == []
+    assert fired(store, 10**6) == [b"a at 10", b"b at 980001"]
+    assert fired(store, 10**7) == []
+
+
+def test_many_later_timers_of_a_key_do_not_hide_other_keys_for_good() -> None:
+    store = TimerStore()
+    store.apply(_FAMILY, [timer(b"a", n, tag=b"%d" % n) for n in range(1000)])
+    store.apply(_FAMILY, [timer(b"b", 500)])
+    found: list[bytes] = []
+    bundles = 0
+    while due := fired(store, 1000):
+        found += due
+        bundles += 1
+    assert [entry for entry in found if entry.startswith(b"a")] == [b"a at %d" % n for n in range(1000)]
+    assert found.count(b"b at 500") == 1
+    assert bundles == 1000
+    assert store.holds.minimum == MAX
+
+
+def test_holds_are_exact_among_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("luminosity.engine.data.watermarks._REMOVED_AT_LEAST", 10)
+    chance = random.Random(1)
+    holds, expected = Holds(), list[int]()
+    for _ in range(5000):
+        if expected and chance.random() < 0.5:
+            holds.remove(expected.pop(chance.randrange(len(expected))))
+        else:
+            expected.append(chance.randrange(50))
+            holds.add(expected[-1])
+        assert holds.minimum == min(expected, default=MAX)
+    assert len(holds._heap) < 200  # pyright: ignore[reportPrivateUsage]
+
+
+def test_a_worker_sends_the_last_of_equal_timers() -> None:
+    sent: list[bytes] = []
+    stream = TimerStream(sent.append, lambda: sent.append(b"end"))
+    for record in (b"a1", b"b1", b"a2", b"a1", b"a1"):
+        stream.write(record)
+        stream.maybe_flush()
+    stream.close()
+    assert sent == [b"b1a2a1", b"end"]

@@ -12,6 +12,9 @@ __all__ = ["FamilyKey", "TimerStore"]
 
 FamilyKey = tuple[str, str]
 
+_LATER_AT_LEAST = 100  # timers that wait for an earlier one of their key, before a search ends because of them
+_INVALID_AT_LEAST = 1000  # entries of a schedule, before the invalid ones are worth removing
+
 
 class TimerStore:
     """The timers of one shard's keys. Only the loop's thread uses it.
@@ -37,7 +40,16 @@ class TimerStore:
             if not record.is_clear:
                 self._timers[family, record.identity] = record
                 self.holds.add(record.hold_micros)
-                heapq.heappush(self._schedule.setdefault(family, []), (record.fire_micros, record.identity))
+                if previous is None or previous.fire_micros != record.fire_micros:
+                    self._schedule_timer(family, record)
+
+    def _schedule_timer(self, family: FamilyKey, record: TimerRecord) -> None:
+        schedule = self._schedule.setdefault(family, [])
+        heapq.heappush(schedule, (record.fire_micros, record.identity))
+        if len(schedule) > 2 * len(self._timers) + _INVALID_AT_LEAST:
+            # A set removes timers that were set, cleared and set again, too.
+            schedule[:] = {entry for entry in schedule if self._is_set(family, *entry)}
+            heapq.heapify(schedule)
 
     def next_fire(self, family: FamilyKey) -> int | None:
         """Return when the family's next timer fires, in microseconds, or None if none is set."""
@@ -59,21 +71,26 @@ class TimerStore:
     def take_due(self, now_by_family: dict[FamilyKey, int], limit: int) -> dict[FamilyKey, list[TimerRecord]]:
         """Remove and return due timers. Of each key only the earliest are due, since they may change its later ones."""
         earliest: dict[bytes, int] = {}
-        due: list[tuple[FamilyKey, TimerRecord]] = []
-        seen: set[tuple[FamilyKey, bytes]] = set()  # a timer set, cleared and set again has two entries
-        while len(due) < limit and (family := self._first_due(now_by_family)) is not None:
-            fire, identity = heapq.heappop(self._schedule[family])
-            if (family, identity) not in seen:
-                seen.add((family, identity))
-                timer = self._timers[family, identity]
-                due.append((family, timer))
-                earliest.setdefault(timer.key, fire)
         taken: dict[FamilyKey, list[TimerRecord]] = {}
-        for family, timer in due:
-            if timer.fire_micros == earliest[timer.key]:
-                del self._timers[family, timer.identity]
-                self.holds.remove(timer.hold_micros)
+        later: list[tuple[FamilyKey, TimerRecord]] = []
+        seen: set[tuple[FamilyKey, bytes]] = set()  # a timer set, cleared and set again has two entries
+        # If most timers are later ones of the same few keys, looking at more of them finds nothing.
+        while len(seen) < limit and len(later) <= len(seen) - len(later) + _LATER_AT_LEAST:
+            if (family := self._first_due(now_by_family)) is None:
+                break
+            fire, identity = heapq.heappop(self._schedule[family])
+            if (family, identity) in seen:
+                continue
+            seen.add((family, identity))
+            timer = self._timers[family, identity]
+            if earliest.setdefault(timer.key, fire) == fire:
                 taken.setdefault(family, []).append(timer)
             else:
-                heapq.heappush(self._schedule[family], (timer.fire_micros, timer.identity))
+                later.append((family, timer))
+        for family, timers in taken.items():
+            for timer in timers:
+                del self._timers[family, timer.identity]
+                self.holds.remove(timer.hold_micros)
+        for family, timer in later:
+            heapq.heappush(self._schedule[family], (timer.fire_micros, timer.identity))
         return taken

@@ -16,7 +16,7 @@ from luminosity.engine.data import wire
 from luminosity.engine.spill import frames
 from luminosity.engine.spill.quota import WriterQuota
 
-__all__ = ["BlockChannel", "BlockStream", "BlockWriter"]
+__all__ = ["BlockChannel", "BlockStream", "BlockWriter", "TimerStream"]
 
 
 _BLOCK_SECONDS = 0.05  # how long a slow step's first element waits for the next stage
@@ -96,6 +96,45 @@ class BlockStream(data_plane.ClosableOutputStream):
         self._on_close()
 
 
+class TimerStream(data_plane.ClosableOutputStream):
+    """Collects the timers that a bundle sets and clears, in messages of about 1 MB.
+
+    If a timer is set to the same time again, as steps do for every element, only the last record is sent. Records that
+    came in between keep their order, so the timers that are set in the end are the same.
+    """
+
+    def __init__(self, send: Callable[[bytes], None], close: Callable[[], None]) -> None:
+        super().__init__()
+        self._send = send
+        self._on_close = close
+        self._records: dict[bytes, None] = {}  # in the order of their last occurrence
+        self._bytes = 0
+
+    def maybe_flush(self) -> None:
+        """Take the timer that was written: Beam's worker calls this once after each."""
+        record = self.get()
+        self._clear()
+        if record in self._records:
+            del self._records[record]
+        else:
+            self._bytes += len(record)
+        self._records[record] = None
+        if self._bytes >= wire.BLOCK_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Send the timers so far."""
+        if self._records:
+            self._send(b"".join(self._records))
+            self._records.clear()
+            self._bytes = 0
+
+    def close(self) -> None:
+        """Send the last timers and the end of the stream."""
+        self.flush()
+        self._on_close()
+
+
 class BlockChannel(data_plane.GrpcClientDataChannel):
     """Replaces Beam's channel in workers. ``writer`` is set on the class before the first channel is made."""
 
@@ -135,3 +174,19 @@ class BlockChannel(data_plane.GrpcClientDataChannel):
             )
 
         return BlockStream(send, close)
+
+    def output_timer_stream(self, instruction_id: str, transform_id: str, timer_family_id: str) -> TimerStream:
+        """Return the stream for the timers of one family in one bundle."""
+
+        def send(timers: bytes, is_last: bool = False) -> None:
+            self._enqueue_to_send(
+                beam_fn_api_pb2.Elements.Timers(
+                    instruction_id=instruction_id,
+                    transform_id=transform_id,
+                    timer_family_id=timer_family_id,
+                    timers=timers,
+                    is_last=is_last,
+                )
+            )
+
+        return TimerStream(send, lambda: send(b"", is_last=True))
