@@ -15,6 +15,7 @@ import torch
 from apache_beam.ml.inference.base import RunInference
 from apache_beam.ml.inference.pytorch_inference import make_tensor_model_fn
 
+from luminosity.core import WorkerShare
 from luminosity.inference.handlers import on_torch
 from luminosity.inference.handlers.torch import TorchModelHandler
 
@@ -245,6 +246,20 @@ def test_a_gpu_that_is_not_there_is_the_cpu_and_said_once(weights: str, caplog: 
 
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "requests the device 'GPU', but this process can use 0 GPUs" in caplog.text
+
+
+@pytest.mark.usefixtures("no_gpu")
+@pytest.mark.parametrize(("device", "warnings"), [("gpu:0", 1), ("declared:0", 0)])
+def test_a_device_that_torch_can_not_use_is_said_once(
+    device: str, warnings: int, weights: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    share = WorkerShare("device", cores=1.0, ram_bytes=1 << 30, devices=(device,), workers=1)
+    for name, value in share.to_environment().items():
+        monkeypatch.setenv(name, value)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            assert len(predictions(TorchModelHandler(weights, TinyConvNet, {"channels": 8}), images(1))) == 1
+    assert len([r for r in caplog.records if "has the device gpu:0, but torch" in r.getMessage()]) == warnings
 
 
 @pytest.mark.parametrize(

@@ -213,6 +213,13 @@ def _usable_gpus() -> int:
         return 0  # a worker without a GPU must not start the driver
     torch = require("torch", "torch")
     if not torch.cuda.is_available():
+        if any(device.startswith("gpu:") for device in share.devices):
+            _LOGGER.warning(
+                "This worker has the device %s, but torch %s can't use it: models run on the CPU, in this one process. "
+                'Install a build of torch for CUDA, or pass device="CPU" to run them on all CPU workers.',
+                ", ".join(share.devices),
+                torch.__version__,
+            )
         return 0
     try:
         torch.empty(1, device="cuda")
