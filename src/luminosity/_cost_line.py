@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
+from typing import TypeVar
 
 import numpy as np
 
 __all__ = ["CostLine"]
+
+Size = TypeVar("Size", float, np.ndarray)
 
 _LEARN_EVERY = 4  # observations, once a quarter of those remembered have been made
 
@@ -32,6 +35,8 @@ class CostLine:
         self.observed = 0
         self.fixed = 0.0
         self.per_unit = 0.0
+        self.noise = 0.0
+        """How many seconds observations usually differ from the line."""
         self.known = False
         """Whether sizes differed enough to separate the fixed part from the rest."""
 
@@ -40,8 +45,8 @@ class CostLine:
         """The fixed part in units."""
         return self.fixed / self.per_unit if self.known else 0.0
 
-    def seconds(self, size: float) -> float:
-        """Return the expected seconds for this size."""
+    def seconds(self, size: Size) -> Size:
+        """Return the expected seconds for this size, or for each of several."""
         return self.fixed + self.per_unit * size
 
     def observe(self, size: float, seconds: float) -> None:
@@ -67,3 +72,4 @@ class CostLine:
         # A device that is far from full takes the same time for more work; then the slope is 0, or below by chance.
         self.per_unit = max(slope, 0.01 * mean_rate)
         self.fixed = max(0.0, float(np.median(seconds - self.per_unit * sizes)))
+        self.noise = float(np.median(np.abs(seconds - self.seconds(sizes))))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections import deque
 from collections.abc import Callable, Iterable
 
 from luminosity._cost_line import CostLine
@@ -23,7 +24,9 @@ _PART_OF_ELAPSED = 0.05
 _LONGEST_SORTED_S = 5.0
 _PART_OF_ELAPSED_SORTED = 0.2
 _FIXED_PART = 0.05  # of a bundle's time: if a bundle has a fixed price, bundles grow until it is no more than this
+_FIXED_PART_SORTED = 0.02  # of a longer bundle
 _LONGEST_FIXED_S = 30.0  # even if the fixed price is high: a retry repeats the whole bundle
+_REMEMBERED_SPLITS = 4  # enough to tell batches from chance
 _GROWTH = 8  # a bundle has at most 8 times the elements of the one before, whose speed may have been luck
 _REMEMBERED = 16  # bundles: enough to separate a fixed price from noise, few enough to follow data that changes
 _FIRST_ELEMENTS = 1000  # while the speed is unknown: a deadline ends the bundle if that is too much
@@ -54,13 +57,13 @@ class BundleSize:
         self._sorts = sorts
         self._longest = _LONGEST_SORTED_S if sorts else _LONGEST_S
         self._part_of_elapsed = _PART_OF_ELAPSED_SORTED if sorts else _PART_OF_ELAPSED
+        self._fixed_part = _FIXED_PART_SORTED if sorts else _FIXED_PART
         self._started_at: float | None = None
         self._line = CostLine(_REMEMBERED)
         self._pace = 1.0  # how long recent bundles took, compared with the line
         self._last = 0
         self._last_seconds = 0.0
-        # Elements that a recent bundle had begun when it was split. If a step makes batches, that is a whole batch.
-        self._lump = 1
+        self._begun: deque[int] = deque(maxlen=_REMEMBERED_SPLITS)
         self._cold: tuple[int, float] | None = None  # elements and seconds of a bundle in a worker without the stage
         self._patience = 1
 
@@ -72,8 +75,7 @@ class BundleSize:
             return _SHORTEST_S
         target = min(self._longest, max(_SHORTEST_S, self._part_of_elapsed * (now - self._started_at)))
         # As long as that is unknown, a longer bundle will show how much of the price is fixed.
-        is_known = self._line.known
-        for_fixed = self._pace * self._line.fixed / _FIXED_PART if is_known else 2 * self._last_seconds
+        for_fixed = self._price()[0] / self._fixed_part if self._line.known else 2 * self._last_seconds
         return max(target, min(for_fixed, self._longest if self._sorts else _LONGEST_FIXED_S))
 
     def next(self, now: float, queued: int, slots: int, queued_size: float = 0.0, *, is_ending: bool = False) -> int:
@@ -93,24 +95,31 @@ class BundleSize:
             return max(1, min(fair, _FIRST_SORTED_ELEMENTS))
         if not self._line.observed:
             # Workers without work take what this bundle does not begin. That keeps a short input whole if it is quick.
-            return max(1, min(queued if is_first else self._whole_lumps(fair), _FIRST_ELEMENTS))
+            return max(1, min(queued if is_first else self._whole_batches(fair), _FIRST_ELEMENTS))
         fixed, per_element = self._price()
         fitting = max(1, int((self.target_seconds(now) - fixed) / per_element))
         fitting = min(fitting, self._last * _GROWTH)
         if fitting <= _FEW_ELEMENTS and not self._sorts:
-            fitting = 2 * self._whole_lumps(fitting)
+            fitting = 2 * self._whole_batches(fitting)
         # The slots share what is queued, unless it is too little to be worth sharing.
         worth_sharing = int(max(_SHORTEST_S, fixed) / per_element)
         if is_ending and not self._sorts:
             fair = math.ceil(fair / 2)
-        return max(1, min(fitting, self._whole_lumps(max(fair, worth_sharing))))
+        return max(1, min(fitting, self._whole_batches(max(fair, worth_sharing))))
 
-    def _whole_lumps(self, elements: int) -> int:
-        return math.ceil(elements / self._lump) * self._lump
+    def _whole_batches(self, elements: int) -> int:
+        """Round up to whole batches, if a step seems to make batches.
+
+        Such a step is busy with whole batches whenever its bundle is split.
+        """
+        batch = math.gcd(*self._begun) or 1
+        return math.ceil(elements / batch) * batch
 
     def _price(self) -> tuple[float, float]:
         """Return the fixed seconds of a bundle, and the seconds per element, at the pace of recent bundles."""
-        return self._pace * self._line.fixed, max(self._pace * self._line.per_unit, 1e-7)
+        # Half-known is not known: a line through noise has a fixed part by chance.
+        fixed = max(0.0, self._line.fixed - self._line.noise) if self._line.known else 0.0
+        return self._pace * fixed, max(self._pace * self._line.per_unit, 1e-7)
 
     def _next_of_sink(self, queued: int, slots: int, queued_size: float) -> int:
         """Return the size of a sink's bundle. Each bundle writes a file, so bundles should be few and large."""
@@ -155,7 +164,7 @@ class BundleSize:
     def had_begun(self, elements: int) -> None:
         """Note how many elements a bundle had begun when it was split."""
         if elements:
-            self._lump = elements
+            self._begun.append(elements)
 
     def was_split(self, *, has_output: bool) -> None:
         """Note that a bundle was split. If it had no output yet, the next one gets more time."""
