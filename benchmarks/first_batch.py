@@ -18,7 +18,7 @@ import apache_beam as beam
 from _texts import MODEL
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from luminosity import LuminosityRunner, RunInference, SentenceEmbedder, WorkerShare
+from luminosity import LuminosityRunner, RunInference, SentenceEmbedder, WorkerShare, WorkerStarted
 
 _ROWS = 256
 _SHARDS = 16  # each is an element that a worker can take
@@ -74,7 +74,13 @@ class MarkedEmbedder(SentenceEmbedder):
 def side(reads_tokenizer_json: bool) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         marks = Marks(folder)
-        runner = LuminosityRunner()
+        started: list[float] = []
+
+        def on_event(event: Any) -> None:
+            if isinstance(event, WorkerStarted):
+                started.append(time.time())
+
+        runner = LuminosityRunner(on_event=on_event)
         time.sleep(_BEFORE_RUN_S)
         options = PipelineOptions(["--progress=off", *_accelerators()])
         pipeline = beam.Pipeline(runner, options)
@@ -100,7 +106,13 @@ def side(reads_tokenizer_json: bool) -> dict[str, float]:
         pipeline.run().wait_until_finish()
         ended = time.time()
         found = {f"{name} (s)": marks.all(name)[0] - began for name in ("load begins", *_MARKS)}
-        return {**found, "end (s)": ended - began, "workers": len(marks.all("workers prepare"))}
+        return {
+            "first worker connects (s)": started[0] - began,
+            **found,
+            "end (s)": ended - began,
+            "workers started": len(started),
+            "workers that prepared": len(marks.all("workers prepare")),
+        }
 
 
 def _accelerators() -> list[str]:

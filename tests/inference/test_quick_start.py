@@ -190,10 +190,12 @@ class UntilLoaded(beam.DoFn):
 
 
 @pytest.mark.parametrize("is_table", [False, True])
-def test_a_device_loads_its_model_before_the_first_element_and_only_once(is_table: bool, tmp_path: Path) -> None:
-    hints: dict[str, Any] = {"accelerator": "type:any;count:1"}
+@pytest.mark.parametrize("hints", [{"accelerator": "type:any;count:1"}, {"min_ram": "1MB"}], ids=["device", "pool"])
+def test_a_model_is_loaded_before_the_first_element_and_only_once(
+    is_table: bool, hints: dict[str, Any], tmp_path: Path
+) -> None:
     handler, folder = Slow(str(tmp_path)), str(tmp_path)
-    p = pipeline("--cpu_workers=1")
+    p = pipeline("--cpu_workers=2")
     texts = p | beam.Create(["one", "three"]) | beam.Reshuffle() | beam.ParDo(UntilLoaded(folder))
     if is_table:
         tables = texts | beam.Map(lambda text: pa.record_batch({"text": [text]})).with_output_types(pa.RecordBatch)

@@ -105,11 +105,11 @@ def set_up(
 def _save_models_to_load(
     graph: Graph, assignments: dict[str, Assignment], pools: dict[int, PoolRun], folders: RunFolders
 ) -> None:
-    """Let the workers of devices, which start before there is work for them, load their models at once."""
+    """Let workers that start for models alone load them at once, before there is work for them."""
     for number, (pool_id, pool) in enumerate(pools.items()):
-        stages = [stage for stage in graph.stages if id(assignments[stage.id].pool) == pool_id]
+        stages = [stage.transforms for stage in graph.stages if id(assignments[stage.id].pool) == pool_id]
         path = f"{folders.load_ahead}-{number}"
-        if pool.plan.device_groups and load_ahead.save(path, [each for stage in stages for each in stage.transforms]):
+        if load_ahead.save(path, stages, is_device=bool(pool.plan.device_groups)):
             pool.load_ahead = path
 
 

@@ -70,7 +70,7 @@ class Scheduler:
         is_done = False
         try:
             self._advance()
-            self._start_device_workers()
+            self._start_model_workers()
             while not self._is_done():
                 self._pump()
                 self._dispatch()
@@ -140,10 +140,13 @@ class Scheduler:
             self._saturated_since[id(pool)] = now
             self._start_worker(pool, index)
 
-    def _start_device_workers(self) -> None:
-        """Start them before the first element arrives: all will be needed, and their models take long to load."""
+    def _start_model_workers(self) -> None:
+        """Start the workers of devices, and one of each pool for models, before the first element arrives.
+
+        All of them will be needed, and their models take long to load.
+        """
         for pool in self._parts.pools:
-            for index in range(len(pool.plan.device_groups)):
+            for index in range(len(pool.plan.device_groups) or int(bool(pool.load_ahead))):
                 self._start_worker(pool, index)
 
     def _start_worker(self, pool: PoolRun, index: int) -> None:
