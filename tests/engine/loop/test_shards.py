@@ -112,6 +112,7 @@ class Requests:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.counts: Counter[str] = Counter()
         self.bundles = self.tokens = 0
+        self.shards: set[int] = set()  # ids of those that ran
         handle, commit, renew = StateStore.handle, scheduler.commit, Shard.renew_state_token
 
         def counting_handle(store: StateStore, request: beam_fn_api_pb2.StateRequest) -> beam_fn_api_pb2.StateResponse:
@@ -126,6 +127,7 @@ class Requests:
 
         def counting_renew(shard: Shard) -> None:
             self.tokens += 1
+            self.shards.add(id(shard))
             renew(shard)
 
         monkeypatch.setattr(StateStore, "handle", counting_handle)
@@ -133,14 +135,14 @@ class Requests:
         monkeypatch.setattr(Shard, "renew_state_token", counting_renew)
 
 
-def test_one_worker_reads_a_snapshot_once_and_writes_once_for_each_bundle(
+def test_one_worker_reads_a_snapshot_of_each_shard_and_writes_once_for_each_bundle(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     requests = Requests(monkeypatch)
     build = lambda p: keyed(p, 4000, 200) | beam.ParDo(Totals())  # noqa: E731
     assert sorted(collect(build, tmp_path, new_pipeline("--cpu_workers=1"))) == expected(4000, 200)
-    assert requests.tokens == 1
-    assert requests.counts["snapshot"] == 1
+    assert requests.tokens == len(requests.shards)
+    assert requests.counts["snapshot"] == len(requests.shards)
     assert requests.counts["single"] == 0
     assert requests.counts["writes"] <= requests.bundles
 
@@ -206,7 +208,7 @@ def test_state_is_exact_and_tokens_are_new_when_attempts_fail(tmp_path: Path, mo
 
     assert sorted(collect(build, tmp_path, new_pipeline("--cpu_workers=1"))) == expected(4000, 20)
     assert len(list(tmp_path.glob("failed*"))) == 4
-    assert requests.tokens == 1 + 4
+    assert requests.tokens == len(requests.shards) + 4
     assert requests.counts["snapshot"] <= requests.tokens
 
 

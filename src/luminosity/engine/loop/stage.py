@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["StageRun"]
 
 _SHARDS_PER_SLOT = 4  # enough that slots stay busy if keys are spread unevenly
+_LEAST_SHARDS = 8  # even for one slot: the fewer keys a bundle has, the fewer cells it opens and writes
 _BUNDLE_BYTES = 64 << 20  # at most, since a bundle's input can't be spilled while it runs
 _LEAST_BUNDLE_BYTES = 1 << 20  # below this, a bundle costs more than its elements
 _BUNDLE_PART = 16  # a bundle takes at most 1/16 of the memory budget, so that several can run
@@ -65,7 +66,7 @@ class StageRun:
         if plan.is_stateful:
             # Keys are spread over shards, so that a key's elements are never in two bundles at once.
             total_slots = pool.plan.workers * pool.plan.slots
-            shards = 1 if total_slots == 1 else _SHARDS_PER_SLOT * total_slots
+            shards = max(_LEAST_SHARDS, _SHARDS_PER_SLOT * total_slots)
             self.shards = [Shard(reads, is_exclusive=True) for _ in range(shards)]
         else:
             self.shards = [Shard(reads, is_exclusive=False)]
