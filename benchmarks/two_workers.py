@@ -2,7 +2,7 @@
 
 A second worker must not make a job slower. The jobs are those in which it once did: many small models by key, with
 Luminosity's RunInference and with Beam's; a model for each of many keys with few rows; jitted functions over batches;
-and a short table through a text model. ``python benchmarks/two_workers.py keys`` runs one job only.
+and a short table through a text model. ``python benchmarks/two_workers.py enrich`` runs one job only.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import pickle
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -82,7 +82,7 @@ def predict_by_key(pipeline: beam.Pipeline, folder: Path, *, rows: int, keys: in
 
     transform = RunInference if ours else BeamsRunInference
     expected = sum((number % keys + 1) * _FEATURES * (number // keys % 10) for number in range(rows))
-    predicted = (
+    predicted: Any = (
         pipeline
         | beam.Create([None])
         | beam.FlatMap(lambda _: keyed_rows(rows, keys))
@@ -159,7 +159,7 @@ def drift(pipeline: beam.Pipeline, folder: Path) -> None:
             raise ValueError(f"found {found}, expected {2 * _DRIFT_ROWS} rows and a distance between 0 and 1")
 
     sides = {"reference": side("reference", 1), "current": side("current", 2)}
-    sides | beam.CoGroupByKey() | beam.Map(mmd) | beam.Map(check)
+    _ = sides | beam.CoGroupByKey() | beam.Map(mmd) | beam.Map(check)
 
 
 # A short table through a text model.
@@ -177,7 +177,7 @@ def enrich(pipeline: beam.Pipeline, folder: Path) -> None:
     lines = Texts.read(embedder.tokenizer.whole.backend_tokenizer).make("skewed", _TEXTS)
     table = pipeline | beam.Create([pa.record_batch({"text": lines})])
     enriched = table | Enrich(semantic=Column(embedder, "text"))
-    counted = enriched | beam.FlatMap(lambda batch: [1] * batch.num_rows)
+    counted: Any = enriched | beam.FlatMap(lambda batch: [1] * batch.num_rows)
     _measure.check_count_and_sum(counted, _TEXTS, _TEXTS)
 
 
@@ -211,7 +211,7 @@ def make_pipeline(runner: str) -> beam.Pipeline:
 
 
 @contextmanager
-def saved_models() -> Iterator[Path]:
+def saved_models() -> Generator[Path]:
     with tempfile.TemporaryDirectory() as folder:
         yield Path(folder)
 
