@@ -18,7 +18,7 @@ from luminosity.engine.loop.bundle import slice_blocks
 from luminosity.engine.plan.codecs import Codecs, ElementCodec
 from luminosity.engine.plan.planner import plan
 from luminosity.engine.spill.quota import Ledger, WriterQuota
-from luminosity.engine.workers.channel import BlockWriter
+from luminosity.engine.workers.sdk.channel import BlockWriter
 from luminosity.errors import SpillFailed
 
 

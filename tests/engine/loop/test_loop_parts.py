@@ -11,7 +11,7 @@ from luminosity.engine.data.timers import TimerStore
 from luminosity.engine.data.watermarks import MAX, Holds
 from luminosity.engine.loop.sizing import BundleSize
 from luminosity.engine.plan.codecs import TimerRecord
-from luminosity.engine.workers.channel import TimerStream
+from luminosity.engine.workers.sdk.channel import TimerStream
 
 _FAMILY = ("step", "timer")
 

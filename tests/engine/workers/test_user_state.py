@@ -19,8 +19,8 @@ from luminosity.engine.data.state import StateStore
 from luminosity.engine.loop.bundle import new_instruction_id
 from luminosity.engine.loop.shard import Shard
 from luminosity.engine.spill.quota import Ledger
-from luminosity.engine.workers import user_state
-from luminosity.engine.workers.user_state import BatchingStateHandler, CachingHandler, estimate_size
+from luminosity.engine.workers.sdk import user_state
+from luminosity.engine.workers.sdk.user_state import BatchingStateHandler, CachingHandler, estimate_size
 
 _Bag = bundle_processor.SynchronousBagRuntimeState
 

@@ -11,7 +11,7 @@ from apache_beam.portability.api import beam_fn_api_pb2
 from luminosity._text import describe_exit
 from luminosity.engine.data.watermarks import MAX
 from luminosity.engine.fnapi.connection import Callbacks
-from luminosity.engine.loop import idle_workers, receiving, sending, splits, workers
+from luminosity.engine.loop import idle_workers, splits, transfers, workers
 from luminosity.engine.loop.bundle import Attempt, Bundle, new_instruction_id
 from luminosity.engine.loop.commit import commit, give_up
 from luminosity.engine.loop.parts import LoopListener, RunParts
@@ -119,7 +119,7 @@ class Scheduler:
                 bundle = stage.next_bundle(now, wall_micros, most_elements)
                 if bundle is None:
                     break
-                sending.start(bundle, stage.worker_for(bundle, worker), self._parts, now)
+                transfers.start(bundle, stage.worker_for(bundle, worker), self._parts, now)
         for pool in self._parts.pools:
             if pool.free_slots():
                 idle_workers.take_work(pool, now, lambda stage: self._parts.outflows[stage.id].is_held_back())
@@ -219,7 +219,7 @@ class Scheduler:
 
     def _handle(self, message: Message) -> None:
         if isinstance(message, Sent):
-            for bundle in receiving.take(message, self._parts):
+            for bundle in transfers.receive(message, self._parts):
                 self._finish_if_complete(bundle)
         elif isinstance(message, Responded):
             self._take_response(message)

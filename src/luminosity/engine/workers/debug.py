@@ -11,11 +11,11 @@ from apache_beam.portability.api import beam_fn_api_pb2
 from luminosity.engine.data.state import StateStore
 from luminosity.engine.fnapi.connection import Callbacks
 from luminosity.engine.spill.quota import WriterQuota
-from luminosity.engine.workers.channel import BlockWriter
 from luminosity.engine.workers.failure import Failure, original
 from luminosity.engine.workers.in_process import InProcessWorker
 from luminosity.engine.workers.launcher import OnExit, Process
 from luminosity.engine.workers.request import WorkerRequest
+from luminosity.engine.workers.sdk.channel import BlockWriter
 from luminosity.errors import RunCancelled
 
 __all__ = ["DebugWorkers"]

@@ -28,12 +28,13 @@ from apache_beam.utils.counters import CounterFactory
 from luminosity._text import parse_size
 from luminosity.engine.fnapi.logs import add_logger_name
 from luminosity.engine.spill.quota import WriterQuota
-from luminosity.engine.workers import beam_models, load_ahead, main_classes, printed, shared_objects
-from luminosity.engine.workers.channel import BlockChannel, BlockWriter
+from luminosity.engine.workers import load_ahead, main_classes, printed
 from luminosity.engine.workers.failure import Failure
-from luminosity.engine.workers.full_batches import emit_full_batches_at_once
 from luminosity.engine.workers.request import WorkerRequest
-from luminosity.engine.workers.user_state import BatchingStateHandler, CachingHandler, estimate_size
+from luminosity.engine.workers.sdk import beam_models, shared_objects
+from luminosity.engine.workers.sdk.channel import BlockChannel, BlockWriter
+from luminosity.engine.workers.sdk.full_batches import emit_full_batches_at_once
+from luminosity.engine.workers.sdk.user_state import BatchingStateHandler, CachingHandler, estimate_size
 from luminosity.model_sizes import RUN_FOLDER_VARIABLE
 from luminosity.noise import quiet
 

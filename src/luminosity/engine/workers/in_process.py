@@ -14,9 +14,9 @@ from apache_beam.runners.worker import bundle_processor, data_plane, sdk_worker,
 from apache_beam.runners.worker.statecache import StateCache
 
 from luminosity.engine.data import wire
-from luminosity.engine.workers.channel import BlockStream
 from luminosity.engine.workers.failure import original
 from luminosity.engine.workers.harness import RUNNER_CAPABILITIES, PromptStateSampler
+from luminosity.engine.workers.sdk.channel import BlockStream
 from luminosity.errors import RunCancelled
 
 __all__ = ["InProcessWorker"]

@@ -19,7 +19,8 @@ def _prepare() -> None:
     handler.setLevel(logging.WARNING)
     handler.addFilter(_is_worth_reading)
     logging.basicConfig(handlers=[handler], format=logging.BASIC_FORMAT)
-    from luminosity.engine.workers import main_classes, shared_objects
+    from luminosity.engine.workers import main_classes
+    from luminosity.engine.workers.sdk import shared_objects
 
     shared_objects.keep_files_in(os.environ[shared_objects.FOLDER_VARIABLE])
     main_classes.load(os.environ[main_classes.FILE_VARIABLE], into=sys.modules[__name__])

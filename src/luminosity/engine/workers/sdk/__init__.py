@@ -1,0 +1,1 @@
+"""What Beam's SDK does differently in our workers: data, state, batches and shared models."""
