@@ -204,7 +204,7 @@ class OneBundleAtATime(beam.DoFn):
 
 def test_one_bundle_runs_at_a_time() -> None:
     def build(pipeline: beam.Pipeline) -> None:
-        numbers = pipeline | beam.Create(range(50)) | "1" >> beam.Reshuffle() | "A" >> beam.ParDo(OneBundleAtATime())
+        numbers = pipeline | beam.Create(range(5_000)) | "1" >> beam.Reshuffle() | "A" >> beam.ParDo(OneBundleAtATime())
         hinted = beam.ParDo(OneBundleAtATime()).with_resource_hints(max_active_bundles_per_worker="8")
         numbers | "2" >> beam.Reshuffle() | "B" >> hinted
 
