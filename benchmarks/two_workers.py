@@ -150,6 +150,7 @@ def drift(pipeline: beam.Pipeline, folder: Path) -> None:
             pipeline
             | f"Create {name}" >> beam.Create([seed])
             | f"Rows {name}" >> beam.FlatMap(rows)
+            | f"Spread {name}" >> beam.Reshuffle()
             | f"Batch {name}" >> beam.BatchElements(min_batch_size=100, max_batch_size=100)
             | f"Project {name}" >> beam.ParDo(Project())
         )

@@ -99,8 +99,8 @@ class BundleSize:
         fixed, per_element = self._price()
         fitting = max(1, int((self.target_seconds(now) - fixed) / per_element))
         fitting = min(fitting, self._last * _GROWTH)
-        if fitting <= _FEW_ELEMENTS and not self._sorts:
-            fitting = 2 * self._whole_batches(fitting)
+        if not self._sorts:
+            fitting = self._whole_batches(fitting) * (2 if fitting <= _FEW_ELEMENTS else 1)
         # The slots share what is queued, unless it is too little to be worth sharing.
         worth_sharing = int(max(_SHORTEST_S, fixed) / per_element)
         if is_ending and not self._sorts:

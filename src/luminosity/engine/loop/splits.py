@@ -14,7 +14,7 @@ __all__ = ["apply", "can_split", "queue_residual", "request", "request_for_idle_
 _FRACTIONS = (0.0, 0.02, 0.1, 0.5)
 _FRACTION_FOR_IDLE_WORKER = 0.5  # of the rest of a splittable element: both workers go on with it
 _REQUEST_AGAIN_S = 0.05  # enough for an element that had not begun to begin
-_LONGEST_TAKE_WAIT_S = 1.0  # between two requests for idle workers
+_LONGEST_WAIT_S = 1.0  # between two requests
 
 
 def can_split(bundle: Bundle) -> bool:
@@ -38,7 +38,7 @@ def request_for_idle_worker(bundle: Bundle, attempt: Attempt, now: float) -> Non
     A plain bundle gives away all elements that it has not begun, and gets its share of them back from the queue. So it
     ends between two batches, if its steps make batches. A splittable one gives away half of the rest and goes on.
     """
-    attempt.take_wait = min(_LONGEST_TAKE_WAIT_S, 2 * attempt.take_wait)
+    attempt.take_wait = min(_LONGEST_WAIT_S, 2 * attempt.take_wait)
     attempt.take_at = now + attempt.take_wait
     fraction = _FRACTION_FOR_IDLE_WORKER if bundle.stage.plan.is_splittable else 0.0
     _send(bundle, attempt, fraction, is_for_idle_worker=True)
@@ -90,9 +90,10 @@ def apply(bundle: Bundle, attempt: Attempt, response: beam_fn_api_pb2.Instructio
         attempt.split_at = attempt.take_at = float("inf")
     elif not is_for_idle_worker and attempt.response is None:
         # The request came too early, or during an element that could not be cut.
-        is_last_fraction = attempt.splits_requested % len(_FRACTIONS) == 0
-        wait = stage.size.deadline_seconds(now) if is_last_fraction else _REQUEST_AGAIN_S
-        attempt.split_at = now + wait
+        # It may still set up its steps, which takes seconds if they load models: wait longer each time.
+        rounds, fraction = divmod(attempt.splits_requested, len(_FRACTIONS))
+        wait = _REQUEST_AGAIN_S if fraction else max(_REQUEST_AGAIN_S, stage.size.deadline_seconds(now))
+        attempt.split_at = now + min(_LONGEST_WAIT_S, wait * 2**rounds)
 
 
 def queue_residual(bundle: Bundle, residual: beam_fn_api_pb2.DelayedBundleApplication, now: float) -> float:
