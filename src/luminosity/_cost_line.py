@@ -11,6 +11,8 @@ __all__ = ["CostLine"]
 
 Size = TypeVar("Size", float, np.ndarray)
 
+_CUT_APART = 0.25  # by which part of the longer one two times must differ, if a piece was cut
+_FADE = 0.8  # of the fixed part is left after each time that it could not be told
 _LEARN_EVERY = 4  # observations, once a quarter of those remembered have been made
 
 
@@ -21,6 +23,12 @@ class CostLine:
     another process disturbed or which compiled something, don't bend it. Only the last ``remembered`` observations
     count.
 
+    Args:
+        remembered: the number of observations.
+        apart: which part of the larger size two observations must differ by to be compared.
+        forgets: whether the fixed part fades while observations are too much alike to tell it. Then sizes that follow
+            from the line change, until it can be told again.
+
     >>> line = CostLine()
     >>> for size in (10, 20, 40, 80):
     ...     line.observe(size, 0.5 + 0.01 * size)
@@ -28,8 +36,11 @@ class CostLine:
     (0.5, 0.01, 50)
     """
 
-    def __init__(self, remembered: int = 48) -> None:
+    def __init__(self, remembered: int = 48, *, apart: float = 0.1, forgets: bool = False) -> None:
+        self._apart = apart
+        self._forgets = forgets
         self._sizes: deque[float] = deque(maxlen=remembered)
+        self._was_cut: deque[bool] = deque(maxlen=remembered)
         self._seconds: deque[float] = deque(maxlen=remembered)
         self._often_until = remembered // 4
         self.observed = 0
@@ -49,9 +60,14 @@ class CostLine:
         """Return the expected seconds for this size, or for each of several."""
         return self.fixed + self.per_unit * size
 
-    def observe(self, size: float, seconds: float) -> None:
-        """Learn from a piece of work of this size that took this long."""
+    def observe(self, size: float, seconds: float, *, was_cut: bool = False) -> None:
+        """Learn from a piece of work of this size that took this long.
+
+        ``was_cut`` says that the time had run out, so that the size follows from the time. Another one that took
+        equally long then says nothing about the fixed part, whatever its size.
+        """
         self._sizes.append(size)
+        self._was_cut.append(was_cut)
         self._seconds.append(seconds)
         self.observed += 1
         if self.observed <= self._often_until or self.observed % _LEARN_EVERY == 0:
@@ -61,12 +77,19 @@ class CostLine:
         sizes, seconds = np.maximum(self._sizes, 1e-9), np.array(self._seconds)
         first, second = np.triu_indices(len(sizes), 1)
         apart = sizes[second] - sizes[first]
-        telling = np.abs(apart) > 0.1 * sizes.max()
+        telling = np.abs(apart) > self._apart * np.maximum(sizes[second], sizes[first])
+        were_cut = np.array(self._was_cut)
+        either_cut = were_cut[second] | were_cut[first]
+        longer = np.maximum(seconds[second], seconds[first])
+        telling &= ~either_cut | (np.abs(seconds[second] - seconds[first]) > _CUT_APART * longer)
         mean_rate = float(np.median(seconds / sizes))
         if not telling.any() or mean_rate <= 0:
             if not self.known:
                 self.per_unit = mean_rate
-            return  # Keep the last line: a settled size makes all pieces alike.
+            elif self._forgets:
+                self.fixed *= _FADE
+                self.per_unit = max(float(np.median((seconds - self.fixed) / sizes)), 0.01 * mean_rate)
+            return  # Otherwise keep the last line: a settled size makes all pieces alike.
         self.known = True
         slope = float(np.median((seconds[second] - seconds[first])[telling] / apart[telling]))
         # A device that is far from full takes the same time for more work; then the slope is 0, or below by chance.

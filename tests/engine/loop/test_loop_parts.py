@@ -60,6 +60,39 @@ def test_bundles_grow_until_a_fixed_price_is_small() -> None:
     assert 0.6 / seconds < 0.06
 
 
+def test_spread_in_the_cost_of_elements_is_no_fixed_price() -> None:
+    size, chance = BundleSize(), random.Random(1)
+    now = longest = 0.0
+    for _ in range(300):
+        elements, seconds, deadline = 0, 0.002, size.deadline_seconds(now)
+        for _ in range(size.next(now, queued=10**9, slots=1)):
+            elements, seconds = elements + 1, seconds + 0.02 * chance.lognormvariate(-0.125, 0.5)
+            if seconds > deadline:
+                break
+        size.had_begun(elements)
+        size.learn(elements, seconds, was_cut=seconds > deadline)
+        longest, now = max(longest, seconds), now + seconds
+    assert longest < 3.0
+
+
+def test_a_step_that_sorts_gets_more_than_one_element_however_high_its_fixed_price() -> None:
+    size, now, elements = BundleSize(sorts=True), 0.0, 0
+    for _ in range(10):
+        elements = size.next(now, queued=10**6, slots=1)
+        size.learn(elements, 6.0 + 0.01 * elements)
+        now += 6.0 + 0.01 * elements
+    assert elements >= 500
+
+
+def test_a_sinks_files_do_not_shrink_because_they_take_long_to_close() -> None:
+    size, now, elements = BundleSize(is_sink=True), 0.0, 0
+    for _ in range(10):
+        elements = size.next(now, queued=8_000, slots=1)
+        size.learn(elements, 1.2 + 0.0005 * elements)
+        now += 1.2 + 0.0005 * elements
+    assert elements >= 1000
+
+
 def test_a_slow_element_is_a_bundle() -> None:
     size = BundleSize()
     now, taken, elements = 0.0, 0, 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import apache_beam as beam
 import pytest
 from apache_beam.io.restriction_trackers import OffsetRange, OffsetRestrictionTracker
 from apache_beam.transforms.core import RestrictionProvider
+from apache_beam.transforms.window import SlidingWindows
 
 from tests.runners import IS_REFERENCE, collect, new_pipeline
 
@@ -103,6 +105,31 @@ def test_an_idle_worker_takes_half_of_a_restriction(tmp_path: Path, fails: bool)
 
     assert sorted(collect(build, tmp_path, new_pipeline("--cpu_workers=2"))) == list(range(1000))
     assert (tmp_path / "failed").exists() == fails
+
+
+class _CountInWindow(beam.DoFn):
+    """Emits offsets slowly, each with its window."""
+
+    def process(
+        self, element: int, window: Any = beam.DoFn.WindowParam, tracker: Any = _OFFSETS
+    ) -> Iterator[tuple[int, str]]:
+        offset = tracker.current_restriction().start
+        while tracker.try_claim(offset):
+            time.sleep(0.01)
+            yield offset, str(window)
+            offset += 1
+
+
+def test_a_restriction_in_several_windows_is_not_cut(tmp_path: Path) -> None:
+    """Beam repeats windows if a step that looks at its window is cut in the first of several."""
+
+    def build(pipeline: beam.Pipeline) -> Any:
+        sliding = beam.WindowInto(SlidingWindows(size=30, period=10))
+        return pipeline | beam.Create([20, 20, 20]) | sliding | beam.ParDo(_CountInWindow())
+
+    found = collect(build, tmp_path, new_pipeline("--cpu_workers=2"))
+    assert set(Counter(found).values()) == {3}
+    assert len(found) == 3 * 3 * 20
 
 
 class _FailsOnce(beam.DoFn):

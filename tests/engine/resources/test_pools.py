@@ -36,6 +36,7 @@ def stage(name: str) -> Stage:
         is_stateful=False,
         is_splittable=False,
         is_unbounded=False,
+        can_cut_elements=True,
         is_sink=False,
         sorts_its_bundle=False,
         transforms=(),

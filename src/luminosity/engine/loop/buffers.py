@@ -171,7 +171,8 @@ class PendingOutput:
 
     def __init__(self, queues: dict[bytes, BufferRun], expected: dict[bytes, int]) -> None:
         self._queues = queues
-        self._counted = expected
+        self._expected = expected
+        self._counted = dict(expected)
         self.sizes: dict[bytes, int] = {}
         for buffer_id, size in expected.items():
             queues[buffer_id].uncommitted_bytes += size
@@ -187,6 +188,14 @@ class PendingOutput:
             queue.uncommitted_bytes += total - counted
             self._counted[buffer_id] = total
         return total > counted and queue.full_reader() is not None
+
+    def keep(self, part: float) -> None:
+        """Expect only this part of the output, because a split took the rest of the input."""
+        for buffer_id, expected in self._expected.items():
+            counted = max(self.sizes.get(buffer_id, 0), int(part * expected))
+            if counted < self._counted.get(buffer_id, 0):
+                self._queues[buffer_id].uncommitted_bytes -= self._counted[buffer_id] - counted
+                self._counted[buffer_id] = counted
 
     def end(self) -> None:
         """Stop counting the output, because the attempt is committed or given up."""

@@ -32,7 +32,7 @@ def commit(bundle: Bundle, attempt: Attempt, response: beam_fn_api_pb2.ProcessBu
     stage.elements_done += processed
     stage.bundles_done += 1
     parts.outflows[stage.id].learn(attempt.pending_output, processed)
-    stage.size.learn(processed, now - attempt.started_at, is_warm=attempt.is_warm)
+    stage.size.learn(processed, now - attempt.started_at, is_warm=attempt.is_warm, was_cut=bool(attempt.ends))
     parts.failures.after_commit(bundle)
 
 

@@ -25,7 +25,9 @@ _LONGEST_SORTED_S = 5.0
 _PART_OF_ELAPSED_SORTED = 0.2
 _FIXED_PART = 0.05  # of a bundle's time: if a bundle has a fixed price, bundles grow until it is no more than this
 _FIXED_PART_SORTED = 0.02  # of a longer bundle
-_LONGEST_FIXED_S = 30.0  # even if the fixed price is high: a retry repeats the whole bundle
+_FIXED_PART_OF_SINK = 0.2  # a file is opened and closed, and should not be late
+_LONGEST_FIRST_OF_SINK_S = 5.0  # until it is known how long a file takes to open
+_LONGEST_FIXED_S = 8.0  # or four times a higher price: a retry repeats the whole bundle, and the price may be chance
 _REMEMBERED_SPLITS = 4  # enough to tell batches from chance
 _GROWTH = 8  # a bundle has at most 8 times the elements of the one before, whose speed may have been luck
 _REMEMBERED = 16  # bundles: enough to separate a fixed price from noise, few enough to follow data that changes
@@ -59,7 +61,7 @@ class BundleSize:
         self._part_of_elapsed = _PART_OF_ELAPSED_SORTED if sorts else _PART_OF_ELAPSED
         self._fixed_part = _FIXED_PART_SORTED if sorts else _FIXED_PART
         self._started_at: float | None = None
-        self._line = CostLine(_REMEMBERED)
+        self._line = CostLine(_REMEMBERED, apart=0.5, forgets=True)
         self._pace = 1.0  # how long recent bundles took, compared with the line
         self._last = 0
         self._last_seconds = 0.0
@@ -70,13 +72,16 @@ class BundleSize:
     def target_seconds(self, now: float) -> float:
         """Return how long a bundle that starts now should take."""
         if self._is_sink:
-            return _LONGEST_S
-        if self._started_at is None:
+            target, part, longest = _LONGEST_S, _FIXED_PART_OF_SINK, _LONGEST_FIXED_S
+        elif self._started_at is None:
             return _SHORTEST_S
-        target = min(self._longest, max(_SHORTEST_S, self._part_of_elapsed * (now - self._started_at)))
-        # As long as that is unknown, a longer bundle will show how much of the price is fixed.
-        for_fixed = self._price()[0] / self._fixed_part if self._line.known else 2 * self._last_seconds
-        return max(target, min(for_fixed, self._longest if self._sorts else _LONGEST_FIXED_S))
+        else:
+            target = min(self._longest, max(_SHORTEST_S, self._part_of_elapsed * (now - self._started_at)))
+            part, longest = self._fixed_part, self._longest if self._sorts else _LONGEST_FIXED_S
+        if not self._line.known:
+            return max(target, 2 * self._last_seconds)  # a longer bundle will show how much of the price is fixed
+        fixed, _ = self._price()
+        return max(target, min(fixed / part, max(longest, 4 * fixed)))
 
     def next(self, now: float, queued: int, slots: int, queued_size: float = 0.0, *, is_ending: bool = False) -> int:
         """Return the number of elements for the next bundle.
@@ -97,7 +102,8 @@ class BundleSize:
             # Workers without work take what this bundle does not begin. That keeps a short input whole if it is quick.
             return max(1, min(queued if is_first else self._whole_batches(fair), _FIRST_ELEMENTS))
         fixed, per_element = self._price()
-        fitting = max(1, int((self.target_seconds(now) - fixed) / per_element))
+        # At least half of a bundle is work, even if its fixed price is more than it should take.
+        fitting = max(1, int(max(self.target_seconds(now) - fixed, fixed) / per_element))
         fitting = min(fitting, self._last * _GROWTH)
         if not self._sorts:
             fitting = self._whole_batches(fitting) * (2 if fitting <= _FEW_ELEMENTS else 1)
@@ -112,7 +118,7 @@ class BundleSize:
 
         Such a step is busy with whole batches whenever its bundle is split.
         """
-        batch = math.gcd(*self._begun) or 1
+        batch = min(math.gcd(*self._begun) or 1, _FEW_ELEMENTS)
         return math.ceil(elements / batch) * batch
 
     def _price(self) -> tuple[float, float]:
@@ -127,14 +133,16 @@ class BundleSize:
             files = slots if queued_size >= _WORTH_SEVERAL_FILES else 1
             return min(math.ceil(queued / max(1, files)), SINK_ELEMENTS)
         fixed, per_element = self._price()
-        if fixed + queued * per_element < _LONGEST_S / 2:
+        if queued * per_element < max(_LONGEST_S / 2, fixed):
             return queued
-        fitting = max(1, int((_LONGEST_S - fixed) / per_element))
+        fitting = max(1, int(max(self.target_seconds(0.0) - fixed, fixed) / per_element))
         return min(fitting, math.ceil(queued / max(1, slots)))
 
     def deadline_seconds(self, now: float) -> float:
         """Return after how many seconds a bundle that starts now should be asked to split."""
         target = self.target_seconds(now)
+        if self._is_sink and not self._line.observed:
+            target = _LONGEST_FIRST_OF_SINK_S
         if self._last > _FEW_ELEMENTS:
             target *= 1.5  # its size was chosen to end it in time, so the deadline is for those that are late
         return self._patience * max(_SHORTEST_DEADLINE_S, target)
@@ -149,8 +157,8 @@ class BundleSize:
         ``is_cold`` says that the idle worker has not run the stage yet, so that it must set up its steps first.
         """
         left = self.seconds_left(elements, elapsed)
-        if left is None:
-            return True
+        if left is None or left < 0:
+            return True  # unknown, or not what was expected
         fixed, _ = self._price()
         return left > 2 * max(_SHORTEST_S, fixed) + (self._setup_seconds() if is_cold else 0.0)
 
@@ -170,14 +178,17 @@ class BundleSize:
         """Note that a bundle was split. If it had no output yet, the next one gets more time."""
         self._patience = max(1, self._patience // 2) if has_output else min(_MOST_PATIENCE, 2 * self._patience)
 
-    def learn(self, elements: int, seconds: float, *, is_warm: bool = True) -> None:
-        """Learn the stage's speed from a bundle. ``is_warm``: its worker had run the stage before."""
+    def learn(self, elements: int, seconds: float, *, is_warm: bool = True, was_cut: bool = False) -> None:
+        """Learn the stage's speed from a bundle.
+
+        ``is_warm`` says that its worker had run the stage before, and ``was_cut`` that a split ended it.
+        """
         if not elements:
             return
         if not (is_warm or self._is_sink):
             self._cold = elements, seconds
             return
-        self._line.observe(elements, max(seconds, 1e-7 * elements))
+        self._line.observe(elements, max(seconds, 1e-7 * elements), was_cut=was_cut)
         ratio = seconds / max(self._line.seconds(elements), 1e-7)
         self._pace = 0.5 * (self._pace + min(4.0, max(0.25, ratio)))
         self._last = max(elements, self._last // 2)

@@ -21,7 +21,8 @@ def can_split(bundle: Bundle) -> bool:
     """Return whether the bundle could stop early and leave some of its input."""
     if bundle.search is not None:
         return False  # a search must run every part of the bundle itself
-    return bool(bundle.inputs) and (bundle.stage.plan.is_splittable or bundle.count > 1)
+    plan = bundle.stage.plan
+    return bool(bundle.inputs) and ((plan.is_splittable and plan.can_cut_elements) or bundle.count > 1)
 
 
 def request(bundle: Bundle, attempt: Attempt) -> None:
@@ -50,7 +51,10 @@ def _send(bundle: Bundle, attempt: Attempt, fraction: float, *, is_for_idle_work
     for read_id, blocks in bundle.inputs.items():
         desired = message.process_bundle_split.desired_splits[read_id]
         desired.fraction_of_remainder = fraction
-        desired.estimated_input_elements = sum(block.count for block in blocks)
+        desired.estimated_input_elements = count = sum(block.count for block in blocks)
+        if bundle.stage.plan.is_splittable and not bundle.stage.plan.can_cut_elements:
+            # The worker cuts an element only if it may split before and after it.
+            desired.allowed_split_points.extend(range(0, count + 1, 2))
     attempt.pending_splits[message.instruction_id] = is_for_idle_worker
     attempt.worker.instruct(message)
 
@@ -73,7 +77,8 @@ def apply(bundle: Bundle, attempt: Attempt, response: beam_fn_api_pb2.Instructio
             if stage.sized_work is not None:
                 attempt.given_back_size += stage.sized_work.size(read_id, blocks)
             shard.prepend(read_id, blocks)
-            stage.size.had_begun(start)
+            if not stage.plan.is_splittable:
+                stage.size.had_begun(start)
     primaries: dict[str, list[bytes]] = {}
     for primary in split.primary_roots:
         read_id = stage.plan.residual_reads[primary.transform_id, primary.input_id]
@@ -83,7 +88,10 @@ def apply(bundle: Bundle, attempt: Attempt, response: beam_fn_api_pb2.Instructio
         attempt.given_back_size += queue_residual(bundle, residual, now)
     if split.residual_roots and not is_for_idle_worker:
         stage.size.was_split(has_output=bool(attempt.outputs))
-    has_ended = bool(split.residual_roots) if stage.plan.is_splittable else bool(split.channel_splits)
+    if split.channel_splits:
+        attempt.pending_output.keep(1 - attempt.given_back / bundle.count)
+    is_cut = len(split.channel_splits) == len(bundle.inputs)
+    has_ended = bool(split.residual_roots) if stage.plan.is_splittable else is_cut
     if is_for_idle_worker and stage.plan.is_splittable:
         return  # it goes on, and its own deadline stays
     if has_ended:

@@ -88,6 +88,7 @@ class Stage:
     is_stateful: bool
     is_splittable: bool
     is_unbounded: bool  # a splittable step without end
+    can_cut_elements: bool  # whether a splittable step may be split within an element
     is_sink: bool  # writes a file per bundle
     sorts_its_bundle: bool  # works better on long bundles
     transforms: tuple[beam_runner_api_pb2.PTransform, ...] = field(repr=False)

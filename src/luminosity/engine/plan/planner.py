@@ -29,6 +29,11 @@ __all__ = ["plan"]
 
 
 _SDF_PROCESS_URN = common_urns.sdf_components.PROCESS_SIZED_ELEMENTS_AND_RESTRICTIONS.urn
+_ONE_WINDOW_URNS = {
+    common_urns.fixed_windows.urn,
+    common_urns.global_windows.urn,
+    common_urns.session_windows.urn,
+}
 _SDF_TRUNCATE_URN = common_urns.sdf_components.TRUNCATE_SIZED_RESTRICTION.urn
 # Beam's sinks without a fixed number of shards. Only their name tells them in the proto; our sinks are annotated.
 _BEAM_WRITES_FILE_PER_BUNDLE = "/WriteImpl/WriteBundles"
@@ -184,7 +189,9 @@ def _stage(
         timers=tuple(timers),
         is_stateful=is_stateful,
         is_splittable=is_splittable,
-        is_unbounded=is_splittable and _is_unbounded(stage.transforms, context),
+        is_unbounded=(is_unbounded := is_splittable and _is_unbounded(stage.transforms, context)),
+        # Beam repeats windows if a step that looks at its window is cut in the first of several.
+        can_cut_elements=is_splittable and (is_unbounded or _has_one_window(stage.transforms, context)),
         is_sink=any(step.endswith(_BEAM_WRITES_FILE_PER_BUNDLE) for step in steps)
         or any(WRITES_A_FILE_PER_BUNDLE in transform.annotations for transform in stage.transforms),
         sorts_its_bundle=any(SORTS_ITS_BUNDLE in transform.annotations for transform in stage.transforms),
@@ -198,6 +205,20 @@ def _is_unbounded(transforms: Iterable[beam_runner_api_pb2.PTransform], context:
     pcollections = context.components.pcollections
     return any(
         pcollections[output].is_bounded == beam_runner_api_pb2.IsBounded.UNBOUNDED
+        for transform in transforms
+        if transform.spec.urn == _SDF_PROCESS_URN
+        for output in transform.outputs.values()
+    )
+
+
+def _has_one_window(
+    transforms: Iterable[beam_runner_api_pb2.PTransform], context: translations.TransformContext
+) -> bool:
+    """Return whether each element of the splittable steps among these is in a single window."""
+    components = context.components
+    return all(
+        components.windowing_strategies[components.pcollections[output].windowing_strategy_id].window_fn.urn
+        in _ONE_WINDOW_URNS
         for transform in transforms
         if transform.spec.urn == _SDF_PROCESS_URN
         for output in transform.outputs.values()
