@@ -15,6 +15,7 @@ __all__ = [
     "BUNDLES_PER_DEVICE",
     "ELEMENT_AT_FAULT",
     "LOADS_MODELS",
+    "OF_BLOCKS",
     "OPENMP_VARIABLES",
     "SORTS_ITS_BUNDLE",
     "TEMPORARY_FOLDER",
@@ -96,6 +97,9 @@ BUNDLES_PER_DEVICE = "luminosity:bundles_per_device"
 
 SORTS_ITS_BUNDLE = "luminosity:sorts_its_bundle"
 """Annotation of steps that work better on many elements at once: the engine gives them long bundles."""
+
+OF_BLOCKS = "blocks"
+"""The value of :data:`SORTS_ITS_BUNDLE` if elements are blocks of rows, of which a few are a bundle already."""
 
 WRITES_A_FILE_PER_BUNDLE = "luminosity:writes_a_file_per_bundle"
 """Annotation of steps that write a file for each bundle: the engine gives them few bundles."""

@@ -198,7 +198,7 @@ def test_an_example_that_never_fits_fails_alone(pipelines: Pipelines, tmp_path: 
 def test_padding_stays_small_on_skewed_lengths(pipelines: Pipelines, tmp_path: Path) -> None:
     import numpy as np
 
-    lengths = np.clip(np.exp(np.random.default_rng(0).normal(2.5, 0.65, 4000)).round(), 3, 256).astype(int)
+    lengths = np.clip(np.exp(np.random.default_rng(0).normal(2.5, 0.65, 12000)).round(), 3, 256).astype(int)
     device = FakeDevice(memory=1e9, seconds_per_batch=0.001, seconds_per_cost=2e-5, log=str(tmp_path / "log"))
     with pipelines() as (pipeline, run):
         texts = pipeline | beam.Create(["x" * int(length) for length in lengths])

@@ -119,6 +119,7 @@ def test_a_step_that_begins_its_bundle_at_once_gets_a_share_of_the_first_input()
     size = BundleSize(sorts=True)
     assert size.next(0.0, queued=64, slots=2) == 32
     assert size.next(0.0, queued=10**6, slots=2) == 64
+    assert BundleSize(sorts=True, has_blocks=True).next(0.0, queued=10**6, slots=2) == 2
 
 
 def test_what_is_left_is_shared_among_workers() -> None:

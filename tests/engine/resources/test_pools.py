@@ -39,6 +39,7 @@ def stage(name: str) -> Stage:
         can_cut_elements=True,
         is_sink=False,
         sorts_its_bundle=False,
+        sorts_blocks=False,
         transforms=(),
         residual_reads={},
     )

@@ -33,6 +33,7 @@ _GROWTH = 8  # a bundle has at most 8 times the elements of the one before, whos
 _REMEMBERED = 16  # bundles: enough to separate a fixed price from noise, few enough to follow data that changes
 _FIRST_ELEMENTS = 1000  # while the speed is unknown: a deadline ends the bundle if that is too much
 _FIRST_SORTED_ELEMENTS = 64  # the same for a step that begins all elements of a bundle at once: no deadline helps
+_FIRST_SORTED_BLOCKS = 2  # if its elements are blocks of rows
 _FEW_ELEMENTS = 2048  # bundles up to this size end by their deadline, larger ones by their number of elements
 _SHORTEST_DEADLINE_S = 0.05  # below this, timing noise would cause splits
 _WORTH_SEVERAL_FILES = 16_000_000  # bytes of a sink's first input that are worth one file per slot
@@ -54,9 +55,10 @@ class BundleSize:
     size the engine does not know.
     """
 
-    def __init__(self, is_sink: bool = False, sorts: bool = False) -> None:
+    def __init__(self, is_sink: bool = False, sorts: bool = False, has_blocks: bool = False) -> None:
         self._is_sink = is_sink
         self._sorts = sorts
+        self._first_sorted = _FIRST_SORTED_BLOCKS if has_blocks else _FIRST_SORTED_ELEMENTS
         self._longest = _LONGEST_SORTED_S if sorts else _LONGEST_S
         self._part_of_elapsed = _PART_OF_ELAPSED_SORTED if sorts else _PART_OF_ELAPSED
         self._fixed_part = _FIXED_PART_SORTED if sorts else _FIXED_PART
@@ -79,7 +81,9 @@ class BundleSize:
             target = min(self._longest, max(_SHORTEST_S, self._part_of_elapsed * (now - self._started_at)))
             part, longest = self._fixed_part, self._longest if self._sorts else _LONGEST_FIXED_S
         if not self._line.known:
-            return max(target, 2 * self._last_seconds)  # a longer bundle will show how much of the price is fixed
+            # A longer bundle will show how much of the price is fixed. One that can't be cut must not be too long.
+            longer = 2 * self._last_seconds
+            return max(target, min(longer, self._longest) if self._sorts else longer)
         fixed, _ = self._price()
         return max(target, min(fixed / part, max(longest, 4 * fixed)))
 
@@ -97,7 +101,7 @@ class BundleSize:
             return self._next_of_sink(queued, slots, queued_size)
         fair = math.ceil(queued / max(1, slots))
         if self._sorts and not self._line.observed:
-            return max(1, min(fair, _FIRST_SORTED_ELEMENTS))
+            return max(1, min(fair, self._first_sorted))
         if not self._line.observed:
             # Workers without work take what this bundle does not begin. That keeps a short input whole if it is quick.
             return max(1, min(queued if is_first else self._whole_batches(fair), _FIRST_ELEMENTS))

@@ -58,7 +58,7 @@ class StageRun:
         self.blocks = blocks
         self._gather_bytes = min(_SINK_BYTES, queue_limit // 4)  # well before its writers are held back
         self._bundle_bytes = max(_LEAST_BUNDLE_BYTES, min(_BUNDLE_BYTES, blocks.ledger.limit // _BUNDLE_PART))
-        self.size = BundleSize(plan.is_sink, plan.sorts_its_bundle)
+        self.size = BundleSize(plan.is_sink, plan.sorts_its_bundle, plan.sorts_blocks)
         self._codecs = {read.transform_id: codecs.elements(read.coder_id) for read in plan.reads}
         self.written_buffers = {write.transform_id: write.buffer_id for write in plan.writes}
         self.timer_codecs: dict[FamilyKey, TimerCodec] = {f.key: codecs.timers(f) for f in plan.timers}

@@ -91,6 +91,7 @@ class Stage:
     can_cut_elements: bool  # whether a splittable step may be split within an element
     is_sink: bool  # writes a file per bundle
     sorts_its_bundle: bool  # works better on long bundles
+    sorts_blocks: bool  # its elements are blocks of rows
     transforms: tuple[beam_runner_api_pb2.PTransform, ...] = field(repr=False)
     # (transform, input tag) of a residual → the read whose element it continues
     residual_reads: dict[tuple[str, str], str] = field(repr=False)

@@ -11,7 +11,7 @@ from apache_beam.portability.api import beam_runner_api_pb2
 from apache_beam.runners.portability.fn_api_runner import translations
 from apache_beam.runners.worker import bundle_processor
 
-from luminosity.core import SORTS_ITS_BUNDLE, WRITES_A_FILE_PER_BUNDLE
+from luminosity.core import OF_BLOCKS, SORTS_ITS_BUNDLE, WRITES_A_FILE_PER_BUNDLE
 from luminosity.engine.plan.graph import (
     Buffer,
     BufferKind,
@@ -195,6 +195,7 @@ def _stage(
         is_sink=any(step.endswith(_BEAM_WRITES_FILE_PER_BUNDLE) for step in steps)
         or any(WRITES_A_FILE_PER_BUNDLE in transform.annotations for transform in stage.transforms),
         sorts_its_bundle=any(SORTS_ITS_BUNDLE in transform.annotations for transform in stage.transforms),
+        sorts_blocks=any(t.annotations.get(SORTS_ITS_BUNDLE) == OF_BLOCKS.encode() for t in stage.transforms),
         transforms=tuple(stage.transforms),
         residual_reads=_residual_reads(stage.transforms),
     )

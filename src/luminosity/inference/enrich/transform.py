@@ -10,7 +10,7 @@ from typing import Any
 import apache_beam as beam
 import pyarrow as pa
 
-from luminosity.core import LOADS_MODELS, SORTS_ITS_BUNDLE
+from luminosity.core import LOADS_MODELS, OF_BLOCKS, SORTS_ITS_BUNDLE
 from luminosity.errors import InvalidArgument, InvalidType
 from luminosity.inference.adapting.checks import check_batching
 from luminosity.inference.deadletters import check_threshold
@@ -141,7 +141,7 @@ class Enrich(beam.PTransform[Any, Any]):
             )
         ).with_output_types(TableBlock)
         sorts = any(name in self._slow for name in names)
-        annotations = {LOADS_MODELS: "", **({SORTS_ITS_BUNDLE: ""} if sorts else {}), **needs.annotations()}
+        annotations = {LOADS_MODELS: "", **({SORTS_ITS_BUNDLE: OF_BLOCKS} if sorts else {}), **needs.annotations()}
         with blocks.pipeline.transform_annotations(**annotations):
             return blocks | self._label("Infer", names) >> infer.with_resource_hints(**needs.shared_hints())
 
