@@ -49,7 +49,7 @@ def report(results: _measure.Results) -> None:
     for runner in ("FnApiRunner", "Luminosity"):
         longer = max(results[f"prepare alone, {runner}"]["seconds"], results[f"predict alone, {runner}"]["seconds"])
         ratio = results[f"both, {runner}"]["seconds"] / longer
-        _measure.print_figure(f"of the longer one alone, {runner}", ratio, at_most=1.2)
+        _measure.print_figure(f"of the longer one alone, {runner}", ratio, at_most=1.05)
 
 
 if __name__ == "__main__":

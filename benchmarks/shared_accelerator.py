@@ -101,7 +101,7 @@ def _texts() -> Texts:
 
 def _run(handlers: dict[str, Any], texts: Texts, shards: int, rows_per_shard: int) -> float:
     make = texts.make
-    pipeline = beam.Pipeline(LuminosityRunner(), PipelineOptions(["--progress=off", "--missing_accelerator=cpu"]))
+    pipeline = beam.Pipeline(LuminosityRunner(), PipelineOptions(["--progress=off"]))
     rows = (
         pipeline
         | beam.Create(range(shards))

@@ -39,7 +39,7 @@ def build(pipeline: beam.Pipeline) -> None:
 def report(results: _measure.Results) -> None:
     _measure.print_table(results)
     ratio = results["Luminosity"]["seconds"] / results["ideal"]["seconds"]
-    _measure.print_figure("of the ideal time", ratio, at_most=1.1)
+    _measure.print_figure("of the ideal time", ratio, at_most=1.05)
 
 
 if __name__ == "__main__":
