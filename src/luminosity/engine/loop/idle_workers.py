@@ -13,15 +13,21 @@ __all__ = ["allow_taking", "next_taking", "take_work", "work_to_take"]
 
 _FIRST_TAKE_S = 0.03  # how long a bundle is left alone: most are done by then, or have begun what they will begin
 
+_FIRST_TAKE_OF_SINK_S = 1.0  # the same if each bundle writes a file: short bundles would make many
+
 
 def allow_taking(bundle: Bundle, attempt: Attempt, now: float) -> None:
     """Note from when on idle workers may take work from the attempt. The bundle must be one that can be split."""
     plan = bundle.stage.plan
-    if plan.is_sink or plan.is_stateful or plan.is_unbounded:
-        # A sink would write more files; a key's elements stay together; half of an endless restriction is endless, too.
-        return
-    # Halves of a splittable element are unequal by chance, so they are cut less often.
-    attempt.take_wait = max(_FIRST_TAKE_S, bundle.stage.size.target_seconds(now) / 2 if plan.is_splittable else 0.0)
+    if plan.is_stateful or plan.is_unbounded:
+        return  # a key's elements stay together; half of an endless restriction is endless, too
+    if plan.is_sink:
+        attempt.take_wait = _FIRST_TAKE_OF_SINK_S
+    elif plan.is_splittable:
+        # Halves of an element are unequal by chance, so it is cut less often.
+        attempt.take_wait = max(_FIRST_TAKE_S, bundle.stage.size.target_seconds(now) / 2)
+    else:
+        attempt.take_wait = _FIRST_TAKE_S
     attempt.take_at = now + attempt.take_wait
 
 
