@@ -25,9 +25,9 @@ class CostLine:
 
     Args:
         remembered: the number of observations.
-        apart: which part of the larger size two observations must differ by to be compared.
-        forgets: whether the fixed part fades while observations are too much alike to tell it. Then sizes that follow
-            from the line change, until it can be told again.
+        follows_time: whether sizes follow from the time that earlier pieces took, as those of bundles do. Then only
+            sizes are compared of which one is twice the other, because smaller differences come from the spread of
+            costs. And the fixed part fades while it can't be told, until sizes change so that it can.
 
     >>> line = CostLine()
     >>> for size in (10, 20, 40, 80):
@@ -36,9 +36,8 @@ class CostLine:
     (0.5, 0.01, 50)
     """
 
-    def __init__(self, remembered: int = 48, *, apart: float = 0.1, forgets: bool = False) -> None:
-        self._apart = apart
-        self._forgets = forgets
+    def __init__(self, remembered: int = 48, *, follows_time: bool = False) -> None:
+        self._follows_time = follows_time
         self._sizes: deque[float] = deque(maxlen=remembered)
         self._was_cut: deque[bool] = deque(maxlen=remembered)
         self._seconds: deque[float] = deque(maxlen=remembered)
@@ -77,7 +76,10 @@ class CostLine:
         sizes, seconds = np.maximum(self._sizes, 1e-9), np.array(self._seconds)
         first, second = np.triu_indices(len(sizes), 1)
         apart = sizes[second] - sizes[first]
-        telling = np.abs(apart) > self._apart * np.maximum(sizes[second], sizes[first])
+        if self._follows_time:
+            telling = np.abs(apart) > 0.5 * np.maximum(sizes[second], sizes[first])
+        else:
+            telling = np.abs(apart) > 0.1 * sizes.max()
         were_cut = np.array(self._was_cut)
         either_cut = were_cut[second] | were_cut[first]
         longer = np.maximum(seconds[second], seconds[first])
@@ -86,7 +88,7 @@ class CostLine:
         if not telling.any() or mean_rate <= 0:
             if not self.known:
                 self.per_unit = mean_rate
-            elif self._forgets:
+            elif self._follows_time:
                 self.fixed *= _FADE
                 self.per_unit = max(float(np.median((seconds - self.fixed) / sizes)), 0.01 * mean_rate)
             return  # Otherwise keep the last line: a settled size makes all pieces alike.

@@ -8,7 +8,8 @@ import gc
 import hashlib
 import os
 import threading
-from collections.abc import Generator, Hashable
+from collections.abc import Callable, Generator, Hashable
+from typing import TypeVar
 
 from luminosity._locks import locked
 from luminosity.core import WorkerShare, machine_ram_bytes
@@ -17,6 +18,8 @@ __all__ = ["RUN_FOLDER_VARIABLE", "LocalShare", "ModelSizes", "models_ram_bytes"
 
 RUN_FOLDER_VARIABLE = "LUMINOSITY_RUN_FOLDER"
 """The environment variable that names a folder to the workers of a run; the engine removes it with the run."""
+
+Loaded = TypeVar("Loaded")
 
 _SHARE_OF_RAM = 0.5  # for models; the rest is for the data, and for other programs
 _SHARE_OF_SMALL = 0.5  # of the memory for models; the rest is for models that the workers share
@@ -83,6 +86,31 @@ class ModelSizes:
         """Tell all workers the size of a model. ``kind``: the class of its handler."""
         os.write(self._file, f"{_digest(name)} {_digest(kind)} {size}\n".encode())
         self._read()
+
+    def load_if_small(
+        self,
+        name: Hashable,
+        kind: str,
+        share: LocalShare,
+        *,
+        load: Callable[[], Loaded],
+        measure: Callable[[], Loaded | None],
+    ) -> Loaded | None:
+        """Load a model in this process if the share has room for it; return None if it has not.
+
+        ``load`` loads a model whose size is known. ``measure`` loads one to find its size and calls :meth:`add`. If the
+        model is not small, it drops the model and returns None. Waits while another worker measures.
+        """
+        size = self.get(name)
+        if size is None:
+            try:
+                with self.measuring(kind, share):
+                    size = self.get(name)  # Another worker may have loaded it meanwhile.
+                    if size is None:
+                        return measure()
+            except TimeoutError:
+                return None
+        return load() if share.take(name, size) else None
 
     @contextlib.contextmanager
     def measuring(self, kind: str, share: LocalShare) -> Generator[None]:

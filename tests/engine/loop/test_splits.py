@@ -35,26 +35,36 @@ def _wait_until(path: Path, count: int) -> None:
 
 
 class _FirstWaitsForTheOthers(beam.DoFn):
-    def __init__(self, folder: Path, elements: int) -> None:
+    """The first element waits until another worker has processed all others. Then it may fail, once."""
+
+    def __init__(self, folder: Path, elements: int, fails: bool) -> None:
         self._folder = folder
         self._elements = elements
+        self._fails = fails
 
     def process(self, element: int) -> Iterator[int]:
         if element == 0:
             _wait_until(self._folder, self._elements - 1)
+            if self._fails and not (failed := self._folder.parent / "failed").exists():
+                failed.touch()
+                raise RuntimeError("on purpose")
         else:
-            (self._folder / str(element)).touch()
+            with open(self._folder / str(element), "xb"):  # raises if an element is processed twice
+                pass
         yield element
 
 
-def test_a_slow_element_does_not_keep_others_from_an_idle_worker(tmp_path: Path) -> None:
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_slow_element_does_not_keep_others_from_an_idle_worker(tmp_path: Path, fails: bool) -> None:
+    """If its bundle fails, only what the bundle kept is retried."""
     done = tmp_path / "done"
     done.mkdir()
 
     def build(pipeline: beam.Pipeline) -> Any:
-        return pipeline | beam.Create(range(20)) | beam.ParDo(_FirstWaitsForTheOthers(done, 20))
+        return pipeline | beam.Create(range(20)) | beam.ParDo(_FirstWaitsForTheOthers(done, 20, fails))
 
     assert sorted(collect(build, tmp_path, new_pipeline("--cpu_workers=2"))) == list(range(20))
+    assert (tmp_path / "failed").exists() == fails
 
 
 class _Offsets(RestrictionProvider):
@@ -130,32 +140,3 @@ def test_a_restriction_in_several_windows_is_not_cut(tmp_path: Path) -> None:
     found = collect(build, tmp_path, new_pipeline("--cpu_workers=2"))
     assert set(Counter(found).values()) == {3}
     assert len(found) == 3 * 3 * 20
-
-
-class _FailsOnce(beam.DoFn):
-    """The first element waits until all others have been processed elsewhere, and fails once."""
-
-    def __init__(self, folder: Path, elements: int) -> None:
-        self._folder = folder
-        self._elements = elements
-
-    def process(self, element: int) -> Iterator[int]:
-        if element == 0:
-            _wait_until(self._folder, self._elements - 1)
-            if not (failed := self._folder.parent / "failed").exists():
-                failed.touch()
-                raise RuntimeError("on purpose")
-        else:
-            with open(self._folder / str(element), "xb"):  # raises if an element is processed twice
-                pass
-        yield element
-
-
-def test_only_what_a_bundle_kept_is_retried(tmp_path: Path) -> None:
-    done = tmp_path / "done"
-    done.mkdir()
-
-    def build(pipeline: beam.Pipeline) -> Any:
-        return pipeline | beam.Create(range(20)) | beam.ParDo(_FailsOnce(done, 20))
-
-    assert sorted(collect(build, tmp_path, new_pipeline("--cpu_workers=2"))) == list(range(20))

@@ -12,7 +12,6 @@ from luminosity.engine.loop.workers import PoolRun
 __all__ = ["allow_taking", "next_taking", "take_work", "work_to_take"]
 
 _FIRST_TAKE_S = 0.03  # how long a bundle is left alone: most are done by then, or have begun what they will begin
-
 _FIRST_TAKE_OF_SINK_S = 1.0  # the same if each bundle writes a file: short bundles would make many
 
 
@@ -41,8 +40,11 @@ def take_work(pool: PoolRun, now: float, is_held_back: Callable[[StageRun], bool
     for bundle, attempt in _takeable(pool, now):
         stage = bundle.stage
         worker = pool.free_worker(stage.id, stage.max_active_bundles, is_idle=False)
-        is_cold = worker is None or stage.id not in worker.warm_stages
-        if worker is not None and not is_held_back(stage) and _is_worth_it(bundle, attempt, now, is_cold=is_cold):
+        if (
+            worker is not None
+            and not is_held_back(stage)
+            and _is_worth_it(bundle, attempt, now, is_cold=stage.id not in worker.warm_stages)
+        ):
             left = stage.size.seconds_left(bundle.count - attempt.given_back, now - attempt.started_at)
             candidates.append((float("inf") if left is None else left, bundle, attempt))
         else:

@@ -63,7 +63,7 @@ class BundleSize:
         self._part_of_elapsed = _PART_OF_ELAPSED_SORTED if sorts else _PART_OF_ELAPSED
         self._fixed_part = _FIXED_PART_SORTED if sorts else _FIXED_PART
         self._started_at: float | None = None
-        self._line = CostLine(_REMEMBERED, apart=0.5, forgets=True)
+        self._line = CostLine(_REMEMBERED, follows_time=True)
         self._pace = 1.0  # how long recent bundles took, compared with the line
         self._last = 0
         self._last_seconds = 0.0

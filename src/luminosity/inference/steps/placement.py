@@ -88,20 +88,14 @@ class Placement:
         settings: LaneSettings,
     ) -> PlacedLane | None:
         """Enter a lane of this process's host; None if its model is not small."""
-        sizes, name = self._sizes, settings.model
-        assert sizes is not None
-        size = sizes.get(name)
-        if size is None:
-            try:
-                with sizes.measuring(kind, self._share):
-                    size = sizes.get(name)  # Another worker may have loaded it meanwhile.
-                    if size is None:
-                        return self._measure(here, key, make_handler, settings, kind)
-            except TimeoutError:
-                return None
-        if not self._share.take(name, size):
-            return None
-        return PlacedLane(here, here.enter(key, make_handler, settings), name)
+        assert self._sizes is not None
+        return self._sizes.load_if_small(
+            settings.model,
+            kind,
+            self._share,
+            load=lambda: PlacedLane(here, here.enter(key, make_handler, settings), settings.model),
+            measure=lambda: self._measure(here, key, make_handler, settings, kind),
+        )
 
     def _measure(
         self,

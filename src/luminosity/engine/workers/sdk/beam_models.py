@@ -115,20 +115,15 @@ def _make_manager_class(base: Any) -> Any:
 
         def _load_if_small(self, key: Any) -> Any | None:
             """Load a model for the first time; return None if it is not small."""
-            name = self._name, key
-            size = self._sizes.get(name)
-            if size is None:
-                try:
-                    with self._sizes.measuring(self._kind_of(key), self._share):
-                        size = self._sizes.get(name)  # Another worker may have loaded it meanwhile.
-                        if size is None:
-                            return self._measure(key, name)
-                except TimeoutError:
-                    return None
-            if not self._share.take(name, size):
-                return None
-            self._small.add(key)
-            return super().load(key)
+            name, load = (self._name, key), super().load
+
+            def load_small() -> Any:
+                self._small.add(key)
+                return load(key)
+
+            return self._sizes.load_if_small(
+                name, self._kind_of(key), self._share, load=load_small, measure=lambda: self._measure(key, name)
+            )
 
         def _measure(self, key: Any, name: Any) -> Any | None:
             before = resident_bytes()
