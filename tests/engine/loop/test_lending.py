@@ -64,6 +64,14 @@ def test_cores_are_borrowed_only_while_they_are_idle() -> None:
     assert not one.may_borrow()
 
 
+def test_a_borrowed_worker_counts_as_one_of_the_pool() -> None:
+    one, _ = _pools(1.0, 1.0)
+    assert one.most_workers() == 1
+    _start(one)
+    _start(one, index=1)
+    assert one.most_workers() == 2
+
+
 def test_a_worker_that_takes_two_cores_borrows_two() -> None:
     large, small, another = _pools(2.0, 1.0, 1.0)
     _start(large).bundles["bundle"] = BUSY

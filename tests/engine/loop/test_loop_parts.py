@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 import random
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from luminosity.engine.data.timers import TimerStore
 from luminosity.engine.data.watermarks import MAX, Holds
+from luminosity.engine.loop.buffers import BufferRun, Outflow
 from luminosity.engine.loop.sizing import BundleSize
 from luminosity.engine.plan.codecs import TimerRecord
 from luminosity.engine.workers.sdk.channel import TimerStream
@@ -175,6 +178,17 @@ def test_a_lost_worker_makes_bundles_smaller() -> None:
 def test_a_sinks_first_bundle_is_all_there_is_unless_that_is_a_lot() -> None:
     assert BundleSize(is_sink=True).next(0.0, queued=8, slots=2, queued_size=1e6) == 8
     assert BundleSize(is_sink=True).next(0.0, queued=8, slots=2, queued_size=1e8) == 4
+
+
+def test_a_bundle_with_output_of_unknown_size_stops_long_before_the_queue_is_full() -> None:
+    queue = SimpleNamespace(grouping=None, limit=64, uncommitted_bytes=0, full_reader=lambda: None)
+    outflow = Outflow([(b"queue", cast(BufferRun, queue))])
+    first = outflow.begin(elements=100)
+    assert [first.add(b"queue", size) for size in (4, 4, 1)] == [False, False, True]
+    first.end()
+    outflow.learn(first, elements=9)
+    second = outflow.begin(elements=20)
+    assert not second.add(b"queue", 20)  # as expected
 
 
 def test_a_timer_fires_when_its_time_has_come_and_once() -> None:

@@ -104,6 +104,12 @@ def test_a_run_tells_its_plan_its_workers_and_its_end() -> None:
     assert end.last.processes.peak > 10 * _MB
 
 
+def _slow_bytes(_: int, count: int, *, seconds: float) -> bytes:
+    """Take longer than the loop needs to stop a bundle: a request to split is not a lock."""
+    time.sleep(seconds)
+    return bytes(count)
+
+
 @pytest.fixture
 def held(tmp_path: Path) -> Iterator[tuple[Callable[[Any], Any], Callable[[], None]]]:
     """A function that makes a step wait, and a function that releases it."""
@@ -124,7 +130,7 @@ def test_a_slow_step_holds_back_what_feeds_it_and_starves_what_follows(
 
     def build(pipeline: beam.Pipeline) -> None:
         numbers = pipeline | "Count" >> beam.Create(range(120)) | "Spread" >> beam.Reshuffle()
-        large = numbers | "Source" >> beam.Map(lambda n: bytes(_MB))
+        large = numbers | "Source" >> beam.Map(_slow_bytes, _MB, seconds=0.01)
         # Another pool, so that the source keeps its worker.
         slow = beam.Map(lambda block: len(hold(block))).with_resource_hints(accelerator="type:any;count:1")
         _ = large | "Slow" >> slow | "Spread again" >> beam.Reshuffle() | "Behind" >> beam.Map(str)
@@ -150,12 +156,12 @@ def test_queues_stay_within_their_limit_while_the_source_runs() -> None:
     """The source's bundles would produce far more at once. They are split; nothing is spilled."""
 
     def slow(block: bytes) -> int:
-        time.sleep(0.002)
+        time.sleep(0.004)
         return len(block)
 
     def build(pipeline: beam.Pipeline) -> None:
         numbers = pipeline | "Count" >> beam.Create(range(2000)) | "Spread" >> beam.Reshuffle()
-        large = numbers | "Source" >> beam.Map(lambda n: bytes(100_000))
+        large = numbers | "Source" >> beam.Map(_slow_bytes, 100_000, seconds=0.001)
         _ = large | "Slow" >> beam.Map(slow).with_resource_hints(accelerator="type:any;count:1")
 
     events = events_of(build, "--cpu_workers=1", "--accelerators=1", "--memory_budget=64MB")

@@ -103,6 +103,13 @@ def test_cpu_pools_may_borrow_each_others_cores_but_no_more_ram_than_is_left() -
     assert ram <= _MACHINE.ram_bytes
 
 
+def test_workers_that_share_a_core_borrow_no_more_than_whole_cores() -> None:
+    needs = {"quick": Needs(), "model": Needs(min_ram_bytes=1 * _GIB)}
+    for cpu_workers, borrowed in ((16, 0), (12, 2), (8, 4)):
+        quick, model = pools(assigned(needs, cpu_workers=cpu_workers))
+        assert (quick.borrowed, model.borrowed) == (borrowed, borrowed)
+
+
 def test_a_single_cpu_pool_and_device_pools_borrow_nothing() -> None:
     assert [pool.borrowed for pool in pools(assigned({"a": Needs(), "b": Needs(accelerator_count=1)}))] == [0, 0]
 

@@ -18,6 +18,10 @@ _MOST_QUEUE_BYTES = 64 << 20  # more would only delay the first results
 _LEAST_QUEUE_BYTES = 1 << 20  # one block
 _QUEUES_PART = 2  # all queues together may fill 1/2 of the memory budget before they hold back their writers
 
+# A bundle with output of unknown size is stopped at this part of a queue's limit: it writes on until the request
+# reaches it.
+_UNEXPECTED_PART = 8
+
 
 def queue_limit(memory_limit: int, buffers: int) -> int:
     """Return how many bytes may wait in one buffer, if there are ``buffers`` of them."""
@@ -178,7 +182,7 @@ class PendingOutput:
             queues[buffer_id].uncommitted_bytes += size
 
     def add(self, buffer_id: bytes, size: int) -> bool:
-        """Count a block that arrived. Returns whether its reader now holds the writers back."""
+        """Count a block that arrived. Returns whether the bundle should stop, because the queue gets too long."""
         queue = self._queues.get(buffer_id)
         if queue is None:
             return False
@@ -187,6 +191,8 @@ class PendingOutput:
         if total > counted:
             queue.uncommitted_bytes += total - counted
             self._counted[buffer_id] = total
+        if buffer_id not in self._expected and total > queue.limit // _UNEXPECTED_PART:
+            return True
         return total > counted and queue.full_reader() is not None
 
     def keep(self, part: float) -> None:

@@ -155,6 +155,10 @@ class PoolRun:
         """Return the number of slots once all workers have started."""
         return self.plan.workers * self.plan.slots
 
+    def most_workers(self) -> int:
+        """Return the number of planned workers and of further ones that were started on borrowed cores."""
+        return max(self.plan.workers, 1 + max(self.workers, default=0))
+
     def starting(self) -> int:
         """Return the number of workers that have not connected yet."""
         return sum(not worker.is_connected for worker in self.workers.values())

@@ -32,6 +32,8 @@ class StageProgress:
         self._metrics = metrics
         self._bundles_seen = 0
         self._began_at: float | None = None
+        self._updated_at = 0.0
+        self._clock = 0.0  # seconds in which it could work: the time without input says nothing about its speed
         self._element_pace = self._work_pace = Pace(0.0)
         self.elements = 0
         self.rate = 0.0
@@ -56,11 +58,15 @@ class StageProgress:
         if self._began_at is None:
             if not running and not self._stage.bundles_done:
                 return
-            self._began_at = seconds
-            self._element_pace, self._work_pace = Pace(seconds), Pace(seconds)
+            self._began_at = self._updated_at = seconds
+            self._element_pace, self._work_pace = Pace(seconds), Pace(0.0)
+        # A sink gathers input before it starts a bundle.
+        if has_news or running or (waiting and not self._stage.plan.is_sink):
+            self._clock += seconds - self._updated_at
+        self._updated_at = seconds
         if has_news:
             self._element_pace.reached(seconds, self.elements)
-            self._work_pace.reached(seconds, self._done())
+            self._work_pace.reached(self._clock, self._done())
         self.rate = self._element_pace.per_second(seconds)
         self._estimate(seconds, self._began_at, waiting, arrived)
 
@@ -71,7 +77,7 @@ class StageProgress:
             return
         total = total_arrived / arrived
         self.fraction = min(1.0, max(0.0, self._done() / total))
-        pace = self._work_pace.per_second(seconds)
+        pace = self._work_pace.per_second(self._clock)
         if pace > 0 and seconds - began_at >= _LEAST_SECONDS:
             self.seconds_left = max(0.0, total - self._done()) / pace
 
@@ -120,7 +126,7 @@ class Pace:
 def inference_views(stage: StageRun, metrics: RunMetrics) -> tuple[InferenceView, ...]:
     """Return a view for each model of a stage that has counted batches. Each model of a step has its own namespace."""
     by_step = metrics.counters(stage.id, InferenceMetrics.ALL)
-    worker_seconds = round(stage.busy.first_to_last_seconds * stage.pool.plan.workers, 3)
+    worker_seconds = round(stage.busy.first_to_last_seconds * stage.pool.most_workers(), 3)
     return tuple(
         _view(step if len(by_namespace) == 1 else _model_step(step, namespace), counters, worker_seconds)
         for step, by_namespace in by_step.items()

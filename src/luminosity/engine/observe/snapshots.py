@@ -134,9 +134,9 @@ def _pool_view(pool: PoolRun, seconds: float) -> PoolView:
         pool.plan.name,
         workers=sum(worker.is_connected for worker in pool.workers.values()),
         busy=sum(len(worker.bundles) for worker in pool.workers.values()),
-        slots=pool.plan.workers * pool.plan.slots,
+        slots=pool.most_workers() * pool.plan.slots,
         busy_seconds=round(busy_seconds, 3),
-        busy_fraction=_fraction(busy_seconds, pool.plan.workers * seconds),
+        busy_fraction=_fraction(busy_seconds, pool.most_workers() * seconds),
     )
 
 

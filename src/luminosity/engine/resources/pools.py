@@ -256,11 +256,12 @@ def _shared_out(drafts: list[_Draft], machine: Machine, missing: list[_Missing])
 
 
 def _borrowed(draft: _Draft, drafts: list[_Draft], cores: dict[int, float], ram_left: int) -> int:
-    """Return how many more workers a CPU pool could run on the cores of all other CPU pools, within the RAM."""
+    """Return how many more workers a CPU pool could use if all other CPU pools were idle, within the RAM."""
     if draft.groups:
         return 0
-    of_others = sum(d.workers * cores[id(d)] for d in drafts if d is not draft and not d.groups)
-    workers = int(of_others / cores[id(draft)] + 1e-6)
+    all_cores = sum(d.workers * cores[id(d)] for d in drafts if not d.groups)
+    # A worker with less than a core uses a whole one as soon as it is idle: more workers than cores gain nothing.
+    workers = max(0, int(all_cores / max(1.0, cores[id(draft)]) + 1e-6) - draft.workers)
     if not draft.ram:
         return workers
     asking = sum(bool(d.ram) for d in drafts if not d.groups)  # all of these may borrow at once
