@@ -14,6 +14,8 @@ import pytest
 from apache_beam.testing.util import assert_that
 
 from luminosity import SearchQdrant, WriteQdrant
+from luminosity.errors import StoreError
+from luminosity.io.stores.qdrant_collection import CollectionAddress, chosen_vector
 from luminosity.tables.coder import RecordBatchCoder
 from tests.both_runners import Pipelines, counters
 from tests.io.stores.qdrant_server import fails, qdrant_server
@@ -105,7 +107,10 @@ def test_workers_share_the_folder(pipelines: Pipelines, tmp_path: Path) -> None:
     [
         ({"vector_column": "w"}, "there is no column 'w', expected one of v"),
         ({"output": "v"}, "there is a column 'v' already; pass another output="),
-        ({"using": "other"}, "'places' at .*other"),
+        (
+            {"using": "ways"},
+            "found using='ways', but the collection 'places' at .* has the vectors way; did you mean 'way'",
+        ),
         ({"with_payload": {"kind": pa.int8()}}, "the payload field 'kind' can't be read as int8"),
     ],
 )
@@ -115,8 +120,34 @@ def test_mistakes(settings: dict[str, Any], message: str, where: str) -> None:
 
 
 def test_no_such_collection(tmp_path: Path) -> None:
-    with pytest.raises(Exception, match=r"'places' at .* does not exist; check the folder"):
+    with pytest.raises(Exception, match=r"'places' at .* does not exist; check the name and the place"):
         searched(str(tmp_path), pa.record_batch({"v": vectors([[1, 1]])}))
+
+
+def test_the_only_vector_needs_no_name(where: str) -> None:
+    found = searched(where, pa.record_batch({"v": vectors([[0, 2]])}), using=None, limit=1)
+    assert found.column("neighbours").to_pylist()[0][0]["score"] == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("found", "using", "message"),
+    [
+        (
+            {"a": (2, "dot"), "b": (3, "dot")},
+            None,
+            r"no using=, but .* has the vectors a, b; choose one, such as using='a'",
+        ),
+        ({"a": (2, "dot"), "b": (3, "dot")}, "c", r"using='c', but .* has the vectors a, b; choose one of them"),
+        ({"": (2, "dot")}, "a", r"using='a', but .* has one vector without a name; leave out using="),
+        ({}, None, r"found no using=, but .* has no vectors to search$"),
+        (None, None, r"does not exist; check the name and the place"),
+    ],
+)
+def test_the_vectors_that_are_there_are_named(found: Any, using: str | None, message: str) -> None:
+    address = CollectionAddress("stores", "places")
+    with pytest.raises(StoreError, match=message):
+        chosen_vector(address, found, using)
+    assert chosen_vector(address, {"": (2, "dot")}, None) == ""
 
 
 def test_types_of_fields_hold_where_nothing_is_found(where: str) -> None:

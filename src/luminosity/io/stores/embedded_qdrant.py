@@ -55,6 +55,10 @@ class EmbeddedCollection(QdrantCollection):
                 self._create(sizes, distance)
             check_vectors(self._address, self._vectors(), sizes, distance)
 
+    def vectors(self) -> dict[str, tuple[int, str]] | None:
+        """Read the vectors from the folder's configuration."""
+        return self._vectors() if self._exists() else None
+
     def write(self, points: Sequence[Point], deleted: Sequence[PointId]) -> None:
         """Upsert and delete points in the folder, and flush them to disk. Waits while another worker has the folder."""
         if not points and not self._exists():

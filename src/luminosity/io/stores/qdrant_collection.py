@@ -9,14 +9,25 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, get_args
 from urllib.parse import urlsplit
 
+from luminosity._text import did_you_mean, list_some
 from luminosity.errors import Fix, InvalidArgument, InvalidType, StoreError
 from luminosity.io.stores.points import Point, PointId
 
-__all__ = ["DISTANCES", "CollectionAddress", "Distance", "Hit", "QdrantCollection", "Query", "check_vectors"]
+__all__ = [
+    "DISTANCES",
+    "CollectionAddress",
+    "Distance",
+    "Hit",
+    "QdrantCollection",
+    "Query",
+    "check_vectors",
+    "chosen_vector",
+]
 
 Distance = Literal["cosine", "dot", "euclid", "manhattan"]
 DISTANCES: tuple[str, ...] = get_args(Distance)
 
+_SHOWN_VECTORS = 20  # in a message, which stays readable
 _COLLECTION = re.compile(r"[^/\\.\s][^/\\]*")
 _OTHER_COLLECTION = Fix(
     "write to another collection, or delete this one", command="pass another --collection, or delete this one"
@@ -49,6 +60,10 @@ class QdrantCollection(Protocol):
 
     def ensure(self, sizes: Mapping[str, int], distance: Distance, create: bool) -> None:
         """Create the collection if it does not exist; raise if it has other vectors than these."""
+        ...
+
+    def vectors(self) -> dict[str, tuple[int, str]] | None:
+        """Return the size and distance of each vector, by name; None if the collection does not exist."""
         ...
 
     def write(self, points: Sequence[Point], deleted: Sequence[PointId]) -> None:
@@ -118,6 +133,32 @@ class CollectionAddress:
 
     def __str__(self) -> str:
         return f"the collection {self.collection!r} at {self.where}"
+
+
+def chosen_vector(address: CollectionAddress, found: Mapping[str, tuple[int, str]] | None, using: str | None) -> str:
+    """Return the name of the vector to compare with: ``using``, or the only one of the collection.
+
+    >>> chosen_vector(CollectionAddress("stores", "reviews"), {"mood": (3, "cosine")}, None)
+    'mood'
+    """
+    if found is None:
+        raise StoreError(
+            f"{address} does not exist", fix="check the name and the place, and that it was written before"
+        )
+    if using is None and len(found) == 1:
+        return next(iter(found))
+    if using is not None and using in found:
+        return using
+    if list(found) == [""]:
+        raise StoreError(
+            f"found using={using!r}, but {address} has one vector without a name", fix=Fix("leave out using=")
+        )
+    names = f"the vectors {list_some(list(found), _SHOWN_VECTORS)}" if found else "no vectors to search"
+    if using is None:
+        fix = Fix(f"choose one, such as using={next(iter(found))!r}") if found else None
+        raise StoreError(f"found no using=, but {address} has {names}", fix=fix)
+    fix = Fix(did_you_mean(using, found) or "choose one of them")
+    raise StoreError(f"found using={using!r}, but {address} has {names}", fix=fix if found else None)
 
 
 def check_vectors(

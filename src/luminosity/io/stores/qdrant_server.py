@@ -67,13 +67,25 @@ class ServerCollection(QdrantCollection):
 
     def ensure(self, sizes: Mapping[str, int], distance: Distance, create: bool) -> None:
         """Create the collection on the server if it is missing, and check its vectors."""
-        found = self._vectors()
+        found = self.vectors()
         if found is None and not create:
             raise StoreError(f"{self._address} does not exist, and create=False", fix=Fix("pass create=True"))
         if found is None:
             self._create(sizes, distance)
-            found = self._vectors()
+            found = self.vectors()
         check_vectors(self._address, found or {}, sizes, distance)
+
+    def vectors(self) -> dict[str, tuple[int, str]] | None:
+        """Ask the server for the vectors of the collection."""
+        try:
+            info = self._request(lambda: self._client.get_collection(self._address.collection))
+        except _Refused as refused:
+            if refused.status == _NOT_FOUND:
+                return None
+            raise
+        vectors = info.config.params.vectors or {}
+        named = vectors if isinstance(vectors, dict) else {"": vectors}
+        return {name: (vector.size, vector.distance.value.lower()) for name, vector in named.items()}
 
     def write(self, points: Sequence[Point], deleted: Sequence[PointId]) -> None:
         """Upsert points in requests that the server accepts, then delete others. Blocks until both are applied."""
@@ -113,17 +125,6 @@ class ServerCollection(QdrantCollection):
     def close(self) -> None:
         """Close the client's connections."""
         self._client.close()
-
-    def _vectors(self) -> dict[str, tuple[int, str]] | None:
-        try:
-            info = self._request(lambda: self._client.get_collection(self._address.collection))
-        except _Refused as refused:
-            if refused.status == _NOT_FOUND:
-                return None
-            raise
-        vectors = info.config.params.vectors or {}
-        named = vectors if isinstance(vectors, dict) else {"": vectors}
-        return {name: (vector.size, vector.distance.value.lower()) for name, vector in named.items()}
 
     def _create(self, sizes: Mapping[str, int], distance: Distance) -> None:
         """Create the collection, unless another worker was first."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import apache_beam as beam
@@ -13,7 +14,7 @@ from apache_beam.metrics import Metrics
 
 from luminosity.errors import Fix, InvalidArgument, StoreError
 from luminosity.io.stores.connect import open_collection
-from luminosity.io.stores.qdrant_collection import CollectionAddress, Hit, QdrantCollection, Query
+from luminosity.io.stores.qdrant_collection import CollectionAddress, Hit, QdrantCollection, Query, chosen_vector
 from luminosity.io.stores.vectors import read_vectors
 
 __all__ = ["SearchQdrant"]
@@ -60,7 +61,7 @@ class SearchQdrant(beam.PTransform[Any, Any]):
             where: a server's address (``http://...``), or a folder that ``WriteQdrant`` wrote.
             collection: the name of the collection.
             vector_column: the column of the vectors to search for.
-            using: the name of the vector to compare with, if the collection's vectors have names.
+            using: the name of the vector to compare with; not needed if the collection has only one.
             limit: the most points of a row.
             with_payload: fields of the payload to return as text (other values as JSON); or a mapping of fields to
                 Arrow types.
@@ -110,6 +111,7 @@ class _Search(beam.DoFn):
 
     def setup(self) -> None:
         self._collection: QdrantCollection = open_collection(self._address, self._retries.inc)
+        self._is_checked = False
 
     def process(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         names = batch.schema.names
@@ -128,6 +130,10 @@ class _Search(beam.DoFn):
         self._collection.close()
 
     def _neighbours(self, vectors: Sequence[Sequence[float]]) -> Iterator[list[Hit]]:
+        if vectors and not self._is_checked:
+            using = chosen_vector(self._address, self._collection.vectors(), self._query.using)
+            self._query = replace(self._query, using=using or None)
+            self._is_checked = True
         for first in range(0, len(vectors), self._address.batch_size):
             yield from self._collection.search(vectors[first : first + self._address.batch_size], self._query)
 
