@@ -201,10 +201,34 @@ def test_where_every_row_fails_there_is_nothing_to_show(tmp_path: Path) -> None:
 
     done = lum("in.jsonl", "out", "--model=text=handlers:Fussy", "--dead-letters=bad.csv", "--show", folder=tmp_path)
 
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 1, done.stderr
+    assert (
+        "no row was written to out; check in.jsonl, or look at bad.csv for the reason; add --allow-empty" in done.stderr
+    )
     said = [line.split() for line in done.stdout.splitlines()]
     assert ["written", "nothing"] in said
     assert ["failed", "1", "row,", "in", "bad.csv"] in said
+
+
+def test_a_table_is_kept_where_every_row_fails(tmp_path: Path) -> None:
+    """The old table stays, the dead letters tell why; with --allow-empty, the old table goes."""
+    (tmp_path / "handlers.py").write_text(_HANDLERS)
+    (tmp_path / "in.jsonl").write_text('{"text": "bad"}\n')
+    (tmp_path / "bad.jsonl").write_text('{"text": "of an earlier run"}\n')
+    (tmp_path / "out.jsonl").write_text('{"text": "old"}\n')
+    words = ["in.jsonl", "out.jsonl", "--model=text=handlers:Fussy", "--dead-letters=bad.jsonl", "--if-exists=replace"]
+
+    done = lum(*words, folder=tmp_path)
+
+    assert done.returncode == 1
+    assert "no row was written to out.jsonl; out.jsonl is as it was before" in done.stderr
+    assert (tmp_path / "out.jsonl").read_text() == '{"text": "old"}\n'
+    assert "not this one" in (tmp_path / "bad.jsonl").read_text()
+
+    done = lum(*words, "--allow-empty", folder=tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "out.jsonl").exists()
 
 
 @pytest.mark.parametrize(

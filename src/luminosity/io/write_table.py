@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import apache_beam as beam
@@ -51,6 +53,7 @@ class WriteTable(beam.PTransform[beam.PCollection[pa.RecordBatch], beam.PCollect
         format: Literal["parquet", "jsonl", "csv", "arrow"] | None = None,
         compression: str | None = None,
         schema: pa.Schema | None = None,
+        allow_empty: bool | pa.Schema = False,
     ) -> None:
         """
         Args:
@@ -59,7 +62,9 @@ class WriteTable(beam.PTransform[beam.PCollection[pa.RecordBatch], beam.PCollect
             rows_per_file: The most rows of a file. Files are split, never joined: if a worker has fewer rows at a time,
                 its files are smaller. Without it, files are split at about 1 GB.
             if_exists: What to do if the folder has files, or the file exists: ``"fail"`` before the run;
-                ``"replace"`` them when the new files are complete; ``"append"`` files beside them.
+                ``"replace"`` them when the new files are complete; ``"append"`` files beside them. If there are no
+                rows, ``"replace"`` keeps the old files and fails, unless ``allow_empty`` is set; ``"fail"`` and
+                ``"append"`` lose nothing and succeed.
             format: The format; by default the one of the path's suffix, otherwise Parquet.
             compression: For Parquet ``"zstd"``, ``"snappy"``, ``"gzip"``, ``"lz4"``, ``"brotli"`` or ``"none"``; by
                 default snappy for floats and zstd for other columns. For Arrow ``"lz4"`` (default), ``"zstd"`` or
@@ -67,11 +72,24 @@ class WriteTable(beam.PTransform[beam.PCollection[pa.RecordBatch], beam.PCollect
                 the path's suffix, otherwise none.
             schema: The schema that all batches must have; by default the one of the first batch. If there are no
                 batches, an empty file is written only if a schema is given.
+            allow_empty: Whether ``if_exists="replace"`` may replace a table by one without rows. The empty table has
+                one file if its schema is known: that of batches without rows, ``schema=``, or a schema given here
+                instead of True. Otherwise the old files are removed, and there is no new file.
         """
         super().__init__()
         self._destination = Destination.of(
-            os.fspath(path), partition_by, rows_per_file, if_exists, format, compression, schema
+            os.fspath(path), partition_by, rows_per_file, if_exists, format, compression, schema, allow_empty
         )
+
+    def keep_if_empty(self) -> WriteTable:
+        """Return the same transform, except that a table without rows leaves the old table and is no error.
+
+        Use it if another output of the pipeline, such as dead letters, must be complete even then: an error would end
+        the whole run. The counter ``rows_written`` tells whether there were rows.
+        """
+        other = copy.copy(self)
+        other._destination = replace(self._destination, if_empty="keep")
+        return other
 
     def check(self, schema: pa.Schema) -> None:
         """Raise if a table with this schema can't be written: the format can't hold it, or the destination exists.

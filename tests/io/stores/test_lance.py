@@ -13,6 +13,7 @@ import pytest
 from apache_beam.testing.util import assert_that, equal_to
 
 from luminosity import WriteLance
+from luminosity.errors import StoreError
 from luminosity.io.stores import lance_table
 from luminosity.io.stores.lance_table import LanceTable
 from luminosity.io.stores.staging import StagedFile, StagedRows
@@ -122,10 +123,16 @@ def test_merging_makes_the_dataset(tmp_path: Path) -> None:
     assert write(tmp_path / "new.lance", rows, mode="merge", key="id") == [{"id": "b", "n": 2}]
 
 
-def test_no_rows_change_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("empty", [[], [numbered(0, 0)]], ids=["no batch", "no rows"])
+def test_no_rows_change_nothing_unless_asked(tmp_path: Path, empty: list[pa.RecordBatch]) -> None:
     path = tmp_path / "things.lance"
     write(path, numbered(0, 5))
-    assert len(write(path, numbered(0, 5).slice(0, 0), mode="overwrite")) == 5
+    assert len(write(path, *empty)) == len(write(path, *empty, mode="merge", key="id")) == 5
+    with pytest.raises(StoreError, match=r"found no rows.*stays as it was; .*allow_empty=True"):
+        write(path, *empty, mode="overwrite")
+    assert len(rows_of(path)) == 5
+    assert write(path, *empty, mode="overwrite", allow_empty=True) == []
+    assert lancedb.connect(tmp_path).open_table("things").schema.names == numbered(0, 1).schema.names
 
 
 MISTAKES: dict[str, tuple[pa.RecordBatch, dict[str, Any], str]] = {

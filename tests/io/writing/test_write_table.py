@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from luminosity import ReadTable, WriteTable
-from luminosity.errors import WriteError
+from luminosity.errors import StepFailed, WriteError
 from luminosity.io.folder_lock import lock_folder
 from luminosity.io.writing import existing, file_writer, finish_step, open_files
 from luminosity.io.writing.destination import Destination
@@ -395,6 +395,78 @@ def test_replace_one_file(tmp_path: Path) -> None:
     assert table_of(tmp_path / "out.csv").num_rows == 2
     with pytest.raises(WriteError, match=r"exists already; .* if_exists='replace'"):
         write(batches(1), str(tmp_path / "out.csv"))
+
+
+# ---- tables without rows
+
+
+@pytest.mark.parametrize("name", ["out", "out.parquet"])
+@pytest.mark.parametrize("bundle", [[], batches(0)], ids=["no batch", "no rows"])
+def test_a_table_is_not_replaced_by_nothing(tmp_path: Path, name: str, bundle: list[pa.RecordBatch]) -> None:
+    write(batches(3), str(tmp_path / name))
+    before = everything_in(tmp_path)
+    with pytest.raises(WriteError, match=r"found no rows.*stays as it was; .* allow_empty=True"):
+        write(bundle, str(tmp_path / name), if_exists="replace")
+    assert everything_in(tmp_path) == before
+    assert table_of(tmp_path / name).num_rows == 3
+
+
+def test_rows_that_all_fail_leave_the_old_table(tmp_path: Path) -> None:
+    write(batches(3), str(tmp_path / "out"))
+    pipeline = beam.Pipeline("luminosity.LuminosityRunner", PipelineOptions(["--progress=off"]))
+    nothing = pipeline | beam.Create(batches(1)) | beam.Filter(lambda _: False)
+    _ = nothing | WriteTable(str(tmp_path / "out"), if_exists="replace")
+    result = pipeline.run()
+    with pytest.raises(StepFailed, match=r"found no rows.*stays as it was") as caught:
+        result.wait_until_finish()
+    assert "add --allow-empty" in caught.value.for_command()
+    assert table_of(tmp_path / "out").num_rows == 3
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".csv", ".arrow"])
+@pytest.mark.parametrize("folder", [True, False], ids=["folder", "file"])
+def test_an_empty_table_replaces_an_old_one_if_asked(tmp_path: Path, suffix: str, folder: bool) -> None:
+    schema = batches(1)[0].schema
+    path = str(tmp_path / (f"out{suffix}/" if folder else f"out{suffix}"))
+    for empty, options in [
+        (batches(0), {"allow_empty": True}),
+        ([], {"allow_empty": schema}),
+        ([], {"allow_empty": True, "schema": schema}),
+    ]:
+        write(batches(2, 3), path, if_exists="replace", format=suffix[1:])
+        write(empty, path, if_exists="replace", format=suffix[1:], **options)
+        assert table_of(path).num_rows == 0
+        assert table_of(path).schema.names == schema.names
+    assert [*tmp_path.rglob("*.luminosity*")] == []
+
+
+def test_an_empty_table_of_unknown_columns_removes_the_old_one_if_asked(tmp_path: Path) -> None:
+    for name in ("out", "out.csv"):
+        write(batches(3), str(tmp_path / name))
+        write([], str(tmp_path / name), if_exists="replace", allow_empty=True)
+    assert everything_in(tmp_path) == ["out"]
+
+
+def test_no_rows_append_nothing(tmp_path: Path) -> None:
+    schema = batches(1)[0].schema
+    for expected in (1, 1):  # The first file has the schema; a second empty one would be of no use.
+        write([], str(tmp_path / "new"), if_exists="append", schema=schema)
+        assert len(everything_in(tmp_path / "new")) == expected
+    write(batches(3), str(tmp_path / "out"))
+    write(batches(0), str(tmp_path / "out"), if_exists="append")
+    write([], str(tmp_path / "out"), if_exists="append")
+    assert everything_in(tmp_path / "out") == ["part-00000-of-00001.parquet"]
+
+
+@pytest.mark.parametrize("if_exists", ["fail", "replace", "append"])
+def test_the_old_table_may_be_kept_without_an_error(tmp_path: Path, if_exists: Any) -> None:
+    if if_exists != "fail":
+        write(batches(3), str(tmp_path / "out"))
+    before = everything_in(tmp_path)
+    table = beam.Pipeline(FnApiRunner()) | beam.Create(batches(0), reshuffle=False)
+    _ = table | WriteTable(tmp_path / "out", if_exists=if_exists).keep_if_empty()
+    table.pipeline.run().wait_until_finish()
+    assert [name for name in everything_in(tmp_path) if name != "out"] == [name for name in before if name != "out"]
 
 
 def test_replace_removes_no_strangers_file(tmp_path: Path) -> None:

@@ -107,6 +107,11 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         help="what to do if OUT exists (default: fail)",
     )
     parser.add_argument(
+        "--allow-empty",
+        action="store_true",
+        help="write an empty table if no row is left (default: keep OUT as it was, and fail)",
+    )
+    parser.add_argument(
         "--dead-letters",
         metavar="PATH",
         help="write rows that a model fails on to this table, with the model and the reason (default: the run fails)",

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 
 import apache_beam as beam
 import pyarrow as pa
+from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions
 
 from luminosity import AddRowIds, Enrich, LuminosityRunner, ReadTable, WriteQdrant, WriteTable
 from luminosity.cli.enrich.columns import ColumnRequest, check_requests, no_column
 from luminosity.cli.enrich.report import print_report
-from luminosity.errors import OptionError
+from luminosity.errors import OptionError, RunFailed
 
 __all__ = ["Job", "run"]
 
@@ -34,8 +35,10 @@ class Job:
 
     reading: ReadTable
     writing: WriteTable
+    allow_empty: bool
     out: str
     requests: Sequence[ColumnRequest]
+    table: str
     rows: int | None
     show: int | None
     writing_dead_letters: WriteTable | None
@@ -63,8 +66,10 @@ class Job:
         return cls(
             reading=reading,
             writing=writing,
+            allow_empty=parsed.allow_empty,
             out=parsed.out,
             requests=requests,
+            table=parsed.table,
             rows=parsed.rows,
             show=parsed.show,
             writing_dead_letters=writing_dead_letters,
@@ -85,8 +90,21 @@ def run(job: Job, flags: Sequence[str]) -> int:
     began = time.monotonic()
     result = pipeline.run()
     result.wait_until_finish()
-    print_report(job, result.metrics(), time.monotonic() - began)
+    written = print_report(job, result.metrics(), time.monotonic() - began)
+    if not written and not job.allow_empty:
+        raise _no_rows(job)
     return 0
+
+
+def _no_rows(job: Job) -> RunFailed:
+    """Return the error for a run that wrote no row: a table without rows is rarely what the user wants."""
+    is_there = os.path.exists(job.out) if FileSystems.get_scheme(job.out) is None else FileSystems.exists(job.out)
+    old = f"; {job.out} is as it was before" if is_there else ""
+    letters = f", or look at {job.dead_letters} for the reason" if job.dead_letters else ""
+    return RunFailed(
+        f"no row was written to {job.out}{old}",
+        fix=f"check {job.table}{letters}; add --allow-empty if the table may be empty",
+    )
 
 
 def _check_texts(requests: Sequence[ColumnRequest], schema: pa.Schema) -> None:
@@ -108,11 +126,18 @@ def _outputs(
 ) -> tuple[WriteTable, WriteTable | None]:
     """Make the writing transforms, and check them now: models may run for long before the first row is written."""
     added = [pa.field(each.name, _OUTPUT_TYPES[each.option]) for each in requests if each.option in _OUTPUT_TYPES]
-    writing = WriteTable(parsed.out, if_exists=parsed.if_exists)
-    writing.check(pa.schema([*schema, *added]))
+    whole = pa.schema([*schema, *added])
+    if parsed.allow_empty:
+        is_known = len(added) == len(requests)
+        writing = WriteTable(parsed.out, if_exists=parsed.if_exists, allow_empty=whole if is_known else True)
+    else:
+        # An error inside the run could end it before the dead letters are written, which tell why there is no row.
+        writing = WriteTable(parsed.out, if_exists=parsed.if_exists).keep_if_empty()
+    writing.check(whole)
     if not parsed.dead_letters:
         return writing, None
-    dead_letters = WriteTable(parsed.dead_letters, if_exists=parsed.if_exists)
+    # No dead letters are a good result: those of an earlier run must go.
+    dead_letters = WriteTable(parsed.dead_letters, if_exists=parsed.if_exists, allow_empty=True)
     dead_letters.check(schema)
     return writing, dead_letters
 

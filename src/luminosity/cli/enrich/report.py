@@ -24,8 +24,11 @@ _CELL_CHARACTERS = 60  # wider columns would leave no room for others
 _NUMBERS_SHOWN = 3  # of a vector: enough to see that it is one
 
 
-def print_report(job: Job, metrics: MetricResults, seconds: float) -> None:
-    """Print how many rows each model processed and where they were written; with ``--show``, also some rows."""
+def print_report(job: Job, metrics: MetricResults, seconds: float) -> int:
+    """Print how many rows each model processed and where they were written; with ``--show``, also some rows.
+
+    Returns the number of rows that were written to ``OUT``.
+    """
     console = Console(highlight=False)
     models, written = _counts(metrics)
     if job.show is not None and written["Write"]:
@@ -42,6 +45,7 @@ def print_report(job: Job, metrics: MetricResults, seconds: float) -> None:
         grid.add_row("stored", Text(f"in collection {job.collection} of {job.vector_store}"))
     grid.add_row("took", Text(f"{seconds:.1f} s, including start-up"))
     console.print(grid)
+    return written["Write"]
 
 
 def _counts(metrics: MetricResults) -> tuple[dict[str, Counter[str]], Counter[str]]:

@@ -40,6 +40,13 @@ class LanceTable:
         with self._errors():
             self._database.create_table(self._name, rows.reader(), mode="overwrite")
 
+    def clear(self) -> None:
+        """Remove all rows, and keep the columns. Does nothing if the dataset does not exist."""
+        with self._errors():
+            table = self._opened()
+            if table is not None:
+                self._database.create_table(self._name, schema=table.schema, mode="overwrite")
+
     def append(self, rows: StagedRows, count: int, note: str) -> None:
         """Append rows once, even if a worker died while appending: the note holds the version before."""
         with self._errors():

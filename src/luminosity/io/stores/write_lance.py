@@ -52,15 +52,19 @@ class WriteLance(beam.PTransform[Any, Any]):
         mode: Mode = "append",
         key: str | None = None,
         rows_per_file: int = 100_000,
+        allow_empty: bool = False,
     ) -> None:
         """
         Args:
             path: the dataset; it must end in ``.lance``. Workers on several machines must all reach it.
             mode: ``"append"`` adds rows; ``"overwrite"`` replaces all rows; ``"merge"`` replaces rows with the same
                 key, adds the others, and deletes rows marked ``_deleted``. If rows of a batch have the same key, the
-                last one counts; merged rows are committed file by file. Without any rows, nothing changes.
+                last one counts; merged rows are committed file by file. Without any rows, nothing changes, and
+                ``"overwrite"`` fails unless ``allow_empty`` is set.
             key: the column of integers or texts that identifies rows, for ``"merge"``.
             rows_per_file: about the number of rows in each file beside the dataset.
+            allow_empty: whether ``"overwrite"`` may leave a dataset without rows. Its columns are those of batches
+                without rows, otherwise those that the dataset has.
         """
         super().__init__()
         self._path = os.fspath(path)
@@ -81,6 +85,7 @@ class WriteLance(beam.PTransform[Any, Any]):
         self._mode: Mode = mode
         self._key = key
         self._rows_per_file = rows_per_file
+        self._allow_empty = allow_empty
 
     def expand(self, input_or_inputs: Any) -> Any:
         """Stage rows in files, commit them in one step, then remove the files."""
@@ -95,7 +100,8 @@ class WriteLance(beam.PTransform[Any, Any]):
         )
         return (
             one
-            | "Commit" >> beam.Map(_commit, self._path, self._mode, self._key, folder, AsList(staged))
+            | "Commit"
+            >> beam.Map(_commit, self._path, self._mode, self._key, folder, AsList(staged), self._allow_empty)
             | "Once" >> beam.Reshuffle()
             | "CleanUp" >> beam.Map(_clean_up, self._path).with_output_types(str)
         )
@@ -138,9 +144,18 @@ def _new_folder(_: None, path: str) -> str:
     return f"{path.removesuffix('.lance')}.staged-{uuid.uuid4().hex}"
 
 
-def _commit(_: None, path: str, mode: Mode, key: str | None, folder: str, staged: Sequence[_Staged]) -> str:
+def _commit(
+    _: None, path: str, mode: Mode, key: str | None, folder: str, staged: Sequence[_Staged], allow_empty: bool
+) -> str:
     count = sum(rows for _, rows in staged)
-    if not count:
+    if not count and mode == "overwrite" and not allow_empty:
+        raise StoreError(
+            f"{path}: found no rows, expected some to overwrite the dataset; it stays as it was",
+            fix=Fix("check the input, or pass allow_empty=True if the dataset may be empty"),
+        )
+    if not count and (mode != "overwrite" or not staged):
+        if mode == "overwrite":
+            LanceTable(path).clear()
         return folder
     rows, table = StagedRows([file for file, _ in staged]), LanceTable(path)
     if mode == "overwrite":

@@ -10,13 +10,15 @@ from uuid import uuid4
 
 import pyarrow as pa
 
-from luminosity.errors import Fix, InvalidArgument, TableError
+from luminosity.errors import Fix, InvalidArgument, InvalidType, TableError
 from luminosity.io.formats import Format, recognise
 from luminosity.io.writing import filesystem
 
-__all__ = ["TEMPORARY_PREFIX", "Destination", "IfExists"]
+__all__ = ["TEMPORARY_PREFIX", "Destination", "IfEmpty", "IfExists"]
 
 IfExists = Literal["fail", "replace", "append"]
+IfEmpty = Literal["fail", "keep", "write"]
+"""What to do instead of replacing a table by one without rows. ``"keep"`` leaves the old table without an error."""
 TEMPORARY_PREFIX = ".luminosity-write-"
 
 _SUFFIXES = {"gzip": ".gz", "bz2": ".bz2", "zstd": ".zst", "lz4": ".lz4"}
@@ -52,6 +54,8 @@ class Destination:
     rows_per_file: int | None
     if_exists: IfExists
     schema: pa.Schema | None
+    if_empty: IfEmpty = "fail"
+    empty_schema: pa.Schema | None = None  # of the file that is written if there are no rows
     run_id: str = field(default_factory=_new_id)
 
     @classmethod
@@ -64,11 +68,16 @@ class Destination:
         format: str | None = None,
         compression: str | None = None,
         schema: pa.Schema | None = None,
+        allow_empty: bool | pa.Schema = False,
     ) -> Destination:
         """Check the arguments of ``WriteTable`` and return the destination that they describe."""
         by = (partition_by,) if isinstance(partition_by, str) else tuple(partition_by or ())
         if if_exists not in ("fail", "replace", "append"):
             raise InvalidArgument(f"found if_exists={if_exists!r}, expected 'fail', 'replace' or 'append'")
+        if not isinstance(allow_empty, bool | pa.Schema):
+            raise InvalidType(
+                f"found allow_empty= of type {type(allow_empty).__name__}, expected True, False or a pyarrow.Schema"
+            )
         if rows_per_file is not None and rows_per_file < 1:
             raise InvalidArgument(f"found rows_per_file={rows_per_file!r}, expected 1 or more")
         named = None if path.endswith("/") else _named(path)
@@ -81,7 +90,18 @@ class Destination:
         codec = _compression(path, compression, kind, named)
         # Workers may run in another folder than this process.
         whole = os.path.abspath(path) if filesystem.is_local(path) else path.rstrip("/")
-        return cls(whole, named is not None, kind, codec, by, rows_per_file, if_exists, schema)
+        return cls(
+            path=whole,
+            is_one_file=named is not None,
+            format=kind,
+            compression=codec,
+            partition_by=by,
+            rows_per_file=rows_per_file,
+            if_exists=if_exists,
+            schema=schema,
+            if_empty="fail" if allow_empty is False else "write",
+            empty_schema=allow_empty if isinstance(allow_empty, pa.Schema) else schema,
+        )
 
     def for_another_run(self) -> Destination:
         """Return the same destination with a new folder for temporary files."""

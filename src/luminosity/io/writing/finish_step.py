@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator
 
 import apache_beam as beam
 from apache_beam.metrics import Metrics
 
-from luminosity.errors import WriteError
+from luminosity.errors import Fix, WriteError
 from luminosity.io.folder_lock import lock_folder
 from luminosity.io.writing import existing, filesystem
 from luminosity.io.writing.destination import Destination
@@ -19,6 +20,7 @@ from luminosity.io.writing.write_step import NAMESPACE
 
 __all__ = ["FinishDoFn", "finish"]
 
+_LOGGER = logging.getLogger(__name__)
 _BEGUN = "begun"
 _LOCK_TIMEOUT_S = 60.0  # how long another job may take to give its files their names in the same folder
 
@@ -46,8 +48,11 @@ def finish(destination: Destination, written: list[WrittenFile]) -> list[str]:
     """
     for file in written[1:]:
         check_same(destination.path, written[0].schema, file.schema)
-    if not written and destination.schema is not None and not destination.partition_by:
-        written = [_empty(destination)]
+    if not any(file.rows for file in written):
+        if destination.if_empty == "keep" or (destination.if_exists == "replace" and destination.if_empty == "fail"):
+            filesystem.remove_folder(destination.temporary_folder)
+            return _keep_old(destination)
+        written = _without_rows(destination, written)
     moves = final_names(destination, written)
     there = filesystem.names_in(destination.temporary_folder)
     is_begun = _BEGUN in there
@@ -69,10 +74,31 @@ def finish(destination: Destination, written: list[WrittenFile]) -> list[str]:
     return [_checked(destination, move.final) for move in moves]
 
 
-def _empty(destination: Destination) -> WrittenFile:
-    assert destination.schema is not None
-    check_writable(destination, destination.schema)
-    return FileWriter(destination, "", destination.schema).close(destination.schema)
+def _keep_old(destination: Destination) -> list[str]:
+    """Leave the table as it is; raise unless the destination says that this is no error."""
+    old = "the table that is there stays as it was" if existing.table_files(destination) else "nothing is written"
+    if destination.if_empty == "keep":
+        _LOGGER.info("%s: no row was written; %s", destination.path, old)
+        return []
+    raise WriteError(
+        f"{destination.path}: found no rows, expected some to replace the table; {old}",
+        fix=Fix(
+            "check the input and the dead letters, or pass allow_empty=True if the table may be empty",
+            command="check the input and the dead letters, or add --allow-empty if the table may be empty",
+        ),
+    )
+
+
+def _without_rows(destination: Destination, written: list[WrittenFile]) -> list[WrittenFile]:
+    """Return the empty file of a table without rows, or no file if its schema is unknown or in other files already."""
+    if destination.if_exists == "append" and existing.table_files(destination):
+        return []  # The files that are there have the schema.
+    if not written and destination.empty_schema is not None and not destination.partition_by:
+        check_writable(destination, destination.empty_schema)
+        return [FileWriter(destination, "", destination.empty_schema).close(destination.empty_schema)]
+    if not written:
+        _LOGGER.info("%s: no row was written, and there is no file", destination.path)
+    return written[:1]
 
 
 def _has_sources(move: Move, there: set[str]) -> bool:
