@@ -23,7 +23,7 @@
     ├── RecordError (ValueError)              a recorded run is missing or can't be read
     ├── ReplayError (ValueError)              a file can't be replayed
     └── RunFailed (RuntimeError)              the run ended before the pipeline was done
-        ├── StepFailed                        user code raised on every attempt
+        ├── StepFailed                        a step raised on every attempt, or what no retry can help
         ├── ElementKillsWorker                one element ended its worker on every attempt
         ├── WorkerStartFailed                 worker processes can't be started
         ├── SpillFailed                       the memory budget is used up and the disk is full
@@ -31,11 +31,17 @@
 
 An error may carry a remedy, a :class:`Fix`, spelled for Python and for the command line. ``str(error)`` ends with the
 Python spelling; the commands print :meth:`LuminosityError.for_command`.
+
+:func:`may_pass` decides for every exception, also those that are not ours, whether a retry makes sense.
 """
 
 from __future__ import annotations
 
+import errno
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 __all__ = [
     "DriftError",
@@ -65,7 +71,21 @@ __all__ = [
     "UnsupportedPipeline",
     "WorkerStartFailed",
     "WriteError",
+    "may_pass",
 ]
+
+# The file system refuses, whichever code asks: a retry finds the same disk and the same rights.
+_REFUSALS = frozenset(
+    {errno.EACCES, errno.EDQUOT, errno.EFBIG, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOSPC}
+    | {errno.ENOTDIR, errno.EPERM, errno.EROFS}
+)
+# A file is missing or in the way. User code may wait for another process to change that; readers and writers don't.
+_WRONG_FILES = frozenset({errno.EEXIST, errno.ENOENT, errno.ENOTEMPTY})
+# A connection, a device or another process is in trouble. ``ConnectionError`` and ``TimeoutError`` count in any case.
+_OUTAGES = frozenset(
+    {errno.EAGAIN, errno.EBUSY, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.EINTR, errno.EIO, errno.EMFILE}
+    | {errno.ENETDOWN, errno.ENETRESET, errno.ENETUNREACH, errno.ENFILE, errno.ENOMEM, errno.EREMOTEIO, errno.ESTALE}
+)
 
 
 @dataclass(frozen=True)
@@ -89,13 +109,21 @@ class LuminosityError(Exception):
     ``message`` says what was found and what was expected. ``fix`` says what to do, if that is known; a plain string
     is the same advice in both spellings.
 
+    ``may_pass`` says that the same attempt may succeed later, for example because a server is down. It is False unless
+    the class or the caller says otherwise: what we raise on purpose is about arguments, files and data, which stay the
+    same.
+
     >>> error = LuminosityError("no such column: 'texts'", fix=Fix("pass columns=", command="use --columns"))
     >>> str(error), error.for_command()
     ("no such column: 'texts'; pass columns=", "no such column: 'texts'; use --columns")
     """
 
-    def __init__(self, message: str = "", *, fix: Fix | str | None = None) -> None:
+    may_pass: bool = False
+
+    def __init__(self, message: str = "", *, fix: Fix | str | None = None, may_pass: bool | None = None) -> None:
         self.message = message
+        if may_pass is not None:
+            self.may_pass = may_pass
         self.fix = Fix(fix, command=fix) if isinstance(fix, str) else fix
         # The remedy is part of args: Beam makes a new error from these when it adds the name of the step.
         super().__init__(_joined(message, self.fix.python if self.fix else ""))
@@ -153,9 +181,13 @@ class HandlerError(LuminosityError, ValueError):
 class ModelFailed(LuminosityError, RuntimeError):
     """A model ended its thread or its process, for example by ``sys.exit()``, instead of raising an exception."""
 
+    may_pass = True
+
 
 class HostUnavailable(LuminosityError, RuntimeError):
     """A model host has failed. If it is the shared host of all workers: it can't be started or reached."""
+
+    may_pass = True
 
 
 class RemoteModelError(LuminosityError, RuntimeError):
@@ -199,7 +231,7 @@ class RunFailed(LuminosityError, RuntimeError):
 
 
 class StepFailed(RunFailed):
-    """User code raised an exception on every attempt."""
+    """A step raised an exception on every attempt, or one that no retry can help: see :func:`may_pass`."""
 
 
 class ElementKillsWorker(RunFailed):
@@ -216,3 +248,62 @@ class SpillFailed(RunFailed):
 
 class RunCancelled(RunFailed):
     """The run was cancelled by ``cancel()`` or Ctrl-C."""
+
+
+def may_pass(error: BaseException, *, in_user_code: bool = True) -> bool:
+    """Return whether the work that raised ``error`` may succeed on another attempt.
+
+    This is the only rule: the runner retries a bundle if it returns True, and ends the run otherwise.
+
+    - An error of this module passes if it says so itself, or if an outage (a lost connection, a timeout) caused it.
+    - A module that is not installed does not appear.
+    - A file system that refuses does so again: full disk, read-only disk, no permission.
+    - A missing or existing file, and data that Arrow can't decode, stay as they are, unless user code raised the error:
+      it may wait for what another process does.
+    - Everything else may pass, as Beam promises for user code.
+
+    >>> may_pass(ValueError("flaky")), may_pass(OSError(errno.ENOSPC, "disk full")), may_pass(TableError("damaged"))
+    (True, False, False)
+    >>> missing = FileNotFoundError(errno.ENOENT, "no such file")
+    >>> may_pass(missing), may_pass(missing, in_user_code=False)
+    (True, False)
+    """
+    if isinstance(error, LuminosityError):
+        return error.may_pass or any(map(_is_outage, _causes(error)))
+    if isinstance(error, ModuleNotFoundError):
+        return False
+    found = [error, *_collected(error)]
+    if any(isinstance(each, OSError) and each.errno in _REFUSALS for each in found):
+        return False
+    if in_user_code:
+        return True
+    if any(isinstance(each, OSError) and each.errno in _WRONG_FILES for each in found):
+        return False
+    arrow: Any = sys.modules.get("pyarrow")
+    return arrow is None or not isinstance(error, arrow.ArrowInvalid)
+
+
+def _is_outage(error: BaseException) -> bool:
+    if isinstance(error, ConnectionError | TimeoutError):
+        return True
+    return isinstance(error, OSError) and not isinstance(error, LuminosityError) and error.errno in _OUTAGES
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield the exceptions from which ``error`` was raised, and those that they collect."""
+    seen: set[int] = set()
+    while error.__cause__ is not None and id(error) not in seen:
+        seen.add(id(error))
+        error = error.__cause__
+        yield error
+        yield from _collected(error)
+
+
+def _collected(error: BaseException) -> Iterator[BaseException]:
+    """Yield what Beam's ``BeamIOError`` collects for several files, and the error that an ``OSError`` wraps."""
+    details: Any = getattr(error, "exception_details", None)
+    inner = [*details.values()] if isinstance(details, dict) else []
+    for each in (*inner, *(error.args[:1] if isinstance(error, OSError) else ())):
+        if isinstance(each, BaseException):
+            yield each
+            yield from _collected(each)

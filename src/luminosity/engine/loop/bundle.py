@@ -77,7 +77,8 @@ class Search:
     """The search for the element of a failed bundle that fails alone."""
 
     error: StepFailed  # ends the run if no part fails
-    parts: int  # parts of the bundle that are not committed yet
+    attempts: int  # how often the whole bundle was attempted
+    parts: int = 1  # parts of the bundle that are not committed yet
 
 
 @dataclass(eq=False)

@@ -27,8 +27,9 @@ Save = Callable[[Bundle, Failure, int | None], str]
 class Failures:
     """Decides how often bundles are retried.
 
-    A bundle in which user code raises is attempted ``attempts`` times before the run ends. If ``save`` is given, the
-    bundle is then cut in halves until the one element is found that fails alone, and that element is saved.
+    A bundle in which user code raises is attempted ``attempts`` times before the run ends; only once if the worker
+    reports that another attempt can't succeed (:func:`luminosity.errors.may_pass`). If ``save`` is given, the bundle is
+    then cut in halves until the one element is found that fails alone, and that element is saved.
     """
 
     def __init__(self, codecs: Codecs, attempts: int = MAX_ATTEMPTS, save: Save | None = None) -> None:
@@ -39,21 +40,22 @@ class Failures:
     def after_exception(self, bundle: Bundle, failure: Failure, cause: BaseException | None) -> list[Bundle]:
         """Return the bundles to run in place of ``bundle``, in which user code raised.
 
-        Raises ``StepFailed`` if there are no attempts left.
+        Raises ``StepFailed`` if there are no attempts left, or none of them could succeed.
         """
         if failure.is_full_disk:
             # A retry would find the same disk.
             raise SpillFailed(failure.exception.partition(": ")[2], fix=failure.fix)
         bundle.failures += 1
         step = failure.step or bundle.stage.plan.label
-        if bundle.search is None and bundle.failures < self._attempts:
+        if bundle.search is None and failure.may_pass and bundle.failures < self._attempts:
             _LOGGER.warning(
                 "step %r failed, attempt %d of %d: %s", step, bundle.failures, self._attempts, failure.exception
             )
             return [bundle]
         if bundle.search is not None and bundle.pieces > 1:
-            return _in_halves(bundle, bundle.search.error)
-        times = f" {self._attempts} times" if self._attempts > 1 else ""
+            return _in_halves(bundle, bundle.search)
+        attempts = bundle.failures if bundle.search is None else bundle.search.attempts
+        times = f" {attempts} times" if attempts > 1 else ""
         lines = [f"step {step!r} failed{times}: {failure.exception}"]
         headline = lines[0]
         if failure.location:
@@ -73,7 +75,7 @@ class Failures:
         if self._save is None or bundle.pieces < 2:
             raise error
         _LOGGER.warning("step %r failed%s; searching its bundle for the element to save", step, times)
-        return _in_halves(bundle, error)
+        return _in_halves(bundle, Search(error, attempts))
 
     def after_commit(self, bundle: Bundle) -> None:
         """Count a committed part of a search. Raises the search's error if no part has failed."""
@@ -93,7 +95,7 @@ class Failures:
             bundle.is_suspect = True
             return [bundle]
         if bundle.pieces > 1:
-            return _in_halves(bundle, bundle.search.error) if bundle.search is not None else bundle.halves()
+            return _in_halves(bundle, bundle.search) if bundle.search is not None else bundle.halves()
         bundle.exits += 1
         if bundle.exits < MAX_ATTEMPTS:
             return [bundle]
@@ -110,10 +112,10 @@ class Failures:
         raise ElementKillsWorker("\n".join(lines))
 
 
-def _in_halves(bundle: Bundle, error: StepFailed) -> list[Bundle]:
-    """Return two halves that are attempted once each. ``error`` ends the run if neither fails."""
+def _in_halves(bundle: Bundle, search: Search) -> list[Bundle]:
+    """Return two halves that are attempted once each. The search's error ends the run if neither fails."""
     halves = bundle.halves()
-    search = Search(error, len(halves))
+    search = Search(search.error, search.attempts, len(halves))
     for half in halves:
         half.search = search
     return halves

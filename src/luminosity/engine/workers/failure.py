@@ -17,7 +17,7 @@ from apache_beam.utils.windowed_value import WindowedValue
 
 from luminosity._text import shorten_repr
 from luminosity.core import ELEMENT_AT_FAULT, REMEDY
-from luminosity.errors import Fix, LuminosityError, SpillFailed
+from luminosity.errors import Fix, LuminosityError, SpillFailed, may_pass
 
 __all__ = [
     "ELEMENT_CHARACTERS",
@@ -52,6 +52,7 @@ class Failure:
     location: str = ""  # file and line of the user's code
     element: str = ""  # at most ELEMENT_CHARACTERS of its repr
     fix: Fix | None = None  # the remedy, if the exception has one
+    may_pass: bool = True  # whether another attempt may succeed, see luminosity.errors.may_pass
 
     @property
     def is_full_disk(self) -> bool:
@@ -86,13 +87,15 @@ class Failure:
         message = _STEP.sub("", message).strip()
         name = type(first).__name__
         trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        elsewhere = _location_elsewhere(first)
         return cls(
             exception=f"{name}: {message}" if message else name,
             traceback=trace.replace(text, message) if fix is not None else trace,
             step=step.group(1) if step else "",
-            location=_location_elsewhere(first) or _location(frames),
+            location=elsewhere or _location(frames),
             element=str(getattr(first, ELEMENT_AT_FAULT, "")) or _element(frames),
             fix=fix,
+            may_pass=may_pass(first, in_user_code=bool(elsewhere) or any(_is_users(frame) for frame, _ in frames)),
         )
 
 
@@ -139,7 +142,9 @@ def _is_users(frame: FrameType) -> bool:
     path = frame.f_code.co_filename
     # multiprocessing makes the methods of its proxies with exec, in a namespace without a name.
     is_generated = path == "<string>" and "__name__" not in frame.f_globals
-    return not is_generated and _is_users_file(path)
+    # A compiled module names its source as it lay when it was compiled: pyarrow/error.pxi.
+    home = path if os.path.isabs(path) else str(frame.f_globals.get("__file__") or path)
+    return not is_generated and _is_users_file(path) and _is_users_file(home)
 
 
 def _is_users_file(path: str) -> bool:

@@ -84,6 +84,7 @@ def _acquire(path: str, shared: bool, waiting_for: str, progress: Callable[[], i
                 f"waited for {waiting_for}, but the worker that holds {path} made no progress for "
                 f"{_LONGEST_STANDSTILL_S:.0f} s",
                 fix="check if that worker is stopped or has lost its connection to the store",
+                may_pass=True,
             )
         time.sleep(_POLL_S)
 

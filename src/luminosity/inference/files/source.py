@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from apache_beam.io.filesystem import BeamIOError, CompressionTypes, FileMetadata
 from apache_beam.io.filesystems import FileSystems
 
-from luminosity.errors import ModelUnavailable
+from luminosity.errors import ModelUnavailable, may_pass
 from luminosity.inference.files.entry import CHUNK, FileRecord, fsync, model_path, write_manifest
 
 __all__ = ["Source", "download", "find"]
@@ -79,7 +79,10 @@ def find(address: str) -> Source:
         within = sorted(_walk(bare, has_folders), key=lambda found: found.path)
     except BeamIOError as error:
         if exact is None:
-            raise ModelUnavailable(f"{address}: no such file, and no folder that can be listed ({error})") from error
+            raise ModelUnavailable(
+                f"{address}: no such file, and no folder that can be listed ({error})",
+                may_pass=may_pass(error, in_user_code=False),
+            ) from error
         within = []  # an empty file can't be listed
     if within:
         return Source(bare, name, tuple(_file(found, name + found.path[len(bare) :]) for found in within))
@@ -163,5 +166,6 @@ def _fetch(file: SourceFile, into: str, stop: threading.Event) -> FileRecord | N
             f"{file.address}: found {record.size:,} bytes, expected {file.size:,}; it may have changed while it was "
             "fetched",
             fix="run the pipeline again",
+            may_pass=True,
         )
     return record

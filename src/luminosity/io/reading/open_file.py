@@ -10,7 +10,7 @@ import pyarrow as pa
 from apache_beam.io.filesystem import BeamIOError, CompressionTypes
 from apache_beam.io.filesystems import FileSystems
 
-from luminosity.errors import Fix, TableError
+from luminosity.errors import Fix, TableError, may_pass
 from luminosity.io.reading.find_files import TableFile
 
 __all__ = ["open_bytes", "open_text", "readable"]
@@ -49,7 +49,12 @@ def readable(file: TableFile) -> Generator[None]:
     except (OSError, pa.ArrowException, BeamIOError) as error:
         cause, fix = _likely_cause(file, error)
         details = " ".join(str(error).split())  # The errors of Parquet have several lines.
-        raise TableError(f"{file.path}: can't be read as {_kind(file)}: {cause} ({details})", fix=fix) from error
+        is_local = FileSystems.get_scheme(file.path) is None
+        raise TableError(
+            f"{file.path}: can't be read as {_kind(file)}: {cause} ({details})",
+            fix=fix,
+            may_pass=not is_local and may_pass(error, in_user_code=False),
+        ) from error
 
 
 def _kind(file: TableFile) -> str:

@@ -16,7 +16,7 @@ from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 from luminosity._locks import locked
-from luminosity.errors import Fix, StoreError
+from luminosity.errors import Fix, StoreError, may_pass
 from luminosity.extras import require
 from luminosity.io.stores.points import Point, PointId
 from luminosity.io.stores.qdrant_collection import (
@@ -145,6 +145,7 @@ class EmbeddedCollection(QdrantCollection):
                         f"{self._address} was open in another program for {self._address.timeout:.3g} s, and only one "
                         "may have it open",
                         fix="close the EdgeShard there, or write to a server",
+                        may_pass=True,
                     ) from None
             time.sleep(_POLL_S)
 
@@ -155,7 +156,7 @@ class EmbeddedCollection(QdrantCollection):
         except StoreError:
             raise
         except Exception as error:
-            raise StoreError(f"{self._address}: {error}") from error
+            raise StoreError(f"{self._address}: {error}", may_pass=may_pass(error)) from error
 
     def _point(self, point: Point) -> Any:
         return self._engine.Point(point.id, dict(point.vectors), dict(point.payload))

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from apache_beam.io.filesystems import FileSystems
 
-from luminosity.errors import Fix, StoreError
+from luminosity.errors import Fix, StoreError, may_pass
 from luminosity.extras import require
 from luminosity.io.folder_lock import lock_folder
 from luminosity.io.stores.points import DELETED
@@ -123,7 +123,7 @@ class LanceTable:
         except (ValueError, RuntimeError, OSError) as error:
             if isinstance(error, StoreError):
                 raise
-            raise StoreError(f"{self._path}: {error}") from error
+            raise StoreError(f"{self._path}: {error}", may_pass=may_pass(error)) from error
 
 
 def _last_of_each(rows: Any, key: str) -> Any:

@@ -268,6 +268,8 @@ def retry(
             delay = min(_LONGEST_DELAY_S, _FIRST_DELAY_S * 2 ** min(attempts, _MOST_DOUBLINGS)) * random.uniform(0.5, 1)
             delay = max(delay, error.wait)
             if time.monotonic() + delay > give_up_at:
-                raise StoreError(f"{error}; gave up after {attempts} attempts in {timeout:.3g} s") from error
+                raise StoreError(
+                    f"{error}; gave up after {attempts} attempts in {timeout:.3g} s", may_pass=True
+                ) from error
         on_retry()
         sleep(delay)

@@ -11,7 +11,7 @@ import pyarrow as pa
 from apache_beam.io.filesystem import BeamIOError
 
 from luminosity._text import format_bytes
-from luminosity.errors import Fix, WriteError
+from luminosity.errors import Fix, WriteError, may_pass
 from luminosity.io.writing import filesystem
 
 __all__ = ["clear_errors"]
@@ -49,7 +49,8 @@ def _explained(path: str, error: OSError) -> WriteError:
         return WriteError(f"{path}: {reason} ({cause})", fix="choose another folder, or change its owner or mode")
     if number in _NO_FOLDER:
         return WriteError(f"{path}: found a file in this path, expected folders ({cause})")
-    return WriteError(f"{path}: can't be written: {cause}")
+    is_outage = not filesystem.is_local(path) and may_pass(cause, in_user_code=False)
+    return WriteError(f"{path}: can't be written: {cause}", may_pass=is_outage)
 
 
 def _cause(error: OSError) -> BaseException:

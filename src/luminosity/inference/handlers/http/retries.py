@@ -64,7 +64,7 @@ def check_status(response: Response) -> None:
             f"{response.url} answered {status}, a redirect", fix="pass the address to which the server redirects"
         )
     kind = EndpointError if status in _ENDPOINT_AT_FAULT else RemoteModelError
-    raise kind(message, fix=_FIXES.get(status))
+    raise kind(message, fix=_FIXES.get(status), may_pass=status >= 500)
 
 
 def _error_text(body: bytes) -> str:
@@ -134,7 +134,7 @@ class CircuitBreaker:
         """Raise the endpoint's last error if it is recent."""
         with self._lock:
             if self._clock() < self._open_until:
-                raise EndpointError(self._reason.message, fix=self._reason.fix)
+                raise EndpointError(self._reason.message, fix=self._reason.fix, may_pass=self._reason.may_pass)
 
     def succeeded(self) -> None:
         """Record a response that could be used, or that blames its examples."""
@@ -148,7 +148,7 @@ class CircuitBreaker:
 
     def gave_up(self, message: str, by_examples: bool, began: float) -> RemoteModelError:
         """Return what to raise for a request that was retried from ``began`` until its deadline."""
-        return self._failed(EndpointError(message), math.inf if by_examples else began)
+        return self._failed(EndpointError(message, may_pass=True), math.inf if by_examples else began)
 
     def _failed(self, error: EndpointError, since: float) -> RemoteModelError:
         """Blame the endpoint if no other request has succeeded after ``since``, or too many have failed."""
@@ -156,6 +156,6 @@ class CircuitBreaker:
             self._failures_in_a_row += 1
             none_succeeded = self._succeeded_at <= since < math.inf
             if not none_succeeded and self._failures_in_a_row < _FAILURES:
-                return RemoteModelError(error.message, fix=error.fix)
+                return RemoteModelError(error.message, fix=error.fix, may_pass=error.may_pass)
             self._open_until, self._reason = self._clock() + _OPEN_S, error
-            return EndpointError(error.message, fix=error.fix)
+            return EndpointError(error.message, fix=error.fix, may_pass=error.may_pass)
