@@ -94,6 +94,6 @@ def test_docstrings_name_the_thing() -> None:
 
 def test_the_drawn_tree_holds_every_error() -> None:
     drawn = errors.__doc__ or ""
-    for name in set(errors.__all__) - {"Fix"}:
+    for name in set(errors.__all__) - {"Fix", "may_pass"}:
         assert issubclass(getattr(errors, name), errors.LuminosityError)
         assert f" {name} " in f"{drawn} ".replace("\n", " "), f"{name} is missing in the tree"
