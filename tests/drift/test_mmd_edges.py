@@ -245,3 +245,27 @@ def test_the_kernel_of_equal_rows_far_from_others_is_at_most_one() -> None:
     assert not result.drift
     assert abs(result.mmd2) < 0.1
     assert mmd_test(x, y + 1, RBF(1.0)).drift
+
+
+@pytest.mark.parametrize(
+    ("reference", "current", "smallest", "verdict"),
+    [(2, 2, 1 / 3, "too few rows"), (3, 3, 1 / 10, "too few rows"), (4, 4, 1 / 35, "drift"), (2, 40, 1 / 861, "drift")],
+)
+def test_few_rows_that_can_not_give_drift_are_too_few(
+    reference: int, current: int, smallest: float, verdict: str
+) -> None:
+    """Even samples far from each other: too few rows have too few permutations."""
+    near, far = np.arange(reference)[:, None] * 0.01, 5 + np.arange(current)[:, None] * 0.01
+    result = mmd_test(near, far, permutations=10_000)
+    assert result.smallest_p_value == pytest.approx(smallest)
+    assert result.p_value == pytest.approx(smallest, rel=0.2)
+    assert result.verdict == result.as_dict()["verdict"] == verdict
+    assert str(result).startswith("too few rows to tell: " if verdict == "too few rows" else "drift: p = ")
+    assert mmd_test(near, far, permutations=10_000, level=0.5).verdict == "drift"
+
+
+def test_hashed_bins_without_rows_do_not_count() -> None:
+    """All rows of a sample have one id: its one bin can be exchanged with few others."""
+    result = mmd_test(X[:20], 9 + X[:20], ids=([1] * 20, [2] * 20))
+    assert result.smallest_p_value > 0.2
+    assert result.verdict == "too few rows"

@@ -51,10 +51,19 @@ class LuminosityRunner(PipelineRunner):
         super().__init__()
         self.is_drain = is_drain
         self._on_event = on_event
+        self._waits = False
         main_classes.send_by_value()
         # The fork server takes a second to import Beam: it does so while the pipeline is built.
         if self.warms_up:
             warm_up("auto")
+
+    def is_interactive(self) -> None:
+        """Make ``run`` wait for the end of each run. Beam's ``InteractiveRunner`` calls it for the runner it wraps.
+
+        ``ib.collect`` and ``ib.show`` read the files of a run as soon as ``run`` returns, and take files that are not
+        there yet for an empty PCollection.
+        """
+        self._waits = True
 
     def default_environment(self, options: PipelineOptions) -> environments.Environment:
         """Return the environment of steps without resource hints. Beam calls it."""
@@ -63,7 +72,7 @@ class LuminosityRunner(PipelineRunner):
     def run_portable_pipeline(
         self, pipeline: beam_runner_api_pb2.Pipeline, options: PipelineOptions
     ) -> LuminosityResult:
-        """Check, plan and start a pipeline; return before it has ended. Beam calls it.
+        """Check, plan and start a pipeline; return before it has ended, unless it is interactive. Beam calls it.
 
         Raises :class:`OptionError`, :class:`UnsupportedPipeline` or :class:`ResourcesExceeded` before anything starts.
         """
@@ -71,4 +80,6 @@ class LuminosityRunner(PipelineRunner):
         run = Run(prepared.graph, prepared.assignments, prepared.config, self._on_event)
         result = LuminosityResult(run)
         run.start()
+        if self._waits:
+            result.wait_until_finish()
         return result

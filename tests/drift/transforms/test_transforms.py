@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
-from apache_beam.testing.util import assert_that
+from apache_beam.testing.util import assert_that, equal_to
 from apache_beam.transforms import window
 
 from luminosity.drift import MMD, PCA, RBF, FitPCA, MMDTest, MMDTestResult, RowKernel, mmd_test
@@ -91,9 +91,9 @@ def test_vectors_and_several_kernels(pipelines: Pipelines, monkeypatch: pytest.M
 
 
 def test_keys(pipelines: Pipelines) -> None:
-    """Each key has its own test; a key without a reference does not fail the others."""
+    """Each key has its own test; keys that only one sample has are drift, and the others are tested as before."""
     x_keys, y_keys = (
-        np.array(["de", "en"])[X_IDS % 2],
+        np.where(X_IDS < 693, np.array(["de", "en"])[X_IDS % 2], "it"),
         np.where(np.arange(600) < 590, np.array(["de", "en"])[np.arange(600) % 2], "fr"),
     )
     expected = {
@@ -103,18 +103,23 @@ def test_keys(pipelines: Pipelines) -> None:
 
     def check(found: list[Any]) -> None:
         results = dict(found)
+        assert len(found) == len(results) == 4
+        gone, new = results.pop("it"), results.pop("fr")
+        assert (gone.verdict, gone.drift, gone.reference_rows, gone.current_rows) == ("gone", True, 7, 0)
+        assert (new.verdict, new.drift, new.reference_rows, new.current_rows) == ("new", True, 0, 10)
+        assert str(gone) == "gone: no rows in the current sample, 7 rows in the reference"
         assert results.keys() == expected.keys()
         for key, result in results.items():
             same(expected[key])([result])
 
-    def check_failures(found: list[Any]) -> None:
-        ((key, (kind, text, _)),) = found
-        assert key == "fr"
-        assert kind.__name__ == "DriftError"
-        assert "language='fr': the reference has no rows" in text
-
     def check_shared(found: list[Any]) -> None:
         assert {key: result.reference_rows for key, result in found} == {"de": 700, "en": 700, "fr": 700}
+
+    def check_distances(found: list[Any]) -> None:
+        reasons = {key: text for key, (_, text, _) in found}
+        assert reasons.keys() == {"it", "fr"}
+        assert "language='it': the current sample has no rows" in reasons["it"]
+        assert "language='fr': the reference has no rows" in reasons["fr"]
 
     with pipelines() as (pipeline, _):
         reference = pipeline | "X" >> beam.Create(batches(X, X_IDS, 100, 1, language=x_keys))
@@ -122,9 +127,57 @@ def test_keys(pipelines: Pipelines) -> None:
         test = MMDTest(reference, column="embedding", id="id", by="language").with_exception_handling()
         results, failures = current | test
         assert_that(results, check, label="results")
-        assert_that(failures, check_failures, label="failures")
+        assert_that(failures, equal_to([]), label="failures")
+        distances = MMD(reference, column="embedding", id="id", by="language").with_exception_handling()
+        assert_that((current | distances)[1], check_distances, label="distances")
         pairs = pipeline | "Pairs" >> beam.Create(list(zip(y_keys.tolist(), Y, strict=True)))
         assert_that(pairs | "Keyed" >> MMDTest(X, keyed=True), check_shared, label="one reference for all keys")
+
+
+def test_missing_keys_of_any_type_and_window() -> None:
+    """Every window lacks its own keys."""
+    of_reference: list[Any] = [None, 1, "a", (1, "b"), "one"]
+    rows = np.arange(20.0)[:, None]
+
+    def check(found: list[Any]) -> None:
+        by_window = {
+            start: {repr(key): result.verdict for (at, key), result in found if at == start}
+            for start in {at for (at, _), _ in found}
+        }
+        here = {repr(key): "no drift" for key in of_reference}
+        assert by_window == {
+            0.0: here | {"1": "gone", "'one'": "too few rows"},
+            60.0: here | dict.fromkeys(["None", "1", "(1, 'b')", "'one'"], "gone") | {"'c'": "new"},
+        }
+
+    def stamped(element: Any, of: Any = beam.DoFn.WindowParam) -> Any:
+        return (float(of.start), element[0]), element[1]
+
+    with beam.Pipeline("FnApiRunner") as pipeline:
+        reference = pipeline | "X" >> beam.Create([(key, rows) for key in of_reference])
+        first = [(key, rows[:1] if key == "one" else rows) for key in of_reference if key != 1]
+        elements = [*((0, pair) for pair in first), (60, ("a", rows)), (60, ("c", rows[:1]))]
+        current = (
+            pipeline
+            | "Y" >> beam.Create(elements)
+            | beam.MapTuple(lambda time, pair: window.TimestampedValue(pair, time))
+            | beam.WindowInto(window.FixedWindows(60))
+        )
+        results = (
+            current
+            | MMDTest(reference, keyed=True)
+            | beam.Map(stamped)
+            | "All" >> beam.WindowInto(window.GlobalWindows())
+        )
+        assert_that(results, check)
+
+
+def test_without_current_rows_every_key_is_gone() -> None:
+    with beam.Pipeline("FnApiRunner") as pipeline:
+        reference = pipeline | "X" >> beam.Create([("a", X[:50]), ("b", X[50:100])])
+        results = pipeline | "Y" >> beam.Create([]) | MMDTest(reference, keyed=True)
+        verdicts = results | beam.MapTuple(lambda key, result: (key, result.verdict))
+        assert_that(verdicts, equal_to([("a", "gone"), ("b", "gone")]))
 
 
 def test_few_rows_against_many(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,7 +36,7 @@ def fails(elements: list[Any], transform: Any, match: str) -> None:
         (["text"], {}, "found an element of type str that is not a vector: text"),
         ([("a", X[0])], {}, "pass keyed=True"),
         ([X[0]], {"keyed": True}, "expected a pair of a key and a vector"),
-        ([("a", X[0])], {"keyed": True}, "key='a': the current sample has one row"),
+        ([("a", [*X[0][:2], np.nan])], {"keyed": True}, "key='a': the current sample has one row that can't be"),
         ([pa.record_batch({"v": list(X)})], {}, "found a table with the columns v, but no column="),
         ([X], {"column": "v"}, "expected a pyarrow.RecordBatch"),
         (

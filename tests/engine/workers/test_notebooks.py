@@ -191,6 +191,32 @@ def test_a_failure_names_the_cell_and_leaves_the_kernel_usable(notebook: Noteboo
     test_what_cells_define_runs_in_workers_and_comes_back_equal(notebook)
 
 
+def test_interactive_beam_collects_what_runs_have_written(notebook: Notebook) -> None:
+    """A second ``collect`` builds on the cached elements of the first; a failure is raised, not an empty frame."""
+    notebook.run("""
+        import apache_beam.runners.interactive.interactive_beam as ib
+        from apache_beam.runners.interactive.interactive_runner import InteractiveRunner
+
+        options = PipelineOptions(["--progress=off", "--cpu_workers=1"])
+        explored = beam.Pipeline(InteractiveRunner(LuminosityRunner()), options=options)
+        counts = explored | beam.Create([Item("b", 4), Item("a", 1), Item("b", 2)]) | beam.Map(lambda item: (
+            open("computed", "a").write(item.name), (item.name, item.number * FACTOR))[1]) | beam.CombinePerKey(sum)
+    """)
+    assert notebook.run("print(sorted(ib.collect(counts).itertuples(index=False, name=None)))").endswith(
+        "[('a', 10), ('b', 60)]\n"
+    )
+    found = notebook.run("""
+        labels = counts | "Label" >> beam.MapTuple(lambda name, total: f"{name}: {total}")
+        print(sorted(ib.collect(labels)[0]), sorted(Path("computed").read_text()))
+    """)
+    assert found.endswith("['a: 10', 'b: 60'] ['a', 'b', 'b']\n")
+    error = notebook.error_of("""
+        broken = counts | "Divide" >> beam.MapTuple(lambda name, total: total / 0)
+        ib.collect(broken)
+    """)
+    assert error.ename == "StepFailed"
+
+
 def test_a_run_that_is_interrupted_leaves_nothing_and_the_next_cell_runs(notebook: Notebook, tmp_path: Path) -> None:
     before = files_of_luminosity()
     started = tmp_path / "started"

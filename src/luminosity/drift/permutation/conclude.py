@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ __all__ = ["Settings", "conclude", "p_value"]
 
 _NORMAL_97_5 = 1.959964  # the 97.5% quantile of the normal distribution, for 95% intervals
 _ROUNDING = 1e-9  # of a kernel's mean value: far below the spread of the null, even with a million rows
+_ROUNDING_OF_FEW = 100  # times the precision of single kernel values, which few rows do not average out
 _HISTOGRAM_BARS = 60  # bars of the null's histogram: each is some pixels wide in a report
 
 
@@ -54,7 +56,9 @@ def conclude(sums: Any, counts: Any, bins: BinCounts, kernels: Sequence[Kernel],
     side = observed_side(bins)
     observed = np.array([estimates(each, counts, side[None, :])[0] for each in sums])
     null = null_estimates(sums, counts, bins, settings.permutations, settings.seed)
-    rounding = [_ROUNDING * float(np.abs(matrix).sum()) / (counts.sum() * (counts.sum() - 1)) for matrix in sums]
+    rows = float(counts.sum())
+    relative = max(_ROUNDING, _ROUNDING_OF_FEW * float(np.finfo(settings.precision).eps) / rows)
+    rounding = [relative * float(np.abs(matrix).sum()) / (rows * (rows - 1)) for matrix in sums]
     quantile = _student_97_5(min(bins.reference, bins.current) - 1)
     each = [
         _kernel_result(kernel, float(value), of_null, slack, quantile * jackknife(matrix, counts, bins))
@@ -85,7 +89,24 @@ def conclude(sums: Any, counts: Any, bins: BinCounts, kernels: Sequence[Kernel],
         permutations=settings.permutations,
         seed=settings.seed,
         precision=settings.precision,
+        smallest_p_value=_smallest_p_value(counts, bins, settings.permutations),
     )
+
+
+def _smallest_p_value(counts: Any, bins: BinCounts, permutations: int) -> float:
+    """Return the smallest p-value: that of samples which differ more than under any other division of the rows.
+
+    A permutation that divides the rows as the data does, or swaps the two samples, has the observed statistic. Bins
+    without rows, which hashed ids can have, do not tell permutations apart.
+
+    >>> _smallest_p_value([1] * 6, BinCounts(3, 3), 1000), _smallest_p_value([1] * 7, BinCounts(2, 5), 1000)
+    (0.1, 0.0476...)
+    """
+    filled = np.asarray(counts) > 0
+    of_reference, of_current = int(filled[: bins.reference].sum()), int(filled[bins.reference :].sum())
+    empty = bins.all - of_reference - of_current
+    same = sum(math.comb(empty, bins.reference - side) for side in (of_reference, of_current) if bins.reference >= side)
+    return max(same / math.comb(bins.all, bins.reference), 1 / (1 + permutations))
 
 
 def p_value(observed: float, null: Any, rounding: float = 0.0) -> float:

@@ -8,6 +8,8 @@
     current ─── Gather ─┬─ Summarise ─┴─ Plan ─┬─ ScatterReference ─┐
                         │                      ├─ ScatterRecipe ────┼─ GroupByKey ─ SumTile ─ Add ─ (key, Sums)
                         └───────── ScatterCurrent ──────────────────┘
+
+With keys, ``Plan`` also gets the keys that only the reference has, each with an empty summary (``MissingKeys``).
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import apache_beam as beam
-from apache_beam.pvalue import AsMultiMap
+from apache_beam.pvalue import AsIter, AsMultiMap
+from apache_beam.transforms.window import GlobalWindows
 
 from luminosity.drift.aggregate import Aggregate
 from luminosity.drift.kernels import BlockKernel, Kernel
@@ -25,7 +28,7 @@ from luminosity.drift.transforms.elements import Reader
 from luminosity.drift.transforms.failures import FAILED, Failures
 from luminosity.drift.transforms.gather import Gather
 from luminosity.drift.transforms.hashed_rows import HashedRows
-from luminosity.drift.transforms.plan import Part, Plan, PlanDoFn, Planner, Recipe
+from luminosity.drift.transforms.plan import UNTESTED, Part, Plan, PlanDoFn, Planner, Recipe
 from luminosity.drift.transforms.reference_source import Reference, ReferenceRows, check_reference, has_keys
 from luminosity.drift.transforms.summary import Summarise, Summary
 from luminosity.drift.transforms.tile_sums import (
@@ -58,27 +61,34 @@ class ComparisonSteps:
     def __post_init__(self) -> None:
         check_reference(self.reference, self.reader)
 
-    def sums(self, current: Any, returns_failures: bool) -> tuple[Any, Any]:
-        """Add the steps to the pipeline of ``current``. Returns the sums of each key, and the failures."""
+    def sums(self, current: Any, returns_failures: bool, reports_untested: bool) -> tuple[Any, Any, Any]:
+        """Add the steps to the pipeline of ``current``. Returns sums by key, untested keys, and failures.
+
+        Untested keys come with the numbers of rows of the reference and of the current sample, one of which is below
+        two. Unless ``reports_untested`` is true, they are failures.
+        """
         on_failure = Failures(self.reader.key_name, returns_failures)
         summarise = Summarise(with_sums=self.planner.components is not None)
         of_reference, strips = self._reference(current.pipeline, summarise)
         reader = replace(self.reader, seed=2 * self.seed + 1)
         rows = current | "Gather" >> Gather(reader)
         summaries = rows | "Summarise" >> _summaries(summarise)
+        if not self._is_shared:
+            missing = summaries | "MissingKeys" >> _MissingKeys(of_reference)
+            summaries = (summaries, missing) | "OrMissing" >> beam.Flatten()
         plan = beam.ParDo(
-            PlanDoFn(self.planner, self._is_shared, on_failure),
+            PlanDoFn(self.planner, self._is_shared, reports_untested, on_failure),
             AsMultiMap(of_reference),
             AsMultiMap(strips),
         )
         plan.with_output_types(tuple[Any, Plan])
-        plans, unplanned = summaries | "Plan" >> plan.with_outputs(FAILED, main=_MAIN)
+        plans, untested, unplanned = summaries | "Plan" >> plan.with_outputs(UNTESTED, FAILED, main=_MAIN)
         sums = self._added(rows, plans, strips, on_failure)
         if not returns_failures:
-            return sums, unplanned
+            return sums, untested, unplanned
         part = beam.FlatMap(split_failures).with_output_types(tuple[Any, Sums])
         whole, failed = sums | "PartFailures" >> part.with_outputs(FAILED, main=_MAIN)
-        return whole, (unplanned, failed) | "Failures" >> beam.Flatten()
+        return whole, untested, (unplanned, failed) | "Failures" >> beam.Flatten()
 
     @property
     def _is_shared(self) -> bool:
@@ -111,6 +121,41 @@ class ComparisonSteps:
             | "GroupTiles" >> beam.GroupByKey()
             | "SumTile" >> beam.ParDo(TileDoFn(on_failure)).with_output_types(tuple[Any, Sums])
             | "Add" >> beam.CombinePerKey(AddSums()).with_output_types(tuple[Any, Sums])
+        )
+
+
+class _MissingKeys(beam.PTransform[Any, Any]):
+    """Finds the keys that the reference has and the current sample lacks, in each window that has rows.
+
+    Keys are compared by a ``GroupByKey``, because only coders know which keys are equal. In the global window, all keys
+    of the reference are missing if the current sample has no rows.
+    """
+
+    def __init__(self, of_reference: Any) -> None:
+        super().__init__()
+        self._of_reference = of_reference
+
+    def expand(self, input_or_inputs: Any) -> Any:
+        """Group the keys of both samples in each window, and emit those without a mark of the current sample."""
+        marks = tuple[Any, bool]
+        count = beam.CombineGlobally(beam.combiners.CountCombineFn())
+        if not isinstance(input_or_inputs.windowing.windowfn, GlobalWindows):
+            count = count.without_defaults()
+        keys = AsIter(self._of_reference | "ReferenceKeys" >> beam.Keys())
+        expected = (
+            input_or_inputs
+            | "Windows" >> count
+            | "Expected" >> beam.FlatMap(lambda _, keys: [(key, False) for key in keys], keys).with_output_types(marks)
+        )
+        found = input_or_inputs | "Found" >> beam.Map(lambda pair: (pair[0], True)).with_output_types(marks)
+        return (
+            (expected, found)
+            | "Both" >> beam.Flatten()
+            | "ByKey" >> beam.GroupByKey()
+            | "Missing"
+            >> beam.FlatMap(lambda pair: [] if any(pair[1]) else [(pair[0], Summary())]).with_output_types(
+                tuple[Any, Summary]
+            )
         )
 
 

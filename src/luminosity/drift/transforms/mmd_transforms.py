@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import apache_beam as beam
@@ -12,7 +13,7 @@ from luminosity.drift.aggregate import Aggregate, as_kernels, one_kernel
 from luminosity.drift.kernels import Kernel
 from luminosity.drift.permutation.conclude import Settings, conclude
 from luminosity.drift.permutation.permute import estimates, observed_side
-from luminosity.drift.result import MMDTestResult
+from luminosity.drift.result import MMDTestResult, untested
 from luminosity.drift.rows import Precision, check_precision, check_seed
 from luminosity.drift.sums.bins import BINS, plan_bins
 from luminosity.drift.transforms.columns import Columns
@@ -28,7 +29,8 @@ __all__ = ["MMD", "MMDTest"]
 class MMDTest(beam.PTransform[Any, Any]):
     """Tests whether rows come from the same distribution as a reference.
 
-    Returns one ``MMDTestResult``, or ``(key, MMDTestResult)`` pairs.
+    Returns one ``MMDTestResult``, or ``(key, MMDTestResult)`` pairs. A key that only one sample has is drift, too: the
+    ``verdict`` of its result is ``"gone"`` if the current sample lacks it, ``"new"`` if the reference does.
 
     >>> import numpy as np
     >>> random = np.random.default_rng(0)
@@ -53,7 +55,8 @@ class MMDTest(beam.PTransform[Any, Any]):
         id: for record batches: the column with the rows' ids, whole numbers or texts, which random bins come from.
             Without it, bins come from the bytes of the row: equal rows then share a bin, and with many of them the
             test detects less.
-        by: for record batches: the column with keys; there is one test for each key.
+        by: for record batches: the column with keys; there is one result for each key of either sample. With windows,
+            a key of the reference is gone in each window that has rows of other keys only.
         keyed: elements are pairs of a key and one of the above.
         permutations: how many random permutations of the bins the statistic is compared with.
         level: the false-alarm rate: how often drift is reported when there is none.
@@ -95,24 +98,31 @@ class MMDTest(beam.PTransform[Any, Any]):
         """Return ``(results, failures)``: keys and windows that can't be tested no longer fail the pipeline.
 
         A failure has the form that Beam uses: the key (None without keys), and a tuple of the exception's type, its
-        text and its traceback. These are failures: fewer than 2 rows, NaN or null, rows of another width, a kernel that
-        gives NaN for some pair of rows. Errors that concern all keys still fail the pipeline: a missing column, a
-        column without numbers, an exception in a kernel of your own.
+        text and its traceback. These are failures: NaN or null, rows of another width, a kernel that gives NaN for
+        some pair of rows, and without keys fewer than 2 rows. Errors that concern all keys still fail the pipeline: a
+        missing column, a column without numbers, an exception in a kernel of your own.
         """
         self._returns_failures = True
         return self
 
     def expand(self, input_or_inputs: Any) -> Any:
         """Sum the kernels over all pairs of rows, and test each key by permuting the bins."""
-        sums, failures = self._comparison.sums(input_or_inputs, self._returns_failures)
+        has_keys = self._comparison.reader.key_name is not None
+        sums, untested_keys, failures = self._comparison.sums(
+            input_or_inputs, self._returns_failures, reports_untested=has_keys
+        )
         settings = self._settings
 
         def concluded(element: tuple[Any, Sums]) -> Any:
             key, sums = element
             return key, conclude(sums.matrices, sums.counts, sums.recipe.bins, sums.recipe.kernels, settings)
 
-        results = sums | "Conclude" >> beam.Map(concluded).with_output_types(tuple[Any, MMDTestResult])
-        if self._comparison.reader.key_name is None:
+        kind = tuple[Any, MMDTestResult]
+        results = sums | "Conclude" >> beam.Map(concluded).with_output_types(kind)
+        if has_keys:
+            others = beam.MapTuple(lambda key, rows: (key, untested(*rows, **asdict(settings)))).with_output_types(kind)
+            results = (results, untested_keys | "Untested" >> others) | "AllKeys" >> beam.Flatten()
+        else:
             results = results | "Values" >> beam.Values().with_output_types(MMDTestResult)
         return (results, failures) if self._returns_failures else results
 
@@ -128,7 +138,8 @@ class MMD(beam.PTransform[Any, Any]):
     ...     _ = rows | MMD([[0.0], [1.0], [2.0]], RBF(1.0)) | beam.Map(lambda mmd2: print(round(mmd2, 4)))
     0.8989
 
-    ``MMDTest`` says whether that is more than chance explains. The arguments are the same.
+    ``MMDTest`` says whether that is more than chance explains. The arguments are the same. A key that only one sample
+    has fails, because it has no distance.
     """
 
     def __init__(
@@ -160,7 +171,7 @@ class MMD(beam.PTransform[Any, Any]):
 
     def expand(self, input_or_inputs: Any) -> Any:
         """Sum the kernel over all pairs of rows, and estimate the MMD² of each key."""
-        sums, failures = self._comparison.sums(input_or_inputs, self._returns_failures)
+        sums, _, failures = self._comparison.sums(input_or_inputs, self._returns_failures, reports_untested=False)
         results = sums | "Estimate" >> beam.MapTuple(lambda key, sums: (key, _estimate(sums))).with_output_types(
             tuple[Any, float]
         )

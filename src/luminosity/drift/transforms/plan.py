@@ -25,7 +25,9 @@ from luminosity.drift.transforms.strips import CUTTING, Cutting, StripCounts
 from luminosity.drift.transforms.summary import Summary
 from luminosity.errors import DriftError
 
-__all__ = ["Part", "Plan", "PlanDoFn", "Planner", "Recipe"]
+__all__ = ["UNTESTED", "Part", "Plan", "PlanDoFn", "Planner", "Recipe"]
+
+UNTESTED = "untested"  # the tag of the output for keys that too few rows, or only one sample, have
 
 
 @dataclass(frozen=True)
@@ -183,12 +185,15 @@ def _pooled(reference: Summary, current: Summary) -> Any:
 class PlanDoFn(beam.DoFn):
     """Turns a key and the summary of its current sample into the key and a plan, or a failure.
 
-    ``is_shared`` means that the reference has no keys, and that all keys are compared with it.
+    ``is_shared`` means that the reference has no keys, and that all keys are compared with it. ``reports_untested``
+    means that keys with fewer than two rows in a sample are no failures: the output ``UNTESTED`` gets the key and the
+    numbers of rows of the reference and the current sample.
     """
 
-    def __init__(self, planner: Planner, is_shared: bool, failures: Failures) -> None:
+    def __init__(self, planner: Planner, is_shared: bool, reports_untested: bool, failures: Failures) -> None:
         self._planner = planner
         self._is_shared = is_shared
+        self._reports_untested = reports_untested
         self._failures = failures
 
     def process(  # type: ignore[override]
@@ -202,6 +207,10 @@ class PlanDoFn(beam.DoFn):
         key, current = element
         of_reference = None if self._is_shared else key
         reference = next(iter(references[of_reference]), Summary())
+        is_comparable = bool(reference.bad or current.bad) or min(reference.rows, current.rows) >= 2
+        if self._reports_untested and not is_comparable:
+            yield TaggedOutput(UNTESTED, (key, (reference.rows, current.rows)))
+            return
 
         def smallest_hashes() -> Iterable[Any]:
             for strip in range(self._planner.cutting.of_sample(reference)):
