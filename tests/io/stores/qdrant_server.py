@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -54,7 +55,7 @@ def qdrant_server() -> Iterator[StandIn]:
             self.end_headers()
             self.wfile.write(encoded)
 
-        do_GET = do_PUT = do_POST = _serve
+        do_GET = do_PUT = do_POST = do_DELETE = _serve
 
         def _outcome(self, path: str, body: bytes) -> tuple[int, Any]:
             if stand_in.key is not None and self.headers.get("api-key") != stand_in.key:
@@ -62,7 +63,7 @@ def qdrant_server() -> Iterator[StandIn]:
             if scripted := stand_in.script(self.command, path):
                 return scripted[0], _error(scripted[1])
             try:
-                status, answer = _done(stand_in.store, self.command, path.strip("/").split("/")[1:], body)
+                status, answer = _done(stand_in.store, self.command, path.strip("/").split("/"), body)
             except ValueError as error:
                 return 400, _error(f"Wrong input: {error}")
             if scripted := stand_in.after(self.command, path):
@@ -86,12 +87,12 @@ def qdrant_server() -> Iterator[StandIn]:
 
 
 def fails(times: int, status: int, message: str, what: str = "") -> Script:
-    """Return a script that answers the first ``times`` requests with this method and path with an error."""
+    """Return a script that answers the first ``times`` requests whose method and path match with an error."""
     left = times
 
     def script(method: str, path: str) -> tuple[int, str] | None:
         nonlocal left
-        if left and f"{method} {path}".startswith(what):
+        if left and re.match(what, f"{method} {path}"):
             left -= 1
             return status, message
         return None
@@ -107,12 +108,30 @@ def _result(result: Any) -> tuple[int, Any]:
     return 200, {"result": result, "status": "ok", "time": 0.0}
 
 
+def _aliases_changed(store: QdrantClient, body: bytes) -> tuple[int, Any]:
+    """Change aliases as a server does: none may have the name of a collection."""
+    operations = models.ChangeAliasesOperation.model_validate(json.loads(body)).actions
+    names = {found.name for found in store.get_collections().collections}
+    for each in operations:
+        if isinstance(each, models.CreateAliasOperation) and each.create_alias.alias_name in names:
+            return 409, _error(f"Wrong input: Collection `{each.create_alias.alias_name}` already exists!")
+    return _result(store.update_collection_aliases(operations))
+
+
 def _done(store: QdrantClient, method: str, names: list[str], body: bytes) -> tuple[int, Any]:
-    if not names:
+    if names == [""]:
         return 200, {"title": "qdrant - vector search engine"}
-    collection, action = names[0], "/".join(names[1:])
+    if names == ["aliases"]:
+        return _result(store.get_aliases().model_dump(mode="json"))
+    if names == ["collections"]:
+        return _result(store.get_collections().model_dump(mode="json"))
+    if names[1:] == ["aliases"]:
+        return _aliases_changed(store, body)
+    collection, action = names[1], "/".join(names[2:])
     if not store.collection_exists(collection) and (method, action) != ("PUT", ""):
         return 404, _error(f"Not found: Collection `{collection}` doesn't exist!")
+    if (method, action) == ("DELETE", ""):
+        return _result(store.delete_collection(collection))
     if method == "GET":
         return _result(store.get_collection(collection).model_dump(mode="json"))
     given = json.loads(body)

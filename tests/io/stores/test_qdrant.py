@@ -19,8 +19,9 @@ from apache_beam.testing.util import assert_that, equal_to
 from luminosity import WriteQdrant
 from luminosity.errors import StoreError
 from luminosity.io.stores.connect import open_collection
-from luminosity.io.stores.embedded_qdrant import lock_file
-from luminosity.io.stores.qdrant_collection import CollectionAddress
+from luminosity.io.stores.embedded_qdrant import EmbeddedCollection, copy_folder, lock_file
+from luminosity.io.stores.points import Point, PointColumns
+from luminosity.io.stores.qdrant_collection import CollectionAddress, WriteMode
 from tests.both_runners import Pipelines, counters
 from tests.io.deadly import Deadly
 from tests.io.stores.vectors import numbered, vectors
@@ -275,3 +276,102 @@ def test_ids_of_arrows_own_type_of_uuids(tmp_path: Path) -> None:
     identity = uuid.uuid4()
     rows = pa.record_batch({"id": pa.array([identity.bytes], pa.uuid()), "vector": vectors([[1, 1]])})
     assert list(write(tmp_path, rows)) == [str(identity)]
+
+
+# ---- all points or none
+
+
+def test_a_run_that_fails_writes_no_point(pipelines: Pipelines, tmp_path: Path) -> None:
+    write(tmp_path, numbered(0, 5))
+
+    def bad(first: int) -> pa.RecordBatch:
+        if first == 190:
+            raise ValueError("a row that fails")
+        return numbered(first, 10)
+
+    def run(collection: str) -> None:
+        with pipelines() as (pipeline, _):
+            rows = pipeline | beam.Create(range(10, 210, 10)) | beam.Map(bad).with_output_types(pa.RecordBatch)
+            _ = rows | WriteQdrant(tmp_path, collection, vectors="vector", batch_size=10)
+
+    for collection in ("things", "new"):
+        with pytest.raises(Exception, match="a row that fails"):
+            run(collection)
+    assert sorted(stored(tmp_path)) == [0, 1, 2, 3, 4]
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_collection_is_replaced_as_a_whole(tmp_path: Path) -> None:
+    write(tmp_path, numbered(0, 5))
+    assert sorted(write(tmp_path, numbered(3, 4, size=6), if_exists="replace")) == [3, 4, 5, 6]
+    assert not list(tmp_path.glob("things.[ru]*"))
+    with pytest.raises(StoreError, match=r"'things' at .* exists already; pass if_exists='append'"):
+        write(tmp_path, numbered(0, 1), if_exists="fail")
+    with pytest.raises(Exception, match=r"found no rows, expected some to replace .* stays as it was"):
+        write(tmp_path, if_exists="replace")
+    assert len(stored(tmp_path)) == 4
+    assert len(write(tmp_path)) == 4
+    assert write(tmp_path, if_exists="replace", allow_empty=True) == {}
+
+
+def publish(folder: Path, writes: Any, **settings: Any) -> None:
+    collection = EmbeddedCollection(CollectionAddress.of(folder, "things", timeout=5))
+    collection.publish(writes, {"": 4}, WriteMode("cosine", **settings))
+
+
+def points(first: int, count: int) -> list[Point]:
+    return list(PointColumns({"": "vector"}).changes(numbered(first, count)).points.values())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("if_exists", ["append", "replace"])
+def test_readers_see_the_old_points_until_all_new_ones_are_there(tmp_path: Path, if_exists: str) -> None:
+    write(tmp_path, numbered(0, 5))
+    seen: list[int] = []
+
+    def writes() -> Any:
+        for first in (10, 20):
+            yield points(first, 3), [0]
+            seen.append(EmbeddedCollection(CollectionAddress.of(tmp_path, "things", timeout=5)).count())
+
+    publish(tmp_path, writes(), if_exists=if_exists)
+    assert seen == [5, 5]
+    assert len(stored(tmp_path)) == (10 if if_exists == "append" else 6)
+
+
+@pytest.mark.parametrize("renames", [0, 1])
+def test_a_step_that_is_killed_while_it_publishes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, renames: int
+) -> None:
+    """Whichever rename it does not reach: readers find the old points, and the next attempt has all."""
+    publish(tmp_path, [(points(0, 5), [])])
+    left, rename = renames, os.rename
+
+    def killed(source: str, destination: str) -> None:
+        nonlocal left
+        if not left:
+            patched.setattr("luminosity.io.stores.embedded_qdrant.shutil.rmtree", lambda *args, **options: None)
+            raise KeyboardInterrupt  # A killed process removes nothing.
+        left -= 1
+        rename(source, destination)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "rename", killed)
+        with pytest.raises(KeyboardInterrupt):
+            publish(tmp_path, [(points(10, 3), [])])
+    assert (tmp_path / "things.unfinished").exists()
+    assert EmbeddedCollection(CollectionAddress.of(tmp_path, "things")).count() == 5
+    publish(tmp_path, [(points(10, 3), [])])
+    assert sorted(stored(tmp_path)) == [0, 1, 2, 3, 4, 10, 11, 12]
+    assert sorted(os.listdir(tmp_path)) == ["things", "things.lock", "things.writing"]
+
+
+def test_holes_of_files_stay_holes(tmp_path: Path) -> None:
+    (tmp_path / "old").mkdir()
+    with open(tmp_path / "old" / "file", "wb") as file:
+        file.write(b"begin")
+        file.seek(20 << 20)
+        file.write(b"end")
+        file.truncate(40 << 20)
+    copy_folder(str(tmp_path / "old"), str(tmp_path / "new"))
+    assert (tmp_path / "new" / "file").read_bytes() == (tmp_path / "old" / "file").read_bytes()
+    assert (tmp_path / "new" / "file").stat().st_blocks * 512 < 1 << 20

@@ -117,7 +117,9 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         help="write rows that a model fails on to this table, with the model and the reason (default: the run fails)",
     )
     parser.add_argument(
-        "--vector-store", metavar="WHERE", help="also write to Qdrant: the address of a server, or a folder"
+        "--vector-store",
+        metavar="WHERE",
+        help="also write to Qdrant: the address of a server, or a folder; adds points, whatever --if-exists says",
     )
     parser.add_argument("--collection", metavar="NAME", help="collection in the vector store (default: the name of IN)")
     parser.add_argument(

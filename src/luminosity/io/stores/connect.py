@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from dataclasses import replace
 
 from luminosity.errors import StoreError
 from luminosity.extras import require
 from luminosity.io.stores.embedded_qdrant import EmbeddedCollection
-from luminosity.io.stores.qdrant_collection import CollectionAddress, QdrantCollection
+from luminosity.io.stores.qdrant_collection import CollectionAddress, QdrantCollection, WriteMode
 from luminosity.io.stores.qdrant_server import ServerCollection
 
-__all__ = ["check_reachable", "open_collection"]
+__all__ = ["check_folder", "check_reachable", "open_collection"]
 
 _RESPONSE_TIMEOUT_S = 10.0  # A server that is up responds much sooner, even from another continent.
 
@@ -18,6 +20,12 @@ _RESPONSE_TIMEOUT_S = 10.0  # A server that is up responds much sooner, even fro
 def open_collection(address: CollectionAddress, on_retry: Callable[[], None]) -> QdrantCollection:
     """Open the collection at ``address``; ``on_retry`` is called before a request to a server is repeated."""
     return ServerCollection(address, on_retry) if address.is_server else EmbeddedCollection(address)
+
+
+def check_folder(address: CollectionAddress, mode: WriteMode) -> None:
+    """Raise if a collection can't be written to its folder, or if it exists and must not."""
+    mode = replace(mode, create=True)  # Another pipeline may still create it.
+    mode.check(address, os.path.isdir(os.path.join(address.where, address.collection)))
 
 
 def check_reachable(address: CollectionAddress) -> None:

@@ -8,11 +8,12 @@ no other.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import shutil
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import Any
 
 from luminosity._locks import locked
@@ -25,12 +26,15 @@ from luminosity.io.stores.qdrant_collection import (
     Hit,
     QdrantCollection,
     Query,
+    Write,
+    WriteMode,
     check_vectors,
 )
 
-__all__ = ["EmbeddedCollection", "lock_file"]
+__all__ = ["EmbeddedCollection", "copy_folder", "lock_file"]
 
 
+_CHUNK_BYTES = 4 << 20  # copied at once: more would not be faster
 _POLL_S = 0.05  # how late a folder that another program closes is noticed at most
 
 
@@ -44,31 +48,52 @@ class EmbeddedCollection(QdrantCollection):
 
     def ensure(self, sizes: Mapping[str, int], distance: Distance, create: bool) -> None:
         """Create the collection's folder under the lock if it is missing, and check its vectors."""
-        if not self._exists() and not create:
-            raise StoreError(f"{self._address} does not exist, and create=False", fix=Fix("pass create=True"))
-        try:
-            os.makedirs(self._address.where, exist_ok=True)
-        except OSError as error:
-            raise StoreError(f"{self._address} can't be created: {error}") from error
-        with self._locked():
+        WriteMode(distance, create).check(self._address, self.vectors() is not None)
+        self._make_folder()
+        with self._writing(), self._locked():
             if not self._exists():
-                self._create(sizes, distance)
+                self._create(self._unfinished, sizes, distance)
+                os.rename(self._unfinished, self._folder)
             check_vectors(self._address, self._vectors(), sizes, distance)
+
+    def publish(self, writes: Iterable[Write], sizes: Mapping[str, int], mode: WriteMode) -> None:
+        """Make all writes visible at once. An error leaves the collection as it was.
+
+        The writes go to a copy of the collection, or to a new one, which then takes the place of the old one. Other
+        runs that write wait for the end of this; readers wait only while files are copied and while they are swapped.
+        """
+        self._make_folder()
+        with self._writing(), contextlib.ExitStack() as at_end:
+            self._remove_unfinished()  # of a run that was killed
+            at_end.callback(self._remove_unfinished)
+            with self._locked():
+                there = self._vectors() if self._exists() else None
+                mode.check(self._address, there is not None)
+                if there is not None:
+                    self._load().close()  # Waits for other programs, which would not notice a swap.
+                if there is not None and mode.if_exists == "append":
+                    check_vectors(self._address, there, sizes, mode.distance)
+                    copy_folder(self._folder, self._unfinished)
+            if not os.path.isdir(self._unfinished):
+                self._create(self._unfinished, sizes, mode.distance)
+            self._write_all(self._unfinished, writes)
+            with self._locked():
+                self._swap()
 
     def vectors(self) -> dict[str, tuple[int, str]] | None:
         """Read the vectors from the folder's configuration."""
-        return self._vectors() if self._exists() else None
+        if not os.path.isdir(self._address.where):
+            return None
+        with self._locked():
+            return self._vectors() if self._exists() else None
 
     def write(self, points: Sequence[Point], deleted: Sequence[PointId]) -> None:
         """Upsert and delete points in the folder, and flush them to disk. Waits while another worker has the folder."""
-        if not points and not self._exists():
+        if not points and self.vectors() is None:
             return
-        operation = self._engine.UpdateOperation
-        with self._opened() as shard:
-            if points:
-                shard.update(operation.upsert_points([self._point(point) for point in points]))
-            if deleted:
-                shard.update(operation.delete_points(list(deleted)))
+        self._make_folder()
+        with self._writing(), self._opened() as shard:
+            self._update(shard, points, deleted)
             shard.flush()
 
     def count(self) -> int:
@@ -99,32 +124,88 @@ class EmbeddedCollection(QdrantCollection):
     def _exists(self) -> bool:
         return os.path.isdir(self._folder)
 
-    def _create(self, sizes: Mapping[str, int], distance: Distance) -> None:
-        """Create the collection under another name first: a worker that is killed must not leave half of it."""
-        unfinished = f"{self._folder}.unfinished"
-        shutil.rmtree(unfinished, ignore_errors=True)
+    @property
+    def _unfinished(self) -> str:
+        """The folder in which a collection is built: a worker that is killed must not leave half of one."""
+        return f"{self._folder}.unfinished"
+
+    @property
+    def _replaced(self) -> str:
+        """The name of the old collection's folder while a new one takes its place."""
+        return f"{self._folder}.replaced"
+
+    def _make_folder(self) -> None:
+        try:
+            os.makedirs(self._address.where, exist_ok=True)
+        except OSError as error:
+            raise StoreError(f"{self._address} can't be created: {error}") from error
+
+    def _remove_unfinished(self) -> None:
+        shutil.rmtree(self._unfinished, ignore_errors=True)
+
+    def _swap(self) -> None:
+        """Put the finished collection in the place of the old one. If this is killed half-way, the lock undoes it."""
+        if self._exists():
+            self._load().close()
+            os.rename(self._folder, self._replaced)
+        os.rename(self._unfinished, self._folder)
+        shutil.rmtree(self._replaced, ignore_errors=True)
+
+    def _write_all(self, folder: str, writes: Iterable[Write]) -> None:
+        with self._engine_errors():
+            shard = self._engine.EdgeShard.load(folder)
+            try:
+                for points, deleted in writes:
+                    self._update(shard, points, deleted)
+                shard.flush()
+            finally:
+                shard.close()
+
+    def _update(self, shard: Any, points: Sequence[Point], deleted: Sequence[PointId]) -> None:
+        operation = self._engine.UpdateOperation
+        if points:
+            shard.update(operation.upsert_points([self._point(point) for point in points]))
+        if deleted:
+            shard.update(operation.delete_points(list(deleted)))
+
+    def _create(self, folder: str, sizes: Mapping[str, int], distance: Distance) -> None:
+        shutil.rmtree(folder, ignore_errors=True)
         engine = self._engine
         metric = getattr(engine.Distance, distance.capitalize())
         config = engine.EdgeConfig(
             vectors={name: engine.EdgeVectorParams(size, metric) for name, size in sizes.items()}
         )
         with self._engine_errors():
-            engine.EdgeShard.create(unfinished, config).close()
-        os.rename(unfinished, self._folder)
+            engine.EdgeShard.create(folder, config).close()
 
     def _vectors(self) -> dict[str, tuple[int, str]]:
         with open(os.path.join(self._folder, "edge_config.json")) as file:
             vectors: dict[str, dict[str, Any]] = json.load(file)["vectors"]
         return {name: (vector["size"], vector["distance"].lower()) for name, vector in vectors.items()}
 
-    def _locked(self) -> contextlib.AbstractContextManager[None]:
-        return lock_file(f"{self._folder}.lock", self._address.timeout)
+    @contextlib.contextmanager
+    def _locked(self) -> Generator[None]:
+        """Hold the lock of the folder, to open it or to put another in its place."""
+        with lock_file(f"{self._folder}.lock", self._address.timeout):
+            if os.path.isdir(self._replaced):  # A run was killed while it swapped the folders.
+                if self._exists():
+                    shutil.rmtree(self._replaced, ignore_errors=True)
+                else:
+                    os.rename(self._replaced, self._folder)
+            yield
+
+    def _writing(self) -> contextlib.AbstractContextManager[None]:
+        """Hold the lock of writers: a write between the copy and the swap of another run would be lost."""
+        return lock_file(f"{self._folder}.writing", self._address.timeout)
 
     @contextlib.contextmanager
     def _opened(self) -> Generator[Any]:
-        if not self._exists():
-            raise StoreError(f"{self._address} does not exist", fix="check the folder, and that it was written before")
+        missing = StoreError(f"{self._address} does not exist", fix="check the folder, and that it was written before")
+        if not os.path.isdir(self._address.where):
+            raise missing
         with self._locked(), self._engine_errors():
+            if not self._exists():
+                raise missing
             shard = self._load()
             try:
                 yield shard
@@ -173,6 +254,32 @@ class EmbeddedCollection(QdrantCollection):
                 for key, value in equal.items()
             ]
         )
+
+
+def copy_folder(source: str, destination: str) -> None:
+    """Copy a folder. Holes in its files stay holes: Qdrant's files are mostly holes."""
+    shutil.copytree(source, destination, copy_function=_copy_file)
+
+
+def _copy_file(source: str, destination: str) -> None:
+    with open(source, "rb") as old, open(destination, "wb") as new:
+        size = os.fstat(old.fileno()).st_size
+        new.truncate(size)
+        start = 0
+        while start < size:
+            try:
+                start = os.lseek(old.fileno(), start, os.SEEK_DATA)
+            except OSError as error:
+                if error.errno == errno.ENXIO:  # There is only a hole left.
+                    return
+                raise
+            end = os.lseek(old.fileno(), start, os.SEEK_HOLE)
+            old.seek(start)
+            new.seek(start)
+            while chunk := old.read(min(_CHUNK_BYTES, end - start)):
+                new.write(chunk)
+                start += len(chunk)
+            start = end
 
 
 def _plain(identity: Any) -> PointId:

@@ -18,20 +18,54 @@ __all__ = [
     "CollectionAddress",
     "Distance",
     "Hit",
+    "IfExists",
     "QdrantCollection",
     "Query",
+    "Write",
+    "WriteMode",
     "check_vectors",
     "chosen_vector",
 ]
 
 Distance = Literal["cosine", "dot", "euclid", "manhattan"]
 DISTANCES: tuple[str, ...] = get_args(Distance)
+IfExists = Literal["append", "replace", "fail"]
+Write = tuple[Sequence[Point], Sequence[PointId]]
+"""Points to upsert, and ids of points to delete."""
 
 _SHOWN_VECTORS = 20  # in a message, which stays readable
 _COLLECTION = re.compile(r"[^/\\.\s][^/\\]*")
 _OTHER_COLLECTION = Fix(
     "write to another collection, or delete this one", command="pass another --collection, or delete this one"
 )
+
+
+@dataclass(frozen=True)
+class WriteMode:
+    """What a write does with a collection that exists, with one that does not, and with a table without rows."""
+
+    distance: Distance
+    create: bool = True
+    if_exists: IfExists = "append"
+    allow_empty: bool = False
+
+    def check(self, address: CollectionAddress, exists: bool) -> None:
+        """Raise if the collection must not exist and does, or the other way round."""
+        if exists and self.if_exists == "fail":
+            raise StoreError(
+                f"{address} exists already",
+                fix=Fix("pass if_exists='append' or if_exists='replace', or choose another name"),
+            )
+        if not exists and not self.create:
+            raise StoreError(f"{address} does not exist, and create=False", fix=Fix("pass create=True"))
+
+    def check_rows(self, address: CollectionAddress, rows: int) -> None:
+        """Raise if a collection would be replaced by nothing."""
+        if not rows and self.if_exists == "replace" and not self.allow_empty:
+            raise StoreError(
+                f"found no rows, expected some to replace {address}; it stays as it was",
+                fix=Fix("check the input, or pass allow_empty=True if the collection may be empty"),
+            )
 
 
 @dataclass(frozen=True)
@@ -93,6 +127,8 @@ class CollectionAddress:
     batch_size: int = 1_000
     api_key_env: str | None = None
     api_key: Callable[[], str] | None = None
+    staged: str = ""
+    """The collection that is written to instead, until it is published under the name of this one."""
 
     def __post_init__(self) -> None:
         if not _COLLECTION.fullmatch(self.collection):
@@ -125,6 +161,11 @@ class CollectionAddress:
     def of(cls, where: str | os.PathLike[str], collection: str, **settings: Any) -> CollectionAddress:
         """Return the address of a collection on a server or in a folder."""
         return cls(os.fspath(where), collection, **settings)
+
+    @property
+    def name_to_use(self) -> str:
+        """The name for requests. Messages have the name that the user gave."""
+        return self.staged or self.collection
 
     @property
     def is_server(self) -> bool:

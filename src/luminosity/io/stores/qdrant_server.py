@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from luminosity._text import shorten
-from luminosity.errors import Fix, StoreError
+from luminosity.errors import StoreError
 from luminosity.extras import require
 from luminosity.io.stores.points import Point, PointId
 from luminosity.io.stores.qdrant_collection import (
@@ -21,6 +21,7 @@ from luminosity.io.stores.qdrant_collection import (
     Hit,
     QdrantCollection,
     Query,
+    WriteMode,
     check_vectors,
 )
 
@@ -68,8 +69,7 @@ class ServerCollection(QdrantCollection):
     def ensure(self, sizes: Mapping[str, int], distance: Distance, create: bool) -> None:
         """Create the collection on the server if it is missing, and check its vectors."""
         found = self.vectors()
-        if found is None and not create:
-            raise StoreError(f"{self._address} does not exist, and create=False", fix=Fix("pass create=True"))
+        WriteMode(distance, create).check(self._address, found is not None)
         if found is None:
             self._create(sizes, distance)
             found = self.vectors()
@@ -78,7 +78,7 @@ class ServerCollection(QdrantCollection):
     def vectors(self) -> dict[str, tuple[int, str]] | None:
         """Ask the server for the vectors of the collection."""
         try:
-            info = self._request(lambda: self._client.get_collection(self._address.collection))
+            info = self._request(lambda: self._client.get_collection(self._address.name_to_use))
         except _Refused as refused:
             if refused.status == _NOT_FOUND:
                 return None
@@ -89,7 +89,7 @@ class ServerCollection(QdrantCollection):
 
     def write(self, points: Sequence[Point], deleted: Sequence[PointId]) -> None:
         """Upsert points in requests that the server accepts, then delete others. Blocks until both are applied."""
-        name, models = self._address.collection, self._models
+        name, models = self._address.name_to_use, self._models
         for part in cut(points, self._address.batch_size):
             structs = [models.PointStruct(id=p.id, vector=_vector(p.vectors), payload=dict(p.payload)) for p in part]
             self._request(lambda structs=structs: self._client.upsert(name, structs, wait=True))
@@ -103,7 +103,7 @@ class ServerCollection(QdrantCollection):
 
     def count(self) -> int:
         """Return the exact number of points on the server."""
-        return self._request(lambda: self._client.count(self._address.collection, exact=True)).count
+        return self._request(lambda: self._client.count(self._address.name_to_use, exact=True)).count
 
     def search(self, vectors: Sequence[Sequence[float]], query: Query) -> list[list[Hit]]:
         """Return the nearest points of each vector, found with one request."""
@@ -119,8 +119,28 @@ class ServerCollection(QdrantCollection):
             )
             for vector in vectors
         ]
-        answers = self._request(lambda: self._client.query_batch_points(self._address.collection, requests))
+        answers = self._request(lambda: self._client.query_batch_points(self._address.name_to_use, requests))
         return [[Hit(found.id, found.score, found.payload or {}) for found in answer.points] for answer in answers]
+
+    def names(self) -> list[str]:
+        """Return the names of all collections of the server."""
+        return [found.name for found in self._request(self._client.get_collections).collections]
+
+    def aliases(self) -> dict[str, str]:
+        """Return the collection of every alias of the server."""
+        found = self._request(self._client.get_aliases).aliases
+        return {alias.alias_name: alias.collection_name for alias in found}
+
+    def point_alias(self, alias: str, name: str, is_new: bool) -> None:
+        """Let an alias stand for the collection ``name``, in one step: readers never find the alias missing."""
+        models = self._models
+        create = models.CreateAliasOperation(create_alias=models.CreateAlias(collection_name=name, alias_name=alias))
+        delete = models.DeleteAliasOperation(delete_alias=models.DeleteAlias(alias_name=alias))
+        self._request(lambda: self._client.update_collection_aliases([create] if is_new else [delete, create]))
+
+    def drop(self, name: str) -> None:
+        """Delete the collection ``name`` if it exists."""
+        self._request(lambda: self._client.delete_collection(name))
 
     def close(self) -> None:
         """Close the client's connections."""
@@ -132,7 +152,7 @@ class ServerCollection(QdrantCollection):
         metric = models.Distance(distance.capitalize())
         params = {name: models.VectorParams(size=size, distance=metric) for name, size in sizes.items()}
         try:
-            self._request(lambda: self._client.create_collection(self._address.collection, _vector(params)))
+            self._request(lambda: self._client.create_collection(self._address.name_to_use, _vector(params)))
         except _Refused as refused:
             if refused.status != _CONFLICT:
                 raise

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, get_args
 
 import apache_beam as beam
-import pyarrow as pa
-from apache_beam.metrics import Metrics
-from apache_beam.transforms.window import WindowedValue
-from apache_beam.utils.timestamp import Timestamp
 
 from luminosity.errors import Fix, InvalidArgument, StoreError
-from luminosity.io.stores.connect import check_reachable, open_collection
-from luminosity.io.stores.points import Changes, Point, PointColumns, PointId
-from luminosity.io.stores.qdrant_collection import DISTANCES, CollectionAddress, Distance
+from luminosity.io.stores.connect import check_folder, check_reachable
+from luminosity.io.stores.points import PointColumns
+from luminosity.io.stores.publish_points import publish_table
+from luminosity.io.stores.qdrant_collection import DISTANCES, CollectionAddress, Distance, IfExists, WriteMode
+from luminosity.io.stores.upsert_step import UpsertDoFn
 
 __all__ = ["WriteQdrant"]
 
@@ -23,9 +21,13 @@ __all__ = ["WriteQdrant"]
 class WriteQdrant(beam.PTransform[Any, Any]):
     """Writes the rows of a table to Qdrant as points, and deletes the points of rows that are marked ``_deleted``.
 
+    Nothing is written before all rows have arrived and are checked, so a run that fails leaves the collection as it
+    was. A folder, and a collection of a server that is new or replaced, then get all points at once; a collection of
+    a server that exists gets them batch by batch. Input without end is written as it arrives.
+
     Writing a point again has no effect, so bundles may be retried. If rows of one batch have the same id, the last one
-    counts; batches come in any order. The output is the number of rows of each write, once they are durable: steps
-    that must run after the writes can use it as a side input.
+    counts; batches come in any order. The output is the number of rows of each write, once they are durable and
+    visible: steps that must run after the writes can use it as a side input.
 
     >>> import tempfile
     >>> import pyarrow as pa
@@ -45,6 +47,8 @@ class WriteQdrant(beam.PTransform[Any, Any]):
         payload: Sequence[str] | None = None,
         distance: Distance = "cosine",
         create: bool = True,
+        if_exists: IfExists = "append",
+        allow_empty: bool = False,
         batch_size: int = 1_000,
         timeout: float = 120.0,
         api_key_env: str | None = None,
@@ -62,6 +66,10 @@ class WriteQdrant(beam.PTransform[Any, Any]):
             payload: the columns to keep beside the vectors; by default all others.
             distance: ``"cosine"``, ``"dot"``, ``"euclid"`` or ``"manhattan"``, for a collection that is created.
             create: False raises an error if the collection does not exist.
+            if_exists: what to do if the collection exists: ``"append"`` adds the points, and replaces those with the
+                same ids; ``"replace"`` puts a collection with only these points in its place; ``"fail"``.
+            allow_empty: whether ``"replace"`` may leave a collection without points. Otherwise a run without rows
+                keeps the collection and fails.
             batch_size: the most points of one write.
             timeout: how many seconds to retry while a server fails or other workers write to the folder.
             api_key_env: the environment variable of the workers that holds the server's key.
@@ -70,6 +78,8 @@ class WriteQdrant(beam.PTransform[Any, Any]):
         super().__init__()
         if distance not in DISTANCES:
             raise InvalidArgument(f"found distance={distance!r}, expected one of {', '.join(DISTANCES)}")
+        if if_exists not in get_args(IfExists):
+            raise InvalidArgument(f"found if_exists={if_exists!r}, expected one of {', '.join(get_args(IfExists))}")
         named = {"": vectors} if isinstance(vectors, str) else dict(vectors)
         if not named:
             raise InvalidArgument("found no vectors, expected a column, or a mapping of vector names to columns")
@@ -77,8 +87,7 @@ class WriteQdrant(beam.PTransform[Any, Any]):
             where, collection, timeout=timeout, batch_size=batch_size, api_key_env=api_key_env, api_key=api_key
         )
         self._columns = PointColumns(named, id, payload)
-        self._distance: Distance = distance
-        self._create = create
+        self._mode = WriteMode(distance, create, if_exists, allow_empty)
 
     def check_reachable(self) -> None:
         """Raise if the client library is not installed here, or if no server responds at the address.
@@ -87,86 +96,29 @@ class WriteQdrant(beam.PTransform[Any, Any]):
         """
         check_reachable(self._address)
 
+    def check_writable(self) -> None:
+        """Raise if the folder of the collection can't be written to, or if the collection exists and must not.
+
+        This is also checked when the transform is applied. Servers are checked when the pipeline starts.
+        """
+        if not self._address.is_server:
+            check_folder(self._address, self._mode)
+
     def expand(self, input_or_inputs: Any) -> Any:
-        """Write points in batches, and emit the number of rows of each write."""
-        step = _Write(self._address, self._columns, self._distance, self._create)
-        return input_or_inputs | "Upsert" >> beam.ParDo(step).with_output_types(int)
+        """Write points, and emit the number of rows of each write. Input without end is written as it arrives."""
+        rows = input_or_inputs
+        if rows.is_bounded:
+            self.check_writable()
+            return publish_table(rows, self._address, self._columns, self._mode)
+        if self._mode.if_exists != "append":
+            raise StoreError(
+                f"{self._address}: found unbounded input and if_exists={self._mode.if_exists!r}, expected bounded "
+                "input: the new collection would never be complete",
+                fix=Fix("pass if_exists='append'"),
+            )
+        upsert = UpsertDoFn(self._address, self._columns, self._mode)
+        return rows | "Upsert" >> beam.ParDo(upsert).with_output_types(int)
 
     def default_label(self) -> str:
         """Return a label with the collection's name, such as ``WriteQdrant(reviews)``."""
         return f"WriteQdrant({self._address.collection})"
-
-
-class _Write(beam.DoFn):
-    def __init__(self, address: CollectionAddress, columns: PointColumns, distance: Distance, create: bool) -> None:
-        self._address = address
-        self._columns = columns
-        self._distance: Distance = distance
-        self._create = create
-        self._upserted = Metrics.counter(WriteQdrant, "points_upserted")
-        self._deleted = Metrics.counter(WriteQdrant, "points_deleted")
-        self._retries = Metrics.counter(WriteQdrant, "retries")
-
-    def setup(self) -> None:
-        self._collection = open_collection(self._address, self._retries.inc)
-        self._ensured: dict[str, int] = {}  # the vectors that the collection is known to have
-
-    def start_bundle(self) -> None:
-        self._clear()
-
-    def process(
-        self, batch: pa.RecordBatch, window: Any = beam.DoFn.WindowParam, timestamp: Any = beam.DoFn.TimestampParam
-    ) -> Iterator[WindowedValue]:
-        first = 0
-        while first < batch.num_rows:
-            rows = batch.slice(first, self._address.batch_size - len(self._points))
-            self._add(self._columns.changes(rows, first))
-            count, earliest = self._rows.get(window, (0, timestamp))
-            self._rows[window] = count + rows.num_rows, min(earliest, timestamp)
-            first += rows.num_rows
-            if len(self._points) >= self._address.batch_size:
-                yield from self._flush()
-
-    def finish_bundle(self) -> Iterator[WindowedValue]:  # type: ignore[override]  # Beam declares None, and accepts these.
-        yield from self._flush()
-
-    def teardown(self) -> None:
-        self._collection.close()
-
-    def _clear(self) -> None:
-        self._points: dict[PointId, Point | None] = {}
-        self._sizes: dict[str, int] = {}
-        self._rows: dict[Any, tuple[int, Timestamp]] = {}
-
-    def _add(self, changes: Changes) -> None:
-        self._points |= changes.points
-        for name, size in changes.sizes.items():
-            if size is not None and self._sizes.setdefault(name, size) != size:
-                raise StoreError(
-                    f"the vector {name or self._columns.vectors[name]!r} has {size} numbers in one batch and "
-                    f"{self._sizes[name]} in another, expected the same in all batches"
-                )
-
-    def _flush(self) -> Iterator[WindowedValue]:
-        upserts = [point for point in self._points.values() if point is not None]
-        deletes = [identity for identity, point in self._points.items() if point is None]
-        if upserts and not self._sizes.items() <= self._ensured.items():
-            self._ensure()
-        if self._points:
-            self._collection.write(upserts, deletes)
-        self._upserted.inc(len(upserts))
-        self._deleted.inc(len(deletes))
-        for window, (count, earliest) in self._rows.items():
-            yield WindowedValue(count, earliest, (window,))
-        self._clear()
-
-    def _ensure(self) -> None:
-        sizes = self._ensured | self._sizes
-        if unknown := self._columns.vectors.keys() - sizes.keys():
-            raise StoreError(
-                f"the size of the vector {min(unknown)!r} is unknown: the column "
-                f"{self._columns.vectors[min(unknown)]!r} is null in all rows",
-                fix=Fix("cast the column to fixed-size lists, whose type tells the size"),
-            )
-        self._collection.ensure(sizes, self._distance, self._create)
-        self._ensured = sizes

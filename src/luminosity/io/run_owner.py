@@ -1,0 +1,102 @@
+"""The process that runs a pipeline, as part of the names of its temporary files and collections.
+
+So another run can tell whether what it finds is left over from a run that was killed, or belongs to one that still
+works. The kernel reuses process ids, so the time at which the process started belongs to its identity.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import socket
+from dataclasses import dataclass
+
+from luminosity._text import shorten
+
+__all__ = ["RunOwner"]
+
+_NAME = re.compile(r"m(?P<machine>[0-9a-f]{6})-p(?P<pid>\d+)-t(?P<started>\d+)(?!\d)")
+_START_TIME = 19  # its place in /proc/PID/stat, counted from the field after the command's name
+_COMMAND_CHARACTERS = 80  # enough to recognise a command
+
+
+@dataclass(frozen=True)
+class RunOwner:
+    """A process, identified by machine, id and start time.
+
+    >>> owner = RunOwner.current()
+    >>> RunOwner.in_name(f".luminosity-write-{owner}-1a2b") == owner, owner.is_alive()
+    (True, True)
+    """
+
+    machine: str
+    pid: int
+    started: int  # clock ticks since the machine started; 0 where the system does not tell
+
+    @classmethod
+    def current(cls) -> RunOwner:
+        """Return this process."""
+        return cls.of(os.getpid())
+
+    @classmethod
+    def of(cls, pid: int) -> RunOwner:
+        """Return a process of this machine."""
+        return cls(_machine(), pid, _started(pid) or 0)
+
+    @classmethod
+    def in_name(cls, name: str) -> RunOwner | None:
+        """Return the owner that a name contains, or None if it contains none."""
+        found = _NAME.search(name)
+        return cls(found["machine"], int(found["pid"]), int(found["started"])) if found else None
+
+    def is_alive(self) -> bool | None:
+        """Return whether the process still runs; None if it ran on another machine."""
+        if self.machine != _machine():
+            return None
+        if self.started:
+            return _started(self.pid) == self.started
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            return True
+        return True
+
+    def is_this_process(self) -> bool:
+        """Return whether it is the process that asks."""
+        return self == RunOwner.current()
+
+    def describe(self) -> str:
+        """Return the process in words, with its command if the system tells it."""
+        with contextlib.suppress(OSError):
+            with open(f"/proc/{self.pid}/cmdline", "rb") as file:
+                command = file.read().replace(b"\0", b" ").decode(errors="replace").strip()
+            return f"process {self.pid} ({shorten(command, _COMMAND_CHARACTERS)})"
+        return f"process {self.pid}"
+
+    def __str__(self) -> str:
+        return f"m{self.machine}-p{self.pid}-t{self.started}"
+
+
+def _machine() -> str:
+    """Return a short name of the machine; containers of one machine count as several, as their ids differ."""
+    space = ""
+    with contextlib.suppress(OSError):
+        space = os.readlink("/proc/self/ns/pid")
+    return hashlib.sha256(f"{socket.gethostname()} {space}".encode()).hexdigest()[:6]
+
+
+def _started(pid: int) -> int | None:
+    """Return when a process started, or None if it does not run or the system does not tell.
+
+    A process that has ended and whose parent has not noticed yet does not run.
+    """
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in (b"Z", b"X") else int(fields[_START_TIME])
