@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from luminosity.cli.main import main
-from luminosity.drift import PCA, mmd_test
+from luminosity.drift import PCA, DriftHistory, mmd_test
 from tests.processes import wait_for
 
 _RANDOM = np.random.default_rng(0)
@@ -135,7 +135,7 @@ def test_a_failed_report_leaves_the_old_one_and_no_history(
         raise KeyboardInterrupt
 
     Path("drift.html").write_text("of yesterday")
-    monkeypatch.setattr("luminosity.drift.report.write.page", interrupted)
+    monkeypatch.setattr("luminosity.drift.compare.page", interrupted)
     options = ["--report=drift.html", "--history=drift.sqlite"]
     assert main(["drift", "old.npy", "new.npy", *options]) == 130
     assert Path("drift.html").read_text() == "of yesterday"
@@ -341,10 +341,107 @@ def test_the_report_shows_other_columns_and_past_tests(capsys: pytest.CaptureFix
     assert capsys.readouterr().err == ""
 
 
+def languages(name: str, **counts: int) -> None:
+    """Write a table with these numbers of rows of each language; rows of "moved" are far from all others."""
+    random = np.random.default_rng(len(counts) * 1000 + sum(counts.values()))
+    keys = [language for language, count in counts.items() for _ in range(count)]
+    rows = random.normal(size=(len(keys), 5)) + [[9.0 if key.endswith("!") else 0.0] for key in keys]
+    written = pa.array([None if key == "none" else key.rstrip("!") for key in keys], pa.string())
+    pq.write_table(table(rows, language=written, note=[f"note {n}" for n in range(len(keys))]), f"{name}.parquet")
+
+
+def test_by_a_column_says_what_is_gone_and_new(capsys: pytest.CaptureFixture[str]) -> None:
+    languages("january", de=80, en=90, fr=30, nl=3, none=20)
+    languages("february", de=70, **{"en!": 60}, it=25, nl=3, none=20)
+    options = ["--by=language", "--report=d.html", "--history=d.sqlite"]
+    assert main(["drift", "january.parquet", "february.parquet", *options]) == 3
+    first, *rows = capsys.readouterr().out.splitlines()
+    assert first.startswith("drift: 3 of 6 values of language drifted · 223 rows against 178 · ")
+    verdicts = [
+        "fr      gone: no rows in the current sample, 30 rows in the reference",
+        "it      new: no rows in the reference, 25 rows in the current sample",
+        "en      drift: p = 0.000999, ",
+        "nl      too few rows to tell: 3 against 3 can't give p <= 0.0125",
+        "(none)  no drift: ",
+        "de      no drift: ",
+    ]
+    found = [next((row for row in rows if row.strip().startswith(each)), "") for each in verdicts]
+    assert all(found)
+    assert rows.index(found[0]) == 0
+    assert main(["drift", "january.parquet", "february.parquet", *options, "--json"]) == 3
+    whole = json.loads(capsys.readouterr().out)
+    assert (whole["drift"], whole["verdict"], whole["by"], whole["level"]) == (True, "drift", "language", 0.05)
+    by_key = {each["key"]: each for each in whole["keys"]}
+    assert by_key.keys() == {"de", "en", "fr", "it", "nl", None}
+    assert (by_key["fr"]["verdict"], by_key["fr"]["drift"], by_key["fr"]["mmd2"]) == ("gone", True, None)
+    assert by_key["de"]["level"] == 0.05 / 4
+    page = Path("d.html").read_text()
+    assert "3 of 6 values of language drifted (drift: 1, gone: 1, new: 1, too few rows: 1, no drift: 2)" in page
+    assert '<td>fr</td><td class="drifted">gone</td>' in page
+    assert "The last 2 tests" in page
+    assert re.search(r"<td>note (8|9|1[0-6])\d</td>", page)  # the rows of "en": row numbers are those of the file
+    past = DriftHistory("d.sqlite").last(os.path.abspath("january.parquet"), "v", "rbf", key="language=fr")
+    assert [(test.verdict, test.drift, test.reference_rows) for test in past] == [("gone", True, 30)] * 2
+
+
+def test_by_a_column_without_drift_or_with_few_rows(capsys: pytest.CaptureFixture[str]) -> None:
+    languages("january", de=80, en=3)
+    languages("february", de=70, en=2)
+    languages("few", de=2, en=1)
+    assert main(["drift", "january.parquet", "february.parquet", "--by=language", "--rows=60"]) == 0
+    assert capsys.readouterr().out.startswith("no drift: 0 of 2 values of language drifted")
+    assert main(["drift", "few.parquet", "few.parquet", "--by=language"]) == 4
+    captured = capsys.readouterr()
+    assert captured.out.startswith("too few rows to tell: 0 of 2")
+    assert "REFERENCE and CURRENT are the same file" in captured.err
+    assert (
+        main(["drift", "few.parquet", "january.parquet", "--by=language", "--level=0.0001", "--permutations=10000"])
+        == 4
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        (["old.npy", "new.npy", "--by=a"], "--by=a is for tables, but old.npy is a NumPy array"),
+        (["old.parquet", "new.parquet", "--by=v"], "column 'v' holds .* expected texts, numbers or dates as keys"),
+        (
+            ["texts.parquet", "numbers.parquet", "--by=k", "--column=v"],
+            "column 'k' holds texts in .*and numbers or dates",
+        ),
+        (["old.parquet", "new.parquet", "--by=langauge"], "langauge"),
+    ],
+)
+def test_wrong_keys_are_errors(arguments: list[str], match: str, capsys: pytest.CaptureFixture[str]) -> None:
+    pq.write_table(table(_NEW, k=["1"] * len(_NEW)), "texts.parquet")
+    pq.write_table(table(_NEW, k=[1] * len(_NEW)), "numbers.parquet")
+    assert main(["drift", *arguments]) in (1, 2)
+    assert re.search(match, capsys.readouterr().err)
+
+
+def test_the_same_rows_and_too_few_rows_are_said(capsys: pytest.CaptureFixture[str]) -> None:
+    np.save("shuffled.npy", np.random.default_rng(1).permutation(_NEW))
+    assert main(["drift", "new.npy", "shuffled.npy", "--report=d.html"]) == 0
+    assert "no drift: p = 1, " in (out := capsys.readouterr()).out
+    assert "; both samples have the same rows · " in out.out
+    assert out.err == ""
+    assert "Both samples have the same rows" in Path("d.html").read_text()
+    assert main(["drift", "new.npy", "./new.npy", "--json"]) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["same_rows"] is True
+    assert captured.err == "lum drift: REFERENCE and CURRENT are the same file or pattern: new.npy\n"
+    np.save("three.npy", _NEW[:3])
+    np.save("others.npy", _NEW[:3] + 100)
+    assert main(["drift", "three.npy", "others.npy", "--report=d.html"]) == 4
+    assert capsys.readouterr().out.startswith("too few rows to tell: 3 against 3 can't give p <= 0.05")
+    assert "<h1>Too few rows</h1>" in Path("d.html").read_text()
+
+
 def test_ctrl_c_ends_the_command() -> None:
     rows = np.random.default_rng(0).normal(size=(200_000, 20)).astype(np.float32)
     np.save("large.npy", rows)
-    command = [sys.executable, "-m", "luminosity.cli.main", "drift", "large.npy", "large.npy"]
+    np.save("other.npy", rows)
+    command = [sys.executable, "-m", "luminosity.cli.main", "drift", "large.npy", "other.npy"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert wait_for(lambda: "large.npy" in Path(f"/proc/{process.pid}/maps").read_text(), 60)
         process.send_signal(signal.SIGINT)

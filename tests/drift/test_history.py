@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import sqlite3
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -93,12 +95,38 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         DriftHistory(tmp_path / "missing" / "drift.sqlite")
 
 
+def test_a_file_of_version_1_is_converted(tmp_path: Path, result: MMDTestResult) -> None:
+    """Its tests get verdicts, and keys that are gone can be added, which have no statistic."""
+    path = tmp_path / "drift.sqlite"
+    with sqlite3.connect(path) as database:
+        database.execute(
+            "CREATE TABLE tests (time TEXT NOT NULL, reference TEXT NOT NULL, current TEXT NOT NULL, columns TEXT NOT "
+            "NULL, kernel TEXT NOT NULL, statistic REAL NOT NULL, threshold REAL, mmd2 REAL NOT NULL, p_value REAL NOT "
+            "NULL, level REAL NOT NULL, drift INTEGER NOT NULL, reference_rows INTEGER NOT NULL, current_rows INTEGER "
+            "NOT NULL, settings TEXT NOT NULL)"
+        )
+        database.execute("CREATE INDEX tests_of_one_kind ON tests (reference, columns, kernel)")
+        database.execute("PRAGMA application_id = 0x4C554D44")
+        database.execute("PRAGMA user_version = 1")
+        row = ("2026-01-01T00:00:00.000+00:00", "r", "c", "", "rbf", 0.5, None, 0.5, 0.01, 0.05, 1, 10, 20, '{"a": 1}')
+        database.execute(f"INSERT INTO tests VALUES ({', '.join('?' * len(row))})", row)
+    history = DriftHistory(path)
+    (old,) = history.last("r")
+    assert (old.verdict, old.key, old.mmd2, old.settings) == ("drift", "", 0.5, {"a": 1})
+    gone = replace(PastTest.of(result, reference="r", current="c", key="k=a"), statistic=math.nan, mmd2=math.nan)
+    history.append(gone, PastTest.of(result, reference="r", current="c"))
+    assert [test.mmd2 for test in history.last("r")] == [0.5, result.mmd2]
+    (found,) = history.last("r", key="k=a")
+    assert math.isnan(found.mmd2)
+    assert found.verdict == "drift"
+
+
 def test_another_version_is_refused(tmp_path: Path, result: MMDTestResult) -> None:
     path = tmp_path / "drift.sqlite"
     DriftHistory(path).append(PastTest.of(result, reference="r", current="c"))
     with sqlite3.connect(path) as database:
-        database.execute("PRAGMA user_version = 2")
-    with pytest.raises(DriftError, match="version 2, expected 1"):
+        database.execute("PRAGMA user_version = 3")
+    with pytest.raises(DriftError, match="version 3, expected 2"):
         DriftHistory(path)
 
 

@@ -103,6 +103,28 @@ def test_new_rows_are_shown_with_their_other_columns(tmp_path: Path, drifted: MM
     assert "4 bytes" in text
 
 
+def test_a_text_is_shown_once_with_its_count(tmp_path: Path) -> None:
+    """300 rows have one of three texts, each with its own id; the next rows are shown, too."""
+    random = np.random.default_rng(0)
+    far = np.repeat(9 + random.normal(size=(3, 4)), 100, axis=0)
+    far[7] += 1e-3  # The same text with other numbers, as from a batch of another size.
+    current = np.concatenate([random.normal(size=(700, 4)), far])
+    texts = [f"review {n} of a quiet month" for n in range(700)] + [
+        f"Outage number {n // 100} again" for n in range(300)
+    ]
+
+    def details(numbers: Any) -> list[dict[str, Any]]:
+        return [{"row": number, "id": f"a-{number}", "text": texts[number]} for number in numbers]
+
+    reference = random.normal(size=(1000, 4))
+    write_report(tmp_path / "d.html", mmd_test(reference, current), reference, current, details=(details, details))
+    page = Page(tmp_path / "d.html").text
+    new = page[page.index("New: rows") : page.index("Gone: rows")]
+    assert [new.count(f"Outage number {n} again") for n in range(3)] == [1, 1, 1]
+    assert new.count("and 99 more rows like it") == 3
+    assert new.count("of a quiet month") == 5
+
+
 def test_no_table_can_inject_markup(tmp_path: Path, drifted: MMDTestResult) -> None:
     evil = "</td></table><script>alert(1)</script><img src=x onerror=alert(1)>\"'&" + "x" * 5000
 

@@ -12,6 +12,7 @@ __all__ = [
     "DRIFT",
     "FAILED",
     "INTERRUPTED",
+    "TOO_FEW_ROWS",
     "WRONG_USE",
     "cancel_runs",
     "discard_output",
@@ -23,6 +24,7 @@ __all__ = [
 FAILED = 1  # the work was started and failed
 WRONG_USE = 2  # the command line or the input is wrong; also what argparse exits with
 DRIFT = 3  # `lum drift` found drift
+TOO_FEW_ROWS = 4  # `lum drift` has too few rows to find drift, however different they are
 INTERRUPTED = 130  # as a shell reports a command that Ctrl-C ended
 
 _CANCEL_TIMEOUT_S = 15.0  # workers end within a few seconds; after this, the process ends without them

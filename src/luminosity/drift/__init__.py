@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from luminosity.drift.aggregate import Aggregate
+    from luminosity.drift.by_key import KeyedComparison, compare_keys
     from luminosity.drift.compare import SampleComparison, compare_samples
     from luminosity.drift.history import DriftHistory, PastTest
     from luminosity.drift.kernels import RBF, BlockKernel, Kernel, Laplacian, Linear, Polynomial, RowKernel
@@ -52,6 +53,7 @@ __all__ = [
     "FitPCA",
     "Kernel",
     "KernelResult",
+    "KeyedComparison",
     "Laplacian",
     "Linear",
     "MMDTest",
@@ -67,6 +69,7 @@ __all__ = [
     "RowSampler",
     "SampleComparison",
     "SampledRows",
+    "compare_keys",
     "compare_samples",
     "distance_blocks",
     "find_extremes",
@@ -83,6 +86,7 @@ __all__ = [
 
 _NAMES_BY_MODULE = {
     "aggregate": ["Aggregate"],
+    "by_key": ["KeyedComparison", "compare_keys"],
     "compare": ["SampleComparison", "compare_samples"],
     "history": ["DriftHistory", "PastTest"],
     "kernels": ["RBF", "BlockKernel", "Kernel", "Laplacian", "Linear", "Polynomial", "RowKernel"],

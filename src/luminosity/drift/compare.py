@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from luminosity.drift.aggregate import Aggregate, as_kernels
 from luminosity.drift.history import PastTest
 from luminosity.drift.kernels import Kernel
 from luminosity.drift.mmd import mmd_test
+from luminosity.drift.report.page import Contents, page
 from luminosity.drift.report.witness_rows import Details
-from luminosity.drift.report.write import write_report
+from luminosity.drift.report.write import report_contents, write_page
 from luminosity.drift.result import MMDTestResult
-from luminosity.drift.rows import Precision
+from luminosity.drift.rows import Precision, has_same_rows
 from luminosity.drift.samples import PreparedSamples, prepare_samples
 from luminosity.drift.sums.bin_sums import Progress
 from luminosity.drift.sums.bins import BINS
 from luminosity.drift.witness_function import Extremes, find_extremes, strongest_kernel
 
-__all__ = ["SampleComparison", "compare_samples"]
+__all__ = ["SampleComparison", "compare_prepared", "compare_samples"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +43,7 @@ class SampleComparison:
             [(int(each.numbers[number]), score) for number, score in rows]
             for each, rows in zip(self.samples.given, (found.gone, found.new), strict=True)
         )
-        return Extremes(gone, new, found.scored, found.against, found.kernel)
+        return replace(found, gone=gone, new=new)
 
     def as_past_test(
         self,
@@ -78,8 +79,19 @@ class SampleComparison:
         ``details`` are functions of row numbers. The numbers are positions in the arrays or files you gave, also if
         only some of their rows were compared.
         """
-        write_report(
-            path,
+        contents = self.report_contents(names, details, history, settings, progress)
+        write_page(path, page(contents))
+
+    def report_contents(
+        self,
+        names: tuple[str, str],
+        details: tuple[Details, Details] | None,
+        history: Sequence[PastTest],
+        settings: Mapping[str, Any] | None,
+        progress: Progress | None,
+    ) -> Contents:
+        """Return what a report on this comparison shows. The arguments are those of ``write_report``."""
+        return report_contents(
             self.result,
             self.samples.reference,
             self.samples.current,
@@ -143,9 +155,8 @@ def compare_samples(
         components=components,
         seed=seed,
     )
-    result = mmd_test(
-        samples.reference,
-        samples.current,
+    return compare_prepared(
+        samples,
         kernel,
         permutations=permutations,
         level=level,
@@ -154,4 +165,13 @@ def compare_samples(
         precision=precision,
         progress=progress,
     )
-    return SampleComparison(samples, result, kernel)
+
+
+def compare_prepared(
+    samples: PreparedSamples, kernel: Kernel | Aggregate | Sequence[Kernel | Aggregate] | None = None, **test: Any
+) -> SampleComparison:
+    """Test samples that were prepared before. ``test`` are further arguments of ``mmd_test``."""
+    result = mmd_test(samples.reference, samples.current, kernel, **test)
+    # Rows before the projection: projections of equal rows may differ in their last digits.
+    same_rows = has_same_rows(samples.given[0].rows, samples.given[1].rows)
+    return SampleComparison(samples, replace(result, same_rows=same_rows), kernel)

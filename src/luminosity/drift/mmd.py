@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from luminosity.drift.pair import Pair
 from luminosity.drift.permutation.conclude import Settings, conclude
 from luminosity.drift.permutation.permute import estimates, observed_side
 from luminosity.drift.result import MMDTestResult
-from luminosity.drift.rows import Precision, check_precision, check_seed
+from luminosity.drift.rows import Precision, check_precision, check_seed, has_same_rows
 from luminosity.drift.sums.bin_sums import Progress
 from luminosity.drift.sums.bins import BINS, BinCounts, plan_bins
 
@@ -94,4 +95,5 @@ def mmd_test(
     planned = plan_bins(len(pair.reference), len(pair.current), bins)
     of_rows = pair.bins(planned, seed)
     counts = np.bincount(of_rows, minlength=planned.all)
-    return conclude(pair.sums(of_rows, planned, progress), counts, planned, pair.kernels, settings)
+    found = conclude(pair.sums(of_rows, planned, progress), counts, planned, pair.kernels, settings)
+    return replace(found, same_rows=has_same_rows(pair.reference, pair.current))

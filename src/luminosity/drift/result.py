@@ -10,6 +10,7 @@ __all__ = ["QUANTILES", "Histogram", "KernelResult", "MMDTestResult", "Verdict",
 
 Verdict: TypeAlias = Literal["drift", "no drift", "too few rows", "gone", "new"]
 
+SAME_ROWS = "; both samples have the same rows"
 QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)  # of the null distribution, in every result
 
 
@@ -44,7 +45,8 @@ class MMDTestResult:
     quantiles and histogram are in its unit. ``mmd2`` and its 95% ``interval`` are those of the kernel with the smallest
     p-value. ``p_value_interval`` is a 95% interval for the p-value that all permutations together would give.
     ``smallest_p_value`` is the p-value that the most extreme samples of these sizes would get: few rows have few
-    permutations. If it is above ``level``, no data could have given drift.
+    permutations. If it is above ``level``, no data could have given drift. ``same_rows`` says that both samples hold
+    the same rows, in whatever order: most likely one file was taken for two. Tests in a pipeline do not look for that.
 
     In a test by key, one sample may have no row of a key. Then nothing is compared, ``p_value`` is 0, the statistic and
     everything about the null distribution are NaN or empty, and ``verdict`` is ``"gone"`` or ``"new"``.
@@ -68,6 +70,7 @@ class MMDTestResult:
     seed: int
     precision: str
     smallest_p_value: float = 0.0
+    same_rows: bool = False
 
     @property
     def drift(self) -> bool:
@@ -111,8 +114,8 @@ class MMDTestResult:
         interval = f" ({low:.4g} to {high:.4g})" if isfinite(low) else ""
         found = f"p = {self.p_value:.4g}, MMD² = {self.mmd2:.4g}{interval}"
         if verdict == "too few rows":
-            return f"too few rows to tell: {rows} can't give p <= {self.level:g}, whatever the rows are; {found}"
-        return f"{verdict}: {found}"
+            return f"too few rows to tell: {rows} can't give p <= {self.level:.3g}, whatever the rows are; {found}"
+        return f"{verdict}: {found}{SAME_ROWS if self.same_rows else ''}"
 
 
 def untested(

@@ -17,6 +17,7 @@ __all__ = [
     "check_precision",
     "check_seed",
     "double_precision",
+    "has_same_rows",
     "is_number",
     "is_whole",
     "same_width",
@@ -98,6 +99,27 @@ def same_width(reference: Rows, current: Rows) -> None:
             f"the reference has rows of {reference.shape[1]} numbers, the current sample of {current.shape[1]}, "
             "expected one width; perhaps they come from different models"
         )
+
+
+def has_same_rows(reference: Any, current: Any) -> bool:
+    """Return whether both samples hold the same rows, in whatever order. It is false for things that are not rows.
+
+    >>> has_same_rows(np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([[3.0, 4.0], [1.0, 2.0]]))
+    True
+    """
+    if not (isinstance(reference, np.ndarray) and isinstance(current, np.ndarray)):
+        return False
+    if reference.shape != current.shape or reference.dtype != current.dtype or reference.ndim != 2:
+        return False
+    if np.array_equal(reference, current):
+        return True
+    # Compare one column first, which sorts quickly and nearly always differs.
+    if not np.array_equal(np.sort(reference[:, 0]), np.sort(current[:, 0])):
+        return False
+    return all(
+        np.array_equal(*pair)
+        for pair in zip(*(np.unique(each, axis=0, return_counts=True) for each in (reference, current)), strict=True)
+    )
 
 
 def is_whole(number: Any) -> bool:

@@ -9,7 +9,7 @@ name in ``luminosity.drift``.)
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -30,7 +30,8 @@ _SMALLEST_TILE = 64  # rows
 _FILLER = -1  # the number of rows that fill up the last tile
 _SCORED = 20_000  # rows of each sample that get a score: their report is ready in seconds
 _AGAINST = 5_000  # rows of each sample that the scored rows are compared with
-_CANDIDATES = 30  # rows of each sample that are returned; a report shows equal ones once
+_CANDIDATES = 30  # rows of each sample that are returned; a report shows those with equal contents once
+_SAME = 1e-4  # numbers that differ by less, in standard deviations of all numbers, are rounded to the same
 
 
 def witness(
@@ -65,8 +66,10 @@ def witness(
 class Extremes:
     """The rows that differ most, as pairs of a row number and its score.
 
-    ``gone`` are rows of the reference, most typical first; ``new`` are rows of the current sample. ``scored`` and
-    ``against`` are the numbers of rows of each sample that got a score, and that they were compared with.
+    ``gone`` are rows of the reference, most typical first; ``new`` are rows of the current sample. Of rows with equal
+    numbers, only the first is there; ``gone_counts`` and ``new_counts`` say how many there are of each among the scored
+    rows. ``scored`` and ``against`` are the numbers of rows of each sample that got a score, and that they were
+    compared with.
     """
 
     gone: list[tuple[int, float]]
@@ -74,12 +77,16 @@ class Extremes:
     scored: tuple[int, int]
     against: tuple[int, int]
     kernel: str
+    gone_counts: list[int] = field(default_factory=list[int])
+    new_counts: list[int] = field(default_factory=list[int])
 
 
 def find_extremes(
     reference: Any, current: Any, kernel: Kernel, seed: int = 0, progress: Progress | None = None
 ) -> Extremes:
-    """Score at most 20,000 random rows of each sample by the witness function, and return the 30 most extreme of each.
+    """Score at most 20,000 random rows of each sample by the witness function.
+
+    Returns the 30 most extreme rows of each sample. Rows with equal numbers count as one.
 
     >>> x = np.random.default_rng(0).normal(size=(100, 3))
     >>> find_extremes(x, np.concatenate([x, [[9, 0, 0], [9, 0, 0]]]), RBF()).new[0][0] >= 100
@@ -89,14 +96,30 @@ def find_extremes(
     chosen = [_scored_rows(len(rows), random) for rows in (reference, current)]
     samples = reference[chosen[0]], current[chosen[1]]
     of_reference, of_current = witness(*samples, kernel, against=_AGAINST, seed=seed, progress=progress)
-    lowest, highest = np.argsort(of_reference)[:_CANDIDATES], np.argsort(-of_current)[:_CANDIDATES]
+    lowest, gone_counts = _first_distinct(samples[0], np.argsort(of_reference))
+    highest, new_counts = _first_distinct(samples[1], np.argsort(-of_current))
     return Extremes(
         gone=[(int(chosen[0][at]), float(of_reference[at])) for at in lowest],
         new=[(int(chosen[1][at]), float(of_current[at])) for at in highest],
         scored=(len(samples[0]), len(samples[1])),
         against=(min(_AGAINST, len(samples[0])), min(_AGAINST, len(samples[1]))),
         kernel=kernel.name,
+        gone_counts=gone_counts,
+        new_counts=new_counts,
     )
+
+
+def _first_distinct(rows: Any, order: Any) -> tuple[Any, list[int]]:
+    """Return the first places in ``order`` whose rows differ, and how many rows are equal to each.
+
+    Rows are equal up to rounding: projections of equal rows may differ in their last digits.
+    """
+    rounded = np.round(rows / (float(np.std(rows)) * _SAME or 1.0))
+    _, kinds, counts = np.unique(rounded, axis=0, return_inverse=True, return_counts=True)
+    kinds = kinds.reshape(-1)
+    first = np.unique(kinds[order], return_index=True)[1]
+    chosen = order[np.sort(first)[:_CANDIDATES]]
+    return chosen, [int(counts[kinds[at]]) for at in chosen]
 
 
 def strongest_kernel(result: MMDTestResult, given: Sequence[Kernel] = ()) -> Kernel:

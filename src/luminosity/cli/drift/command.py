@@ -16,7 +16,7 @@ Test whether embeddings, or other numbers, have drifted: whether CURRENT comes
 from the same distribution as REFERENCE. Each is one or many files of a table
 (Parquet, JSON lines, CSV, Arrow) or of NumPy (.npy).
 
-Exit codes: 0 no drift, 3 drift, 1 error, 2 wrong usage.
+Exit codes: 0 no drift, 3 drift, 4 too few rows to tell, 1 error, 2 wrong usage.
 """
 _EPILOG = """\
 examples:
@@ -28,6 +28,8 @@ examples:
                         show what drifted: charts, and the rows that differ most
   lum drift ref.parquet today.parquet --history drift.sqlite --report d.html
                         keep the results, and chart them over time
+  lum drift january.parquet february.parquet --by language
+                        one test for each language; one that is gone is drift
   lum drift old.npy new.npy --json | jq .p_value
 """
 
@@ -52,7 +54,12 @@ def add_to(commands: Any) -> None:
         metavar="C,...",
         help="the column of vectors to compare, or columns of numbers: A,B (default: the only column of vectors)",
     )
-    parser.add_argument("--rows", type=_rows, metavar="N", help="compare only N random rows of each sample")
+    parser.add_argument(
+        "--by",
+        metavar="COLUMN",
+        help="one test for each value of this column; a value that only one sample has is drift",
+    )
+    parser.add_argument("--rows", type=_rows, metavar="N", help="compare only N random rows of each sample (or value)")
     parser.add_argument(
         "--skip-missing", action="store_true", help="leave out rows with null, NaN or infinity (default: an error)"
     )
@@ -108,7 +115,10 @@ def _drift(parsed: argparse.Namespace) -> int:
     treat_sigterm_as_ctrl_c()
     try:
         # This imports Beam and JAX, which takes seconds: not for --help.
-        from luminosity.cli.drift.job import run
+        if parsed.by is not None:
+            from luminosity.cli.drift.by_key import run
+        else:
+            from luminosity.cli.drift.job import run
 
         return run(parsed)
     except LuminosityError as error:

@@ -8,39 +8,39 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import sys
 import time
 from collections.abc import Mapping
 from typing import Any
 
 from luminosity.cli.drift.report import ProgressLine, describe_settings, print_verdict, settings_of
 from luminosity.cli.drift.sources import Source, open_source, read_sample
-from luminosity.cli.exits import DRIFT
-from luminosity.drift.compare import SampleComparison
+from luminosity.cli.exits import DRIFT, TOO_FEW_ROWS
+from luminosity.drift.compare import SampleComparison, compare_prepared
 from luminosity.drift.history import DriftHistory, PastTest
 from luminosity.drift.samples import SampledRows, prepare_samples
 from luminosity.errors import DriftError, OptionError
 from luminosity.extras import require
 
-__all__ = ["run"]
+__all__ = ["EXIT_CODES", "PAST_TESTS", "address_of", "begin", "kernel_of", "open_sources", "run", "warn_of_same_file"]
 
-_PAST_TESTS = 100  # tests in the chart of a report, this one included
+EXIT_CODES = {"drift": DRIFT, "no drift": 0, "too few rows": TOO_FEW_ROWS}
+PAST_TESTS = 100  # tests in the chart of a report, this one included
 
 
 def run(parsed: argparse.Namespace) -> int:
     """Run the command with its parsed options, and return its exit code."""
     began = time.monotonic()
-    _check(parsed)
-    history = DriftHistory(parsed.history) if parsed.history else None
-    require("jax", "jax")
+    history = begin(parsed)
     with ProgressLine() as progress:
-        sources = _open_sources(parsed)
+        sources = open_sources(parsed)
         comparison = _compare(parsed, sources, progress)
         settings = settings_of(parsed, sources, comparison.samples)
         this = _past_test(parsed, comparison, settings)
         if parsed.report:
             past: list[PastTest] = []
             if history is not None:
-                past = [*history.last(this.reference, this.columns, this.kernel, _PAST_TESTS - 1), this]
+                past = [*history.last(this.reference, this.columns, this.kernel, PAST_TESTS - 1), this]
             comparison.write_report(
                 parsed.report,
                 names=(parsed.reference, parsed.current),
@@ -53,8 +53,24 @@ def run(parsed: argparse.Namespace) -> int:
             history.append(this)
     seconds = time.monotonic() - began
     result = comparison.result
+    warn_of_same_file(parsed.reference, parsed.current)
     print_verdict(result, settings, seconds, as_json=parsed.json)
-    return DRIFT if result.drift else 0
+    return EXIT_CODES[result.verdict]
+
+
+def begin(parsed: argparse.Namespace) -> DriftHistory | None:
+    """Check the options, and open the history if one is requested."""
+    _check(parsed)
+    history = DriftHistory(parsed.history) if parsed.history else None
+    require("jax", "jax")
+    return history
+
+
+def warn_of_same_file(reference: str, current: str) -> None:
+    """Print a warning if a file, a folder or a pattern was compared with itself."""
+    is_same = address_of(reference) == address_of(current)
+    if is_same or (os.path.exists(reference) and os.path.exists(current) and os.path.samefile(reference, current)):
+        print(f"lum drift: REFERENCE and CURRENT are the same file or pattern: {reference}", file=sys.stderr)
 
 
 def _check(parsed: argparse.Namespace) -> None:
@@ -82,7 +98,8 @@ def _check(parsed: argparse.Namespace) -> None:
             raise OptionError(f"--report={parsed.report}: can't write into the folder {folder}")
 
 
-def _open_sources(parsed: argparse.Namespace) -> tuple[Source, Source]:
+def open_sources(parsed: argparse.Namespace) -> tuple[Source, Source]:
+    """Open both samples with the columns of ``--column`` and ``--by``."""
     columns = [name for text in parsed.column for name in text.split(",") if name]
     if parsed.column and not columns:
         raise OptionError(f"--column={parsed.column[0]}: expected the name of a column, or several: A,B")
@@ -96,12 +113,10 @@ def _open_sources(parsed: argparse.Namespace) -> tuple[Source, Source]:
         from luminosity.lean_beam import import_beam
 
         import_beam()
-    return open_source(parsed.reference, columns), open_source(parsed.current, columns)
+    return open_source(parsed.reference, columns, parsed.by), open_source(parsed.current, columns, parsed.by)
 
 
 def _compare(parsed: argparse.Namespace, sources: tuple[Source, Source], progress: ProgressLine) -> SampleComparison:
-    from luminosity.drift.mmd import mmd_test
-
     # The samples have different seeds: rows at the same positions of both must not be drawn together.
     reference = _read(sources[0], parsed, "REFERENCE", 2 * parsed.seed, progress)
     current = _read(sources[1], parsed, "CURRENT", 2 * parsed.seed + 1, progress)
@@ -113,17 +128,14 @@ def _compare(parsed: argparse.Namespace, sources: tuple[Source, Source], progres
         components=parsed.components,
         names=(parsed.reference, parsed.current),
     )
-    kernel = _kernel(parsed)
-    result = mmd_test(
-        samples.reference,
-        samples.current,
-        kernel,
+    return compare_prepared(
+        samples,
+        kernel_of(parsed),
         permutations=parsed.permutations,
         level=parsed.level,
         seed=parsed.seed,
         progress=progress.tiles("comparing pairs of rows"),
     )
-    return SampleComparison(samples, result, kernel)
 
 
 def _read(source: Source, parsed: argparse.Namespace, name: str, seed: int, progress: ProgressLine) -> SampledRows:
@@ -135,7 +147,8 @@ def _read(source: Source, parsed: argparse.Namespace, name: str, seed: int, prog
     return sample
 
 
-def _kernel(parsed: argparse.Namespace) -> Any:
+def kernel_of(parsed: argparse.Namespace) -> Any:
+    """Return the kernel that the options name."""
     from luminosity.drift import RBF, Aggregate, Laplacian, Linear, Polynomial
 
     if parsed.kernel == "aggregate":
@@ -148,14 +161,14 @@ def _kernel(parsed: argparse.Namespace) -> Any:
 
 def _past_test(parsed: argparse.Namespace, comparison: SampleComparison, settings: Mapping[str, Any]) -> PastTest:
     return comparison.as_past_test(
-        reference=_address(parsed.reference),
-        current=_address(parsed.current),
+        reference=address_of(parsed.reference),
+        current=address_of(parsed.current),
         columns=settings["columns"],
         kernel=settings["kernel"],
         settings=settings,
     )
 
 
-def _address(pattern: str) -> str:
+def address_of(pattern: str) -> str:
     """Return a name that is the same from whatever folder the file is named."""
     return pattern if "://" in pattern else os.path.abspath(pattern)

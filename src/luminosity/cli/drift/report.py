@@ -14,10 +14,18 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from luminosity.cli.drift.sources import Source
 from luminosity.cli.exits import print_ignoring_closed_pipe
+from luminosity.drift.by_key import KeyedComparison, key_text
 from luminosity.drift.result import MMDTestResult
 from luminosity.drift.samples import PreparedSamples
 
-__all__ = ["ProgressLine", "describe_settings", "print_verdict", "settings_of"]
+__all__ = [
+    "ProgressLine",
+    "describe_settings",
+    "print_verdict",
+    "print_verdicts",
+    "settings_by_key",
+    "settings_of",
+]
 
 
 def print_verdict(result: MMDTestResult, settings: Mapping[str, Any], seconds: float, as_json: bool) -> None:
@@ -29,9 +37,34 @@ def _line(result: MMDTestResult, seconds: float) -> str:
     return f"{result} · {result.reference_rows:,} rows against {result.current_rows:,} · {seconds:.1f} s"
 
 
+def print_verdicts(found: KeyedComparison, settings: Mapping[str, Any], seconds: float, as_json: bool) -> None:
+    """Print a line for all keys and one for each key, or the whole results as JSON."""
+    if as_json:
+        keys = [{"key": key, **result.as_dict()} for key, result in found.results.items()]
+        whole = {"drift": found.drift, "verdict": found.verdict, "by": found.by, "level": found.level, "keys": keys}
+        print_ignoring_closed_pipe(json_text({**whole, "settings": settings, "seconds": round(seconds, 3)}))
+        return
+    drifted = sum(result.drift for result in found.results.values())
+    read = "{:,} rows against {:,}".format(*settings["rows_read"])
+    verdict = "too few rows to tell" if found.verdict == "too few rows" else found.verdict
+    lines = [
+        f"{verdict}: {drifted:,} of {len(found.results):,} values of {found.by} drifted · {read} · {seconds:.1f} s"
+    ]
+    width = max(len(key_text(key)) for key in found.results)
+    for key, result in found.results.items():
+        rows = f" · {result.reference_rows:,} rows against {result.current_rows:,}" if result.kernels else ""
+        lines.append(f"  {key_text(key):<{width}}  {result}{rows}")
+    print_ignoring_closed_pipe("\n".join(lines))
+
+
 def _json(result: MMDTestResult, settings: Mapping[str, Any], seconds: float) -> str:
     """Return the result and the settings as one JSON object."""
-    return json.dumps(_strict({**result.as_dict(), "settings": settings, "seconds": round(seconds, 3)}), indent=2)
+    return json_text({**result.as_dict(), "settings": settings, "seconds": round(seconds, 3)})
+
+
+def json_text(value: Any) -> str:
+    """Return strict JSON; keys that JSON has no type for, such as dates, are texts."""
+    return json.dumps(_strict(value), indent=2, default=str)
 
 
 def settings_of(parsed: argparse.Namespace, sources: tuple[Source, Source], samples: PreparedSamples) -> dict[str, Any]:
@@ -48,8 +81,25 @@ def settings_of(parsed: argparse.Namespace, sources: tuple[Source, Source], samp
         "rows_asked_for": parsed.rows,
         "rows_read": prepared["rows_read"],
         "rows_skipped": prepared["rows_skipped"],
-        "versions": {name: version(name) for name in ("luminosity", "jax", "numpy")},
-        "device": _device(),
+        **_surroundings(),
+    }
+
+
+def settings_by_key(
+    parsed: argparse.Namespace, sources: tuple[Source, Source], rows_read: tuple[int, int], skipped: tuple[int, int]
+) -> dict[str, Any]:
+    """Return the settings of a comparison by key."""
+    return {
+        "reference": parsed.reference,
+        "current": parsed.current,
+        "columns": _columns(sources),
+        "by": parsed.by,
+        "kernel": _requested_kernel(parsed),
+        "components": parsed.components,
+        "rows_asked_for": parsed.rows,
+        "rows_read": list(rows_read),
+        "rows_skipped": list(skipped),
+        **_surroundings(),
     }
 
 
@@ -114,6 +164,10 @@ def _columns(sources: tuple[Source, Source]) -> str:
 def _requested_kernel(parsed: argparse.Namespace) -> str:
     bandwidths = ",".join(format(each, "g") for each in parsed.bandwidth)
     return f"{parsed.kernel}({bandwidths})" if bandwidths else parsed.kernel
+
+
+def _surroundings() -> dict[str, Any]:
+    return {"versions": {name: version(name) for name in ("luminosity", "jax", "numpy")}, "device": _device()}
 
 
 def _device() -> str:

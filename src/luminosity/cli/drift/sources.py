@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,10 +12,10 @@ import numpy as np
 from luminosity.cli.drift.array_source import ArraySource, has_only_arrays
 from luminosity.cli.drift.table_source import TableSource
 from luminosity.drift.samples import RowSampler, SampledRows
-from luminosity.errors import DriftError, Fix, TableError
+from luminosity.errors import DriftError, Fix, OptionError, TableError
 from luminosity.io.formats import recognise
 
-__all__ = ["Source", "open_source", "read_sample"]
+__all__ = ["Source", "open_source", "read_keyed_sample", "read_sample"]
 
 
 class Source(Protocol):
@@ -35,8 +36,10 @@ class Source(Protocol):
         ...
 
 
-def open_source(pattern: str, columns: Sequence[str]) -> Source:
-    """Return the source of rows for a file, a folder or a pattern."""
+def open_source(pattern: str, columns: Sequence[str], by: str | None = None) -> Source:
+    """Return the source of rows for a file, a folder or a pattern. ``by`` is the column of keys, for tables."""
+    if by is not None and (pattern.lower().endswith(".npy") or has_only_arrays(pattern)):
+        raise OptionError(f"--by={by} is for tables, but {pattern} is a NumPy array, which has no columns")
     if pattern.lower().endswith(".npy"):
         return ArraySource(pattern)
     if has_only_arrays(pattern):
@@ -45,7 +48,7 @@ def open_source(pattern: str, columns: Sequence[str]) -> Source:
             fix=f"use a quoted pattern: '{os.path.join(pattern, '*.npy')}'",
         )
     _check_format(pattern)
-    return TableSource(pattern, columns)
+    return TableSource(pattern, columns, by)
 
 
 def _check_format(path: str) -> None:
@@ -62,18 +65,48 @@ def read_sample(
 ) -> SampledRows:
     """Read all rows of a source, or draw ``most`` random ones. ``on_rows`` is called with the number of rows read."""
     sampler = RowSampler(most, seed=seed)
-    for rows, null, file, first in source.pieces():
-        usable = ~null & np.isfinite(rows).all(axis=1)
-        if not skip_missing and not usable.all():
-            at = int((~usable).argmax())
-            raise DriftError(
-                f"{file}: found {'null' if null[at] else 'NaN or infinity'} in row {first + at} (counted from 0) of "
-                f"{', '.join(source.columns) or 'the array'}, expected numbers",
-                fix=Fix("pass skip_missing=True", command="add --skip-missing to leave such rows out"),
-            )
-        sampler.add(rows, usable)
+    for piece in source.pieces():
+        sampler.add(piece[0], _usable(source, piece, skip_missing))
         on_rows(sampler.read)
     whole = source.whole() if sampler.read and most is None and not sampler.skipped else None
     if whole is not None:
         return SampledRows(whole, np.arange(sampler.read), sampler.read)
     return sampler.sample()
+
+
+def read_keyed_sample(
+    source: TableSource, most: int | None, seed: int, skip_missing: bool, on_rows: Callable[[int], None]
+) -> dict[Any, SampledRows]:
+    """Read the rows of each key, or draw ``most`` random ones of each. Row numbers count all rows of the source."""
+    samplers: dict[Any, RowSampler] = {}
+    numbers: dict[Any, list[Any]] = {}
+    read = 0
+    for piece, keys in source.keyed_pieces():
+        usable = _usable(source, piece, skip_missing)
+        places: dict[Any, list[int]] = {}
+        for place, key in enumerate(keys):
+            places.setdefault(key, []).append(place)
+        for key, own in places.items():
+            samplers.setdefault(key, RowSampler(most, seed=seed)).add(piece[0][own], usable[own])
+            numbers.setdefault(key, []).append(np.array(own) + read)
+        read += len(keys)
+        on_rows(read)
+    found: dict[Any, SampledRows] = {}
+    for key, sampler in samplers.items():
+        sample = sampler.sample()
+        found[key] = replace(sample, numbers=np.concatenate(numbers[key])[sample.numbers])
+    return found
+
+
+def _usable(source: Source, piece: tuple[Any, Any, str, int], skip_missing: bool) -> Any:
+    """Return a mask of rows without missing numbers, or raise an error that names the first other row."""
+    rows, null, file, first = piece
+    usable = ~null & np.isfinite(rows).all(axis=1)
+    if not skip_missing and not usable.all():
+        at = int((~usable).argmax())
+        raise DriftError(
+            f"{file}: found {'null' if null[at] else 'NaN or infinity'} in row {first + at} (counted from 0) of "
+            f"{', '.join(source.columns) or 'the array'}, expected numbers",
+            fix=Fix("pass skip_missing=True", command="add --skip-missing to leave such rows out"),
+        )
+    return usable

@@ -22,26 +22,40 @@ _SHOWN_COLUMNS = 20  # names of columns in a message
 class TableSource:
     """Columns of Parquet, JSON lines, CSV or Arrow files, on any file system that Beam reads.
 
-    Without ``columns``, the table's only column of vectors is taken.
+    Without ``columns``, the table's only column of vectors is taken. ``by`` is a column of keys.
     """
 
-    def __init__(self, pattern: str, columns: Sequence[str]) -> None:
+    def __init__(self, pattern: str, columns: Sequence[str], by: str | None = None) -> None:
         from luminosity.io.read_table import ReadTable
 
         self._pattern = pattern
         if not columns:
             columns = _only_vectors(ReadTable(pattern).schema, pattern)
-        self._table = ReadTable(pattern, columns)
-        _check_numbers(self._table.schema, pattern, lambda: ReadTable(pattern).schema)
+        self._by = by
+        keys = [by] if by is not None and by not in columns else []
+        self._table = ReadTable(pattern, [*columns, *keys])
+        schema = self._table.schema
+        if by is not None:
+            _check_keys(schema.field(by), pattern)
+        _check_numbers([schema.field(name) for name in columns], pattern, lambda: ReadTable(pattern).schema)
         self.columns = tuple(columns)
 
     def pieces(self) -> Iterator[tuple[Any, Any, str, int]]:
         """Yield rows, a mask of the rows that are null, their file, and the number of the first row in the file."""
+        return (piece for piece, _ in self._pieces())
+
+    def keyed_pieces(self) -> Iterator[tuple[tuple[Any, Any, str, int], list[Any]]]:
+        """Yield each of ``pieces()`` with the keys of its rows."""
+        assert self._by is not None
+        for piece, batch in self._pieces():
+            yield piece, batch.column(self._by).to_pylist()
+
+    def _pieces(self) -> Iterator[tuple[tuple[Any, Any, str, int], pa.RecordBatch]]:
         vectors, current, first = _Vectors(self.columns), "", 0
         for file, batch in self._table.all():
             if file != current:
                 current, first = file, 0
-            yield *vectors.of(batch, file, first), file, first
+            yield (*vectors.of(batch, file, first), file, first), batch
             first += batch.num_rows
 
     def whole(self) -> None:
@@ -122,7 +136,15 @@ def _vector_columns(schema: pa.Schema) -> list[str]:
     return [field.name for field in schema if _is_list(field.type) and pa.types.is_floating(field.type.value_type)]
 
 
-def _check_numbers(chosen: pa.Schema, pattern: str, whole: Callable[[], pa.Schema]) -> None:
+def _check_keys(field: Any, pattern: str) -> None:
+    if pa.types.is_nested(field.type):
+        raise DriftError(
+            f"{pattern}: column {field.name!r} holds {field.type}, expected texts, numbers or dates as keys",
+            fix="use --by with another column",
+        )
+
+
+def _check_numbers(chosen: Sequence[Any], pattern: str, whole: Callable[[], pa.Schema]) -> None:
     """Raise an error if a chosen column has no numbers. ``whole`` is called only to name columns that have."""
     for field in chosen:
         if not _has_numbers(field.type):

@@ -71,8 +71,7 @@ def _line(places: Sequence[float], heights: Sequence[float], tests: Sequence[Pas
 
 
 def _tip(test: PastTest) -> str:
-    verdict = "drift" if test.drift else "no drift"
-    return f"{test.time[:16].replace('T', ' ')} UTC, {test.current}: {verdict}, p = {plain(test.p_value)}"
+    return f"{test.time[:16].replace('T', ' ')} UTC, {test.current}: {test.verdict}, p = {plain(test.p_value)}"
 
 
 def _kind(test: PastTest) -> str:

@@ -18,10 +18,15 @@ from luminosity.drift.report.witness_rows import WitnessRow, witness_tables
 from luminosity.drift.result import KernelResult, MMDTestResult
 from luminosity.drift.witness_function import Extremes
 
-__all__ = ["Contents", "page"]
+__all__ = ["Contents", "document", "kind_of", "page", "section", "settings_table", "test_sections"]
 
 _HEADS = ("kernel", "bandwidth", "MMD²", "95% interval", "MMD² in standard deviations of the null", "p-value")
 _BAR_PIXELS = 200.0  # of the longest bar
+_SAID = {
+    "drift": "The two samples differ by more than chance explains",
+    "no drift": "The test found no difference",
+    "too few rows": "There are so few rows that no p-value can be as low as the level, however different they are",
+}
 
 
 @dataclass(frozen=True)
@@ -40,37 +45,52 @@ class Contents:
 
 def page(contents: Contents) -> str:
     """Return the page as HTML."""
-    result = contents.result
-    verdict = "Drift" if result.drift else "No drift"
+    verdict = contents.result.verdict.capitalize()
     title = f"{verdict}: {contents.names[0]} and {contents.names[1]}"
+    return document(title, [_headline(contents), *test_sections(contents), _settings(contents)])
+
+
+def document(title: str, sections: Sequence[Markup]) -> str:
+    """Return a whole HTML document with these sections."""
     head = element(
         "head",
         Markup('<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'),
         element("title", title),
         element("style", Markup(STYLE)),
     )
-    sections = [_headline(contents), _chance(result), _kernels(result)]
+    body = element("body", element("main", *sections))
+    return f"<!doctype html>\n{element('html', head, body, lang='en')}\n"
+
+
+def test_sections(contents: Contents) -> list[Markup]:
+    """Return the sections on one test, without its headline and settings."""
+    sections = [_chance(contents.result), _kernels(contents.result)]
     if contents.scatter is not None:
         sections.append(_both(contents.scatter))
     if contents.extremes is not None:
         sections.append(_rows(contents, contents.extremes))
     if contents.history:
         sections.append(_history(contents.history))
-    sections.append(_settings(contents))
-    body = element("body", element("main", *sections))
-    return f"<!doctype html>\n{element('html', head, body, lang='en')}\n"
+    return sections
+
+
+def kind_of(result: MMDTestResult) -> str:
+    """Return the style of a result: drift and its opposite are coloured, too few rows are not."""
+    return "drifted" if result.drift else "unknown" if result.verdict == "too few rows" else "steady"
 
 
 def _headline(contents: Contents) -> Markup:
     result = contents.result
-    kind, verdict = ("drifted", "Drift") if result.drift else ("steady", "No drift")
-    said = "The two samples differ by more than chance explains" if result.drift else "The test found no difference"
+    kind, verdict = kind_of(result), result.verdict.capitalize()
+    said = _SAID[result.verdict]
     reached = round(result.p_value * (result.permutations + 1)) - 1
     chance = (
         f": {f'{reached:,}' if reached else 'none'} of {result.permutations:,} random permutations of the rows "
         f"gave a difference as large (p = {plain(result.p_value)}, level {plain(result.level)})."
     )
     names = element("p", f"{contents.names[1]} against {contents.names[0]}", class_="muted")
+    if result.same_rows:
+        chance += " Both samples have the same rows: perhaps one file was taken for two."
     verdict_box = element("div", element("h1", verdict), names, element("p", said + chance), class_=f"verdict {kind}")
     low, high = result.interval
     facts = [
@@ -86,7 +106,8 @@ def _headline(contents: Contents) -> Markup:
     return joined([verdict_box, element("dl", *boxes, class_="facts")])
 
 
-def _section(title: str, said: str, *parts: Markup) -> Markup:
+def section(title: str, said: str, *parts: Markup) -> Markup:
+    """Return a section with a heading and an explanation."""
     return element("section", element("h2", title), element("p", said, class_="muted"), *parts)
 
 
@@ -97,7 +118,7 @@ def _chance(result: MMDTestResult) -> Markup:
         f"gives. The p-value is the share of permutations with a statistic at least as large as that of these samples. "
         f"With this many permutations, its 95% interval is {plain(low, 2)} to {plain(high, 2)}."
     )
-    return _section("Could it be chance?", said, null_histogram(result))
+    return section("Could it be chance?", said, null_histogram(result))
 
 
 def _kernels(result: MMDTestResult) -> Markup:
@@ -107,7 +128,7 @@ def _kernels(result: MMDTestResult) -> Markup:
             f" Each row of the table is one kernel alone. The p-value of the test, {plain(result.p_value)}, accounts "
             "for all kernels: do not pick the smallest p-value here."
         )
-    return _section("What each kernel detects", said, element("div", _kernel_table(result), class_="wide"))
+    return section("What each kernel detects", said, element("div", _kernel_table(result), class_="wide"))
 
 
 def _both(drawn: Markup) -> Markup:
@@ -115,29 +136,36 @@ def _both(drawn: Markup) -> Markup:
         f"At most {POINTS:,} random rows of each sample. Rows of several numbers are shown along the two directions in "
         "which both samples together vary most. Samples can differ in directions that this chart does not show."
     )
-    return _section("Both samples", said, drawn)
+    return section("Both samples", said, drawn)
 
 
 def _rows(contents: Contents, extremes: Extremes) -> Markup:
-    said = "Rows that are typical of one sample and rare in the other. Rows with equal contents are shown once."
+    said = "Rows that are typical of one sample and rare in the other. Rows that say the same are shown once."
     if not contents.result.drift:
         said = "The test found no drift, so these rows differ by no more than chance explains."
-    return _section("The rows that differ most", said, witness_tables(contents.gone, contents.new, extremes))
+    return section("The rows that differ most", said, witness_tables(contents.gone, contents.new, extremes))
 
 
 def _history(tests: Sequence[PastTest]) -> Markup:
     said = (
         f"The last {len(tests)} tests" if len(tests) > 1 else "The first test"
     ) + " of these columns against this reference with this kernel. The dashed line is the threshold for drift."
-    return _section("Over time", said, over_time(tests))
+    return section("Over time", said, over_time(tests))
 
 
 def _settings(contents: Contents) -> Markup:
     result = contents.result
+    permutations = f"{result.permutations:,}, of {result.reference_bins} + {result.current_bins} bins"
+    return settings_table(contents, permutations)
+
+
+def settings_table(contents: Contents, permutations: str) -> Markup:
+    """Draw the table of settings. ``permutations`` says how many there were."""
+    result = contents.result
     shown = {
         "reference": contents.names[0],
         "current": contents.names[1],
-        "permutations": f"{result.permutations:,}, of {result.reference_bins} + {result.current_bins} bins",
+        "permutations": permutations,
         "level": plain(result.level),
         "seed": str(result.seed),
         "precision": result.precision,

@@ -25,6 +25,10 @@ p.muted { font-size: 14px; }
 .verdict { border-left: 6px solid; padding: 6px 0 6px 20px; margin-bottom: 28px; }
 .verdict.drifted { border-color: var(--drifted); } .verdict.steady { border-color: var(--steady); }
 .verdict.drifted h1 { color: var(--drifted); } .verdict.steady h1 { color: var(--steady); }
+.verdict.unknown { border-color: var(--muted); }
+td.drifted { color: var(--drifted); font-weight: 600; } td.steady { color: var(--steady); }
+td.unknown { color: var(--muted); }
+summary { cursor: pointer; margin-top: 52px; } summary h2 { display: inline; } a { color: inherit; }
 .facts { display: grid; grid-template-columns: repeat(auto-fit, minmax(180px, 1fr)); gap: 12px; margin: 20px 0 0; }
 .fact { background: var(--panel); border-radius: 8px; padding: 12px 16px; }
 .fact dt { color: var(--muted); font-size: 13px; } .fact dd { margin: 2px 0 0; font-size: 21px; font-weight: 600; }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from luminosity._text import shorten
@@ -19,12 +19,13 @@ _SHOWN = 8  # rows of a table
 _COLUMNS = 7  # of a table
 _CHARACTERS = 240  # of a cell
 _NUMBERS = 4  # of a vector
+_WORDS = 3  # of a cell that says what its row is about; shorter ones are names, labels, dates
 _BAR_PIXELS = 70.0  # of the longest bar
 
 
 @dataclass(frozen=True)
 class WitnessRow:
-    """A row that is shown in the report. ``alike`` counts further rows with the same contents."""
+    """A row that is shown in the report. ``alike`` counts further rows that say the same."""
 
     number: int
     score: float
@@ -32,20 +33,40 @@ class WitnessRow:
     alike: int = 0
 
 
-def shown_rows(found: Sequence[tuple[int, float]], details: Details | None, values: Any) -> list[WitnessRow]:
-    """Return the first few rows with different contents; without ``details``, contents are the rows' own numbers."""
+def shown_rows(
+    found: Sequence[tuple[int, float]], details: Details | None, values: Any, counts: Sequence[int]
+) -> list[WitnessRow]:
+    """Return the first few rows that say different things; without ``details``, contents are the rows' own numbers.
+
+    ``counts`` are the numbers of rows that each row stands for.
+    """
     numbers = [number for number, _ in found]
     contents = details(numbers) if details is not None else [_own(number, values[number]) for number in numbers]
-    rows: dict[tuple[str, ...], WitnessRow] = {}
-    for (number, score), each in zip(found, contents, strict=True):
+    rows: list[WitnessRow] = []
+    places: dict[tuple[str, ...], int] = {}
+    for (number, score), count, each in zip(found, counts, contents, strict=True):
         cells = {str(name): _cell(value) for name, value in list(each.items())[:_COLUMNS]}
-        same = tuple(text for name, text in cells.items() if name not in ("file", "row")) or (str(number),)
-        first = rows.get(same)
-        if first is not None:
-            rows[same] = WitnessRow(first.number, first.score, first.cells, first.alike + 1)
+        meanings = _meanings(number, cells)
+        place = next((places[meaning] for meaning in meanings if meaning in places), None)
+        if place is not None:
+            rows[place] = replace(rows[place], alike=rows[place].alike + count)
         elif len(rows) < _SHOWN:
-            rows[same] = WitnessRow(number, score, cells)
-    return list(rows.values())
+            place = len(rows)
+            rows.append(WitnessRow(number, score, cells, count - 1))
+        if place is not None:
+            places |= dict.fromkeys(meanings, place)
+    return rows
+
+
+def _meanings(number: int, cells: Mapping[str, str]) -> list[tuple[str, ...]]:
+    """Return what a row says: all of its cells, and its longest text. Rows that share either say the same.
+
+    A text that occurs twice usually has two ids, dates or file names.
+    """
+    whole = tuple(text for name, text in cells.items() if name not in ("file", "row")) or (str(number),)
+    text = max((text for name, text in cells.items() if name != "file"), key=len, default="")
+    is_text = len(text.split()) >= _WORDS and not text.startswith("[")
+    return [whole, ("text", text.casefold())] if is_text else [whole]
 
 
 def witness_tables(gone: Sequence[WitnessRow], new: Sequence[WitnessRow], extremes: Extremes) -> Markup:
@@ -81,7 +102,7 @@ def _table(rows: Sequence[WitnessRow], most: float, kind: str) -> Markup:
 def _td(row: WitnessRow, name: str, names: Sequence[str]) -> Markup:
     text = row.cells.get(name, "")
     if row.alike and name == names[-1]:
-        more = f" and {row.alike} more {'row' if row.alike == 1 else 'rows'} like it"
+        more = f" and {row.alike:,} more {'row' if row.alike == 1 else 'rows'} like it"
         return element("td", text, element("span", more, class_="muted"))
     return element("td", text)
 

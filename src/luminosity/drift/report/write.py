@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from math import isfinite
 from typing import Any
 
 from luminosity.drift.history import PastTest
@@ -17,7 +18,7 @@ from luminosity.drift.sums.bin_sums import Progress
 from luminosity.drift.witness_function import find_extremes, strongest_kernel
 from luminosity.errors import DriftError
 
-__all__ = ["write_report"]
+__all__ = ["report_contents", "write_page", "write_report"]
 
 
 def write_report(
@@ -49,6 +50,33 @@ def write_report(
       settings: further settings to list.
       progress: called with the number of tiles done and of all tiles, while rows are scored.
     """
+    contents = report_contents(
+        result,
+        reference,
+        current,
+        names=names,
+        details=details,
+        kernel=kernel,
+        history=history,
+        settings=settings,
+        progress=progress,
+    )
+    write_page(path, page(contents))
+
+
+def report_contents(
+    result: MMDTestResult,
+    reference: Any,
+    current: Any,
+    *,
+    names: tuple[str, str],
+    details: tuple[Details, Details] | None,
+    kernel: Kernel | None,
+    history: Sequence[PastTest],
+    settings: Mapping[str, Any] | None,
+    progress: Progress | None,
+) -> Contents:
+    """Draw the samples and find the rows that differ most. The arguments are those of ``write_report``."""
     drawn = extremes = None
     gone, new = [], []
     if reference is not None and current is not None:
@@ -56,15 +84,15 @@ def write_report(
         same_width(reference, current)
         extremes = find_extremes(reference, current, kernel or strongest_kernel(result), result.seed, progress)
         of_reference, of_current = details or (None, None)
-        gone = shown_rows(extremes.gone, of_reference, reference)
-        new = shown_rows(extremes.new, of_current, current)
+        gone = shown_rows(extremes.gone, of_reference, reference, extremes.gone_counts)
+        new = shown_rows(extremes.new, of_current, current, extremes.new_counts)
         marked = [row.number for row in gone], [row.number for row in new]
         drawn = scatter(reference, current, marked, result.seed)
-    contents = Contents(result, names, drawn, extremes, gone, new, history, settings or {})
-    _write(os.fspath(path), page(contents))
+    drawable = [test for test in history if isfinite(test.statistic)]
+    return Contents(result, names, drawn, extremes, gone, new, drawable, settings or {})
 
 
-def _write(path: str, text: str) -> None:
+def write_page(path: str | os.PathLike[str], text: str) -> None:
     """Write the whole file or nothing: an existing file stays until the new one is complete."""
     target = os.path.realpath(path)
     is_special = os.path.exists(target) and not os.path.isfile(
