@@ -47,6 +47,7 @@ SLOW = {
     "docs/tables.md",
     "docs/tutorial-drift.md",
     "docs/tutorial-tables.md",
+    "docs/yaml.md",
     "examples/drift/README.md",
     "examples/reviews/README.md",
     "examples/talks/README.md",

@@ -7,6 +7,7 @@
     ├── InvalidType (TypeError)               an argument or a value has a type that is not allowed
     ├── MissingExtra (ImportError)            an optional library is not installed
     ├── OptionError (ValueError)              a command-line option has a value that is not allowed
+    ├── PipelineFileError (ValueError)        a pipeline in YAML has a mistake; the message names file and line
     ├── UnsupportedPipeline (ValueError)      the pipeline uses a feature that the engine does not have
     ├── ResourcesExceeded (ValueError)        a step asks for more than the machine has
     │   └── ModelTooLarge                     a model needs more than the memory budget of its device
@@ -58,6 +59,7 @@ __all__ = [
     "ModelTooLarge",
     "ModelUnavailable",
     "OptionError",
+    "PipelineFileError",
     "RecordError",
     "RemoteModelError",
     "ReplayError",
@@ -156,6 +158,10 @@ class MissingExtra(LuminosityError, ImportError):
 
 class OptionError(LuminosityError, ValueError):
     """A command-line option has a value that is not allowed."""
+
+
+class PipelineFileError(LuminosityError, ValueError):
+    """A pipeline in YAML has a mistake; the message begins with the file and the line."""
 
 
 class UnsupportedPipeline(LuminosityError, ValueError):

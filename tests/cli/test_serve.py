@@ -26,8 +26,8 @@ import pytest
 
 from luminosity import HttpModelHandler, SentenceEmbedder
 from luminosity.cli.main import main
-from luminosity.cli.model_names import handler_of
 from luminosity.errors import OptionError
+from luminosity.inference.model_names import handler_of
 
 pytestmark = pytest.mark.alone
 

@@ -24,6 +24,7 @@ _EXAMPLES = """\
 examples:
   lum run pipeline.py                         run a pipeline on this machine
   lum run pipeline.py --input=in.csv          pass an option to the script
+  lum run pipeline.yaml                       run a pipeline in Beam's YAML
   lum run pipeline.py --cpu_workers=4         use four CPU worker processes
   lum run pipeline.py --debug                 debug it with breakpoint()
   lum run pipeline.py --save_failed=bad.lum   save the element that fails

@@ -1,4 +1,4 @@
-"""``lum plan PIPELINE.py [options]``: show how a pipeline would run."""
+"""``lum plan PIPELINE.py [options]``: show how a pipeline, in Python or YAML, would run."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from luminosity.cli.exits import FAILED, INTERRUPTED, WRONG_USE, discard_output, fail
-from luminosity.cli.run import problem, run_script
-from luminosity.errors import LuminosityError
+from luminosity.cli.run import is_yaml, problem, run_script
+from luminosity.errors import LuminosityError, OptionError, PipelineFileError
 from luminosity.noise import quiet
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ _DESCRIPTION = """\
 Show how a pipeline would run on this machine: the worker pools and their sizes,
 the stages and their steps, and each place where fusion breaks, with the reason.
 
-The script runs, but its pipelines are only planned. Its output goes to standard
-error.
+A script runs, but its pipelines are only planned. Its output goes to standard
+error. A pipeline in Beam's YAML is planned as well.
 """
 _EPILOG = """\
 The script's own options and those of `lum run` follow the script's name. If the
@@ -35,6 +35,7 @@ script has its own --dot, --svg or --all, put it after a --.
 
 examples:
   lum plan pipeline.py                        show the plan
+  lum plan pipeline.yaml                      the same, of a pipeline in YAML
   lum plan pipeline.py --accelerators=2       plan for two accelerators
   lum plan pipeline.py --svg plan.svg         draw the plan, too
   lum plan pipeline.py --dot - | dot -Tpdf    pass it to Graphviz
@@ -128,6 +129,8 @@ def _status(ending: BaseException | None, script: str, *, has_plan: bool) -> int
     """Print how the script ended, if it needs saying; return the exit code."""
     if isinstance(ending, KeyboardInterrupt):
         return fail("plan", "interrupted", INTERRUPTED)
+    if is_yaml(script) and isinstance(ending, OptionError | PipelineFileError):
+        return fail("plan", ending, WRONG_USE)
     if isinstance(ending, LuminosityError):
         return fail("plan", str(ending), FAILED)  # the remedy for Python: the user has the script
     if isinstance(ending, SystemExit):

@@ -1,4 +1,4 @@
-"""``lum run PIPELINE.py [options]``: run a script on ``LuminosityRunner``."""
+"""``lum run PIPELINE.py [options]``: run a script, or a pipeline in YAML, on ``LuminosityRunner``."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 from luminosity._flags import MODEL_FLAGS, RUNNER_FLAGS, help_text
 from luminosity.cli.exits import FAILED, INTERRUPTED, WRONG_USE, cancel_runs, fail, treat_sigterm_as_ctrl_c
 from luminosity.engine.workers.launcher import warm_up
-from luminosity.errors import LuminosityError
+from luminosity.errors import LuminosityError, OptionError, PipelineFileError
 from luminosity.lean_beam import import_beam
 
-__all__ = ["add_to", "problem", "run", "run_script"]
+__all__ = ["add_to", "is_yaml", "problem", "run", "run_script"]
 
 _RUNNER = "luminosity.LuminosityRunner"
 
@@ -25,6 +25,10 @@ LuminosityRunner, unless the script or --runner names another runner.
 All options after the script's name are in its sys.argv, where Beam's
 PipelineOptions reads them. The runner's own options also take effect if the
 script passes no options to its pipeline.
+
+PIPELINE may also be a file in Beam's YAML, with a name that ends in .yaml or
+.yml: its transforms are Beam's and Luminosity's. For its Jinja variables, there
+are Beam's --jinja_variables and --jinja_variable_flags.
 """
 _EPILOG = f"""\
 options of the runner:
@@ -36,6 +40,8 @@ examples:
   lum run pipeline.py --input=in.csv           pass an option to the script
   lum run pipeline.py --cpu_workers=2          use two CPU worker processes
   lum run pipeline.py --debug                  debug it with breakpoint()
+  lum run pipeline.yaml --jinja_variables='{{"input": "in.csv"}}'
+                                               run a pipeline in YAML
 """
 
 
@@ -44,7 +50,7 @@ def add_to(commands: Any) -> None:
     parser = commands.add_parser(
         "run",
         usage="lum run PIPELINE.py [options]",
-        help="run a pipeline script",
+        help="run a pipeline: a script, or YAML",
         description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -64,7 +70,10 @@ def run(words: list[str]) -> int:
     try:
         run_script(script, options)
     except LuminosityError as error:
-        return fail("run", str(error), FAILED)  # the remedy for Python: the user has the script
+        if is_yaml(script) and isinstance(error, OptionError | PipelineFileError):
+            return fail("run", error, WRONG_USE)
+        message = "\n".join([str(error), *getattr(error, "__notes__", ())])
+        return fail("run", message, FAILED)  # the remedy for Python: the user has the script
     except KeyboardInterrupt:
         cancel_runs()
         return fail("run", "interrupted", INTERRUPTED)
@@ -72,10 +81,20 @@ def run(words: list[str]) -> int:
 
 
 def run_script(script: str, options: list[str]) -> None:
-    """Run ``script`` as Python would, with ``options`` as its command line."""
+    """Run ``script`` as Python would, with ``options`` as its command line; build and run a pipeline in YAML."""
     sys.argv = [script, *_apply(options)]
     sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
-    runpy.run_path(script, run_name="__main__")
+    if is_yaml(script):
+        from luminosity.beam_yaml.pipeline_file import PipelineFile
+
+        PipelineFile(script, options).run()
+    else:
+        runpy.run_path(script, run_name="__main__")
+
+
+def is_yaml(script: str) -> bool:
+    """Return whether a file's name says that it is a pipeline in YAML."""
+    return script.lower().endswith((".yaml", ".yml"))
 
 
 def problem(script: str) -> str:

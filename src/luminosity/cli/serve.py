@@ -11,8 +11,8 @@ from typing import Any
 
 from luminosity._text import parse_size
 from luminosity.cli.exits import FAILED, INTERRUPTED, fail, treat_sigterm_as_ctrl_c
-from luminosity.cli.model_names import HANDLER_HELP, handler_of
 from luminosity.errors import LuminosityError, OptionError
+from luminosity.inference.model_names import HANDLER_HELP, handler_of
 from luminosity.noise import quiet
 
 __all__ = ["add_to", "serve"]

@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from luminosity.cli.exits import FAILED, INTERRUPTED
-from luminosity.cli.model_names import HANDLER_HELP, handler_of
 from luminosity.errors import OptionError
+from luminosity.inference.model_names import HANDLER_HELP, handler_of
 from luminosity.noise import quiet
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from luminosity._text import did_you_mean, list_some
-from luminosity.cli.model_names import named_handler
 from luminosity.errors import OptionError
+from luminosity.inference.model_names import named_handler
 
 if TYPE_CHECKING:
     from luminosity.inference.enrich.column import Column

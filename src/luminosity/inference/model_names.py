@@ -1,4 +1,4 @@
-"""The names by which commands take a model: ``embed:MODEL``, ``classify:MODEL`` or ``module:object``."""
+"""The names by which commands and YAML files take a model: ``embed:MODEL``, ``classify:MODEL`` or ``module:object``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ HANDLER_HELP = (
     "class or function that makes one)"
 )
 
-_KINDS = {"embed": "SentenceEmbedder", "classify": "TextClassifier"}
+_TEXT = "luminosity.inference.handlers.text"
+_KINDS = {"embed": (f"{_TEXT}.embedder", "SentenceEmbedder"), "classify": (f"{_TEXT}.classifier", "TextClassifier")}
 
 
 def handler_of(name: str) -> Handler[Any, Any, Any]:
@@ -47,9 +48,9 @@ def named_handler(name: str) -> ModelHandler[Any, Any, Any]:
     if not (kind and colon and rest):
         raise OptionError(f"found {name!r}, expected {HANDLER_HELP}")
     if kind in _KINDS:
-        import luminosity  # here, because these names import Beam, which takes a second; --help must be fast
-
-        return getattr(luminosity, _KINDS[kind])(rest)
+        module, handler = _KINDS[kind]
+        # Imported here, because the module imports Beam, which takes a second; --help must be fast.
+        return getattr(importlib.import_module(module), handler)(rest)
     return _checked(name, _made(name, _found(name, kind, rest)))
 
 

@@ -1,0 +1,167 @@
+"""Builds the pipeline of a YAML file, and puts what Beam says about mistakes into the words of the file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from apache_beam.pvalue import PBegin
+from apache_beam.transforms import resources
+from apache_beam.yaml.yaml_transform import YamlTransform, pipeline_as_composite, pipeline_schema
+from apache_beam.yaml.yaml_utils import SafeLineLoader
+from jsonschema import Draft7Validator
+from jsonschema.exceptions import best_match
+
+from luminosity._text import did_you_mean, list_some
+from luminosity.beam_yaml.providers import all_providers, options_of
+from luminosity.beam_yaml.scope import table_scopes
+from luminosity.beam_yaml.source import Source, transforms_of
+from luminosity.errors import PipelineFileError
+
+__all__ = ["build"]
+
+_LANGUAGE_NAMES = ("generic", "python", "javascript", "java", "sql", "calcite")
+_LANGUAGES = re.compile(f"-({'|'.join(_LANGUAGE_NAMES)})$")
+_WITH_PLACE = re.compile(
+    r'^(?:Invalid transform specification at|Error applying transform) "(?P<name>.*?)" at line (?P<line>\d+): '
+    r"(?P<rest>.*)$",
+    re.DOTALL,
+)
+_LINE = re.compile(r"\s*(?:for|in|of|at|around)?\s*(?:at )?\(?(?:\"[^\"]*\" )?(?:at |around )?line (?P<line>\d+)\)?:?")
+_UNKNOWN_TYPE = re.compile(r"^Unknown (?:type or missing provider for type|transform type) \'?(?P<name>[^\s\']+)\'?")
+_UNKNOWN_LANGUAGE = re.compile(r"^Unknown language (?P<name>\S+)")
+_UNKNOWN_INPUT = re.compile(r"^Unknown transform at line (?:\d+|unknown): (?P<name>.*)$")
+_UNEXPECTED = re.compile(r"unexpected (?:keyword )?argument '(?P<name>[^']+)'")
+_MISSING = re.compile(r"missing \d+ required (?:positional |keyword-only )?arguments?: (?P<names>.*)$")
+_EXTRA_KEY = re.compile(r"Additional properties are not allowed \((?P<names>.*?) (?:was|were) unexpected\)")
+
+
+def build(source: Source, spec: Mapping[str, Any], pipeline: Any) -> Any:
+    """Apply the transforms of a parsed file to a pipeline; return the last one's output, if it has one."""
+    _validate(source, spec)
+    providers: Mapping[str, Iterable[Any]] = {}
+    try:
+        providers = all_providers(source.path, spec.get("providers") or [])
+        if hints := spec["pipeline"].get("resource_hints"):
+            pipeline._current_transform().resource_hints.update(
+                resources.parse_resource_hints(SafeLineLoader.strip_metadata(hints))
+            )
+        transform = YamlTransform(pipeline_as_composite(spec["pipeline"]), providers)
+        with table_scopes():
+            return transform.expand(PBegin(pipeline))
+    except PipelineFileError:
+        raise
+    except Exception as error:
+        raise _Translator(source, spec, providers).translated(error) from error
+
+
+def _validate(source: Source, spec: Mapping[str, Any]) -> None:
+    """Check the shape of the file with Beam's own schema."""
+    validator = Draft7Validator(pipeline_schema("generic"))
+    error = best_match(validator.iter_errors(spec))
+    if error is None:
+        return
+    at: Any = spec
+    place: Any = spec
+    for step in error.absolute_path:
+        at = at[step]
+        if SafeLineLoader.get_line(at) != "unknown":
+            place = at
+    kind = f"{place['type']}: " if isinstance(place, dict) and isinstance(place.get("type"), str) else ""
+    extra = _EXTRA_KEY.search(error.message)
+    if extra:
+        known = [name for name in error.schema.get("properties", {}) if not name.startswith("__")]
+        keys = [name for name in re.findall(r"'([^']+)'", extra["names"]) if name not in known]
+        line = next((key for key in place if key in keys), place) if isinstance(place, dict) else place
+        raise source.error(
+            f"{kind}unknown key {keys[0]!r}, expected {list_some(known, 12)}",
+            line,
+            fix=did_you_mean(keys[0], known) or ("put the options of a transform under config:" if kind else ""),
+        )
+    raise source.error(f"{kind}{_short(error)}", place)
+
+
+def _short(error: Any) -> str:
+    where = ".".join(str(step) for step in error.absolute_path) or "the file"
+    if error.validator in ("required", "type"):
+        what = "a mapping" if isinstance(error.instance, dict) else repr(error.instance)
+        expected = (
+            f"expected {error.validator_value}"
+            if error.validator == "type"
+            else error.message.replace("is a required property", "is missing")
+        )
+        return expected if error.validator == "required" else f"found {where}: {what}, {expected}"
+    if error.validator == "not":
+        return f"{where}: a chain connects its transforms itself; remove this key, or use type: composite"
+    return f"{where}: {error.message}"
+
+
+class _Translator:
+    """Turns Beam's errors about a file into ours: the place first, the mistake, and what was probably meant."""
+
+    def __init__(self, source: Source, spec: Mapping[str, Any], providers: Mapping[str, Iterable[Any]]) -> None:
+        self._source = source
+        self._transforms = list(transforms_of(spec["pipeline"]))
+        self._providers = providers
+
+    def translated(self, error: Exception) -> PipelineFileError:
+        """Return the error with the file and the line in front."""
+        message, name, line = str(error), "", None
+        while place := _WITH_PLACE.match(message):
+            message, name, line = place["rest"], place["name"], int(place["line"])
+        fix = ""
+        if unknown := _UNKNOWN_TYPE.match(message):
+            known = sorted({_LANGUAGES.sub("", each) for each in self._providers} | {"chain", "composite"})
+            line = _line_in(message) or line
+            message, fix, name = f"unknown transform {unknown['name']!r}", did_you_mean(unknown["name"], known), ""
+            fix = fix or "define it under providers:"
+        elif unknown := _UNKNOWN_INPUT.match(message):
+            names = [str(each[key]) for each in self._transforms for key in ("name", "type") if key in each]
+            line = _line_in(message) or line
+            message, fix = f"unknown input {unknown['name']!r}", did_you_mean(unknown["name"], names)
+            fix = fix or f"name one of {list_some(dict.fromkeys(names), 8)}"
+        elif unknown := _UNEXPECTED.search(message):
+            transform = self._transform(name, line)
+            options = self._options(transform)
+            line = next((each._line_ for each in _config(transform) if each == unknown["name"]), line)
+            message = f"unknown option {unknown['name']!r}"
+            fix = did_you_mean(unknown["name"], options)
+            if options and not fix:
+                message += f", expected {list_some(options, 15)}"
+        elif unknown := _UNKNOWN_LANGUAGE.match(message):
+            line = _line_in(message) or line
+            message, fix = f"unknown language {unknown['name']!r}", did_you_mean(unknown["name"], _LANGUAGE_NAMES)
+            fix = fix or f"name one of {', '.join(_LANGUAGE_NAMES)}"
+        elif missing := _MISSING.search(message):
+            message = f"missing {missing['names']}"
+        else:
+            found = _line_in(message)
+            if found is not None:
+                line, message = found, _LINE.sub("", message)
+        label = f"{name}: " if name else ""
+        return PipelineFileError(f"{self._source.place(line)}: {label}{message}", fix=fix or None)
+
+    def _transform(self, name: str, line: int | None) -> dict[str, Any]:
+        return next(
+            (
+                each
+                for each in self._transforms
+                if each["__line__"] == line and name in (each.get("name"), each["type"])
+            ),
+            {},
+        )
+
+    def _options(self, transform: dict[str, Any]) -> list[str]:
+        kind = transform.get("type", "")
+        kinds = [kind, f"{kind}-{_config(transform).get('language', 'generic')}"]
+        return [option for each in kinds for option in options_of(self._providers.get(each, ()), each)]
+
+
+def _config(transform: dict[str, Any]) -> dict[Any, Any]:
+    return transform.get("config") or {}
+
+
+def _line_in(message: str) -> int | None:
+    lines = re.findall(r"\b(?:at|around) line (\d+)", message)
+    return int(lines[-1]) if lines else None
