@@ -20,7 +20,18 @@ class Format(Enum):
     PARQUET = "parquet"
     JSON_LINES = "jsonl"
     CSV = "csv"
+    TSV = "tsv"  # CSV with tabs
     ARROW = "arrow"
+
+    @property
+    def is_csv(self) -> bool:
+        """Whether rows are lines of values with a delimiter between them."""
+        return self in (Format.CSV, Format.TSV)
+
+    @property
+    def is_text(self) -> bool:
+        """Whether rows are lines of text, so that files may be compressed as a whole."""
+        return self.is_csv or self is Format.JSON_LINES
 
 
 _SUFFIXES = {
@@ -30,6 +41,7 @@ _SUFFIXES = {
     ".ndjson": Format.JSON_LINES,
     ".json": Format.JSON_LINES,
     ".csv": Format.CSV,
+    ".tsv": Format.TSV,
     ".arrow": Format.ARROW,
     ".feather": Format.ARROW,
     ".ipc": Format.ARROW,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import apache_beam as beam
@@ -12,19 +13,20 @@ import pyarrow as pa
 import luminosity.tables  # noqa: F401  # pyright: ignore[reportUnusedImport]  # registers the coder of record batches
 from luminosity.errors import Fix, TableError
 from luminosity.io.formats import Format
-from luminosity.io.reading.csv_reader import CsvStyle
+from luminosity.io.reading.csv_dialect import CsvStyle
 from luminosity.io.reading.find_files import TableFile, find_files
 from luminosity.io.reading.partition_columns import partition_schema
-from luminosity.io.reading.read_step import ReadRanges
+from luminosity.io.reading.read_step import UNREADABLE, ReadRanges
 from luminosity.io.reading.reader import BATCH_ROWS
 from luminosity.io.reading.readers import Settings, all_rows, first_rows, schema_of
 from luminosity.io.reading.selection import select
+from luminosity.io.reading.text_lines import Report, Unreadable, letters, raise_unreadable
 
 __all__ = ["ReadTable"]
 
 
 class ReadTable(beam.PTransform[Any, Any]):
-    """Reads Parquet, JSON lines, CSV and Arrow IPC files into ``pyarrow.RecordBatch`` elements.
+    """Reads Parquet, JSON lines, CSV, TSV and Arrow IPC files into ``pyarrow.RecordBatch`` elements.
 
     >>> import os, tempfile
     >>> path = os.path.join(tempfile.mkdtemp(), "reviews.csv")
@@ -48,15 +50,22 @@ class ReadTable(beam.PTransform[Any, Any]):
       schema: the columns of the files; None takes those of the first file that has any. Every file must have these
         columns, in any order. The types of CSV and JSON lines are guessed from the first megabyte of that file: pass a
         schema if that guess would be wrong.
-      format: ``"parquet"``, ``"jsonl"``, ``"csv"`` or ``"arrow"``, for files whose names do not tell.
+      format: ``"parquet"``, ``"jsonl"``, ``"csv"``, ``"tsv"`` or ``"arrow"``, for files whose names do not tell.
       rows_per_batch: the most rows of a batch. Choose fewer if each row is a lot of work: batches are what workers
         share.
-      delimiter: the character between the values of CSV.
-      newlines_in_values: whether values of CSV contain line breaks; each of these files is then read in one piece.
+      delimiter: the character between the values of CSV. None recognises a comma, a semicolon, a tab or a bar by the
+        first rows of each file; in files named ``.tsv`` it is a tab.
+      encoding: the encoding of CSV, such as ``"cp1252"``. None recognises UTF-8, and UTF-16 by its byte-order mark.
+      newlines_in_values: whether quoted values of CSV may contain line breaks. Large local files are then scanned
+        before they are cut, and files on other file systems are read in one piece. False promises that no value has
+        any: then these files are cut, too.
       null_values: the texts that mean null in CSV, unless they are quoted.
 
+    A line that can't be read ends the run with an error that shows it. :meth:`with_exception_handling` collects such
+    lines instead.
+
     The counters in the namespace ``"ReadTable"`` are ``rows_read`` (rows that were emitted), ``bytes_read`` (bytes of
-    the files that are done) and ``files_read``.
+    the files that are done), ``files_read`` and ``lines_unreadable``.
     """
 
     def __init__(
@@ -68,8 +77,9 @@ class ReadTable(beam.PTransform[Any, Any]):
         schema: pa.Schema | None = None,
         format: str | None = None,
         rows_per_batch: int = BATCH_ROWS,
-        delimiter: str = ",",
-        newlines_in_values: bool = False,
+        delimiter: str | None = None,
+        encoding: str | None = None,
+        newlines_in_values: bool = True,
         null_values: Sequence[str] = ("",),
     ) -> None:
         super().__init__()
@@ -80,10 +90,11 @@ class ReadTable(beam.PTransform[Any, Any]):
         patterns = [pattern] if isinstance(pattern, str | os.PathLike) else pattern
         self._patterns = [os.fspath(each) for each in patterns]
         self._files = find_files(self._patterns, None if format is None else _format(format))
-        csv = CsvStyle(delimiter, newlines_in_values, tuple(null_values))
+        csv = CsvStyle(delimiter, encoding, newlines_in_values, tuple(null_values))
         _check_files(self._files, csv)
         partition = partition_schema(self._files, schema)
-        stored, origin = _stored(self._files, schema, partition, csv)
+        self._unreadable: list[Unreadable] = []  # among the lines that types were guessed from
+        stored, origin = _stored(self._files, schema, partition, csv, self._unreadable.append)
         selection = select(stored, partition, columns, where, origin)
         self._settings = Settings(selection, csv, rows_per_batch)
 
@@ -91,6 +102,24 @@ class ReadTable(beam.PTransform[Any, Any]):
     def schema(self) -> pa.Schema:
         """The schema of the batches that are read."""
         return self._settings.selection.output
+
+    def with_exception_handling(self) -> ReadTable:
+        """Collect lines of CSV and JSON lines that can't be read: the transform returns two tables, ``(good, bad)``.
+
+        Each row of ``bad`` is such a line: its file in ``_file``, its number from 1 in ``_line`` (null deep in a file
+        of more than a gigabyte), the line itself in ``_text`` and the reason in ``_reason``.
+
+        >>> import os, tempfile
+        >>> path = os.path.join(tempfile.mkdtemp(), "reviews.csv")
+        >>> with open(path, "w") as file:
+        ...     _ = file.write("text,stars\\nfine,4\\npoor\\n")
+        >>> with beam.Pipeline("FnApiRunner") as pipeline:
+        ...     good, bad = pipeline | ReadTable(path).with_exception_handling()
+        ...     _ = bad | beam.Map(lambda batch: print(batch.select(["_line", "_text", "_reason"]).to_pylist()))
+        [{'_line': 3, '_text': 'poor', '_reason': 'found 1 values, expected 2 as in the header'}]
+        """
+        self._settings = replace(self._settings, keeps_unreadable=True)
+        return self
 
     def first(self, rows: int) -> list[pa.RecordBatch]:
         """Read the first rows in this process, without a pipeline, to look at a table or to try something on it.
@@ -102,16 +131,33 @@ class ReadTable(beam.PTransform[Any, Any]):
         >>> [batch.to_pydict() for batch in ReadTable(path).first(2)]
         [{'n': [1, 2]}]
         """
-        return first_rows(self._files, self._settings, rows)
+        return first_rows(self._files, self._settings, rows)[0]
+
+    def first_with_letters(self, rows: int) -> tuple[list[pa.RecordBatch], list[pa.RecordBatch]]:
+        """Read the first rows as :meth:`first` does; return them, and the lines that could not be read on the way."""
+        found, unreadable = first_rows(self._files, self._settings, rows)
+        return found, [letters(unreadable)] if unreadable else []
 
     def all(self) -> Iterator[tuple[str, pa.RecordBatch]]:
-        """Read all rows in this process, in the order of the files; yield the path of the file with each batch."""
-        return all_rows(self._files, self._settings)
+        """Read all rows in this process, in the order of the files; yield the path of the file with each batch.
+
+        Lines that can't be read are left out after :meth:`with_exception_handling`, and raise otherwise.
+        """
+        report: Report = (lambda _: None) if self._settings.keeps_unreadable else raise_unreadable
+        return all_rows(self._files, self._settings, report)
 
     def expand(self, input_or_inputs: Any) -> Any:
         """Cut the files into ranges of bytes, and read these in parallel."""
+        if self._unreadable and not self._settings.keeps_unreadable:
+            raise self._unreadable[0].error()
         files = input_or_inputs | "Files" >> beam.Create(self._files, reshuffle=False)
-        return files | "Read" >> beam.ParDo(ReadRanges(self._settings)).with_output_types(pa.RecordBatch)
+        read = beam.ParDo(ReadRanges(self._settings))
+        if not self._settings.keeps_unreadable:
+            return files | "Read" >> read.with_output_types(pa.RecordBatch)
+        outputs = files | "Read" >> read.with_outputs(UNREADABLE, main="good").with_output_types(pa.RecordBatch)
+        bad = outputs[UNREADABLE]
+        bad.element_type = pa.RecordBatch
+        return outputs.good, bad
 
     def display_data(self) -> dict[str, Any]:
         """Return the patterns and the number of files."""
@@ -135,22 +181,22 @@ def _check_files(files: Sequence[TableFile], csv: CsvStyle) -> None:
                 "expected one whose columns are compressed",
                 fix="decompress the file",
             )
-    if csv != CsvStyle() and all(file.format is not Format.CSV for file in files):
+    if csv != CsvStyle() and not any(file.format.is_csv for file in files):
         raise TableError(
-            "found delimiter=, newlines_in_values= or null_values=, which are for CSV, but no CSV file: "
+            "found delimiter=, encoding=, newlines_in_values= or null_values=, which are for CSV, but no CSV file: "
             f"the first file is {files[0].path}",
-            fix=Fix("pass format='csv' if the files are CSV"),
+            fix=Fix("pass format='csv' if the files are CSV", command="leave out --delimiter and --encoding"),
         )
 
 
 def _stored(
-    files: Sequence[TableFile], given: pa.Schema | None, partition: pa.Schema, csv: CsvStyle
+    files: Sequence[TableFile], given: pa.Schema | None, partition: pa.Schema, csv: CsvStyle, report: Report
 ) -> tuple[pa.Schema, str]:
     """Return the columns that every file must have, and the argument or file that they come from."""
     if given is not None:
         return pa.schema([field for field in given if field.name not in partition.names]), "schema="
     for file in files:
-        found = schema_of(file, csv)
+        found = schema_of(file, csv, report)
         if found is not None:
             return found, file.path
     name = files[0].path

@@ -115,8 +115,8 @@ class FakeTable:
             parquet.write_table(self._table, path)
             return
         with pa.output_stream(str(path), compression=compression) as stream:
-            if kind is Format.CSV:
-                csv.write_csv(self._table, stream)
+            if kind.is_csv:
+                csv.write_csv(self._table, stream, csv.WriteOptions(delimiter="\t" if kind is Format.TSV else ","))
             elif kind is Format.ARROW:
                 with pa.ipc.new_file(stream, self.schema) as writer:
                     writer.write_table(self._table)

@@ -9,6 +9,7 @@ from typing import Any
 
 import apache_beam as beam
 import pyarrow as pa
+from apache_beam.pvalue import TaggedOutput
 from pyarrow import csv, parquet
 
 from luminosity import ReadTable
@@ -46,8 +47,13 @@ def numbered(rows: int) -> pa.Table:
     return pa.table({"id": pa.array(range(rows), pa.int64()), "text": [f"row {number}" for number in range(rows)]})
 
 
-def read_alone(transform: ReadTable, rng: random.Random | None = None) -> list[dict[str, Any]]:
-    """Read all rows without a runner; with ``rng``, in ranges that are split at random, before and while reading."""
+def read_alone(
+    transform: ReadTable, rng: random.Random | None = None, letters: list[dict[str, Any]] | None = None
+) -> list[dict[str, Any]]:
+    """Read all rows without a runner; with ``rng``, in ranges that are split at random, before and while reading.
+
+    Dead letters are added to ``letters``.
+    """
     step = ReadRanges(transform._settings)
     rows: list[dict[str, Any]] = []
     for file in transform._files:
@@ -62,6 +68,10 @@ def read_alone(transform: ReadTable, rng: random.Random | None = None) -> list[d
                 batch = next(reading, None)
                 if batch is None:
                     break
+                if isinstance(batch, TaggedOutput):
+                    assert letters is not None
+                    letters += batch.value.to_pylist()
+                    continue
                 assert batch.num_rows
                 assert batch.schema == transform.schema
                 rows += batch.to_pylist()

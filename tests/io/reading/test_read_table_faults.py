@@ -41,7 +41,7 @@ def table(tmp_path: Path) -> str:
         ({"where": pc.field("stars") > "x"}, r"where=.*can't be evaluated on the columns of .*no kernel matching"),
         ({"where": pc.field("stars")}, r"where=stars can't be evaluated .* must evaluate to bool"),
         ({"where": "stars > 1"}, r"found where='stars > 1' of type str, expected an expression of pyarrow"),
-        ({"format": "xml"}, "found format='xml', expected one of parquet, jsonl, csv, arrow"),
+        ({"format": "xml"}, "found format='xml', expected one of parquet, jsonl, csv, tsv, arrow"),
         ({"rows_per_batch": 0}, "found rows_per_batch=0, expected 1 or more"),
         ({"delimiter": ";"}, r"are for CSV, but no CSV file: the first file is .*a\.parquet; pass format='csv'"),
     ],
@@ -174,8 +174,8 @@ def test_a_value_that_does_not_fit_is_shown_with_its_line(tmp_path: Path, monkey
         monkeypatch.setattr(text_lines, "TEXT_BYTES", block)
         with pytest.raises(
             TableError,
-            match=r"t\.csv, line 152: .*conversion error to int64: invalid value 'n/a'.*begins with 'n/a,oops'; "
-            "the types are those of schema=",
+            match=r"t\.csv, line 152: found 'n/a' in column 'id', expected int64; the types are those of schema=; "
+            "the line is 'n/a,oops'; pass schema=",
         ):
             read_alone(ReadTable(str(tmp_path), schema=schema))
 
@@ -185,7 +185,7 @@ def test_the_column_of_a_value_that_does_not_fit_is_named(newlines_in_values: bo
     (tmp_path / "t.csv").write_text("id,text,stars\n1,a,5\n2,b,many\n")
     schema = pa.schema({"id": pa.int64(), "text": pa.string(), "stars": pa.int64()})
     reading = ReadTable(str(tmp_path), ["stars"], schema=schema, newlines_in_values=newlines_in_values)
-    with pytest.raises(TableError, match="column 'stars': CSV conversion error to int64: invalid value 'many'"):
+    with pytest.raises(TableError, match="line 3: found 'many' in column 'stars', expected int64"):
         read_alone(reading)
 
 
@@ -203,26 +203,27 @@ def test_json_lines_at_fault_are_shown(tmp_path: Path) -> None:
 
     schema = pa.schema({"a": pa.int64()})
     with pytest.raises(
-        TableError, match=r"t\.jsonl, line 3: .*changed from number to string.*begins with '{\"a\": \"x\"}'"
+        TableError, match=r"t\.jsonl, line 3: .*changed from number to string.*the line is '{\"a\": \"x\"}'"
     ):
         read('{"a": 1}', "", '{"a": "x"}', '{"a": 2}', schema=schema)
     with pytest.raises(
         TableError, match=r"line 2: .*unexpected field.*'{\"a\": 2, \"b\": 1}'; .*pass schema= if there are more"
     ):
         read('{"a": 1}', '{"a": 2, "b": 1}', schema=schema)
-    with pytest.raises(TableError, match=r"line 2: .*'{\"a\":'"):
+    with pytest.raises(TableError, match=r"line 2: .*'{\"a\": '"):
         read('{"a": 1}', '{"a": ')
     read('{"a": 1, "b": 2}', '{"a": 2, "c": 1}', schema=pa.schema({"a": pa.int64(), "b": pa.int64()}), columns=["a"])
 
 
 def test_line_breaks_in_values_are_never_read_wrongly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wherever the file is split, reading raises an error with the remedy or returns the right rows."""
+    """Wherever the file is split, a promise that does not hold is an error with the remedy."""
     (tmp_path / "t.csv").write_bytes(b"text\n" + b"".join(b'"%d\nmore"\n' % number for number in range(30)))
     for block in range(1, 60):
         monkeypatch.setattr(text_lines, "TEXT_BYTES", block)
-        with pytest.raises(TableError, match=r"ends in another; .*newlines_in_values=True"):
-            read_alone(ReadTable(str(tmp_path)))
-    assert len(read_alone(ReadTable(str(tmp_path), newlines_in_values=True))) == 30
+        with pytest.raises(
+            TableError, match=r"t.csv, line \d+: .*ends in another; .*leave newlines_in_values=False out"
+        ):
+            read_alone(ReadTable(str(tmp_path), newlines_in_values=False))
 
 
 def test_a_table_with_nothing_in_it_needs_a_schema(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from luminosity import ReadTable
-from luminosity.io.reading import text_lines
+from luminosity.io.reading import csv_reader, text_lines
 from tests.io.reading.reads import read_alone, write
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=20)
@@ -35,6 +35,7 @@ def test_every_row_once(
     with (
         tempfile.TemporaryDirectory() as folder,
         mock.patch.multiple(text_lines, TEXT_BYTES=block, _READ_AHEAD=block // 3 + 1),
+        mock.patch.multiple(csv_reader, TEXT_BYTES=block, _READ_AHEAD=block // 3 + 1),
     ):
         write(Path(folder) / name, table, rows_at_once)
         transform = ReadTable(folder, schema=schema, rows_per_batch=rows_per_batch)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from luminosity.io.reading.byte_ranges import ByteRange
 from luminosity.io.reading.find_files import TableFile
 from luminosity.io.reading.open_file import open_bytes
 from luminosity.io.reading.reader import Claim, Reader, claim_whole
@@ -33,17 +34,17 @@ class ArrowReader(Reader):
         """Return None for a file, which can be cut anywhere, and no cuts for a stream, which is read in one piece."""
         return None if self._is_file else []
 
-    def batches(self, start: int, stop: int, claim: Claim) -> Iterator[pa.RecordBatch]:
+    def batches(self, byte_range: ByteRange, claim: Claim) -> Iterator[pa.RecordBatch]:
         """Yield the record batches that begin in this range, or the whole stream."""
         reader = _open(self._source, self._options)
         if not self._is_file:
-            if claim_whole(start, claim):
+            if claim_whole(byte_range.start, claim):
                 yield from reader
             return
         count = reader.num_record_batches
         for number in range(count):
             position = self._size * number // count
-            if position < start:
+            if position < byte_range.start:
                 continue
             if claim(position + 1) <= position:
                 return

@@ -17,6 +17,8 @@ class ByteRange(NamedTuple):
 
     start: int
     stop: int
+    origin: int = 0
+    """A position before ``start`` at which a row begins: rows of CSV can be found only from there."""
 
     @property
     def size(self) -> int:
@@ -27,16 +29,19 @@ class ByteRange(NamedTuple):
         """Yield parts of about ``size`` bytes, cut anywhere, or only at ``cuts``, which must be sorted.
 
         >>> list(ByteRange(0, 90).pieces(40))
-        [ByteRange(start=0, stop=40), ByteRange(start=40, stop=90)]
+        [bytes 0 to 40, bytes 40 to 90]
         >>> list(ByteRange(0, 90).pieces(40, [0, 30, 60, 80]))
-        [ByteRange(start=0, stop=60), ByteRange(start=60, stop=90)]
+        [bytes 0 to 60, bytes 60 to 90]
         """
         start = self.start
         for cut in range(self.start + size, self.stop, size) if cuts is None else cuts:
             if cut - start >= size and self.stop - cut >= size // 2:
-                yield ByteRange(start, cut)
+                yield ByteRange(start, cut, start)
                 start = cut
-        yield ByteRange(start, self.stop)
+        yield ByteRange(start, self.stop, start)
+
+    def __repr__(self) -> str:
+        return f"bytes {self.start} to {self.stop}"
 
 
 class ByteRangeTracker(RestrictionTracker):
@@ -57,11 +62,13 @@ class ByteRangeTracker(RestrictionTracker):
 
     def try_split(self, fraction_of_remainder: float) -> tuple[ByteRange, ByteRange] | None:
         """Cut off a part of the bytes that are not claimed, or return None if nothing is left to cut off."""
-        start, stop = self._range
+        start, stop, origin = self._range
         cut = self._claimed + int((stop - self._claimed) * fraction_of_remainder)
         if cut >= stop:
             return None
-        self._range, rest = ByteRange(start, cut), ByteRange(cut, stop)
+        # What is claimed ends with a row.
+        rest = ByteRange(cut, stop, self._claimed if self._claimed > start else origin)
+        self._range = ByteRange(start, cut, origin)
         return self._range, rest
 
     def current_restriction(self) -> ByteRange:

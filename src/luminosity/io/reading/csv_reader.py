@@ -4,172 +4,253 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
+from apache_beam.io.filesystems import FileSystems
 
-from luminosity.errors import Fix, TableError
+from luminosity.errors import Fix
+from luminosity.io.reading.byte_ranges import EVERYTHING, ByteRange
+from luminosity.io.reading.csv_dialect import CsvDialect, CsvStyle, encoding_fix, recognise_dialect
+from luminosity.io.reading.csv_rows import CsvRows, find_rows
 from luminosity.io.reading.find_files import TableFile
-from luminosity.io.reading.open_file import open_text
 from luminosity.io.reading.reader import TEXT_BYTES, Claim, Reader, claim_whole
 from luminosity.io.reading.selection import Selection
-from luminosity.io.reading.text_lines import BYTE_ORDER_MARK, explain, head, line_chunks
+from luminosity.io.reading.text_lines import LineNumbers, Report, Unreadable, line_chunks, readable_parts
 
-__all__ = ["CsvReader", "CsvStyle", "csv_schema"]
+__all__ = ["CsvReader", "csv_schema"]
 
-_BLANK = re.compile(rb"^\r?\n", re.MULTILINE)
-_HEADER_BYTES = 64 << 10  # longer than the header of any usual table
-
+_READ_AHEAD = 64 << 10  # bytes behind the range, which most likely contain the end of its last row
+_SCHEMA_BYTES = 1 << 20  # enough rows to guess types from
+_WRONG_COUNT = re.compile(r"CSV parse error: Expected (\d+) columns?, got (\d+)")
+_WRONG_VALUE = re.compile(
+    r"In CSV column #(\d+): (?:Row #\d+: )?CSV conversion error to (.*): invalid value '(.*)'", re.S
+)
+_NOT_UTF8 = "invalid UTF8 data"
 _FIX = Fix(
-    "pass schema= for other types, null_values= for other nulls, newlines_in_values=True for values with line breaks",
-    command="convert the table to Parquet, which stores its types, nulls and line breaks",
+    "pass schema= for other types or null_values= for other nulls, or collect lines that can't be read with "
+    "with_exception_handling()",
+    command="correct the line; lum enrich --dead-letters PATH collects lines that can't be read",
+)
+_FIX_QUOTES = Fix(
+    "correct the line, or collect lines that can't be read with with_exception_handling()", command=_FIX.command
 )
 
 
-@dataclass(frozen=True)
-class CsvStyle:
-    """How the values of a CSV file are written."""
-
-    delimiter: str = ","
-    newlines_in_values: bool = False
-    null_values: tuple[str, ...] = ("",)
-
-    def parse_options(self, columns: int) -> Any:
-        """Return pyarrow's options to parse a file with this many columns.
-
-        Empty lines are ignored, except in a file with one column: there an empty line is a null.
-        """
-        from pyarrow import csv
-
-        return csv.ParseOptions(
-            delimiter=self.delimiter, newlines_in_values=self.newlines_in_values, ignore_empty_lines=columns != 1
-        )
-
-    def convert_options(self, schema: pa.Schema | None = None) -> Any:
-        """Return pyarrow's options to convert values to the types of ``schema``.
-
-        Quoted values are never null, so that nulls and empty texts are told apart.
-        """
-        from pyarrow import csv
-
-        return csv.ConvertOptions(
-            column_types=schema,
-            include_columns=None if schema is None else schema.names,
-            null_values=list(self.null_values),
-            strings_can_be_null=True,
-            quoted_strings_can_be_null=False,
-        )
-
-
 class CsvReader(Reader):
-    """Reads CSV in chunks of whole lines, or in one piece if values contain line breaks."""
+    """Reads CSV in chunks of whole rows.
 
-    def __init__(self, file: TableFile, selection: Selection, style: CsvStyle) -> None:
-        from pyarrow import csv
+    Where rows begin is known only from the beginning of the file, as a quoted value may contain line breaks. So a large
+    file is first scanned for places to cut it, which takes a fraction of the time to parse it. A range knows a position
+    at which a row begins. Remote files are not scanned, since that would fetch them twice: they are one range.
+    """
 
-        self._csv = csv
+    def __init__(self, file: TableFile, selection: Selection, style: CsvStyle, report: Report) -> None:
         self._file = file
         self._selection = selection
         self._style = style
-        self._header, self._first = _header(head(file, _HEADER_BYTES), style)
-        if self._header:
+        self._dialect = recognise_dialect(file, style, selection.stored.names)
+        if self._dialect.header:
             expected = {field.name: field.type for field in selection.stored}
-            selection.check(file.path, pa.schema([(name, expected.get(name, pa.string())) for name in self._header]))
-        self._parsing = style.parse_options(len(self._header))
-        self._converting = style.convert_options(selection.loaded)
-        self._hint = f"the types are those of {selection.origin}"
+            found = [(name, expected.get(name, pa.string())) for name in self._dialect.header]
+            selection.check(file.path, pa.schema(found))
+        self._parser = _Parser(file, self._dialect, style.convert_options(selection.loaded), selection.origin, report)
+        is_local = FileSystems.get_scheme(file.path) is None
+        self._can_be_cut = file.compression is None and self._dialect.can_be_cut
+        self._is_scanned = style.newlines_in_values and self._can_be_cut and is_local
+        self._reached = 0  # where a row is known to begin, in the range that was read last
 
     def cuts(self) -> list[int] | None:
-        """Return None (anywhere), or no cuts if the file is compressed or values contain line breaks."""
-        return None if self._file.compression is None and not self._style.newlines_in_values else []
+        """Return rows at which the file can be cut; None means anywhere, if values contain no line breaks."""
+        if self._can_be_cut and not self._style.newlines_in_values:
+            return None
+        if not self._is_scanned:
+            return []
+        return [position for position, _ in self._row_chunks(0, 0, EVERYTHING, lambda position: position)]
 
-    def batches(self, start: int, stop: int, claim: Claim) -> Iterator[pa.RecordBatch]:
-        """Parse the lines that begin in this range, or the whole file if values contain line breaks."""
-        if not self._header:
+    def batches(self, byte_range: ByteRange, claim: Claim) -> Iterator[pa.RecordBatch]:
+        """Parse the rows that begin in this range. A batch is empty if none of its rows can be read."""
+        if not self._dialect.header:
             return
-        if self._style.newlines_in_values:
-            if claim_whole(start, claim):
-                yield from self._whole()
-            return
-        for position, data in line_chunks(self._file, self._first, start, stop, claim):
-            try:
-                table = self._parse(data)
-            except (pa.ArrowException, TableError) as error:
-                raise explain(self._file, position, data, self._parse, error, self._hint, _FIX) from error
-            yield from table.combine_chunks().to_batches()
-
-    def _whole(self) -> Iterator[pa.RecordBatch]:
-        """Read the file from its beginning: only so it is known which line breaks are inside values."""
-        reading = self._csv.ReadOptions(block_size=TEXT_BYTES)
-        with open_text(self._file) as stream:
-            try:
-                yield from self._csv.open_csv(stream, reading, self._parsing, self._converting)
-            except pa.ArrowException as error:
-                raise TableError(f"{self._file.path}: {self._with_name(error)}; {self._hint}", fix=_FIX) from error
-
-    def _parse(self, data: bytes) -> pa.Table:
-        table = self._read(data, self._converting)
-        if b'"' in data and (self._has_more_lines(data, table.num_rows) or self._ends_in_quotes(data, table.num_rows)):
-            raise TableError("a value begins in one line and ends in another")
-        return table
-
-    def _read(self, data: bytes, converting: Any) -> pa.Table:
-        # One block for all lines: pyarrow refuses a line that is longer than a block.
-        reading = self._csv.ReadOptions(column_names=self._header, block_size=max(1, len(data)))
-        try:
-            return self._csv.read_csv(pa.BufferReader(data), reading, self._parsing, converting)
-        except pa.ArrowInvalid as error:
-            raise pa.ArrowInvalid(self._with_name(error)) from error
-
-    def _with_name(self, error: pa.ArrowException) -> str:
-        """Return the message with the column's name instead of Arrow's number."""
-        return re.sub(r"In CSV column #(\d+)", lambda found: f"column {self._header[int(found[1])]!r}", str(error))
-
-    def _has_more_lines(self, data: bytes, rows: int) -> bool:
-        """Return whether there are more lines than rows, not counting blank lines, which are slow to find."""
-        is_last_whole = not data[data.rfind(b"\n") + 1 :].strip(b"\r")
-        lines = data.count(b"\n") + (not is_last_whole)
-        return lines > rows and (len(self._header) == 1 or lines - len(_BLANK.findall(data)) > rows)
-
-    def _ends_in_quotes(self, data: bytes, rows: int) -> bool:
-        """Return whether the data ends inside a quoted value, which would then contain one more line."""
-        if data.count(b'"') % 2 == 0:
-            return False
-        line = self._style.delimiter.join("x" for _ in self._header).encode()
-        as_text = CsvStyle().convert_options(pa.schema([(self._header[0], pa.string())]))
-        return self._read(data + b"\n" + line + b"\n", as_text).num_rows == rows
+        for position, rows in self._chunks(byte_range, claim):
+            for table in self._parser.tables(position, rows):
+                yield from table.combine_chunks().to_batches()
 
     def close(self) -> None:
         """Do nothing: no file stays open between calls."""
 
+    def _chunks(self, byte_range: ByteRange, claim: Claim) -> Iterator[tuple[int, CsvRows]]:
+        """Yield the rows that begin in the range, in chunks with their positions."""
+        if self._is_scanned:
+            origin = max(byte_range.origin, self._reached if self._reached <= byte_range.start else 0)
+            yield from self._row_chunks(origin, byte_range.start, byte_range.stop, claim)
+        elif self._can_be_cut and not self._style.newlines_in_values:
+            for position, data in line_chunks(self._file, self._dialect.first, byte_range, claim):
+                rows = find_rows(data, self._dialect.delimiter, is_last=True)
+                if rows.has_line_breaks():
+                    self._parser.refuse_line_breaks(position, rows)
+                yield position, rows
+        elif claim_whole(byte_range.start, claim):
+            yield from self._row_chunks(0, 0, EVERYTHING, lambda position: position)
 
-def csv_schema(file: TableFile, style: CsvStyle) -> pa.Schema | None:
-    """Return the names in the header with types guessed from the first megabyte, or None without a header."""
+    def _row_chunks(self, origin: int, start: int, stop: int, claim: Claim) -> Iterator[tuple[int, CsvRows]]:
+        """Yield the rows that begin at ``start`` or behind it; a row begins at ``origin``, or it is 0."""
+        position, begun = max(origin, self._dialect.first), b""
+        with self._dialect.open(self._file) as stream:
+            _skip(stream, position)
+            while True:
+                # A row that is still open is read in ever larger pieces, because each piece is scanned from its start.
+                most = max(stop - position - len(begun), 0) + max(_READ_AHEAD, len(begun))
+                read = stream.read(min(max(TEXT_BYTES, len(begun)), most))
+                data = begun + read
+                if not data:
+                    return
+                rows = find_rows(data, self._dialect.delimiter, is_last=not read)
+                if position < start or not rows.end:
+                    skipped = rows.cut_at(start - position) if position < start else 0
+                    position, begun = position + skipped, data[skipped:]
+                    continue
+                granted = claim(position + rows.end) - position
+                if granted <= 0:
+                    return
+                if granted < rows.end:
+                    rows.end = rows.cut_at(granted)
+                yield position, rows
+                if granted < rows.end or not read:
+                    return
+                position, begun = position + rows.end, data[rows.end :]
+                self._reached = position
+
+
+class _Parser:
+    """Parses rows, and reports those that can't be read."""
+
+    def __init__(self, file: TableFile, dialect: CsvDialect, converting: Any, origin: str, report: Report) -> None:
+        from pyarrow import csv
+
+        self._csv = csv
+        self._file = file
+        self._dialect = dialect
+        self._parsing = dialect.parse_options()
+        self._converting = converting
+        self._origin = origin
+        self._report = report
+        self._numbers = LineNumbers(lambda: dialect.open(file))
+
+    def tables(self, position: int, rows: CsvRows) -> Iterator[pa.Table]:
+        """Yield the rows that can be read; ``position`` is that of the first."""
+
+        def bad(at: int, line: bytes, error: Exception) -> None:
+            self._report_bad(position + at, line, error)
+
+        at = 0
+        for start, stop in [fault for fault in rows.faults if fault[0] < rows.end]:
+            yield from readable_parts(rows.data, rows.cut_at, self._parse, bad, at, start)
+            what = "a quoted value begins in this line and does not end, or has more text behind its closing quote"
+            self._report(self._unreadable(position + start, rows.data[start:stop], what, _FIX_QUOTES))
+            at = stop
+        yield from readable_parts(rows.data, rows.cut_at, self._parse, bad, at, rows.end)
+
+    def refuse_line_breaks(self, position: int, rows: CsvRows) -> None:
+        """Raise an error for rows that have line breaks in values, where the user said that there are none."""
+        at = next((start for start, _ in rows.faults), 0)
+        while rows.data.count(b"\n", at, (end := rows.cut_at(at + 1)) - 1) == 0 and not rows.faults and end < rows.end:
+            at = end
+        fix = Fix("leave newlines_in_values=False out")
+        line = rows.data[at : rows.data.find(b"\n", at) + 1 or rows.end]
+        raise self._unreadable(position + at, line, "a value begins in one line and ends in another", fix).error()
+
+    def _parse(self, data: bytes) -> pa.Table:
+        data = self._dialect.to_utf8(data)
+        # One block for all rows: pyarrow refuses a row that is longer than a block.
+        reading = self._csv.ReadOptions(column_names=self._dialect.header, block_size=max(1, len(data)))
+        return self._csv.read_csv(pa.BufferReader(data), reading, self._parsing, self._converting)
+
+    def _report_bad(self, position: int, line: bytes, error: Exception) -> None:
+        message, fix = str(error), _FIX
+        if found := _WRONG_COUNT.search(message):
+            reason, fix = f"found {found[2]} values, expected {found[1]} as in the header", _FIX_QUOTES
+        elif found := _WRONG_VALUE.search(message):
+            name = self._dialect.header[int(found[1])]
+            reason = (
+                f"found {found[3]!r} in column {name!r}, expected {found[2]}; the types are those of {self._origin}"
+            )
+        elif _NOT_UTF8 in message:
+            reason, fix = f"found bytes that are not {self._dialect.encoding}", encoding_fix(line)
+        else:
+            reason = " ".join(message.split())
+        self._report(self._unreadable(position, line, reason, fix))
+
+    def _unreadable(self, position: int, line: bytes, reason: str, fix: Fix) -> Unreadable:
+        encoding = self._dialect.encoding if self._dialect.can_be_cut else "utf-8"
+        text = line.decode(encoding, "backslashreplace").strip("\r\n")
+        return Unreadable(self._file.path, self._numbers.at(position), position, text, reason, fix)
+
+
+def csv_schema(file: TableFile, style: CsvStyle, report: Report) -> pa.Schema | None:
+    """Return the names in the header with types guessed from the first megabyte, or None without a header.
+
+    Lines that can't be read are reported, and do not count for the types.
+    """
     from pyarrow import csv
 
-    data = head(file)
-    names, _ = _header(data, style)
-    if not names:
+    dialect = recognise_dialect(file, style)
+    if not dialect.header:
         return None
-    reading = csv.ReadOptions(block_size=len(data) + 1)
-    table = csv.read_csv(
-        pa.BufferReader(data + b"\n"), reading, style.parse_options(len(names)), style.convert_options()
-    )
+    rows = _first_rows(file, dialect)
+    sample = b"".join(rows.data[start:stop] for start, stop in _between(rows))
+    skipped: list[Any] = []
+
+    def skip(row: Any) -> str:
+        skipped.append(row.actual_columns)
+        return "skip"
+
+    data = dialect.to_utf8(sample) + b"\n"
+    parsing = dialect.parse_options()
+    parsing.invalid_row_handler = skip
+    reading = csv.ReadOptions(column_names=dialect.header, block_size=len(data))
+    found = csv.read_csv(pa.BufferReader(data), reading, parsing, style.convert_options()).schema
+    has_bytes = any(pa.types.is_binary(kind) for kind in found.types)
     # A column without values so far becomes text, which can hold any later value.
-    return pa.schema([(each.name, pa.string() if pa.types.is_null(each.type) else each.type) for each in table.schema])
+    is_text = (pa.types.is_null, pa.types.is_binary)
+    schema = pa.schema(
+        [(each.name, pa.string() if any(is_(each.type) for is_ in is_text) else each.type) for each in found]
+    )
+    if rows.faults or skipped or has_bytes:
+        parser = _Parser(file, dialect, style.convert_options(schema), file.path, report)
+        for _ in parser.tables(dialect.first, rows):
+            pass
+    return schema
 
 
-def _header(data: bytes, style: CsvStyle) -> tuple[list[str], int]:
-    """Return the names in the first line that is not blank, and the position of the next line."""
-    from pyarrow import csv
+def _first_rows(file: TableFile, dialect: CsvDialect) -> CsvRows:
+    size = _SCHEMA_BYTES
+    while True:
+        with dialect.open(file) as stream:
+            _skip(stream, dialect.first)
+            data, is_last = b"", False
+            while len(data) < size and not is_last:
+                more = stream.read(size - len(data))
+                data, is_last = data + more, not more
+        rows = find_rows(data, dialect.delimiter, is_last)
+        if rows.end or is_last:
+            return rows
+        size *= 8
 
-    start = len(BYTE_ORDER_MARK) if data.startswith(BYTE_ORDER_MARK) else 0
-    while start < len(data):
-        stop = data.find(b"\n", start) + 1 or len(data)
-        line = data[start:stop]
-        if line.strip():
-            found = csv.read_csv(pa.BufferReader(line + b"\n"), parse_options=style.parse_options(len(line)))
-            return found.column_names, stop
-        start = stop
-    return [], start
+
+def _between(rows: CsvRows) -> Iterator[tuple[int, int]]:
+    """Yield the stretches of complete rows between the faults."""
+    at = 0
+    for start, stop in rows.faults:
+        yield at, start
+        at = stop
+    yield at, rows.end
+
+
+def _skip(stream: Any, position: int) -> None:
+    """Go to a position of a stream that was just opened."""
+    if isinstance(stream, pa.NativeFile) and stream.seekable():
+        stream.seek(position)
+        return
+    while position and (data := stream.read(min(position, TEXT_BYTES))):
+        position -= len(data)

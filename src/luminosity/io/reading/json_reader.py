@@ -2,37 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pyarrow as pa
 from pyarrow import compute
 
 from luminosity.errors import Fix, TableError
+from luminosity.io.reading.byte_ranges import ByteRange
 from luminosity.io.reading.find_files import TableFile
+from luminosity.io.reading.open_file import open_text
 from luminosity.io.reading.reader import Claim, Reader
 from luminosity.io.reading.selection import Selection
-from luminosity.io.reading.text_lines import explain, head, line_chunks
+from luminosity.io.reading.text_lines import (
+    LineNumbers,
+    Report,
+    Unreadable,
+    head,
+    line_chunks,
+    line_end,
+    raise_unreadable,
+    readable_parts,
+)
 
 __all__ = ["JsonLinesReader", "json_lines_schema"]
 
 pc: Any = compute  # It creates its functions on import, so type checkers see none.
 
 _FIX = Fix(
-    "pass schema= if there are more columns or other types",
-    command="convert the table to Parquet, which stores its columns and types",
+    "pass schema= if there are more columns or other types, or collect lines that can't be read with "
+    "with_exception_handling()",
+    command="correct the line; lum enrich --dead-letters PATH collects lines that can't be read",
 )
 
 
 class JsonLinesReader(Reader):
     """Reads JSON lines. A missing key is null. An unknown key is an error, unless columns are selected."""
 
-    def __init__(self, file: TableFile, selection: Selection) -> None:
+    def __init__(self, file: TableFile, selection: Selection, report: Report) -> None:
         from pyarrow import json
 
         self._json = json
         self._file = file
         self._selection = selection
+        self._report = _Reporter(file, f"; the columns are those of {selection.origin}", report)
         has_all = len(selection.loaded) == len(selection.stored)
         self._options = json.ParseOptions(
             explicit_schema=pa.schema([pa.field(field.name, _parsed_as(field.type)) for field in selection.loaded]),
@@ -43,15 +56,11 @@ class JsonLinesReader(Reader):
         """Return None (anywhere), or no cuts if the file is compressed."""
         return None if self._file.compression is None else []
 
-    def batches(self, start: int, stop: int, claim: Claim) -> Iterator[pa.RecordBatch]:
+    def batches(self, byte_range: ByteRange, claim: Claim) -> Iterator[pa.RecordBatch]:
         """Parse the lines that begin in this range."""
-        for position, data in line_chunks(self._file, 0, start, stop, claim):
-            try:
-                table = self._parse(data)
-            except pa.ArrowException as error:
-                hint = f"the columns are those of {self._selection.origin}"
-                raise explain(self._file, position, data, self._parse, error, hint, _FIX) from error
-            yield from table.combine_chunks().to_batches()
+        for position, data in line_chunks(self._file, 0, byte_range, claim):
+            for table in readable_parts(data, line_end(data), self._parse, self._report.lines_at(position)):
+                yield from table.combine_chunks().to_batches()
 
     def _parse(self, data: bytes) -> pa.Table:
         # One block for all lines: pyarrow refuses a line that is longer than a block.
@@ -66,29 +75,66 @@ class JsonLinesReader(Reader):
         """Do nothing: no file stays open between calls."""
 
 
-def json_lines_schema(file: TableFile) -> pa.Schema | None:
-    """Return the schema guessed from the first megabyte, or None if the file has no line."""
+class _Reporter:
+    """Reports lines that can't be read."""
+
+    def __init__(self, file: TableFile, hint: str, report: Report) -> None:
+        self._file = file
+        self._hint = hint
+        self._report = report
+        self._numbers = LineNumbers(lambda: open_text(file))
+
+    def lines_at(self, position: int) -> Callable[[int, bytes, Exception], None]:
+        """Return a function that reports lines of a chunk that begins at ``position``."""
+
+        def bad(at: int, line: bytes, error: Exception) -> None:
+            text = line.decode(errors="backslashreplace").strip("\r\n")
+            number = self._numbers.at(position + at)
+            reason = f"{error}{self._hint}"
+            self._report(Unreadable(self._file.path, number, position + at, text, reason, _FIX))
+
+        return bad
+
+
+def json_lines_schema(file: TableFile, report: Report) -> pa.Schema | None:
+    """Return the schema guessed from the first megabyte, or None if the file has no line.
+
+    Lines that can't be read are reported, and do not count.
+    """
     from pyarrow import json
 
-    data = head(file)
+    def parse(lines: bytes, schema: pa.Schema | None = None) -> pa.Table:
+        reading = json.ReadOptions(block_size=max(1, len(lines)))
+        return json.read_json(pa.BufferReader(lines), reading, json.ParseOptions(explicit_schema=schema))
+
+    with open_text(file) as stream:
+        data = head(stream)
     if not data.strip():
         return None
-    options = json.ReadOptions(block_size=len(data))
     try:
-        found = json.read_json(pa.BufferReader(data), options).schema
-    except pa.ArrowException as error:
-
-        def parse(lines: bytes) -> pa.Table:
-            return json.read_json(pa.BufferReader(lines), json.ReadOptions(block_size=max(1, len(lines))))
-
-        raise explain(
-            file, 0, data, parse, error, "expected one object per line, with the same types in all"
-        ) from error
+        found = parse(data).schema
+    except pa.ArrowException:
+        found = _common_schema(readable_parts(data, line_end(data), parse, lambda *_: None))
+        hint = "; expected one object per line, with the same types in all"
+        bad = _Reporter(file, hint, report if len(found) else raise_unreadable).lines_at(0)
+        for _ in readable_parts(data, line_end(data), lambda lines: parse(lines, found), bad):
+            pass
     if not len(found):
         raise TableError(
             f"{file.path}: found empty objects in the first lines, expected columns", fix=Fix("pass schema=")
         )
     return pa.schema([pa.field(each.name, _unless_null(each.type)) for each in found])
+
+
+def _common_schema(tables: Iterator[pa.Table]) -> pa.Schema:
+    """Return a schema for lines that were parsed in parts; it leaves out parts that contradict earlier ones."""
+    found = pa.schema([])
+    for table in tables:
+        try:
+            found = pa.unify_schemas([found, table.schema], promote_options="permissive")
+        except pa.ArrowException:
+            continue
+    return found
 
 
 def _parsed_as(kind: pa.DataType) -> pa.DataType:

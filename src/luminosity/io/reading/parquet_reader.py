@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from luminosity.io.formats import LIST_SIZE
+from luminosity.io.reading.byte_ranges import ByteRange
 from luminosity.io.reading.find_files import TableFile
 from luminosity.io.reading.open_file import open_bytes
 from luminosity.io.reading.partition_columns import partition_condition
@@ -47,12 +48,12 @@ class ParquetReader(Reader):
         """Return the positions of the row groups."""
         return [self._layout.position(group, 0) for group in range(self._file.num_row_groups)]
 
-    def batches(self, start: int, stop: int, claim: Claim) -> Iterator[pa.RecordBatch]:
+    def batches(self, byte_range: ByteRange, claim: Claim) -> Iterator[pa.RecordBatch]:
         """Decode the stretches of rows that begin in this range, except in row groups that ``where`` excludes."""
         for group in range(self._file.num_row_groups):
             for stretch in range(self._layout.stretches(group)):
                 position = self._layout.position(group, stretch)
-                if position < start:
+                if position < byte_range.start:
                     continue
                 if claim(position + 1) <= position:
                     return

@@ -6,7 +6,7 @@ from collections.abc import Generator, Iterator
 from typing import Any
 
 import apache_beam as beam
-import pyarrow as pa
+from apache_beam import pvalue
 from apache_beam.metrics import Metrics
 
 from luminosity.io.reading.byte_ranges import EVERYTHING, ByteRange, ByteRangeTracker
@@ -14,29 +14,36 @@ from luminosity.io.reading.find_files import TableFile
 from luminosity.io.reading.open_file import readable
 from luminosity.io.reading.reader import PIECE_BYTES, Reader, bounded
 from luminosity.io.reading.readers import Settings, open_reader
+from luminosity.io.reading.text_lines import Unreadable, letters, raise_unreadable
 
-__all__ = ["ReadRanges"]
+__all__ = ["UNREADABLE", "ReadRanges"]
+
+UNREADABLE = "unreadable"  # the tag of dead letters
 
 _RANGE = beam.DoFn.RestrictionParam()  # The DoFn itself is the provider.
 _ROWS = Metrics.counter("ReadTable", "rows_read")
 _BYTES = Metrics.counter("ReadTable", "bytes_read")
+_UNREADABLE = Metrics.counter("ReadTable", "lines_unreadable")
 _FILES = Metrics.counter("ReadTable", "files_read")
 
 
 class ReadRanges(beam.DoFn, beam.RestrictionProvider):
     """Reads ranges of a file's bytes; a row belongs to the range in which it begins.
 
-    The last file stays open, since the next range is often in the same file.
+    Lines that can't be read are dead letters if the settings say so; otherwise they end the run. The last file stays
+    open, since the next range is often in the same file.
     """
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._open: tuple[TableFile, Reader] | None = None
+        self._unreadable: list[Unreadable] = []
 
-    def process(self, element: TableFile, tracker: Any = _RANGE) -> Iterator[pa.RecordBatch]:
+    def process(self, element: TableFile, tracker: Any = _RANGE) -> Iterator[Any]:
         """Read the rows that begin in the range, and count rows, bytes and files."""
-        start, stop = tracker.current_restriction()
-        reached = start
+        byte_range = tracker.current_restriction()
+        reached = byte_range.start
+        self._unreadable.clear()
 
         def claim(position: int) -> int:
             nonlocal reached
@@ -50,16 +57,25 @@ class ReadRanges(beam.DoFn, beam.RestrictionProvider):
         is_read = False
         try:
             with readable(element):
-                for batch in self._reader(element).batches(start, stop, claim):
+                for batch in self._reader(element).batches(byte_range, claim):
                     finished = self._settings.selection.finish(batch, element.partition)
                     for part in bounded(finished, self._settings.rows_per_batch):
                         _ROWS.inc(part.num_rows)
                         yield part
+                    yield from self._letters()
+                yield from self._letters()
                 claim(EVERYTHING)
             is_read = True
         finally:
             if not is_read:
                 self.teardown()  # The reader may be anywhere in the file, so it can't be used again.
+
+    def _letters(self) -> Iterator[Any]:
+        """Yield the lines that could not be read since the last call."""
+        if self._unreadable:
+            _UNREADABLE.inc(len(self._unreadable))
+            yield pvalue.TaggedOutput(UNREADABLE, letters(self._unreadable))
+            self._unreadable.clear()
 
     def teardown(self) -> None:
         """Close the file that is still open."""
@@ -91,5 +107,6 @@ class ReadRanges(beam.DoFn, beam.RestrictionProvider):
     def _reader(self, file: TableFile) -> Reader:
         if self._open is None or self._open[0] != file:
             self.teardown()
-            self._open = file, open_reader(file, self._settings)
+            report = self._unreadable.append if self._settings.keeps_unreadable else raise_unreadable
+            self._open = file, open_reader(file, self._settings, report)
         return self._open[1]

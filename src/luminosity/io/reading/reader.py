@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pyarrow as pa
 
-from luminosity.io.reading.byte_ranges import EVERYTHING
+from luminosity.io.reading.byte_ranges import EVERYTHING, ByteRange
 
 __all__ = ["BATCH_BYTES", "BATCH_ROWS", "PIECE_BYTES", "TEXT_BYTES", "Claim", "Reader", "bounded", "claim_whole"]
 
@@ -33,11 +33,11 @@ class Reader(ABC):
         return None
 
     @abstractmethod
-    def batches(self, start: int, stop: int, claim: Claim) -> Iterator[pa.RecordBatch]:
+    def batches(self, byte_range: ByteRange, claim: Claim) -> Iterator[pa.RecordBatch]:
         """Yield the rows that begin in this range, with the loaded columns in any order.
 
-        Rows are claimed before they are yielded. ``stop`` only limits how far to read ahead: the range may have been
-        split since, so only the rows that ``claim`` grants may be yielded.
+        Rows are claimed before they are yielded. The end of the range only limits how far to read ahead: the range may
+        have been split since, so only the rows that ``claim`` grants may be yielded.
         """
 
     @abstractmethod

@@ -1,39 +1,114 @@
-"""Lines of text in chunks: which lines belong to a range of bytes, and which line a parser fails on."""
+"""Lines of text in chunks: which lines belong to a range of bytes, and which of them can't be read."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
+from luminosity._text import shorten
 from luminosity.errors import Fix, TableError
-from luminosity.io.reading.byte_ranges import EVERYTHING
+from luminosity.io.reading.byte_ranges import EVERYTHING, ByteRange
 from luminosity.io.reading.find_files import TableFile
 from luminosity.io.reading.open_file import open_text
 from luminosity.io.reading.reader import TEXT_BYTES, Claim, claim_whole
 
-__all__ = ["BYTE_ORDER_MARK", "explain", "head", "line_chunks"]
+__all__ = [
+    "LETTERS",
+    "LineNumbers",
+    "Report",
+    "Unreadable",
+    "head",
+    "letters",
+    "line_chunks",
+    "line_end",
+    "raise_unreadable",
+    "readable_parts",
+]
 
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+LETTERS = pa.schema({"_file": pa.string(), "_line": pa.int64(), "_text": pa.string(), "_reason": pa.string()})
+"""The columns of dead letters: lines that can't be read."""
+
 _HEAD_BYTES = 1 << 20  # enough rows to guess types from
 _READ_AHEAD = 64 << 10  # bytes behind the range, which most likely contain the end of its last line
 _MOST_BYTES_TO_COUNT = 1 << 30  # counting the lines before a fault reads the file up to it
-_SHOWN_BYTES = 120  # of the line at fault
+_SHOWN_CHARACTERS = 120  # of the line at fault
 
 
-def head(file: TableFile, size: int = _HEAD_BYTES) -> bytes:
-    """Return the first whole lines of the file, about ``size`` bytes, or all of a shorter file."""
+@dataclass(frozen=True)
+class Unreadable:
+    """A line that can't be read, or a row of several lines; ``line`` is None deep in a large file."""
+
+    path: str
+    line: int | None
+    position: int
+    text: str
+    reason: str
+    fix: Fix | None = None
+
+    def error(self) -> TableError:
+        """Return the error that ends a run without dead letters."""
+        place = f"byte {self.position}" if self.line is None else f"line {self.line}"
+        shown = shorten(self.text, _SHOWN_CHARACTERS)
+        return TableError(f"{self.path}, {place}: {self.reason}; the line is {shown!r}", fix=self.fix)
+
+
+Report = Callable[[Unreadable], None]
+"""Takes a line that can't be read: it raises, or keeps the line as a dead letter."""
+
+
+def raise_unreadable(line: Unreadable) -> None:
+    """Raise the error of a line that can't be read."""
+    raise line.error()
+
+
+def letters(lines: Sequence[Unreadable]) -> pa.RecordBatch:
+    """Return lines that can't be read as a record batch of dead letters."""
+    return pa.RecordBatch.from_pylist(
+        [{"_file": each.path, "_line": each.line, "_text": each.text, "_reason": each.reason} for each in lines],
+        schema=LETTERS,
+    )
+
+
+class LineNumbers:
+    """Counts the lines before positions in a file, which ``opened`` opens. Ascending positions are counted once."""
+
+    def __init__(self, opened: Callable[[], Any]) -> None:
+        self._opened = opened
+        self._position = 0
+        self._count = 1
+
+    def at(self, position: int) -> int | None:
+        """Return the number of the line at ``position``, or None deep in a large file."""
+        if position > _MOST_BYTES_TO_COUNT:
+            return None
+        if position < self._position:
+            self._position, self._count = 0, 1
+        with self._opened() as stream:
+            at = 0
+            if self._position and isinstance(stream, pa.NativeFile) and stream.seekable():
+                stream.seek(self._position)
+                at = self._position
+            while at < position and (data := stream.read(min(TEXT_BYTES, position - at))):
+                self._count += data.count(b"\n", max(0, self._position - at))
+                at += len(data)
+        self._position = position
+        return self._count
+
+
+def head(stream: Any, size: int = _HEAD_BYTES) -> bytes:
+    """Return the first whole lines of a stream, about ``size`` bytes, or all of a shorter one."""
     data = b""
-    with open_text(file) as stream:
-        while more := stream.read(size):
-            data += more
-            if len(data) >= size and data.strip().find(b"\n") >= 0:
-                return data[: data.rfind(b"\n") + 1]
+    while more := stream.read(size):
+        data += more
+        if len(data) >= size and data.strip().find(b"\n") >= 0:
+            return data[: data.rfind(b"\n") + 1]
     return data
 
 
-def line_chunks(file: TableFile, first: int, start: int, stop: int, claim: Claim) -> Iterator[tuple[int, bytes]]:
+def line_chunks(file: TableFile, first: int, byte_range: ByteRange, claim: Claim) -> Iterator[tuple[int, bytes]]:
     """Yield the whole lines that begin in the range, in chunks with their positions.
 
     The first line of the file is at ``first``. A compressed file can't be read from its middle, so the range with its
@@ -41,8 +116,8 @@ def line_chunks(file: TableFile, first: int, start: int, stop: int, claim: Claim
     """
     if file.compression is None:
         with open_text(file) as stream:
-            yield from _chunks(stream, _seek(stream, first, start), stop, claim)
-    elif claim_whole(start, claim):
+            yield from _chunks(stream, _seek(stream, first, byte_range.start), byte_range.stop, claim)
+    elif claim_whole(byte_range.start, claim):
         with open_text(file) as stream:
             stream.read(first)
             yield from _chunks(stream, first, EVERYTHING, lambda position: position)
@@ -86,50 +161,43 @@ def _chunks(stream: pa.NativeFile, position: int, stop: int, claim: Claim) -> It
         position, begun = position + end, data[end:]
 
 
-def explain(
-    file: TableFile,
-    position: int,
+def line_end(data: bytes) -> Callable[[int], int]:
+    """Return a function that finds the first end of a line at a position or behind it."""
+
+    def cut_at(position: int) -> int:
+        return data.find(b"\n", position - 1) + 1 or len(data)
+
+    return cut_at
+
+
+def readable_parts(
     data: bytes,
+    cut_at: Callable[[int], int],
     parse: Callable[[bytes], Any],
-    error: Exception,
-    hint: str,
-    fix: Fix | None = None,
-) -> TableError:
-    """Return an error that shows the line at fault, which is found by bisection; ``hint`` says what was expected."""
-    lines = data.split(b"\n")
-    while len(lines) > 1:
-        middle = len(lines) // 2
-        if _fails(parse, b"\n".join(lines[:middle])):
-            lines = lines[:middle]
-        elif _fails(parse, b"\n".join(lines[middle:])):
-            position += sum(map(len, lines[:middle])) + middle
-            lines = lines[middle:]
-        else:
-            return TableError(f"{file.path}, from {_place(file, position)} on: {error}; {hint}", fix=fix)
+    bad: Callable[[int, bytes, Exception], None],
+    start: int = 0,
+    stop: int | None = None,
+) -> Iterator[Any]:
+    """Yield what ``parse`` returns for all rows that can be read, and call ``bad`` for each row that can't.
+
+    Rows that fail are found by bisection. ``cut_at`` finds the end of a row, as :meth:`CsvRows.cut_at` does.
+    """
+    stop = len(data) if stop is None else stop
+    if start >= stop:
+        return
     try:
-        parse(lines[0] + b"\n")
-    except (pa.ArrowException, TableError) as error_of_line:
-        error = error_of_line
-    shown = lines[0][:_SHOWN_BYTES].decode(errors="replace").strip()
-    message = f"{file.path}, {_place(file, position)}: {error}; the line begins with {shown!r}; {hint}"
-    return TableError(message, fix=fix)
-
-
-def _fails(parse: Callable[[bytes], Any], data: bytes) -> bool:
-    try:
-        parse(data + b"\n")
-    except (pa.ArrowException, TableError):
-        return True
-    return False
-
-
-def _place(file: TableFile, position: int) -> str:
-    """Return the number of the line at ``position``, or the position itself deep in a large file."""
-    if position > _MOST_BYTES_TO_COUNT:
-        return f"byte {position}"
-    count, left = 1, position
-    with open_text(file) as stream:
-        while left and (data := stream.read(min(left, TEXT_BYTES))):
-            count += data.count(b"\n")
-            left -= len(data)
-    return f"line {count}"
+        parsed = parse(data[start:stop])
+    except (pa.ArrowException, TableError) as error:
+        first = cut_at(start + 1)
+        if first >= stop:
+            bad(start, data[start:stop], error)
+            return
+        middle = cut_at((start + stop + 1) // 2)
+        if middle >= stop:  # One row has the second half: cut before it.
+            middle = first
+            while (end := cut_at(middle + 1)) < stop:
+                middle = end
+        yield from readable_parts(data, cut_at, parse, bad, start, middle)
+        yield from readable_parts(data, cut_at, parse, bad, middle, stop)
+    else:
+        yield parsed

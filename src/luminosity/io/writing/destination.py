@@ -27,6 +27,7 @@ _CODECS = {
     Format.ARROW: ("zstd", "lz4", "none"),
     Format.JSON_LINES: (*_SUFFIXES, "none"),
     Format.CSV: (*_SUFFIXES, "none"),
+    Format.TSV: (*_SUFFIXES, "none"),
 }
 
 
@@ -128,8 +129,7 @@ class Destination:
     @property
     def whole_file_compression(self) -> str | None:
         """The compression of text files as a whole; Parquet and Arrow files compress their columns themselves."""
-        is_text = self.format in (Format.JSON_LINES, Format.CSV)
-        return self.compression if is_text and self.compression != "none" else None
+        return self.compression if self.format.is_text and self.compression != "none" else None
 
 
 def _named(path: str) -> tuple[Format, str | None] | None:
@@ -165,7 +165,7 @@ def _compression(path: str, given: str | None, kind: Format, named: tuple[Format
             "only its columns are",
             fix=Fix(f"leave out the last suffix and pass compression={of_name!r}", command="leave out the last suffix"),
         )
-    if kind in (Format.JSON_LINES, Format.CSV) and given is not None and (of_name or "none") != given:
+    if kind.is_text and given is not None and (of_name or "none") != given:
         raise InvalidArgument(
             f"{path}: found compression={given!r}, expected {of_name or 'none'!r} because of the suffix"
         )

@@ -36,8 +36,9 @@ def encoder(destination: Destination, sink: Any, schema: pa.Schema, has_header: 
         return ParquetEncoder(sink, schema, destination.compression)
     if destination.format is Format.ARROW:
         return _Arrow(sink, schema, destination.compression or "lz4")
-    if destination.format is Format.CSV:
-        return _Csv(destination.path, sink, schema, has_header)
+    if destination.format.is_csv:
+        delimiter = "\t" if destination.format is Format.TSV else ","
+        return _Csv(destination.path, sink, schema, has_header, delimiter)
     return _JsonLines(sink)
 
 
@@ -56,12 +57,12 @@ class _Arrow:
 
 
 class _Csv:
-    def __init__(self, path: str, sink: Any, schema: pa.Schema, has_header: bool) -> None:
+    def __init__(self, path: str, sink: Any, schema: pa.Schema, has_header: bool, delimiter: str) -> None:
         from pyarrow import csv
 
         self._path = path
         self._schema = schema
-        options = csv.WriteOptions(include_header=has_header)
+        options = csv.WriteOptions(include_header=has_header, delimiter=delimiter)
         with self._refused():
             self._writer = csv.CSVWriter(sink, schema, write_options=options)
 

@@ -51,10 +51,10 @@ def _digest(written: list[WrittenFile]) -> str:
 
 def joined(destination: Destination, sources: tuple[WrittenFile, ...]) -> str:
     """Return the path of a temporary file with all rows of the sources."""
-    lacks_header = destination.is_one_file and destination.format is Format.CSV
+    lacks_header = destination.is_one_file and destination.format.is_csv
     if len(sources) == 1 and not lacks_header:
         return sources[0].path
-    if destination.format in (Format.CSV, Format.JSON_LINES):
+    if destination.format.is_text:
         return _joined_text(destination, sources)
     return _joined_columns(destination, sources)
 
@@ -63,7 +63,7 @@ def _joined_text(destination: Destination, sources: tuple[WrittenFile, ...]) -> 
     """Concatenate text. Compressed streams can be concatenated too: all readers accept them."""
     output = filesystem.OutputFile(filesystem.new_path(destination.temporary_folder, destination.suffix), None)
     try:
-        if destination.format is Format.CSV:
+        if destination.format.is_csv:
             output.sink.write(_header(destination, sources[0].schema))
         for source in sources:
             with filesystem.open_input(source.path) as file:

@@ -8,7 +8,6 @@ import pyarrow as pa
 from pyarrow import types
 
 from luminosity.errors import Fix, WriteError
-from luminosity.io.formats import Format
 from luminosity.io.writing.destination import Destination
 from luminosity.io.writing.filesystem import is_hidden
 
@@ -37,7 +36,7 @@ def check_writable(destination: Destination, schema: pa.Schema) -> None:
         _check_partition(path, schema, name)
     if destination.partition_by and len(schema) == len(destination.partition_by):
         raise WriteError(f"{path}: found all columns in partition_by, expected at least one that is left for the files")
-    if destination.format in (Format.CSV, Format.JSON_LINES):
+    if destination.format.is_text:
         for field in schema:
             if field.name not in destination.partition_by:
                 _check_text(destination, field)
@@ -86,7 +85,7 @@ def _check_partition(path: str, schema: pa.Schema, name: str) -> None:
 
 def _check_text(destination: Destination, field: pa.Field) -> None:
     message = f"{destination.path}: column {field.name!r} is {field.type}, which "
-    if destination.format is Format.CSV and _is_nested(field.type):
+    if destination.format.is_csv and _is_nested(field.type):
         fix = Fix(
             "write Parquet or JSON lines, or drop the column",
             command="write Parquet or JSON lines, such as OUT.parquet or OUT.jsonl",
