@@ -90,6 +90,22 @@ def test_patterns_formats_and_columns_of_numbers(capsys: pytest.CaptureFixture[s
         assert (found["reference_rows"], found["settings"]["columns"], found["settings"]["width"]) == (400, "a, b", 2)
 
 
+def test_csv_with_semicolons_tabs_and_other_encodings(capsys: pytest.CaptureFixture[str]) -> None:
+    for delimiter, name in ((";", "new.csv"), ("\t", "new.tsv"), (":", "other.csv")):
+        lines = [f"größe{delimiter}b\n", *(f"{a}{delimiter}{b}\n" for a, b in _NEW[:, :2].tolist())]
+        Path(name).write_text("".join(lines), encoding="cp1252")
+    for current, options in (("new.csv", []), ("new.tsv", []), ("other.csv", ["--delimiter=:"])):
+        arguments = ["--column=größe,b", "--encoding=cp1252", "--json", *options]
+        assert main(["drift", current if options else "new.csv", current, *arguments]) == 0
+        assert json.loads(capsys.readouterr().out)["p_value"] > 0.5
+    # The options are for the sample that is CSV.
+    pq.write_table(pa.table({"b": _NEW[:, 1]}), "n.parquet")
+    assert main(["drift", "n.parquet", "new.csv", "--column=b", "--encoding=cp1252"]) == 0
+    capsys.readouterr()
+    assert main(["drift", "old.parquet", "new.parquet", "--delimiter=tab"]) == 1
+    assert "found --delimiter, which is for CSV, but no CSV file" in capsys.readouterr().err
+
+
 def test_the_unit_of_columns_does_not_matter(capsys: pytest.CaptureFixture[str]) -> None:
     """Ages moved by one standard deviation; incomes, which are larger numbers, did not move."""
     for name, shift in (("before", 0), ("after", 12)):
@@ -242,8 +258,8 @@ def test_rows_draws_random_rows(capsys: pytest.CaptureFixture[str]) -> None:
         (["none.csv", "new.npy"], "none.csv has no rows; expected some"),
         (["torn.parquet", "new.npy"], "torn.parquet: can't be read as parquet: it is damaged, incomplete"),
         (["notes.txt", "new.npy"], "optionally followed by .gz, .bz2, .zst, .lz4; or in .npy for NumPy arrays"),
-        (["ab-*.csv", "new.npy", "--column=a"], "the types are those of ./ab-0.csv; convert the table to Parquet"),
-        (["ab-*.jsonl", "new.npy", "--column=a"], "those of ./ab-0.jsonl; convert the table to Parquet"),
+        (["ab-*.csv", "new.npy", "--column=a"], "./ab-1.csv, line 2: found 'x' in column 'a', expected"),
+        (["ab-*.jsonl", "new.npy", "--column=a"], "those of ./ab-0.jsonl; the line is"),
         (["hollow.parquet", "hollow.parquet"], "hollow.parquet has rows without numbers"),
         (["old.parquet", "new.parquet", "--column=,"], "--column=,: expected the name of a column"),
         (["old.npy", "nan.npy"], "nan.npy: found NaN or infinity in row 7 (counted from 0)"),

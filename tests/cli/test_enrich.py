@@ -151,6 +151,26 @@ def test_rows_that_fail_go_to_the_dead_letters(tmp_path: Path) -> None:
     assert "1 row, in letters.jsonl" in done.stdout
 
 
+def test_lines_that_can_not_be_read_go_to_the_dead_letters(tmp_path: Path) -> None:
+    (tmp_path / "handlers.py").write_text(_HANDLERS)
+    lines = 'id;text\n1;Zürich\n2;"two\nlines"\n3\n4;bad\n'
+    (tmp_path / "in.csv").write_bytes(lines.encode("cp1252"))
+
+    done = lum(
+        *("in.csv", "out.jsonl", "--model=n:text=handlers:Fussy"),
+        *("--encoding=cp1252", "--delimiter=;", "--dead-letters=letters.jsonl"),
+        folder=tmp_path,
+    )
+
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert sorted((row["id"], row["text"]) for row in rows) == [(1, "Zürich"), (2, "two\nlines")]
+    letters = [json.loads(line) for line in (tmp_path / "letters.jsonl").read_text().splitlines()]
+    found = {(row["id"], row["_model"], row["_file"], row["_line"], row["_text"]) for row in letters}
+    assert found == {(4, "n", None, None, None), (None, None, "./in.csv", 5, "3")}
+    assert "2 rows, in letters.jsonl (1 line unreadable)" in done.stdout
+
+
 def test_a_row_that_fails_fails_the_run(tmp_path: Path) -> None:
     (tmp_path / "handlers.py").write_text(_HANDLERS)
     (tmp_path / "in.jsonl").write_text('{"text": "bad"}\n{"text": "good"}\n')
@@ -175,7 +195,7 @@ def test_a_row_that_fails_fails_the_run(tmp_path: Path) -> None:
         (
             '{"text": "x"}\n' * 200_000 + '{"text": "x", "stars": 1}\n',
             "in.jsonl, line 200001: ",
-            "convert the table to Parquet, which stores its columns and types\n",
+            "correct the line; lum enrich --dead-letters PATH collects lines that can't be read\n",
         ),
     ],
     ids=["null", "unknown key"],
@@ -297,6 +317,18 @@ def test_a_table_is_kept_where_every_row_fails(tmp_path: Path) -> None:
             ["in.csv", "out", "--model=text=json:dumbs"],
             "the module json has no 'dumbs'; did you mean 'dumps' or 'dump'?",
         ),
+        (
+            ["broken.csv", "out", "--embed=text=M"],
+            "./broken.csv, line 3: found 1 value, expected 2 as in the header; the line is '2'; correct the line",
+        ),
+        (
+            ["in.jsonl", "out", "--embed=text=M", "--delimiter=;"],
+            "found --delimiter, which is for CSV, but no CSV file\n",
+        ),
+        (
+            ["in.csv", "out", "--embed=text=M", "--encoding=utf9"],
+            "found encoding='utf9', expected an encoding that Python knows, such as 'cp1252' or 'utf-16'",
+        ),
         (["notes.txt", "out", "--embed=text=M"], "optionally followed by .gz, .bz2, .zst, .lz4\n"),
     ],
 )
@@ -313,6 +345,8 @@ def test_mistakes_are_named_before_anything_runs(
     pyarrow.csv.write_csv(pa.table({"text": ["fine"], "stars": [4]}), "in.csv")
     Path("notes.txt").write_text("no table\n")
     Path("there.jsonl").touch()
+    Path("in.jsonl").write_text('{"text": "fine"}\n')
+    Path("broken.csv").write_text("id,text\n1,fine\n2\n")
     before = os.listdir()
 
     code = main(["enrich", *arguments])

@@ -103,6 +103,11 @@ class ReadTable(beam.PTransform[Any, Any]):
         """The schema of the batches that are read."""
         return self._settings.selection.output
 
+    @property
+    def has_lines(self) -> bool:
+        """Whether some files are text, so that there may be lines that can't be read."""
+        return any(file.format.is_text for file in self._files)
+
     def with_exception_handling(self) -> ReadTable:
         """Collect lines of CSV and JSON lines that can't be read: the transform returns two tables, ``(good, bad)``.
 
@@ -116,7 +121,7 @@ class ReadTable(beam.PTransform[Any, Any]):
         >>> with beam.Pipeline("FnApiRunner") as pipeline:
         ...     good, bad = pipeline | ReadTable(path).with_exception_handling()
         ...     _ = bad | beam.Map(lambda batch: print(batch.select(["_line", "_text", "_reason"]).to_pylist()))
-        [{'_line': 3, '_text': 'poor', '_reason': 'found 1 values, expected 2 as in the header'}]
+        [{'_line': 3, '_text': 'poor', '_reason': 'found 1 value, expected 2 as in the header'}]
         """
         self._settings = replace(self._settings, keeps_unreadable=True)
         return self

@@ -123,7 +123,8 @@ def test_an_encoding_that_is_unknown(tmp_path: Path) -> None:
 def test_what_is_not_utf8_names_the_likely_encoding(tmp_path: Path) -> None:
     text = "id,text\n1,plain\n2,Zürich\n"
     with pytest.raises(
-        TableError, match=r"line 3: found bytes that are not utf-8; .*'2,Z\\\\xfcrich'; .*'cp1252'"
+        TableError,
+        match=r"line 3: found bytes that are not utf-8, perhaps they are cp1252; .*'2,Z.*xfcrich'; .*'cp1252'",
     ) as error:
         read(tmp_path / "t.csv", text.encode("cp1252"))
     assert error.value.for_command().endswith("add --encoding cp1252 if that is its encoding")
@@ -185,9 +186,7 @@ def test_a_large_file_is_cut_between_rows(tmp_path: Path, monkeypatch: pytest.Mo
     data = (tmp_path / "t.csv").read_bytes()
     assert len(pieces) > 5
     assert all(data[piece.start - 4 : piece.start].endswith(b'"\n') for piece in pieces[1:])
-    assert [row["id"] for row in read_alone(transform)] == list(reversed(range(300))) or len(
-        read_alone(transform)
-    ) == 300
+    assert sorted(row["id"] for row in read_alone(transform)) == list(range(300))
 
 
 LOOSE = st.lists(
@@ -267,7 +266,7 @@ def test_without_dead_letters_the_pipeline_is_refused_when_it_is_built(tmp_path:
     transform = ReadTable(tmp_path)
     assert transform.schema == pa.schema({"id": pa.int64(), "text": pa.string()})
     with pytest.raises(
-        TableError, match=r"t\.csv, line 3: found 1 values, expected 2 as in the header; the line is '2'"
+        TableError, match=r"t\.csv, line 3: found 1 value, expected 2 as in the header; the line is '2'"
     ):
         _ = beam.Pipeline() | transform
     with pytest.raises(TableError, match=r"t\.csv, line 3"):

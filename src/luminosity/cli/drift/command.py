@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from luminosity.cli.csv_options import add_csv_options
 from luminosity.cli.exits import FAILED, INTERRUPTED, fail, treat_sigterm_as_ctrl_c
 from luminosity.errors import LuminosityError
 
@@ -14,7 +15,7 @@ _KERNELS = ("rbf", "laplacian", "linear", "polynomial", "aggregate")
 _DESCRIPTION = """\
 Test whether embeddings, or other numbers, have drifted: whether CURRENT comes
 from the same distribution as REFERENCE. Each is one or many files of a table
-(Parquet, JSON lines, CSV, Arrow) or of NumPy (.npy).
+(Parquet, JSON lines, CSV, TSV, Arrow) or of NumPy (.npy).
 
 Exit codes: 0 no drift, 3 drift, 4 too few rows to tell, 1 error, 2 wrong usage.
 """
@@ -54,6 +55,7 @@ def add_to(commands: Any) -> None:
         metavar="C,...",
         help="the column of vectors to compare, or columns of numbers: A,B (default: the only column of vectors)",
     )
+    add_csv_options(parser)
     parser.add_argument(
         "--by",
         metavar="COLUMN",

@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from luminosity.cli.csv_options import csv_arguments
 from luminosity.cli.drift.report import ProgressLine, describe_settings, print_verdict, settings_of
 from luminosity.cli.drift.sources import Source, open_source, read_sample
 from luminosity.cli.exits import DRIFT, TOO_FEW_ROWS
@@ -113,7 +114,9 @@ def open_sources(parsed: argparse.Namespace) -> tuple[Source, Source]:
         from luminosity.lean_beam import import_beam
 
         import_beam()
-    return open_source(parsed.reference, columns, parsed.by), open_source(parsed.current, columns, parsed.by)
+    of_reference, of_current = csv_arguments(parsed, parsed.reference, parsed.current)
+    reference = open_source(parsed.reference, columns, parsed.by, of_reference)
+    return reference, open_source(parsed.current, columns, parsed.by, of_current)
 
 
 def _compare(parsed: argparse.Namespace, sources: tuple[Source, Source], progress: ProgressLine) -> SampleComparison:

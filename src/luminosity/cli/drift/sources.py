@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
@@ -36,8 +37,13 @@ class Source(Protocol):
         ...
 
 
-def open_source(pattern: str, columns: Sequence[str], by: str | None = None) -> Source:
-    """Return the source of rows for a file, a folder or a pattern. ``by`` is the column of keys, for tables."""
+def open_source(
+    pattern: str, columns: Sequence[str], by: str | None = None, csv: Mapping[str, Any] = MappingProxyType({})
+) -> Source:
+    """Return the source of rows for a file, a folder or a pattern.
+
+    ``by`` is the column of keys, and ``csv`` are arguments of ``ReadTable``, for tables.
+    """
     if by is not None and (pattern.lower().endswith(".npy") or has_only_arrays(pattern)):
         raise OptionError(f"--by={by} is for tables, but {pattern} is a NumPy array, which has no columns")
     if pattern.lower().endswith(".npy"):
@@ -48,7 +54,7 @@ def open_source(pattern: str, columns: Sequence[str], by: str | None = None) -> 
             fix=f"use a quoted pattern: '{os.path.join(pattern, '*.npy')}'",
         )
     _check_format(pattern)
-    return TableSource(pattern, columns, by)
+    return TableSource(pattern, columns, by, csv)
 
 
 def _check_format(path: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,19 +25,18 @@ class TableSource:
     Without ``columns``, the table's only column of vectors is taken. ``by`` is a column of keys.
     """
 
-    def __init__(self, pattern: str, columns: Sequence[str], by: str | None = None) -> None:
-        from luminosity.io.read_table import ReadTable
-
+    def __init__(self, pattern: str, columns: Sequence[str], by: str | None, csv: Mapping[str, Any]) -> None:
         self._pattern = pattern
+        self._csv = csv
         if not columns:
-            columns = _only_vectors(ReadTable(pattern).schema, pattern)
+            columns = _only_vectors(self._read().schema, pattern)
         self._by = by
         keys = [by] if by is not None and by not in columns else []
-        self._table = ReadTable(pattern, [*columns, *keys])
+        self._table = self._read([*columns, *keys])
         schema = self._table.schema
         if by is not None:
             _check_keys(schema.field(by), pattern)
-        _check_numbers([schema.field(name) for name in columns], pattern, lambda: ReadTable(pattern).schema)
+        _check_numbers([schema.field(name) for name in columns], pattern, lambda: self._read().schema)
         self.columns = tuple(columns)
 
     def pieces(self) -> Iterator[tuple[Any, Any, str, int]]:
@@ -63,13 +62,11 @@ class TableSource:
 
     def details(self, numbers: Sequence[int]) -> list[dict[str, Any]]:
         """Return the other columns of these rows. They are read only now, up to the last of the rows."""
-        from luminosity.io.read_table import ReadTable
-
-        schema = ReadTable(self._pattern).schema
+        schema = self._read().schema
         others = [name for name in schema.names if name not in _vector_columns(schema)]
         found: dict[int, dict[str, Any]] = {}
         first, file_first, current = 0, 0, ""
-        for file, batch in ReadTable(self._pattern, others or list(self.columns)).all():
+        for file, batch in self._read(others or list(self.columns)).all():
             if file != current:
                 current, file_first = file, first
             for number in (number for number in numbers if first <= number < first + batch.num_rows):
@@ -79,6 +76,11 @@ class TableSource:
             if len(found) == len(set(numbers)):
                 break
         return [found[number] for number in numbers]
+
+    def _read(self, columns: Sequence[str] | None = None) -> Any:
+        from luminosity.io.read_table import ReadTable
+
+        return ReadTable(self._pattern, columns, **self._csv)
 
     def _named(self, file: str) -> dict[str, str]:
         """Return the name of a row's file, unless there is only one file."""

@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 from luminosity._text import did_you_mean
+from luminosity.cli.csv_options import add_csv_options
 from luminosity.cli.enrich.columns import DEFAULT_SUFFIXES, parse_request
 from luminosity.cli.exits import FAILED, INTERRUPTED, WRONG_USE, cancel_runs, fail, treat_sigterm_as_ctrl_c
 from luminosity.engine.workers.launcher import warm_up
@@ -20,7 +21,7 @@ _SHOWN_ROWS = 5  # by --show without a number
 _DESCRIPTION = """\
 Read a table, add a column to it for each model, and write the result.
 
-Tables are Parquet, JSON lines, CSV or Arrow files, one or many, on any file
+Tables are Parquet, JSON lines, CSV, TSV or Arrow files, one or many, on any file
 system that Beam knows; their names tell the format. A model is a folder, an
 address, or a name on the Hugging Face hub. Models run on an accelerator if the
 machine has one.
@@ -91,6 +92,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
             help=_COLUMN_HELP[option].format(suffix=suffix),
         )
     parser.add_argument("--columns", metavar="C,...", help="read and keep only these columns of IN (default: all)")
+    add_csv_options(parser)
     parser.add_argument("--rows", type=_count, metavar="N", help="process only the first N rows")
     parser.add_argument(
         "--show",
@@ -114,7 +116,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dead-letters",
         metavar="PATH",
-        help="write rows that a model fails on to this table, with the model and the reason (default: the run fails)",
+        help="write rows that a model fails on, and lines that can't be read, to this table, with the reason "
+        "(default: the run fails)",
     )
     parser.add_argument(
         "--vector-store",

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import apache_beam as beam
 import pyarrow as pa
@@ -14,9 +15,11 @@ from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions
 
 from luminosity import AddRowIds, Enrich, LuminosityRunner, ReadTable, WriteQdrant, WriteTable
+from luminosity.cli.csv_options import csv_arguments
 from luminosity.cli.enrich.columns import ColumnRequest, check_requests, no_column
 from luminosity.cli.enrich.report import print_report
 from luminosity.errors import OptionError, RunFailed
+from luminosity.io.reading.text_lines import LETTERS
 
 __all__ = ["Job", "run"]
 
@@ -27,6 +30,7 @@ _OUTPUT_TYPES = {
 """The types of new columns, about: handlers tell them exactly. The type of --model is known when the model has run."""
 _TEXT_TYPES = (pa.string(), pa.large_string(), pa.string_view(), pa.null())
 _ROW_ID = "id"
+_MODEL = "_model"  # the column of dead letters that Enrich adds
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,10 @@ class Job:
     def of(cls, parsed: argparse.Namespace, requests: Sequence[ColumnRequest]) -> Job:
         """Check the options and make the transforms; models are not loaded."""
         columns = [name.strip() for name in (parsed.columns or "").split(",") if name.strip()] or None
-        reading = ReadTable(parsed.table, columns)
+        [csv] = csv_arguments(parsed, parsed.table)
+        reading = ReadTable(parsed.table, columns, **csv)
+        if parsed.dead_letters and reading.has_lines:
+            reading.with_exception_handling()
         existing = list(reading.schema.names)
         check_requests(requests, existing)
         _check_texts(requests, reading.schema)
@@ -60,7 +67,7 @@ class Job:
             raise OptionError(f"--dead-letters {parsed.dead_letters}: found OUT, expected another table")
         if parsed.id and parsed.id not in existing:
             raise no_column(f"--id {parsed.id}", parsed.id, existing)
-        writing, writing_dead_letters = _outputs(parsed, requests, reading.schema)
+        writing, writing_dead_letters = _outputs(parsed, requests, reading)
         collection = parsed.collection or _stem(parsed.table)
         row_id = parsed.id or (_ROW_ID if _ROW_ID in existing else None)
         return cls(
@@ -122,11 +129,11 @@ def _check_texts(requests: Sequence[ColumnRequest], schema: pa.Schema) -> None:
 
 
 def _outputs(
-    parsed: argparse.Namespace, requests: Sequence[ColumnRequest], schema: pa.Schema
+    parsed: argparse.Namespace, requests: Sequence[ColumnRequest], reading: ReadTable
 ) -> tuple[WriteTable, WriteTable | None]:
     """Make the writing transforms, and check them now: models may run for long before the first row is written."""
     added = [pa.field(each.name, _OUTPUT_TYPES[each.option]) for each in requests if each.option in _OUTPUT_TYPES]
-    whole = pa.schema([*schema, *added])
+    whole = pa.schema([*reading.schema, *added])
     if parsed.allow_empty:
         is_known = len(added) == len(requests)
         writing = WriteTable(parsed.out, if_exists=parsed.if_exists, allow_empty=whole if is_known else True)
@@ -138,7 +145,7 @@ def _outputs(
         return writing, None
     # No dead letters are a good result: those of an earlier run must go.
     dead_letters = WriteTable(parsed.dead_letters, if_exists=parsed.if_exists, allow_empty=True)
-    dead_letters.check(schema)
+    dead_letters.check(_letters_schema(reading))
     return writing, dead_letters
 
 
@@ -151,22 +158,51 @@ def _store(where: str, collection: str, requests: Sequence[ColumnRequest], row_i
     return store
 
 
+def _letters_schema(reading: ReadTable) -> pa.Schema:
+    """Return the columns of dead letters: of rows that a model fails on, and of lines that can't be read."""
+    own = [field for field in reading.schema if field.name not in (_MODEL, *LETTERS.names)]
+    return pa.schema([*own, pa.field(_MODEL, pa.string()), *LETTERS]) if reading.has_lines else pa.schema(own)
+
+
 def _build(pipeline: beam.Pipeline, job: Job) -> None:
-    if job.rows is None:
-        table = pipeline | "Read" >> job.reading
-    else:
-        table = pipeline | "First" >> beam.Create(job.reading.first(job.rows)).with_output_types(pa.RecordBatch)
+    table, unreadable = _read(pipeline, job)
     models = Enrich(**{each.name: each.column() for each in job.requests})
     if job.writing_dead_letters is None:
         good = table | "Enrich" >> models
     else:
         good, bad = table | "Enrich" >> models.with_exception_handling()
+        if unreadable is not None:
+            schema = _letters_schema(job.reading)
+            both = (bad, unreadable) | "AllLetters" >> beam.Flatten()
+            bad = both | "SameColumns" >> beam.Map(_with_columns, schema).with_output_types(pa.RecordBatch)
         _ = bad | "DeadLetters" >> job.writing_dead_letters
     _ = good | "Write" >> job.writing
     if job.writing_store is not None:
         if job.id is None:
             good |= "Ids" >> AddRowIds(_ROW_ID, columns=job.reading.schema.names)
         _ = good | "Store" >> job.writing_store
+
+
+def _read(pipeline: beam.Pipeline, job: Job) -> tuple[Any, Any]:
+    """Return the table, and the lines that can't be read, or None if there can't be any."""
+    keeps_unreadable = job.writing_dead_letters is not None and job.reading.has_lines
+    if job.rows is None:
+        table = pipeline | "Read" >> job.reading
+        return table if keeps_unreadable else (table, None)
+    rows, letters = job.reading.first_with_letters(job.rows)
+    table = pipeline | "First" >> beam.Create(rows).with_output_types(pa.RecordBatch)
+    if not keeps_unreadable:
+        return table, None
+    return table, pipeline | "FirstUnreadable" >> beam.Create(letters).with_output_types(pa.RecordBatch)
+
+
+def _with_columns(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Return the batch with these columns; those that it lacks are null."""
+    columns = [
+        batch.column(field.name) if field.name in batch.schema.names else pa.nulls(batch.num_rows, field.type)
+        for field in schema
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def _stem(table: str) -> str:

@@ -30,7 +30,7 @@ def print_report(job: Job, metrics: MetricResults, seconds: float) -> int:
     Returns the number of rows that were written to ``OUT``.
     """
     console = Console(highlight=False)
-    models, written = _counts(metrics)
+    models, written, unreadable = _counts(metrics)
     if job.show is not None and written["Write"]:
         console.print(_rows(job))
     grid = Table.grid(padding=(0, 2, 0, 0))
@@ -40,7 +40,8 @@ def print_report(job: Job, metrics: MetricResults, seconds: float) -> int:
     grid.add_row("written", Text(f"{_many(written['Write'])} to {job.out}" if written["Write"] else "nothing"))
     if job.dead_letters is not None:
         failed = written["DeadLetters"]
-        grid.add_row("failed", Text(f"{_many(failed)}, in {job.dead_letters}" if failed else "none"))
+        lines = f" ({unreadable:,} {'line' if unreadable == 1 else 'lines'} unreadable)" if unreadable else ""
+        grid.add_row("failed", Text(f"{_many(failed)}, in {job.dead_letters}{lines}" if failed else "none"))
     if job.vector_store is not None:
         grid.add_row("stored", Text(f"in collection {job.collection} of {job.vector_store}"))
     grid.add_row("took", Text(f"{seconds:.1f} s, including start-up"))
@@ -48,8 +49,9 @@ def print_report(job: Job, metrics: MetricResults, seconds: float) -> int:
     return written["Write"]
 
 
-def _counts(metrics: MetricResults) -> tuple[dict[str, Counter[str]], Counter[str]]:
-    """Return the counters of each new column's model, and the rows of each writing step."""
+def _counts(metrics: MetricResults) -> tuple[dict[str, Counter[str]], Counter[str], int]:
+    """Return the counters of each new column's model, the rows of each writing step, and the unreadable lines."""
+    unreadable = 0
     models: dict[str, Counter[str]] = defaultdict(Counter)
     written: Counter[str] = Counter()
     for counter in metrics.query()["counters"]:
@@ -58,7 +60,9 @@ def _counts(metrics: MetricResults) -> tuple[dict[str, Counter[str]], Counter[st
             models[metric.namespace][metric.name] += counter.result
         elif metric.name == "rows_written":
             written[counter.key.step.partition("/")[0]] += counter.result
-    return models, written
+        elif metric.name == "lines_unreadable":
+            unreadable += counter.result
+    return models, written, unreadable
 
 
 def _model(counts: Counter[str]) -> str:

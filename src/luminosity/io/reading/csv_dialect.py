@@ -20,7 +20,7 @@ from luminosity.io.reading.csv_rows import find_rows
 from luminosity.io.reading.find_files import TableFile
 from luminosity.io.reading.open_file import open_text
 
-__all__ = ["CsvDialect", "CsvStyle", "encoding_fix", "recognise_dialect"]
+__all__ = ["CsvDialect", "CsvStyle", "encoding_fix", "likely_encoding", "recognise_dialect"]
 
 _HEAD_BYTES = 64 << 10  # enough rows to recognise a delimiter by, and longer than the header of any usual table
 _MOST_HEADER_BYTES = 32 << 20

@@ -11,7 +11,7 @@ from apache_beam.io.filesystems import FileSystems
 
 from luminosity.errors import Fix
 from luminosity.io.reading.byte_ranges import EVERYTHING, ByteRange
-from luminosity.io.reading.csv_dialect import CsvDialect, CsvStyle, encoding_fix, recognise_dialect
+from luminosity.io.reading.csv_dialect import CsvDialect, CsvStyle, encoding_fix, likely_encoding, recognise_dialect
 from luminosity.io.reading.csv_rows import CsvRows, find_rows
 from luminosity.io.reading.find_files import TableFile
 from luminosity.io.reading.reader import TEXT_BYTES, Claim, Reader, claim_whole
@@ -169,14 +169,17 @@ class _Parser:
     def _report_bad(self, position: int, line: bytes, error: Exception) -> None:
         message, fix = str(error), _FIX
         if found := _WRONG_COUNT.search(message):
-            reason, fix = f"found {found[2]} values, expected {found[1]} as in the header", _FIX_QUOTES
+            values = "1 value" if found[2] == "1" else f"{found[2]} values"
+            reason, fix = f"found {values}, expected {found[1]} as in the header", _FIX_QUOTES
         elif found := _WRONG_VALUE.search(message):
             name = self._dialect.header[int(found[1])]
             reason = (
                 f"found {found[3]!r} in column {name!r}, expected {found[2]}; the types are those of {self._origin}"
             )
         elif _NOT_UTF8 in message:
-            reason, fix = f"found bytes that are not {self._dialect.encoding}", encoding_fix(line)
+            likely = likely_encoding(line)
+            perhaps = f", perhaps they are {likely}" if likely else ""
+            reason, fix = f"found bytes that are not {self._dialect.encoding}{perhaps}", encoding_fix(line)
         else:
             reason = " ".join(message.split())
         self._report(self._unreadable(position, line, reason, fix))
