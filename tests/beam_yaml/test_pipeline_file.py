@@ -246,8 +246,7 @@ def test_a_failing_step_is_found_in_the_file(tmp_path: Path) -> None:
 def test_a_mistake_ends_the_command_with_code_2(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("warm_up", "treat_sigterm_as_ctrl_c"):  # they are for processes of their own
-        monkeypatch.setattr(f"luminosity.cli.run.{name}", lambda *_: None)
+    monkeypatch.setattr("luminosity.cli.run.warm_up", lambda *_: None)  # it is for a process of its own
     monkeypatch.setattr(sys, "argv", sys.argv)
     (tmp_path / "wrong.yaml").write_text(_BEAMS.replace("type: Filter", "type: Fliter"))
     assert main([command, str(tmp_path / "wrong.yaml")]) == 2

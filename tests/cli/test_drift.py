@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -142,6 +143,13 @@ def test_decimals_are_numbers(capsys: pytest.CaptureFixture[str]) -> None:
         pq.write_table(pa.table({"price": prices}), f"{name}.parquet")
     assert main(["drift", "before.parquet", "after.parquet", "--column=price"]) == 3
     assert capsys.readouterr().err == ""
+
+
+def test_drift_is_reported_in_ascii(monkeypatch: pytest.MonkeyPatch) -> None:
+    output = io.TextIOWrapper(io.BytesIO(), encoding="ascii", write_through=True)
+    monkeypatch.setattr(sys, "stdout", output)
+    assert main(["drift", "old.npy", "new.npy"]) == 3
+    assert b"MMD^2" in output.buffer.getvalue()  # type: ignore[attr-defined]
 
 
 def test_a_failed_report_leaves_the_old_one_and_no_history(

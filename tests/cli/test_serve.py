@@ -335,18 +335,22 @@ def _leave_in_the_midst_of_a_body(url: str) -> None:
         client.sendall(b"POST /v1/embeddings HTTP/1.1\r\nHost: here\r\nContent-Length: 1000\r\n\r\nhalf")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_it_ends_and_leaves_nothing(tmp_path: Path, number: int, capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("number", "code", "told"), [(signal.SIGTERM, 143, "lum serve: terminated\n"), (signal.SIGINT, 0, "")]
+)
+def test_it_ends_and_leaves_nothing(
+    tmp_path: Path, number: int, code: int, told: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     with served(tmp_path, "handlers:Echo") as server:
         assert server.ask("/").status == 200
         _leave_in_the_midst_of_a_body(server.url)
         children = psutil.Process(server.process.pid).children(recursive=True)
         server.process.send_signal(number)
-        assert server.process.wait(timeout=60) == 0
+        assert server.process.wait(timeout=60) == code
         assert psutil.wait_procs(children, timeout=60)[1] == []
         with pytest.raises(urllib.error.URLError):
             server.ask("/")
-    assert capfd.readouterr().err == ""
+    assert capfd.readouterr().err == told
 
 
 def test_a_model_that_does_not_load_is_told(tmp_path: Path) -> None:

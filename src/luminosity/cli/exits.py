@@ -1,32 +1,51 @@
-"""The ends of commands: exit codes, errors on standard error, interruptions, closed pipes."""
+"""The ends of commands: exit codes, errors, signals, closed pipes, and output that takes only some characters."""
 
 from __future__ import annotations
 
+import codecs
+import contextlib
+import gc
+import io
 import os
 import signal
 import sys
+import threading
+from collections.abc import Generator
+from types import FrameType
+from typing import NoReturn
 
 from luminosity.errors import LuminosityError
 
 __all__ = [
     "DRIFT",
     "FAILED",
-    "INTERRUPTED",
     "TOO_FEW_ROWS",
     "WRONG_USE",
     "cancel_runs",
     "discard_output",
+    "end_process",
     "fail",
+    "interrupted",
+    "print_any_character",
     "print_ignoring_closed_pipe",
-    "treat_sigterm_as_ctrl_c",
+    "sigterm_as_ctrl_c",
+    "was_terminated",
 ]
 
 FAILED = 1  # the work was started and failed
 WRONG_USE = 2  # the command line or the input is wrong; also what argparse exits with
 DRIFT = 3  # `lum drift` found drift
 TOO_FEW_ROWS = 4  # `lum drift` has too few rows to find drift, however different they are
-INTERRUPTED = 130  # as a shell reports a command that Ctrl-C ended
+_INTERRUPTED = 130  # as a shell reports a command that Ctrl-C ended
+_TERMINATED = 143  # as a shell reports a command that SIGTERM ended
 
+# Signs of our own texts, and what stands for them if the output takes only ASCII.
+_PLAIN = str.maketrans("─│├└┌┐┘┬┴┼▸✗≈•", "-|++++++++>x~*") | str.maketrans(
+    {"…": "...", "\u2013": "-", "→": "->", "\u00d7": "x", "·": "-", "≤": "<=", "µ": "u", "²": "^2"}
+)
+_PLAIN_ERRORS = "luminosity.plain"
+
+_RETRY_S = 0.05  # a garbage collection is over by then, or the signal is sent once more
 _CANCEL_TIMEOUT_S = 15.0  # workers end within a few seconds; after this, the process ends without them
 
 
@@ -50,17 +69,96 @@ def discard_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def treat_sigterm_as_ctrl_c() -> None:
-    """Let SIGTERM raise ``KeyboardInterrupt``, so that it ends a command like Ctrl-C does."""
-    signal.signal(signal.SIGTERM, _interrupt)
+def interrupted(command: str, detail: str = "") -> int:
+    """Print that Ctrl-C or SIGTERM ended the command, and return the exit code for it."""
+    word, status = ("terminated", _TERMINATED) if was_terminated() else ("interrupted", _INTERRUPTED)
+    return fail(command, f"{word}{detail}", status)
+
+
+class _Signals:
+    """What this process has received."""
+
+    is_terminated = False
+
+
+def was_terminated() -> bool:
+    """Return whether SIGTERM has arrived since the command began."""
+    return _Signals.is_terminated
+
+
+@contextlib.contextmanager
+def sigterm_as_ctrl_c() -> Generator[None]:
+    """Within the context, let SIGTERM raise ``KeyboardInterrupt``, so that it ends a command like Ctrl-C does."""
+    _Signals.is_terminated = False
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    # Not if Ctrl-C is ignored, as in the background of a shell script.
+    numbers = [signal.SIGTERM]
+    numbers += [signal.SIGINT] if signal.getsignal(signal.SIGINT) is signal.default_int_handler else []
+    before = {number: signal.signal(number, _interrupt) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def print_any_character() -> None:
+    """Let this process print characters that its output's encoding lacks: as ASCII if they are ours, else escaped.
+
+    Otherwise ``PYTHONIOENCODING=ascii`` or an old locale would end a command with a ``UnicodeEncodeError``.
+    """
+    codecs.register_error(_PLAIN_ERRORS, _as_plain)
+    for stream in (sys.stdout, sys.stderr):
+        if not isinstance(stream, io.TextIOWrapper):
+            continue  # a test's or a notebook's
+        is_utf8 = codecs.lookup(stream.encoding).name == "utf-8"
+        # The C locale has surrogateescape, which also fails for all but file names.
+        if stream.errors in ("strict", "backslashreplace") or (stream.errors == "surrogateescape" and not is_utf8):
+            stream.reconfigure(errors=_PLAIN_ERRORS)
+
+
+def _as_plain(error: UnicodeError) -> tuple[str, int]:
+    """Return what replaces the characters that can't be encoded.
+
+    >>> _as_plain(UnicodeEncodeError("ascii", "a … é", 2, 3, "no"))
+    ('...', 3)
+    >>> _as_plain(UnicodeEncodeError("ascii", "a … é", 4, 5, "no"))
+    ('\\\\xe9', 5)
+    """
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    text = error.object[error.start : error.end].translate(_PLAIN)
+    return text.encode("ascii", "backslashreplace").decode("ascii"), error.end
+
+
+def end_process(code: int) -> NoReturn:
+    """End this process at once, without waiting for threads that still compute.
+
+    Python would free what native libraries such as JAX still use on those threads, and crash.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
 
 
 def cancel_runs() -> None:
     """Cancel the runs of this process. Needed if Ctrl-C arrives while the script isn't waiting for its run."""
-    from luminosity.engine.run import cancel_all
+    if "luminosity.engine.run" in sys.modules:  # otherwise there is no run, and importing Beam takes a second
+        from luminosity.engine.run import cancel_all
 
-    cancel_all(_CANCEL_TIMEOUT_S)
+        cancel_all(_CANCEL_TIMEOUT_S)
 
 
-def _interrupt(*_: object) -> None:
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    _Signals.is_terminated = _Signals.is_terminated or number == signal.SIGTERM
+    collecting = {getattr(callback, "__code__", None) for callback in gc.callbacks}
+    while frame is not None:
+        if frame.f_code in collecting:
+            # Python drops exceptions in callbacks of its garbage collector, which JAX has: try again after it.
+            threading.Timer(_RETRY_S, os.kill, (os.getpid(), number)).start()
+            return
+        frame = frame.f_back
     raise KeyboardInterrupt

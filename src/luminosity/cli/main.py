@@ -11,7 +11,16 @@ from luminosity.cli import plan, replay, run, runs, serve, show
 from luminosity.cli.bench import command as bench
 from luminosity.cli.drift import command as drift
 from luminosity.cli.enrich import command as enrich
-from luminosity.cli.exits import WRONG_USE, discard_output, fail
+from luminosity.cli.exits import (
+    WRONG_USE,
+    cancel_runs,
+    discard_output,
+    end_process,
+    fail,
+    interrupted,
+    print_any_character,
+    sigterm_as_ctrl_c,
+)
 from luminosity.errors import LuminosityError
 
 __all__ = ["main"]
@@ -38,6 +47,7 @@ examples:
   lum serve embed:MODEL                       serve a model over HTTP
   lum drift old.parquet new.parquet           test embeddings for drift
 """
+_WITH_USER_CODE = ("plan", "replay", "run")  # commands whose script may have registered functions for its exit
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -53,6 +63,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for subcommand in (run, plan, runs, show, replay, enrich, bench, serve, drift):
         subcommand.add_to(commands)
     words = list(sys.argv[1:] if arguments is None else arguments)
+    print_any_character()
+    with sigterm_as_ctrl_c():
+        try:
+            return _run(parser, words)
+        except KeyboardInterrupt:  # the command has not handled it, and may not have begun
+            cancel_runs()
+            code = interrupted(words[0])
+            if arguments is None and words[0] not in _WITH_USER_CODE:
+                end_process(code)
+            return code
+
+
+def _run(parser: argparse.ArgumentParser, words: list[str]) -> int:
     command = {"run": run.run, "plan": plan.plan, "enrich": enrich.enrich}.get(words[0] if words else "")
     if command and words[1:2] not in (["-h"], ["--help"]):
         return command(words[1:])  # further options belong to the script or the runner: argparse must not see them

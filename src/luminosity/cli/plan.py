@@ -10,7 +10,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from luminosity.cli.exits import FAILED, INTERRUPTED, WRONG_USE, discard_output, fail
+from luminosity.cli.exits import FAILED, WRONG_USE, discard_output, fail, interrupted
 from luminosity.cli.run import is_yaml, problem, run_script
 from luminosity.errors import LuminosityError, OptionError, PipelineFileError
 from luminosity.noise import quiet
@@ -128,7 +128,7 @@ def _show(runs: list[DryRun], name: str, own: argparse.Namespace) -> None:
 def _status(ending: BaseException | None, script: str, *, has_plan: bool) -> int:
     """Print how the script ended, if it needs saying; return the exit code."""
     if isinstance(ending, KeyboardInterrupt):
-        return fail("plan", "interrupted", INTERRUPTED)
+        return interrupted("plan")
     if is_yaml(script) and isinstance(ending, OptionError | PipelineFileError):
         return fail("plan", ending, WRONG_USE)
     if isinstance(ending, LuminosityError):

@@ -11,7 +11,7 @@ import traceback
 from typing import TYPE_CHECKING, Any
 
 from luminosity._text import shorten_repr
-from luminosity.cli.exits import FAILED, INTERRUPTED, WRONG_USE, fail
+from luminosity.cli.exits import FAILED, WRONG_USE, fail
 from luminosity.errors import LuminosityError, ReplayError
 from luminosity.noise import quiet
 
@@ -76,8 +76,6 @@ def replay(path: str, *, with_debugger: bool) -> int:
             return FAILED
     except LuminosityError as error:
         return fail("replay", str(error), WRONG_USE if isinstance(error, ReplayError) else FAILED)
-    except KeyboardInterrupt:
-        return fail("replay", "interrupted", INTERRUPTED)
     _show(outputs)
     return 0
 

@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 from luminosity._flags import MODEL_FLAGS, RUNNER_FLAGS, help_text
-from luminosity.cli.exits import FAILED, INTERRUPTED, WRONG_USE, cancel_runs, fail, treat_sigterm_as_ctrl_c
+from luminosity.cli.exits import FAILED, WRONG_USE, fail
 from luminosity.engine.workers.launcher import warm_up
 from luminosity.errors import LuminosityError, OptionError, PipelineFileError
 from luminosity.lean_beam import import_beam
@@ -64,7 +64,6 @@ def run(words: list[str]) -> int:
     script, *options = words or [""]
     if wrong := problem(script):
         return fail("run", f"{wrong}, expected PIPELINE.py, then options", WRONG_USE)
-    treat_sigterm_as_ctrl_c()
     warm_up("auto")  # the worker's imports run while the script is imported
     import_beam()
     try:
@@ -74,9 +73,6 @@ def run(words: list[str]) -> int:
             return fail("run", error, WRONG_USE)
         message = "\n".join([str(error), *getattr(error, "__notes__", ())])
         return fail("run", message, FAILED)  # the remedy for Python: the user has the script
-    except KeyboardInterrupt:
-        cancel_runs()
-        return fail("run", "interrupted", INTERRUPTED)
     return 0
 
 

@@ -10,7 +10,7 @@ import traceback
 from typing import Any
 
 from luminosity._text import parse_size
-from luminosity.cli.exits import FAILED, INTERRUPTED, fail, treat_sigterm_as_ctrl_c
+from luminosity.cli.exits import FAILED, fail, interrupted, was_terminated
 from luminosity.errors import LuminosityError, OptionError
 from luminosity.inference.model_names import HANDLER_HELP, handler_of
 from luminosity.noise import quiet
@@ -74,13 +74,11 @@ def add_to(commands: Any) -> None:
 
 def serve(parsed: argparse.Namespace) -> int:
     """Load the model, serve it until Ctrl-C or SIGTERM, and return the exit code."""
-    treat_sigterm_as_ctrl_c()
     quiet()
     try:
         return _serve(parsed)
     except KeyboardInterrupt:
-        print("lum serve: interrupted before the model was loaded", file=sys.stderr)
-        return INTERRUPTED
+        return interrupted("serve", " before the model was loaded")
 
 
 def _serve(parsed: argparse.Namespace) -> int:
@@ -117,7 +115,7 @@ def _serve(parsed: argparse.Namespace) -> int:
             )
         run_server(app_of(model, limits, key), listener, lambda: _introduce(model, url_of(listener), key is not None))
         model.close()
-    return 0
+    return interrupted("serve") if was_terminated() else 0
 
 
 def _introduce(model: Any, url: str, with_key: bool) -> None:

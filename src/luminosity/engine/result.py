@@ -12,6 +12,7 @@ from apache_beam.runners.portability.fn_api_runner.fn_runner import FnApiMetrics
 from apache_beam.runners.runner import PipelineResult, PipelineState
 
 from luminosity.engine.run import Run
+from luminosity.engine.termination import Terminated
 
 __all__ = ["LuminosityResult"]
 
@@ -38,7 +39,8 @@ class LuminosityResult(PipelineResult):
         """Wait for the end, or for at most ``duration`` milliseconds.
 
         Returns the final state, or None if the time is up first. Raises the error of a failed run. Ctrl-C while
-        waiting cancels the run and is raised when the run has ended.
+        waiting cancels the run and is raised when the run has ended. So does SIGTERM, as ``SystemExit`` with code 143,
+        unless the script has a handler for it.
         """
         try:
             has_ended = self._wait(duration)
@@ -66,12 +68,12 @@ class LuminosityResult(PipelineResult):
             raise
 
     def _end(self) -> None:
-        """Cancel the run, even if Ctrl-C is pressed several times meanwhile."""
+        """Cancel the run, even if Ctrl-C is pressed or SIGTERM sent several times meanwhile."""
         while True:
             try:
                 self.cancel()
                 return
-            except (KeyboardInterrupt, RuntimeError):
+            except (KeyboardInterrupt, Terminated, RuntimeError):
                 continue
 
     def _report_at_exit(self) -> None:

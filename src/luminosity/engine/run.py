@@ -22,6 +22,7 @@ from luminosity.engine.options import EngineConfig
 from luminosity.engine.plan.graph import Graph
 from luminosity.engine.resources.pools import Assignment
 from luminosity.engine.setup import set_up
+from luminosity.engine.termination import Terminated, cancel_on_sigterm
 from luminosity.engine.workers.printed import WorkerPrints
 from luminosity.errors import RunCancelled, RunFailed
 from luminosity.events import MemoryUse, Subscriber
@@ -84,6 +85,14 @@ def cancel_all(seconds: float) -> None:
         run.wait(seconds)
 
 
+def _request_cancellation() -> bool:
+    """Ask all runs of this process to end; return whether there are any. A signal handler may call it."""
+    runs = list(_active)
+    for run in runs:
+        run.cancel()
+    return bool(runs)
+
+
 class Run:
     """A run of a planned pipeline. ``state``, ``failure``, ``metrics``, ``wait`` and ``cancel`` are thread-safe."""
 
@@ -128,13 +137,14 @@ class Run:
     def start(self) -> None:
         """Start the run on a thread of its own. With ``--debug``, run everything before returning."""
         _active.add(self)
+        cancel_on_sigterm(_request_cancellation)
         if not self._is_debug:
             # Not a daemon thread: a script that ends without waiting for its pipeline still gets its results.
             threading.Thread(target=self._run, name="luminosity-run").start()
             return
         self._run()
         if self.state == PipelineState.CANCELLED and self.failure is not None:
-            raise self.failure  # Ctrl-C must end the script, too
+            raise self.failure  # Ctrl-C and SIGTERM must end the script, too
 
     def wait(self, seconds: float | None) -> bool:
         """Wait up to ``seconds``, or without a limit for None; return whether the run has ended."""
@@ -148,7 +158,7 @@ class Run:
         try:
             self._scheduler.run()
             self.state = PipelineState.DONE
-        except (RunCancelled, KeyboardInterrupt) as error:
+        except (RunCancelled, KeyboardInterrupt, Terminated) as error:
             self.state, self.failure = PipelineState.CANCELLED, error
         except BaseException as error:
             # Whatever it is, the thread that waits for the run gets it.

@@ -30,6 +30,14 @@ class LuminosityRunner(PipelineRunner):
     # False while pipelines are planned but not run: then no process may start.
     warms_up: ClassVar[bool] = True
 
+    @property
+    def runs_on_this_machine(self) -> bool:
+        """Whether workers see the files that this process sees; False if pipelines are only planned.
+
+        Transforms may then check their files while the pipeline is built.
+        """
+        return self.warms_up
+
     def __init__(self, *, is_drain: bool = False, on_event: Subscriber | None = None) -> None:
         """Make a runner.
 

@@ -89,6 +89,13 @@ class Handler(ModelHandler[ExampleT, PredictionT, ModelT]):
         """The ``model_id`` of this model's ``PredictionResult``."""
         return None
 
+    def check_files(self) -> None:
+        """Raise ``ModelUnavailable`` if the model's files can't be found from this process.
+
+        Called while a pipeline is built whose workers run on this machine, so that a wrong path is known before
+        anything runs. Must be quick. The default checks nothing.
+        """
+
     def prepare(self, block: Block) -> Block:
         """Return one prepared example for each example, in the same order."""
         return block

@@ -28,10 +28,12 @@ _KINDS = {"embed": (f"{_TEXT}.embedder", "SentenceEmbedder"), "classify": (f"{_T
 
 
 def handler_of(name: str) -> Handler[Any, Any, Any]:
-    """Return the handler of this name, with all hooks."""
+    """Return the handler of this name, with all hooks. Raises ``ModelUnavailable`` if its model can't be found."""
     from luminosity.inference.adapting.adapt import adapt
 
-    return adapt(named_handler(name))
+    handler = adapt(named_handler(name))
+    handler.check_files()
+    return handler
 
 
 def named_handler(name: str) -> ModelHandler[Any, Any, Any]:

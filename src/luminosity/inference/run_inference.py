@@ -16,7 +16,7 @@ from apache_beam.utils.timestamp import MAX_TIMESTAMP, Timestamp
 
 from luminosity.core import LOADS_MODELS, SORTS_ITS_BUNDLE
 from luminosity.errors import InvalidArgument
-from luminosity.inference.adapting.checks import check_batching, check_handler
+from luminosity.inference.adapting.checks import check_batching, check_files, check_handler
 from luminosity.inference.adapting.model_set import ModelSet
 from luminosity.inference.deadletters import check_threshold
 from luminosity.inference.host.model import Clock
@@ -204,6 +204,8 @@ class RunInference(beam.PTransform[Any, Any]):
         if self._watch_model_pattern is not None or self._model_metadata_pcoll is not None:
             for name in models.without_updates():
                 _LOGGER.warning("%s has no update_model_path: new versions of its model will change nothing.", name)
+        elif not models.is_keyed or self._exception_handling is None:  # otherwise the other keys' examples may succeed
+            check_files(models.handlers.values(), examples.pipeline)
         settings = self._settings(examples.pipeline, models)
         blocks = self._infer(examples, models, settings)
         results = beam.ParDo(ResultsDoFn(models, self._drop_example))

@@ -290,6 +290,20 @@ def test_ctrl_c_ends_everything(tmp_path: Path) -> None:
     assert files_of_luminosity("/dev/shm") - shared_memory == set()
 
 
+@pytest.mark.parametrize("is_for_all", [False, True], ids=["the process", "its group"])
+def test_sigterm_ends_everything(tmp_path: Path, is_for_all: bool) -> None:
+    shared_memory = files_of_luminosity("/dev/shm")
+    with long_run(tmp_path) as (process, descendants):
+        (os.killpg if is_for_all else os.kill)(process.pid, signal.SIGTERM)
+        output, _ = process.communicate(timeout=60)
+        assert "terminated: the run is cancelled\n" in output
+        assert "Traceback" not in output
+        assert process.returncode == 128 + signal.SIGTERM
+        assert psutil.wait_procs(descendants, timeout=60)[1] == []
+    assert files_of_luminosity(tmp_path / "tmp") == set()
+    assert files_of_luminosity("/dev/shm") - shared_memory == set()
+
+
 def test_workers_end_with_their_runner(tmp_path: Path) -> None:
     with long_run(tmp_path) as (process, descendants):
         process.kill()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from luminosity.cli.exits import FAILED, INTERRUPTED
+from luminosity.cli.exits import FAILED, interrupted, was_terminated
 from luminosity.errors import OptionError
 from luminosity.inference.model_names import HANDLER_HELP, handler_of
 from luminosity.noise import quiet
@@ -88,8 +88,11 @@ def bench(parsed: argparse.Namespace) -> int:
     try:
         _run_with_progress(tuning)
     except KeyboardInterrupt:
-        print("lum bench: interrupted; these are the results so far", file=sys.stderr)
-        return INTERRUPTED if not tuning.search.trials else _report(parsed, tuning, len(examples))
+        if not tuning.search.trials:
+            raise
+        status = interrupted("bench", "; these are the results so far")
+        reported = _report(parsed, tuning, len(examples))
+        return status if was_terminated() else reported
     return _report(parsed, tuning, len(examples))
 
 

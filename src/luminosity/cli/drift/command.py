@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from luminosity.cli.csv_options import add_csv_options
-from luminosity.cli.exits import FAILED, INTERRUPTED, fail, treat_sigterm_as_ctrl_c
+from luminosity.cli.exits import FAILED, fail
 from luminosity.errors import LuminosityError
 
 __all__ = ["add_to"]
@@ -114,7 +114,6 @@ def _add_test_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _drift(parsed: argparse.Namespace) -> int:
-    treat_sigterm_as_ctrl_c()
     try:
         # This imports Beam and JAX, which takes seconds: not for --help.
         if parsed.by is not None:
@@ -125,8 +124,6 @@ def _drift(parsed: argparse.Namespace) -> int:
         return run(parsed)
     except LuminosityError as error:
         return fail("drift", error, FAILED)
-    except KeyboardInterrupt:
-        return fail("drift", "interrupted", INTERRUPTED)
 
 
 def _whole(text: str) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 from luminosity._text import did_you_mean
 from luminosity.cli.csv_options import add_csv_options
 from luminosity.cli.enrich.columns import DEFAULT_SUFFIXES, parse_request
-from luminosity.cli.exits import FAILED, INTERRUPTED, WRONG_USE, cancel_runs, fail, treat_sigterm_as_ctrl_c
+from luminosity.cli.exits import FAILED, WRONG_USE, fail
 from luminosity.engine.workers.launcher import warm_up
 from luminosity.errors import LuminosityError, OptionError, RunFailed
 from luminosity.lean_beam import import_beam
@@ -68,16 +68,12 @@ def enrich(words: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="lum enrich", allow_abbrev=False, **_TEXTS)
     _add_options(parser)
     parsed, rest = parser.parse_known_args(words)
-    treat_sigterm_as_ctrl_c()
     try:
         return _run(parsed, rest)
     except RunFailed as error:
         return fail("enrich", error, FAILED)
     except LuminosityError as error:
         return fail("enrich", error, WRONG_USE)
-    except KeyboardInterrupt:
-        cancel_runs()
-        return fail("enrich", "interrupted", INTERRUPTED)
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:

@@ -11,6 +11,7 @@ from apache_beam.portability.api import beam_fn_api_pb2
 from luminosity.engine.data.state import StateStore
 from luminosity.engine.fnapi.connection import Callbacks
 from luminosity.engine.spill.quota import WriterQuota
+from luminosity.engine.termination import Terminated
 from luminosity.engine.workers.failure import Failure, original
 from luminosity.engine.workers.in_process import InProcessWorker
 from luminosity.engine.workers.launcher import OnExit, Process
@@ -65,7 +66,7 @@ class DebugConnection:
         assert self._worker is not None
         try:
             response = self._worker.run(request, elements)
-        except (KeyboardInterrupt, RunCancelled):
+        except (KeyboardInterrupt, RunCancelled, Terminated):
             raise
         except BaseException as error:  # also SystemExit: user code that calls sys.exit has failed
             self._causes[request.instruction_id] = original(error)

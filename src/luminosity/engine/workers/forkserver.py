@@ -56,6 +56,9 @@ def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     lifeline = int(sys.argv[2])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # A service manager sends SIGTERM to the whole process group; the runner decides. Not SIG_IGN: workers would inherit
+    # it, and so would every process that user code starts in them.
+    signal.signal(signal.SIGTERM, lambda *_: None)
     _preload()
     _Server(control, lifeline).serve()
 
@@ -160,6 +163,7 @@ class _Server:
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
             self._control.close()
             self._wakeup.close()
             self._write_end.close()

@@ -14,6 +14,7 @@ from apache_beam.runners.worker import bundle_processor, data_plane, sdk_worker,
 from apache_beam.runners.worker.statecache import StateCache
 
 from luminosity.engine.data import wire
+from luminosity.engine.termination import Terminated
 from luminosity.engine.workers.failure import original
 from luminosity.engine.workers.harness import RUNNER_CAPABILITIES, PromptStateSampler
 from luminosity.engine.workers.sdk.channel import BlockStream
@@ -190,7 +191,7 @@ class InProcessWorker:
                 return self._worker.do_instruction(request)
         except BaseException as error:
             first = original(error)
-            if isinstance(first, KeyboardInterrupt):
+            if isinstance(first, KeyboardInterrupt | Terminated):
                 raise first from None
             if isinstance(first, bdb.BdbQuit):
                 raise RunCancelled("the user quit the debugger") from None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import io
 import os
 import selectors
 import socket
@@ -17,7 +18,7 @@ from typing import TextIO
 
 from luminosity._terminal import is_terminal
 
-__all__ = ["WorkerPrints", "print_to"]
+__all__ = ["WorkerPrints", "print_any_character", "print_to"]
 
 
 _STREAMS = {1: "stdout", 2: "stderr"}
@@ -32,6 +33,13 @@ def print_to(sockets: dict[str, str]) -> None:
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
             connection.connect(path)  # if that fails, the stream stays the terminal
             os.dup2(connection.fileno(), int(number))
+
+
+def print_any_character() -> None:
+    """Let user code print characters that the output's encoding lacks, as escapes: printing must not fail a bundle."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
 
 
 class WorkerPrints:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import apache_beam as beam
 from apache_beam.ml.inference.base import ModelHandler
 
 from luminosity.errors import InvalidType
 from luminosity.inference.batching.limits import warn_of_settings_without_meaning
 from luminosity.inference.handler import Handler, limits_of
 
-__all__ = ["check_batching", "check_handler"]
+__all__ = ["check_batching", "check_files", "check_handler"]
 
 
 def check_handler(handler: Any) -> None:
@@ -28,6 +29,17 @@ def check_handler(handler: Any) -> None:
         if kind.run_inference is not Handler.run_inference:
             fix = "subclass Beam's ModelHandler, which needs only the run_inference that the class has"
         raise InvalidType(f"{kind.__name__} has no method `predict(self, model, batch, inference_args=None)`", fix=fix)
+
+
+def check_files(handlers: Iterable[Handler[Any, Any, Any]], pipeline: beam.Pipeline) -> None:
+    """Raise ``ModelUnavailable`` if a model can't be found, if the pipeline's workers run on this machine.
+
+    On other runners, only the workers may have the files. A runner says so with the attribute
+    ``runs_on_this_machine``.
+    """
+    if getattr(pipeline.runner, "runs_on_this_machine", False):
+        for handler in handlers:
+            handler.check_files()
 
 
 def check_batching(handlers: Iterable[Handler[Any, Any, Any]]) -> None:

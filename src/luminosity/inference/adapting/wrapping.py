@@ -11,9 +11,13 @@ from apache_beam.ml.inference.base import ModelHandler
 
 from luminosity._accelerators import accelerators_of
 from luminosity.inference.blocks import Block, sample
+from luminosity.inference.files.local import check_exists
 from luminosity.inference.handler import Handler
 
 __all__ = ["BeamContract", "NewVersion", "WrappedHandler"]
+
+_BEAM = "apache_beam.ml.inference."
+_BEAM_PATHS = ("_model_uri", "_state_dict_path", "_torch_script_model_path", "_model_state")
 
 
 class BeamContract(Handler[Any, Any, Any]):
@@ -35,6 +39,21 @@ class BeamContract(Handler[Any, Any, Any]):
     def accelerators(self) -> tuple[str, ...] | None:
         """The kinds of accelerators that the wrapped handler's model uses."""
         return accelerators_of(self._handler)
+
+    def check_files(self) -> None:
+        """Raise if a file that the wrapped handler names is not on this machine.
+
+        A handler of Beam's names its files in private attributes. If a subclass loads its model in its own way, they
+        may mean something else.
+        """
+        inner: Any = self._handler
+        if isinstance(inner, Handler):
+            inner.check_files()
+        elif type(inner).load_model.__module__.startswith(_BEAM):
+            for name in _BEAM_PATHS:
+                path = getattr(inner, name, None)
+                if isinstance(path, str) and path:
+                    check_exists(path)
 
     def load_model(self) -> Any:
         """Load the wrapped handler's model."""
@@ -128,6 +147,10 @@ class WrappedHandler(BeamContract):
 
     def __str__(self) -> str:
         return str(self._inner)
+
+    def check_files(self) -> None:
+        """Raise if the files of the wrapped handler's model can't be found from this process."""
+        self._inner.check_files()
 
     def takes_updates(self) -> bool:
         """Return whether the wrapped handler can load a new version of its model."""

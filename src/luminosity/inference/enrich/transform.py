@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from luminosity.core import LOADS_MODELS, OF_BLOCKS, SORTS_ITS_BUNDLE
 from luminosity.errors import InvalidArgument, InvalidType
-from luminosity.inference.adapting.checks import check_batching
+from luminosity.inference.adapting.checks import check_batching, check_files
 from luminosity.inference.deadletters import check_threshold
 from luminosity.inference.enrich.column import Column, levels, model_of
 from luminosity.inference.enrich.infer_columns import InferColumnsDoFn
@@ -113,6 +113,7 @@ class Enrich(beam.PTransform[Any, Any]):
         """Apply the steps of all models; return the table, or ``(good, bad)`` with exception handling."""
         models = {name: model_of(column.handler) for name, column in self._columns.items()}
         check_batching(models.values())
+        check_files(models.values(), input_or_inputs.pipeline)
         self._slow = [name for name, model in models.items() if not model.columnar]
         """Columns whose models prepare each row, or may do so."""
         begin = beam.ParDo(BeginDoFn(self._columns, cuts=bool(self._slow)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
 import os
 import threading
@@ -17,7 +18,7 @@ from luminosity.inference.files.entry import damage, model_path
 from luminosity.inference.files.source import Source, download, find
 from luminosity.inference.options import ModelCacheConfig
 
-__all__ = ["local_copy", "use_cache"]
+__all__ = ["check_exists", "local_copy", "near_path", "use_cache"]
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -70,6 +71,38 @@ def local_copy(path: str) -> str:
         os.close(lock)
         raise
     return model_path(entry, source.name)
+
+
+def check_exists(path: str) -> None:
+    """Raise ``ModelUnavailable`` if ``path`` is a local path at which there is no file or folder.
+
+    A path on another file system is not looked at: that may take long, and needs the rights that workers have.
+    """
+    scheme = FileSystems.get_scheme(path)
+    if scheme not in (None, "file"):
+        return
+    local = path if scheme is None else local_copy(path)
+    if not os.path.exists(local):
+        found = os.path.abspath(local)
+        raise ModelUnavailable(f"{path!r}: found no file or folder {found!r}", fix=near_path(local) or None)
+
+
+def near_path(path: str) -> str:
+    """Return a question that suggests a path with a similar name, or an empty string if there is none.
+
+    >>> near_path("/usr/bim"), near_path("/usr/none-such")
+    ("did you mean '/usr/bin'?", '')
+    """
+    expanded = os.path.expanduser(path)
+    if expanded != path and os.path.exists(expanded):
+        return f"pass {expanded!r}: `~` is not expanded"
+    folder, name = os.path.split(path.rstrip("/"))
+    try:
+        names = os.listdir(folder or ".")
+    except OSError:
+        return ""
+    near = difflib.get_close_matches(name, names, n=1)  # by the name alone: the folder is the same
+    return f"did you mean {os.path.join(folder, near[0])!r}?" if near else ""
 
 
 def _fault(entry: str) -> str | None:

@@ -21,7 +21,7 @@ from luminosity._accelerators import accelerators_of_device
 from luminosity.errors import HandlerError, InvalidArgument
 from luminosity.extras import require
 from luminosity.inference.blocks import Block
-from luminosity.inference.files.local import local_copy
+from luminosity.inference.files.local import check_exists, local_copy
 from luminosity.inference.handler import Handler, HandlerOptions
 from luminosity.inference.handlers.columns import Columns, lengths, to_columns
 from luminosity.inference.handlers.few_shapes import Padded, Padding
@@ -139,6 +139,11 @@ class JaxModelHandler(Handler[Any, PredictionResult, JaxModel]):
     def model_id(self) -> str | None:
         """The path of the file of parameters, or None if they are not in a file."""
         return self._params if isinstance(self._params, str) else None
+
+    def check_files(self) -> None:
+        """Raise if the file of parameters is not on this machine."""
+        if isinstance(self._params, str):
+            check_exists(self._params)
 
     def update_model_path(self, model_path: str | None = None) -> None:
         """Switch to another file of parameters."""

@@ -16,7 +16,7 @@ from typing_extensions import Unpack
 from luminosity.errors import HandlerError, InvalidArgument
 from luminosity.extras import require
 from luminosity.inference.blocks import Block, rows
-from luminosity.inference.files.local import local_copy
+from luminosity.inference.files.local import check_exists, local_copy
 from luminosity.inference.handler import HandlerOptions
 from luminosity.inference.handlers.columns import to_columns, to_numpy, to_tree
 from luminosity.inference.handlers.on_torch import Batch, Outputs, TorchHandler, map_tensors
@@ -111,6 +111,11 @@ class TorchModelHandler(TorchHandler[Any, PredictionResult]):
     def model_id(self) -> str | None:
         """The path of the model's file, or None if ``model_class`` loads its own weights."""
         return self._files.path
+
+    def check_files(self) -> None:
+        """Raise if the model's file is not on this machine."""
+        if self._files.path is not None:
+            check_exists(self._files.path)
 
     def update_model_path(self, model_path: str | None = None) -> None:
         """Switch to another file of the same model."""

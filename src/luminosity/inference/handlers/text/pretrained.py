@@ -10,10 +10,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from apache_beam.io.filesystems import FileSystems
+
 from luminosity._text import list_some
 from luminosity.errors import InvalidArgument, ModelUnavailable
 from luminosity.extras import require
-from luminosity.inference.files.local import local_copy
+from luminosity.inference.files.local import check_exists, local_copy
+from luminosity.inference.handlers.text.hub import is_hub_name, must_stay_offline
 from luminosity.inference.handlers.text.plain_tokenizer import PADDED_POSITIONS, PlainModel, read_plain
 
 __all__ = ["Pretrained", "token_limit"]
@@ -28,6 +31,19 @@ class Pretrained:
 
     path: str
     arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    def check(self) -> None:
+        """Raise ``ModelUnavailable`` if this process can't find the model. Blocks for a few seconds at most.
+
+        Does nothing for a model on another file system, which is found when it is fetched.
+        """
+        if FileSystems.get_scheme(self.path) not in (None, "file") or self._is_offline:
+            return
+        folder = self._folder
+        if os.path.isdir(folder) and not any(_is_model_file(name) for _, _, names in os.walk(folder) for name in names):
+            raise ModelUnavailable(
+                f"{self.path!r}: found no config.json in the folder {os.path.abspath(folder)!r}, expected a model"
+            )
 
     def config(self) -> Any:
         """Load the model's configuration."""
@@ -76,6 +92,7 @@ class Pretrained:
             path = os.path.join(folder, where.get("subfolder") or "", name)
             return path if os.path.isfile(path) else None
         hub = require("huggingface_hub", "transformers")
+        where |= self._offline_arguments
         try:
             return hub.hf_hub_download(folder, name, **where)
         except hub.errors.EntryNotFoundError:
@@ -89,11 +106,19 @@ class Pretrained:
     def _folder(self) -> str:
         path = local_copy(self.path)
         folder = os.path.dirname(path) or "." if path.endswith(".gguf") else path
-        if _is_path(folder) and not os.path.exists(folder):
-            expanded = os.path.expanduser(folder)
-            fix = f"pass {expanded!r}: `~` is not expanded" if os.path.exists(expanded) else None
-            raise ModelUnavailable(f"{self.path!r}: there is no such folder here, seen from {os.getcwd()!r}", fix=fix)
+        if not is_hub_name(folder):
+            check_exists(folder)
         return folder
+
+    @property
+    def _is_offline(self) -> bool:
+        """Whether only the local cache has the model. Raises ``ModelUnavailable`` if neither it nor the hub has it."""
+        folder = self._folder
+        return not os.path.exists(folder) and must_stay_offline(folder, self.arguments)
+
+    @property
+    def _offline_arguments(self) -> dict[str, Any]:
+        return {"local_files_only": True} if self._is_offline else {}
 
     @property
     def _where(self) -> dict[str, Any]:
@@ -106,25 +131,19 @@ class Pretrained:
             require("gguf", "gguf")
             require("accelerate", "gguf")
         folder = self._folder
+        arguments = {**arguments, **self._offline_arguments}
         with _without_noise():
             try:
                 return getattr(transformers, kind).from_pretrained(folder, **arguments)
             except OSError as error:
-                if os.path.exists(folder):
-                    raise
-                raise ModelUnavailable(
-                    f"{self.path!r} is not a folder here, seen from {os.getcwd()!r}, and could not be loaded from the "
-                    f"Hugging Face hub: {error}"
-                ) from error
+                if error.errno is not None:
+                    raise  # the file system's own error
+                where = "the folder" if os.path.exists(folder) else "the Hugging Face hub"
+                raise ModelUnavailable(f"{self.path!r} can't be loaded from {where}: {error}") from error
 
 
-def _is_path(text: str) -> bool:
-    """Return whether ``text`` can't be a name on a hub, which is ``name`` or ``organisation/name``.
-
-    >>> _is_path("/models/encoder"), _is_path("./encoder"), _is_path("org/encoder")
-    (True, True, False)
-    """
-    return os.path.isabs(text) or text.startswith((".", "~")) or text.count("/") > 1
+def _is_model_file(name: str) -> bool:
+    return name.endswith((".gguf", ".json"))
 
 
 _NONE_IF_MISSING = {

@@ -74,6 +74,10 @@ class TextHandler(TorchHandler[ExampleT, PredictionResult]):
         """The folder of the model, or its name on the hub."""
         return self._pretrained.path
 
+    def check_files(self) -> None:
+        """Raise if the model is neither a folder here, nor in the hub's cache, nor on the hub."""
+        self._pretrained.check()
+
     def update_model_path(self, model_path: str | None = None) -> None:
         """Switch to another version of the model."""
         if model_path:
