@@ -329,6 +329,9 @@ def test_a_table_is_kept_where_every_row_fails(tmp_path: Path) -> None:
             ["in.csv", "out", "--embed=text=M", "--encoding=utf9"],
             "found encoding='utf9', expected an encoding that Python knows, such as 'cp1252' or 'utf-16'",
         ),
+        (["in.csv", "notes.txt/out", "--embed=text=M"], "/notes.txt, expected a folder; choose another path"),
+        (["in.csv", "out", "--embed=text=M", "--dead-letters=in.csv/bad.csv"], "/in.csv, expected a folder"),
+        (["in.csv", "out", "--embed=text=M", "--vector-store=notes.txt"], "/notes.txt, expected a folder"),
         (["notes.txt", "out", "--embed=text=M"], "optionally followed by .gz, .bz2, .zst, .lz4\n"),
     ],
 )

@@ -17,7 +17,7 @@ from luminosity.core import TEMPORARY_FOLDER, WRITES_A_FILE_PER_BUNDLE
 from luminosity.errors import Fix, WriteError
 from luminosity.io.writing import existing
 from luminosity.io.writing.destination import Destination, IfExists
-from luminosity.io.writing.finish_step import FinishDoFn
+from luminosity.io.writing.finish_step import BeginDoFn, FinishDoFn
 from luminosity.io.writing.schema_checks import check_writable
 from luminosity.io.writing.write_errors import clear_errors
 from luminosity.io.writing.write_step import WriteDoFn
@@ -92,7 +92,10 @@ class WriteTable(beam.PTransform[beam.PCollection[pa.RecordBatch], beam.PCollect
         return other
 
     def check(self, schema: pa.Schema) -> None:
-        """Raise if a table with this schema can't be written: the format can't hold it, or the destination exists.
+        """Raise if a table with this schema can't be written.
+
+        The format can't hold it, the destination exists, this user may not write there, or another run of this machine
+        writes the table right now. All but the first are also checked when the transform is applied.
 
         Call it before a long pipeline runs; otherwise, types are checked with the first batch.
 
@@ -103,6 +106,7 @@ class WriteTable(beam.PTransform[beam.PCollection[pa.RecordBatch], beam.PCollect
         with clear_errors(self._destination.path):
             check_writable(self._destination, schema)
             existing.check(self._destination)
+            existing.check_access(self._destination)
 
     def expand(self, input_or_inputs: beam.PCollection[pa.RecordBatch]) -> beam.PCollection[str]:
         """Write temporary files in parallel, then give them their final names in one last step."""
@@ -115,14 +119,14 @@ class WriteTable(beam.PTransform[beam.PCollection[pa.RecordBatch], beam.PCollect
             )
         with clear_errors(destination.path):
             existing.check(destination)
+            existing.check_access(destination)
         if not table.windowing.is_default():
             table |= "Global" >> beam.WindowInto(GlobalWindows())
         # Bytes, because Beam takes only ASCII in texts, and the names of folders may have other letters.
         annotations = {WRITES_A_FILE_PER_BUNDLE: b"", TEMPORARY_FOLDER: destination.temporary_folder.encode()}
         with table.pipeline.transform_annotations(**annotations):
             written: beam.PCollection[Any] = table | "Write" >> beam.ParDo(WriteDoFn(destination))  # pyright: ignore
-        return (
-            table.pipeline
-            | "Once" >> beam.Impulse()
-            | "Finish" >> beam.ParDo(FinishDoFn(destination), AsIter(written)).with_output_types(str)
-        )
+        once = table.pipeline | "Once" >> beam.Impulse()
+        made = once | "Begin" >> beam.ParDo(BeginDoFn(destination)).with_output_types(str)
+        finish = FinishDoFn(destination)
+        return once | "Finish" >> beam.ParDo(finish, AsIter(written), AsIter(made)).with_output_types(str)

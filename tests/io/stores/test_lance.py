@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from apache_beam.testing.util import assert_that, equal_to
 
 from luminosity import WriteLance
 from luminosity.errors import StoreError
+from luminosity.io.run_owner import RunOwner
 from luminosity.io.stores import lance_table
 from luminosity.io.stores.lance_table import LanceTable
 from luminosity.io.stores.staging import StagedFile, StagedRows
@@ -133,6 +136,19 @@ def test_no_rows_change_nothing_unless_asked(tmp_path: Path, empty: list[pa.Reco
     assert len(rows_of(path)) == 5
     assert write(path, *empty, mode="overwrite", allow_empty=True) == []
     assert lancedb.connect(tmp_path).open_table("things").schema.names == numbered(0, 1).schema.names
+
+
+def test_what_another_run_writes_and_what_a_killed_run_left(tmp_path: Path) -> None:
+    path = tmp_path / "things.lance"
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        staged = tmp_path / f"things.staged-{RunOwner.of(other.pid)}-abc"
+        staged.mkdir()
+        with pytest.raises(StoreError, match=rf"process {other.pid} \(.*input.*\) is writing it right now"):
+            WriteLance(path, mode="overwrite").check_writable()
+        WriteLance(path).check_writable()  # Several runs may append.
+        other.communicate(b"\n")
+    assert len(write(path, numbered(0, 5), mode="overwrite")) == 5
+    assert os.listdir(tmp_path) == ["things.lance"]
 
 
 MISTAKES: dict[str, tuple[pa.RecordBatch, dict[str, Any], str]] = {

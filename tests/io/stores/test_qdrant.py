@@ -217,7 +217,7 @@ def test_a_collection_that_must_be_there(tmp_path: Path) -> None:
 
 def test_a_file_where_the_folder_should_be(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(Exception, match=r"can't be created: .*File exists"):
+    with pytest.raises(Exception, match=r"can't be written: found a file at .*/file, expected a folder"):
         write(tmp_path / "file", numbered(0, 1))
 
 
@@ -235,6 +235,11 @@ def test_a_lock_held_too_long_names_its_holder(tmp_path: Path) -> None:
     holder.start()
     assert taken.wait(120)
     collection = open_collection(CollectionAddress.of(tmp_path, "things", timeout=0.2), lambda: None)
+    with (
+        pytest.raises(StoreError, match=rf"process {os.getpid()} \(.*\) is writing it right now"),
+        collection._writing(),
+    ):
+        WriteQdrant(tmp_path, "things", vectors="vector", if_exists="replace").check_writable()
     with pytest.raises(StoreError, match=rf"waited 0.2 s for {tmp_path}/things.lock, which process {holder.pid} holds"):
         collection.count()
     done.set()

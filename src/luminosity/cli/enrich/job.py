@@ -155,6 +155,7 @@ def _store(where: str, collection: str, requests: Sequence[ColumnRequest], row_i
         raise OptionError("--vector-store: found no vectors to keep", fix="add some with --embed COLUMN=MODEL")
     store = WriteQdrant(where, collection, vectors=vectors, id=row_id or _ROW_ID)
     store.check_reachable()
+    store.check_writable()
     return store
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from luminosity.errors import StoreError
 from luminosity.extras import require
+from luminosity.io.folder_access import why_not_writable
 from luminosity.io.stores.embedded_qdrant import EmbeddedCollection
 from luminosity.io.stores.qdrant_collection import CollectionAddress, QdrantCollection, WriteMode
 from luminosity.io.stores.qdrant_server import ServerCollection
@@ -24,8 +25,15 @@ def open_collection(address: CollectionAddress, on_retry: Callable[[], None]) ->
 
 def check_folder(address: CollectionAddress, mode: WriteMode) -> None:
     """Raise if a collection can't be written to its folder, or if it exists and must not."""
+    if reason := why_not_writable(address.where):
+        raise StoreError(f"{address} can't be written: {reason}", fix="choose another folder, or make it writable")
     mode = replace(mode, create=True)  # Another pipeline may still create it.
     mode.check(address, os.path.isdir(os.path.join(address.where, address.collection)))
+    if mode.if_exists != "append" and (owner := EmbeddedCollection(address).writer()):
+        raise StoreError(
+            f"{address}: {owner.describe()} is writing it right now",
+            fix="wait until that run has ended",
+        )
 
 
 def check_reachable(address: CollectionAddress) -> None:

@@ -16,9 +16,10 @@ import time
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import Any
 
-from luminosity._locks import locked
+from luminosity._locks import locked, try_lock
 from luminosity.errors import Fix, StoreError, may_pass
 from luminosity.extras import require
+from luminosity.io.run_owner import RunOwner
 from luminosity.io.stores.points import Point, PointId
 from luminosity.io.stores.qdrant_collection import (
     CollectionAddress,
@@ -35,6 +36,7 @@ __all__ = ["EmbeddedCollection", "copy_folder", "lock_file"]
 
 
 _CHUNK_BYTES = 4 << 20  # copied at once: more would not be faster
+_PID_BYTES = 20  # more than any process id has
 _POLL_S = 0.05  # how late a folder that another program closes is noticed at most
 
 
@@ -79,6 +81,16 @@ class EmbeddedCollection(QdrantCollection):
             self._write_all(self._unfinished, writes)
             with self._locked():
                 self._swap()
+
+    def writer(self) -> RunOwner | None:
+        """Return the process that writes the collection at this moment, if there is one."""
+        with contextlib.ExitStack() as opened, contextlib.suppress(FileNotFoundError):
+            descriptor = os.open(f"{self._folder}.writing", os.O_RDWR | os.O_CLOEXEC)
+            opened.callback(os.close, descriptor)
+            if not try_lock(descriptor):
+                pid = os.pread(descriptor, _PID_BYTES, 0).decode(errors="replace")
+                return RunOwner.of(int(pid)) if pid.isdigit() else None
+        return None
 
     def vectors(self) -> dict[str, tuple[int, str]] | None:
         """Read the vectors from the folder's configuration."""
@@ -295,7 +307,7 @@ def lock_file(path: str, timeout: float) -> Generator[None]:
         try:
             lock.enter_context(locked(descriptor, timeout))
         except TimeoutError:
-            holder = os.pread(descriptor, 20, 0).decode(errors="replace") or "unknown"
+            holder = os.pread(descriptor, _PID_BYTES, 0).decode(errors="replace") or "unknown"
             raise StoreError(
                 f"waited {timeout:.3g} s for {path}, which process {holder} holds",
                 fix=Fix(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import uuid
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, get_args
@@ -17,6 +18,8 @@ from apache_beam.transforms import window
 from apache_beam.transforms.window import WindowedValue
 
 from luminosity.errors import Fix, InvalidArgument, StoreError
+from luminosity.io.folder_access import why_not_writable
+from luminosity.io.run_owner import RunOwner
 from luminosity.io.stores.lance_table import LanceTable
 from luminosity.io.stores.points import DELETED
 from luminosity.io.stores.staging import StagedFile, StagedRows
@@ -25,6 +28,7 @@ __all__ = ["WriteLance"]
 
 Mode = Literal["append", "overwrite", "merge"]
 _NAME = r"[A-Za-z0-9_.-]+"  # Lance refuses other names, but only after all rows are written.
+_STAGED = ".staged-"  # in the names of folders with the rows of a run
 _Staged = tuple[str, int]
 """The path of a file and its number of rows."""
 
@@ -87,12 +91,25 @@ class WriteLance(beam.PTransform[Any, Any]):
         self._rows_per_file = rows_per_file
         self._allow_empty = allow_empty
 
+    def check_writable(self) -> None:
+        """Raise if the dataset can't be written there. This is also checked when the transform is applied."""
+        if FileSystems.get_scheme(self._path) is not None:
+            return
+        if reason := why_not_writable(self._path):
+            raise StoreError(f"{self._path}: {reason}", fix="choose another path, or make this one writable")
+        for _, owner in _staged_folders(self._path) if self._mode == "overwrite" else ():
+            if owner != RunOwner.current() and owner.is_alive():
+                raise StoreError(
+                    f"{self._path}: {owner.describe()} is writing it right now", fix="wait until that run has ended"
+                )
+
     def expand(self, input_or_inputs: Any) -> Any:
         """Stage rows in files, commit them in one step, then remove the files."""
+        self.check_writable()
         pipeline = input_or_inputs.pipeline
         one = pipeline | "One" >> beam.Create([None])
         # The folder is named when the pipeline runs, since it may run twice.
-        folder = AsSingleton(one | "Folder" >> beam.Map(_new_folder, self._path))
+        folder = AsSingleton(one | "Folder" >> beam.Map(_new_folder, self._path, str(RunOwner.current())))
         staged = (
             input_or_inputs
             | "Global" >> beam.WindowInto(window.GlobalWindows())
@@ -140,8 +157,26 @@ class _Stage(beam.DoFn):
         return staged
 
 
-def _new_folder(_: None, path: str) -> str:
-    return f"{path.removesuffix('.lance')}.staged-{uuid.uuid4().hex}"
+def _new_folder(_: None, path: str, owner: str) -> str:
+    """Make the folder of a run's files, and remove those that killed runs left. Runs when the pipeline starts."""
+    folder = f"{path.removesuffix('.lance')}{_STAGED}{owner}-{uuid.uuid4().hex[:12]}"
+    if FileSystems.get_scheme(path) is None:
+        for left, other in _staged_folders(path):
+            if other.is_alive() is False:
+                shutil.rmtree(left, ignore_errors=True)
+        os.makedirs(folder, exist_ok=True)
+    return folder
+
+
+def _staged_folders(path: str) -> list[tuple[str, RunOwner]]:
+    """Return the folders beside a dataset of this machine in which runs stage its rows, with their owners."""
+    folder, name = os.path.split(path)
+    prefix = f"{name.removesuffix('.lance')}{_STAGED}"
+    try:
+        names = [name for name in os.listdir(folder or ".") if name.startswith(prefix)]
+    except FileNotFoundError:
+        return []
+    return [(os.path.join(folder, name), owner) for name in names if (owner := RunOwner.in_name(name)) is not None]
 
 
 def _commit(

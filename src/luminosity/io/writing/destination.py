@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -12,6 +13,7 @@ import pyarrow as pa
 
 from luminosity.errors import Fix, InvalidArgument, InvalidType, TableError
 from luminosity.io.formats import Format, recognise
+from luminosity.io.run_owner import RunOwner
 from luminosity.io.writing import filesystem
 
 __all__ = ["TEMPORARY_PREFIX", "Destination", "IfEmpty", "IfExists"]
@@ -105,8 +107,14 @@ class Destination:
         )
 
     def for_another_run(self) -> Destination:
-        """Return the same destination with a new folder for temporary files."""
-        return replace(self, run_id=_new_id())
+        """Return the same destination with a new folder for temporary files of a run of this process."""
+        return replace(self, run_id=f"{RunOwner.current()}-{self.table_id}-{_new_id()}")
+
+    @property
+    def table_id(self) -> str:
+        """A short name of the table in the names of temporary folders; several files may lie in one folder."""
+        name = filesystem.split(self.path)[1] if self.is_one_file else ""
+        return f"f{hashlib.sha256(name.encode()).hexdigest()[:8]}" if name else "table"
 
     @property
     def folder(self) -> str:

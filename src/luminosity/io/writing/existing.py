@@ -8,11 +8,13 @@ from itertools import islice
 from apache_beam.io.filesystems import FileSystems
 
 from luminosity.errors import Fix, TableError, WriteError
+from luminosity.io.folder_access import why_not_writable
 from luminosity.io.formats import recognise
+from luminosity.io.run_owner import RunOwner
 from luminosity.io.writing import filesystem
 from luminosity.io.writing.destination import TEMPORARY_PREFIX, Destination
 
-__all__ = ["check", "leftovers", "table_files"]
+__all__ = ["check", "check_access", "leftovers", "table_files"]
 
 _SHOWN_FILES = 3  # enough to recognise what is in a folder
 _REPLACE = Fix(
@@ -39,12 +41,45 @@ def table_files(destination: Destination) -> list[str]:
     return [filesystem.join(destination.path, name) for name in filesystem.visible_files(destination.path)]
 
 
+def check_access(destination: Destination) -> None:
+    """Raise if this user can't write the table, or if another run writes it right now. Called before a run.
+
+    Only paths of this machine are checked. Several runs may append to a table at the same time.
+    """
+    if not filesystem.is_local(destination.path):
+        return
+    if reason := why_not_writable(destination.folder):
+        raise WriteError(f"{destination.path}: {reason}", fix="choose another path, or make this one writable")
+    if destination.if_exists == "append":
+        return
+    here = RunOwner.current()
+    for name in _temporary_folders(destination):
+        owner = RunOwner.in_name(name)
+        if owner is not None and owner != here and owner.is_alive():
+            raise WriteError(
+                f"{destination.path}: {owner.describe()} is writing it right now",
+                fix="wait until that run has ended, or choose another path",
+            )
+
+
 def leftovers(destination: Destination) -> list[str]:
-    """Return folders with temporary files of other runs, which were killed."""
+    """Return folders with temporary files that killed runs of the same table left."""
+    owner = RunOwner.in_name(destination.run_id)
     return [
-        filesystem.join(destination.path, name)
-        for name in filesystem.names_in(destination.path)
-        if name.startswith(TEMPORARY_PREFIX) and not name.endswith(destination.run_id)
+        filesystem.join(destination.folder, name)
+        for name in _temporary_folders(destination)
+        if not name.endswith(destination.run_id)
+        and ((other := RunOwner.in_name(name)) is None or other == owner or not other.is_alive())
+    ]
+
+
+def _temporary_folders(destination: Destination) -> list[str]:
+    """Return the names of the folders in which runs write this table. Old names tell no table: they lie in a folder."""
+    return [
+        name
+        for name in filesystem.names_in(destination.folder)
+        if name.startswith(TEMPORARY_PREFIX)
+        and (f"-{destination.table_id}-" in name or (not destination.is_one_file and RunOwner.in_name(name) is None))
     ]
 
 

@@ -20,6 +20,7 @@ __all__ = [
     "is_hidden",
     "is_local",
     "join",
+    "make_folder",
     "move",
     "names_in",
     "nearest_folder",

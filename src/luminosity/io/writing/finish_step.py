@@ -18,11 +18,31 @@ from luminosity.io.writing.schema_checks import check_same, check_writable
 from luminosity.io.writing.write_errors import clear_errors
 from luminosity.io.writing.write_step import NAMESPACE
 
-__all__ = ["FinishDoFn", "finish"]
+__all__ = ["BeginDoFn", "FinishDoFn", "finish"]
 
 _LOGGER = logging.getLogger(__name__)
 _BEGUN = "begun"
 _LOCK_TIMEOUT_S = 60.0  # how long another job may take to give its files their names in the same folder
+
+
+class BeginDoFn(beam.DoFn):
+    """Makes the temporary folder when a run starts: its name tells other runs which process writes the table.
+
+    Emits the folder of the table if that did not exist before.
+    """
+
+    def __init__(self, destination: Destination) -> None:
+        self._destination = destination
+
+    def process(self, element: object) -> Iterator[str]:
+        """Make the folder. Other file systems know no folders without files."""
+        if not filesystem.is_local(self._destination.path):
+            return
+        with clear_errors(self._destination.path):
+            is_new = not filesystem.exists(self._destination.folder)
+            filesystem.make_folder(self._destination.temporary_folder)
+        if is_new:
+            yield self._destination.folder
 
 
 class FinishDoFn(beam.DoFn):
@@ -31,10 +51,15 @@ class FinishDoFn(beam.DoFn):
     def __init__(self, destination: Destination) -> None:
         self._destination = destination
 
-    def process(self, element: object, written: Iterable[WrittenFile]) -> Iterator[str]:
-        """Give the temporary files their final names, and emit these."""
+    def process(self, element: object, written: Iterable[WrittenFile], made: Iterable[str]) -> Iterator[str]:
+        """Give the temporary files their final names, and emit these. ``made`` is what ``BeginDoFn`` emits."""
+        folders = list(made)
         with clear_errors(self._destination.path):
-            names = finish(self._destination, list(written))
+            try:
+                names = finish(self._destination, list(written))
+            finally:
+                for folder in folders:
+                    filesystem.remove_folders_if_empty(folder, filesystem.split(folder)[0])
             Metrics.counter(NAMESPACE, "files_written").inc(len(names))
             Metrics.counter(NAMESPACE, "bytes_written").inc(sum(map(filesystem.size, names)))
         yield from names
@@ -126,9 +151,8 @@ def _remove_old(destination: Destination, new: set[str]) -> None:
         if path not in new:
             filesystem.remove_file(path)
             filesystem.remove_folders_if_empty(filesystem.split(path)[0], destination.path)
-    if not destination.is_one_file:
-        for folder in existing.leftovers(destination):
-            filesystem.remove_folder(folder)
+    for folder in existing.leftovers(destination):
+        filesystem.remove_folder(folder)
 
 
 def _checked(destination: Destination, path: str) -> str:
