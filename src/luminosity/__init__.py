@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from luminosity.core import WorkerShare
+    from luminosity.engine.explain.pipeline_plan import PipelinePlan, plan_pipeline
     from luminosity.engine.options import LuminosityOptions
     from luminosity.engine.runner import LuminosityRunner
     from luminosity.errors import LuminosityError
@@ -46,6 +47,7 @@ __all__ = [
     "LuminosityRunner",
     "MapTable",
     "ModelOptions",
+    "PipelinePlan",
     "ReadTable",
     "RowsFromTable",
     "RunEnded",
@@ -66,6 +68,7 @@ __all__ = [
     "WriteQdrant",
     "WriteTable",
     "adapt",
+    "plan_pipeline",
 ]
 
 _HOMES = {
@@ -98,7 +101,9 @@ _HOMES = {
     "WriteLance": "luminosity.io.stores.write_lance",
     "WriteQdrant": "luminosity.io.stores.write_qdrant",
     "WriteTable": "luminosity.io.write_table",
+    "PipelinePlan": "luminosity.engine.explain.pipeline_plan",
     "adapt": "luminosity.inference.adapting.adapt",
+    "plan_pipeline": "luminosity.engine.explain.pipeline_plan",
 }
 
 

@@ -130,6 +130,15 @@ class LuminosityError(Exception):
         # The remedy is part of args: Beam makes a new error from these when it adds the name of the step.
         super().__init__(_joined(message, self.fix.python if self.fix else ""))
 
+    def _render_traceback_(self) -> list[str]:
+        """Return what a notebook shows: the frames of your own code, and the error. IPython calls it.
+
+        ``traceback.print_exception(error)`` prints all frames.
+        """
+        from luminosity._notebook import render_error
+
+        return render_error(self, f"{type(self).__name__}: {self}")
+
     def for_command(self) -> str:
         """Return the message with the remedy as a user of the command ``lum`` spells it."""
         return _joined(self.message, self.fix.command if self.fix else "")
@@ -229,11 +238,23 @@ class ReplayError(LuminosityError, ValueError):
 
 
 class RunFailed(LuminosityError, RuntimeError):
-    """The run ended before the pipeline was done; ``headline`` says why in one line."""
+    """The run ended before the pipeline was done.
 
-    def __init__(self, message: str = "", headline: str = "", *, fix: Fix | str | None = None) -> None:
+    ``headline`` says why in one line, ``summary`` in a few: without the worker's traceback, which is in the message.
+    """
+
+    def __init__(
+        self, message: str = "", headline: str = "", *, summary: str = "", fix: Fix | str | None = None
+    ) -> None:
         super().__init__(message, fix=fix)
         self.headline = headline or message.partition("\n")[0]
+        self.summary = summary or message
+
+    def _render_traceback_(self) -> list[str]:
+        from luminosity._notebook import render_error
+
+        trace = self.message.removesuffix(self.summary)
+        return render_error(self, _joined(self.summary, self.fix.python if self.fix else ""), trace)
 
 
 class StepFailed(RunFailed):

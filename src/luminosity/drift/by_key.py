@@ -13,6 +13,7 @@ from luminosity.drift.compare import SampleComparison, compare_prepared
 from luminosity.drift.history import PastTest
 from luminosity.drift.kernels import Kernel
 from luminosity.drift.permutation.conclude import Settings
+from luminosity.drift.report.in_notebook import keys_html
 from luminosity.drift.report.key_page import key_page
 from luminosity.drift.report.page import Contents
 from luminosity.drift.report.witness_rows import Details
@@ -28,7 +29,7 @@ _DETAILED = 10  # keys that drifted whose charts and rows a report shows: more w
 _ORDER: tuple[Verdict, ...] = ("gone", "new", "drift", "too few rows", "no drift")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class KeyedComparison:
     """The results of one test for each key.
 
@@ -77,6 +78,18 @@ class KeyedComparison:
             )
             for key, result in self.results.items()
         }
+
+    def __str__(self) -> str:
+        drifted = sum(result.drift for result in self.results.values())
+        first = f"{self.verdict}: {drifted:,} of {len(self.results):,} values of {self.by} drifted"
+        width = max(len(key_text(key)) for key in self.results)
+        rows = (f"  {key_text(key):<{width}}  {result}" for key, result in self.results.items())
+        return "\n".join([first, *rows])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return keys_html({key_text(key): result for key, result in self.results.items()}, self.by)
 
     def name_of(self, key: Any) -> str:
         """Return the key's name in a history, such as ``language=de``."""

@@ -11,6 +11,7 @@ from luminosity.drift.aggregate import Aggregate, as_kernels
 from luminosity.drift.history import PastTest
 from luminosity.drift.kernels import Kernel
 from luminosity.drift.mmd import mmd_test
+from luminosity.drift.report.in_notebook import result_html
 from luminosity.drift.report.page import Contents, page
 from luminosity.drift.report.witness_rows import Details
 from luminosity.drift.report.write import report_contents, write_page
@@ -102,6 +103,9 @@ class SampleComparison:
             settings=self.samples.settings() if settings is None else settings,
             progress=progress,
         )
+
+    def _repr_html_(self) -> str:
+        return result_html(self.result)
 
     def _extremes(self, progress: Progress | None) -> Extremes:
         samples, seed = self.samples, self.result.seed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import asdict, dataclass, field
 from math import isfinite, nan
 from typing import Any, Literal, TypeAlias
@@ -101,6 +102,10 @@ class MMDTestResult:
             found[name] = found[name] if isfinite(found[name]) else None
         found["null_quantiles"] = {format(at, "g"): value for at, value in self.null_quantiles.items()}
         return {"drift": self.drift, "verdict": self.verdict, **found}
+
+    def _repr_html_(self) -> str:
+        # Named as a text: the drawings stand above results, and only a notebook needs them.
+        return importlib.import_module("luminosity.drift.report.in_notebook").result_html(self)
 
     def __str__(self) -> str:
         verdict, rows = self.verdict, f"{self.reference_rows:,} against {self.current_rows:,}"

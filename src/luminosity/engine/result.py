@@ -60,6 +60,13 @@ class LuminosityResult(PipelineResult):
         self._run.wait(_CANCEL_TIMEOUT_S)
         return self._run.state
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self.state}>"
+
+    def _repr_html_(self) -> str | None:
+        """Return the stages and the summary of the run, for a notebook."""
+        return self._run.kept.as_html() if self._run.kept is not None else None
+
     def _wait(self, duration: float | None) -> bool:
         try:
             return self._run.wait(None if duration is None else duration / 1000)

@@ -16,6 +16,7 @@ from luminosity.engine.monitor.recorder import recorder
 from luminosity.engine.monitor.sampling import Sampler
 from luminosity.engine.monitor.subscribers import EventStream
 from luminosity.engine.monitor.views import live
+from luminosity.engine.monitor.views.notebook import kept_events
 from luminosity.engine.observe.reporter import Reporter
 from luminosity.engine.observe.snapshots import Snapshots
 from luminosity.engine.options import EngineConfig
@@ -121,7 +122,8 @@ class Run:
             self._remove_folders()
             raise
         self._server = parts.server
-        listeners = (live.view_for(progress), recorder(config.run_dir), on_event)
+        self.kept = kept_events()
+        listeners = (live.view_for(progress), recorder(config.run_dir), self.kept, on_event)
         stream = EventStream([listener for listener in listeners if listener is not None])
         self._sampler = Sampler([d for pool in parts.pools for group in pool.plan.device_groups for d in group])
         if stream.is_heard:

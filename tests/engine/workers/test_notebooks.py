@@ -120,10 +120,19 @@ class Notebook:
         self.client.execute_cell(cell, len(self._notebook.cells) - 1)
         return "".join(out.text for out in cell.outputs if out.output_type == "stream" and out.name == "stdout")
 
+    def outputs(self, source: str) -> list[Any]:
+        """Run a cell and return what it displays as HTML; the last is its value. Beam displays a script of its own."""
+        self.run(source)
+        return [out for out in self._notebook.cells[-1].outputs if "text/html" in out.get("data", {})]
+
     def error_of(self, source: str) -> CellExecutionError:
         with pytest.raises(CellExecutionError) as caught:
             self.run(source)
         return caught.value
+
+    def traceback(self) -> list[str]:
+        """Return what the last cell shows for its error."""
+        return next(out.traceback for out in self._notebook.cells[-1].outputs if out.output_type == "error")
 
     def interrupt_when(self, path: Path) -> threading.Thread:
         """Interrupt the kernel, as the stop button does, when the file ``path`` exists."""
@@ -215,6 +224,63 @@ def test_interactive_beam_collects_what_runs_have_written(notebook: Notebook) ->
         ib.collect(broken)
     """)
     assert error.ename == "StepFailed"
+
+
+def test_a_run_has_the_notebooks_name_and_one_display(notebook: Notebook) -> None:
+    """The display is updated, and becomes the summary; the result shows the stages, the plan a picture."""
+    progress, result = notebook.outputs("""
+        import os
+        from luminosity import plan_pipeline
+
+        os.environ["JPY_SESSION_NAME"] = "/home/me/explore.ipynb"
+        options = PipelineOptions(["--cpu_workers=1"])
+        shown = beam.Pipeline(runner=LuminosityRunner(), options=options)
+        _ = shown | beam.Create([1.5]) | "Wait" >> beam.Map(time.sleep)
+        result = shown.run()
+        result.wait_until_finish()
+        result
+    """)
+    assert progress.output_type == "display_data"
+    assert "explore.ipynb" in progress.data["text/html"]
+    assert "done in" in progress.data["text/html"]
+    assert progress.data["text/plain"].startswith("explore.ipynb done after ")
+    assert result.output_type == "execute_result"
+    assert "Wait" in result.data["text/html"]
+    assert result.data["text/plain"] == "<LuminosityResult: DONE>"
+    (plan,) = notebook.outputs("plan_pipeline(shown)")
+    assert plan.data["text/html"].startswith('<img alt="plan"')
+    assert plan.data["text/plain"].startswith("plan: ")
+
+
+def test_an_error_shows_the_users_lines_and_the_summary(notebook: Notebook) -> None:
+    """There is no frame of Beam, nor of this library, whether a worker raises or the notebook's own process."""
+    error = notebook.error_of("""
+        def half(n):
+            return 1 / n
+
+        with new_pipeline() as pipeline:
+            _ = pipeline | beam.Create([0]) | "Divide" >> beam.Map(lambda n: half(n))
+    """)
+    heading, *lines = "\n".join(notebook.traceback()).splitlines()
+    assert "StepFailed" in heading
+    cell = notebook.run("print(len(In) - 2)").strip()
+    assert lines[:2] == [f"  Cell In[{cell}], line 5, in <lambda>", f"  Cell In[{cell}], line 2, in half"]
+    assert [line.partition("Divide")[2] for line in lines[2:3]] == [
+        "' failed 4 times: ZeroDivisionError: division by zero"
+    ]
+    assert lines[3:] == [f"  at Cell In[{cell}], line 2", "  element: 0"]
+    assert "apache_beam" in error.evalue  # The whole traceback is still in the message.
+    notebook.error_of("""
+        from luminosity.drift import mmd_test
+        mmd_test([[0.0]], [[1.0]])
+    """)
+    shown = "\n".join(notebook.traceback())
+    assert "mmd_test([[0.0]], [[1.0]])" in shown
+    assert shown.endswith(
+        "DriftError: the reference has one row, expected at least 2: the estimate takes pairs of rows"
+    )
+    assert "site-packages" not in shown
+    assert "luminosity/drift" not in shown
 
 
 def test_a_run_that_is_interrupted_leaves_nothing_and_the_next_cell_runs(notebook: Notebook, tmp_path: Path) -> None:

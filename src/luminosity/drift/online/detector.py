@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import warnings
 from typing import Any, Protocol, runtime_checkable
 
@@ -135,6 +136,15 @@ class OnlineMMD:
     def autocorrelated(self) -> bool:
         """Whether the autocorrelation is clearly more than chance, so that the expected run time does not hold."""
         return self._stream.autocorrelation.found
+
+    def __repr__(self) -> str:
+        said = f"drift at row {self.detected_at}" if self.drift_detected else "no drift"
+        return f"OnlineMMD({said}, rows_seen={self.rows_seen}, window={self.window}, kernel={self.kernel.name})"
+
+    def _repr_html_(self) -> str:
+        # Named as a text: detectors do not depend on reports, and only a notebook needs them.
+        draw = importlib.import_module("luminosity.drift.report.in_notebook").detector_html
+        return draw(self.detected_at, self.rows_seen, self.window, self.statistic, self.threshold)
 
     def _warn_once(self) -> None:
         if self.autocorrelated and not self._warned:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from luminosity._notebook import name_cells
 from luminosity._text import describe_exit, shorten_repr
 from luminosity.engine.loop.bundle import Bundle, Search
 from luminosity.engine.plan.codecs import Codecs
-from luminosity.engine.workers.failure import ELEMENT_CHARACTERS, Failure, describe_location, name_cells
+from luminosity.engine.workers.failure import ELEMENT_CHARACTERS, Failure, describe_location
 from luminosity.errors import ElementKillsWorker, SpillFailed, StepFailed
 
 __all__ = ["MAX_ATTEMPTS", "Failures", "Save"]
@@ -70,7 +71,7 @@ class Failures:
         trace = name_cells(failure.traceback)
         message = f"{failure.exception}\n\nThe worker's traceback:\n{trace}\n" + "\n".join(lines)
         fix = _DEBUG_FIX if failure.exception.startswith("BdbQuit") else failure.fix
-        error = StepFailed(message, headline=headline, fix=fix)
+        error = StepFailed(message, headline=headline, summary="\n".join(lines), fix=fix)
         error.__cause__ = cause
         if self._save is None or bundle.pieces < 2:
             raise error

@@ -9,6 +9,7 @@ import time
 from datetime import datetime, timezone
 from typing import Literal
 
+from luminosity._notebook import notebook_name
 from luminosity._text import first_line
 from luminosity.engine.loop.bundle import Bundle
 from luminosity.engine.loop.workers import Worker
@@ -86,5 +87,7 @@ class Reporter:
 
 
 def _script_name() -> str:
+    if notebook := notebook_name():
+        return notebook
     name = os.path.basename(sys.argv[0]) if sys.argv else ""
     return name if name not in ("", "-c") else "python"

@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 import os
 import re
-import sys
 import sysconfig
 import traceback
 from dataclasses import asdict, dataclass
 from types import FrameType, TracebackType
-from typing import Any
 
 import apache_beam
 from apache_beam.utils.windowed_value import WindowedValue
 
+from luminosity._notebook import cell_line
 from luminosity._text import shorten_repr
 from luminosity.core import ELEMENT_AT_FAULT, REMEDY
 from luminosity.errors import Fix, LuminosityError, SpillFailed, may_pass
@@ -24,7 +23,6 @@ __all__ = [
     "Failure",
     "describe_location",
     "is_of_main",
-    "name_cells",
     "original",
     "user_traceback",
 ]
@@ -205,19 +203,7 @@ def _element(frames: list[tuple[FrameType, int]]) -> str:
     return ""
 
 
-def name_cells(text: str) -> str:
-    """Return ``text`` with each ``File "…", line 2`` of a notebook's cell written as ``Cell In[3], line 2``."""
-    return _TRACEBACK_LINE.sub(lambda found: _cell_line(found[1], found[2]) or found[0], text)
-
-
 def describe_location(location: str) -> str:
     """Return ``location``, a file and a line, as the user knows it: by the cell's number in a notebook."""
     path, _, line = location.rpartition(":")
-    return _cell_line(path, line) or location
-
-
-def _cell_line(path: str, line: str) -> str:
-    ipython: Any = sys.modules.get("IPython")
-    shell = ipython and ipython.get_ipython()
-    label = shell and shell.compile.format_code_name(path)  # None for a file that is not a cell
-    return f"{' '.join(label)}, line {line}" if label else ""
+    return cell_line(path, line) or location

@@ -7,8 +7,10 @@ import os
 import sys
 import threading
 
+from luminosity._notebook import kernel_shell
 from luminosity._terminal import is_terminal
 from luminosity.engine.monitor.views.frame import frame
+from luminosity.engine.monitor.views.notebook import NotebookView
 from luminosity.engine.monitor.views.plain import PlainView
 from luminosity.engine.monitor.views.summary import summary
 from luminosity.engine.monitor.views.terminal import Terminal
@@ -85,7 +87,9 @@ def is_live(mode: str) -> bool:
 
 
 def view_for(mode: str) -> Subscriber | None:
-    """Return the view for ``--progress=mode``, or None for ``off``."""
+    """Return the view for ``--progress=mode``, or None for ``off``. Call it on the thread that starts the run."""
     if mode == "off":
         return None
+    if mode == "auto" and kernel_shell() is not None:
+        return NotebookView()
     return LiveView() if is_live(mode) else PlainView()

@@ -69,7 +69,7 @@ def line(run: RunStarted, snapshot: Snapshot) -> str:
 
 
 def _lines(content: RenderableType) -> list[str]:
-    console = Console(file=io.StringIO(), width=_WIDTH, highlight=False)
+    console = Console(file=io.StringIO(), width=_WIDTH, highlight=False, force_terminal=False, force_jupyter=False)
     with console.capture() as captured:
         console.print(content)
     return [text.rstrip() for text in captured.get().splitlines()]

@@ -1,0 +1,93 @@
+"""Notebooks: whether this process is a notebook's kernel, what the notebook is called, and how it shows errors.
+
+IPython is never imported here: in a kernel it is loaded already.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import sysconfig
+import traceback
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+__all__ = ["cell_line", "kernel_shell", "name_cells", "notebook_name", "render_error"]
+
+_OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
+# Frames of libraries and of the interpreter, which say nothing about the user's code.
+_NOT_USERS = (
+    *(sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib", "stdlib", "platstdlib")),
+    _OURS,
+    "apache_beam/",
+    "<frozen",
+)
+_TRACEBACK_LINE = re.compile(r'File "([^"\n]+)", line (\d+)')
+_ENTRY = re.compile(r'^  (?:File "(?P<path>[^"\n]+)"|Cell In)')
+_RED, _PLAIN = "\x1b[31m", "\x1b[0m"  # IPython's own tracebacks are coloured in the same way
+
+
+def kernel_shell() -> Any | None:
+    """Return IPython's shell if this process is the kernel of a notebook, otherwise None."""
+    shell = _shell()
+    return shell if getattr(shell, "kernel", None) is not None else None
+
+
+def notebook_name() -> str:
+    """Return the file name of the notebook, ``notebook`` if it is not known, or an empty string outside of notebooks.
+
+    VS Code tells the name in a variable, Jupyter and papermill in the environment.
+    """
+    shell = kernel_shell()
+    if shell is None:
+        return ""
+    told = (
+        shell.user_ns.get("__vsc_ipynb_file__"),
+        os.environ.get("JPY_SESSION_NAME"),
+        os.environ.get("PAPERMILL_INPUT_PATH"),
+    )
+    return next((os.path.basename(path) for path in told if path and path.endswith(".ipynb")), "notebook")
+
+
+def name_cells(text: str) -> str:
+    """Return ``text`` with each ``File "…", line 2`` of a notebook's cell written as ``Cell In[3], line 2``."""
+    return _TRACEBACK_LINE.sub(lambda found: cell_line(found[1], found[2]) or found[0], text)
+
+
+def cell_line(path: str, line: str) -> str:
+    """Return a line as the user knows it, ``Cell In[3], line 2``, or an empty string if ``path`` is not a cell."""
+    shell = _shell()
+    label = shell and shell.compile.format_code_name(path)  # None for a file that is not a cell
+    return f"{' '.join(label)}, line {line}" if label else ""
+
+
+def render_error(error: BaseException, ending: str, trace: str = "") -> list[str]:
+    """Return what a notebook shows for an error: the frames of the user's code, then ``ending``.
+
+    ``trace`` is the traceback of another process; by default, the frames are those of the error itself.
+    """
+    if not trace:
+        frames = traceback.extract_tb(error.__traceback__)
+        trace = name_cells("".join(traceback.format_list(frames)))
+    heading = f"{_RED}{type(error).__name__}{_PLAIN}"
+    return [heading, *_users_entries(trace.splitlines()), ending]
+
+
+def _users_entries(lines: Sequence[str]) -> Iterator[str]:
+    """Yield the lines of a traceback's entries that belong to the user's code."""
+    is_users = False
+    for line in lines:
+        found = _ENTRY.match(line)
+        if found is not None:
+            path = found["path"]
+            is_users = path is None or not path.startswith(_NOT_USERS)
+        elif not line.startswith("    "):
+            is_users = False  # a heading, or the exception itself
+        if is_users:
+            yield line
+
+
+def _shell() -> Any | None:
+    ipython: Any = sys.modules.get("IPython")
+    return ipython and ipython.get_ipython()
