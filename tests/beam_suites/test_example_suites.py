@@ -38,7 +38,6 @@ _MODULES_LEFT_OUT = {
     "cookbook.coders_it_test": _GOOGLE,
     "cookbook.datastore_wordcount_it_test": _GOOGLE,
     "cookbook.group_with_coder_test": _GOOGLE,
-    "cookbook.ordered_window_elements.streaming_test": "TestStream",
     "dataframe.flight_delays_it_test": _GOOGLE,
     "dataframe.taxiride_it_test": _GOOGLE,
     "fastavro_it_test": _GOOGLE,
@@ -60,10 +59,6 @@ _TESTS_LEFT_OUT = {
     "AutocompleteTest.test_autocomplete_it": _GOOGLE,
     "DistribOptimizationTest.test_basics": "mocks scipy in the caller's process",
     "FiltersTest.test_filters_output_bigquery_matcher": _GOOGLE,
-    "SnippetsTest.test_model_composite_triggers": "TestStream",
-    "SnippetsTest.test_model_early_late_triggers": "TestStream",
-    "SnippetsTest.test_model_other_composite_triggers": "TestStream",
-    "SnippetsTest.test_model_setting_trigger": "TestStream",
     "TypeHintsTest.test_deterministic_key": "adds a class to its module while it runs; workers import that module anew",
 }
 

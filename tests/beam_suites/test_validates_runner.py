@@ -26,9 +26,6 @@ _MODULES_LEFT_OUT = {
     "apache_beam.runners.dataflow.dataflow_exercise_streaming_metrics_pipeline_test": "Dataflow and Pub/Sub",
 }
 _TESTS_LEFT_OUT = {
-    "DeduplicateTest": "TestStream",
-    "TimestampCombinerTest": "TestStream",
-    "SideInputsTest.test_multi_triggered_gbk_side_input": "TestStream",
     "RunInferenceBaseTest.test_run_inference_with_side_inputin_streaming": "unbounded data",
 }
 

@@ -6,9 +6,12 @@ from apache_beam.options.value_provider import RuntimeValueProvider
 from apache_beam.runners.common import ENCODED_IMPULSE_VALUE
 
 from luminosity.engine.data.blocks import BlockStore
+from luminosity.engine.data.clock import Clock, ManualClock, WallClock
 from luminosity.engine.data.grouping import Grouping
+from luminosity.engine.data.live_grouping import LiveGrouping
 from luminosity.engine.data.sideinputs import SideInputData
 from luminosity.engine.data.state import StateStore
+from luminosity.engine.data.test_stream import TestStreams
 from luminosity.engine.data.watermarks import MIN
 from luminosity.engine.debugging.saving import Saver
 from luminosity.engine.fnapi.server import FnApiServer
@@ -63,8 +66,15 @@ def set_up(
         for assignment in (assignments[stage.id],)
     ]
     state = StateStore(folders.spill, ledger)
+    clock, test_streams = WallClock(), None
+    if graph.test_streams:
+        clock = ManualClock()
+        test_streams = TestStreams(graph.test_streams, codecs, blocks, clock)
     spill_policy = SpillPolicy(blocks, state, stages)
-    buffers = _buffers(graph, codecs, folders.spill, stages, state, blocks, spill_policy, limit)
+    buffers = _buffers(graph, codecs, folders.spill, stages, state, blocks, spill_policy, limit, clock)
+    if test_streams is not None:
+        for buffer_id, buffer in buffers.items():
+            test_streams.connect(buffer_id, buffer.deliver, buffer.set_source_watermark)
     main_classes.save(folders.main_classes)
     saver = None
     if config.save_failed is not None:
@@ -98,6 +108,8 @@ def set_up(
         metrics=metrics,
         failures=Failures(codecs, 1 if config.debug else MAX_ATTEMPTS, saver.save if saver is not None else None),
         prints=prints,
+        clock=clock,
+        test_streams=test_streams,
         queue_limit=limit,
     )
 
@@ -122,11 +134,20 @@ def _buffers(
     blocks: BlockStore,
     spill_policy: SpillPolicy,
     limit: int,
+    clock: Clock,
 ) -> dict[bytes, BufferRun]:
     buffers: dict[bytes, BufferRun] = {}
     for buffer in graph.buffers.values():
-        grouping = None
-        if buffer.kind is BufferKind.GROUP:
+        grouping = live = None
+        if buffer.kind is BufferKind.GROUP and buffer.is_unbounded:
+            live = LiveGrouping(
+                codecs.elements(buffer.coder_id),
+                codecs.elements(buffer.output_coder_id),
+                codecs.windowing(buffer.pcollection_id),
+                blocks,
+                clock,
+            )
+        elif buffer.kind is BufferKind.GROUP:
             grouping = Grouping(
                 codecs.elements(buffer.coder_id),
                 codecs.elements(buffer.output_coder_id),
@@ -136,7 +157,7 @@ def _buffers(
                 spill_folder,
             )
             spill_policy.groupings.append(grouping)
-        buffers[buffer.id] = BufferRun(grouping, limit, spill_policy)
+        buffers[buffer.id] = BufferRun(grouping, limit, spill_policy, live, buffer.step)
     for run in stages:
         for write in run.plan.writes:
             buffers[write.buffer_id].writers.append(run)

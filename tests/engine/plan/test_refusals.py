@@ -24,7 +24,7 @@ def test_an_unsupported_feature_is_refused(tmp_path: Path) -> None:
     ran = tmp_path / "ran"
 
     def build(pipeline: beam.Pipeline) -> None:
-        pipeline | "Scripted" >> test_stream.TestStream().add_elements([1]).advance_watermark_to_infinity()
+        pipeline | "Scripted" >> test_stream.TestStream(endpoint="localhost:1")
         pipeline | beam.Create([1]) | beam.Map(lambda _: note(ran))
 
     with pytest.raises(UnsupportedPipeline) as caught:

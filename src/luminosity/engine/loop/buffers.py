@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from luminosity.engine.data.blocks import Block
 from luminosity.engine.data.grouping import Grouping
+from luminosity.engine.data.live_grouping import LiveGrouping
 from luminosity.engine.data.sideinputs import SideInputData
 from luminosity.engine.data.watermarks import MAX
 from luminosity.engine.loop.spill_policy import SpillPolicy
@@ -33,15 +34,26 @@ class BufferRun:
     """A buffer while a run lasts: passes committed blocks from the stages that write it to the stages that read it.
 
     A buffer without a grouping hands blocks on at once, and its readers queue them. A buffer with a grouping collects
-    all input first; :meth:`pump` then moves the groups out. Owns its grouping and side input. Only the loop's thread
+    all input first; :meth:`pump` then moves the groups out. One with a live grouping, for unbounded input, passes on
+    each group as soon as its trigger fires. Owns its grouping and side input. Only the loop's thread
     uses it, and nothing blocks, except that threads of the server read ``side_input``.
     """
 
-    def __init__(self, grouping: Grouping | None, limit: int, spill_policy: SpillPolicy) -> None:
+    def __init__(
+        self,
+        grouping: Grouping | None,
+        limit: int,
+        spill_policy: SpillPolicy,
+        live: LiveGrouping | None = None,
+        step: str = "",
+    ) -> None:
         self.grouping = grouping
+        self.live = live
+        self.step = step  # the name of the GroupByKey, if it is one
         self.limit = limit
         self._spill_policy = spill_policy
         self.writers: list[StageRun] = []
+        self.source_watermark = MAX  # of input that comes from no stage
         self.readers: list[tuple[StageRun, str]] = []
         self.side_input: SideInputData | None = None
         self.uncommitted_bytes = 0  # output of running bundles, received or expected
@@ -55,18 +67,29 @@ class BufferRun:
         """Pass on a committed block. Takes over the block."""
         if self.grouping is not None:
             self.grouping.add(block)
+        elif self.live is not None:
+            self.live.add(block)
         else:
             self._fan_out(block)
 
     def watermark(self) -> int:
         """Return the watermark of the buffer's future output. A grouping has output once all its input is there."""
-        watermark = min((writer.output_watermark for writer in self.writers), default=MAX)
+        watermark = self._input_watermark()
         if self.grouping is not None and not self._is_exhausted:
             return min(watermark, self.grouping.earliest, MAX - 1)
+        if self.live is not None:
+            # Before the watermark has passed through, groups for it may still come out.
+            return min(watermark, self.live.watermark, self.live.earliest)
         return watermark
+
+    def set_source_watermark(self, watermark: int) -> None:
+        """Note the watermark of input that comes from no stage."""
+        self.source_watermark = watermark
 
     def pump(self, deadline: float) -> bool:
         """Group pending input or move groups out, until ``deadline`` at most. Returns whether there was work."""
+        if self.live is not None:
+            return self._pump_live(self.live, deadline)
         if self._is_exhausted or self.grouping is None:
             return False
         has_moved = False
@@ -85,8 +108,24 @@ class BufferRun:
             has_moved = True
         return has_moved
 
+    def _pump_live(self, live: LiveGrouping, deadline: float) -> bool:
+        watermark = self._input_watermark()
+        before = live.watermark
+        has_moved = bool(live.pending)
+        while live.pending and time.monotonic() < deadline:
+            live.absorb()
+        if not live.pending:
+            live.advance(watermark)
+        while (block := live.next_block()) is not None:
+            has_moved = True
+            self._fan_out(block)
+        return has_moved or live.watermark != before
+
     def _is_complete(self) -> bool:
-        return all(writer.output_watermark >= MAX for writer in self.writers)
+        return self._input_watermark() >= MAX
+
+    def _input_watermark(self) -> int:
+        return min((self.source_watermark, *(writer.output_watermark for writer in self.writers)))
 
     def _wants_more(self) -> bool:
         """Return whether a reader can take more groups. Until then they stay in the grouping, which can spill them."""
@@ -94,6 +133,13 @@ class BufferRun:
             return True
         ready = [stage for stage, _ in self.readers if stage.is_ready]
         return bool(ready) and all(stage.queued_bytes <= self.limit // 2 for stage in ready)
+
+    def take_dropped(self) -> int:
+        """Return how many elements were dropped since the last call, because they came too late."""
+        if self.live is None:
+            return 0
+        dropped, self.live.dropped = self.live.dropped, 0
+        return dropped
 
     def fraction_out(self) -> float:
         """Return the fraction of the written elements that has been passed to the readers."""
@@ -124,6 +170,8 @@ class BufferRun:
         """Release all data. Called once, when the run ends."""
         if self.grouping is not None:
             self.grouping.release()
+        if self.live is not None:
+            self.live.release()
         if self.side_input is not None:
             self.side_input.release()
 

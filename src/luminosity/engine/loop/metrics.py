@@ -11,7 +11,10 @@ from apache_beam import coders
 from apache_beam.metrics import monitoring_infos
 from apache_beam.portability.api import metrics_pb2
 
-__all__ = ["BusyTime", "RunMetrics"]
+__all__ = ["DROPPED_LATE", "BusyTime", "RunMetrics"]
+
+DROPPED_LATE = "dropped_late"  # the counter of elements that came later than their windows allow
+_NAMESPACE = "luminosity"
 
 _Info = metrics_pb2.MonitoringInfo
 _STRINGS: Any = coders.IterableCoder(coders.StrUtf8Coder())
@@ -60,6 +63,10 @@ class RunMetrics:
                     known[key] = info
                 else:
                     before.payload = _COMBINERS[info.type](before, info)
+
+    def count_dropped(self, stage: str, step: str, elements: int) -> None:
+        """Count elements that a step dropped because they came later than their windows allow."""
+        self.add(stage, [monitoring_infos.int64_user_counter(_NAMESPACE, DROPPED_LATE, elements, ptransform=step)])
 
     def elements(self, stage: str) -> int:
         """Return the number of elements in the largest PCollection of a stage."""

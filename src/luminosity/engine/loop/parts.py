@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from luminosity.engine.data.blocks import BlockStore
+from luminosity.engine.data.clock import Clock
 from luminosity.engine.data.state import StateStore
+from luminosity.engine.data.test_stream import TestStreams
 from luminosity.engine.fnapi.connection import WorkerServer
 from luminosity.engine.folders import RunFolders
 from luminosity.engine.loop.buffers import BufferRun, Outflow
@@ -44,6 +46,8 @@ class RunParts:
     config: EngineConfig
     metrics: RunMetrics
     failures: Failures
+    clock: Clock  # of processing time
+    test_streams: TestStreams | None
     queue_limit: int  # bytes that may wait in one queue
     prints: dict[str, str]  # the number of a standard stream → the socket that workers print to; empty: they inherit it
 

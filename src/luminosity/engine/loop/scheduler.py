@@ -74,6 +74,7 @@ class Scheduler:
             while not self._is_done():
                 self._pump()
                 self._dispatch()
+                self._play_test_events()
                 self._handle_messages(self._wait_seconds())
                 self._listener.tick()
             is_done = True
@@ -93,6 +94,8 @@ class Scheduler:
         for buffer in self._parts.buffers.values():
             if buffer.pump(time.monotonic() + _PUMP_S):
                 self._is_pumping = True
+            if (dropped := buffer.take_dropped()) and buffer.readers:
+                self._parts.metrics.count_dropped(buffer.readers[0][0].id, buffer.step, dropped)
         if self._is_pumping:
             self._advance()
         self._parts.spill_policy.check()
@@ -100,7 +103,7 @@ class Scheduler:
     def _dispatch(self) -> None:
         """Start bundles while there are input and free slots."""
         now = time.monotonic()
-        wall_micros = time.time_ns() // 1000
+        wall_micros = self._parts.clock.micros()
         saturated: set[int] = set()
         # Last stages first: elements near the end of the pipeline free the most memory. But a stage's very first
         # bundle is small and never waits, since its output may be a side input that other stages wait for.
@@ -128,6 +131,28 @@ class Scheduler:
                 self._want_worker(pool, now, work)
         for pool_id in set(self._saturated_since) - saturated:
             del self._saturated_since[pool_id]
+
+    def _play_test_events(self) -> None:
+        """Play the next events of TestStreams once all that came of the last ones is done."""
+        test_streams = self._parts.test_streams
+        if test_streams is None or self._is_pumping or self._finalizing:
+            return
+        now, micros = time.monotonic(), self._parts.clock.micros()
+        if any(worker.bundles for worker in self._workers) or any(
+            stage.is_ready and (stage.has_work(micros) or stage.next_delayed() <= now) for stage in self._parts.stages
+        ):
+            return
+        if not test_streams.play() and (fires := self._processing_timers()):
+            # Nothing else will move the clock.
+            test_streams.advance_clock_to(min(fires))
+        self._is_pumping = True  # look again at once
+        self._advance()
+
+    def _processing_timers(self) -> list[int]:
+        """Return when timers and triggers of processing time fire next, in microseconds since 1970."""
+        fires = [stage.next_processing_timer() for stage in self._parts.stages]
+        fires += [buffer.live.next_fire() for buffer in self._parts.buffers.values() if buffer.live is not None]
+        return [fire for fire in fires if fire is not None]
 
     def _want_worker(self, pool: PoolRun, now: float, work: int) -> None:
         """Start one more worker if the pool allows it, has been saturated for long enough, and has ``work`` for it."""
@@ -178,7 +203,7 @@ class Scheduler:
         """Return how long the loop may wait for messages before a deadline or timer is due."""
         if self._is_pumping:
             return 0.0
-        now = time.monotonic()
+        now, micros = time.monotonic(), self._parts.clock.micros()
         wake = now + _IDLE_WAKE_S
         for worker in self._workers:
             for bundle in worker.bundles.values():
@@ -186,8 +211,7 @@ class Scheduler:
                     wake = min(wake, bundle.attempt.split_at)
         for stage in self._parts.stages:
             wake = min(wake, stage.next_delayed())
-            if (fire := stage.next_processing_timer()) is not None:
-                wake = min(wake, now + fire / 1e6 - time.time())
+        wake = min([wake, *(now + (fire - micros) / 1e6 for fire in self._processing_timers())])
         for pool in self._parts.pools:
             if pool.free_slots() or pool.unused_index() is not None:
                 wake = min(wake, max(idle_workers.next_taking(pool), now + _LEAST_WAIT_S))

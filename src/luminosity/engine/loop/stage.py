@@ -289,9 +289,12 @@ class StageRun:
         """Compute the watermarks, given the watermark of all input that is still to arrive from upstream."""
         self._upstream_watermark = upstream
         queued = min(shard.holds.minimum for shard in self.shards)
-        self.input_watermark = min(upstream, queued, self._running_holds.minimum, self._delayed_holds.minimum)
+        # Elements that come late don't move time backwards.
+        earliest = min(upstream, queued, self._running_holds.minimum, self._delayed_holds.minimum)
+        self.input_watermark = max(self.input_watermark, earliest)
         timers = min(shard.timers.holds.minimum for shard in self.shards)
-        self.output_watermark = min(self.input_watermark, timers, self._running_timer_holds.minimum)
+        earliest = min(self.input_watermark, timers, self._running_timer_holds.minimum)
+        self.output_watermark = max(self.output_watermark, earliest)
 
     def is_done(self) -> bool:
         """Return whether the stage has no input left and will get no more."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Sequence
 
+from luminosity.engine.data.clock import Clock
 from luminosity.engine.loop.buffers import BufferRun
 from luminosity.engine.loop.bundle import Bundle
 from luminosity.engine.loop.parts import RunParts
@@ -27,7 +27,7 @@ class Snapshots:
         self._sampler = sampler
         labels = _distinct_labels(run.plan for run in parts.stages)
         self._label_of: Callable[[StageRun], str] = lambda stage: labels[stage.id]
-        self._statuses = _Statuses(parts.stages, parts.buffers, self._label_of)
+        self._statuses = _Statuses(parts.stages, parts.buffers, parts.clock, self._label_of)
         self._progress = {stage.id: StageProgress(stage, parts.metrics) for stage in parts.stages}
 
     def stages(self) -> tuple[StageInfo, ...]:
@@ -162,8 +162,13 @@ class _Statuses:
     """Finds out what each stage does or waits for."""
 
     def __init__(
-        self, stages: Sequence[StageRun], buffers: dict[bytes, BufferRun], label_of: Callable[[StageRun], str]
+        self,
+        stages: Sequence[StageRun],
+        buffers: dict[bytes, BufferRun],
+        clock: Clock,
+        label_of: Callable[[StageRun], str],
     ) -> None:
+        self._clock = clock
         self._label_of = label_of
         self.writers_before = {run.id: _writers(buffers[read.buffer_id] for read in run.plan.reads) for run in stages}
         self.side_input_writers = {
@@ -177,7 +182,7 @@ class _Statuses:
             return "done", ()
         if not stage.is_ready:
             return "waiting", self._unfinished(self.side_input_writers[stage.id])
-        has_work = stage.has_work(time.time_ns() // 1000)
+        has_work = stage.has_work(self._clock.micros())
         full = [reader for buffer in self._behind[stage.id] if (reader := buffer.full_reader())] if has_work else []
         if full:
             return "held back", tuple(dict.fromkeys(map(self._label_of, full)))

@@ -9,7 +9,7 @@ from apache_beam.portability.api import beam_fn_api_pb2, beam_runner_api_pb2
 
 from luminosity.core import TEMPORARY_FOLDER
 
-__all__ = ["Buffer", "BufferKind", "Graph", "Read", "SideInput", "Stage", "TimerFamily", "Write"]
+__all__ = ["Buffer", "BufferKind", "Graph", "Read", "SideInput", "Stage", "TestStream", "TimerFamily", "Write"]
 
 
 class BufferKind(Enum):
@@ -29,6 +29,8 @@ class Buffer:
     coder_id: str  # of the elements written
     pcollection_id: str
     output_coder_id: str = ""  # of the elements read, if it differs (GROUP)
+    is_unbounded: bool = False  # whether its input may never end
+    step: str = ""  # the name of the GroupByKey (GROUP)
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,15 @@ class Stage:
 
 
 @dataclass(frozen=True)
+class TestStream:
+    """A source whose elements, watermarks and processing times are listed in the pipeline, for tests."""
+
+    name: str
+    payload: beam_runner_api_pb2.TestStreamPayload = field(repr=False)
+    outputs: dict[str, tuple[bytes, str]]  # tag → buffer and the coder of its elements
+
+
+@dataclass(frozen=True)
 class Graph:
     """The plan: stages in topological order and the buffers between them."""
 
@@ -105,6 +116,7 @@ class Graph:
     buffers: dict[bytes, Buffer]
     components: beam_runner_api_pb2.Components = field(repr=False)
     safe_coders: dict[str, str] = field(repr=False)
+    test_streams: tuple[TestStream, ...] = ()
 
     def temporary_folders(self) -> list[str]:
         """Return the temporary folders of steps, to be removed if the run fails."""

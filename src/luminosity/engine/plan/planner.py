@@ -19,10 +19,11 @@ from luminosity.engine.plan.graph import (
     Read,
     SideInput,
     Stage,
+    TestStream,
     TimerFamily,
     Write,
 )
-from luminosity.engine.plan.translate import optimize, resolve_alias
+from luminosity.engine.plan.translate import optimize, resolve_alias, test_stream_buffer_id
 from luminosity.errors import UnsupportedPipeline
 
 __all__ = ["plan"]
@@ -37,6 +38,7 @@ _ONE_WINDOW_URNS = {
 _SDF_TRUNCATE_URN = common_urns.sdf_components.TRUNCATE_SIZED_RESTRICTION.urn
 # Beam's sinks without a fixed number of shards. Only their name tells them in the proto; our sinks are annotated.
 _BEAM_WRITES_FILE_PER_BUNDLE = "/WriteImpl/WriteBundles"
+_UNBOUNDED = beam_runner_api_pb2.IsBounded.UNBOUNDED
 _IO_URNS = (bundle_processor.DATA_INPUT_URN, bundle_processor.DATA_OUTPUT_URN)
 
 
@@ -77,7 +79,16 @@ def _fused(pipeline: beam_runner_api_pb2.Pipeline, is_drain: bool, roots: frozen
     stages = tuple(
         _stage(index, stage, context, buffers, aliases, default_environment) for index, stage in enumerate(fused)
     )
-    return Graph(stages, buffers, components, dict(context.safe_coders))
+    return Graph(stages, buffers, components, dict(context.safe_coders), tuple(_test_streams(pipeline, buffers)))
+
+
+def _test_streams(pipeline: beam_runner_api_pb2.Pipeline, buffers: dict[bytes, Buffer]) -> Iterator[TestStream]:
+    for transform in pipeline.components.transforms.values():
+        if transform.spec.urn == common_urns.primitives.TEST_STREAM.urn:
+            payload = beam_runner_api_pb2.TestStreamPayload.FromString(transform.spec.payload)
+            ids = {tag: test_stream_buffer_id(transform.unique_name, tag) for tag in transform.outputs}
+            outputs = {tag: (i, buffers[i].coder_id) for tag, i in ids.items() if i in buffers}
+            yield TestStream(transform.unique_name, payload, outputs)
 
 
 def _places(pipeline: beam_runner_api_pb2.Pipeline) -> dict[str, int]:
@@ -129,6 +140,13 @@ def _buffers(stages: list[translations.Stage], context: translations.TransformCo
     read = {
         t.spec.payload: next(iter(t.outputs.values())) for t in _transforms(stages, bundle_processor.DATA_INPUT_URN)
     }
+    tested = {
+        test_stream_buffer_id(transform.unique_name, tag): output
+        for transform in context.components.transforms.values()
+        if transform.spec.urn == common_urns.primitives.TEST_STREAM.urn
+        for tag, output in transform.outputs.items()
+    }
+    read |= tested  # also if they are read as side inputs only
     for buffer_id in {**read, **written}:
         if buffer_id == translations.IMPULSE_BUFFER:
             buffers[buffer_id] = Buffer(buffer_id, BufferKind.IMPULSE, "", "")
@@ -140,9 +158,20 @@ def _buffers(stages: list[translations.Stage], context: translations.TransformCo
             output = next(iter(gbk.outputs.values()))
             context.add_data_channel_coder(pcollection)
             context.add_data_channel_coder(output, is_input=True)
-            buffers[buffer_id] = Buffer(buffer_id, BufferKind.GROUP, coders[pcollection], pcollection, coders[output])
+            is_unbounded = context.components.pcollections[pcollection].is_bounded == _UNBOUNDED
+            buffers[buffer_id] = Buffer(
+                buffer_id,
+                BufferKind.GROUP,
+                coders[pcollection],
+                pcollection,
+                coders[output],
+                is_unbounded,
+                gbk.unique_name,
+            )
         else:
             pcollection = written.get(buffer_id) or read[buffer_id]
+            if buffer_id in tested:
+                context.add_data_channel_coder(pcollection)
             buffers[buffer_id] = Buffer(buffer_id, BufferKind.QUEUE, coders[pcollection], pcollection)
     return buffers
 
@@ -205,7 +234,7 @@ def _is_unbounded(transforms: Iterable[beam_runner_api_pb2.PTransform], context:
     """Return whether a splittable step among these has output without end."""
     pcollections = context.components.pcollections
     return any(
-        pcollections[output].is_bounded == beam_runner_api_pb2.IsBounded.UNBOUNDED
+        pcollections[output].is_bounded == _UNBOUNDED
         for transform in transforms
         if transform.spec.urn == _SDF_PROCESS_URN
         for output in transform.outputs.values()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from apache_beam.portability import common_urns, python_urns
 from apache_beam.portability.api import beam_runner_api_pb2
@@ -37,16 +37,18 @@ def warn(pipeline: beam_runner_api_pb2.Pipeline) -> None:
     """Warn about features that run correctly but may not behave as the author expects."""
     components = pipeline.components
     names = [
-        repr(t.unique_name)
-        for t in components.transforms.values()
-        if t.spec.urn == common_urns.primitives.GROUP_BY_KEY.urn
-        and any(_is_unbounded(components.pcollections[p]) for p in t.inputs.values())
+        repr(transform.unique_name)
+        for transform in components.transforms.values()
+        if any(_is_unbounded(components.pcollections[transform.inputs[tag]]) for tag in _side_input_tags(transform))
     ]
     if names:
-        _LOGGER.warning(
-            "%s: the input is unbounded; groups are emitted when it has ended, whatever their windows and triggers say",
-            ", ".join(names),
-        )
+        _LOGGER.warning("%s: a side input is unbounded; the step begins when that input has ended", ", ".join(names))
+
+
+def _side_input_tags(transform: beam_runner_api_pb2.PTransform) -> Iterable[str]:
+    if transform.spec.urn not in translations.PAR_DO_URNS:
+        return ()
+    return beam_runner_api_pb2.ParDoPayload.FromString(transform.spec.payload).side_inputs
 
 
 def _is_unbounded(pcollection: beam_runner_api_pb2.PCollection) -> bool:
@@ -59,7 +61,9 @@ def _problems(pipeline: beam_runner_api_pb2.Pipeline) -> Iterator[str]:
     for step in steps:
         name = repr(step.unique_name)
         if step.spec.urn == common_urns.primitives.TEST_STREAM.urn:
-            yield f"step {name}: TestStream is not supported yet"
+            payload = beam_runner_api_pb2.TestStreamPayload.FromString(step.spec.payload)
+            if payload.endpoint.url:
+                yield f"step {name}: found a TestStream with endpoint={payload.endpoint.url!r}, expected listed events"
         if step.spec.urn == common_urns.primitives.FLATTEN.urn and (windows := _different_windows(step, components)):
             yield (
                 f"step {name}: found inputs with different windows ({windows}), expected the same; "

@@ -11,7 +11,7 @@ from apache_beam.runners.pipeline_utils import merge_common_environments
 from apache_beam.runners.portability.fn_api_runner import translations
 from apache_beam.runners.worker import bundle_processor
 
-__all__ = ["MOVE_URNS", "optimize", "resolve_alias"]
+__all__ = ["MOVE_URNS", "optimize", "resolve_alias", "test_stream_buffer_id"]
 
 
 MOVE_URNS = frozenset(
@@ -22,7 +22,8 @@ MOVE_URNS = frozenset(
     ]
 )
 _FLATTEN_URN = common_urns.primitives.FLATTEN.urn
-_RUNNER_URNS = MOVE_URNS | {_FLATTEN_URN, common_urns.primitives.GROUP_BY_KEY.urn}
+_TEST_STREAM_URN = common_urns.primitives.TEST_STREAM.urn
+_RUNNER_URNS = MOVE_URNS | {_FLATTEN_URN, common_urns.primitives.GROUP_BY_KEY.urn, _TEST_STREAM_URN}
 
 
 def optimize(
@@ -46,6 +47,7 @@ def optimize(
             translations.lift_combiners,
             translations.expand_sdf,
             _expand_moves,
+            _expand_test_streams,
             translations.expand_gbk,
             _free_flattens,
             translations.sink_flattens,
@@ -141,6 +143,35 @@ def _expand_move(
         downstream_side_inputs=stage.downstream_side_inputs,
         must_follow=translations.union(frozenset([write]), stage.must_follow),
     )
+
+
+def _expand_test_streams(
+    stages: Iterable[translations.Stage], context: translations.TransformContext
+) -> Iterator[translations.Stage]:
+    """Replace each TestStream by a read from a buffer for each of its outputs."""
+    for stage in stages:
+        transform = translations.only_transform(stage.transforms)
+        if transform.spec.urn != _TEST_STREAM_URN:
+            yield stage
+            continue
+        for tag, output in transform.outputs.items():
+            context.length_prefix_pcoll_coders(output)
+            name = f"{transform.unique_name}/{tag}"
+            read = beam_runner_api_pb2.PTransform(
+                unique_name=name,
+                outputs={"out": output},
+                spec=beam_runner_api_pb2.FunctionSpec(
+                    urn=bundle_processor.DATA_INPUT_URN, payload=test_stream_buffer_id(transform.unique_name, tag)
+                ),
+            )
+            yield translations.Stage(
+                name, [read], downstream_side_inputs=stage.downstream_side_inputs, must_follow=stage.must_follow
+            )
+
+
+def test_stream_buffer_id(name: str, tag: str) -> bytes:
+    """Return the id of the buffer for an output of the TestStream with this name."""
+    return translations.create_buffer_id(f"{name}/{tag}")
 
 
 def _free_flattens(

@@ -1,0 +1,232 @@
+"""GroupByKey over unbounded input, event by event."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import apache_beam as beam
+import pytest
+from apache_beam.coders import coder_impl
+from apache_beam.metrics import MetricsFilter
+from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.testing.test_stream import TestStream
+from apache_beam.transforms import trigger
+from apache_beam.transforms.window import FixedWindows, Sessions, TimestampedValue
+from apache_beam.utils.windowed_value import PaneInfoTiming, WindowedValue
+
+from luminosity import LuminosityRunner
+from luminosity.engine.data.blocks import BlockStore
+from luminosity.engine.data.clock import ManualClock
+from luminosity.engine.data.live_grouping import LiveGrouping
+from luminosity.engine.data.watermarks import MAX
+from luminosity.engine.loop.metrics import DROPPED_LATE
+from luminosity.engine.plan.codecs import Codecs
+from luminosity.engine.plan.graph import BufferKind
+from luminosity.engine.plan.planner import plan
+from luminosity.engine.spill.quota import Ledger
+from tests.runners import IS_REFERENCE, run
+
+pytestmark = pytest.mark.skipif(IS_REFERENCE, reason="it has no streams")
+
+_S = 1_000_000  # microseconds
+_EARLY, _ON_TIME, _LATE = PaneInfoTiming.EARLY, PaneInfoTiming.ON_TIME, PaneInfoTiming.LATE
+
+
+class _Group:
+    """A live grouping of integers, which the test feeds itself."""
+
+    def __init__(self, folder: Path, window: Any, **windowing: Any) -> None:
+        pipeline = beam.Pipeline(options=PipelineOptions(["--streaming", "--allow_unsafe_triggers"]))
+        _ = (
+            pipeline
+            | TestStream()
+            | beam.Map(lambda element: element).with_output_types(tuple[str, int])
+            | beam.WindowInto(window, **windowing)
+            | beam.GroupByKey()
+            | beam.Map(print)
+        )
+        environment = LuminosityRunner().default_environment(PipelineOptions([]))
+        graph = plan(pipeline.to_runner_api(default_environment=environment))
+        (buffer,) = [buffer for buffer in graph.buffers.values() if buffer.kind is BufferKind.GROUP]
+        assert buffer.is_unbounded
+        self._codecs = Codecs(graph)
+        self._blocks = BlockStore(str(folder), Ledger(str(folder / "quota"), 1 << 20, 1))
+        self._written, self._read = buffer.coder_id, buffer.output_coder_id
+        self.clock = ManualClock()
+        self.windowing = self._codecs.windowing(buffer.pcollection_id)
+        self.grouping = LiveGrouping(
+            self._codecs.elements(self._written),
+            self._codecs.elements(self._read),
+            self.windowing,
+            self._blocks,
+            self.clock,
+        )
+
+    def add(self, key: str, *seconds: float) -> list[Any]:
+        """Add an element for each timestamp, and return the panes that this brings."""
+        encode = self._codecs.impl(self._written).encode_nested
+        encoded = b""
+        for second in seconds:
+            context = self.windowing.windowfn.AssignContext(second)
+            windows = tuple(self.windowing.windowfn.assign(context))
+            encoded += encode(WindowedValue((key, int(second)), second, windows))
+        self.grouping.add(self._blocks.of_bytes(encoded, len(seconds), int(min(seconds) * _S)))
+        self.grouping.absorb()
+        return self._panes()
+
+    def advance(self, seconds: float) -> list[Any]:
+        """Move the watermark, and return the panes that this brings."""
+        self.grouping.advance(min(MAX, int(seconds * _S)))
+        return self._panes()
+
+    def advance_clock(self, seconds: float) -> list[Any]:
+        """Move the processing time, and return the panes that this brings."""
+        self.clock.advance(int(seconds * _S))
+        self.grouping.advance(self.grouping.watermark)
+        return self._panes()
+
+    def _panes(self) -> list[Any]:
+        panes: list[Any] = []
+        while (block := self.grouping.next_block()) is not None:
+            decoder = self._codecs.impl(self._read)
+            stream = coder_impl.create_InputStream(block.data())
+            panes += [decoder.decode_from_stream(stream, True) for _ in range(block.count)]
+            block.release()
+        return panes
+
+
+def _values(panes: Iterable[Any]) -> list[tuple[str, list[int]]]:
+    return sorted((pane.value[0], sorted(pane.value[1])) for pane in panes)
+
+
+def test_a_window_comes_out_when_the_watermark_passes_its_end(tmp_path: Path) -> None:
+    group = _Group(tmp_path, FixedWindows(10))
+    assert group.add("a", 1, 12) == group.add("b", 2) == group.advance(9.9) == []
+    assert group.grouping.earliest == 9_999_000  # the end of the window, which nothing may overtake
+    panes = group.advance(10)
+    assert _values(panes) == [("a", [1]), ("b", [2])]
+    assert {(pane.pane_info.timing, pane.pane_info.index) for pane in panes} == {(_ON_TIME, 0)}
+    assert group.grouping.earliest == 19_999_000
+    assert _values(group.advance(MAX / _S)) == [("a", [12])]
+
+
+def test_nothing_is_left_of_windows_that_have_expired(tmp_path: Path) -> None:
+    group = _Group(tmp_path, FixedWindows(10), allowed_lateness=5)
+    for second in range(0, 1000, 10):
+        group.add(f"key {second % 30}", second)
+        group.advance(second)
+        assert len(group.grouping._keys) <= 3  # pyright: ignore[reportPrivateUsage]
+    group.advance(2000)
+    assert group.grouping.is_empty
+    assert group.grouping.earliest == MAX
+    assert group.grouping.next_fire() is None
+
+
+def test_late_elements_are_dropped_and_counted_once_their_window_has_expired(tmp_path: Path) -> None:
+    group = _Group(tmp_path, FixedWindows(10), allowed_lateness=5)
+    group.add("a", 1)
+    assert _values(group.advance(12)) == [("a", [1])]
+    (late,) = group.add("a", 3)
+    assert (sorted(late.value[1]), late.pane_info.timing, late.pane_info.index) == ([3], _LATE, 1)
+    group.advance(15)
+    assert group.add("a", 4) == []
+    assert group.grouping.dropped == 1
+
+
+def test_a_late_pane_does_not_hold_the_watermark_back(tmp_path: Path) -> None:
+    group = _Group(
+        tmp_path,
+        FixedWindows(10),
+        trigger=trigger.AfterWatermark(late=trigger.AfterCount(2)),
+        accumulation_mode=trigger.AccumulationMode.DISCARDING,
+        allowed_lateness=100,
+    )
+    group.add("a", 1)
+    assert len(group.advance(50)) == 1
+    assert group.add("a", 2) == []
+    assert group.grouping.earliest == MAX
+    assert _values(group.add("a", 3)) == [("a", [2, 3])]
+
+
+def test_sessions_grow_together(tmp_path: Path) -> None:
+    group = _Group(tmp_path, Sessions(10))
+    group.add("a", 1, 19)
+    group.add("a", 10)
+    (pane,) = group.advance(30)
+    assert sorted(pane.value[1]) == [1, 10, 19]
+    (window,) = pane.windows
+    assert (window.start, window.end) == (1, 29)
+
+
+def test_processing_time_fires_early_panes(tmp_path: Path) -> None:
+    group = _Group(
+        tmp_path,
+        FixedWindows(100),
+        trigger=trigger.AfterWatermark(early=trigger.Repeatedly(trigger.AfterProcessingTime(60))),
+        accumulation_mode=trigger.AccumulationMode.ACCUMULATING,
+    )
+    group.add("a", 1)
+    assert group.grouping.next_fire() == 60 * _S
+    assert group.advance_clock(59) == []
+    (early,) = group.advance_clock(1)
+    assert (sorted(early.value[1]), early.pane_info.timing) == ([1], _EARLY)
+    group.add("a", 2)
+    (second,) = group.advance_clock(60)
+    assert (sorted(second.value[1]), second.pane_info.timing, second.pane_info.index) == ([1, 2], _EARLY, 1)
+    (last,) = group.advance(100)
+    assert (sorted(last.value[1]), last.pane_info.timing, last.pane_info.index) == ([1, 2], _ON_TIME, 2)
+
+
+@pytest.mark.parametrize("mode", [trigger.AccumulationMode.DISCARDING, trigger.AccumulationMode.ACCUMULATING])
+def test_what_a_trigger_leaves_over_comes_when_the_window_expires(tmp_path: Path, mode: int) -> None:
+    group = _Group(
+        tmp_path, FixedWindows(10), trigger=trigger.Repeatedly(trigger.AfterCount(2)), accumulation_mode=mode
+    )
+    assert _values(group.add("a", 1, 2)) == [("a", [1, 2])]
+    assert group.add("a", 3) == group.add("b", 4) == []
+    assert group.add("b", 5) != []
+    left = [3] if mode == trigger.AccumulationMode.DISCARDING else [1, 2, 3]
+    (pane,) = group.advance(11)  # of "a": all that "b" had has come already
+    assert (sorted(pane.value[1]), pane.pane_info.is_last) == (left, True)
+
+
+def test_a_pipeline_with_a_test_stream_emits_windows_and_counts_what_is_late() -> None:
+    events = (
+        TestStream()
+        .add_elements([TimestampedValue(("a", n), n) for n in (1, 2, 11)])
+        .advance_watermark_to(10)
+        .add_elements([TimestampedValue(("a", 3), 3), TimestampedValue(("a", 12), 12)])
+    )
+
+    def check(element: tuple[str, Iterable[int]], window: Any = beam.DoFn.WindowParam) -> None:
+        expected = {0: [1, 2], 10: [11, 12]}[int(window.start)]
+        if sorted(element[1]) != expected:
+            raise AssertionError(f"found {element}, expected {expected}")
+
+    def build(pipeline: beam.Pipeline) -> None:
+        _ = pipeline | events | beam.WindowInto(FixedWindows(10)) | beam.GroupByKey() | beam.Map(check)
+
+    result = run(build, "--streaming", "--debug")
+    (dropped,) = result.metrics().query(MetricsFilter().with_name(DROPPED_LATE))["counters"]
+    assert (dropped.key.step, dropped.committed) == ("GroupByKey", 1)
+
+
+def test_events_of_several_test_streams_take_turns(tmp_path: Path) -> None:
+    path = tmp_path / "seen"
+
+    def note(element: str) -> None:
+        with path.open("a") as file:
+            file.write(element)
+
+    def build(pipeline: beam.Pipeline) -> None:
+        for name in "ab":
+            stream = TestStream()
+            for number in "123":
+                stream.add_elements([name + number])
+            _ = pipeline | f"Stream {name}" >> stream | f"Note {name}" >> beam.Map(note)
+
+    run(build, "--streaming", "--debug")
+    seen = path.read_text()
+    assert [seen[i + 1] for i in range(0, 12, 2)] == list("112233")
