@@ -79,7 +79,7 @@ def test_what_a_run_would_refuse_is_refused() -> None:
         with pytest.raises(OptionError, match="--cpu_workers=many"):
             pipeline.run()
         pipeline = beam.Pipeline()
-        _ = pipeline | test_stream.TestStream()
+        _ = pipeline | test_stream.TestStream(endpoint="localhost:1")
         with pytest.raises(UnsupportedPipeline, match="TestStream"):
             pipeline.run()
     assert runs == []
