@@ -262,7 +262,7 @@ def test_a_table_is_kept_where_every_row_fails(tmp_path: Path) -> None:
         (["in.csv", "out", "--embed=stars:text=M"], "can't add the column 'stars', because the table has it already"),
         (
             ["in.csv", "out", "--embed=stars=M"],
-            "--embed stars=M: found the column 'stars' of type int64, expected text",
+            "the column 'stars_embedding' takes 'stars': found int64, expected text",
         ),
         (
             ["in.csv", "out.csv", "--classify=text=M"],

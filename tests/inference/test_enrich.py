@@ -16,9 +16,22 @@ from apache_beam.ml.inference.base import KeyedModelHandler, ModelHandler, Predi
 from apache_beam.ml.inference.sklearn_inference import SklearnModelHandlerNumpy
 from apache_beam.testing.util import assert_that, equal_to
 from apache_beam.transforms import window
+from pyarrow import parquet
 
-from luminosity import Column, Enrich, Handler, JaxModelHandler, SentenceEmbedder, TextClassifier, TokenClassifier
+from luminosity import (
+    Column,
+    Enrich,
+    Handler,
+    JaxModelHandler,
+    MapTable,
+    ReadTable,
+    SentenceEmbedder,
+    TextClassifier,
+    TextGenerator,
+    TokenClassifier,
+)
 from luminosity.core import WorkerShare
+from luminosity.errors import InvalidArgument, InvalidType
 from luminosity.inference.enrich.outputs import NewColumn
 from luminosity.inference.enrich.prepare_columns import alike
 from luminosity.inference.enrich.table_steps import BeginDoFn
@@ -521,3 +534,42 @@ def test_types_are_asked_for_or_stay() -> None:
     assert found.of(1, [(places, [None])]).type == pa.int64()
     with pytest.raises(ValueError, match=r"'n' was int64 in one batch and is double in another.*output="):
         found.of(1, [(places, [2.5])])
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        (
+            Column(SentenceEmbedder("nowhere"), "raw"),
+            "takes 'raw': found binary, expected text; decode the column",
+        ),
+        (Column(SentenceEmbedder("nowhere"), "n"), "the column 'new' takes 'n': found int64, expected text"),
+        (Column(TokenClassifier("nowhere"), {"x": "text"}), "takes 'text': found struct<x: string>, expected text"),
+        (Column(TextClassifier("nowhere"), ["n", "n"]), "takes 'n' and 'n': found fixed_size_list.*, expected text"),
+        (Column(TextGenerator("nowhere"), "n"), "takes 'n': found int64, expected text"),
+        (Column(Doubles(), ["n", "text"]), "the column 'text' holds string, expected numbers"),
+        (Column(Doubles(), "txt"), "takes 'txt', which is not in the table.*did you mean 'text'"),
+    ],
+)
+def test_columns_of_the_wrong_type_are_refused_when_the_pipeline_is_built(
+    column: Column, message: str, tmp_path: Path
+) -> None:
+    table = pa.table({"raw": [b"x"], "n": [1], "text": ["a"], "chat": [[{"role": "user", "content": "Hi"}]]})
+    parquet.write_table(table, tmp_path / "t.parquet")
+    for steps in ([], [beam.Reshuffle()], [MapTable(lambda batch: batch, schema=table.schema)]):
+        rows = beam.Pipeline() | ReadTable(tmp_path / "t.parquet")
+        for step in steps:
+            rows |= step
+        with pytest.raises((InvalidType, InvalidArgument), match=message):
+            _ = rows | Enrich(new=column)
+    with pytest.raises((InvalidType, InvalidArgument), match=message):  # where the columns are not known before
+        list(BeginDoFn({"new": column}, cuts=True).process(table.to_batches()[0]))
+
+
+def test_columns_of_the_right_type_are_accepted() -> None:
+    chats = pa.list_(pa.struct({"role": pa.string(), "content": pa.string()}))
+    for kind in (pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string()), pa.null()):
+        Enrich(new=Column(SentenceEmbedder("nowhere"), "text")).check(pa.schema({"text": kind}))
+    Enrich(new=Column(TextGenerator("nowhere"), "text")).check(pa.schema({"text": chats}))
+    vector = Column(SentenceEmbedder("nowhere"), "text")
+    Enrich(vector=vector, topic=Column(Doubles(), "vector")).check(pa.schema({"text": pa.string()}))

@@ -96,6 +96,13 @@ class Handler(ModelHandler[ExampleT, PredictionT, ModelT]):
         anything runs. Must be quick. The default checks nothing.
         """
 
+    def check_input_type(self, kind: pa.DataType) -> None:
+        """Raise ``InvalidType`` if examples can't be values of this Arrow type.
+
+        ``Enrich`` calls it before a model is loaded: when the pipeline is built if the table's columns are known then,
+        otherwise with the first table. The default accepts every type.
+        """
+
     def prepare(self, block: Block) -> Block:
         """Return one prepared example for each example, in the same order."""
         return block

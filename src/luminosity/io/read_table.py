@@ -20,7 +20,8 @@ from luminosity.io.reading.read_step import UNREADABLE, ReadRanges
 from luminosity.io.reading.reader import BATCH_ROWS
 from luminosity.io.reading.readers import Settings, all_rows, first_rows, schema_of
 from luminosity.io.reading.selection import select
-from luminosity.io.reading.text_lines import Report, Unreadable, letters, raise_unreadable
+from luminosity.io.reading.text_lines import LETTERS, Report, Unreadable, letters, raise_unreadable
+from luminosity.tables.schemas import remember_schema
 
 __all__ = ["ReadTable"]
 
@@ -158,11 +159,12 @@ class ReadTable(beam.PTransform[Any, Any]):
         files = input_or_inputs | "Files" >> beam.Create(self._files, reshuffle=False)
         read = beam.ParDo(ReadRanges(self._settings))
         if not self._settings.keeps_unreadable:
-            return files | "Read" >> read.with_output_types(pa.RecordBatch)
+            return remember_schema(files | "Read" >> read.with_output_types(pa.RecordBatch), self.schema)
         outputs = files | "Read" >> read.with_outputs(UNREADABLE, main="good").with_output_types(pa.RecordBatch)
         bad = outputs[UNREADABLE]
         bad.element_type = pa.RecordBatch
-        return outputs.good, bad
+        remember_schema(bad, LETTERS)
+        return remember_schema(outputs.good, self.schema), bad
 
     def display_data(self) -> dict[str, Any]:
         """Return the patterns and the number of files."""

@@ -12,7 +12,7 @@ from luminosity.core import ELEMENT_AT_FAULT
 from luminosity.errors import Fix, InvalidType, LuminosityError, TableError
 from luminosity.tables.frames import Kind, from_result, kind_of, to_frame
 from luminosity.tables.function_names import name_of, place_of
-from luminosity.tables.schemas import SameSchema, conform
+from luminosity.tables.schemas import SameSchema, conform, remember_schema
 
 __all__ = ["MapTable"]
 
@@ -71,6 +71,12 @@ class MapTable(beam.ParDo):
         super().__init__(run, *args, **kwargs)
         self.with_output_types(pa.RecordBatch)
         self._name = name_of(fn)
+        self._schema = schema
+
+    def expand(self, pcoll: Any) -> Any:  # type: ignore[override]  # Beam has no annotations here.
+        """Apply the function, and note the columns for the transforms that follow if they are known."""
+        table = super().expand(pcoll)
+        return table if self._schema is None else remember_schema(table, self._schema)
 
     def default_label(self) -> str:
         """Return a label with the function's name, such as ``MapTable(clean)``."""

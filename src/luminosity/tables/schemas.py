@@ -2,16 +2,44 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import apache_beam as beam
 import pyarrow as pa
 
 from luminosity.errors import Fix, TableError
 from luminosity.tables.from_python import fits
 
-__all__ = ["SameSchema", "conform"]
+__all__ = ["SameSchema", "conform", "known_schema", "remember_schema"]
 
 
 _PASS_SCHEMA = Fix("pass MapTable(..., schema=pa.schema([...])) if types depend on the values of a batch")
 _MOST_SCHEMAS = 100  # remembered by one step; bounds its memory if every batch has another schema
+
+
+_SCHEMA = "_luminosity_schema"  # an attribute of a PCollection
+_MOST_RESHUFFLES = 10  # to look through; nobody has more
+
+
+def remember_schema(table: Any, schema: pa.Schema) -> Any:
+    """Note the columns of a PCollection of record batches while a pipeline is built, and return the PCollection."""
+    setattr(table, _SCHEMA, schema)
+    return table
+
+
+def known_schema(table: Any) -> pa.Schema | None:
+    """Return the columns of a PCollection of record batches, or None if they are not known before the run."""
+    for _ in range(_MOST_RESHUFFLES):
+        found = getattr(table, _SCHEMA, None)
+        producer = getattr(table, "producer", None)
+        if found is not None or producer is None:
+            return found
+        while producer.parent is not None and table in producer.parent.outputs.values():
+            producer = producer.parent
+        if not isinstance(producer.transform, beam.Reshuffle):
+            return None
+        [table] = producer.inputs
+    return None
 
 
 def conform(batch: pa.RecordBatch, schema: pa.Schema, who: str) -> pa.RecordBatch:

@@ -28,7 +28,6 @@ _OUTPUT_TYPES = {
     "classify": pa.struct({"label": pa.string(), "score": pa.float32()}),
 }
 """The types of new columns, about: handlers tell them exactly. The type of --model is known when the model has run."""
-_TEXT_TYPES = (pa.string(), pa.large_string(), pa.string_view(), pa.null())
 _ROW_ID = "id"
 _MODEL = "_model"  # the column of dead letters that Enrich adds
 
@@ -38,6 +37,7 @@ class Job:
     """The command line, checked against the table that it names. Nothing has been written yet."""
 
     reading: ReadTable
+    models: Enrich
     writing: WriteTable
     allow_empty: bool
     out: str
@@ -62,7 +62,8 @@ class Job:
             reading.with_exception_handling()
         existing = list(reading.schema.names)
         check_requests(requests, existing)
-        _check_texts(requests, reading.schema)
+        models = Enrich(**{each.name: each.column() for each in requests})
+        models.check(reading.schema)
         if parsed.dead_letters and os.path.normpath(parsed.dead_letters) == os.path.normpath(parsed.out):
             raise OptionError(f"--dead-letters {parsed.dead_letters}: found OUT, expected another table")
         if parsed.id and parsed.id not in existing:
@@ -72,6 +73,7 @@ class Job:
         row_id = parsed.id or (_ROW_ID if _ROW_ID in existing else None)
         return cls(
             reading=reading,
+            models=models,
             writing=writing,
             allow_empty=parsed.allow_empty,
             out=parsed.out,
@@ -114,20 +116,6 @@ def _no_rows(job: Job) -> RunFailed:
     )
 
 
-def _check_texts(requests: Sequence[ColumnRequest], schema: pa.Schema) -> None:
-    """Raise if a model gets a column that is not text, before a worker loads the model.
-
-    Columns that another model adds are known only when it runs.
-    """
-    for each in requests:
-        column = each.inputs[0]
-        if each.option not in _OUTPUT_TYPES or column not in schema.names:
-            continue
-        kind = schema.field(column).type
-        if (kind.value_type if pa.types.is_dictionary(kind) else kind) not in _TEXT_TYPES:
-            raise OptionError(f"{each}: found the column {column!r} of type {kind}, expected text")
-
-
 def _outputs(
     parsed: argparse.Namespace, requests: Sequence[ColumnRequest], reading: ReadTable
 ) -> tuple[WriteTable, WriteTable | None]:
@@ -167,11 +155,10 @@ def _letters_schema(reading: ReadTable) -> pa.Schema:
 
 def _build(pipeline: beam.Pipeline, job: Job) -> None:
     table, unreadable = _read(pipeline, job)
-    models = Enrich(**{each.name: each.column() for each in job.requests})
     if job.writing_dead_letters is None:
-        good = table | "Enrich" >> models
+        good = table | "Enrich" >> job.models
     else:
-        good, bad = table | "Enrich" >> models.with_exception_handling()
+        good, bad = table | "Enrich" >> job.models.with_exception_handling()
         if unreadable is not None:
             schema = _letters_schema(job.reading)
             both = (bad, unreadable) | "AllLetters" >> beam.Flatten()

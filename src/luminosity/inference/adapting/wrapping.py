@@ -160,6 +160,10 @@ class WrappedHandler(BeamContract):
         """Raise if the wrapped handler can't use examples that ``first``, or the handler in it, prepared."""
         self._inner.check_prepares_like(first._inner if isinstance(first, WrappedHandler) else first)
 
+    def check_input_type(self, kind: pa.DataType) -> None:
+        """Raise if the wrapped handler can't take values of this Arrow type."""
+        self._inner.check_input_type(kind)
+
     @property
     def output_type(self) -> pa.DataType | None:  # type: ignore[override]  # some handlers read a file for it
         """The Arrow type of one prediction of the wrapped handler."""

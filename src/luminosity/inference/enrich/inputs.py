@@ -15,7 +15,7 @@ from luminosity.inference.blocks import Block
 from luminosity.inference.enrich.column import Column
 from luminosity.inference.handlers.columns import to_numpy
 
-__all__ = ["block_of", "decoded", "examples_of"]
+__all__ = ["block_of", "check_number", "decoded", "examples_of"]
 
 
 def block_of(table: pa.RecordBatch, column: Column) -> Block:
@@ -56,17 +56,22 @@ def examples_of(block: Block) -> list[Any]:
 def _matrix(names: Sequence[str], columns: Sequence[Any]) -> npt.NDArray[Any]:
     arrays: list[npt.NDArray[Any]] = []
     for name, column in zip(names, columns, strict=True):
-        kind = column.type
-        if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
-            raise InvalidType(
-                f"the column {name!r} holds {kind}, expected numbers, because a list of columns becomes a vector",
-                fix="pass a dict of the model's names to columns, which may have any type",
-            )
+        check_number(name, column.type)
         arrays.append(column.to_numpy(zero_copy_only=False))
     matrix = np.empty((len(arrays[0]), len(arrays)), np.result_type(*arrays))
     for place, array in enumerate(arrays):
         matrix[:, place] = array
     return matrix
+
+
+def check_number(name: str, kind: pa.DataType) -> None:
+    """Raise unless a column of this type can be part of a vector."""
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
+        raise InvalidType(
+            f"the column {name!r} holds {kind}, expected numbers, because a list of columns becomes a vector",
+            fix="pass a dict of the model's names to columns, which may have any type",
+        )
 
 
 def decoded(column: Any) -> Any:

@@ -13,10 +13,12 @@ from apache_beam import pvalue
 from luminosity._text import did_you_mean
 from luminosity.core import WorkerShare
 from luminosity.errors import InvalidArgument, InvalidType
-from luminosity.inference.enrich.column import Column
+from luminosity.inference.adapting.columnar import takes_names
+from luminosity.inference.enrich.column import Column, model_of
+from luminosity.inference.enrich.inputs import check_number
 from luminosity.inference.enrich.table_block import DELETED, TableBlock
 
-__all__ = ["FAILED", "BeginDoFn", "FinishDoFn", "rows_of_block"]
+__all__ = ["FAILED", "BeginDoFn", "FinishDoFn", "check_schema", "rows_of_block"]
 
 
 _MOST_ROWS = 128  # of a block, so that many workers can share a table
@@ -73,7 +75,7 @@ def rows_of_block(rows_seen: int, workers: int) -> int:
 
 
 def check_schema(schema: pa.Schema, columns: Mapping[str, Column]) -> None:
-    """Raise if a table lacks a column that a model takes, or already has a new column."""
+    """Raise if a table lacks a column that a model takes, has one of the wrong type, or already has a new column."""
     there = list(schema.names)
     taken = [name for name in columns if name in there]
     if taken:
@@ -92,10 +94,31 @@ def check_schema(schema: pa.Schema, columns: Mapping[str, Column]) -> None:
                 raise InvalidArgument(
                     f"the column {name!r} takes {each!r}, of which the table has {there.count(each)}, expected one"
                 )
+        _check_types(name, column, schema)
     if DELETED in there and not pa.types.is_boolean(schema.field(DELETED).type):
         raise InvalidArgument(
             f"the column {DELETED!r} holds {schema.field(DELETED).type}, expected bool, because it marks deleted rows"
         )
+
+
+def _check_types(name: str, column: Column, schema: pa.Schema) -> None:
+    """Raise if a model can't take the types of its columns. Columns that another model adds are not known yet."""
+    if not all(each in schema.names for each in column.names):
+        return
+    kinds = [schema.field(each).type for each in column.names]
+    if isinstance(column.inputs, str):
+        example = kinds[0]
+    elif isinstance(column.inputs, Mapping) or takes_names(column.handler):
+        example = pa.struct(list(zip(column.inputs, kinds, strict=True)))
+    else:
+        for each, kind in zip(column.names, kinds, strict=True):
+            check_number(each, kind)
+        example = pa.list_(pa.float64(), len(kinds))
+    try:
+        model_of(column.handler).check_input_type(example)
+    except InvalidType as error:
+        takes = " and ".join(map(repr, column.names))
+        raise InvalidType(f"the column {name!r} takes {takes}: {error.message}", fix=error.fix) from None
 
 
 def _pieces(table: pa.RecordBatch, start: int) -> Iterator[TableBlock]:

@@ -18,9 +18,10 @@ from luminosity.inference.enrich.column import Column, levels, model_of
 from luminosity.inference.enrich.infer_columns import InferColumnsDoFn
 from luminosity.inference.enrich.prepare_columns import PrepareColumnsDoFn
 from luminosity.inference.enrich.table_block import TableBlock
-from luminosity.inference.enrich.table_steps import FAILED, BeginDoFn, FinishDoFn
+from luminosity.inference.enrich.table_steps import FAILED, BeginDoFn, FinishDoFn, check_schema
 from luminosity.inference.steps.expanding import ModelNeeds, by_needs, in_pipeline
 from luminosity.inference.steps.settings import StepSettings
+from luminosity.tables.schemas import known_schema
 
 __all__ = ["Enrich"]
 
@@ -104,6 +105,13 @@ class Enrich(beam.PTransform[Any, Any]):
         self._threshold = threshold
         return self
 
+    def check(self, schema: pa.Schema) -> None:
+        """Raise if a table with these columns can't be enriched: before a long pipeline runs, or in a test.
+
+        The pipeline is checked when it is built if ``ReadTable`` comes right before, or ``MapTable`` with ``schema=``.
+        """
+        check_schema(schema, self._columns)
+
     def annotations(self) -> dict[str, Any]:
         """Return the transform's annotations, with the handler of each column."""
         handlers = {name: str(model_of(column.handler)) for name, column in self._columns.items()}
@@ -113,6 +121,8 @@ class Enrich(beam.PTransform[Any, Any]):
         """Apply the steps of all models; return the table, or ``(good, bad)`` with exception handling."""
         models = {name: model_of(column.handler) for name, column in self._columns.items()}
         check_batching(models.values())
+        if (schema := known_schema(input_or_inputs)) is not None:
+            self.check(schema)
         check_files(models.values(), input_or_inputs.pipeline)
         self._slow = [name for name, model in models.items() if not model.columnar]
         """Columns whose models prepare each row, or may do so."""

@@ -95,6 +95,12 @@ class TextGenerator(TextHandler["str | Messages"]):
             )
         return room
 
+    def check_input_type(self, kind: pa.DataType) -> None:
+        """Raise ``InvalidType`` unless a column of this type holds prompts or lists of messages."""
+        is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+        if not (is_list and (pa.types.is_struct(kind.value_type) or pa.types.is_map(kind.value_type))):
+            super().check_input_type(kind)
+
     def prepare(self, block: Block) -> Block:
         """Tokenise the prompts, and the chats after the chat template has rendered them."""
         examples = list(rows(block))

@@ -8,10 +8,11 @@ from functools import cached_property
 from typing import Any
 
 import numpy.typing as npt
+import pyarrow as pa
 from apache_beam.ml.inference.base import PredictionResult
 from typing_extensions import Unpack
 
-from luminosity.errors import HandlerError, InvalidArgument, ModelUnavailable
+from luminosity.errors import Fix, HandlerError, InvalidArgument, InvalidType, ModelUnavailable
 from luminosity.extras import require
 from luminosity.inference.blocks import Block
 from luminosity.inference.handler import ExampleT, HandlerOptions
@@ -36,6 +37,19 @@ FORK_SAFE_IMPORTS = ("tokenizers",)
 _CLOSE = 0.02  # how much two masks' outputs may differ, as a share of what the mask changes
 _LOCAL_ATTENTION = ("attention_window", "layer_types", "local_attention", "sliding_window")
 """Settings of models that attend to near tokens only; they change the mask that they are given."""
+
+
+_DECODE = Fix("decode the column to text first, for example with MapTable", command="convert the column to text first")
+_TEXT_TYPES = (pa.string(), pa.large_string(), pa.string_view(), pa.null())
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    """Return whether a column of this Arrow type holds texts.
+
+    >>> _is_text(pa.dictionary(pa.int8(), pa.string())), _is_text(pa.binary())
+    (True, False)
+    """
+    return (kind.value_type if pa.types.is_dictionary(kind) else kind) in _TEXT_TYPES
 
 
 class TextHandler(TorchHandler[ExampleT, PredictionResult]):
@@ -68,6 +82,11 @@ class TextHandler(TorchHandler[ExampleT, PredictionResult]):
         self._max_length = max_length
         self._compile = compile
         self._masks_by_key = False
+
+    def check_input_type(self, kind: pa.DataType) -> None:
+        """Raise ``InvalidType`` unless a column of this type holds texts."""
+        if not _is_text(kind):
+            raise InvalidType(f"found {kind}, expected text", fix=_DECODE if pa.types.is_binary(kind) else None)
 
     @property
     def model_id(self) -> str | None:
