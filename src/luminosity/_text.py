@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
 import signal
 from collections.abc import Iterable
@@ -20,6 +21,7 @@ __all__ = [
     "shorten_repr",
 ]
 
+_NEAR = 0.6  # the least similarity of a suggestion: about one letter of three differs
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kmgt])(i?))?b?", re.IGNORECASE)
 _POWERS = {letter: power for power, letter in enumerate("KMGT", start=1)}
 
@@ -69,11 +71,25 @@ def list_some(names: Iterable[Any], limit: int) -> str:
 def did_you_mean(name: str, choices: Iterable[str], most: int = 1) -> str:
     """Return a question that suggests the nearest choices, or an empty string where none is near.
 
+    What all names of a kind have in common, dashes in front and suffixes of files, makes no name near to another.
+
     >>> did_you_mean("texts", ["id", "text"]), did_you_mean("speed", ["id", "text"])
     ("did you mean 'text'?", '')
+    >>> did_you_mean("nosuch.parquet", ["jan.parquet"]), did_you_mean("jan.csv", ["jan.parquet"])
+    ('', "did you mean 'jan.parquet'?")
     """
-    near = difflib.get_close_matches(name, list(choices), n=most)
+    nearness = {choice: _nearness(name, choice) for choice in choices}
+    near = sorted((choice for choice in nearness if nearness[choice] >= _NEAR), key=lambda each: -nearness[each])[:most]
     return f"did you mean {' or '.join(map(repr, near))}?" if near else ""
+
+
+def _nearness(name: str, choice: str) -> float:
+    """Return how similar two names are, from 0 to 1."""
+    stem, suffix = os.path.splitext(name.lstrip("-"))
+    other_stem, other_suffix = os.path.splitext(choice.lstrip("-"))
+    if suffix != other_suffix and stem != other_stem:
+        stem, other_stem = stem + suffix, other_stem + other_suffix
+    return difflib.SequenceMatcher(None, other_stem, stem).ratio()
 
 
 def describe_exit(code: int) -> str:

@@ -64,8 +64,55 @@ def test_no_file_matches(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(TableError, match=r"the nearest folder that exists is .*/empty, which is empty"):
         ReadTable(f"{tmp_path}/empty")
-    with pytest.raises(TableError, match=r"nowhere://data/\*: can't look for files there"):
-        ReadTable("nowhere://data/*")
+    with pytest.raises(TableError) as error:  # It is in the list, but not close.
+        ReadTable(f"{tmp_path}/nosuch.parquet")
+    assert str(error.value).endswith("which contains empty, reviews.parquet")
+
+
+@pytest.mark.parametrize(
+    ("address", "library", "message"),
+    [
+        ("nowhere://data/*", None, r"no file system is known for nowhere://, expected .* one of s3://, gs://, hdfs://"),
+        (
+            "s3://b/x.csv",
+            "boto3",
+            r"library for s3:// is not installed \(boto3\); .* pip install 'apache-beam\[aws",
+        ),
+        ("gs://b/x.csv", "google.cloud.storage", r"not installed \(google.cloud.storage\); .*'apache-beam\[gcp\]'"),
+        ("hdfs://h/x.csv", "hdfs", r"not installed \(hdfs\); .*'apache-beam\[hadoop\]'"),
+        ("https://h/x.csv", None, "found an address of the web, .*; download the file first"),
+        ("file:///tmp/x.csv", None, "found file://, expected a plain path; write /tmp/x.csv"),
+        ("s3a://b/x.csv", None, "found s3a://, which Beam calls s3://; write s3://b/x.csv"),
+        ("S3://b/x.csv", None, "which Beam calls s3://; write s3://b/x.csv"),
+    ],
+)
+def test_addresses_that_can_not_be_reached(
+    address: str, library: str | None, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if library is not None:
+        monkeypatch.setattr("luminosity.io.remote._is_installed", lambda _: False)
+        monkeypatch.setattr("apache_beam.io.filesystems.FileSystems.match", _raise(ValueError("no library")))
+    with pytest.raises(TableError, match=message):
+        ReadTable(address)
+
+
+def _raise(error: Exception) -> Any:
+    def match(_: Any) -> Any:
+        raise error
+
+    return match
+
+
+def test_missing_credentials_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    class NoCredentialsError(Exception):
+        pass
+
+    monkeypatch.setattr("luminosity.io.remote._is_installed", lambda _: True)
+    monkeypatch.setattr(
+        "apache_beam.io.filesystems.FileSystems.match", _raise(NoCredentialsError("Unable to locate credentials"))
+    )
+    with pytest.raises(TableError, match=r"s3://b/x: can't be reached: Unable to locate credentials; .*AWS_ACCESS_KEY"):
+        ReadTable("s3://b/x")
 
 
 def test_a_file_with_another_schema_is_named(tmp_path: Path, pipelines: Pipelines) -> None:

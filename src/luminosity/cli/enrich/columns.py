@@ -25,6 +25,7 @@ _FORMS = {
     "model": "[NAME:]COLUMN[,COLUMN...]=MODULE:OBJECT, such as score:age,income=my_models:handler",
 }
 _SHOWN_COLUMNS = 20  # in a message, which stays readable
+_SHOWN_NAMES = 5  # of files in a folder
 _SUGGESTIONS = 3
 
 
@@ -85,8 +86,10 @@ def _check_folder(option: str, text: str, model: str) -> None:
     while parent and not os.path.isdir(parent):
         parent = os.path.dirname(parent)
     name = os.path.relpath(model, parent or ".").split("/")[0]
-    suggestion = did_you_mean(name, sorted(os.listdir(parent or ".")))
-    raise OptionError(f"--{option} {text}: there is no folder {model}", fix=suggestion or None)
+    names = sorted(os.listdir(parent or "."))
+    suggestion = did_you_mean(name, names)
+    there = "" if suggestion else f"; {parent or '.'} contains {list_some(names, _SHOWN_NAMES) or 'nothing'}"
+    raise OptionError(f"--{option} {text}: there is no folder {model}{there}", fix=suggestion or None)
 
 
 def check_requests(requests: Sequence[ColumnRequest], existing: Sequence[str]) -> None:

@@ -15,6 +15,7 @@ from apache_beam.io.filesystems import FileSystems
 from luminosity._text import did_you_mean, list_some
 from luminosity.errors import TableError
 from luminosity.io.formats import Format, compression_of, recognise
+from luminosity.io.remote import explain_remote, give_options
 
 __all__ = ["TableFile", "find_files"]
 
@@ -70,12 +71,23 @@ def _in_folder(folder: str, table_format: Format | None) -> Iterator[TableFile]:
 
 
 def _match(pattern: str) -> list[FileMetadata]:
-    if FileSystems.get_scheme(pattern) is None and not os.path.dirname(pattern):
+    if FileSystems.get_scheme(pattern) is not None:
+        return _match_remote(pattern)
+    if not os.path.dirname(pattern):
         pattern = os.path.join(".", pattern)  # Beam finds nothing for a pattern without a folder.
     try:
         return FileSystems.match([pattern])[0].metadata_list
     except (BeamIOError, ValueError) as error:
         raise TableError(f"{pattern}: can't look for files there: {error}") from error
+
+
+def _match_remote(pattern: str) -> list[FileMetadata]:
+    give_options()
+    try:
+        return FileSystems.match([pattern])[0].metadata_list
+    except Exception as error:  # Each library has its own errors, for example for missing credentials.
+        message, fix = explain_remote(pattern, error)
+        raise TableError(f"{pattern}: {message}", fix=fix) from error
 
 
 def _table_file(

@@ -10,6 +10,7 @@ from apache_beam.io.filesystems import FileSystems
 from luminosity.errors import Fix, TableError, WriteError
 from luminosity.io.folder_access import why_not_writable
 from luminosity.io.formats import recognise
+from luminosity.io.remote import explain_remote, give_options
 from luminosity.io.run_owner import RunOwner
 from luminosity.io.writing import filesystem
 from luminosity.io.writing.destination import TEMPORARY_PREFIX, Destination
@@ -24,10 +25,14 @@ _REPLACE = Fix(
 
 def check(destination: Destination) -> None:
     """Raise if the table can't be written to this path, or must not because something exists there."""
-    try:
-        FileSystems.get_filesystem(destination.path)
-    except ValueError as error:
-        raise WriteError(f"{destination.path}: {error}") from error
+    if not filesystem.is_local(destination.path):
+        give_options()
+        try:
+            FileSystems.get_filesystem(destination.path)
+            filesystem.exists(destination.path)
+        except Exception as error:  # Each library has its own errors, for example for missing credentials.
+            message, fix = explain_remote(destination.path, error, is_read=False)
+            raise WriteError(f"{destination.path}: {message}", fix=fix) from error
     if destination.is_one_file:
         _check_file(destination)
     else:
