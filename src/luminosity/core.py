@@ -20,6 +20,7 @@ __all__ = [
     "SORTS_ITS_BUNDLE",
     "TEMPORARY_FOLDER",
     "THREAD_VARIABLES",
+    "USER_DATA",
     "WRITES_A_FILE_PER_BUNDLE",
     "InferenceMetrics",
     "WorkerShare",
@@ -109,6 +110,9 @@ TEMPORARY_FOLDER = "luminosity:temporary_folder"
 
 ELEMENT_AT_FAULT = "luminosity_element"
 """Attribute of exceptions: a description of the element at fault, if the arguments of user code don't show it."""
+
+USER_DATA = "luminosity_user_data"
+"""A method of objects that carry elements between steps: returns the user's data in them, for error messages."""
 
 REMEDY = "luminosity_fix"
 """An attribute of exceptions that user code raises: a ``Fix``, which the run's error passes on."""

@@ -7,11 +7,9 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from luminosity.cli import plan, replay, run, runs, serve, show
-from luminosity.cli.bench import command as bench
-from luminosity.cli.drift import command as drift
-from luminosity.cli.enrich import command as enrich
+from luminosity._process_limits import limits_named
 from luminosity.cli.exits import (
+    FAILED,
     WRONG_USE,
     cancel_runs,
     discard_output,
@@ -21,7 +19,16 @@ from luminosity.cli.exits import (
     print_any_character,
     sigterm_as_ctrl_c,
 )
-from luminosity.errors import LuminosityError
+from luminosity.errors import LuminosityError, ResourcesExceeded
+
+try:
+    with limits_named():
+        from luminosity.cli import plan, replay, run, runs, serve, show
+        from luminosity.cli.bench import command as bench
+        from luminosity.cli.drift import command as drift
+        from luminosity.cli.enrich import command as enrich
+except ResourcesExceeded as error:
+    raise SystemExit(f"lum: {error.for_command()}") from None
 
 __all__ = ["main"]
 
@@ -66,7 +73,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print_any_character()
     with sigterm_as_ctrl_c():
         try:
-            return _run(parser, words)
+            with limits_named():
+                return _run(parser, words)
+        except ResourcesExceeded as error:
+            return fail(words[0], error, FAILED)
         except KeyboardInterrupt:  # the command has not handled it, and may not have begun
             cancel_runs()
             code = interrupted(words[0])

@@ -10,7 +10,6 @@ import sys
 import traceback
 from typing import TYPE_CHECKING, Any
 
-from luminosity._text import shorten_repr
 from luminosity.cli.exits import FAILED, WRONG_USE, fail
 from luminosity.errors import LuminosityError, ReplayError
 from luminosity.noise import quiet
@@ -96,13 +95,13 @@ def _introduce(manifest: Manifest) -> None:
 
 
 def _show(outputs: list[Output]) -> None:
-    from luminosity.engine.workers.failure import ELEMENT_CHARACTERS
+    from luminosity.engine.workers.elements import describe_element
 
     print("It runs through.")
     for output in outputs:
         print(f"{output.step!r} outputs {len(output.values):,}:")
         for value in output.values[:_SHOWN]:
-            print(f"  {shorten_repr(value, ELEMENT_CHARACTERS)}")
+            print(f"  {describe_element(value)}")
         if len(output.values) > _SHOWN:
             print("  …")
 

@@ -9,6 +9,7 @@ from apache_beam.portability.api import beam_runner_api_pb2
 from apache_beam.runners.runner import PipelineRunner
 from apache_beam.transforms import environments
 
+from luminosity._process_limits import check_address_space, limits_named
 from luminosity.engine.prepare import prepare, worker_environment
 from luminosity.engine.result import LuminosityResult
 from luminosity.engine.run import Run
@@ -85,9 +86,12 @@ class LuminosityRunner(PipelineRunner):
         Raises :class:`OptionError`, :class:`UnsupportedPipeline` or :class:`ResourcesExceeded` before anything starts.
         """
         prepared = prepare(pipeline, options, is_drain=self.is_drain)
-        run = Run(prepared.graph, prepared.assignments, prepared.config, self._on_event)
-        result = LuminosityResult(run)
-        run.start()
+        if not prepared.config.debug:
+            check_address_space()
+        with limits_named():
+            run = Run(prepared.graph, prepared.assignments, prepared.config, self._on_event)
+            result = LuminosityResult(run)
+            run.start()
         if self._waits:
             result.wait_until_finish()
         return result

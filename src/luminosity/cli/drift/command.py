@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from luminosity._process_limits import check_address_space
 from luminosity.cli.csv_options import add_csv_options
 from luminosity.cli.exits import FAILED, fail
 from luminosity.errors import LuminosityError
@@ -114,6 +115,7 @@ def _add_test_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _drift(parsed: argparse.Namespace) -> int:
+    check_address_space()  # JAX ends the process if it finds too little
     try:
         # This imports Beam and JAX, which takes seconds: not for --help.
         if parsed.by is not None:

@@ -6,10 +6,11 @@ import logging
 from collections.abc import Callable
 
 from luminosity._notebook import name_cells
-from luminosity._text import describe_exit, shorten_repr
+from luminosity._text import describe_exit
 from luminosity.engine.loop.bundle import Bundle, Search
 from luminosity.engine.plan.codecs import Codecs
-from luminosity.engine.workers.failure import ELEMENT_CHARACTERS, Failure, describe_location
+from luminosity.engine.workers.elements import describe_input
+from luminosity.engine.workers.failure import Failure, describe_location
 from luminosity.errors import ElementKillsWorker, SpillFailed, StepFailed
 
 __all__ = ["MAX_ATTEMPTS", "Failures", "Save"]
@@ -125,5 +126,5 @@ def _in_halves(bundle: Bundle, search: Search) -> list[Bundle]:
 def _only_element(bundle: Bundle, codecs: Codecs) -> str:
     for read in bundle.stage.plan.reads:
         for block in bundle.inputs.get(read.transform_id, ()):
-            return shorten_repr(codecs.impl(read.coder_id).decode_nested(block.data()).value, ELEMENT_CHARACTERS)
+            return describe_input(codecs.impl(read.coder_id).decode_nested(block.data()).value)
     return f"a timer of {', '.join(family for _, family in bundle.timers)}"

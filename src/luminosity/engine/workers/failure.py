@@ -11,15 +11,16 @@ from dataclasses import asdict, dataclass
 from types import FrameType, TracebackType
 
 import apache_beam
+from apache_beam.transforms import core
 from apache_beam.utils.windowed_value import WindowedValue
 
 from luminosity._notebook import cell_line
-from luminosity._text import shorten_repr
+from luminosity._process_limits import describe_limits
 from luminosity.core import ELEMENT_AT_FAULT, REMEDY
+from luminosity.engine.workers.elements import describe_element, describe_input
 from luminosity.errors import Fix, LuminosityError, SpillFailed, may_pass
 
 __all__ = [
-    "ELEMENT_CHARACTERS",
     "Failure",
     "describe_location",
     "is_of_main",
@@ -27,9 +28,8 @@ __all__ = [
     "user_traceback",
 ]
 
-ELEMENT_CHARACTERS = 200  # of an element's repr: enough to recognize it, short enough for a message
-
 _BEAM_DIRECTORY = os.path.dirname(apache_beam.__file__) + os.sep
+_BEAM_TRANSFORMS = core.__file__  # has the wrappers around functions of users
 _OUR_DIRECTORY = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 _STANDARD_LIBRARY = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")})
 # May lie inside the standard library's folder.
@@ -48,7 +48,7 @@ class Failure:
     traceback: str  # the whole traceback, without the remedy
     step: str = ""
     location: str = ""  # file and line of the user's code
-    element: str = ""  # at most ELEMENT_CHARACTERS of its repr
+    element: str = ""  # as describe_element shortens it
     fix: Fix | None = None  # the remedy, if the exception has one
     may_pass: bool = True  # whether another attempt may succeed, see luminosity.errors.may_pass
 
@@ -82,6 +82,8 @@ class Failure:
         text, message, fix = str(first), str(first), getattr(first, REMEDY, None)
         if isinstance(first, LuminosityError):
             message, fix = first.message, first.fix or fix
+        if isinstance(first, MemoryError) and fix is None and (limits := describe_limits()):
+            fix = _of_memory(limits)
         message = _STEP.sub("", message).strip()
         name = type(first).__name__
         trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
@@ -95,6 +97,11 @@ class Failure:
             fix=fix,
             may_pass=may_pass(first, in_user_code=bool(elsewhere) or any(_is_users(frame) for frame, _ in frames)),
         )
+
+
+def _of_memory(limits: str) -> Fix:
+    advice = f"a process may use {limits}: raise the limit, or use fewer or smaller elements at once"
+    return Fix(advice, command=advice)
 
 
 def original(error: BaseException) -> BaseException:
@@ -187,19 +194,23 @@ def _element(frames: list[tuple[FrameType, int]]) -> str:
 
     If no user code runs, as when a coder fails, return the element that Beam's own input or output step holds.
     """
+    caller: FrameType | None = None
     for frame, _ in frames:
         if _is_users(frame):
+            if caller is not None and caller.f_code.co_filename == _BEAM_TRANSFORMS and "x" in caller.f_locals:
+                return describe_element(caller.f_locals["x"])  # Map, MapTuple: the function may get parts of it
             code = frame.f_code
             names = [n for n in code.co_varnames[: code.co_argcount] if n not in ("self", "cls")]
             if code.co_name == "add_input" and len(names) > 1:
                 names = names[1:]  # a CombineFn's first argument is its accumulator
             if names and names[0] in frame.f_locals:
-                return shorten_repr(frame.f_locals[names[0]], ELEMENT_CHARACTERS)
+                return describe_element(frame.f_locals[names[0]])
+        caller = frame
     for frame, _ in reversed(frames):
         for name in ("windowed_value", "decoded_value"):
             value = frame.f_locals.get(name)
             if isinstance(value, WindowedValue):
-                return shorten_repr(value.value, ELEMENT_CHARACTERS)
+                return describe_input(value.value)
     return ""
 
 

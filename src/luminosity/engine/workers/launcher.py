@@ -16,6 +16,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import asdict
 from typing import Any, Protocol
 
+from luminosity._process_limits import check_address_space, describe_limits
 from luminosity.engine.workers.request import WorkerRequest
 from luminosity.errors import WorkerStartFailed
 
@@ -86,6 +87,7 @@ def warm_up(method: str) -> None:
     """
     if "--debug" in sys.argv:
         return
+    check_address_space()
     threading.Thread(target=launcher, args=(method,), name="luminosity-warm-up", daemon=True).start()
 
 
@@ -220,9 +222,14 @@ class ForkServer:
             with self._lock:
                 waiting = self._starting.pop(message["worker"], None)
             if waiting is not None:
-                waiting[0].set_exception(WorkerStartFailed(f"can't fork a process: {message['failed']}"))
+                waiting[0].set_exception(_no_fork(message["failed"]))
         elif "ended" in message and (on_exit := self._on_exit.pop(message["ended"], None)) is not None:
             on_exit(message["code"])
+
+
+def _no_fork(reason: str) -> WorkerStartFailed:
+    limits = describe_limits()
+    return WorkerStartFailed(f"can't fork a process: {reason}" + (f"; a process may use {limits}" if limits else ""))
 
 
 class SpawnLauncher:

@@ -61,6 +61,10 @@ class TableBlock:
     failed: Mapping[int, Letter] = field(default_factory=dict[int, Letter])
     """Rows that failed, by index; no further model sees them."""
 
+    def luminosity_user_data(self) -> pa.RecordBatch:
+        """Return the columns that the user's table had, for error messages."""
+        return self.table.select(self.table.schema.names[: self.own])
+
     def seen(self) -> npt.NDArray[np.bool_]:
         """Return a mask of the rows that models see: neither deleted nor failed."""
         seen = np.ones(self.table.num_rows, np.bool_)

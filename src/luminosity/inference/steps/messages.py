@@ -47,6 +47,10 @@ class PreparedBlock:
     model: Hashable = THE_MODEL
     """The name of the model, if a transform has many."""
 
+    def luminosity_user_data(self) -> list[Any]:
+        """Return the examples, for error messages."""
+        return self.examples
+
 
 @dataclass(frozen=True)
 class ResultBlock:
@@ -58,6 +62,10 @@ class ResultBlock:
     model_id: str | None
     failed: tuple[Failed, ...] = ()
     model: Hashable = THE_MODEL
+
+    def luminosity_user_data(self) -> list[Any]:
+        """Return the examples, for error messages."""
+        return self.examples
 
 
 def at_fault(example: Any, count: int) -> str:

@@ -34,6 +34,10 @@ class TableFile:
     compression: str | None = None
     partition: tuple[tuple[str, str | None], ...] = ()
 
+    def luminosity_user_data(self) -> str:
+        """Return the path, for error messages."""
+        return self.path
+
 
 def find_files(patterns: Sequence[str], table_format: Format | None) -> list[TableFile]:
     """Return all files that the patterns match, sorted by path."""
