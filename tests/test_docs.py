@@ -38,6 +38,7 @@ SLOW = {
     "docs/lum-enrich.md",
     "docs/memory.md",
     "docs/models.md",
+    "docs/moving-over.md",
     "docs/options.md",
     "docs/plan.md",
     "docs/progress.md",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from luminosity import without_tensorflow
+
 if TYPE_CHECKING:
     from luminosity.core import WorkerShare
     from luminosity.engine.explain.pipeline_plan import PipelinePlan, plan_pipeline
@@ -70,6 +72,8 @@ __all__ = [
     "adapt",
     "plan_pipeline",
 ]
+
+without_tensorflow.install()  # workers import Beam's handlers, too
 
 _HOMES = {
     **dict.fromkeys(

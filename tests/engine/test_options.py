@@ -42,7 +42,43 @@ def test_what_means_nothing_here_is_named_in_one_warning(caplog: pytest.LogCaptu
     with caplog.at_level(logging.WARNING, logger="luminosity"):
         config("--setup_file=./setup.py", "--requirements_file=r.txt")
     (warning,) = [r.getMessage() for r in caplog.records if r.name.startswith("luminosity")]
-    assert "--setup_file, --requirements_file" in warning
+    assert warning == (
+        "--requirements_file, --setup_file: no effect here. "
+        "Workers run in this Python environment and use the packages installed in it."
+    )
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "--max_num_workers=5",
+        "--machine_type=n1",
+        "--disk_size_gb=30",
+        "--no_use_public_ips",
+        "--template_location=t",
+        "--update",
+        "--flink_master=f",
+        "--parallelism=4",
+        "--spark_master_url=s",
+        "--job_endpoint=e",
+        "--direct_running_mode=multi_processing",
+    ],
+)
+def test_flags_of_clusters_are_named_in_a_warning(flag: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="luminosity"):
+        assert config(flag).cpu_workers is None
+    (warning,) = [r.getMessage() for r in caplog.records if r.name.startswith("luminosity")]
+    name = flag.split("=")[0].replace("--no_", "--")
+    assert warning == (
+        f"{name}: no effect here. Workers are processes of this machine; --cpu_workers sets their number."
+    )
+
+
+@pytest.mark.parametrize("flag", ["--project=p", "--temp_location=/tmp", "--job_name=j", "--flags_of_mine=1"])
+def test_flags_that_beam_or_the_script_reads_are_not(flag: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="luminosity"):
+        config(flag)
+    assert [r for r in caplog.records if r.name.startswith("luminosity")] == []
 
 
 def test_without_such_flags_nothing_is_said(caplog: pytest.LogCaptureFixture) -> None:

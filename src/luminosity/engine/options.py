@@ -15,8 +15,6 @@ from apache_beam.options.pipeline_options import (
     GoogleCloudOptions,
     PipelineOptions,
     PortableOptions,
-    SetupOptions,
-    WorkerOptions,
 )
 
 from luminosity._accelerators import parse_accelerator
@@ -33,6 +31,50 @@ _CACHE_MB = 100  # for the side inputs and state that each worker keeps from bun
 _BUDGET_PART = 4  # the default memory budget is RAM divided by this: user code needs most of it
 _WORKER_ACCELERATOR = "worker_accelerator="  # of --experiments and --dataflow_service_options
 _LEAST_BUDGET_BYTES = 1_000_000  # a budget below one block of data would spill everything
+
+
+# Flags of Beam's other runners that mean nothing on one machine.
+_FOR_ENVIRONMENTS = (
+    "environment_config",
+    "environment_options",
+    "environment_type",
+    "extra_packages",
+    "files_to_stage",
+    "prebuild_sdk_container_engine",
+    "requirements_file",
+    "sdk_container_image",
+    "setup_file",
+)
+_FOR_CLUSTERS = (
+    "artifact_endpoint",
+    "autoscaling_algorithm",
+    "create_from_snapshot",
+    "direct_runner_bundle_repeat",
+    "direct_running_mode",
+    "disk_size_gb",
+    "disk_type",
+    "flexrs_goal",
+    "flink_master",
+    "flink_version",
+    "job_endpoint",
+    "machine_type",
+    "max_num_workers",
+    "max_parallelism",
+    "min_cpu_platform",
+    "network",
+    "num_workers",
+    "parallelism",
+    "spark_master_url",
+    "spark_version",
+    "subnetwork",
+    "template_location",
+    "transform_name_mapping",
+    "update",
+    "use_public_ips",
+    "worker_region",
+    "worker_zone",
+    "zone",
+)
 
 
 class LuminosityOptions(PipelineOptions):
@@ -213,24 +255,18 @@ def _logger_levels() -> dict[str, str]:
 
 def _warn_of_ignored(options: PipelineOptions) -> None:
     """Log one warning that names the given flags without an effect on this machine."""
-    setup = options.view_as(SetupOptions)
-    ignored: dict[str, object] = {
-        "setup_file": setup.setup_file,
-        "requirements_file": setup.requirements_file,
-        "extra_packages": setup.extra_packages,
-        "direct_running_mode": options.view_as(DirectOptions).direct_running_mode != "in_memory",
-        "environment_type": options.view_as(PortableOptions).environment_type,
-        "num_workers": options.view_as(WorkerOptions).num_workers,
-        "machine_type": options.view_as(WorkerOptions).machine_type,
-    }
+    given = options.get_all_options(drop_default=True)
     known = ("beam_fn_api", "use_runner_v2", "use_unified_worker")
     experiments = options.view_as(DebugOptions).experiments or ()
     experiments = [e for e in experiments if e not in known and not e.startswith(_WORKER_ACCELERATOR)]
-    names = [f"--{name}" for name, value in ignored.items() if value]
     if experiments:
         _LOGGER.info("experiments passed to the workers: %s", ", ".join(experiments))
-    if names:
-        _LOGGER.warning(
-            "%s: no effect here. Workers run in this Python environment and use the packages installed in it.",
-            ", ".join(names),
-        )
+    packages = [name for name in _FOR_ENVIRONMENTS if given.get(name)]
+    cluster = [name for name in _FOR_CLUSTERS if given.get(name) is not None]
+    if packages or cluster:
+        reasons = [
+            *(["Workers run in this Python environment and use the packages installed in it."] if packages else []),
+            *(["Workers are processes of this machine; --cpu_workers sets their number."] if cluster else []),
+        ]
+        names = ", ".join(f"--{name}" for name in (*packages, *cluster))
+        _LOGGER.warning("%s: no effect here. %s", names, " ".join(reasons))
