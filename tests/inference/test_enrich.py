@@ -573,3 +573,17 @@ def test_columns_of_the_right_type_are_accepted() -> None:
     Enrich(new=Column(TextGenerator("nowhere"), "text")).check(pa.schema({"text": chats}))
     vector = Column(SentenceEmbedder("nowhere"), "text")
     Enrich(vector=vector, topic=Column(Doubles(), "vector")).check(pa.schema({"text": pa.string()}))
+
+
+@pytest.mark.parametrize(
+    ("rows", "workers", "sizes"),
+    [(20, 2, [10, 10]), (6, 2, [4, 2]), (10, 16, [4, 4, 2]), (200, 2, [16] * 12 + [8]), (20, 1, [20])],
+)
+def test_every_worker_gets_some_rows_of_a_small_table(
+    rows: int, workers: int, sizes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (variable,) = WorkerShare("cpu", 1.0, 2**30, (), workers=workers).to_environment().items()
+    monkeypatch.setenv(*variable)
+    step = BeginDoFn({"n": Column(Lengths(), "text")}, cuts=True)
+    blocks = list(step.process(pa.record_batch({"text": ["x"] * rows})))
+    assert [block.table.num_rows for block in blocks] == sizes

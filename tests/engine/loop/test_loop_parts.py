@@ -87,6 +87,14 @@ def test_a_step_that_sorts_gets_more_than_one_element_however_high_its_fixed_pri
     assert elements >= 500
 
 
+def test_a_sink_with_a_model_shares_its_first_elements() -> None:
+    """Idle workers can't take what a step that sorts its bundle has begun."""
+    size = BundleSize(is_sink=True, sorts=True, has_blocks=True)
+    assert size.next(0.0, queued=13, slots=2) == 7
+    assert size.next(0.0, queued=6, slots=1) == 6
+    assert BundleSize(is_sink=True).next(0.0, queued=13, slots=2) == 13
+
+
 def test_a_sinks_files_do_not_shrink_because_they_take_long_to_close() -> None:
     size, now, elements = BundleSize(is_sink=True), 0.0, 0
     for _ in range(10):

@@ -134,7 +134,8 @@ class BundleSize:
     def _next_of_sink(self, queued: int, slots: int, queued_size: float) -> int:
         """Return the size of a sink's bundle. Each bundle writes a file, so bundles should be few and large."""
         if not self._line.observed:
-            files = slots if queued_size >= _WORTH_SEVERAL_FILES else 1
+            # A model in the same stage takes longer than a file, and idle workers can't take what it has begun.
+            files = slots if self._sorts or queued_size >= _WORTH_SEVERAL_FILES else 1
             return min(math.ceil(queued / max(1, files)), SINK_ELEMENTS)
         fixed, per_element = self._price()
         if queued * per_element < max(_LONGEST_S / 2, fixed):

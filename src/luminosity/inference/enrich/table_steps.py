@@ -23,6 +23,7 @@ __all__ = ["FAILED", "BeginDoFn", "FinishDoFn", "check_schema", "rows_of_block"]
 
 _MOST_ROWS = 128  # of a block, so that many workers can share a table
 _LEAST_ROWS = 16  # of a block, unless the table is shorter: a block has fixed costs
+_FEWEST_ROWS = 4  # of a block of a table that is too short for a larger block in each worker
 _BLOCKS_PER_WORKER = 8  # of a short table, so that all workers are done at about the same time
 _MOST_BYTES = 4_000_000  # of a block, unless a single row is larger
 
@@ -50,9 +51,12 @@ class BeginDoFn(beam.DoFn):
             check_schema(table.schema, self._columns)
             self._checked = table.schema
         if self._cuts:
+            workers = WorkerShare.current().workers
+            # The first rows may be the whole table: each worker gets some of them.
+            least = _LEAST_ROWS if self._rows_seen else max(_FEWEST_ROWS, -(-table.num_rows // workers))
             start = 0
             while start < table.num_rows or start == 0:
-                count = rows_of_block(self._rows_seen, WorkerShare.current().workers)
+                count = rows_of_block(self._rows_seen, workers, min(least, _LEAST_ROWS))
                 yield from _pieces(table.slice(start, count), start)
                 start += count
                 self._rows_seen += count
@@ -60,8 +64,8 @@ class BeginDoFn(beam.DoFn):
             yield TableBlock(table, table.num_columns)
 
 
-def rows_of_block(rows_seen: int, workers: int) -> int:
-    """Return how many rows the next block has, after this many rows.
+def rows_of_block(rows_seen: int, workers: int, least: int = _LEAST_ROWS) -> int:
+    """Return how many rows the next block has, after this many rows; ``least`` is the least unless there is one worker.
 
     How many rows follow is not known. So the first blocks are small, because a short table must have enough blocks for
     all workers, and they grow with the rows so far, because a long table has enough large ones.
@@ -71,7 +75,7 @@ def rows_of_block(rows_seen: int, workers: int) -> int:
     """
     if workers == 1:
         return _MOST_ROWS
-    return min(max(rows_seen // (_BLOCKS_PER_WORKER * workers), _LEAST_ROWS), _MOST_ROWS)
+    return min(max(rows_seen // (_BLOCKS_PER_WORKER * workers), least), _MOST_ROWS)
 
 
 def check_schema(schema: pa.Schema, columns: Mapping[str, Column]) -> None:
