@@ -74,7 +74,8 @@ def mmd_test(
       current: likewise; rows have as many numbers as the reference's.
       kernel: one kernel, or several, or an ``Aggregate`` of many bandwidths; all make one test that keeps its level.
         The default is ``RBF`` with the median distance.
-      permutations: how many random permutations of the bins the statistic is compared with.
+      permutations: how many random permutations of the bins the statistic is compared with. With so few rows that
+        there are no more permutations than this, each is tried once, and the p-value is exact.
       level: the false-alarm rate: how often drift is reported when there is none.
       seed: the seed of bins, permutations and of the rows that a bandwidth is chosen from.
       bins: the number of bins of both samples together.

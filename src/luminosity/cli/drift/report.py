@@ -27,6 +27,8 @@ __all__ = [
     "settings_of",
 ]
 
+_MOST_KEYS = 50  # lines of values: those that drifted come first
+
 
 def print_verdict(result: MMDTestResult, settings: Mapping[str, Any], seconds: float, as_json: bool) -> None:
     """Print one line, such as ``no drift: p = 0.31, …``, or the whole result as JSON."""
@@ -51,9 +53,11 @@ def print_verdicts(found: KeyedComparison, settings: Mapping[str, Any], seconds:
         f"{verdict}: {drifted:,} of {len(found.results):,} values of {found.by} drifted · {read} · {seconds:.1f} s"
     ]
     width = max(len(key_text(key)) for key in found.results)
-    for key, result in found.results.items():
+    for key, result in list(found.results.items())[:_MOST_KEYS]:
         rows = f" · {result.reference_rows:,} rows against {result.current_rows:,}" if result.kernels else ""
         lines.append(f"  {key_text(key):<{width}}  {result}{rows}")
+    if len(found.results) > _MOST_KEYS:
+        lines.append(f"  and {len(found.results) - _MOST_KEYS:,} more; --json and --report show all")
     print_ignoring_closed_pipe("\n".join(lines))
 
 

@@ -69,14 +69,14 @@ def conclude(sums: Any, counts: Any, bins: BinCounts, kernels: Sequence[Kernel],
     else:
         (statistic, of_null), slack = fused(observed, null, rounding), 0.0
     strongest = min(each, key=lambda found: (found.p_value, -found.mmd2 / (found.null_sd or 1)))
-    p = p_value(statistic, of_null, slack)
+    p, tried = p_value(statistic, of_null, slack), len(of_null)
     heights, edges = np.histogram(of_null, bins=_HISTOGRAM_BARS, range=_range(of_null))
     return MMDTestResult(
         mmd2=strongest.mmd2,
         interval=strongest.interval,
         statistic=statistic,
         p_value=p,
-        p_value_interval=_around(p, settings.permutations),
+        p_value_interval=_around(p, tried) if tried == settings.permutations else (p, p),
         level=settings.level,
         null_sd=float(of_null.std()),
         null_quantiles=dict(zip(QUANTILES, map(float, np.quantile(of_null, QUANTILES)), strict=True)),
@@ -86,7 +86,7 @@ def conclude(sums: Any, counts: Any, bins: BinCounts, kernels: Sequence[Kernel],
         current_rows=int(counts[bins.reference :].sum()),
         reference_bins=bins.reference,
         current_bins=bins.current,
-        permutations=settings.permutations,
+        permutations=tried,
         seed=settings.seed,
         precision=settings.precision,
         smallest_p_value=_smallest_p_value(counts, bins, settings.permutations),

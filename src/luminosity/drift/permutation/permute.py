@@ -13,6 +13,8 @@ came out about the same.
 
 from __future__ import annotations
 
+import itertools
+import math
 from typing import Any
 
 import numpy as np
@@ -49,7 +51,15 @@ def _mean(sums: Any, rows: Any, others: Any) -> Any:
 
 
 def null_estimates(sums: Any, counts: Any, bins: BinCounts, permutations: int, seed: int) -> Any:
-    """Return MMD² of each kernel (first axis) for random assignments of the bins to the samples."""
+    """Return MMD² of each kernel (first axis) for random assignments of the bins to the samples.
+
+    If there are no more assignments than ``permutations``, each of them is there once, except for the observed one.
+    Then the p-value is exact.
+    """
+    if math.comb(bins.all, bins.reference) - 1 <= permutations:
+        sides = _all_assignments(bins)
+        sides[~_can_be_estimated(sides, counts)] = observed_side(bins)
+        return np.stack([estimates(each, counts, sides) for each in sums])
     random = np.random.default_rng((seed, 2))
     chunk = max(1, _AT_ONCE // bins.all)
     parts: list[Any] = []
@@ -60,6 +70,14 @@ def null_estimates(sums: Any, counts: Any, bins: BinCounts, permutations: int, s
         sides[~_can_be_estimated(sides, counts)] = observed_side(bins)
         parts.append(np.stack([estimates(each, counts, sides) for each in sums]))
     return np.concatenate(parts, axis=1)
+
+
+def _all_assignments(bins: BinCounts) -> Any:
+    """Return every assignment of the bins but the observed one, which comes first in this order."""
+    chosen = list(itertools.combinations(range(bins.all), bins.reference))[1:]
+    sides = np.zeros((len(chosen), bins.all))
+    np.put_along_axis(sides, np.array(chosen, dtype=np.int64).reshape(len(chosen), bins.reference), 1.0, axis=1)
+    return sides
 
 
 def _can_be_estimated(sides: Any, counts: Any) -> Any:
