@@ -18,6 +18,7 @@ from apache_beam.utils.windowed_value import WindowedValue
 
 from luminosity.engine.data.blocks import Block, BlockStore
 from luminosity.engine.data.clock import Clock
+from luminosity.engine.data.expiry import expiry_micros
 from luminosity.engine.data.watermarks import MAX, MIN, Holds
 from luminosity.engine.data.wire import BLOCK_BYTES
 from luminosity.engine.plan.codecs import ElementCodec
@@ -43,7 +44,7 @@ class LiveGrouping:
         self._read = read
         self._blocks = blocks
         self._clock = clock
-        self._lateness = windowing.allowed_lateness.micros
+        self._windowing = windowing
         self._machine = _TriggerMachine(windowing, _Seconds(clock))
         self._keys: dict[bytes, _KeyState] = {}
         self._timers: dict[str, list[_Timer]] = {TimeDomain.WATERMARK: [], TimeDomain.REAL_TIME: []}
@@ -165,7 +166,7 @@ class LiveGrouping:
         for window in state.windows():
             if window not in state.expiring:
                 state.expiring.add(window)
-                heapq.heappush(self._expiries, (self._expiry(window), state.key))
+                heapq.heappush(self._expiries, (expiry_micros(window, self._windowing), state.key))
 
     def _close_expired(self, state: _KeyState) -> None:
         """Emit what the triggers of expired windows have left over, and forget these windows."""
@@ -178,11 +179,8 @@ class LiveGrouping:
         if not state.windows():
             del self._keys[state.key]
 
-    def _expiry(self, window: BoundedWindow) -> int:
-        return min(window.max_timestamp().micros + self._lateness, MAX - 1)
-
     def _has_expired(self, window: BoundedWindow) -> bool:
-        return self._expiry(window) < self.watermark
+        return expiry_micros(window, self._windowing) < self.watermark
 
     # Output
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import threading
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
 from apache_beam.coders import coder_impl, coders
@@ -129,14 +129,21 @@ class StateStore:
         """Return the exception that a request of this bundle raised. Workers ignore errors in responses to writes."""
         return self._overlays[instruction_id].error
 
-    def commit(self, instruction_id: str) -> None:
-        """Apply the writes of a bundle."""
+    def commit(self, instruction_id: str) -> Collection[bytes]:
+        """Apply the writes of a bundle. Returns the keys of the cells that it wrote."""
         overlay = self._overlays.pop(instruction_id)
         with self._lock:
             for key, cell in overlay.cells.items():
                 if len(cell) > _COMPACT_CHUNKS and isinstance(cell[0], bytes):
                     cell[:] = _compact(cell)
                 self._cells.put(key, cell, overlay.shard)
+        return overlay.cells.keys()
+
+    def remove(self, cell_keys: Iterable[bytes], shard: Hashable) -> None:
+        """Remove cells of a shard, whose windows have expired."""
+        with self._lock:
+            for cell_key in cell_keys:
+                self._cells.put(cell_key, [], shard)
 
     def discard(self, instruction_id: str) -> None:
         """Drop the writes of a bundle."""

@@ -26,6 +26,9 @@ class TimerStore:
         self._timers: dict[tuple[FamilyKey, bytes], TimerRecord] = {}
         # By family: heaps of times and identities. An entry is valid only while the timer is set for that time.
         self._schedule: dict[FamilyKey, list[tuple[int, bytes]]] = {}
+        # Heap of the timers' windows: last timestamp, family and identity. A timer may be gone when its window expires.
+        self._windows: list[tuple[int, FamilyKey, bytes]] = []
+        self._in_windows: set[tuple[FamilyKey, bytes]] = set()
         self.holds = Holds()
 
     def __len__(self) -> int:
@@ -42,6 +45,25 @@ class TimerStore:
                 self.holds.add(record.hold_micros)
                 if previous is None or previous.fire_micros != record.fire_micros:
                     self._schedule_timer(family, record)
+
+    def note_windows(self, family: FamilyKey, records: Iterable[TimerRecord]) -> None:
+        """Note when the windows of timers end, so that :meth:`drop_expired` finds them."""
+        for record in records:
+            timer = family, record.identity
+            if not record.is_clear and timer not in self._in_windows:
+                self._in_windows.add(timer)
+                heapq.heappush(self._windows, (record.window_micros, *timer))
+
+    def drop_expired(self, micros: int) -> bool:
+        """Drop the timers of windows that ended before ``micros``. Returns whether there were any."""
+        has_dropped = False
+        while self._windows and self._windows[0][0] < micros:
+            _, family, identity = heapq.heappop(self._windows)
+            self._in_windows.discard((family, identity))
+            if (record := self._timers.pop((family, identity), None)) is not None:
+                self.holds.remove(record.hold_micros)
+                has_dropped = True
+        return has_dropped
 
     def _schedule_timer(self, family: FamilyKey, record: TimerRecord) -> None:
         schedule = self._schedule.setdefault(family, [])

@@ -25,8 +25,13 @@ def commit(bundle: Bundle, attempt: Attempt, response: beam_fn_api_pb2.ProcessBu
     for transform_id, block in attempt.outputs:
         parts.buffers[stage.written_buffers[transform_id]].deliver(block)
     for family, encoded in attempt.timers:
-        shard.timers.apply(family, stage.timer_codecs[family].records(encoded))
-    parts.state.commit(attempt.instruction_id)
+        records = list(stage.timer_codecs[family].records(encoded))
+        shard.timers.apply(family, records)
+        if stage.expiry is not None:
+            shard.timers.note_windows(family, records)
+    cells = parts.state.commit(attempt.instruction_id)
+    if stage.expiry is not None:
+        shard.cell_expiry.note(cells, stage.expiry)
     parts.metrics.add(stage.id, response.monitoring_infos)
     bundle.release()
     stage.elements_done += processed

@@ -15,6 +15,7 @@ from luminosity.engine.loop import idle_workers, splits, transfers, workers
 from luminosity.engine.loop.bundle import Attempt, Bundle, new_instruction_id
 from luminosity.engine.loop.commit import commit, give_up
 from luminosity.engine.loop.parts import LoopListener, RunParts
+from luminosity.engine.loop.stage import StageRun
 from luminosity.engine.loop.workers import (
     CancelRequested,
     Connected,
@@ -96,9 +97,24 @@ class Scheduler:
                 self._is_pumping = True
             if (dropped := buffer.take_dropped()) and buffer.readers:
                 self._parts.metrics.count_dropped(buffer.readers[0][0].id, buffer.step, dropped)
+        for stage in self._parts.stages:
+            self._forget_expired(stage)
         if self._is_pumping:
             self._advance()
         self._parts.spill_policy.check()
+
+    def _forget_expired(self, stage: StageRun) -> None:
+        """Forget state and timers of a stage's windows that have expired, and count elements that came after that."""
+        has_expired = False
+        for shard, cells in stage.take_expired(self._parts.clock.micros()):
+            self._parts.state.remove(cells, shard)
+            shard.renew_state_token()
+            has_expired = True
+        if stage.dropped:
+            self._parts.metrics.count_dropped(stage.id, stage.plan.steps[0], stage.dropped)
+            stage.dropped = 0
+        if has_expired:
+            self._advance()  # timers held the watermark back
 
     def _dispatch(self) -> None:
         """Start bundles while there are input and free slots."""

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from luminosity.engine.data.blocks import Block
+from luminosity.engine.data.expiry import CellExpiry
 from luminosity.engine.data.timers import TimerStore
 from luminosity.engine.data.watermarks import Holds
 from luminosity.engine.loop.bundle import Bundle
@@ -34,6 +35,7 @@ class Shard:
         self.is_exclusive = is_exclusive
         self.retries: deque[Bundle] = deque()  # run before any other input
         self.timers = TimerStore()
+        self.cell_expiry = CellExpiry()
         self.holds = Holds()
         self.count = 0  # queued elements
         self.bytes = 0  # queued weight: the elements' bytes and those that they refer to

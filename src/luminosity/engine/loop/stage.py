@@ -8,14 +8,17 @@ import zlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from apache_beam.portability.api import beam_runner_api_pb2
+
 from luminosity.engine.data.blocks import Block, BlockStore
+from luminosity.engine.data.expiry import WindowExpiry
 from luminosity.engine.data.timers import FamilyKey
 from luminosity.engine.data.watermarks import MAX, MIN, Holds
 from luminosity.engine.loop.bundle import Bundle
 from luminosity.engine.loop.metrics import BusyTime
 from luminosity.engine.loop.shard import Shard
 from luminosity.engine.loop.sizing import SINK_ELEMENTS, BundleSize, SizedWork
-from luminosity.engine.plan.codecs import Codecs, ElementCodec, TimerCodec
+from luminosity.engine.plan.codecs import Codecs, ElementCodec, KeyedElement, TimerCodec
 from luminosity.engine.plan.graph import Stage
 
 if TYPE_CHECKING:
@@ -70,6 +73,8 @@ class StageRun:
             self.shards = [Shard(reads, is_exclusive=True) for _ in range(shards)]
         else:
             self.shards = [Shard(reads, is_exclusive=False)]
+        self.expiry = _window_expiry(plan, codecs)
+        self.dropped = 0  # elements that came after their windows had expired
         self._turns = itertools.count(1)
         self._delayed: list[tuple[float, int, str, Block]] = []
         self._order = itertools.count()
@@ -117,7 +122,7 @@ class StageRun:
             self.shards[0].append(read_id, block)
             return
         parts: dict[int, list[bytes]] = {}
-        for element in self.codec(read_id).keyed_elements(block.data(), with_header=False):
+        for element in self._in_time(read_id, block):
             parts.setdefault(zlib.crc32(element.key) % len(self.shards), []).append(element.encoded)
         for index, elements in parts.items():
             # If the elements refer to a large group's values, each part keeps the block, and thereby the values, alive.
@@ -132,6 +137,17 @@ class StageRun:
             )
             self.shards[index].append(read_id, part)
         block.release()
+
+    def _in_time(self, read_id: str, block: Block) -> Iterator[KeyedElement]:
+        """Yield the elements of a block, without the windows that have expired."""
+        if self.expiry is None:
+            yield from self.codec(read_id).keyed_elements(block.data(), with_header=False)
+            return
+        elements = self.codec(read_id).keyed_elements(block.data())
+        for element, expired in self.expiry.kept(elements, self.input_watermark):
+            self.dropped += expired
+            if element.encoded:
+                yield element
 
     def waiting_blocks(self) -> Iterator[Block]:
         """Yield the queued blocks, the last of each queue first."""
@@ -231,6 +247,26 @@ class StageRun:
             return Bundle(self, shard, shard.take(self._codecs, elements, self._bundle_bytes))
         return None
 
+    def take_expired(self, wall_micros: int) -> Iterator[tuple[Shard, list[bytes]]]:
+        """Drop the timers of expired windows, and yield the cells of state that belong to such windows, by shard.
+
+        A shard whose timers are still to fire, or whose bundle may still write, is left for later.
+        """
+        if self.expiry is None:
+            return
+        clock = self._clock(wall_micros)
+        for shard in self.shards:
+            is_late_input = shard.holds.minimum < self.input_watermark
+            if shard.running or shard.retries or is_late_input:
+                continue
+            due = (shard.timers.next_fire(family) for family in clock)
+            if any(fire is not None and fire <= now for fire, now in zip(due, clock.values(), strict=True)):
+                continue
+            has_dropped = shard.timers.drop_expired(self.input_watermark - self.expiry.lateness)
+            cells = shard.cell_expiry.take(self.input_watermark)
+            if cells or has_dropped:
+                yield shard, cells
+
     def has_work(self, wall_micros: int) -> bool:
         """Return whether a bundle could start: a free shard has input, a bundle to retry or a due timer."""
         clock = None
@@ -306,3 +342,15 @@ class StageRun:
             shard.release()
         for _, _, _, block in self._delayed:
             block.release()
+
+
+def _window_expiry(plan: Stage, codecs: Codecs) -> WindowExpiry | None:
+    """Return when the windows of a stateful stage expire. None if they never do: in the global window, or in batch."""
+    if not plan.is_stateful:
+        return None
+    components = codecs.graph.components
+    (read, *_) = plan.reads
+    (pcollection,) = next(t for t in plan.transforms if t.unique_name == read.transform_id).outputs.values()
+    is_unbounded = components.pcollections[pcollection].is_bounded == beam_runner_api_pb2.IsBounded.UNBOUNDED
+    codec = codecs.elements(read.coder_id)
+    return WindowExpiry(codecs.windowing(pcollection), codec) if is_unbounded and not codec.is_global else None

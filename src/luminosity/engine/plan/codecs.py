@@ -18,7 +18,7 @@ from apache_beam.utils.windowed_value import WindowedValue
 
 from luminosity.engine.plan.graph import Graph, TimerFamily
 
-__all__ = ["Codecs", "ElementCodec", "TimerCodec", "TimerRecord"]
+__all__ = ["Codecs", "ElementCodec", "KeyedElement", "TimerCodec", "TimerRecord"]
 
 
 # Timestamp (8 bytes), one window (4 bytes of count; the global window itself takes none), pane without indices (1).
@@ -56,6 +56,7 @@ class TimerRecord(NamedTuple):
     fire_micros: int
     hold_micros: int
     encoded: bytes
+    window_micros: int = 0  # the last timestamp of its window
 
 
 class ElementCodec:
@@ -190,7 +191,8 @@ class TimerCodec:
                 yield TimerRecord(identity, key, True, 0, 0, encoded)
             else:
                 fire, hold = timer.fire_timestamp.micros, timer.hold_timestamp.micros
-                yield TimerRecord(identity, key, False, fire, hold, encoded)
+                last = max(window.max_timestamp().micros for window in timer.windows)
+                yield TimerRecord(identity, key, False, fire, hold, encoded, last)
             start = end
 
 

@@ -1,0 +1,119 @@
+"""Stateful steps over unbounded input: late elements are dropped, and expired windows leave nothing behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import apache_beam as beam
+import pytest
+from apache_beam.metrics import MetricsFilter
+from apache_beam.testing.test_stream import TestStream
+from apache_beam.transforms.timeutil import TimeDomain
+from apache_beam.transforms.userstate import BagStateSpec, TimerSpec, on_timer
+from apache_beam.transforms.window import FixedWindows, SlidingWindows, TimestampedValue
+
+from luminosity.engine.data.state import StateStore
+from luminosity.engine.data.timers import TimerStore
+from luminosity.engine.loop.metrics import DROPPED_LATE
+from luminosity.engine.plan.codecs import TimerRecord
+from tests.runners import IS_REFERENCE, run
+
+pytestmark = pytest.mark.skipif(IS_REFERENCE, reason="it has no streams")
+
+_BAG = beam.DoFn.StateParam(BagStateSpec("bag", beam.coders.VarIntCoder()))
+_LOOP = TimerSpec("loop", TimeDomain.REAL_TIME)
+_END = TimerSpec("end", TimeDomain.WATERMARK)
+_LOOP_PARAM, _END_PARAM = beam.DoFn.TimerParam(_LOOP), beam.DoFn.TimerParam(_END)
+
+
+class _Keep(beam.DoFn):
+    """Keeps what it gets, has a timer that sets itself again for ever, and writes the bag at the end of the window."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def process(
+        self,
+        element: tuple[str, int],
+        window: Any = beam.DoFn.WindowParam,
+        bag: Any = _BAG,
+        loop: Any = _LOOP_PARAM,
+        end: Any = _END_PARAM,
+    ) -> None:
+        bag.add(element[1])
+        loop.set(10)
+        end.set(window.end)
+
+    @on_timer(_LOOP)
+    def again(self, loop: Any = _LOOP_PARAM) -> None:
+        loop.set(1_000_000)  # never, on the clock of the test
+
+    @on_timer(_END)
+    def at_the_end(self, window: Any = beam.DoFn.WindowParam, bag: Any = _BAG) -> None:
+        with self._path.open("a") as file:
+            file.write(f"{int(window.start)} {sorted(bag.read())}\n")
+
+
+def _cells(store: StateStore) -> Iterable[bytes]:
+    return [key for key, _ in store._cells.items()]  # pyright: ignore[reportPrivateUsage]
+
+
+@pytest.fixture
+def left(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """The cells of state that are left when a run ends."""
+    found: list[bytes] = []
+    release = StateStore.release
+
+    def note_and_release(store: StateStore) -> None:
+        found.extend(_cells(store))
+        release(store)
+
+    monkeypatch.setattr(StateStore, "release", note_and_release)
+    return found
+
+
+def test_a_window_that_has_expired_leaves_no_state_and_no_timer(tmp_path: Path, left: list[bytes]) -> None:
+    path = tmp_path / "seen"
+    events = TestStream()
+    for second in range(0, 100, 5):
+        events.advance_watermark_to(second + 1)
+        events.add_elements([TimestampedValue(("key", second), second + 2)])
+        events.advance_processing_time(5)
+    events.add_elements([TimestampedValue(("key", 1), 3)])
+
+    def build(pipeline: beam.Pipeline) -> None:
+        _ = pipeline | events | beam.WindowInto(FixedWindows(10)) | "Keep" >> beam.ParDo(_Keep(path))
+
+    result = run(build, "--streaming", "--debug")  # ends, though the timers would go on
+    assert path.read_text().splitlines() == [f"{start} {[start, start + 5]}" for start in range(0, 100, 10)]
+    assert left == []
+    (dropped,) = result.metrics().query(MetricsFilter().with_name(DROPPED_LATE))["counters"]
+    assert (dropped.key.step, dropped.committed) == ("Keep", 1)
+
+
+def test_an_element_keeps_those_of_its_windows_that_have_not_expired(tmp_path: Path) -> None:
+    path = tmp_path / "seen"
+    events = TestStream().advance_watermark_to(12).add_elements([TimestampedValue(("key", 7), 7)])
+
+    def build(pipeline: beam.Pipeline) -> None:
+        _ = pipeline | events | beam.WindowInto(SlidingWindows(10, 5)) | "Keep" >> beam.ParDo(_Keep(path))
+
+    result = run(build, "--streaming", "--debug")
+    assert path.read_text().splitlines() == ["5 [7]"]
+    (dropped,) = result.metrics().query(MetricsFilter().with_name(DROPPED_LATE))["counters"]
+    assert dropped.committed == 1
+
+
+def test_timers_of_windows_that_have_ended_are_dropped_with_their_holds() -> None:
+    store = TimerStore()
+    records = [TimerRecord(b"%d" % end, b"key", False, 10**9, 5, b"", end) for end in (10, 20)]
+    store.apply(("step", "timer"), records)
+    store.note_windows(("step", "timer"), records)
+    assert not store.drop_expired(10)
+    assert store.drop_expired(11)
+    assert len(store) == 1
+    assert store.drop_expired(21)
+    assert not store
+    assert store.next_fire(("step", "timer")) is None
