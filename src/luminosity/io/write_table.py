@@ -59,8 +59,8 @@ class WriteTable(beam.PTransform[beam.PCollection[pa.RecordBatch], beam.PCollect
         Args:
             path: A folder, or one file if it has the suffix of a format: ``out.parquet``, ``out.jsonl.gz``.
             partition_by: Columns whose values become folders, such as ``lang=en/``. The files do not contain them.
-            rows_per_file: The most rows of a file. Files are split, never joined: if a worker has fewer rows at a time,
-                its files are smaller. Without it, files are split at about 1 GB.
+            rows_per_file: The most rows of a file. Without it, files are split at about 1 GB. Files below 4 MB are
+                joined at the end, within this limit, so that a small table has one file.
             if_exists: What to do if the folder has files, or the file exists: ``"fail"`` before the run;
                 ``"replace"`` them when the new files are complete; ``"append"`` files beside them. If there are no
                 rows, ``"replace"`` keeps the old files and fails, unless ``allow_empty`` is set; ``"fail"`` and

@@ -29,7 +29,7 @@ from pyarrow import parquet
 from luminosity import ReadTable, WriteTable
 from luminosity.errors import StepFailed, WriteError
 from luminosity.io.folder_lock import lock_folder
-from luminosity.io.writing import existing, file_writer, finish_step, open_files
+from luminosity.io.writing import existing, file_writer, final_files, finish_step, open_files
 from luminosity.io.writing.destination import Destination
 from tests.both_runners import Pipelines, counters
 from tests.io.written import everything_in, in_order, rows_of, table_of
@@ -145,6 +145,7 @@ def test_rows_per_file(tmp_path: Path) -> None:
 def test_files_are_cut_by_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_writer, "_MOST_BYTES", 100)
     monkeypatch.setattr(file_writer, "_GROUP_ROWS", 100)
+    monkeypatch.setattr(final_files, "_JOINED_BYTES", 0)
     write(batches(100, 100, 100), str(tmp_path))
     assert [parquet.read_metadata(file).num_rows for file in tmp_path.iterdir()] == [100, 100, 100]
 
@@ -646,10 +647,26 @@ def test_of_two_jobs_that_replace_at_once_none_removes_what_the_other_has_writte
             yield
 
     monkeypatch.setattr(finish_step, "lock_folder", late_turn)
-    for _ in range(2):  # A runner may retry.
+    for _ in range(3):  # A runner may retry.
         with pytest.raises(WriteError, match="check whether another run"):
             finish_step.finish(*second)
-        assert rows_of(folder) == [{"n": 0}, {"n": 1}]
+        assert [row["n"] for row in rows_of(folder)] == [0, 1]
+
+
+def test_of_two_jobs_that_replace_at_once_the_last_one_counts(tmp_path: Path) -> None:
+    """A job does not remove the temporary files of another that still runs, here in the same process."""
+    folder = tmp_path / "out"
+    jobs = list[tuple[Destination, list[file_writer.WrittenFile]]]()
+    for rows in (2, 3):
+        target = Destination.of(str(folder), if_exists="replace").for_another_run()
+        bundle = open_files.OpenFiles(target)
+        bundle.add(pa.record_batch({"n": list(range(rows))}))
+        jobs.append((target, bundle.close()))
+    finish_step.finish(*jobs[0])
+    assert len(rows_of(folder / "part-00000-of-00001.parquet")) == 2
+    finish_step.finish(*jobs[1])
+    assert len(rows_of(folder)) == 3
+    assert everything_in(folder) == ["part-00000-of-00001.parquet"]
 
 
 def test_a_turn_that_does_not_come(tmp_path: Path) -> None:
@@ -682,3 +699,88 @@ def test_a_type_that_the_format_does_not_have_is_named_and_nothing_is_left(tmp_p
         with beam.Pipeline("FnApiRunner") as pipeline:
             _ = pipeline | beam.Create([batch]) | WriteTable(str(tmp_path / "out"))
     assert everything_in(tmp_path / "out") == []
+
+
+# ---- few files
+
+
+def _bundles(
+    path: Path, tables: list[pa.RecordBatch], **options: Any
+) -> tuple[Destination, list[file_writer.WrittenFile]]:
+    """Write each batch as a bundle of its own, as many workers would."""
+    target, written = Destination.of(str(path), **options), list[file_writer.WrittenFile]()
+    for batch in tables:
+        bundle = open_files.OpenFiles(target)
+        bundle.add(batch)
+        written += bundle.close()
+    return target, written
+
+
+@pytest.mark.parametrize(
+    ("format", "compression"),
+    [("parquet", None), ("arrow", None), ("jsonl", None), ("jsonl", "gzip"), ("csv", None), ("csv", "zstd")],
+)
+def test_small_bundles_become_one_file(tmp_path: Path, format: str, compression: str | None) -> None:
+    texts = pa.record_batch({"t": ['a "b"', "c,\nd"], "n": [1, 2]})
+    target, written = _bundles(tmp_path / "out", [texts] * 7, format=format, compression=compression)
+    assert len(written) == 7
+    [name] = finish_step.finish(target, written)
+    assert everything_in(tmp_path / "out") == [os.path.basename(name)]
+    assert os.path.basename(name).startswith("part-00000-of-00001.")
+    [found] = {tuple(batch.schema.names) for batch in ReadTable(tmp_path / "out", newlines_in_values=True).first(100)}
+    rows = [row for b in ReadTable(tmp_path / "out", newlines_in_values=True).first(100) for row in b.to_pylist()]
+    assert (found, in_order(rows)) == (("t", "n"), in_order(texts.to_pylist() * 7))
+
+
+def test_small_files_of_a_partition_are_joined(tmp_path: Path) -> None:
+    batch = pa.record_batch({"n": [1, 2, 3], "lang": ["en", "de", "en"]})
+    target, written = _bundles(tmp_path / "out", [batch] * 5, partition_by="lang")
+    assert len(written) == 10
+    assert len(finish_step.finish(target, written)) == 2
+    assert rows_of(tmp_path / "out") == in_order(batch.to_pylist() * 5)
+
+
+def test_large_files_are_left_to_the_workers_that_wrote_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = [3, 400, 2, 500, 1]
+    _, written = _bundles(tmp_path / "out", batches(*sizes), format="csv")
+    by_rows = {file.rows: file.size for file in written}
+    monkeypatch.setattr(final_files, "_SMALL_BYTES", by_rows[400])
+    target = Destination.of(str(tmp_path / "out"), format="csv")
+    groups = [sorted(file.rows for file in move.sources) for move in final_files.final_names(target, written)]
+    assert sorted(groups) == [[1, 2, 3], [400], [500]]
+    monkeypatch.setattr(final_files, "_JOINED_BYTES", by_rows[1] + by_rows[2])
+    groups = [[file.rows for file in move.sources] for move in final_files.final_names(target, written)]
+    assert len(groups) == 4
+    monkeypatch.setattr(final_files, "_MOST_JOINED_BYTES", by_rows[1])
+    groups = [[file.rows for file in move.sources] for move in final_files.final_names(target, written)]
+    assert len(groups) == 5
+
+
+def test_joined_files_keep_to_rows_per_file(tmp_path: Path) -> None:
+    target, written = _bundles(tmp_path / "out", batches(*[2] * 7), rows_per_file=5)
+    names = finish_step.finish(target, written)
+    assert sorted(parquet.read_metadata(name).num_rows for name in names) == [2, 4, 4, 4]
+
+
+@pytest.mark.parametrize("removals", range(5))
+def test_a_last_step_that_is_killed_while_it_joins_may_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, removals: int
+) -> None:
+    target, written = _written(tmp_path / "out", 3)
+    left = removals
+
+    def remove(real: Any, *arguments: Any, **options: Any) -> None:
+        nonlocal left
+        if not left:
+            raise KeyboardInterrupt
+        left -= 1
+        real(*arguments, **options)
+
+    with monkeypatch.context() as patched:
+        for name in ("replace", "unlink", "remove", "rmdir"):
+            patched.setattr(os, name, functools.partial(remove, getattr(os, name)))
+        with pytest.raises(KeyboardInterrupt):
+            finish_step.finish(target, list(written))
+    [name] = finish_step.finish(target, list(written))
+    assert rows_of(name) == [{"n": 0}, {"n": 1}, {"n": 2}]
+    assert everything_in(tmp_path / "out") == ["part-00000-of-00001.parquet"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from itertools import islice
 
 from apache_beam.io.filesystems import FileSystems
@@ -17,6 +18,7 @@ from luminosity.io.writing.destination import TEMPORARY_PREFIX, Destination
 
 __all__ = ["check", "check_access", "leftovers", "table_files"]
 
+_ABANDONED_S = 86_400  # A folder of another machine in which nothing was written for so long was left by a killed run.
 _SHOWN_FILES = 3  # enough to recognise what is in a folder
 _REPLACE = Fix(
     "pass if_exists='replace', or choose another path", command="add --if-exists replace, or choose another name"
@@ -69,13 +71,22 @@ def check_access(destination: Destination) -> None:
 
 def leftovers(destination: Destination) -> list[str]:
     """Return folders with temporary files that killed runs of the same table left."""
-    owner = RunOwner.in_name(destination.run_id)
     return [
-        filesystem.join(destination.folder, name)
+        folder
         for name in _temporary_folders(destination)
         if not name.endswith(destination.run_id)
-        and ((other := RunOwner.in_name(name)) is None or other == owner or not other.is_alive())
+        and _is_abandoned(name, folder := filesystem.join(destination.folder, name))
     ]
+
+
+def _is_abandoned(name: str, folder: str) -> bool:
+    owner = RunOwner.in_name(name)
+    if owner is None:
+        return True  # Only runs of earlier releases have such names.
+    is_alive = owner.is_alive()
+    if is_alive is None and filesystem.is_local(folder):  # Another machine has made it.
+        return time.time() - os.path.getmtime(folder) > _ABANDONED_S
+    return is_alive is False
 
 
 def _temporary_folders(destination: Destination) -> list[str]:

@@ -18,6 +18,11 @@ from luminosity.io.writing.file_writer import FileWriter, WrittenFile
 __all__ = ["Move", "final_names", "joined"]
 
 _CHUNK_BYTES = 4 << 20  # copied at once: more would not be faster
+_SMALL_BYTES = 4 << 20  # Opening a smaller file takes readers longer than reading it.
+_JOINED_BYTES = 32 << 20  # of a file that is made of small ones
+# One step joins the files, so it must not take long: a second or two, whatever the size of the table.
+_MOST_JOINED_BYTES = 128 << 20
+_MOST_JOINED_FILES = 1_000
 
 
 class Move(NamedTuple):
@@ -35,14 +40,44 @@ def final_names(destination: Destination, written: list[WrittenFile]) -> list[Mo
         return [Move(tuple(with_rows), destination.path)] if with_rows else []
     # A run that appends needs names that no other run gives.
     mark = f"-{_digest(with_rows)}" if destination.if_exists == "append" else ""
-    counts = Counter(file.partition for file in with_rows)
+    groups = _joined_groups(with_rows, destination.rows_per_file)
+    counts = Counter(group[0].partition for group in groups)
     numbers: Counter[str] = Counter()
     moves: list[Move] = []
-    for file in with_rows:
-        name = f"part-{numbers[file.partition]:05}-of-{counts[file.partition]:05}{mark}{destination.suffix}"
-        numbers[file.partition] += 1
-        moves.append(Move((file,), filesystem.join(destination.path, file.partition, name)))
+    for group in groups:
+        partition = group[0].partition
+        name = f"part-{numbers[partition]:05}-of-{counts[partition]:05}{mark}{destination.suffix}"
+        numbers[partition] += 1
+        moves.append(Move(group, filesystem.join(destination.path, partition, name)))
     return moves
+
+
+def _joined_groups(files: list[WrittenFile], most_rows: int | None) -> list[tuple[WrittenFile, ...]]:
+    """Return the files, of which small ones of the same partition are put together: each becomes one final file."""
+    small: set[str] = set()
+    total = 0
+    for file in sorted(files, key=lambda file: (file.size, file.path))[:_MOST_JOINED_FILES]:
+        total += file.size
+        if file.size >= _SMALL_BYTES or total > _MOST_JOINED_BYTES:
+            break
+        small.add(file.path)
+    groups: list[list[WrittenFile]] = []
+    latest: dict[str, list[WrittenFile]] = {}  # the group of each partition that may take more
+    for file in files:
+        group = latest.get(file.partition) if file.path in small else None
+        if group is not None and _fits(file, group, most_rows):
+            group.append(file)
+            continue
+        groups.append([file])
+        if file.path in small:
+            latest[file.partition] = groups[-1]
+    return [tuple(group) for group in groups]
+
+
+def _fits(file: WrittenFile, group: list[WrittenFile], most_rows: int | None) -> bool:
+    rows = file.rows + sum(other.rows for other in group)
+    size = file.size + sum(other.size for other in group)
+    return size <= _JOINED_BYTES and (most_rows is None or rows <= most_rows)
 
 
 def _digest(written: list[WrittenFile]) -> str:
@@ -54,6 +89,8 @@ def joined(destination: Destination, sources: tuple[WrittenFile, ...]) -> str:
     lacks_header = destination.is_one_file and destination.format.is_csv
     if len(sources) == 1 and not lacks_header:
         return sources[0].path
+    if destination.format.is_csv and not destination.is_one_file:
+        return _joined_csv(destination, sources)
     if destination.format.is_text:
         return _joined_text(destination, sources)
     return _joined_columns(destination, sources)
@@ -64,7 +101,7 @@ def _joined_text(destination: Destination, sources: tuple[WrittenFile, ...]) -> 
     output = filesystem.OutputFile(filesystem.new_path(destination.temporary_folder, destination.suffix), None)
     try:
         if destination.format.is_csv:
-            output.sink.write(_header(destination, sources[0].schema))
+            output.sink.write(_header(destination, sources[0].schema, destination.whole_file_compression))
         for source in sources:
             with filesystem.open_input(source.path) as file:
                 while chunk := file.read(_CHUNK_BYTES):
@@ -76,9 +113,33 @@ def _joined_text(destination: Destination, sources: tuple[WrittenFile, ...]) -> 
     return output.path
 
 
-def _header(destination: Destination, schema: pa.Schema) -> pa.Buffer:
-    buffer = pa.BufferOutputStream()
+def _joined_csv(destination: Destination, sources: tuple[WrittenFile, ...]) -> str:
+    """Concatenate CSV files that have headers, of which only the first is kept."""
     codec = destination.whole_file_compression
+    header = len(_header(destination, _schema_of_files(destination, sources[0]), None))
+    output = filesystem.OutputFile(filesystem.new_path(destination.temporary_folder, destination.suffix), codec)
+    try:
+        for number, source in enumerate(sources):
+            with filesystem.open_input(source.path) as file:
+                text = pa.CompressedInputStream(file, codec) if codec else file
+                if number:
+                    text.read(header)
+                while chunk := text.read(_CHUNK_BYTES):
+                    output.sink.write(chunk)
+        output.close()
+    except BaseException:
+        output.abandon()
+        raise
+    return output.path
+
+
+def _schema_of_files(destination: Destination, source: WrittenFile) -> pa.Schema:
+    """Return the schema of a temporary file, which lacks the columns to partition by."""
+    return pa.schema([f for f in source.schema if f.name not in destination.partition_by], source.schema.metadata)
+
+
+def _header(destination: Destination, schema: pa.Schema, codec: str | None) -> pa.Buffer:
+    buffer = pa.BufferOutputStream()
     sink = pa.CompressedOutputStream(buffer, codec) if codec else buffer
     encoder(destination, sink, schema).close()
     if codec:
@@ -88,7 +149,7 @@ def _header(destination: Destination, schema: pa.Schema) -> pa.Buffer:
 
 def _joined_columns(destination: Destination, sources: tuple[WrittenFile, ...]) -> str:
     """Read and write the rows again: the bytes of Parquet and Arrow files can't be concatenated."""
-    schema = sources[0].schema
+    schema = _schema_of_files(destination, sources[0])
     output = FileWriter(destination, "", schema)
     try:
         for source in sources:

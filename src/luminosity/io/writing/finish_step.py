@@ -22,6 +22,7 @@ __all__ = ["BeginDoFn", "FinishDoFn", "finish"]
 
 _LOGGER = logging.getLogger(__name__)
 _BEGUN = "begun"
+_LOST = "lost"
 _LOCK_TIMEOUT_S = 60.0  # how long another job may take to give its files their names in the same folder
 
 
@@ -81,6 +82,8 @@ def finish(destination: Destination, written: list[WrittenFile]) -> list[str]:
     moves = final_names(destination, written)
     there = filesystem.names_in(destination.temporary_folder)
     is_begun = _BEGUN in there
+    if _LOST in there:
+        _check_not_removed(destination, set())
     if is_begun or all(_has_sources(move, there) for move in moves):
         # Join files before taking the lock, which may take long. The lock makes the second of two jobs that end at
         # the same time see the files of the first.
@@ -131,8 +134,13 @@ def _has_sources(move: Move, there: set[str]) -> bool:
 
 
 def _check_not_removed(destination: Destination, sources: set[str]) -> None:
-    """Raise if temporary files are gone. After the mark is set, a retry would mistake missing files for moved ones."""
-    if not {filesystem.split(source)[1] for source in sources} <= filesystem.names_in(destination.temporary_folder):
+    """Raise if temporary files are gone. After the mark is set, a retry would mistake missing files for moved ones.
+
+    Another mark makes retries fail, too: they would mistake the files of another run for their own.
+    """
+    there = filesystem.names_in(destination.temporary_folder)
+    if _LOST in there or not {filesystem.split(source)[1] for source in sources} <= there:
+        filesystem.OutputFile(filesystem.join(destination.temporary_folder, _LOST), None).close()
         raise WriteError(
             f"{destination.path}: the files that this run wrote are gone from {destination.temporary_folder}",
             fix="check whether another run replaced the table at the same time",
@@ -141,8 +149,10 @@ def _check_not_removed(destination: Destination, sources: set[str]) -> None:
 
 def _remove_temporary(destination: Destination, moves: list[Move]) -> None:
     """Remove the files before the mark: without it, a retry would mistake them for files that wait for their names."""
-    for source in (source for move in moves for source in move.sources if destination.is_one_file):
-        filesystem.remove_file(source.path)  # Files of a folder were moved instead.
+    for move in moves:
+        if destination.is_one_file or len(move.sources) > 1:  # Other files were moved.
+            for source in move.sources:
+                filesystem.remove_file(source.path)
     filesystem.remove_folder(destination.temporary_folder)
 
 
