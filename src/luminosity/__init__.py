@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from luminosity import without_tensorflow
+from luminosity.noise import quiet
 
 if TYPE_CHECKING:
     from luminosity.core import WorkerShare
@@ -109,6 +110,9 @@ _HOMES = {
     "adapt": "luminosity.inference.adapting.adapt",
     "plan_pipeline": "luminosity.engine.explain.pipeline_plan",
 }
+
+
+quiet()  # here, because Beam writes these messages as soon as it is imported
 
 
 def __getattr__(name: str) -> Any:

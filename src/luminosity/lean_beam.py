@@ -7,8 +7,6 @@ import importlib
 import resource
 import sys
 
-from luminosity import noise
-
 __all__ = ["import_beam", "import_lean"]
 
 _BASE = "apache_beam.ml.inference.base"
@@ -17,7 +15,6 @@ _MODEL_MANAGER = "apache_beam.ml.inference.model_manager"
 
 def import_beam() -> None:
     """Import Beam without collecting garbage, of which imports make little. Saves a tenth of the time."""
-    noise.quiet()
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -34,7 +31,6 @@ def import_lean() -> None:
     Beam's module imports its model manager, and with it torch, only if it can; and again when it is used. So the first
     import is made to fail.
     """
-    noise.quiet()
     if _BASE in sys.modules or _MODEL_MANAGER in sys.modules:
         return
     sys.modules[_MODEL_MANAGER] = None  # type: ignore[assignment]  # lets its import fail

@@ -16,7 +16,10 @@ _BEGINNINGS = (
 
 
 def quiet() -> None:
-    """Drop these messages from the root logger, to which Beam writes them."""
+    """Drop these messages from the root logger, to which Beam writes them while it is imported.
+
+    Called when ``luminosity`` is imported, so in all our processes. A script that imports Beam first gets them before.
+    """
     root = logging.getLogger()
     if _says_something not in root.filters:
         root.addFilter(_says_something)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from luminosity.cli.exits import FAILED, WRONG_USE, discard_output, fail, interrupted
 from luminosity.cli.run import is_yaml, problem, run_script
 from luminosity.errors import LuminosityError, OptionError, PipelineFileError
-from luminosity.noise import quiet
 
 if TYPE_CHECKING:
     from luminosity.engine.explain.dryrun import DryRun
@@ -74,7 +73,6 @@ def plan(words: list[str]) -> int:
         return fail("plan", f"{wrong}, expected PIPELINE.py, then options", WRONG_USE)
     if own.dot == own.svg == "-":
         return fail("plan", "--dot and --svg can't both write to standard output; give one of them a file", WRONG_USE)
-    quiet()
     from luminosity.engine.explain.dryrun import dry_runs
 
     with dry_runs() as runs, contextlib.redirect_stdout(sys.stderr):  # standard output is for the plan

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from luminosity.cli.exits import FAILED, WRONG_USE, fail
 from luminosity.errors import LuminosityError, ReplayError
-from luminosity.noise import quiet
 
 if TYPE_CHECKING:
     from luminosity.engine.debugging.replay import Output
@@ -58,7 +57,6 @@ def add_to(commands: Any) -> None:
 
 def replay(path: str, *, with_debugger: bool) -> int:
     """Replay a file and print its output; return the exit code."""
-    quiet()
     from luminosity.engine.debugging.replay import Replay  # imports Beam, which takes a second: --help needs none
 
     try:

@@ -13,7 +13,6 @@ from luminosity._text import parse_size
 from luminosity.cli.exits import FAILED, fail, interrupted, was_terminated
 from luminosity.errors import LuminosityError, OptionError
 from luminosity.inference.model_names import HANDLER_HELP, handler_of
-from luminosity.noise import quiet
 
 __all__ = ["add_to", "serve"]
 
@@ -74,7 +73,6 @@ def add_to(commands: Any) -> None:
 
 def serve(parsed: argparse.Namespace) -> int:
     """Load the model, serve it until Ctrl-C or SIGTERM, and return the exit code."""
-    quiet()
     try:
         return _serve(parsed)
     except KeyboardInterrupt:

@@ -13,7 +13,6 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from luminosity.cli.exits import FAILED, interrupted, was_terminated
 from luminosity.errors import OptionError
 from luminosity.inference.model_names import HANDLER_HELP, handler_of
-from luminosity.noise import quiet
 
 if TYPE_CHECKING:
     from luminosity.inference.tuning.tune import Tuning
@@ -77,7 +76,6 @@ def add_to(commands: Any) -> None:
 
 def bench(parsed: argparse.Namespace) -> int:
     """Run the search, print the report and return the exit code."""
-    quiet()
     handler = handler_of(parsed.handler)
     # Imported here, because Beam takes a second to import and --help must be fast.
     from luminosity.inference.tuning.sample_rows import read_rows

@@ -36,7 +36,6 @@ from luminosity.engine.workers.sdk.channel import BlockChannel, BlockWriter
 from luminosity.engine.workers.sdk.full_batches import emit_full_batches_at_once
 from luminosity.engine.workers.sdk.user_state import BatchingStateHandler, CachingHandler, estimate_size
 from luminosity.model_sizes import RUN_FOLDER_VARIABLE
-from luminosity.noise import quiet
 
 __all__ = ["RUNNER_CAPABILITIES", "PromptStateSampler", "end_with", "run"]
 
@@ -94,7 +93,6 @@ def run(request: WorkerRequest) -> None:
     sys.path[:] = request.import_path
     os.chdir(request.working_directory)
     _reseed()
-    quiet()
     # Beam sets it on import, before this worker had an id.
     setattr(worker_id_interceptor.WorkerIdInterceptor, "_worker_id", request.worker_id)  # noqa: B010
     budget = request.pipeline_options.get("model_memory_budget")

@@ -10,11 +10,8 @@ import logging
 import os
 import sys
 
-from luminosity import noise
-
 
 def _prepare() -> None:
-    noise.quiet()
     handler = logging.StreamHandler()
     handler.setLevel(logging.WARNING)
     handler.addFilter(_is_worth_reading)
