@@ -7,10 +7,11 @@ import contextlib
 import gc
 import io
 import os
+import re
 import signal
 import sys
 import threading
-from collections.abc import Generator
+from collections.abc import Collection, Generator, Mapping
 from types import FrameType
 from typing import NoReturn
 
@@ -28,7 +29,9 @@ __all__ = [
     "interrupted",
     "print_any_character",
     "print_ignoring_closed_pipe",
+    "set_options",
     "sigterm_as_ctrl_c",
+    "unknown_options",
     "was_terminated",
 ]
 
@@ -45,15 +48,48 @@ _PLAIN = str.maketrans("─│├└┌┐┘┬┴┼▸✗≈•", "-|++++++++
 )
 _PLAIN_ERRORS = "luminosity.plain"
 
+_COMMAND_OR_OPTION = re.compile(r"\blum (?P<command>[a-z]+)\b|(?<![\w-])(?P<option>--[a-z][a-z_-]*)")
+_options: dict[str, Collection[str]] = {}  # by command
+
 _RETRY_S = 0.05  # a garbage collection is over by then, or the signal is sent once more
 _CANCEL_TIMEOUT_S = 15.0  # workers end within a few seconds; after this, the process ends without them
 
 
 def fail(command: str, error: LuminosityError | str, status: int) -> int:
-    """Print ``lum COMMAND: …`` with the error's remedy to standard error, and return ``status``."""
-    message = error.for_command() if isinstance(error, LuminosityError) else error
+    """Print ``lum COMMAND: …`` with the error's remedy to standard error, and return ``status``.
+
+    A remedy with an option that this command does not have is left out: an error of reading a table, for example, may
+    come from several commands.
+    """
+    if isinstance(error, LuminosityError):
+        advice = error.fix.command if error.fix is not None else ""
+        message = error.for_command() if not unknown_options(advice, command) else error.message
+    else:
+        message = error
     print(f"lum {command}: {message}", file=sys.stderr)
     return status
+
+
+def unknown_options(advice: str, command: str) -> list[str]:
+    """Return the options in ``advice`` that the commands don't have: the command in use, or the one named before them.
+
+    >>> set_options({"enrich": {"--columns", "--rows"}, "drift": {"--rows"}})
+    >>> unknown_options("add --columns", "drift"), unknown_options("use lum enrich --columns C", "drift")
+    (['--columns'], [])
+    """
+    found: list[str] = []
+    for word in _COMMAND_OR_OPTION.finditer(advice):
+        if word["command"]:
+            command = word["command"]
+        elif (known := _options.get(command)) is not None and word["option"] not in known:
+            found.append(word["option"])
+    return found
+
+
+def set_options(options: Mapping[str, Collection[str]]) -> None:
+    """Set which options each command has, for :func:`fail`. A command that is not in it may have any."""
+    _options.clear()
+    _options.update(options)
 
 
 def print_ignoring_closed_pipe(text: str) -> None:

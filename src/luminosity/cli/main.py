@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 
+from luminosity._flags import MODEL_FLAGS, RUNNER_FLAGS
 from luminosity._process_limits import limits_named
 from luminosity.cli.exits import (
     FAILED,
@@ -17,6 +18,7 @@ from luminosity.cli.exits import (
     fail,
     interrupted,
     print_any_character,
+    set_options,
     sigterm_as_ctrl_c,
 )
 from luminosity.errors import LuminosityError, ResourcesExceeded
@@ -69,6 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for subcommand in (run, plan, runs, show, replay, enrich, bench, serve, drift):
         subcommand.add_to(commands)
+    set_options(_options(commands.choices))
     words = list(sys.argv[1:] if arguments is None else arguments)
     print_any_character()
     with sigterm_as_ctrl_c():
@@ -83,6 +86,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if arguments is None and words[0] not in _WITH_USER_CODE:
                 end_process(code)
             return code
+
+
+def _options(parsers: Mapping[str, argparse.ArgumentParser]) -> dict[str, set[str]]:
+    """Return the options of each command, but those whose options the user's script decides on."""
+    of_runner = {f"--{flag.name}" for flag in (*RUNNER_FLAGS, *MODEL_FLAGS)}
+    return {
+        name: {option for action in each._actions for option in action.option_strings}  # pyright: ignore[reportPrivateUsage]
+        | (of_runner if name == "enrich" else set[str]())
+        for name, each in parsers.items()
+        if name not in ("plan", "run")
+    }
 
 
 def _run(parser: argparse.ArgumentParser, words: list[str]) -> int:
