@@ -25,6 +25,7 @@ _NOT_USERS = (
 )
 _TRACEBACK_LINE = re.compile(r'File "([^"\n]+)", line (\d+)')
 _ENTRY = re.compile(r'^  (?:File "(?P<path>[^"\n]+)"|Cell In)')
+_CELL = re.compile(r"^  Cell In\[(\d+)\], line (\d+)")
 _RED, _PLAIN = "\x1b[31m", "\x1b[0m"  # IPython's own tracebacks are coloured in the same way
 
 
@@ -75,9 +76,12 @@ def render_error(error: BaseException, ending: str, trace: str = "") -> list[str
 
 
 def _users_entries(lines: Sequence[str]) -> Iterator[str]:
-    """Yield the lines of a traceback's entries that belong to the user's code."""
+    """Yield the lines of a traceback's entries that belong to the user's code.
+
+    A worker does not know the text of cells; it is added here.
+    """
     is_users = False
-    for line in lines:
+    for line, following in zip(lines, [*lines[1:], ""], strict=True):
         found = _ENTRY.match(line)
         if found is not None:
             path = found["path"]
@@ -86,6 +90,18 @@ def _users_entries(lines: Sequence[str]) -> Iterator[str]:
             is_users = False  # a heading, or the exception itself
         if is_users:
             yield line
+            if not following.startswith("    ") and (text := _text_of_cell(line)):
+                yield f"    {text}"
+
+
+def _text_of_cell(entry: str) -> str:
+    """Return the line of the cell that an entry of a traceback names, or an empty string."""
+    found, shell = _CELL.match(entry), _shell()
+    if found is None or shell is None:
+        return ""
+    cells: Sequence[str] = shell.user_ns.get("In", ())
+    lines = cells[int(found[1])].splitlines() if int(found[1]) < len(cells) else []
+    return lines[int(found[2]) - 1].strip() if int(found[2]) <= len(lines) else ""
 
 
 def _shell() -> Any | None:
