@@ -18,7 +18,7 @@ from luminosity.io.reading.find_files import TableFile, find_files
 from luminosity.io.reading.partition_columns import partition_schema
 from luminosity.io.reading.read_step import UNREADABLE, ReadRanges
 from luminosity.io.reading.reader import BATCH_ROWS
-from luminosity.io.reading.readers import Settings, all_rows, first_rows, schema_of
+from luminosity.io.reading.readers import RowCount, Settings, all_rows, count_rows, first_rows, schema_of
 from luminosity.io.reading.selection import select
 from luminosity.io.reading.text_lines import LETTERS, Report, Unreadable, letters, raise_unreadable
 from luminosity.tables.schemas import remember_schema
@@ -143,6 +143,13 @@ class ReadTable(beam.PTransform[Any, Any]):
         """Read the first rows as :meth:`first` does; return them, and the lines that could not be read on the way."""
         found, unreadable = first_rows(self._files, self._settings, rows)
         return found, [letters(unreadable)] if unreadable else []
+
+    def count(self) -> RowCount | None:
+        """Return the number of rows, including those that ``where`` leaves out, or None if it can't be told.
+
+        Footers of Parquet have it; for CSV and JSON lines it is estimated from the first rows.
+        """
+        return count_rows(self._files, self._settings.csv)
 
     def all(self) -> Iterator[tuple[str, pa.RecordBatch]]:
         """Read all rows in this process, in the order of the files; yield the path of the file with each batch.

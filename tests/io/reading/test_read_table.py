@@ -284,3 +284,20 @@ def test_format_for_names_that_do_not_tell(tmp_path: Path) -> None:
     assert read_alone(ReadTable(f"{tmp_path}/log.txt.gz", format="jsonl")) == [{"a": 1}]
     with pytest.raises(TableError, match=r"log\.txt\.gz: the name does not tell the format"):
         ReadTable(f"{tmp_path}/log.txt.gz")
+
+
+def test_rows_are_counted_or_estimated_without_reading_them(tmp_path: Path) -> None:
+    for name in ("t.parquet", "t.csv", "t.jsonl", "t.csv.gz", "t.arrow"):
+        write(tmp_path / name, numbered(500))
+    assert ReadTable(tmp_path / "t.parquet").count() == (500, True)
+    assert ReadTable(tmp_path / "t.csv").count() == (500, True)
+    assert ReadTable(tmp_path / "t.jsonl").count() == (500, True)
+    assert ReadTable(f"{tmp_path}/t.[jp]*").count() == (1000, True)
+    assert ReadTable(tmp_path / "t.csv.gz").count() is None
+    assert ReadTable(tmp_path / "t.arrow").count() is None
+    lines = pa.table({"id": range(100_000), "text": ["two\nlines, and some more"] * 100_000})
+    write(tmp_path / "long.csv", lines)
+    found = ReadTable(tmp_path / "long.csv").count()
+    assert found is not None
+    assert not found.is_exact
+    assert abs(found.rows - 100_000) < 5_000

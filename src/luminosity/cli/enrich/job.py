@@ -14,10 +14,12 @@ import pyarrow as pa
 from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions
 
-from luminosity import AddRowIds, Enrich, LuminosityRunner, ReadTable, WriteQdrant, WriteTable
+from luminosity import AddRowIds, Enrich, LuminosityOptions, LuminosityRunner, ReadTable, WriteQdrant, WriteTable
 from luminosity.cli.csv_options import csv_arguments
 from luminosity.cli.enrich.columns import ColumnRequest, check_requests, no_column
+from luminosity.cli.enrich.progress import RowProgress
 from luminosity.cli.enrich.report import print_report
+from luminosity.engine.monitor.views.live import is_live
 from luminosity.errors import OptionError, RunFailed
 from luminosity.io.reading.text_lines import LETTERS
 
@@ -93,7 +95,7 @@ class Job:
 def run(job: Job, flags: Sequence[str]) -> int:
     """Run the pipeline, print what it did, and return the exit code; ``flags`` are the runner's."""
     options = PipelineOptions(flags)
-    runner = options.view_as(StandardOptions).runner or LuminosityRunner()
+    runner = options.view_as(StandardOptions).runner or LuminosityRunner(on_event=_progress(job, options))
     pipeline = beam.Pipeline(runner=runner, options=options)
     _build(pipeline, job)
     began = time.monotonic()
@@ -103,6 +105,19 @@ def run(job: Job, flags: Sequence[str]) -> int:
     if not written and not job.allow_empty:
         raise _no_rows(job)
     return 0
+
+
+def _progress(job: Job, options: PipelineOptions) -> RowProgress | None:
+    """Return what shows the rows of this run instead of the runner's view, which shows stages."""
+    ours = options.view_as(LuminosityOptions)
+    if ours.progress not in ("auto", "plain"):
+        return None  # off, or wrong, which the runner says
+    total = job.reading.count()
+    if total is not None and job.rows is not None:
+        total = total._replace(rows=min(total.rows, job.rows))
+    shown = RowProgress(len(job.requests), total, is_line=is_live(ours.progress))
+    ours.progress = "off"
+    return shown
 
 
 def _no_rows(job: Job) -> RunFailed:

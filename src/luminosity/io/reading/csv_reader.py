@@ -18,7 +18,7 @@ from luminosity.io.reading.reader import TEXT_BYTES, Claim, Reader, claim_whole
 from luminosity.io.reading.selection import Selection
 from luminosity.io.reading.text_lines import LineNumbers, Report, Unreadable, line_chunks, readable_parts
 
-__all__ = ["CsvReader", "csv_schema"]
+__all__ = ["CsvReader", "count_first_rows", "csv_schema"]
 
 _READ_AHEAD = 64 << 10  # bytes behind the range, which most likely contain the end of its last row
 _SCHEMA_BYTES = 1 << 20  # enough rows to guess types from
@@ -239,6 +239,18 @@ def _first_rows(file: TableFile, dialect: CsvDialect) -> CsvRows:
         if rows.end or is_last:
             return rows
         size *= 8
+
+
+def count_first_rows(file: TableFile, style: CsvStyle) -> tuple[int, int] | None:
+    """Return the number of rows at the beginning of a file and their bytes, or None if bytes tell nothing."""
+    dialect = recognise_dialect(file, style)
+    if file.compression is not None or not dialect.can_be_cut:
+        return None
+    rows, count, at = _first_rows(file, dialect), 0, 0
+    while at < rows.end:
+        at = rows.cut_at(at + 1)
+        count += 1
+    return count, rows.end + dialect.first
 
 
 def _between(rows: CsvRows) -> Iterator[tuple[int, int]]:

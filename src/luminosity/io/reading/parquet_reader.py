@@ -19,7 +19,7 @@ from luminosity.io.reading.partition_columns import partition_condition
 from luminosity.io.reading.reader import BATCH_BYTES, Claim, Reader
 from luminosity.io.reading.selection import Selection, columns_of
 
-__all__ = ["ParquetReader", "parquet_schema"]
+__all__ = ["ParquetReader", "parquet_rows", "parquet_schema"]
 
 _MOST_FLOATS = 4  # columns in a condition: each doubles the number of checks, as it may be NaN or not
 
@@ -89,6 +89,14 @@ def parquet_schema(file: TableFile) -> pa.Schema:
 
     with open_bytes(file) as source:
         return _with_list_sizes(parquet.read_schema(source))
+
+
+def parquet_rows(file: TableFile) -> int:
+    """Return the number of rows, from the file's footer."""
+    from pyarrow import parquet
+
+    with open_bytes(file) as source:
+        return parquet.read_metadata(source).num_rows
 
 
 def _with_list_sizes(schema: pa.Schema) -> pa.Schema:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -12,16 +13,18 @@ from luminosity.io.formats import Format
 from luminosity.io.reading.arrow_reader import ArrowReader, arrow_schema
 from luminosity.io.reading.byte_ranges import EVERYTHING, ByteRange
 from luminosity.io.reading.csv_dialect import CsvStyle
-from luminosity.io.reading.csv_reader import CsvReader, csv_schema
+from luminosity.io.reading.csv_reader import CsvReader, count_first_rows, csv_schema
 from luminosity.io.reading.find_files import TableFile
 from luminosity.io.reading.json_reader import JsonLinesReader, json_lines_schema
-from luminosity.io.reading.open_file import readable
-from luminosity.io.reading.parquet_reader import ParquetReader, parquet_schema
+from luminosity.io.reading.open_file import open_text, readable
+from luminosity.io.reading.parquet_reader import ParquetReader, parquet_rows, parquet_schema
 from luminosity.io.reading.reader import Reader
 from luminosity.io.reading.selection import Selection
-from luminosity.io.reading.text_lines import Report, Unreadable, raise_unreadable
+from luminosity.io.reading.text_lines import Report, Unreadable, head, raise_unreadable
 
-__all__ = ["Settings", "all_rows", "first_rows", "open_reader", "schema_of"]
+__all__ = ["RowCount", "Settings", "all_rows", "count_rows", "first_rows", "open_reader", "schema_of"]
+
+_MOST_COUNTED = 20  # files of a format: more would take long to open, and the others are probably alike
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,46 @@ def schema_of(file: TableFile, csv: CsvStyle, report: Report) -> pa.Schema | Non
         if file.format is Format.ARROW:
             return arrow_schema(file)
         return csv_schema(file, csv, report) if file.format.is_csv else json_lines_schema(file, report)
+
+
+class RowCount(NamedTuple):
+    """The number of rows of a table, which may be an estimate."""
+
+    rows: int
+    is_exact: bool
+
+
+def count_rows(files: Sequence[TableFile], csv: CsvStyle) -> RowCount | None:
+    """Return the number of rows without reading the table, or None if it can't be told.
+
+    Footers of Parquet have it. For text, the first rows of some files tell how many bytes a row has.
+    """
+    total, is_exact = 0.0, True
+    for kind in {file.format for file in files}:
+        same = [file for file in files if file.format is kind]
+        rows = size = 0
+        for file in same[:_MOST_COUNTED]:
+            found = _rows_and_bytes(file, csv)
+            if found is None:
+                return None
+            rows, size = rows + found[0], size + found[1]
+        whole = sum(file.size for file in same)
+        is_exact = is_exact and size == whole
+        total += rows * whole / size if size else 0
+    return RowCount(round(total), is_exact)
+
+
+def _rows_and_bytes(file: TableFile, csv: CsvStyle) -> tuple[int, int] | None:
+    with readable(file):
+        if file.format is Format.PARQUET:
+            return parquet_rows(file), file.size
+        if file.format.is_csv:
+            return count_first_rows(file, csv)
+        if file.format is Format.ARROW or file.compression is not None:
+            return None
+        with open_text(file) as stream:
+            lines = head(stream)
+        return lines.count(b"\n") + (not lines.endswith(b"\n") and bool(lines)), len(lines)
 
 
 def first_rows(
