@@ -13,6 +13,7 @@ import apache_beam as beam
 import pytest
 from apache_beam.testing.util import assert_that, equal_to
 
+from luminosity import LuminosityRunner
 from luminosity.beam_yaml.pipeline_file import PipelineFile
 from luminosity.cli.main import main
 from luminosity.errors import MissingExtra, OptionError, PipelineFileError, RunFailed
@@ -226,6 +227,21 @@ def test_a_mistake_has_its_line(folder: Path, old: str, new: str, start: str, en
     message = _mistake(folder, old, new)
     assert message.startswith(start)
     assert message.endswith(end)
+
+
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [
+        ("type: Sql", "Beam runs Sql in Java, and LuminosityRunner runs Python only"),
+        ("{type: Filter, config: {language: java, keep: 'n > 1'}}", "Beam runs Filter in java in Java, and Lum"),
+    ],
+)
+def test_steps_in_java_are_refused(step: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "java.yaml"
+    path.write_text(_BEAMS.replace("type: LogForTesting", step))
+    with pytest.raises(PipelineFileError) as raised:
+        PipelineFile(str(path)).build(beam.Pipeline(LuminosityRunner()))
+    assert str(raised.value).startswith(f"{path}:16: {message}")
 
 
 def test_an_option_that_no_pipeline_has_is_refused(folder: Path) -> None:

@@ -14,9 +14,10 @@ from jsonschema import Draft7Validator
 from jsonschema.exceptions import best_match
 
 from luminosity._text import did_you_mean, list_some
-from luminosity.beam_yaml.providers import all_providers, options_of
+from luminosity.beam_yaml.providers import all_providers, needs_java, options_of
 from luminosity.beam_yaml.scope import table_scopes
 from luminosity.beam_yaml.source import Source, transforms_of
+from luminosity.engine.runner import LuminosityRunner
 from luminosity.errors import PipelineFileError
 
 __all__ = ["build"]
@@ -48,6 +49,10 @@ def build(source: Source, spec: Mapping[str, Any], pipeline: Any) -> Any:
                 resources.parse_resource_hints(SafeLineLoader.strip_metadata(hints))
             )
         transform = YamlTransform(pipeline_as_composite(spec["pipeline"]), providers)
+        if isinstance(pipeline.runner, LuminosityRunner):
+            _check_languages(source, spec, providers)
+            python = {name: [each for each in every if not needs_java(each)] for name, every in providers.items()}
+            transform._providers = python  # pyright: ignore[reportPrivateUsage]  # Beam prefers Java where it is
         with table_scopes():
             return transform.expand(PBegin(pipeline))
     except PipelineFileError:
@@ -80,6 +85,20 @@ def _validate(source: Source, spec: Mapping[str, Any]) -> None:
             fix=did_you_mean(keys[0], known) or ("put the options of a transform under config:" if kind else ""),
         )
     raise source.error(f"{kind}{_short(error)}", place)
+
+
+def _check_languages(source: Source, spec: Mapping[str, Any], providers: Mapping[str, Iterable[Any]]) -> None:
+    """Raise for a transform that only Java has, before Beam starts a service for it."""
+    for each in transforms_of(spec["pipeline"]):
+        language = _config(each).get("language", "generic")
+        found = [*providers.get(each["type"], ()), *providers.get(f"{each['type']}-{language}", ())]
+        if found and all(needs_java(provider) for provider in found):
+            what = each["type"] if each["type"] in providers else f"{each['type']} in {language}"
+            raise source.error(
+                f"Beam runs {what} in Java, and LuminosityRunner runs Python only",
+                each,
+                fix="write the step with language: python, or in a provider of your own",
+            )
 
 
 def _short(error: Any) -> str:

@@ -12,7 +12,7 @@ from apache_beam.yaml.yaml_provider import InlineProvider, Provider, YamlProvide
 
 from luminosity.beam_yaml.transforms import TRANSFORMS
 
-__all__ = ["all_providers", "options_of", "takes_tables"]
+__all__ = ["all_providers", "needs_java", "options_of", "takes_tables"]
 
 _PREFERENCE = 1_000  # more than any score of Beam's, whose largest is 100
 
@@ -21,6 +21,12 @@ def all_providers(path: str, specs: Iterable[Mapping[str, Any]]) -> Mapping[str,
     """Return the providers of each transform: those that the file at ``path`` specifies, ours, and Beam's."""
     own = yaml_provider.parse_providers(path, specs)
     return yaml_provider.merge_providers(own, _LuminosityProvider(TRANSFORMS), _standard_providers())
+
+
+def needs_java(provider: Provider) -> bool:
+    """Return whether the transforms of a provider are written in Java, so that the engine can't run them."""
+    inner = provider.underlying_provider()
+    return isinstance(inner, yaml_provider.ExternalJavaProvider)
 
 
 def takes_tables(providers: Iterable[Provider]) -> bool:
