@@ -17,9 +17,9 @@ from luminosity.engine.resources.pools import Pool
 class _Stage(SimpleNamespace):
     """A stage with all that its progress looks at."""
 
-    def __init__(self, *, is_sink: bool) -> None:
+    def __init__(self, *, is_sink: bool = False, is_endless: bool = False) -> None:
         pool = PoolRun(Pool("cpu", 1.0, 0, 1, (), 1, ()), first_writer=0)
-        plan = SimpleNamespace(is_sink=is_sink)
+        plan = SimpleNamespace(is_sink=is_sink, has_endless_input=is_endless)
         super().__init__(id="s", plan=plan, pool=pool, busy=BusyTime(), sized_work=None)
         self.bundles_done = self.elements_done = 0
 
@@ -47,3 +47,12 @@ def test_time_without_input_does_not_count_against_a_stage(is_sink: bool) -> Non
     assert progress.seconds_left is not None
     # A sink gathers its input; any other stage should have begun.
     assert progress.seconds_left == pytest.approx(90.0) if is_sink else progress.seconds_left > 100
+
+
+def test_input_without_an_end_has_no_fraction_and_no_time_left() -> None:
+    stage = _Stage(is_endless=True)
+    progress = StageProgress(cast(StageRun, stage), RunMetrics())
+    progress.update(10.0, 1, 100, 1.0)
+    stage.commit(50)
+    progress.update(15.0, 1, 50, 1.0)
+    assert (progress.fraction, progress.seconds_left) == (None, None)

@@ -72,6 +72,8 @@ class StageProgress:
 
     def _estimate(self, seconds: float, began_at: float, waiting: int, arrived: float | None) -> None:
         self.fraction = self.seconds_left = None
+        if self._stage.plan.has_endless_input:
+            return
         total_arrived = self._arrived(waiting)
         if total_arrived is None or arrived is None or arrived < _LEAST_ARRIVED:
             return

@@ -227,6 +227,13 @@ def _stage(
         sorts_blocks=any(t.annotations.get(SORTS_ITS_BUNDLE) == OF_BLOCKS.encode() for t in stage.transforms),
         transforms=tuple(stage.transforms),
         residual_reads=_residual_reads(stage.transforms),
+        has_endless_input=is_unbounded
+        or any(
+            context.components.pcollections[output].is_bounded == _UNBOUNDED
+            for transform in stage.transforms
+            if transform.spec.urn == bundle_processor.DATA_INPUT_URN
+            for output in transform.outputs.values()
+        ),
     )
 
 
