@@ -99,6 +99,9 @@ def test_csv_with_semicolons_tabs_and_other_encodings(capsys: pytest.CaptureFixt
         arguments = ["--column=größe,b", "--encoding=cp1252", "--json", *options]
         assert main(["drift", current if options else "new.csv", current, *arguments]) == 0
         assert json.loads(capsys.readouterr().out)["p_value"] > 0.5
+    Path("comma.csv").write_text("b;c\n" + "".join(f"{a};{b}\n".replace(".", ",") for a, b in _NEW[:, :2].tolist()))
+    assert main(["drift", "comma.csv", "comma.csv", "--column=b,c", "--decimal-comma"]) == 0
+    capsys.readouterr()
     # The options are for the sample that is CSV.
     pq.write_table(pa.table({"b": _NEW[:, 1]}), "n.parquet")
     assert main(["drift", "n.parquet", "new.csv", "--column=b", "--encoding=cp1252"]) == 0

@@ -9,11 +9,12 @@ from luminosity.errors import OptionError
 
 __all__ = ["add_csv_options", "csv_arguments"]
 
+_OPTIONS = {"delimiter": "--delimiter", "encoding": "--encoding", "decimal_point": "--decimal-comma"}
 _NAMES = {"tab": "\t", "\\t": "\t", "comma": ",", "semicolon": ";", "pipe": "|"}
 
 
 def add_csv_options(parser: argparse.ArgumentParser) -> None:
-    """Add ``--delimiter`` and ``--encoding``."""
+    """Add ``--delimiter``, ``--encoding`` and ``--decimal-comma``."""
     parser.add_argument(
         "--delimiter",
         type=_delimiter,
@@ -23,6 +24,13 @@ def add_csv_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--encoding", metavar="NAME", help="encoding of CSV, such as cp1252 (default: UTF-8, or as the file says)"
     )
+    parser.add_argument(
+        "--decimal-comma",
+        dest="decimal_point",
+        action="store_const",
+        const=",",
+        help="numbers of CSV have a decimal comma: 1,5 (default: such values are texts)",
+    )
 
 
 def csv_arguments(parsed: argparse.Namespace, *patterns: str) -> list[dict[str, Any]]:
@@ -30,12 +38,12 @@ def csv_arguments(parsed: argparse.Namespace, *patterns: str) -> list[dict[str, 
 
     Raises an error if an option is given and no table has a CSV file.
     """
-    given = {name: value for name in ("delimiter", "encoding") if (value := getattr(parsed, name)) is not None}
+    given = {name: value for name in _OPTIONS if (value := getattr(parsed, name)) is not None}
     if not given:
         return [{} for _ in patterns]
     found = [given if _has_csv(pattern) else {} for pattern in patterns]
     if not any(found):
-        names = " and ".join(f"--{name}" for name in given)
+        names = " and ".join(_OPTIONS[name] for name in given)
         raise OptionError(f"found {names}, which {'is' if len(given) == 1 else 'are'} for CSV, but no CSV file")
     return found
 

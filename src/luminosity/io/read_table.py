@@ -61,6 +61,7 @@ class ReadTable(beam.PTransform[Any, Any]):
         before they are cut, and files on other file systems are read in one piece. False promises that no value has
         any: then these files are cut, too.
       null_values: the texts that mean null in CSV, unless they are quoted.
+      decimal_point: ``","`` reads numbers of CSV such as ``1,5``; otherwise they are texts.
 
     A line that can't be read ends the run with an error that shows it. :meth:`with_exception_handling` collects such
     lines instead.
@@ -82,6 +83,7 @@ class ReadTable(beam.PTransform[Any, Any]):
         encoding: str | None = None,
         newlines_in_values: bool = True,
         null_values: Sequence[str] = ("",),
+        decimal_point: str = ".",
     ) -> None:
         super().__init__()
         if rows_per_batch < 1:
@@ -91,7 +93,7 @@ class ReadTable(beam.PTransform[Any, Any]):
         patterns = [pattern] if isinstance(pattern, str | os.PathLike) else pattern
         self._patterns = [os.fspath(each) for each in patterns]
         self._files = find_files(self._patterns, None if format is None else _format(format))
-        csv = CsvStyle(delimiter, encoding, newlines_in_values, tuple(null_values))
+        csv = CsvStyle(delimiter, encoding, newlines_in_values, tuple(null_values), decimal_point)
         _check_files(self._files, csv)
         partition = partition_schema(self._files, schema)
         self._unreadable: list[Unreadable] = []  # among the lines that types were guessed from
@@ -197,8 +199,8 @@ def _check_files(files: Sequence[TableFile], csv: CsvStyle) -> None:
             )
     if csv != CsvStyle() and not any(file.format.is_csv for file in files):
         raise TableError(
-            "found delimiter=, encoding=, newlines_in_values= or null_values=, which are for CSV, but no CSV file: "
-            f"the first file is {files[0].path}",
+            "found delimiter=, encoding=, newlines_in_values=, null_values= or decimal_point=, which are for CSV, "
+            f"but no CSV file: the first file is {files[0].path}",
             fix=Fix("pass format='csv' if the files are CSV", command="leave out --delimiter and --encoding"),
         )
 

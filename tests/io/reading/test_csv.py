@@ -85,6 +85,13 @@ def test_files_of_one_table_may_have_different_delimiters(tmp_path: Path) -> Non
     ]
 
 
+def test_decimal_commas_are_numbers_if_the_user_says_so(tmp_path: Path) -> None:
+    found = read(tmp_path / "t.csv", b"a;b;c\n1,5;1.5;7\n2;2;8\n", decimal_point=",")
+    assert found == [{"a": 1.5, "b": "1.5", "c": 7}, {"a": 2.0, "b": "2", "c": 8}]
+    with pytest.raises(TableError, match=r"found decimal_point=';', expected '\.' or ','"):
+        read(tmp_path / "t.csv", b"a\n1\n", decimal_point=";")
+
+
 def test_decimal_commas_stay_texts(tmp_path: Path) -> None:
     assert read(tmp_path / "t.csv", b"a;b\n1,5;1.234,5\n") == [{"a": "1,5", "b": "1.234,5"}]
 

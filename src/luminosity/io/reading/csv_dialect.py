@@ -50,8 +50,11 @@ class CsvStyle:
     encoding: str | None = None
     newlines_in_values: bool = True
     null_values: tuple[str, ...] = ("",)
+    decimal_point: str = "."
 
     def __post_init__(self) -> None:
+        if self.decimal_point not in (".", ","):
+            raise TableError(f"found decimal_point={self.decimal_point!r}, expected '.' or ','")
         if self.delimiter is not None and (
             len(self.delimiter) != 1 or not self.delimiter.isascii() or self.delimiter in '"\r\n'
         ):
@@ -72,6 +75,7 @@ class CsvStyle:
             null_values=list(self.null_values),
             strings_can_be_null=True,
             quoted_strings_can_be_null=False,
+            decimal_point=self.decimal_point,
         )
 
 
