@@ -170,7 +170,8 @@ class _Parser:
         message, fix = str(error), _FIX
         if found := _WRONG_COUNT.search(message):
             values = "1 value" if found[2] == "1" else f"{found[2]} values"
-            reason, fix = f"found {values}, expected {found[1]} as in the header", _FIX_QUOTES
+            reason = f"found {values}, expected {found[1]} as in the header"
+            fix = _count_fix(self._dialect.delimiter)
         elif found := _WRONG_VALUE.search(message):
             name = self._dialect.header[int(found[1])]
             reason = (
@@ -188,6 +189,17 @@ class _Parser:
         encoding = self._dialect.encoding if self._dialect.can_be_cut else "utf-8"
         text = line.decode(encoding, "backslashreplace").strip("\r\n")
         return Unreadable(self._file.path, self._numbers.at(position), position, text, reason, fix)
+
+
+def _count_fix(delimiter: str) -> Fix:
+    """Return the advice for a line with too many or too few values."""
+    quotes = f"correct the line (a value that contains {delimiter!r} needs quotes)"
+    return Fix(
+        f"{quotes}, pass delimiter= if {delimiter!r} is not it, or collect lines that can't be read with "
+        "with_exception_handling()",
+        command=f"{quotes}, or add --delimiter if {delimiter!r} is not it; "
+        "lum enrich --dead-letters PATH collects lines that can't be read",
+    )
 
 
 def csv_schema(file: TableFile, style: CsvStyle, report: Report) -> pa.Schema | None:
