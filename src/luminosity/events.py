@@ -20,6 +20,7 @@ __all__ = [
     "Event",
     "InferenceView",
     "MemoryUse",
+    "MetricView",
     "PoolInfo",
     "PoolView",
     "ProcessMemory",
@@ -214,12 +215,34 @@ class BundleRetried(Event):
 
 
 @dataclass(frozen=True)
+class MetricView:
+    """A metric that user code counts with ``beam.metrics.Metrics``, over all committed bundles."""
+
+    kind: Literal["counter", "distribution", "gauge"]
+    step: str
+    namespace: str
+    name: str
+    of_library: bool = False  # whether a transform of Beam or of Luminosity counts it, not your own code
+    value: int = 0  # of a counter or gauge; the sum of a distribution
+    count: int = 0  # this and the following: of a distribution
+    min: int = 0
+    max: int = 0
+
+    @property
+    def mean(self) -> float:
+        """The mean of a distribution."""
+        return self.value / self.count if self.count else 0.0
+
+
+@dataclass(frozen=True)
 class RunEnded(Event):
     """The last event of a run: how it ended."""
 
     state: Literal["done", "failed", "cancelled"]
     last: Snapshot  # the state at the end
     failure: str = ""  # in one line
+    metrics: tuple[MetricView, ...] = ()  # of user code, by step
+    metrics_left_out: int = 0  # beyond the most that an event holds
 
 
 Subscriber = Callable[[Event], None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections import Counter
 from datetime import datetime
@@ -16,7 +17,7 @@ from luminosity.cli import runs
 from luminosity.engine.monitor.records import Record, find
 from luminosity.engine.monitor.views import inference, words
 from luminosity.engine.monitor.views.summary import summary
-from luminosity.events import BundleRetried, Event, WorkerLost
+from luminosity.events import BundleRetried, Event, MetricView, WorkerLost, to_json
 
 __all__ = ["add_to", "show"]
 
@@ -24,13 +25,15 @@ __all__ = ["add_to", "show"]
 _MOST_HAPPENINGS = 20  # lines
 _PIPED_WIDTH = 120  # columns
 _EPILOG = """\
-You get the run's summary (time, pools, models, memory), a table of its stages
-with their elements and what they waited for, and its retries and lost workers.
+You get the run's summary (time, pools, models, memory, and what your code
+counted with beam.metrics.Metrics), a table of its stages with their elements
+and what they waited for, and its retries and lost workers.
 
 examples:
   lum show last                       show the newest run
   lum show 20260301T101500-4f2a9c     show the run with this id, see `lum runs`
   lum show 4f2a9c                     the start or end of an id is enough
+  lum show last --json                print it all as JSON
 """
 
 
@@ -44,12 +47,16 @@ def add_to(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("run", metavar="RUN", help="the id of a run, its unique start or end, or last")
+    parser.add_argument("--json", action="store_true", help="print the whole record as JSON, with all metrics")
     runs.add_folder_option(parser)
-    parser.set_defaults(command=lambda parsed: show(find(runs.chosen_folder(parsed), parsed.run)))
+    parser.set_defaults(command=lambda parsed: show(find(runs.chosen_folder(parsed), parsed.run), parsed.json))
 
 
-def show(record: Record) -> int:
+def show(record: Record, as_json: bool = False) -> int:
     """Print a recorded run; return the exit code."""
+    if as_json:
+        print(json.dumps(_data(record), indent=2))
+        return 0
     console = Console(highlight=False, width=None if sys.stdout.isatty() else _PIPED_WIDTH)
     started = f"{datetime.fromtimestamp(record.started.started_at):%Y-%m-%d %H:%M:%S}"
     console.print(Text(f"run {record.started.run}, started {started}"))
@@ -70,6 +77,30 @@ def show(record: Record) -> int:
     if more > 0:
         console.print(f"and {more} more")
     return 0
+
+
+def _data(record: Record) -> dict[str, Any]:
+    """Return the record for ``json.dumps``: its events, and the metrics of user code with all their fields."""
+    ended = record.ended
+    return {
+        "run": record.started.run,
+        "name": record.started.name,
+        "state": record.state,
+        "seconds": record.last.seconds if record.last is not None else 0.0,
+        "failure": ended.failure if ended is not None else "",
+        "metrics": [_metric(view) for view in ended.metrics] if ended is not None else [],
+        "metrics_left_out": ended.metrics_left_out if ended is not None else 0,
+        "started": to_json(record.started),
+        "last": to_json(record.last) if record.last is not None else None,
+        "happenings": [to_json(event) for event in record.happenings],
+    }
+
+
+def _metric(view: MetricView) -> dict[str, Any]:
+    names = {"kind": view.kind, "step": view.step, "namespace": view.namespace, "name": view.name}
+    if view.kind != "distribution":
+        return {**names, "value": view.value}
+    return {**names, "count": view.count, "sum": view.value, "min": view.min, "max": view.max, "mean": view.mean}
 
 
 def _unfinished(record: Record) -> str:

@@ -11,7 +11,9 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console, RenderableType
@@ -25,6 +27,7 @@ from luminosity.engine.monitor.views.terminal import Terminal, _Above
 from luminosity.events import (
     DeviceView,
     MemoryUse,
+    MetricView,
     PoolInfo,
     PoolView,
     ProcessMemory,
@@ -184,6 +187,46 @@ def test_a_short_run_says_nothing(monkeypatch: pytest.MonkeyPatch, view: Callabl
     for event in (RUN, at(0.2), at(0.9), RunEnded("r", 0.95, "done", at(0.95))):
         shown(event)
     assert terminal.getvalue() == ""
+
+
+def metric(name: str, step: str = "Parse", kind: Any = "counter", **values: Any) -> MetricView:
+    return MetricView(kind, step, "mine", name, **values)
+
+
+@pytest.mark.parametrize("view", [LiveView, PlainView])
+def test_what_the_code_of_a_short_run_counts_is_shown(
+    monkeypatch: pytest.MonkeyPatch, view: Callable[[], LiveView | PlainView]
+) -> None:
+    terminal = a_terminal(monkeypatch)
+    shown = view()
+    of_library = metric("rows_read", of_library=True, value=3)
+    for metrics in ((of_library,), (metric("words", value=12_345), of_library)):
+        for event in (RUN, RunEnded("r", 0.95, "done", at(0.95), metrics=metrics)):
+            shown(event)
+    assert terminal.getvalue().count("done in") == 1
+    assert "counter  Parse: words 12,345\n" in terminal.getvalue()
+
+
+def test_metrics_are_lines_of_the_summary() -> None:
+    metrics = (
+        metric("words", value=3),
+        MetricView("counter", "Parse", "other", "words", value=4),
+        metric("length", kind="distribution", value=10, count=4, min=1, max=5_000),
+        metric("open", kind="gauge", value=-1),
+        *(metric(f"n{number}", "Late") for number in range(30)),
+    )
+    ended = replace(ENDED, metrics=metrics, metrics_left_out=100)
+    console = Console(file=io.StringIO(), width=100, force_terminal=False)
+    with console.capture() as captured:
+        console.print(summary(RUN, ended))
+    lines = [" ".join(line.split()) for line in captured.get().splitlines()]
+    at_words = lines.index("counter Parse: mine/words 3")
+    assert lines[at_words + 1 : at_words + 4] == [
+        "counter Parse: other/words 4",
+        "distribution Parse: length min 1, mean 2.5, max 5,000, count 4",
+        "gauge Parse: open -1",
+    ]
+    assert lines[-1] == "and 114 more metrics"
 
 
 def test_plain_lines_come_every_few_seconds_with_a_summary(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from luminosity.engine.loop.bundle import Bundle
 from luminosity.engine.loop.workers import Worker
 from luminosity.engine.monitor.subscribers import EventStream
 from luminosity.engine.observe.snapshots import Snapshots
+from luminosity.engine.observe.user_metrics import MOST_METRICS
 from luminosity.engine.workers.failure import Failure
 from luminosity.events import BundleRetried, RunEnded, RunStarted, WorkerLost, WorkerStarted
 
@@ -79,7 +80,18 @@ class Reporter:
         """Emit the end of the run. Blocks until all subscribers have received it, or a timeout has passed."""
         seconds = self._seconds()
         last = self._snapshots.take(self.run_id, seconds)
-        self._stream.emit(RunEnded(self.run_id, seconds, state, last, first_line(failure, _LINE_CHARACTERS)))
+        metrics = self._snapshots.user_metrics()
+        self._stream.emit(
+            RunEnded(
+                self.run_id,
+                seconds,
+                state,
+                last,
+                first_line(failure, _LINE_CHARACTERS),
+                metrics=tuple(metrics[:MOST_METRICS]),
+                metrics_left_out=max(0, len(metrics) - MOST_METRICS),
+            )
+        )
         self._stream.close()
 
     def _seconds(self) -> float:

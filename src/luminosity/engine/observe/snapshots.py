@@ -12,8 +12,19 @@ from luminosity.engine.loop.stage import StageRun
 from luminosity.engine.loop.workers import PoolRun
 from luminosity.engine.monitor.sampling import Sampler
 from luminosity.engine.observe.progress import StageProgress
+from luminosity.engine.observe.user_metrics import user_metrics
 from luminosity.engine.plan.graph import Stage
-from luminosity.events import DeviceView, MemoryUse, PoolInfo, PoolView, Snapshot, StageInfo, StageView, Status
+from luminosity.events import (
+    DeviceView,
+    MemoryUse,
+    MetricView,
+    PoolInfo,
+    PoolView,
+    Snapshot,
+    StageInfo,
+    StageView,
+    Status,
+)
 
 __all__ = ["Snapshots"]
 
@@ -66,6 +77,11 @@ class Snapshots:
             processes=self._sampler.processes,
             seconds_left=max((s.seconds_left for s in stages if s.seconds_left is not None), default=None),
         )
+
+    def user_metrics(self) -> list[MetricView]:
+        """Return what user code has counted in committed bundles."""
+        steps = (step for stage in self._parts.stages for step in stage.plan.steps)
+        return user_metrics(self._parts.metrics.by_stage(), steps)
 
     def _stage_views(self, seconds: float) -> tuple[StageView, ...]:
         running: dict[str, list[Bundle]] = {stage.id: [] for stage in self._parts.stages}

@@ -49,6 +49,10 @@ class LiveView:
             self._draw(self._run, event)
         elif isinstance(event, RunEnded) and self._run is not None and self._terminal is not None:
             self._leave(self._run, self._terminal, event)
+        elif isinstance(event, RunEnded) and self._run is not None:
+            plain = PlainView()  # the view has not appeared; a summary may be worth a look
+            plain(self._run)
+            plain(event)
 
     def _draw(self, run: RunStarted, snapshot: Snapshot) -> None:
         try:

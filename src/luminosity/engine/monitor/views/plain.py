@@ -8,14 +8,13 @@ import sys
 from rich.console import Console, RenderableType
 
 from luminosity.engine.monitor.views import inference, words
-from luminosity.engine.monitor.views.summary import summary
+from luminosity.engine.monitor.views.summary import is_worth_printing, summary
 from luminosity.events import Event, RunEnded, RunStarted, Snapshot, StageView
 
 __all__ = ["PlainView", "line"]
 
 
 _EVERY_S = 5.0  # few enough lines for a log
-_SUMMARY_AFTER_S = 2.0  # shorter runs print no summary
 _MOST_STAGES = 3  # in one line
 _LABEL_CHARACTERS = 40
 _MOST_OF_MODELS = 3  # parts about each model
@@ -23,7 +22,7 @@ _WIDTH = 100  # columns of the summary
 
 
 class PlainView:
-    """Prints a line every few seconds, and a summary at the end. Prints nothing for a short run."""
+    """Prints a line every few seconds, and a summary at the end. Prints nothing for a short run without metrics."""
 
     def __init__(self) -> None:
         self._run: RunStarted | None = None
@@ -45,7 +44,7 @@ class PlainView:
             self._next_at = event.seconds + _EVERY_S
             sys.stderr.write(line(self._run, event) + "\n")
             sys.stderr.flush()
-        elif isinstance(event, RunEnded) and event.seconds >= _SUMMARY_AFTER_S:
+        elif isinstance(event, RunEnded) and is_worth_printing(event):
             for text in _lines(summary(self._run, event)):
                 sys.stderr.write(text + "\n")
             sys.stderr.flush()

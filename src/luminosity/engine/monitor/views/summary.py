@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
 from luminosity._text import format_bytes
 from luminosity.engine.monitor.views import inference, words
-from luminosity.events import RunEnded, RunStarted
+from luminosity.events import MetricView, RunEnded, RunStarted
 
-__all__ = ["summary"]
+__all__ = ["is_worth_printing", "summary"]
 
 
 _ENDINGS = {"done": "done in", "failed": "failed after", "cancelled": "cancelled after"}
 _STYLES = {"done": "bold green", "failed": "bold red", "cancelled": "bold yellow"}
 _SLOWEST = 3  # stages named
 _LABEL_CHARACTERS = 40
+_SUMMARY_AFTER_S = 2.0  # shorter runs need none
+_METRICS = 20  # lines
 
 
 def summary(run: RunStarted, ended: RunEnded) -> Group:
-    """Return state, time, pools, devices, models, memory, the slowest stages, and the reason of a failure."""
+    """Return state, failure, time, pools, devices, models, memory, the slowest stages, and metrics of user code."""
     last = ended.last
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
@@ -42,7 +46,29 @@ def summary(run: RunStarted, ended: RunEnded) -> Group:
     named = [f"{labels[s.id]} {words.duration(s.busy_seconds)}" for s in slowest[:_SLOWEST]]
     if named:
         table.add_row("slowest", Text(", ".join(named)))
+    for kind, text in _metric_lines(ended, _METRICS):
+        table.add_row(kind, Text(text))
     return Group(title, table)
+
+
+def is_worth_printing(ended: RunEnded) -> bool:
+    """Return whether a run has taken long, or its code has counted something: otherwise its results say enough."""
+    return ended.seconds >= _SUMMARY_AFTER_S or any(not view.of_library for view in ended.metrics)
+
+
+def _metric_lines(ended: RunEnded, most: int) -> list[tuple[str, str]]:
+    """Return the kind and a line for each metric of user code, at most ``most``, and a line for the others."""
+    names = Counter((view.step, view.name) for view in ended.metrics)
+    lines = [(view.kind, _metric(view, is_full=names[view.step, view.name] > 1)) for view in ended.metrics[:most]]
+    hidden = len(ended.metrics) - len(lines) + ended.metrics_left_out
+    return [*lines, *([("", f"and {hidden:,} more metrics")] if hidden else [])]
+
+
+def _metric(view: MetricView, is_full: bool) -> str:
+    name = f"{view.namespace}/{view.name}" if is_full else view.name
+    if view.kind != "distribution":
+        return f"{view.step}: {name} {view.value:,}"
+    return f"{view.step}: {name} min {view.min:,}, mean {view.mean:,.4g}, max {view.max:,}, count {view.count:,}"
 
 
 def _memory(ended: RunEnded) -> list[str]:
