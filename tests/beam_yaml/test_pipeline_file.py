@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import subprocess
@@ -11,11 +12,15 @@ from typing import Any
 
 import apache_beam as beam
 import pytest
+from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.testing.util import assert_that, equal_to
 
+import luminosity
 from luminosity import LuminosityRunner
 from luminosity.beam_yaml.pipeline_file import PipelineFile
+from luminosity.beam_yaml.transforms import TRANSFORMS
 from luminosity.cli.main import main
+from luminosity.drift import MMDTest
 from luminosity.errors import MissingExtra, OptionError, PipelineFileError, RunFailed
 from luminosity.extras import require
 
@@ -84,6 +89,9 @@ pipeline:
 options:
   yaml_experimental_features: [javascript]
 """
+
+
+_JAVASCRIPT = PipelineOptions(["--yaml_experimental_features=javascript"])
 
 
 @pytest.fixture
@@ -227,6 +235,56 @@ def test_a_mistake_has_its_line(folder: Path, old: str, new: str, start: str, en
     message = _mistake(folder, old, new)
     assert message.startswith(start)
     assert message.endswith(end)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("fn: sum", "fn: smu", "unknown function 'smu', expected all, any, "),
+        ("type: LogForTesting", "{type: LogForTesting, resource_hints: {acelerator: x}}", "'accelerator'?"),
+        ("type: LogForTesting", "{type: WindowInto, config: {windowing: {type: fixd}}}", "did you mean 'fixed'?"),
+        (
+            "type: LogForTesting",
+            "{type: WindowInto, config: {windowing: {type: fixed}}}",
+            ":16: WindowInto: missing 'size'",
+        ),
+        ("type: LogForTesting", "{type: MapToFields, config: {fields: {n: totall}}}", "did you mean 'total'?"),
+        ("  type: chain\n", "", ":6: Missing inputs for transform"),
+    ],
+)
+def test_beams_own_words_get_a_place_and_a_suggestion(old: str, new: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "wrong.yaml"
+    path.write_text(_BEAMS.replace(old, new))
+    with pytest.raises(PipelineFileError) as raised:
+        PipelineFile(str(path)).build(beam.Pipeline(options=_JAVASCRIPT))
+    assert message in str(raised.value)
+    assert str(raised.value).startswith(f"{path}:")
+
+
+def test_a_circle_of_inputs_is_shown(tmp_path: Path) -> None:
+    path = tmp_path / "circle.yaml"
+    step = "    - {{type: Filter, name: {}, input: {}, config: {{language: python, keep: n}}}}\n"
+    path.write_text("pipeline:\n  transforms:\n" + step.format("A", "B") + step.format("B", "A"))
+    with pytest.raises(PipelineFileError) as raised:
+        PipelineFile(str(path)).build(beam.Pipeline())
+    assert str(raised.value) == f"{path}:3: a circle of inputs: A ← B ← A"
+
+
+@pytest.mark.parametrize(
+    ("transform", "not_in_yaml"),
+    [
+        (luminosity.AddRowIds, set()),
+        (MMDTest, {"keyed", "bins", "precision"}),
+        (luminosity.ReadTable, {"where"}),
+        (luminosity.SearchQdrant, {"api_key"}),
+        (luminosity.WriteLance, set()),
+        (luminosity.WriteQdrant, {"api_key"}),
+        (luminosity.WriteTable, set()),
+    ],
+)
+def test_yaml_has_the_arguments_of_python(transform: Any, not_in_yaml: set[str]) -> None:
+    python = set(inspect.signature(transform.__init__).parameters) - {"self"}
+    assert python - set(inspect.signature(TRANSFORMS[transform.__name__]).parameters) == not_in_yaml
 
 
 @pytest.mark.parametrize(

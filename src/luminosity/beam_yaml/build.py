@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from apache_beam.pvalue import PBegin
 from apache_beam.transforms import resources
+from apache_beam.transforms.resources import ResourceHint
+from apache_beam.yaml.yaml_combine import BUILTIN_COMBINE_FNS
+from apache_beam.yaml.yaml_provider import ExternalProvider
 from apache_beam.yaml.yaml_transform import YamlTransform, pipeline_as_composite, pipeline_schema
 from apache_beam.yaml.yaml_utils import SafeLineLoader
 from jsonschema import Draft7Validator
@@ -35,6 +38,14 @@ _UNKNOWN_LANGUAGE = re.compile(r"^Unknown language (?P<name>\S+)")
 _UNKNOWN_INPUT = re.compile(r"^Unknown transform at line (?:\d+|unknown): (?P<name>.*)$")
 _UNEXPECTED = re.compile(r"unexpected (?:keyword )?argument '(?P<name>[^']+)'")
 _MISSING = re.compile(r"missing \d+ required (?:positional |keyword-only )?arguments?: (?P<names>.*)$")
+_UNKNOWN_FUNCTION = re.compile(r"^Unknown CombineFn")
+_UNKNOWN_FIELD = re.compile(r"expression: (?P<name>\w+)\. The given input fields are \[(?P<fields>.*?)\]")
+_MISSING_KEY = re.compile(r"^'(?P<name>\w+)'$")  # the text of a KeyError
+_OTHER_NAMES: list[tuple[re.Pattern[str], Callable[[], Iterable[str]]]] = [
+    (re.compile(r"Unknown window type (?P<name>\w+)"), lambda: ("global", "fixed", "sliding", "sessions")),
+    (re.compile(r"Unknown resource hint: (?P<name>\w+)"), lambda: ResourceHint._name_to_known_hints),  # pyright: ignore
+    (re.compile(r"Unknown provider type: (?P<name>\w+)"), lambda: ExternalProvider._provider_types),  # pyright: ignore
+]
 _EXTRA_KEY = re.compile(r"Additional properties are not allowed \((?P<names>.*?) (?:was|were) unexpected\)")
 
 
@@ -126,6 +137,8 @@ class _Translator:
 
     def translated(self, error: Exception) -> PipelineFileError:
         """Return the error with the file and the line in front."""
+        if isinstance(error, RecursionError):
+            return self._circle()
         message, name, line = str(error), "", None
         while place := _WITH_PLACE.match(message):
             message, name, line = place["rest"], place["name"], int(place["line"])
@@ -154,12 +167,41 @@ class _Translator:
             fix = fix or f"name one of {', '.join(_LANGUAGE_NAMES)}"
         elif missing := _MISSING.search(message):
             message = f"missing {missing['names']}"
+        elif missing := _MISSING_KEY.search(message):
+            message = f"missing {missing['name']!r}"
+        elif _UNKNOWN_FUNCTION.match(message):
+            message, fix = self._unknown_function(self._transform(name, line))
+        elif unknown := _UNKNOWN_FIELD.search(message):
+            fix = did_you_mean(unknown["name"], re.findall(r"'([^']*)'", unknown["fields"]))
         else:
             found = _line_in(message)
             if found is not None:
                 line, message = found, _LINE.sub("", message)
+            for pattern, choices in _OTHER_NAMES:
+                if unknown := pattern.search(message):
+                    message, fix = message.rstrip("."), did_you_mean(unknown["name"], choices())
         label = f"{name}: " if name else ""
         return PipelineFileError(f"{self._source.place(line)}: {label}{message}", fix=fix or None)
+
+    def _circle(self) -> PipelineFileError:
+        """Return the error for transforms that take each other's outputs, at the first of them."""
+        named = {str(each.get("name") or each["type"]): each for each in self._transforms}
+        for start in named:
+            path = [start]
+            while (after := _first_input(named[path[-1]])) in named and after not in path:
+                path.append(after)
+            if after == start:
+                return self._source.error(f"a circle of inputs: {' ← '.join([*path, start])}", named[start])
+        return PipelineFileError(f"{self._source.path}: found transforms that take each other's outputs in a circle")
+
+    def _unknown_function(self, transform: dict[str, Any]) -> tuple[str, str]:
+        given = SafeLineLoader.strip_metadata(_config(transform).get("combine") or {})
+        names = [each.get("fn") if isinstance(each, dict) else each for each in given.values()]
+        names = [name.get("type") if isinstance(name, dict) else name for name in names]  # Beam has written it in full
+        wrong = [name for name in names if isinstance(name, str) and name not in BUILTIN_COMBINE_FNS]
+        known = sorted(BUILTIN_COMBINE_FNS)
+        what = f"unknown function {wrong[0]!r}" if wrong else "unknown function"
+        return f"{what}, expected {list_some(known, 15)}", did_you_mean(wrong[0], known) if wrong else ""
 
     def _transform(self, name: str, line: int | None) -> dict[str, Any]:
         return next(
@@ -175,6 +217,13 @@ class _Translator:
         kind = transform.get("type", "")
         kinds = [kind, f"{kind}-{_config(transform).get('language', 'generic')}"]
         return [option for each in kinds for option in options_of(self._providers.get(each, ()), each)]
+
+
+def _first_input(transform: dict[str, Any]) -> str:
+    given = transform.get("input")
+    if isinstance(given, dict):
+        given = next((value for key, value in given.items() if not key.startswith("__")), "")
+    return str(given[0] if isinstance(given, list) and given else given or "").partition(".")[0]
 
 
 def _config(transform: dict[str, Any]) -> dict[Any, Any]:

@@ -138,9 +138,10 @@ def _check_flags(flags: Sequence[str]) -> None:
     if unknown:
         name = unknown[0].split("=", 1)[0]
         choices = [f"--{each}" for each in (*_known_options(), "jinja_variables", "jinja_variable_flags")]
+        is_help = name in ("-h", "--help")
+        advice = "see lum run --help" if is_help else "pass variables of the file in --jinja_variables"
         raise OptionError(
-            f"{unknown[0]}: a YAML pipeline has no such option",
-            fix=did_you_mean(name, choices) or "pass a variable of the file in --jinja_variables",
+            f"{unknown[0]}: a YAML pipeline has no such option", fix=did_you_mean(name, choices) or advice
         )
 
 

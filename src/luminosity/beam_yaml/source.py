@@ -32,8 +32,15 @@ class Source:
     @classmethod
     def read(cls, path: str, variables: Mapping[str, Any]) -> Source:
         """Read a file and fill in its Jinja variables."""
-        with open(path, encoding="utf-8") as file:
-            template = file.read()
+        try:
+            with open(path, encoding="utf-8") as file:
+                template = file.read()
+        except UnicodeDecodeError as error:
+            raise PipelineFileError(
+                f"{path}: found bytes that are not UTF-8 at {error.start}, expected UTF-8"
+            ) from None
+        except OSError as error:
+            raise PipelineFileError(f"{path}: {error.strerror}") from None
         body = strip_leading_comments(template)  # as Beam does, which then counts lines from there
         skipped = template[: len(template) - len(body)].count("\n")
         folder = FileSystems.split(path)[0]
@@ -76,6 +83,8 @@ class Source:
                 )
         if not isinstance(spec.get("pipeline"), dict):
             raise PipelineFileError(f"{self.path}: found no pipeline, expected a mapping named pipeline:")
+        if not isinstance(spec.get("options") or {}, dict):
+            raise PipelineFileError(f"{self.path}: found options: {spec['options']!r}, expected names and values")
         return spec
 
     def place(self, line: int | None) -> str:

@@ -48,6 +48,8 @@ def read_table(
     format: str | None = None,
     rows_per_batch: int | None = None,
     delimiter: str | None = None,
+    encoding: str | None = None,
+    decimal_point: str | None = None,
     newlines_in_values: bool | None = None,
     null_values: Sequence[str] | None = None,
 ) -> beam.PTransform[Any, Any]:
@@ -60,7 +62,9 @@ def read_table(
         schema: the columns and their types, by name, such as ``{text: string, stars: int8}``.
         format: parquet, jsonl, csv or arrow, for files whose names do not tell.
         rows_per_batch: the most rows of a batch.
-        delimiter: the character between the values of CSV.
+        delimiter: the character between the values of CSV; found in the file unless given.
+        encoding: the encoding of CSV; found in the file unless given.
+        decimal_point: the character before the fraction of numbers in CSV.
         newlines_in_values: whether values of CSV contain line breaks.
         null_values: the texts that mean null in CSV.
     """
@@ -72,6 +76,8 @@ def read_table(
         "format": format,
         "rows_per_batch": rows_per_batch,
         "delimiter": delimiter,
+        "encoding": encoding,
+        "decimal_point": decimal_point,
         "newlines_in_values": newlines_in_values,
         "null_values": null_values,
     }
@@ -138,6 +144,7 @@ def write_table(
     format: Any = None,
     compression: str | None = None,
     schema: Mapping[str, Any] | None = None,
+    allow_empty: bool = False,
 ) -> beam.PTransform[Any, Any]:
     """Writes rows to files. Its output has a row with the column ``file`` for each.
 
@@ -149,16 +156,24 @@ def write_table(
         format: parquet, jsonl, csv or arrow.
         compression: the compression of the format.
         schema: the columns and their types, by name.
+        allow_empty: write a table without rows, too, instead of failing.
     """
     write = WriteTable(
-        path, partition_by, rows_per_file, if_exists, format=format, compression=compression, schema=_schema(schema)
+        path,
+        partition_by,
+        rows_per_file,
+        if_exists,
+        format=format,
+        compression=compression,
+        schema=_schema(schema),
+        allow_empty=allow_empty,
     )
     folders = [partition_by] if isinstance(partition_by, str) else partition_by or ()
     return OnTable(write, _to_rows("Files", "file", str), _needs(*folders))
 
 
 def write_lance(
-    path: str, mode: Any = "append", key: str | None = None, rows_per_file: int = 100_000
+    path: str, mode: Any = "append", key: str | None = None, rows_per_file: int = 100_000, allow_empty: bool = False
 ) -> beam.PTransform[Any, Any]:
     """Writes rows to a Lance dataset.
 
@@ -167,8 +182,9 @@ def write_lance(
         mode: append, overwrite or merge.
         key: the column that identifies rows, for merge.
         rows_per_file: about the number of rows of a file.
+        allow_empty: let overwrite leave a dataset without rows.
     """
-    return OnTable(WriteLance(path, mode=mode, key=key, rows_per_file=rows_per_file))
+    return OnTable(WriteLance(path, mode=mode, key=key, rows_per_file=rows_per_file, allow_empty=allow_empty))
 
 
 def write_qdrant(
@@ -179,6 +195,8 @@ def write_qdrant(
     payload: Sequence[str] | None = None,
     distance: Any = "cosine",
     create: bool = True,
+    if_exists: Any = "append",
+    allow_empty: bool = False,
     batch_size: int = 1_000,
     timeout: float = 120.0,
     api_key_env: str | None = None,
@@ -193,6 +211,8 @@ def write_qdrant(
         payload: the columns to keep beside the vectors; all others unless given.
         distance: cosine, dot, euclid or manhattan.
         create: create the collection if it does not exist.
+        if_exists: what to do if the collection exists: append, replace or fail.
+        allow_empty: let replace leave a collection without points.
         batch_size: the most points of one write.
         timeout: seconds to retry while a server fails.
         api_key_env: the environment variable that holds the server's key.
@@ -205,6 +225,8 @@ def write_qdrant(
         payload=payload,
         distance=distance,
         create=create,
+        if_exists=if_exists,
+        allow_empty=allow_empty,
         batch_size=batch_size,
         timeout=timeout,
         api_key_env=api_key_env,
