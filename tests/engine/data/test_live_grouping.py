@@ -13,14 +13,21 @@ from apache_beam.metrics import MetricsFilter
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.testing.test_stream import TestStream
 from apache_beam.transforms import trigger
-from apache_beam.transforms.window import FixedWindows, Sessions, TimestampedValue
+from apache_beam.transforms.core import Windowing
+from apache_beam.transforms.window import FixedWindows, Sessions, SlidingWindows, TimestampCombiner, TimestampedValue
+from apache_beam.utils.timestamp import Timestamp
 from apache_beam.utils.windowed_value import PaneInfoTiming, WindowedValue
+from hypothesis import given
+from hypothesis import strategies as st
 
 from luminosity import LuminosityRunner
 from luminosity.engine.data.blocks import BlockStore
 from luminosity.engine.data.clock import ManualClock
-from luminosity.engine.data.live_grouping import LiveGrouping
+from luminosity.engine.data.expiry import expiry_micros
+from luminosity.engine.data.live_grouping import LiveGrouping, panes_of
+from luminosity.engine.data.trigger_panes import TriggerPanes
 from luminosity.engine.data.watermarks import MAX
+from luminosity.engine.data.window_panes import WindowPanes
 from luminosity.engine.loop.metrics import DROPPED_LATE
 from luminosity.engine.plan.codecs import Codecs
 from luminosity.engine.plan.graph import BufferKind
@@ -117,11 +124,56 @@ def test_nothing_is_left_of_windows_that_have_expired(tmp_path: Path) -> None:
     for second in range(0, 1000, 10):
         group.add(f"key {second % 30}", second)
         group.advance(second)
-        assert len(group.grouping._keys) <= 3  # pyright: ignore[reportPrivateUsage]
     group.advance(2000)
     assert group.grouping.is_empty
     assert group.grouping.earliest == MAX
     assert group.grouping.next_fire() is None
+
+
+def _fired(panes: Iterable[tuple[bytes, Any]]) -> list[Any]:
+    """Return all that can be seen of panes, by key and window: windows of one moment have no order."""
+    return sorted(
+        ((key, list(pane.value), pane.timestamp, pane.pane_info, pane.windows) for key, pane in panes),
+        key=lambda pane: (pane[0], repr(pane[4]), pane[3].index),
+    )
+
+
+_ELEMENTS = st.lists(st.tuples(st.sampled_from([b"a", b"b"]), st.integers(0, 60)), min_size=1, max_size=5)
+_EVENTS: st.SearchStrategy[list[Any]] = st.lists(
+    st.one_of(st.tuples(st.just("advance"), st.integers(0, 60)), st.tuples(st.just("add"), _ELEMENTS)), max_size=12
+)
+
+
+@given(
+    events=_EVENTS,
+    window=st.sampled_from([FixedWindows(10), FixedWindows(7, offset=3), SlidingWindows(20, 10)]),
+    lateness=st.sampled_from([0, 5, 15]),
+    mode=st.sampled_from([trigger.AccumulationMode.DISCARDING, trigger.AccumulationMode.ACCUMULATING]),
+    combiner=st.sampled_from(["OUTPUT_AT_EOW", "OUTPUT_AT_EARLIEST", "OUTPUT_AT_LATEST"]),
+)
+def test_the_quick_way_fires_what_beams_trigger_machine_fires(
+    events: list[Any], window: Any, lateness: int, mode: Any, combiner: str
+) -> None:
+    combiner_value: Any = getattr(TimestampCombiner, combiner)
+    windowing = Windowing(window, trigger.DefaultTrigger(), mode, combiner_value, lateness)
+    quick, machine = WindowPanes(windowing), TriggerPanes(windowing, ManualClock())
+    assert type(panes_of(windowing, ManualClock())) is WindowPanes
+    watermark = 0
+    steps: list[tuple[str, Any]] = [*events, ("advance", 1000)]
+    for number, (kind, data) in enumerate(steps):
+        if kind == "advance":
+            watermark = max(watermark, data * _S)
+            assert _fired(quick.advance(watermark)) == _fired(machine.advance(watermark))
+            assert (quick.is_empty, quick.earliest == MAX) == (machine.is_empty, machine.earliest == MAX)
+            continue
+        by_key: dict[bytes, list[WindowedValue]] = {}
+        for key, second in data:
+            windows = window.assign(window.AssignContext(Timestamp(second)))
+            open_ones = tuple(w for w in windows if expiry_micros(w, windowing) >= watermark)
+            if open_ones:
+                by_key.setdefault(key, []).append(WindowedValue(b"%d" % number, Timestamp(second), open_ones))
+        for key, values in by_key.items():
+            assert _fired(quick.add(key, values)) == _fired(machine.add(key, values))
 
 
 def test_late_elements_are_dropped_and_counted_once_their_window_has_expired(tmp_path: Path) -> None:
