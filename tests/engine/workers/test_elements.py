@@ -62,6 +62,7 @@ def test_a_part_of_a_file_is_shown_with_its_path() -> None:
     assert describe_input((("a", (OffsetRange(2, 5), None)), 3.0)) == "'a', OffsetRange(start=2, stop=5)"
     source: Any = ReadFromText("/data/*.txt", validate=False)._source  # pyright: ignore[reportPrivateUsage]
     assert describe_input(((source, (Broken(), None)), 3.0)) == "files '/data/*.txt'"
+    assert describe_input(b"") == ""
     mine = (("key", (1, 2)), 3.0)
     assert describe_input(mine) == repr(mine)
 

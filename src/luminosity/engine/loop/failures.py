@@ -105,7 +105,7 @@ class Failures:
         lines = [
             f"the worker {describe_exit(exit_code)} in each of {MAX_ATTEMPTS} attempts to process one element",
             f"  of step {stage.label!r} ({', '.join(stage.steps)})",
-            f"  element: {element}",
+            *([f"  element: {element}"] if element else []),
             "Likely causes: it runs out of memory (the kernel kills it), or a native library crashes on it.",
         ]
         if self._save is not None:

@@ -35,9 +35,12 @@ def describe_element(value: Any, limit: int = _ELEMENT_CHARACTERS) -> str:
 def describe_input(value: Any) -> str:
     """Return one line about what a step gets from the runner.
 
-    For a splittable DoFn, Beam packs the element with its restriction, and their size; only these two are shown.
+    For a splittable DoFn, Beam packs the element with its restriction, and their size; only these two are shown. The
+    element of an Impulse, with which a pipeline begins, is not the user's: an empty string.
     """
     match value:
+        case b"":
+            return ""
         case ((element, (restriction, _)), float()) if type(restriction).__module__ != "builtins":
             part = shorten_repr(restriction, _ELEMENT_CHARACTERS)
             return describe_element(element) + (f", {part}" if " object at 0x" not in part else "")
