@@ -8,6 +8,9 @@ import functools
 import gzip
 import json
 import os
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from decimal import Decimal
@@ -29,8 +32,9 @@ from pyarrow import parquet
 from luminosity import ReadTable, WriteTable
 from luminosity.errors import StepFailed, WriteError
 from luminosity.io.folder_lock import lock_folder
+from luminosity.io.run_owner import RunOwner
 from luminosity.io.writing import existing, file_writer, final_files, finish_step, open_files
-from luminosity.io.writing.destination import Destination
+from luminosity.io.writing.destination import TEMPORARY_PREFIX, Destination
 from tests.both_runners import Pipelines, counters
 from tests.io.written import everything_in, in_order, rows_of, table_of
 
@@ -388,6 +392,31 @@ def test_replace(tmp_path: Path, pipelines: Pipelines) -> None:
         _ = pipeline | beam.Create(batches(3)) | WriteTable(str(out), if_exists="replace")
     assert everything_in(out) == ["part-00000-of-00001.parquet"]
     assert table_of(out)["id"].to_pylist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "if_exists", "idle_s", "stays"),
+    [
+        ("out", "fail", 0, False),
+        ("out.csv", "fail", 0, False),
+        ("out", "append", 0, True),  # A run of another runner may outlive the process that started it.
+        ("out", "append", 2 * 86_400, False),
+    ],
+)
+def test_what_a_killed_run_left_is_removed(tmp_path: Path, name: str, if_exists: str, idle_s: int, stays: bool) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        owner = RunOwner.of(other.pid)
+    destination = Destination.of(str(tmp_path / name))
+    left = Path(destination.folder, f"{TEMPORARY_PREFIX}{owner}-{destination.table_id}-0")
+    left.mkdir(parents=True)
+    (left / "half").write_text("a file that the killed run had begun")
+    os.utime(left, (then := time.time() - idle_s, then))
+    running = Path(destination.folder, f"{TEMPORARY_PREFIX}{RunOwner.current()}-{destination.table_id}-0")
+    running.mkdir()
+    write(batches(3), str(tmp_path / name), if_exists=if_exists)
+    assert left.exists() == stays
+    assert running.exists()
+    assert table_of(tmp_path / name).num_rows == 3
 
 
 def test_replace_one_file(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from luminosity.io.writing.destination import TEMPORARY_PREFIX, Destination
 
 __all__ = ["check", "check_access", "leftovers", "table_files"]
 
-_ABANDONED_S = 86_400  # A folder of another machine in which nothing was written for so long was left by a killed run.
+_ABANDONED_S = 86_400  # how long nothing was written to a folder whose run may still work without its first process
 _SHOWN_FILES = 3  # enough to recognise what is in a folder
 _REPLACE = Fix(
     "pass if_exists='replace', or choose another path", command="add --if-exists replace, or choose another name"
@@ -70,21 +70,28 @@ def check_access(destination: Destination) -> None:
 
 
 def leftovers(destination: Destination) -> list[str]:
-    """Return folders with temporary files that killed runs of the same table left."""
+    """Return folders with temporary files that killed runs of the same table left.
+
+    Listing a bucket takes long, so only runs that replace a table look for them there.
+    """
+    if destination.if_exists != "replace" and not filesystem.is_local(destination.path):
+        return []
     return [
         folder
         for name in _temporary_folders(destination)
         if not name.endswith(destination.run_id)
-        and _is_abandoned(name, folder := filesystem.join(destination.folder, name))
+        and _is_abandoned(destination, name, folder := filesystem.join(destination.folder, name))
     ]
 
 
-def _is_abandoned(name: str, folder: str) -> bool:
+def _is_abandoned(destination: Destination, name: str, folder: str) -> bool:
     owner = RunOwner.in_name(name)
-    if owner is None:
-        return True  # Only runs of earlier releases have such names.
+    if owner is None:  # Only runs of earlier releases have such names.
+        return destination.if_exists == "replace"
     is_alive = owner.is_alive()
-    if is_alive is None and filesystem.is_local(folder):  # Another machine has made it.
+    # On another runner, a run may outlive the process that started it, and several runs may append at the same time.
+    may_outlive = is_alive is False and destination.if_exists == "append"
+    if (is_alive is None and filesystem.is_local(folder)) or may_outlive:
         return time.time() - os.path.getmtime(folder) > _ABANDONED_S
     return is_alive is False
 

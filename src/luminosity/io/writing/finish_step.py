@@ -98,6 +98,8 @@ def finish(destination: Destination, written: list[WrittenFile]) -> list[str]:
                 filesystem.move(source, final)
             if destination.if_exists == "replace":
                 _remove_old(destination, {move.final for move in moves})
+            for folder in existing.leftovers(destination):
+                filesystem.remove_folder(folder)
         _remove_temporary(destination, moves)
     return [_checked(destination, move.final) for move in moves]
 
@@ -161,8 +163,6 @@ def _remove_old(destination: Destination, new: set[str]) -> None:
         if path not in new:
             filesystem.remove_file(path)
             filesystem.remove_folders_if_empty(filesystem.split(path)[0], destination.path)
-    for folder in existing.leftovers(destination):
-        filesystem.remove_folder(folder)
 
 
 def _checked(destination: Destination, path: str) -> str:
