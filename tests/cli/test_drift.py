@@ -250,7 +250,7 @@ def test_rows_draws_random_rows(capsys: pytest.CaptureFixture[str]) -> None:
         (["old.npy", "new.npy", "--permutations=10"], "--permutations=10: expected at least 19"),
         (["old.npy", "new.npy", "--report=no/drift.html"], "--report=no/drift.html: expected the name of a file"),
         (["old.npy", "new.npy", "--history=old.npy"], "old.npy: can't be used as a history"),
-        (["old.npy", "one.npy"], "one.npy has 1 rows to compare; expected at least 2"),
+        (["old.npy", "one.npy"], "one.npy has one row to compare; expected at least 2"),
         (["old.npy", "words.npy"], "words.npy: holds <U1, expected real numbers"),
         (["old.npy", "text.npy"], "text.npy: can't be read as a NumPy array"),
         (["old.npy", "empty.npy"], "empty.npy: can't be read as a NumPy array; it is damaged, cut off, or"),
@@ -329,6 +329,23 @@ def test_skip_missing_leaves_out_rows(capsys: pytest.CaptureFixture[str]) -> Non
     found = json.loads(capsys.readouterr().out)
     assert found["current_rows"] == 299
     assert found["settings"]["rows_skipped"] == [0, 3]
+    assert main(["drift", "old.parquet", "null.parquet", "--skip-missing"]) == 3
+    assert "0 and 3 rows with missing values skipped" in capsys.readouterr().out
+    assert main(["drift", "old.parquet", "new.parquet", "--skip-missing"]) == 3
+    assert "skipped" not in capsys.readouterr().out
+
+
+def test_skip_missing_by_a_column(capsys: pytest.CaptureFixture[str]) -> None:
+    """A table with missing values only is an error, as it is without ``--by``: its keys are not gone."""
+    pq.write_table(table(_NEW, k=["a"] * len(_NEW)), "full.parquet")
+    part, none = _NEW.copy(), np.full_like(_NEW, np.nan)
+    part[:2] = np.nan
+    pq.write_table(table(part, k=["a"] * len(_NEW)), "part.parquet")
+    pq.write_table(table(none, k=["a"] * len(_NEW)), "nan.parquet")
+    assert main(["drift", "full.parquet", "part.parquet", "--by=k", "--column=v", "--skip-missing"]) == 0
+    assert "0 and 2 rows with missing values skipped" in capsys.readouterr().out
+    assert main(["drift", "full.parquet", "nan.parquet", "--by=k", "--column=v", "--skip-missing"]) == 1
+    assert "nan.parquet has no rows to compare, and 300 with missing values" in capsys.readouterr().err
 
 
 def test_wrong_usage_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:

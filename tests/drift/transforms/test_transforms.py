@@ -257,6 +257,20 @@ def test_pca(pipelines: Pipelines) -> None:
         assert_that((reference, current) | beam.Flatten() | FitPCA(2), check, label="fitted")
 
 
+def test_a_key_with_fewer_rows_than_components_does_not_fail_the_others() -> None:
+    expected = mmd_test(X[:2], Y[:2], precision="float64").mmd2  # All directions of four rows keep their distances.
+
+    def check(found: list[tuple[str, MMDTestResult]]) -> None:
+        results = dict(found)
+        assert {key: result.verdict for key, result in results.items()} == {"few": "too few rows", "many": "no drift"}
+        assert results["few"].mmd2 == pytest.approx(expected)
+
+    with beam.Pipeline("FnApiRunner") as pipeline:
+        reference = pipeline | "X" >> beam.Create([("few", X[:2]), ("many", X[:100])])
+        current = pipeline | "Y" >> beam.Create([("few", Y[:2]), ("many", Y[:100])])
+        assert_that(current | MMDTest(reference, keyed=True, pca=5, precision="float64"), check)
+
+
 @pytest.mark.slow
 def test_through_a_job_service() -> None:
     flags = ["--runner=PortableRunner", "--job_endpoint=embed", "--environment_type=LOOPBACK"]

@@ -87,6 +87,9 @@ def _read(
     pattern = getattr(parsed, name.lower())
     if not sample:
         raise DriftError(f"{pattern} has no rows, expected at least 2")
+    if not any(len(each.rows) for each in sample.values()):  # Otherwise, every key would be called gone or new.
+        skipped = _total(sample, "skipped")
+        raise DriftError(f"{pattern} has no rows to compare, and {skipped:,} with missing values; expected at least 2")
     if len(sample) > _MOST_KEYS:
         raise DriftError(
             f"{pattern}: column {parsed.by!r} has {len(sample):,} different values, expected at most {_MOST_KEYS:,}",

@@ -144,9 +144,10 @@ def _compare(parsed: argparse.Namespace, sources: tuple[Source, Source], progres
 def _read(source: Source, parsed: argparse.Namespace, name: str, seed: int, progress: ProgressLine) -> SampledRows:
     sample = read_sample(source, parsed.rows, seed, parsed.skip_missing, progress.rows(f"reading {name}"))
     if len(sample.rows) < 2:
-        left = f", and {sample.skipped:,} rows with missing values" if sample.skipped else ""
+        left = f", and {sample.skipped:,} with missing values" if sample.skipped else ""
+        count = "one row" if len(sample.rows) else "no rows"
         pattern = getattr(parsed, name.lower())
-        raise DriftError(f"{pattern} has {len(sample.rows)} rows to compare{left}; expected at least 2")
+        raise DriftError(f"{pattern} has {count} to compare{left}; expected at least 2")
     return sample
 
 

@@ -32,11 +32,18 @@ _MOST_KEYS = 50  # lines of values: those that drifted come first
 
 def print_verdict(result: MMDTestResult, settings: Mapping[str, Any], seconds: float, as_json: bool) -> None:
     """Print one line, such as ``no drift: p = 0.31, …``, or the whole result as JSON."""
-    print_ignoring_closed_pipe(_json(result, settings, seconds) if as_json else _line(result, seconds))
+    print_ignoring_closed_pipe(_json(result, settings, seconds) if as_json else _line(result, settings, seconds))
 
 
-def _line(result: MMDTestResult, seconds: float) -> str:
-    return f"{result} · {result.reference_rows:,} rows against {result.current_rows:,} · {seconds:.1f} s"
+def _line(result: MMDTestResult, settings: Mapping[str, Any], seconds: float) -> str:
+    rows = f"{result.reference_rows:,} rows against {result.current_rows:,}{_skipped(settings)}"
+    return f"{result} · {rows} · {seconds:.1f} s"
+
+
+def _skipped(settings: Mapping[str, Any]) -> str:
+    """Return how many rows ``--skip-missing`` left out, or nothing if it left out none."""
+    skipped = settings["rows_skipped"]
+    return " · {:,} and {:,} rows with missing values skipped".format(*skipped) if any(skipped) else ""
 
 
 def print_verdicts(found: KeyedComparison, settings: Mapping[str, Any], seconds: float, as_json: bool) -> None:
@@ -47,7 +54,7 @@ def print_verdicts(found: KeyedComparison, settings: Mapping[str, Any], seconds:
         print_ignoring_closed_pipe(json_text({**whole, "settings": settings, "seconds": round(seconds, 3)}))
         return
     drifted = sum(result.drift for result in found.results.values())
-    read = "{:,} rows against {:,}".format(*settings["rows_read"])
+    read = "{:,} rows against {:,}".format(*settings["rows_read"]) + _skipped(settings)
     verdict = "too few rows to tell" if found.verdict == "too few rows" else found.verdict
     lines = [
         f"{verdict}: {drifted:,} of {len(found.results):,} values of {found.by} drifted · {read} · {seconds:.1f} s"

@@ -63,7 +63,8 @@ class MMDTest(beam.PTransform[Any, Any]):
         seed: the seed of bins and permutations.
         bins: the number of bins of both samples together.
         precision: the precision of the kernel's values; sums are always double.
-        pca: compare this many principal components, fitted for each test to both samples together.
+        pca: compare this many principal components, fitted for each test to both samples together. A test with
+          fewer rows has as many components as rows.
 
     Counters: ``reference_rows``, ``current_rows``, ``tiles``.
     """
