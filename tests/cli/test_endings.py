@@ -8,19 +8,22 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import apache_beam as beam
 import pytest
 
 from luminosity.cli import exits, show
+from luminosity.cli.enrich.report import print_report
 from luminosity.cli.main import main
 from luminosity.engine.termination import Terminated, cancel_on_sigterm
 from tests.runners import IS_REFERENCE, run
 
 _WAIT_S = 60.0
+NO_METRICS: Any = SimpleNamespace(query=lambda: {"counters": []})
 
 
 def kill_and_wait(number: int) -> None:
@@ -135,3 +138,38 @@ def test_sigterm_ends_a_debugged_run() -> None:
     with pytest.raises(Terminated) as caught:
         run(build, "--debug")
     assert caught.value.code == 143
+
+
+def closed_pipe() -> int:
+    reading, writing = os.pipe()
+    os.close(reading)
+    return writing
+
+
+@pytest.mark.parametrize(
+    ("output", "error"),
+    [
+        (closed_pipe, ""),
+        (
+            lambda: os.open("/dev/full", os.O_WRONLY),
+            "lum: standard output can't be written and is lost: No space left on device\n",
+        ),
+    ],
+    ids=["closed pipe", "full disk"],
+)
+def test_a_report_that_cannot_be_printed_fails_no_run(
+    output: Callable[[], int], error: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The table is written by then; Rich would exit with 1, or raise."""
+    job: Any = SimpleNamespace(requests=[], show=None, out="out", dead_letters=None, vector_store=None)
+    with open(output(), "w") as stdout:
+        monkeypatch.setattr(sys, "stdout", stdout)
+        assert print_report(job, NO_METRICS, 1.5) == 0
+        print("more", flush=True)  # goes nowhere
+    assert capsys.readouterr().err == error
+
+
+def test_a_report_has_no_blanks_at_the_ends_of_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    job: Any = SimpleNamespace(requests=[], show=None, out="out", dead_letters=None, vector_store=None)
+    print_report(job, NO_METRICS, 1.5)
+    assert capsys.readouterr().out == "written  nothing\ntook     1.5 s, including start-up\n"

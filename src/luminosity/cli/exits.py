@@ -93,11 +93,18 @@ def set_options(options: Mapping[str, Collection[str]]) -> None:
 
 
 def print_ignoring_closed_pipe(text: str) -> None:
-    """Print ``text``. If the reader has closed the pipe, as ``head`` does, discard it and all further output."""
+    """Print ``text``. If the reader has closed the pipe, as ``head`` does, discard it and all further output.
+
+    Output that can't be written for another reason, such as a full disk, is discarded with a line on standard error:
+    the work is done, and the exit code tells its result.
+    """
     try:
         print(text, flush=True)
     except BrokenPipeError:
         discard_output()
+    except OSError as error:
+        discard_output()
+        print(f"lum: standard output can't be written and is lost: {error.strerror or error}", file=sys.stderr)
 
 
 def discard_output() -> None:

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from luminosity import ReadTable
 from luminosity._text import shorten
+from luminosity.cli.exits import print_ignoring_closed_pipe
 from luminosity.core import InferenceMetrics
 
 if TYPE_CHECKING:
@@ -31,8 +32,7 @@ def print_report(job: Job, metrics: MetricResults, seconds: float) -> int:
     """
     console = Console(highlight=False)
     models, written, unreadable = _counts(metrics)
-    if job.show is not None and written["Write"]:
-        console.print(_rows(job))
+    shown = [_rows(job)] if job.show is not None and written["Write"] else []
     grid = Table.grid(padding=(0, 2, 0, 0))
     for name in (each.name for each in job.requests):
         grid.add_row(Text(name), Text(_model(models[name])))
@@ -45,7 +45,11 @@ def print_report(job: Job, metrics: MetricResults, seconds: float) -> int:
     if job.vector_store is not None:
         grid.add_row("stored", Text(f"in collection {job.collection} of {job.vector_store}"))
     grid.add_row("took", Text(f"{seconds:.1f} s, including start-up"))
-    console.print(grid)
+    with console.capture() as printed:
+        for each in (*shown, grid):
+            console.print(each)
+    # The table is written: a reader that has closed the pipe, or a full disk, must not make the command fail.
+    print_ignoring_closed_pipe("\n".join(line.rstrip() for line in printed.get().rstrip("\n").split("\n")))
     return written["Write"]
 
 
