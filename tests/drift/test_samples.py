@@ -17,13 +17,14 @@ from luminosity.drift import (
     Linear,
     RowKernel,
     RowSampler,
+    compare_keys,
     compare_samples,
     fit_components,
     mmd_test,
     prepare_samples,
     sample_rows,
 )
-from luminosity.errors import DriftError
+from luminosity.errors import DriftError, InvalidType
 
 _RANDOM = np.random.default_rng(0)
 _OLD = _RANDOM.normal(size=(400, 60)).astype(np.float32)
@@ -145,3 +146,17 @@ def test_components_of_very_wide_rows_are_refused(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(DriftError, match=r"60 numbers, too many .* components=0") as error:
         fit_components(_OLD, _NEW, 2)
     assert "--components=0" in error.value.for_command()
+
+
+def test_a_key_whose_rows_are_all_left_out_of_both_samples_is_not_gone() -> None:
+    rows, missing = np.random.default_rng(0).normal(size=(40, 3)), np.full((5, 3), np.nan)
+    found = compare_keys({"de": rows[:20], "xx": missing}, {"de": rows[20:], "xx": missing}, skip_missing=True)
+    assert found.results["xx"].verdict == "too few rows"
+    assert str(found.results["xx"]) == "too few rows to tell: 0 against 0, expected at least 2 of each"
+    assert not found.drift
+
+
+def test_compare_keys_refuses_samples_without_keys() -> None:
+    rows = np.zeros((4, 2))
+    with pytest.raises(InvalidType, match=r"found current of type ndarray, expected a dict .*use compare_samples"):
+        compare_keys({"de": rows}, rows)  # type: ignore[arg-type]

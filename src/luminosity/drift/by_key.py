@@ -21,7 +21,7 @@ from luminosity.drift.report.write import write_page
 from luminosity.drift.result import MMDTestResult, Verdict, untested
 from luminosity.drift.samples import SampledRows, prepare_samples, sample_rows
 from luminosity.drift.sums.bin_sums import Progress
-from luminosity.errors import DriftError
+from luminosity.errors import DriftError, InvalidType
 
 __all__ = ["KeyedComparison", "compare_keys"]
 
@@ -169,6 +169,12 @@ def compare_keys(
     >>> {key: result.verdict for key, result in found.results.items()}
     {'fr': 'gone', 'en': 'drift', 'de': 'no drift'}
     """
+    for name, sample in (("reference", reference), ("current", current)):
+        if not isinstance(sample, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidType(
+                f"found {name} of type {type(sample).__name__}, expected a dict from each key to its rows",
+                fix="use compare_samples for samples without keys",
+            )
     keys = list(dict.fromkeys([*reference, *current]))
     if not keys:
         raise DriftError("found no rows in either sample, expected at least 2 in each")

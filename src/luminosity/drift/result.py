@@ -85,9 +85,9 @@ class MMDTestResult:
         ``"too few rows"`` means that no p-value of samples this small can be as low as ``level``. ``"gone"`` and
         ``"new"``, in tests by key, mean that only the reference, or only the current sample, has rows of the key.
         """
-        if not self.current_rows:
+        if self.reference_rows and not self.current_rows:
             return "gone"
-        if not self.reference_rows:
+        if self.current_rows and not self.reference_rows:
             return "new"
         if self.drift:
             return "drift"
@@ -126,12 +126,14 @@ class MMDTestResult:
 def untested(
     reference_rows: int, current_rows: int, *, permutations: int, level: float, seed: int, precision: str
 ) -> MMDTestResult:
-    """Return the result of a key that can't be compared: one sample has no row of it, or either has only one.
+    """Return the result of a key that can't be compared: a sample has no row of it, or only one.
+
+    A key without rows in both samples, because all were left out, has not drifted.
 
     >>> print(untested(312, 0, permutations=1000, level=0.05, seed=0, precision="float32"))
     gone: no rows in the current sample, 312 rows in the reference
     """
-    p_value = 1.0 if reference_rows and current_rows else 0.0
+    p_value = 1.0 if bool(reference_rows) == bool(current_rows) else 0.0
     return MMDTestResult(
         mmd2=nan,
         interval=(nan, nan),
