@@ -266,7 +266,7 @@ def test_rows_draws_random_rows(capsys: pytest.CaptureFixture[str]) -> None:
             ["", "new.npy"],
             "REFERENCE is empty, expected a file, a folder or a pattern; perhaps a shell variable is not set",
         ),
-        (["none.csv", "new.npy"], "none.csv has no rows; expected some"),
+        (["none.csv", "new.npy"], "none.csv is empty, expected a header; check what wrote it"),
         (["torn.parquet", "new.npy"], "torn.parquet: can't be read as parquet: it is damaged, incomplete"),
         (["notes.txt", "new.npy"], "optionally followed by .gz, .bz2, .zst, .lz4; or in .npy for NumPy arrays"),
         (["ab-*.csv", "new.npy", "--column=a"], "./ab-1.csv, line 2: found 'x' in column 'a', expected"),

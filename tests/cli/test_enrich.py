@@ -310,6 +310,19 @@ def test_a_table_is_kept_where_every_row_fails(tmp_path: Path) -> None:
             "--dead-letters ./out: found OUT, expected another table",
         ),
         (
+            ["in.csv", "out", "--embed=text=M", "--dead-letters=out/dead"],
+            "found one table inside the other, expected two separate paths; put the dead letters beside OUT",
+        ),
+        (["in.csv", "bad/out", "--embed=text=M", "--dead-letters=bad"], "found one table inside the other"),
+        (["in.csv", "out", "--model=text=my_modles:m"], "no module 'my_modles', neither"),
+        (["in.csv", "out", "--model=text=my_modles:m"], "did you mean 'my_models'?"),
+        (["in.csv", "out", "--model=text=mymod:language"], f"installed nor in {os.sep}"),
+        (
+            ["latin.csv", "out", "--embed=text=M"],
+            r"perhaps they are cp1252; the line is 'K\xf6ln'; add --encoding cp1252",
+        ),
+        (["empty.csv", "out", "--embed=text=M", "--allow-empty"], "empty.csv is empty, expected a header; check"),
+        (
             ["in.csv", "out", "--embed=text=M", "--columns=stars, txt"],
             "can't read the column 'txt': ./in.csv does not have it; did you mean 'text'?\n",
         ),
@@ -350,6 +363,9 @@ def test_mistakes_are_named_before_anything_runs(
     Path("there.jsonl").touch()
     Path("in.jsonl").write_text('{"text": "fine"}\n')
     Path("broken.csv").write_text("id,text\n1,fine\n2\n")
+    Path("latin.csv").write_bytes(b"text\nK\xf6ln\n")
+    Path("empty.csv").touch()
+    Path("my_models.py").touch()
     before = os.listdir()
 
     code = main(["enrich", *arguments])

@@ -6,6 +6,7 @@ import importlib
 import inspect
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from luminosity._text import did_you_mean
@@ -64,10 +65,10 @@ def _found(name: str, module_name: str, path: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise  # the module exists, but one of its own imports does not: the traceback says which
-        kinds = [f"{kind}:{path}" for kind in _KINDS]
+        near = [file.stem for file in Path.cwd().glob("*.py")]
         raise OptionError(
             f"{name}: found no module {error.name!r}, neither installed nor in {os.getcwd()}",
-            fix=did_you_mean(name, kinds) or None,
+            fix=did_you_mean(module_name, [*_KINDS, *near]) or None,
         ) from None
     owner = f"the module {module_name}"
     for attribute in path.split("."):

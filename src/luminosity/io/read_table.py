@@ -216,5 +216,6 @@ def _stored(
         if found is not None:
             return found, file.path
     name = files[0].path
-    found = f"{name} has no rows" if len(files) == 1 else f"none of {len(files)} files has rows, the first is {name}"
-    raise TableError(f"{found}; expected some", fix=Fix("pass schema="))
+    found = f"{name} is empty" if len(files) == 1 else f"all {len(files)} files are empty, the first is {name}"
+    expected = "a header" if files[0].format.is_csv else "rows"
+    raise TableError(f"{found}, expected {expected}", fix=Fix("pass schema=", command="check what wrote it"))

@@ -1,20 +1,23 @@
-"""Unit tests of parts of the loop: bundle sizes, timers, holds."""
+"""Unit tests of parts of the loop: bundle sizes, timers, holds, failures."""
 
 from __future__ import annotations
 
 import math
 import random
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
 from luminosity.engine.data.timers import TimerStore
 from luminosity.engine.data.watermarks import MAX, Holds
 from luminosity.engine.loop.buffers import BufferRun, Outflow
+from luminosity.engine.loop.failures import Failures
 from luminosity.engine.loop.sizing import BundleSize
 from luminosity.engine.plan.codecs import TimerRecord
+from luminosity.engine.workers.failure import Failure
 from luminosity.engine.workers.sdk.channel import TimerStream
+from luminosity.errors import Fix, StepFailed
 
 _FAMILY = ("step", "timer")
 
@@ -273,3 +276,26 @@ def test_a_worker_sends_the_last_of_equal_timers() -> None:
         stream.maybe_flush()
     stream.close()
     assert sent == [b"b1a2a1", b"end"]
+
+
+@pytest.mark.parametrize(
+    ("fix", "location", "is_shown"),
+    [
+        (Fix("filter the rows"), "", False),  # ours, raised on purpose: the frames would be ours and Beam's
+        (Fix("filter the rows"), "mine.py:3", True),
+        (None, "", True),  # perhaps a defect of ours
+    ],
+)
+def test_a_traceback_without_the_users_code_is_left_out_if_the_error_has_a_remedy(
+    fix: Fix | None, location: str, is_shown: bool
+) -> None:
+    failure = Failure("TableError: a null", "Traceback: frames", "Enrich", location, "row 4", fix, may_pass=False)
+    bundle: Any = SimpleNamespace(failures=0, search=None, pieces=1)
+    codecs: Any = None
+    with pytest.raises(StepFailed) as caught:
+        Failures(codecs).after_exception(bundle, failure, None)
+    message = caught.value.message
+    assert ("Traceback: frames" in message) == is_shown
+    assert message.endswith(caught.value.summary)
+    assert "step 'Enrich' failed: TableError: a null" in caught.value.summary
+    assert "element: row 4" in caught.value.summary

@@ -277,7 +277,7 @@ def test_a_table_with_nothing_in_it_needs_a_schema(tmp_path: Path) -> None:
     (tmp_path / "a.csv").touch()
     (tmp_path / "b.jsonl").write_text("\n\n")
     with pytest.raises(
-        TableError, match=r"none of 2 files has rows, the first is .*a\.csv; expected some; pass schema="
+        TableError, match=r"all 2 files are empty, the first is .*a\.csv, expected a header; pass schema="
     ):
         ReadTable(str(tmp_path))
     assert read_alone(ReadTable(str(tmp_path), schema=pa.schema({"a": pa.int64()}))) == []

@@ -66,8 +66,8 @@ class Job:
         check_requests(requests, existing)
         models = Enrich(**{each.name: each.column() for each in requests})
         models.check(reading.schema)
-        if parsed.dead_letters and os.path.normpath(parsed.dead_letters) == os.path.normpath(parsed.out):
-            raise OptionError(f"--dead-letters {parsed.dead_letters}: found OUT, expected another table")
+        if parsed.dead_letters:
+            _check_apart(parsed.dead_letters, parsed.out)
         if parsed.id and parsed.id not in existing:
             raise no_column(f"--id {parsed.id}", parsed.id, existing)
         writing, writing_dead_letters = _outputs(parsed, requests, reading)
@@ -118,6 +118,19 @@ def _progress(job: Job, options: PipelineOptions) -> RowProgress | None:
     shown = RowProgress(len(job.requests), total, is_line=is_live(ours.progress))
     ours.progress = "off"
     return shown
+
+
+def _check_apart(dead_letters: str, out: str) -> None:
+    """Refuse dead letters in the folder of OUT, or OUT in theirs: the next run could not replace either of them."""
+    inner, outer = (os.path.abspath(path) for path in (dead_letters, out))
+    if inner == outer:
+        raise OptionError(f"--dead-letters {dead_letters}: found OUT, expected another table")
+    is_one_system = FileSystems.get_scheme(dead_letters) == FileSystems.get_scheme(out)
+    if is_one_system and os.path.commonpath([inner, outer]) in (inner, outer):
+        raise OptionError(
+            f"--dead-letters {dead_letters}: found one table inside the other, expected two separate paths",
+            fix="put the dead letters beside OUT, not into its folder or above it",
+        )
 
 
 def _no_rows(job: Job) -> RunFailed:

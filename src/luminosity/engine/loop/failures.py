@@ -68,9 +68,11 @@ class Failures:
             lines.append(f"  element: {failure.element}")
         if self._save is not None:
             lines.append(self._save(bundle, failure, None))
-        # The summary comes last, so that it stays on the screen below a long traceback.
-        trace = name_cells(failure.traceback)
-        message = f"{failure.exception}\n\nThe worker's traceback:\n{trace}\n" + "\n".join(lines)
+        message = "\n".join(lines)
+        if failure.location or failure.fix is None:
+            # The summary comes last, so that it stays on the screen below a long traceback. An error with a remedy and
+            # without a line of the user's code is ours: the traceback would show only our own and Beam's files.
+            message = f"{failure.exception}\n\nThe worker's traceback:\n{name_cells(failure.traceback)}\n{message}"
         fix = _DEBUG_FIX if failure.exception.startswith("BdbQuit") else failure.fix
         error = StepFailed(message, headline=headline, summary="\n".join(lines), fix=fix)
         error.__cause__ = cause

@@ -52,7 +52,16 @@ class Unreadable:
         """Return the error that ends a run without dead letters."""
         place = f"byte {self.position}" if self.line is None else f"line {self.line}"
         shown = shorten(self.text, _SHOWN_CHARACTERS)
-        return TableError(f"{self.path}, {place}: {self.reason}; the line is {shown!r}", fix=self.fix)
+        return TableError(f"{self.path}, {place}: {self.reason}; the line is {_quoted(shown)}", fix=self.fix)
+
+
+def _quoted(text: str) -> str:
+    r"""Return ``repr(text)``, but backslashes as they are: they may stand for bytes that can't be decoded.
+
+    >>> print(_quoted(b"K\xf6ln".decode("utf-8", "backslashreplace")))
+    'K\xf6ln'
+    """
+    return repr(text).replace("\\\\", "\\")
 
 
 Report = Callable[[Unreadable], None]

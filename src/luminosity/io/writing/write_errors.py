@@ -19,6 +19,7 @@ __all__ = ["clear_errors"]
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 _NO_FOLDER = (errno.ENOTDIR, errno.EEXIST)
+_ANOTHER_PATH = "choose another path"
 _FREE_SPACE = Fix(
     "free some space, write to a larger disk, or pass compression='zstd', which takes the least space",
     command="free some space, or write to a larger disk",
@@ -48,9 +49,10 @@ def _explained(path: str, error: OSError) -> WriteError:
         reason = "the disk is read-only" if number == errno.EROFS else "this user may not write there"
         return WriteError(f"{path}: {reason} ({cause})", fix="choose another folder, or change its owner or mode")
     if number in _NO_FOLDER:
-        return WriteError(f"{path}: found a file in this path, expected folders ({cause})")
+        return WriteError(f"{path}: found a file in this path, expected folders ({cause})", fix=_ANOTHER_PATH)
     is_outage = not filesystem.is_local(path) and may_pass(cause, in_user_code=False)
-    return WriteError(f"{path}: can't be written: {cause}", may_pass=is_outage)
+    fix = _ANOTHER_PATH if filesystem.is_local(path) else None
+    return WriteError(f"{path}: can't be written: {cause}", fix=fix, may_pass=is_outage)
 
 
 def _cause(error: OSError) -> BaseException:
