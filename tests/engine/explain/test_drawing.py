@@ -190,11 +190,12 @@ def test_text_fits_and_has_everything(tmp_path: Path, width: int, is_full: bool)
 
 def test_text_tells_what_to_know(tmp_path: Path) -> None:
     text = text_of(explained(branching(tmp_path), "--accelerators=1"), 120)
-    assert re.search(r"^ 4  Embed +device +2, side input 3 +7$", text, re.MULTILINE)
+    assert re.search(r"^ 4  Embed +device +2, side input 3 +6$", text, re.MULTILINE)
     assert re.search(r"^device +1 +1 core, .* RAM +declared:0 +1 +4$", text, re.MULTILINE)
     assert "2 → 4  different resources: 'Embed' asks for accelerator=count:1; 'Parse' for nothing" in text
-    assert "4, 5 → 7  Flatten 'Join' joins 'Embed', 'Sum'" in text
-    assert "6-10  'Write' waits for side inputs that it makes itself (--all shows which)" in text
+    assert "4, 5 → 6  Flatten 'Join' joins 'Embed', 'Sum'" in text
+    assert "6 → 8  'Write' writes a file per bundle, so it gathers elements first" in text
+    assert "7-11  'Write' waits for side inputs that it makes itself (--all shows which)" in text
 
 
 @given(text=st.text(min_size=1, max_size=60), limit=st.integers(30, 200))

@@ -189,6 +189,7 @@ def test_a_sinks_inner_side_inputs_are_its_own_matter(tmp_path: Path) -> None:
         "side input",
         "GroupByKey 'Group'",
         "Flatten 'Join' · resources",
+        "files of 'Write'",
         "GroupByKey in 'Write'",
     ]
     assert stage_with(plan, "Embed").pool.name == "device"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import apache_beam as beam
@@ -111,3 +112,12 @@ def test_writers_come_before_readers() -> None:
         for source in (*stage.reads, *stage.side_inputs):
             assert source.buffer_id in written or source.buffer_id not in total
         written |= {w.buffer_id for w in stage.writes}
+
+
+def test_a_sink_that_writes_a_file_per_bundle_has_its_own_queue(tmp_path: Path) -> None:
+    graph = planned(
+        lambda p: p | beam.Impulse() | "A" >> beam.Map(str) | "B" >> beam.io.WriteToText(str(tmp_path / "out"))
+    )
+    (read, *_) = stage_with(graph, "WriteBundles").reads
+    assert stage_with(graph, "WriteBundles").is_sink
+    assert read.buffer_id in {write.buffer_id for write in stage_with(graph, "A").writes}

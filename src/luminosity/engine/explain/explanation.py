@@ -21,6 +21,7 @@ class ReasonKind(Enum):
     FLATTEN = "flatten"
     RESOURCES = "resources"
     STATE = "state"
+    FILES = "files"
     WAIT = "wait"
     SIDE_INPUT = "side input"
 

@@ -17,6 +17,7 @@ from apache_beam.runners.worker import bundle_processor
 from luminosity.engine.explain.explanation import Reason, ReasonKind
 from luminosity.engine.explain.outline import Outline
 from luminosity.engine.plan.graph import Buffer, BufferKind, Graph, SideInput, Stage
+from luminosity.engine.plan.planner import BEAM_WRITES_FILE_PER_BUNDLE
 from luminosity.engine.plan.translate import MOVE_URNS
 from luminosity.engine.resources.hints import describe_hints
 
@@ -76,7 +77,7 @@ class Reasons:
     def of_read(self, buffer: Buffer, reader: Stage) -> tuple[Reason, ...]:
         """Return the reasons why ``reader`` gets its main input through ``buffer``."""
         made = tuple(self._of_maker(buffer))
-        refused = (*self._state(buffer, reader), *self._resources(buffer, reader))
+        refused = (*self._state(buffer, reader), *self._files(buffer, reader), *self._resources(buffer, reader))
         if made:
             return (*made, *refused)
         return (*refused, *self._waits(buffer, reader)) or tuple(self._would_wait(reader))
@@ -138,6 +139,13 @@ class Reasons:
                 step = _quoted(self._outline.step(transform.unique_name))
                 text = f"{step} keeps state per key, so its input is routed by key"
                 yield Reason(ReasonKind.STATE, f"state of {step}", text)
+
+    def _files(self, buffer: Buffer, reader: Stage) -> Iterator[Reason]:
+        for transform in _consumers(reader, buffer.id):
+            if transform.unique_name.endswith(BEAM_WRITES_FILE_PER_BUNDLE):
+                step = _quoted(self._outline.step(transform.unique_name))
+                text = f"{step} writes a file per bundle, so it gathers elements first"
+                yield Reason(ReasonKind.FILES, f"files of {step}", text)
 
     def _resources(self, buffer: Buffer, reader: Stage) -> Iterator[Reason]:
         others = [w for w in self.writers(buffer) if w.environment_id != reader.environment_id]

@@ -17,7 +17,7 @@ from luminosity.engine.data.watermarks import MAX, MIN, Holds
 from luminosity.engine.loop.bundle import Bundle
 from luminosity.engine.loop.metrics import BusyTime
 from luminosity.engine.loop.shard import Shard
-from luminosity.engine.loop.sizing import SINK_ELEMENTS, BundleSize, SizedWork
+from luminosity.engine.loop.sizing import BundleSize, SizedWork
 from luminosity.engine.plan.codecs import Codecs, ElementCodec, KeyedElement, TimerCodec
 from luminosity.engine.plan.graph import Stage
 
@@ -33,7 +33,7 @@ _LEAST_BUNDLE_BYTES = 1 << 20  # below this, a bundle costs more than its elemen
 _BUNDLE_PART = 16  # a bundle takes at most 1/16 of the memory budget, so that several can run
 _BUNDLE_TIMERS = 10_000  # at most in a bundle: about a second of work
 _SINK_BYTES = 8 << 20  # enough for a file of a useful size
-_GATHERING_S = 0.5  # how long a sink waits for more input, at least
+_GATHERING_S = 5.0  # how long a sink waits for more input, at least: files of less are too many
 _MOST_GATHERING_S = 30.0  # and at most, so that output appears
 
 
@@ -178,7 +178,7 @@ class StageRun:
             return False
         if self._gathering_since is None:
             self._gathering_since = now
-        has_enough = self.queued >= SINK_ELEMENTS or self.queued_bytes >= self._gather_bytes
+        has_enough = self.queued_bytes >= self._gather_bytes
         if self._first_gathered_at is None:
             self._first_gathered_at = now
         # Wait as long as the sink has run so far: the number of files grows with the logarithm of the time.
