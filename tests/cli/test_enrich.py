@@ -313,6 +313,11 @@ def test_a_table_is_kept_where_every_row_fails(tmp_path: Path) -> None:
             ["in.csv", "out", "--embed=text=M", "--dead-letters=out/dead"],
             "found one table inside the other, expected two separate paths; put the dead letters beside OUT",
         ),
+        (
+            ["in.csv", "./in.csv", "--embed=text=M", "--if-exists=replace", "--rows=1"],
+            "OUT would replace IN, and --rows leaves a part of it out, which would be lost; choose another OUT",
+        ),
+        (["in.csv", ".", "--embed=text=M", "--if-exists=replace", "--columns=text"], "and --columns leaves a part"),
         (["in.csv", "bad/out", "--embed=text=M", "--dead-letters=bad"], "found one table inside the other"),
         (["in.csv", "out", "--model=text=my_modles:m"], "no module 'my_modles', neither"),
         (["in.csv", "out", "--model=text=my_modles:m"], "did you mean 'my_models'?"),

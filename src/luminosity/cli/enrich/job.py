@@ -68,6 +68,7 @@ class Job:
         models.check(reading.schema)
         if parsed.dead_letters:
             _check_apart(parsed.dead_letters, parsed.out)
+        _check_keeps_input(parsed)
         if parsed.id and parsed.id not in existing:
             raise no_column(f"--id {parsed.id}", parsed.id, existing)
         writing, writing_dead_letters = _outputs(parsed, requests, reading)
@@ -130,6 +131,18 @@ def _check_apart(dead_letters: str, out: str) -> None:
         raise OptionError(
             f"--dead-letters {dead_letters}: found one table inside the other, expected two separate paths",
             fix="put the dead letters beside OUT, not into its folder or above it",
+        )
+
+
+def _check_keeps_input(parsed: argparse.Namespace) -> None:
+    """Refuse to replace IN by some of its rows or columns: the others would be lost."""
+    table = os.path.abspath(parsed.table)
+    if parsed.if_exists != "replace" or os.path.abspath(parsed.out) not in (table, os.path.dirname(table)):
+        return
+    if option := "--rows" if parsed.rows is not None else "--columns" if parsed.columns else "":
+        raise OptionError(
+            f"OUT would replace IN, and {option} leaves a part of it out, which would be lost",
+            fix="choose another OUT",
         )
 
 
