@@ -42,7 +42,7 @@ def test_a_spawned_worker_that_dies_before_it_has_its_request(monkeypatch: pytes
     """The request is larger than a pipe's buffer and no process reads it. The exit is reported like any other."""
     ended: Future[int] = Future()
     environment = {"LONG": 100_000 * "x"}
-    request = WorkerRequest("w", "", environment, "", [], "", "", "", writer=0, main_classes="", private_folders=[])
+    request = WorkerRequest("w", "", environment, [], "", [], "", "", "", writer=0, main_classes="", private_folders=[])
     monkeypatch.setattr(sys, "executable", "false")
     SpawnLauncher().start(request, ended.set_result)
     assert ended.result(50) == 1

@@ -249,6 +249,7 @@ def start(
         worker_id=worker.id,
         url=folders.url,
         environment=worker.pool.environment(worker.index),
+        arguments=list(sys.argv),
         working_directory=os.getcwd(),
         import_path=list(sys.path),
         memory_folder=folders.memory,

@@ -90,6 +90,7 @@ def run(request: WorkerRequest) -> None:
     os.environ.clear()
     os.environ.update(request.environment)
     os.environ[RUN_FOLDER_VARIABLE] = request.memory_folder
+    sys.argv[:] = request.arguments
     sys.path[:] = request.import_path
     os.chdir(request.working_directory)
     _reseed()

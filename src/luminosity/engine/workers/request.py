@@ -16,6 +16,7 @@ class WorkerRequest:
     worker_id: str
     url: str  # of the Fn API server
     environment: dict[str, str]
+    arguments: list[str]  # the ``sys.argv`` of the runner's process, which user code may read
     working_directory: str
     import_path: list[str]
     memory_folder: str  # for blocks while the memory budget has room
