@@ -17,7 +17,7 @@ from apache_beam.runners.worker import bundle_processor
 from luminosity.engine.explain.explanation import Reason, ReasonKind
 from luminosity.engine.explain.outline import Outline
 from luminosity.engine.plan.graph import Buffer, BufferKind, Graph, SideInput, Stage
-from luminosity.engine.plan.planner import BEAM_WRITES_FILE_PER_BUNDLE
+from luminosity.engine.plan.planner import SINK_STARTS
 from luminosity.engine.plan.translate import MOVE_URNS
 from luminosity.engine.resources.hints import describe_hints
 
@@ -142,7 +142,7 @@ class Reasons:
 
     def _files(self, buffer: Buffer, reader: Stage) -> Iterator[Reason]:
         for transform in _consumers(reader, buffer.id):
-            if transform.unique_name.endswith(BEAM_WRITES_FILE_PER_BUNDLE):
+            if transform.unique_name.endswith(SINK_STARTS):
                 step = _quoted(self._outline.step(transform.unique_name))
                 text = f"{step} writes a file per bundle, so it gathers elements first"
                 yield Reason(ReasonKind.FILES, f"files of {step}", text)

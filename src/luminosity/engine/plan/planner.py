@@ -26,7 +26,7 @@ from luminosity.engine.plan.graph import (
 from luminosity.engine.plan.translate import optimize, resolve_alias, test_stream_buffer_id
 from luminosity.errors import UnsupportedPipeline
 
-__all__ = ["BEAM_WRITES_FILE_PER_BUNDLE", "plan"]
+__all__ = ["SINK_STARTS", "plan"]
 
 
 _SDF_PROCESS_URN = common_urns.sdf_components.PROCESS_SIZED_ELEMENTS_AND_RESTRICTIONS.urn
@@ -37,7 +37,8 @@ _ONE_WINDOW_URNS = {
 }
 _SDF_TRUNCATE_URN = common_urns.sdf_components.TRUNCATE_SIZED_RESTRICTION.urn
 # Beam's sinks without a fixed number of shards. Only their name tells them in the proto; our sinks are annotated.
-BEAM_WRITES_FILE_PER_BUNDLE = "/WriteImpl/WriteBundles"
+_BEAM_WRITES_FILE_PER_BUNDLE = "/WriteImpl/WriteBundles"
+SINK_STARTS = "/WriteImpl/WindowInto(WindowIntoFn)"  # the first step of the same sinks
 _UNBOUNDED = beam_runner_api_pb2.IsBounded.UNBOUNDED
 _IO_URNS = (bundle_processor.DATA_INPUT_URN, bundle_processor.DATA_OUTPUT_URN)
 
@@ -49,8 +50,11 @@ def plan(pipeline: beam_runner_api_pb2.Pipeline, *, is_drain: bool = False) -> G
     """
     # A sink of Beam's starts a stage. It writes a file per bundle: fused with a slow step, it would get that step's
     # short bundles. The queue before it gathers enough elements for a file.
-    steps = pipeline.components.transforms.values()
-    roots = frozenset(s.unique_name for s in steps if s.unique_name.endswith(BEAM_WRITES_FILE_PER_BUNDLE))
+    roots = frozenset(
+        transform.unique_name
+        for transform in pipeline.components.transforms.values()
+        if transform.unique_name.endswith(SINK_STARTS)
+    )
     while True:
         graph = _fused(pipeline, is_drain, roots)
         try:
@@ -224,7 +228,7 @@ def _stage(
         is_unbounded=(is_unbounded := is_splittable and _is_unbounded(stage.transforms, context)),
         # Beam repeats windows if a step that looks at its window is cut in the first of several.
         can_cut_elements=is_splittable and (is_unbounded or _has_one_window(stage.transforms, context)),
-        is_sink=any(step.endswith(BEAM_WRITES_FILE_PER_BUNDLE) for step in steps)
+        is_sink=any(step.endswith(_BEAM_WRITES_FILE_PER_BUNDLE) for step in steps)
         or any(WRITES_A_FILE_PER_BUNDLE in transform.annotations for transform in stage.transforms),
         sorts_its_bundle=any(SORTS_ITS_BUNDLE in transform.annotations for transform in stage.transforms),
         sorts_blocks=any(t.annotations.get(SORTS_ITS_BUNDLE) == OF_BLOCKS.encode() for t in stage.transforms),
