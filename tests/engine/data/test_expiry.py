@@ -12,7 +12,13 @@ from apache_beam.metrics import MetricsFilter
 from apache_beam.testing.test_stream import TestStream
 from apache_beam.transforms.timeutil import TimeDomain
 from apache_beam.transforms.userstate import BagStateSpec, TimerSpec, on_timer
-from apache_beam.transforms.window import FixedWindows, SlidingWindows, TimestampedValue
+from apache_beam.transforms.window import (
+    BoundedWindow,
+    FixedWindows,
+    NonMergingWindowFn,
+    SlidingWindows,
+    TimestampedValue,
+)
 
 from luminosity.engine.data.state import StateStore
 from luminosity.engine.data.timers import TimerStore
@@ -25,6 +31,8 @@ pytestmark = pytest.mark.skipif(IS_REFERENCE, reason="it has no streams")
 _BAG = beam.DoFn.StateParam(BagStateSpec("bag", beam.coders.VarIntCoder()))
 _LOOP = TimerSpec("loop", TimeDomain.REAL_TIME)
 _END = TimerSpec("end", TimeDomain.WATERMARK)
+_AGAIN = TimerSpec("again", TimeDomain.WATERMARK)
+_AGAIN_PARAM = beam.DoFn.TimerParam(_AGAIN)
 _LOOP_PARAM, _END_PARAM = beam.DoFn.TimerParam(_LOOP), beam.DoFn.TimerParam(_END)
 
 
@@ -104,6 +112,90 @@ def test_an_element_keeps_those_of_its_windows_that_have_not_expired(tmp_path: P
     assert path.read_text().splitlines() == ["5 [7]"]
     (dropped,) = result.metrics().query(MetricsFilter().with_name(DROPPED_LATE))["counters"]
     assert dropped.committed == 1
+
+
+@pytest.mark.parametrize("watermark", [9, 10, 11])
+def test_the_end_of_a_window_is_not_too_late_for_its_timer(tmp_path: Path, watermark: int) -> None:
+    """Beam's GroupIntoBatches sets its timer to the end of the window."""
+    path = tmp_path / "seen"
+    events = TestStream().add_elements([TimestampedValue(("key", 1), 1)])
+    events.advance_watermark_to(watermark).advance_watermark_to(20)
+
+    def build(pipeline: beam.Pipeline) -> None:
+        _ = pipeline | events | beam.WindowInto(FixedWindows(10)) | "Keep" >> beam.ParDo(_Keep(path))
+
+    run(build, "--streaming", "--debug")
+    assert path.read_text().splitlines() == ["0 [1]"]
+
+
+class _Tens(NonMergingWindowFn):
+    """Windows of ten seconds, of a class of their own."""
+
+    def assign(self, assign_context: Any) -> list[Any]:
+        return [_Ten(int(assign_context.timestamp) // 10)]
+
+    def get_window_coder(self) -> Any:
+        return _TenCoder()
+
+
+class _Ten(BoundedWindow):
+    def __init__(self, number: int) -> None:
+        super().__init__(10 * number + 10)
+        self.number = number
+
+    @property
+    def start(self) -> Any:
+        return 10 * self.number
+
+    def __hash__(self) -> int:
+        return hash(self.number)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Ten) and other.number == self.number
+
+
+class _TenCoder(beam.coders.Coder):
+    def encode(self, value: Any) -> bytes:
+        return b"%d" % value.number
+
+    def decode(self, encoded: bytes) -> Any:
+        return _Ten(int(encoded))
+
+    def is_deterministic(self) -> bool:
+        return True
+
+
+def test_windows_of_your_own_class_expire(tmp_path: Path, left: list[bytes]) -> None:
+    path = tmp_path / "seen"
+    events = TestStream().add_elements([TimestampedValue(("key", n), n) for n in (1, 2, 11)])
+
+    def build(pipeline: beam.Pipeline) -> None:
+        _ = pipeline | events | beam.WindowInto(_Tens()) | "Keep" >> beam.ParDo(_Keep(path))
+
+    run(build, "--streaming", "--debug")
+    assert sorted(path.read_text().splitlines()) == ["0 [1, 2]", "10 [11]"]
+    assert left == []
+
+
+class _Forever(beam.DoFn):
+    """Sets its timer to the next second, again and again."""
+
+    def process(self, element: Any, time: Any = beam.DoFn.TimestampParam, end: Any = _AGAIN_PARAM) -> None:
+        end.set(time + 1)
+
+    @on_timer(_AGAIN)
+    def once_more(self, time: Any = beam.DoFn.TimestampParam, end: Any = _AGAIN_PARAM) -> None:
+        end.set(time + 1)
+
+
+def test_a_timer_that_sets_itself_again_ends_with_its_window(caplog: pytest.LogCaptureFixture) -> None:
+    events = TestStream().add_elements([TimestampedValue(("key", 1), 1)])  # and straight to the end of time
+
+    def build(pipeline: beam.Pipeline) -> None:
+        _ = pipeline | events | beam.WindowInto(FixedWindows(10)) | "Again" >> beam.ParDo(_Forever())
+
+    run(build, "--streaming", "--debug")
+    assert "'Again' sets the timer 'ts-again' beyond the end of its window" in caplog.text
 
 
 def test_timers_of_windows_that_have_ended_are_dropped_with_their_holds() -> None:

@@ -14,6 +14,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.testing.test_stream import TestStream
 from apache_beam.transforms import trigger
 from apache_beam.transforms.core import Windowing
+from apache_beam.transforms.timeutil import TimeDomain
 from apache_beam.transforms.window import FixedWindows, Sessions, SlidingWindows, TimestampCombiner, TimestampedValue
 from apache_beam.utils.timestamp import Timestamp
 from apache_beam.utils.windowed_value import PaneInfoTiming, WindowedValue
@@ -21,7 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from luminosity import LuminosityRunner
-from luminosity.engine.data.blocks import BlockStore
+from luminosity.engine.data.blocks import Block, BlockStore
 from luminosity.engine.data.clock import ManualClock
 from luminosity.engine.data.expiry import expiry_micros
 from luminosity.engine.data.live_grouping import LiveGrouping, panes_of
@@ -38,6 +39,7 @@ from tests.runners import IS_REFERENCE, run
 pytestmark = pytest.mark.skipif(IS_REFERENCE, reason="it has no streams")
 
 _S = 1_000_000  # microseconds
+_DISCARDING: Any = trigger.AccumulationMode.DISCARDING
 _EARLY, _ON_TIME, _LATE = PaneInfoTiming.EARLY, PaneInfoTiming.ON_TIME, PaneInfoTiming.LATE
 
 
@@ -73,15 +75,19 @@ class _Group:
 
     def add(self, key: str, *seconds: float) -> list[Any]:
         """Add an element for each timestamp, and return the panes that this brings."""
+        self.grouping.add(self.encoded(key, *seconds))
+        self.grouping.absorb()
+        return self._panes()
+
+    def encoded(self, key: str, *seconds: float) -> Block:
+        """Return a block with an element for each timestamp."""
         encode = self._codecs.impl(self._written).encode_nested
         encoded = b""
         for second in seconds:
             context = self.windowing.windowfn.AssignContext(second)
             windows = tuple(self.windowing.windowfn.assign(context))
             encoded += encode(WindowedValue((key, int(second)), second, windows))
-        self.grouping.add(self._blocks.of_bytes(encoded, len(seconds), int(min(seconds) * _S)))
-        self.grouping.absorb()
-        return self._panes()
+        return self._blocks.of_bytes(encoded, len(seconds), int(min(seconds) * _S))
 
     def advance(self, seconds: float) -> list[Any]:
         """Move the watermark, and return the panes that this brings."""
@@ -263,6 +269,53 @@ def test_a_pipeline_with_a_test_stream_emits_windows_and_counts_what_is_late() -
     result = run(build, "--streaming", "--debug")
     (dropped,) = result.metrics().query(MetricsFilter().with_name(DROPPED_LATE))["counters"]
     assert (dropped.key.step, dropped.committed) == ("GroupByKey", 1)
+
+
+def test_a_test_stream_alone_before_a_grouping_and_its_last_event_before_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "seen"
+    events = TestStream().add_elements([("a", 1)]).advance_processing_time(10)
+
+    def note(element: tuple[str, Iterable[int]], pane: Any = beam.DoFn.PaneInfoParam) -> None:
+        with path.open("a") as file:
+            file.write(f"{list(element[1])} {PaneInfoTiming.to_string(pane.timing)}\n")
+
+    def build(pipeline: beam.Pipeline) -> None:
+        _ = pipeline | events | "Group" >> beam.GroupByKey() | beam.Map(note)
+        windows = beam.WindowInto(
+            FixedWindows(10),
+            trigger=trigger.AfterWatermark(early=trigger.AfterProcessingTime(5)),
+            accumulation_mode=trigger.AccumulationMode.DISCARDING,
+        )
+        other = TestStream().add_elements([TimestampedValue(("b", 2), 2)]).advance_processing_time(10)
+        _ = pipeline | "Other" >> other | windows | "Early" >> beam.GroupByKey() | "Note" >> beam.Map(note)
+
+    run(build, "--streaming", "--debug", "--allow_unsafe_triggers")
+    assert sorted(path.read_text().splitlines()) == ["[1] ON_TIME", "[2] EARLY", "[] ON_TIME"]
+
+
+def test_a_late_pane_does_not_hold_the_step_behind_it(tmp_path: Path) -> None:
+    group = _Group(tmp_path, FixedWindows(10), allowed_lateness=100)
+    group.add("a", 1)
+    group.advance(50)
+    encoded = group.encoded("a", 2)
+    group.grouping.add(encoded)
+    group.grouping.absorb()
+    block = group.grouping.next_block()
+    assert block is not None
+    assert block.hold == 50 * _S
+
+
+@pytest.mark.parametrize("panes", [1, 50])
+def test_the_state_of_a_window_does_not_grow_with_its_panes(tmp_path: Path, panes: int) -> None:
+    windowing = Windowing(FixedWindows(1000), trigger.AfterWatermark(early=trigger.AfterCount(1)), _DISCARDING)
+    machine = TriggerPanes(windowing, ManualClock())
+    window = FixedWindows(1000).assign(FixedWindows.AssignContext(Timestamp(1)))
+    for _ in range(panes):
+        assert len(list(machine.add(b"a", [WindowedValue(b"1", Timestamp(1), tuple(window))]))) == 1
+    (state,) = machine._keys.values()  # pyright: ignore[reportPrivateUsage]
+    (tags,) = state.state.values()
+    assert max(len(kept) for kept in tags.values() if isinstance(kept, list)) <= 1
+    assert len(machine._timers[TimeDomain.WATERMARK]) == 1  # pyright: ignore[reportPrivateUsage]
 
 
 def test_events_of_several_test_streams_take_turns(tmp_path: Path) -> None:

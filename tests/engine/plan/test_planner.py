@@ -121,3 +121,9 @@ def test_a_sink_that_writes_a_file_per_bundle_has_its_own_queue(tmp_path: Path) 
     (read, *_) = stage_with(graph, "WriteBundles").reads
     assert stage_with(graph, "WriteBundles").is_sink
     assert read.buffer_id in {write.buffer_id for write in stage_with(graph, "A").writes}
+
+
+def test_a_sink_with_a_fixed_number_of_files_has_no_queue_before_its_keys(tmp_path: Path) -> None:
+    write = beam.io.WriteToText(str(tmp_path / "out"), num_shards=2)
+    graph = planned(lambda p: p | beam.Impulse() | "A" >> beam.Map(str) | "B" >> write)
+    assert stage_with(graph, "A") is stage_with(graph, "WriteImpl/WindowInto")

@@ -12,7 +12,7 @@ from apache_beam.transforms.window import BoundedWindow
 from apache_beam.utils.windowed_value import WindowedValue
 
 from luminosity.engine.data.watermarks import MAX
-from luminosity.engine.plan.codecs import ElementCodec, KeyedElement
+from luminosity.engine.plan.codecs import ElementCodec, KeyedElement, TimerRecord
 
 __all__ = ["CellExpiry", "WindowExpiry", "expiry_micros"]
 
@@ -25,14 +25,19 @@ def expiry_micros(window: BoundedWindow, windowing: Windowing) -> int:
 class WindowExpiry:
     """Knows the windows of a stateful step's input, and drops elements that come after their windows have expired."""
 
-    def __init__(self, windowing: Windowing, codec: ElementCodec) -> None:
+    def __init__(self, windowing: Windowing, codec: ElementCodec, window_coder: Any) -> None:
         self.lateness = windowing.allowed_lateness.micros
         self._windowing = windowing
         self._codec = codec
+        self._window_coder = window_coder  # of state keys: in elements, windows may have their length before them
 
-    def of_encoded(self, window: bytes) -> int:
-        """Return when an encoded window expires."""
-        return expiry_micros(self._codec.decode_window(window), self._windowing)
+    def of_state_key(self, window: bytes) -> int:
+        """Return when the window in the key of a state cell expires."""
+        return expiry_micros(self._window_coder.decode(window), self._windowing)
+
+    def allows(self, timer: TimerRecord) -> bool:
+        """Return whether an event-time timer may fire at its time: not after its window has expired."""
+        return timer.fire_micros <= timer.window_micros + self.lateness + 1  # one for the end of the window is fine
 
     def kept(self, elements: Iterable[KeyedElement], watermark: int) -> Iterator[tuple[KeyedElement, int]]:
         """Yield each element with the number of its windows that have expired, and only the windows that have not."""
@@ -63,7 +68,7 @@ class CellExpiry:
                 state_key = beam_fn_api_pb2.StateKey.FromString(cell_key)
                 user_state = getattr(state_key, str(state_key.WhichOneof("type")))
                 self._known.add(cell_key)
-                heapq.heappush(self._heap, (expiry.of_encoded(user_state.window), cell_key))
+                heapq.heappush(self._heap, (expiry.of_state_key(user_state.window), cell_key))
 
     def take(self, watermark: int) -> list[bytes]:
         """Remove and return the cells whose windows have expired."""

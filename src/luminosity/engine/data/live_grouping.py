@@ -35,6 +35,9 @@ class _Panes(Protocol):
     @property
     def is_empty(self) -> bool: ...
 
+    @property
+    def output_watermark(self) -> int: ...
+
     def add(self, key: bytes, values: list[WindowedValue]) -> Iterator[tuple[bytes, WindowedValue]]: ...
 
     def advance(self, watermark: int) -> Iterator[tuple[bytes, WindowedValue]]: ...
@@ -63,6 +66,7 @@ class LiveGrouping:
         self._windowing = windowing
         self._panes = panes_of(windowing, clock)
         self.pending: deque[Block] = deque()  # not grouped yet
+        self.pending_bytes = 0
         self._pending_holds = Holds()
         self._output: deque[Block] = deque()
         self._parts: list[bytes] = []  # of the block that is being made
@@ -84,11 +88,13 @@ class LiveGrouping:
     def add(self, block: Block) -> None:
         """Add input to be grouped by :meth:`absorb`. Takes over the block."""
         self.pending.append(block)
+        self.pending_bytes += block.weight
         self._pending_holds.add(block.hold)
 
     def absorb(self) -> None:
         """Group the elements of one pending block, at the watermark of the last :meth:`advance`."""
         block = self.pending.popleft()
+        self.pending_bytes -= block.weight
         by_key: dict[bytes, list[WindowedValue]] = {}
         for element in self._written.keyed_elements(block.data()):
             header: Any = element.header
@@ -134,7 +140,9 @@ class LiveGrouping:
             self._parts += parts
             self._parts_bytes += sum(map(len, parts))
             self._parts_count += 1
-            self._parts_hold = min(self._parts_hold, pane.timestamp.micros // 1000 * 1000)
+            # A late pane holds back no watermark that has passed it already.
+            hold = max(pane.timestamp.micros // 1000 * 1000, self._panes.output_watermark)
+            self._parts_hold = min(self._parts_hold, hold)
             if self._parts_bytes >= BLOCK_BYTES:
                 self._close_block()
 

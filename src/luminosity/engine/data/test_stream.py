@@ -61,14 +61,12 @@ class TestStreams:
     def play(self) -> bool:
         """Play one event of each TestStream. Returns whether there was one."""
         streams = [stream for stream in self._streams if stream.outputs]
+        self._streams = [stream for stream in streams if stream.events]
         for stream in streams:
             if stream.events:
                 self._play(stream, stream.events.popleft())
-                if not stream.events:
-                    self._end(stream)
             else:
                 self._end(stream)
-        self._streams = [stream for stream in streams if stream.events]
         return bool(streams)
 
     def advance_clock_to(self, micros: int) -> None:

@@ -20,6 +20,7 @@ from luminosity.engine.data.watermarks import MIN, Holds
 
 __all__ = ["TriggerPanes"]
 
+_COMBINING = type(trigger.GeneralTriggerDriver.INDEX)  # the class of tags whose values are combined
 _HOLD_TAG = "watermark"  # Beam's trigger machine names the state of its holds so
 
 
@@ -38,7 +39,7 @@ class TriggerPanes:
         self._expiries: list[tuple[int, bytes]] = []  # a heap: when a window of a key expires
         self._order = itertools.count()
         self._holds = Holds()
-        self._watermark = self._output_watermark = MIN
+        self._watermark = self.output_watermark = MIN
 
     @property
     def earliest(self) -> int:
@@ -53,7 +54,7 @@ class TriggerPanes:
     def add(self, key: bytes, values: list[WindowedValue]) -> Iterator[tuple[bytes, WindowedValue]]:
         """Add values of a key, in windows that have not expired, and yield the panes that fire at once."""
         state = self._keys.get(key) or self._keys.setdefault(key, _KeyState(self, key))
-        watermark, output_watermark = Timestamp(micros=self._watermark), Timestamp(micros=self._output_watermark)
+        watermark, output_watermark = Timestamp(micros=self._watermark), Timestamp(micros=self.output_watermark)
         yield from self._fired(state, self._machine.process_elements(state, values, output_watermark, watermark))
         self._settle(state)
 
@@ -67,7 +68,7 @@ class TriggerPanes:
             _, key = heapq.heappop(self._expiries)
             if (state := self._keys.get(key)) is not None:
                 yield from self._close_expired(state)
-        self._output_watermark = max(self._output_watermark, min(watermark, self._holds.minimum))
+        self.output_watermark = max(self.output_watermark, min(watermark, self._holds.minimum))
 
     def next_fire(self) -> int | None:
         """Return when the next processing-time trigger fires, in microseconds since 1970, or None if none is set."""
@@ -108,7 +109,7 @@ class TriggerPanes:
     def _settle(self, state: _KeyState) -> None:
         """Update the hold of a key, and note when its windows expire."""
         # The watermark can't be held for a pane that is late already.
-        hold = state.earliest_hold(self._machine.timestamp_combiner_impl, self._output_watermark)
+        hold = state.earliest_hold(self._machine.timestamp_combiner_impl, self.output_watermark)
         if hold != state.hold:
             if state.hold is not None:
                 self._holds.remove(state.hold)
@@ -197,10 +198,31 @@ class _KeyState(trigger.InMemoryUnmergedState):
         self.expiring: set[BoundedWindow] = set()  # windows whose expiry is scheduled
         self._unfired: set[Any] = set()  # ids of windows with elements that were in no pane yet
 
+    # Beam's own state keeps every value that was ever added, such as one for each pane, and combines all of them at
+    # each read. One combined value is enough.
+
     def add_state(self, window: Any, tag: Any, value: Any) -> None:
+        if isinstance(tag, _COMBINING):
+            kept: Any = self.state[window]
+            combined = kept.get(tag.tag)
+            if combined is None:
+                combined = tag.combine_fn.create_accumulator()
+            kept[tag.tag] = tag.combine_fn.add_input(combined, value)
+            return
         super().add_state(window, tag, value)
+        if tag.tag == _HOLD_TAG:
+            times = self.state[window][_HOLD_TAG]
+            times[:] = [tag.timestamp_combiner_impl.combine_all(times)]
         if tag is trigger.GeneralTriggerDriver.ELEMENTS:
             self._unfired.add(window)
+
+    def get_state(self, window: Any, tag: Any) -> Any:
+        if not isinstance(tag, _COMBINING):
+            return super().get_state(window, tag)
+        combined = self.state[window].get(tag.tag) if window in self.state else None
+        if combined is None:
+            combined = tag.combine_fn.create_accumulator()
+        return tag.combine_fn.extract_output(combined)
 
     def has_unfired(self, window: BoundedWindow) -> bool:
         """Return whether a window has elements that were in no pane yet."""
@@ -212,6 +234,9 @@ class _KeyState(trigger.InMemoryUnmergedState):
 
     def set_timer(self, window: Any, name: str, time_domain: str, timestamp: Any, dynamic_timer_tag: str = "") -> None:
         micros = Timestamp.of(timestamp).micros
+        set_timer = self.set_timers.get((window, name, time_domain))
+        if set_timer is not None and set_timer.fire_micros == micros:
+            return  # as for each element of a window
         timer = _Timer(self, window, name, time_domain, micros, self._panes.next_order())
         self.set_timers[window, name, time_domain] = timer
         self._panes.schedule(timer)

@@ -57,7 +57,7 @@ class WindowPanes:
         self._expiries: list[tuple[int, int, _Window]] = []  # a heap of all windows
         self._count = 0  # of all windows so far, since windows have no order
         self._holds = Holds()
-        self._watermark = self._output_watermark = MIN
+        self._watermark = self.output_watermark = MIN
 
     @property
     def earliest(self) -> int:
@@ -99,7 +99,7 @@ class WindowPanes:
         while self._expiries and self._expiries[0][0] < watermark:
             _, _, of_window = heapq.heappop(self._expiries)
             del self._windows[of_window.window]
-        self._output_watermark = max(self._output_watermark, min(watermark, self._holds.minimum))
+        self.output_watermark = max(self.output_watermark, min(watermark, self._holds.minimum))
 
     def _open(self, window: BoundedWindow) -> _Window:
         of_window = _Window(window, window.end.micros, window.max_timestamp())
@@ -115,11 +115,11 @@ class WindowPanes:
         time = of_window.last
         if self._keeps_times:
             time = self._combiner.assign_output_time(of_window.window, timestamp)
-            if time.micros < self._output_watermark:
+            if time.micros < self.output_watermark:
                 return
             entry.time = time = self._combiner.combine(entry.time, time) if entry.time is not None else time
         hold = time.micros // 1000 * 1000
-        if hold >= self._output_watermark // 1000 * 1000:
+        if hold >= self.output_watermark // 1000 * 1000:
             self._set_hold(entry, hold)
 
     def _pane(self, of_window: _Window, entry: _Values, timing: int) -> WindowedValue:

@@ -157,14 +157,18 @@ class BufferRun:
         if self.grouping is not None:
             return None
         for stage, _ in self.readers:
-            if stage.is_ready and stage.queued_bytes + self.uncommitted_bytes > self.limit // 2:
+            waiting = stage.queued_bytes + self.uncommitted_bytes + self._ungrouped_bytes()
+            if stage.is_ready and waiting > self.limit // 2:
                 return stage
         return None
 
     def room(self) -> int:
         """Return how many bytes may still be written before the limit is reached."""
         queued = max((stage.queued_bytes for stage, _ in self.readers if stage.is_ready), default=0)
-        return max(0, self.limit - queued - self.uncommitted_bytes)
+        return max(0, self.limit - queued - self.uncommitted_bytes - self._ungrouped_bytes())
+
+    def _ungrouped_bytes(self) -> int:
+        return self.live.pending_bytes if self.live is not None else 0
 
     def release(self) -> None:
         """Release all data. Called once, when the run ends."""

@@ -25,7 +25,7 @@ def commit(bundle: Bundle, attempt: Attempt, response: beam_fn_api_pb2.ProcessBu
     for transform_id, block in attempt.outputs:
         parts.buffers[stage.written_buffers[transform_id]].deliver(block)
     for family, encoded in attempt.timers:
-        records = list(stage.timer_codecs[family].records(encoded))
+        records = stage.timers_in_time(family, stage.timer_codecs[family].records(encoded))
         shard.timers.apply(family, records)
         if stage.expiry is not None:
             shard.timers.note_windows(family, records)

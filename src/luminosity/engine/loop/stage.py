@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import logging
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from apache_beam.portability.api import beam_runner_api_pb2
@@ -18,13 +19,15 @@ from luminosity.engine.loop.bundle import Bundle
 from luminosity.engine.loop.metrics import BusyTime
 from luminosity.engine.loop.shard import Shard
 from luminosity.engine.loop.sizing import BundleSize, SizedWork
-from luminosity.engine.plan.codecs import Codecs, ElementCodec, KeyedElement, TimerCodec
+from luminosity.engine.plan.codecs import Codecs, ElementCodec, KeyedElement, TimerCodec, TimerRecord
 from luminosity.engine.plan.graph import Stage
 
 if TYPE_CHECKING:
     from luminosity.engine.loop.workers import PoolRun, Worker
 
 __all__ = ["StageRun"]
+
+_LOGGER = logging.getLogger(__name__)
 
 _SHARDS_PER_SLOT = 4  # enough that slots stay busy if keys are spread unevenly
 _LEAST_SHARDS = 8  # even for one slot: the fewer keys a bundle has, the fewer cells it opens and writes
@@ -74,6 +77,8 @@ class StageRun:
         else:
             self.shards = [Shard(reads, is_exclusive=False)]
         self.expiry = _window_expiry(plan, codecs)
+        self._processing_time = {family.key for family in plan.timers if family.is_processing_time}
+        self._warned: set[FamilyKey] = set()
         self.dropped = 0  # elements that came after their windows had expired
         self._turns = itertools.count(1)
         self._delayed: list[tuple[float, int, str, Block]] = []
@@ -247,6 +252,17 @@ class StageRun:
             return Bundle(self, shard, shard.take(self._codecs, elements, self._bundle_bytes))
         return None
 
+    def timers_in_time(self, family: FamilyKey, records: Iterable[TimerRecord]) -> list[TimerRecord]:
+        """Return the timers that a bundle set, without those of event time that are set beyond their windows."""
+        if self.expiry is None or family in self._processing_time:
+            return list(records)
+        records = list(records)
+        kept = [record for record in records if record.is_clear or self.expiry.allows(record)]
+        if len(kept) < len(records) and family not in self._warned:
+            self._warned.add(family)
+            _LOGGER.warning("%r sets the timer %r beyond the end of its window: it will not fire", *family)
+        return kept
+
     def take_expired(self, wall_micros: int) -> Iterator[tuple[Shard, list[bytes]]]:
         """Drop the timers of expired windows, and yield the cells of state that belong to such windows, by shard.
 
@@ -255,6 +271,8 @@ class StageRun:
         if self.expiry is None:
             return
         clock = self._clock(wall_micros)
+        # As for timers, which must fire before: one for the very end of the window is due a moment later.
+        passed = self.input_watermark if self.input_watermark >= MAX else self.input_watermark - 1
         for shard in self.shards:
             is_late_input = shard.holds.minimum < self.input_watermark
             if shard.running or shard.retries or is_late_input:
@@ -262,8 +280,8 @@ class StageRun:
             due = (shard.timers.next_fire(family) for family in clock)
             if any(fire is not None and fire <= now for fire, now in zip(due, clock.values(), strict=True)):
                 continue
-            has_dropped = shard.timers.drop_expired(self.input_watermark - self.expiry.lateness)
-            cells = shard.cell_expiry.take(self.input_watermark)
+            has_dropped = shard.timers.drop_expired(passed - self.expiry.lateness)
+            cells = shard.cell_expiry.take(passed)
             if cells or has_dropped:
                 yield shard, cells
 
@@ -282,9 +300,10 @@ class StageRun:
         return False
 
     def next_processing_timer(self) -> int | None:
-        """Return when the next processing-time timer fires, in microseconds since 1970."""
+        """Return when the next processing-time timer of a shard that can run fires, in microseconds since 1970."""
         families = [f.key for f in self.plan.timers if f.is_processing_time]
-        fires = [shard.timers.next_fire(family) for family in families for shard in self.shards if shard.timers]
+        shards = [shard for shard in self.shards if shard.timers and shard.is_free()]
+        fires = [shard.timers.next_fire(family) for family in families for shard in shards]
         return min((fire for fire in fires if fire is not None), default=None)
 
     def finished(self, bundle: Bundle) -> None:
@@ -353,4 +372,7 @@ def _window_expiry(plan: Stage, codecs: Codecs) -> WindowExpiry | None:
     (pcollection,) = next(t for t in plan.transforms if t.unique_name == read.transform_id).outputs.values()
     is_unbounded = components.pcollections[pcollection].is_bounded == beam_runner_api_pb2.IsBounded.UNBOUNDED
     codec = codecs.elements(read.coder_id)
-    return WindowExpiry(codecs.windowing(pcollection), codec) if is_unbounded and not codec.is_global else None
+    if not is_unbounded or codec.is_global:
+        return None
+    strategy = components.windowing_strategies[components.pcollections[pcollection].windowing_strategy_id]
+    return WindowExpiry(codecs.windowing(pcollection), codec, codecs.impl(strategy.window_coder_id))

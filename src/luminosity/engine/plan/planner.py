@@ -50,10 +50,15 @@ def plan(pipeline: beam_runner_api_pb2.Pipeline, *, is_drain: bool = False) -> G
     """
     # A sink of Beam's starts a stage. It writes a file per bundle: fused with a slow step, it would get that step's
     # short bundles. The queue before it gathers enough elements for a file.
+    steps = {step.unique_name: step for step in pipeline.components.transforms.values()}
+    sinks = [step for name, step in steps.items() if name.endswith(_BEAM_WRITES_FILE_PER_BUNDLE)]
+    starts = [step for name, step in steps.items() if name.endswith(SINK_STARTS)]
+    # With a fixed number of files, other steps come first.
     roots = frozenset(
-        transform.unique_name
-        for transform in pipeline.components.transforms.values()
-        if transform.unique_name.endswith(SINK_STARTS)
+        start.unique_name
+        for start in starts
+        for sink in sinks
+        if set(start.outputs.values()) & set(sink.inputs.values())
     )
     while True:
         graph = _fused(pipeline, is_drain, roots)

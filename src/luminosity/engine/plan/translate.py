@@ -235,6 +235,8 @@ def _write_past_relays(stages: Iterable[translations.Stage], aliases: dict[bytes
         if source is None or source in side_inputs:
             continue
         uses = [(s, t) for s in stages for t in s.transforms if t.spec.payload == source]
+        if not any(t.spec.urn == bundle_processor.DATA_OUTPUT_URN for _, t in uses):
+            continue  # a TestStream writes it
         if sum(t.spec.urn == bundle_processor.DATA_INPUT_URN for _, t in uses) == 1:
             target = next(t.spec.payload for t in relay.transforms if t.spec.urn == bundle_processor.DATA_OUTPUT_URN)
             stages.remove(relay)
