@@ -9,7 +9,7 @@ BENCHMARKS := $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py))
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test test-together test-alone test-beam test-docs test-all weights \
+.PHONY: help setup demo test test-alone test-beam test-docs test-all weights \
 	check check-format check-lint check-types check-imports format docs bench clean
 
 help: ## list these targets
@@ -26,12 +26,10 @@ $(READY): pyproject.toml constraints.txt
 demo: setup ## run four models over reviews, into a table and a vector store
 	@$(BIN)/lum run examples/reviews/pipeline.py
 
-test: test-together test-alone ## run the tests and doctests of every part: about 16 minutes on two cores
-
-test-together: setup
+test: setup ## run the tests and doctests of every part that can run side by side: about 14 minutes on two cores
 	$(PYTEST) -m "not slow and not alone" -n $(JOBS) --dist loadfile --ignore=tests/beam_suites
 
-test-alone: setup
+test-alone: setup ## run the tests that need the machine to themselves, one by one: about 9 minutes
 	$(PYTEST) -m "alone and not slow" --ignore=tests/beam_suites
 
 test-beam: setup ## run all of Beam's own test suites on this runner
