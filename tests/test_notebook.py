@@ -31,7 +31,7 @@ def in_shell(monkeypatch: pytest.MonkeyPatch, **attributes: Any) -> None:
         ({}, {"JPY_SESSION_NAME": "/home/me/monthly drift.ipynb"}, "monthly drift.ipynb"),
         ({}, {"JPY_SESSION_NAME": "RTC:json:notebook:1234"}, "notebook"),
         ({}, {"PAPERMILL_INPUT_PATH": "jobs/daily.ipynb"}, "daily.ipynb"),
-        ({"__vsc_ipynb_file__": "/work/code.ipynb"}, {"JPY_SESSION_NAME": "/x/other.ipynb"}, "code.ipynb"),
+        ({"__vsc_ipynb_file__": "/home/me/code.ipynb"}, {"JPY_SESSION_NAME": "/x/other.ipynb"}, "code.ipynb"),
     ],
 )
 def test_the_name_of_a_notebook(

@@ -618,14 +618,12 @@ def test_one_transform_writes_several_tables(tmp_path: Path) -> None:
     assert len(everything_in(tmp_path / "out")) == 2
 
 
-@pytest.mark.parametrize("removals", range(5))
-def test_a_last_step_that_is_killed_while_it_cleans_up_may_run_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, removals: int
-) -> None:
-    target, written = _written(tmp_path / "out.parquet", 3)
-    left = removals
+@contextlib.contextmanager
+def _killed_after(calls: int, monkeypatch: pytest.MonkeyPatch, *names: str) -> Generator[None]:
+    """Within the context, the functions of ``os`` with these names work ``calls`` times, then end the program."""
+    left = calls
 
-    def remove(real: Any, *arguments: Any, **options: Any) -> None:
+    def call(real: Any, *arguments: Any, **options: Any) -> None:
         nonlocal left
         if not left:
             raise KeyboardInterrupt
@@ -633,10 +631,19 @@ def test_a_last_step_that_is_killed_while_it_cleans_up_may_run_again(
         real(*arguments, **options)
 
     with monkeypatch.context() as patched:
-        for name in ("unlink", "remove", "rmdir"):
-            patched.setattr(os, name, functools.partial(remove, getattr(os, name)))
+        for name in names:
+            patched.setattr(os, name, functools.partial(call, getattr(os, name)))
         with pytest.raises(KeyboardInterrupt):
-            finish_step.finish(target, list(written))
+            yield
+
+
+@pytest.mark.parametrize("removals", range(5))
+def test_a_last_step_that_is_killed_while_it_cleans_up_may_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, removals: int
+) -> None:
+    target, written = _written(tmp_path / "out.parquet", 3)
+    with _killed_after(removals, monkeypatch, "unlink", "remove", "rmdir"):
+        finish_step.finish(target, list(written))
     assert finish_step.finish(target, list(written)) == [target.path]
     assert rows_of(target.path) == [{"n": 0}, {"n": 1}, {"n": 2}]
 
@@ -796,20 +803,8 @@ def test_a_last_step_that_is_killed_while_it_joins_may_run_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, removals: int
 ) -> None:
     target, written = _written(tmp_path / "out", 3)
-    left = removals
-
-    def remove(real: Any, *arguments: Any, **options: Any) -> None:
-        nonlocal left
-        if not left:
-            raise KeyboardInterrupt
-        left -= 1
-        real(*arguments, **options)
-
-    with monkeypatch.context() as patched:
-        for name in ("replace", "unlink", "remove", "rmdir"):
-            patched.setattr(os, name, functools.partial(remove, getattr(os, name)))
-        with pytest.raises(KeyboardInterrupt):
-            finish_step.finish(target, list(written))
+    with _killed_after(removals, monkeypatch, "replace", "unlink", "remove", "rmdir"):
+        finish_step.finish(target, list(written))
     [name] = finish_step.finish(target, list(written))
     assert rows_of(name) == [{"n": 0}, {"n": 1}, {"n": 2}]
     assert everything_in(tmp_path / "out") == ["part-00000-of-00001.parquet"]

@@ -144,12 +144,13 @@ class StageRun:
         block.release()
 
     def _in_time(self, read_id: str, block: Block) -> Iterator[KeyedElement]:
-        """Yield the elements of a block, without the windows that have expired."""
+        """Return the elements of a block, without the windows that have expired."""
         if self.expiry is None:
-            yield from self.codec(read_id).keyed_elements(block.data(), with_header=False)
-            return
-        elements = self.codec(read_id).keyed_elements(block.data())
-        for element, expired in self.expiry.kept(elements, self.input_watermark):
+            return self.codec(read_id).keyed_elements(block.data(), with_header=False)
+        return self._without_expired(self.expiry, self.codec(read_id).keyed_elements(block.data()))
+
+    def _without_expired(self, expiry: WindowExpiry, elements: Iterable[KeyedElement]) -> Iterator[KeyedElement]:
+        for element, expired in expiry.kept(elements, self.input_watermark):
             self.dropped += expired
             if element.encoded:
                 yield element
@@ -271,8 +272,7 @@ class StageRun:
         if self.expiry is None:
             return
         clock = self._clock(wall_micros)
-        # As for timers, which must fire before: one for the very end of the window is due a moment later.
-        passed = self.input_watermark if self.input_watermark >= MAX else self.input_watermark - 1
+        passed = self._passed_micros()  # not earlier than timers, which may be set for the very end of the window
         for shard in self.shards:
             is_late_input = shard.holds.minimum < self.input_watermark
             if shard.running or shard.retries or is_late_input:
@@ -301,9 +301,10 @@ class StageRun:
 
     def next_processing_timer(self) -> int | None:
         """Return when the next processing-time timer of a shard that can run fires, in microseconds since 1970."""
-        families = [f.key for f in self.plan.timers if f.is_processing_time]
+        if not self._processing_time:
+            return None
         shards = [shard for shard in self.shards if shard.timers and shard.is_free()]
-        fires = [shard.timers.next_fire(family) for family in families for shard in shards]
+        fires = [shard.timers.next_fire(family) for family in self._processing_time for shard in shards]
         return min((fire for fire in fires if fire is not None), default=None)
 
     def finished(self, bundle: Bundle) -> None:
@@ -334,9 +335,12 @@ class StageRun:
 
     def _clock(self, wall_micros: int) -> dict[FamilyKey, int]:
         """Return the current time of each timer family: timers up to it are due."""
-        # An element at the watermark itself may still arrive, so a timer for that time waits until it has passed.
-        event_micros = self.input_watermark if self.input_watermark >= MAX else self.input_watermark - 1
+        event_micros = self._passed_micros()
         return {f.key: wall_micros if f.is_processing_time else event_micros for f in self.plan.timers}
+
+    def _passed_micros(self) -> int:
+        """Return the last event time that has passed. An element at the watermark itself may still arrive."""
+        return self.input_watermark if self.input_watermark >= MAX else self.input_watermark - 1
 
     # Time
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -98,18 +99,12 @@ def joined(destination: Destination, sources: tuple[WrittenFile, ...]) -> str:
 
 def _joined_text(destination: Destination, sources: tuple[WrittenFile, ...]) -> str:
     """Concatenate text. Compressed streams can be concatenated too: all readers accept them."""
-    output = filesystem.OutputFile(filesystem.new_path(destination.temporary_folder, destination.suffix), None)
-    try:
+    with _new_file(destination, None) as output:
         if destination.format.is_csv:
             output.sink.write(_header(destination, sources[0].schema, destination.whole_file_compression))
         for source in sources:
             with filesystem.open_input(source.path) as file:
-                while chunk := file.read(_CHUNK_BYTES):
-                    output.sink.write(chunk)
-        output.close()
-    except BaseException:
-        output.abandon()
-        raise
+                _copy(file, output)
     return output.path
 
 
@@ -117,20 +112,31 @@ def _joined_csv(destination: Destination, sources: tuple[WrittenFile, ...]) -> s
     """Concatenate CSV files that have headers, of which only the first is kept."""
     codec = destination.whole_file_compression
     header = len(_header(destination, _schema_of_files(destination, sources[0]), None))
-    output = filesystem.OutputFile(filesystem.new_path(destination.temporary_folder, destination.suffix), codec)
-    try:
+    with _new_file(destination, codec) as output:
         for number, source in enumerate(sources):
             with filesystem.open_input(source.path) as file:
                 text = pa.CompressedInputStream(file, codec) if codec else file
                 if number:
                     text.read(header)
-                while chunk := text.read(_CHUNK_BYTES):
-                    output.sink.write(chunk)
+                _copy(text, output)
+    return output.path
+
+
+@contextlib.contextmanager
+def _new_file(destination: Destination, codec: str | None) -> Generator[filesystem.OutputFile]:
+    """Open a new temporary file, and close it, or remove it if the block raises."""
+    output = filesystem.OutputFile(filesystem.new_path(destination.temporary_folder, destination.suffix), codec)
+    try:
+        yield output
         output.close()
     except BaseException:
         output.abandon()
         raise
-    return output.path
+
+
+def _copy(source: pa.NativeFile, output: filesystem.OutputFile) -> None:
+    while chunk := source.read(_CHUNK_BYTES):
+        output.sink.write(chunk)
 
 
 def _schema_of_files(destination: Destination, source: WrittenFile) -> pa.Schema:
