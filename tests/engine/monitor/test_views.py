@@ -26,6 +26,7 @@ from luminosity.engine.monitor.views.summary import summary
 from luminosity.engine.monitor.views.terminal import Terminal, _Above
 from luminosity.events import (
     DeviceView,
+    InferenceView,
     MemoryUse,
     MetricView,
     PoolInfo,
@@ -135,6 +136,16 @@ def test_a_summary_fits_and_says_what_took_long() -> None:
     assert "cpu: 66% busy, 3 min 40 s of work" in text
     assert "at most 15 GB in all processes, at most 115 MB between stages, 3.22 GB spilled to disk" in text
     assert "slowest Read 1 min 0 s" in text
+
+
+def test_a_plain_line_has_the_figures_of_one_model_but_not_of_several_without_names() -> None:
+    model = InferenceView("Embed", inferences=20, batches=2)
+    stage = StageView("s2", "busy", (), 20, 2.0, 0, 0, 1, 1, 60.0)
+    one, several = (
+        line(RUN, a_snapshot(83.0, (replace(stage, inference=models),))) for models in ((model,), (model, model))
+    )
+    assert "batches 10 rows" in one
+    assert "batches" not in several
 
 
 def test_a_plain_line_says_how_far_it_is() -> None:

@@ -82,6 +82,6 @@ def _stage(label: str, stage: StageView) -> str:
         parts.append(words.percent(stage.fraction))
     if stage.status != "busy":
         parts.append(words.status(stage, _LABEL_CHARACTERS))
-    for view in stage.inference:
-        parts += inference.parts(view)[:_MOST_OF_MODELS]
+    if len(stage.inference) == 1:  # figures of several models would need their names: the summary has them
+        parts += inference.parts(stage.inference[0])[:_MOST_OF_MODELS]
     return ", ".join(parts)
