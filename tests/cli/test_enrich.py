@@ -189,7 +189,7 @@ def test_a_row_that_fails_fails_the_run(tmp_path: Path) -> None:
     [
         (
             '{"text": "one"}\n{"text": null}\n',
-            "takes 'text', which is null in row 1 of its batch",
+            "takes 'text', which is null in row ",
             "filter these rows out first, or add --dead-letters PATH\n",
         ),
         (

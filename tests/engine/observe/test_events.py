@@ -153,15 +153,18 @@ def test_a_slow_step_holds_back_what_feeds_it_and_starves_what_follows(
 
 
 def test_queues_stay_within_their_limit_while_the_source_runs() -> None:
-    """The source's bundles would produce far more at once. They are split; nothing is spilled."""
+    """The source's bundles would produce far more at once. They are split; nothing is spilled.
+
+    A request to split is no lock: the source's pace gives it most of a second to arrive.
+    """
 
     def slow(block: bytes) -> int:
-        time.sleep(0.004)
+        time.sleep(0.02)
         return len(block)
 
     def build(pipeline: beam.Pipeline) -> None:
-        numbers = pipeline | "Count" >> beam.Create(range(2000)) | "Spread" >> beam.Reshuffle()
-        large = numbers | "Source" >> beam.Map(_slow_bytes, 100_000, seconds=0.001)
+        numbers = pipeline | "Count" >> beam.Create(range(400)) | "Spread" >> beam.Reshuffle()
+        large = numbers | "Source" >> beam.Map(_slow_bytes, 100_000, seconds=0.01)
         _ = large | "Slow" >> beam.Map(slow).with_resource_hints(accelerator="type:any;count:1")
 
     events = events_of(build, "--cpu_workers=1", "--accelerators=1", "--memory_budget=64MB")
