@@ -12,7 +12,7 @@ import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.runners.runner import PipelineState
-from apache_beam.testing import test_pipeline, test_stream
+from apache_beam.testing import test_pipeline
 
 from luminosity import LuminosityRunner
 from luminosity.engine.explain.dryrun import DryRunner, dry_runs
@@ -79,8 +79,10 @@ def test_what_a_run_would_refuse_is_refused() -> None:
         with pytest.raises(OptionError, match="--cpu_workers=many"):
             pipeline.run()
         pipeline = beam.Pipeline()
-        _ = pipeline | test_stream.TestStream(endpoint="localhost:1")
-        with pytest.raises(UnsupportedPipeline, match="TestStream"):
+        everything = pipeline | "All" >> beam.Create([1])
+        minutes = pipeline | "Minutes" >> beam.Create([2]) | beam.WindowInto(beam.window.FixedWindows(60))
+        _ = (everything, minutes) | "Both" >> beam.Flatten()
+        with pytest.raises(UnsupportedPipeline, match="'Both'"):
             pipeline.run()
     assert runs == []
 

@@ -9,6 +9,7 @@ import time
 from apache_beam.portability.api import beam_fn_api_pb2
 
 from luminosity._text import describe_exit
+from luminosity.engine.data.test_stream import Played
 from luminosity.engine.data.watermarks import MAX
 from luminosity.engine.fnapi.connection import Callbacks
 from luminosity.engine.loop import idle_workers, splits, transfers, workers
@@ -19,6 +20,7 @@ from luminosity.engine.loop.stage import StageRun
 from luminosity.engine.loop.workers import (
     CancelRequested,
     Connected,
+    EventSent,
     Exited,
     Message,
     PoolRun,
@@ -69,7 +71,10 @@ class Scheduler:
     def run(self) -> None:
         """Run the pipeline. Blocks until it is done, or raises what ended it; no worker is left either way."""
         is_done = False
+        test_streams = self._parts.test_streams
         try:
+            if test_streams is not None:
+                test_streams.start(lambda: self._messages.put(EventSent()))
             self._advance()
             self._start_model_workers()
             while not self._is_done():
@@ -80,6 +85,8 @@ class Scheduler:
                 self._listener.tick()
             is_done = True
         finally:
+            if test_streams is not None:
+                test_streams.close()
             self._end_workers(gracefully=is_done)
             for stage in self._parts.stages:
                 stage.release()
@@ -158,7 +165,10 @@ class Scheduler:
             stage.is_ready and (stage.has_work(micros) or stage.next_delayed() <= now) for stage in self._parts.stages
         ):
             return
-        if not test_streams.play() and (fires := self._processing_timers()):
+        played = test_streams.play()
+        if played == Played.WAITING:
+            return
+        if played == Played.ENDED and (fires := self._processing_timers()):
             # Nothing else will move the clock.
             test_streams.advance_clock_to(min(fires))
         self._is_pumping = True  # look again at once
@@ -269,7 +279,7 @@ class Scheduler:
             self._listener.worker_started(message.worker)
         elif isinstance(message, Exited):
             self._handle_exit(message.worker, message.code)
-        else:
+        elif isinstance(message, CancelRequested):
             raise RunCancelled("the run was cancelled")
 
     def _take_response(self, message: Responded) -> None:

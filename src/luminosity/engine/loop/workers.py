@@ -25,6 +25,7 @@ from luminosity.engine.workers.request import WorkerRequest
 __all__ = [
     "CancelRequested",
     "Connected",
+    "EventSent",
     "Exited",
     "Message",
     "PoolRun",
@@ -232,8 +233,12 @@ class CancelRequested:
     """The user has cancelled the run."""
 
 
+class EventSent:
+    """A service has sent an event of a TestStream, or the end of it."""
+
+
 # What other threads put into the loop's queue.
-Message = Connected | Responded | Sent | Exited | CancelRequested
+Message = Connected | Responded | Sent | Exited | CancelRequested | EventSent
 
 
 def start(

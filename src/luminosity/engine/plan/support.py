@@ -60,10 +60,6 @@ def _problems(pipeline: beam_runner_api_pb2.Pipeline) -> Iterator[str]:
     steps = [t for t in components.transforms.values() if not t.subtransforms]
     for step in steps:
         name = repr(step.unique_name)
-        if step.spec.urn == common_urns.primitives.TEST_STREAM.urn:
-            payload = beam_runner_api_pb2.TestStreamPayload.FromString(step.spec.payload)
-            if payload.endpoint.url:
-                yield f"step {name}: found a TestStream with endpoint={payload.endpoint.url!r}, expected listed events"
         if step.spec.urn == common_urns.primitives.FLATTEN.urn and (windows := _different_windows(step, components)):
             yield (
                 f"step {name}: found inputs with different windows ({windows}), expected the same; "
