@@ -30,6 +30,7 @@ __all__ = [
     "StageInfo",
     "StageView",
     "Status",
+    "StreamView",
     "Subscriber",
     "WorkerLost",
     "WorkerStarted",
@@ -56,6 +57,7 @@ class StageInfo:
     pool: str
     reads_from: tuple[str, ...] = ()  # ids of stages
     side_inputs_from: tuple[str, ...] = ()
+    is_stream: bool = False  # whether its input may never end
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,18 @@ class InferenceView:
 
 
 @dataclass(frozen=True)
+class StreamView:
+    """The state of a stage of a stream, whose input may never end."""
+
+    # Event time up to which its output is complete, in seconds since 1970; None before the first data and at the end.
+    watermark: float | None = None
+    behind_seconds: float | None = None  # from the watermark to now; negative if the watermark is ahead of the clock
+    has_ended: bool = False  # whether the watermark has reached the end of time
+    backlog: float | None = None  # work that waits at its source, in the source's unit (bytes or records), if known
+    dropped_late: int = 0  # elements, once for each window, that came later than allowed
+
+
+@dataclass(frozen=True)
 class StageView:
     """The state of a stage at one moment."""
 
@@ -109,6 +123,7 @@ class StageView:
     fraction: float | None = None  # the part of its work that is done, if known
     seconds_left: float | None = None  # estimated, if known
     inference: tuple[InferenceView, ...] = ()  # of its steps that run models
+    stream: StreamView | None = None  # of a stage of a stream
 
 
 @dataclass(frozen=True)
@@ -266,7 +281,8 @@ def to_json(event: Event) -> dict[str, Any]:
 def from_json(data: Any) -> Event:
     """Return the event that :func:`to_json` turned into ``data``.
 
-    Raises :class:`RecordError`, which is a ``ValueError``, for anything else.
+    Leaves out fields that only a later version knows. Raises :class:`RecordError`, which is a ``ValueError``, for
+    anything else.
     """
     try:
         content = dict(data)
@@ -287,11 +303,15 @@ def _plain(value: Any) -> Any:
 def _build(kind: Any, data: Any) -> Any:
     if isinstance(kind, type) and is_dataclass(kind):
         hints = _hints(kind)
-        return kind(**{name: _build(hints[name], value) for name, value in data.items()})
+        return kind(**{name: _build(hints[name], value) for name, value in data.items() if name in hints})
     origin = get_origin(kind)
     if origin is tuple:
         return tuple(_build(get_args(kind)[0], item) for item in data)
     allowed = get_args(kind)
+    if isinstance(data, dict):
+        kinds = [one for one in allowed if is_dataclass(one)]
+        if kinds:
+            return _build(kinds[0], data)
     if origin is Literal:
         is_fitting = data in allowed
     else:

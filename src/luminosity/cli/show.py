@@ -17,7 +17,7 @@ from luminosity.cli import runs
 from luminosity.engine.monitor.records import Record, find
 from luminosity.engine.monitor.views import inference, words
 from luminosity.engine.monitor.views.summary import summary
-from luminosity.events import BundleRetried, Event, MetricView, WorkerLost, to_json
+from luminosity.events import BundleRetried, Event, MetricView, StageView, WorkerLost, to_json
 
 __all__ = ["add_to", "show"]
 
@@ -116,6 +116,9 @@ def _stages(record: Record) -> Table:
     table.add_column("pool", no_wrap=True)
     for name in ("elements", "work"):
         table.add_column(name, no_wrap=True, justify="right")
+    has_streams = any(stage.is_stream for stage in record.started.stages)
+    if has_streams:
+        table.add_column("stream", ratio=2, overflow="fold")
     table.add_column("its time went to", ratio=3, overflow="fold")
     last = {view.id: view for view in record.last.stages} if record.last is not None else {}
     for stage in record.started.stages:
@@ -125,9 +128,17 @@ def _stages(record: Record) -> Table:
             Text(stage.pool),
             words.number(view.elements) if view is not None else "",
             words.duration(view.busy_seconds) if view is not None else "",
+            *([_stream(record, view)] if has_streams else []),
             _shares(record, stage.id),
         )
     return table
+
+
+def _stream(record: Record, view: StageView | None) -> str:
+    """Return rate, lag, backlog and late data of a stage of a stream, over the whole run."""
+    if view is None or view.stream is None or record.last is None:
+        return ""
+    return " · ".join(words.stream_parts(view, seconds=record.last.seconds)[1:])
 
 
 def _shares(record: Record, stage_id: str) -> str:

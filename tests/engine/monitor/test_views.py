@@ -38,6 +38,7 @@ from luminosity.events import (
     StageInfo,
     StageView,
     Status,
+    StreamView,
 )
 from tests.runners import IS_REFERENCE
 
@@ -153,6 +154,92 @@ def test_a_plain_line_says_how_far_it_is() -> None:
     assert text.startswith("pipeline.py 1 min 23 s: 1 of 6 stages done; ")
     assert "Lookup: 1,234,567 done, 10,234/s, 50%, needs worker: cpu" in text
     assert text.endswith("3 of 4 slots busy; about 1 min 47 s left")
+
+
+STREAM_RUN = replace(
+    a_run(["Tick", "Read + Parse", "Count + Write"]),
+    stages=tuple(
+        StageInfo(f"s{n}", label, "cpu", is_stream=n > 0) for n, label in enumerate(("Tick", "Read + Parse", "Count"))
+    ),
+)
+
+
+def stream_at(seconds: float, *, behind: float | None = 2.14) -> Snapshot:
+    source = StreamView(1000.0, behind, backlog=1204.0) if behind is not None else StreamView()
+    stages = (
+        StageView("s0", "done", elements=1, fraction=1.0),
+        StageView("s1", "busy", elements=12_345, rate=1004.2, stream=source),
+        StageView("s2", "starved", ("Read + Parse",), elements=40, rate=0.5, stream=replace(source, dropped_late=12)),
+    )
+    return replace(a_snapshot(seconds, stages), seconds_left=None)
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 120, 160, 250])
+def test_a_stream_has_a_rate_and_a_lag_but_no_end(width: int) -> None:
+    lines = drawn(frame(STREAM_RUN, stream_at(83.0), width, 24), width)
+    assert all(len(text) <= width for text in lines)
+    heads = lines[1].split()
+    assert heads[:4] == ["stage", "elements", "rate", "behind"]
+    assert not {"done", "left"} & set(heads)
+    assert ("late" in heads, "backlog" in heads) == (width >= 100, width >= 90)
+    assert lines[0] == "pipeline.py  1 min 23 s"
+    assert "1,004/s" in lines[3]
+    assert "2.1 s" in lines[3]
+    assert lines[4].endswith("idle")  # as usual between two windows
+
+
+def test_a_stream_without_data_says_so_and_a_pipeline_without_streams_has_no_such_columns() -> None:
+    assert "no data yet" in drawn(frame(STREAM_RUN, stream_at(83.0, behind=None), 80, 24), 80)[3]
+    assert "behind" not in drawn(frame(RUN, SNAPSHOT, 250, 24), 250)[1]
+
+
+def test_a_plain_line_of_a_stream_has_no_percent_and_no_stages_done() -> None:
+    assert line(STREAM_RUN, stream_at(83.0)) == (
+        "pipeline.py 1 min 23 s: Count: 40 elements, 0.5/s, 2.1 s behind, backlog 1,204, 12 late; "
+        "Read + Parse: 12,345 elements, 1,004/s, 2.1 s behind, backlog 1,204; 3 of 4 slots busy"
+    )
+
+
+def test_stages_with_an_end_beside_a_stream_are_counted_until_they_are_done() -> None:
+    snapshot = stream_at(83.0)
+    waiting = replace(snapshot, stages=(replace(snapshot.stages[0], status="busy"), *snapshot.stages[1:]))
+    assert "0 of 1 stages done" in line(STREAM_RUN, waiting)
+
+
+@pytest.mark.parametrize("view", [LiveView, PlainView])
+def test_a_stream_says_once_how_to_stop_it(
+    monkeypatch: pytest.MonkeyPatch, view: Callable[[], LiveView | PlainView]
+) -> None:
+    terminal = a_terminal(monkeypatch)
+    monkeypatch.setenv("COLUMNS", "120")
+    shown = view()
+    for event in (STREAM_RUN, *(stream_at(float(second)) for second in range(1, 12))):
+        shown(event)
+    shown(RunEnded("r", 12.0, "cancelled", stream_at(12.0)))
+    assert terminal.getvalue().count("until you press Ctrl-C") == 1
+    assert "stopped after 12 s" in terminal.getvalue()
+
+
+@pytest.mark.parametrize("view", [LiveView, PlainView])
+def test_a_short_stream_says_nothing(monkeypatch: pytest.MonkeyPatch, view: Callable[[], LiveView | PlainView]) -> None:
+    terminal = a_terminal(monkeypatch)
+    shown = view()
+    for event in (STREAM_RUN, stream_at(0.9), RunEnded("r", 0.95, "done", stream_at(0.95))):
+        shown(event)
+    assert terminal.getvalue() == ""
+
+
+@pytest.mark.parametrize(
+    ("state", "words"), [("cancelled", "stopped after"), ("failed", "failed after"), ("done", "done in")]
+)
+def test_the_summary_of_a_stream_has_its_counts_and_its_average_rate(state: Any, words: str) -> None:
+    lines = drawn(summary(STREAM_RUN, RunEnded("r", 100.0, state, stream_at(100.0))), 100)
+    assert lines[0].strip() == f"pipeline.py  {words} 1 min 40 s"
+    streams = [" ".join(text.split()) for text in lines if text.startswith("stream")]
+    assert streams == [
+        "stream Read + Parse: 12,345 elements · 123/s · 2.1 s behind · backlog 1,204",
+        "stream Count: 40 elements · 0.4/s · 2.1 s behind · backlog 1,204 · 12 late",
+    ]
 
 
 class _FakeTerminal(io.StringIO):

@@ -15,6 +15,8 @@ import apache_beam as beam
 import pytest
 from apache_beam.io.restriction_trackers import OffsetRange
 from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.testing import test_stream
+from apache_beam.transforms import window
 
 from luminosity import LuminosityRunner
 from luminosity.engine.loop import metrics as busy_module
@@ -27,7 +29,9 @@ from luminosity.events import (
     RunEnded,
     RunStarted,
     Snapshot,
+    StageInfo,
     StageView,
+    StreamView,
     Subscriber,
     WorkerLost,
     WorkerStarted,
@@ -371,3 +375,45 @@ def test_busy_time_sums_up_what_overlaps(monkeypatch: pytest.MonkeyPatch) -> Non
     for change in (busy.begin, busy.begin, busy.end, busy.end):
         change()
     assert (busy.seconds, busy.spanned_seconds) == (6.0, 4.0)
+
+
+def test_a_stream_can_be_turned_into_json_and_back() -> None:
+    views = (StreamView(), StreamView(12.5, 0.25, backlog=3.0, dropped_late=2), StreamView(has_ended=True))
+    stages = (StageView("s", "done"), *(StageView("s", "busy", stream=view) for view in views))
+    snapshot = Snapshot("r", 1.0, stages, ())
+    assert from_json(json.loads(json.dumps(to_json(snapshot)))) == snapshot
+    run = RunStarted("r", 0.0, "watch.py", 0.0, (StageInfo("s", "Read", "cpu", is_stream=True),), (), 0)
+    assert from_json(json.loads(json.dumps(to_json(run)))) == run
+
+
+def test_fields_of_a_later_version_are_left_out() -> None:
+    view = StageView("s", "busy", stream=StreamView(12.5, 0.25))
+    data = to_json(Snapshot("r", 1.0, (view,), ()))
+    data["weather"] = "fine"
+    data["stages"][0]["colour"] = {"red": 1}
+    data["stages"][0]["stream"]["depth"] = 3
+    assert from_json(data) == Snapshot("r", 1.0, (view,), ())
+
+
+def test_a_stream_reports_what_came_late_and_how_it_ended() -> None:
+    late = window.TimestampedValue(("a", 1), 3)
+
+    def build(pipeline: beam.Pipeline) -> None:
+        stream = test_stream.TestStream().add_elements([late]).advance_watermark_to(50)
+        _ = (
+            pipeline
+            | "Read" >> stream.add_elements([late]).add_elements([late]).advance_watermark_to_infinity()
+            | "Window" >> beam.WindowInto(window.FixedWindows(10))
+            | "Sum" >> beam.CombinePerKey(sum)
+            | "Last" >> beam.Map(str)
+        )
+
+    events = events_of(build)
+    (run,) = only(RunStarted, events)
+    (ended,) = only(RunEnded, events)
+    assert [stage.is_stream for stage in run.stages] == [True, True]
+    assert [view.stream for view in ended.last.stages] == [
+        StreamView(has_ended=True),
+        StreamView(has_ended=True, dropped_late=2),
+    ]
+    assert all(view.seconds_left is None for snapshot in only(Snapshot, events) for view in snapshot.stages)

@@ -52,6 +52,7 @@ class RunMetrics:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._by_stage: dict[str, dict[Any, _Info]] = {}
+        self._dropped: dict[str, int] = {}
 
     def add(self, stage: str, infos: Iterable[_Info]) -> None:
         """Merge the metrics of a committed bundle into those of its stage."""
@@ -67,6 +68,11 @@ class RunMetrics:
     def count_dropped(self, stage: str, step: str, elements: int) -> None:
         """Count elements that a step dropped because they came later than their windows allow."""
         self.add(stage, [monitoring_infos.int64_user_counter(_NAMESPACE, DROPPED_LATE, elements, ptransform=step)])
+        self._dropped[stage] = self._dropped.get(stage, 0) + elements
+
+    def dropped(self, stage: str) -> int:
+        """Return how many elements were dropped before or in a stage because they came too late."""
+        return self._dropped.get(stage, 0)
 
     def elements(self, stage: str) -> int:
         """Return the number of elements in the largest PCollection of a stage."""

@@ -165,6 +165,10 @@ class StageRun:
         heapq.heappush(self._delayed, (due_at, next(self._order), read_id, block))
         self._delayed_holds.add(block.hold)
 
+    def delayed_blocks(self) -> Iterator[Block]:
+        """Yield the residuals that wait until they are due."""
+        return (block for _, _, _, block in self._delayed)
+
     def next_delayed(self) -> float:
         """Return when the next delayed residual is due."""
         return self._delayed[0][0] if self._delayed else float("inf")

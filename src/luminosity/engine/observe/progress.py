@@ -1,15 +1,22 @@
-"""The progress of a stage: its rate, the fraction that is done, the time left, and how its models do."""
+"""The progress of a stage: its rate, the fraction that is done, the time left, how its models do, or its stream."""
 
 from __future__ import annotations
 
+import struct
 from collections import deque
+from collections.abc import Iterable
+
+from apache_beam.transforms.window import GlobalWindow
 
 from luminosity.core import InferenceMetrics
+from luminosity.engine.data.blocks import Block
+from luminosity.engine.data.watermarks import MIN
+from luminosity.engine.loop.bundle import Bundle
 from luminosity.engine.loop.metrics import RunMetrics
 from luminosity.engine.loop.stage import StageRun
-from luminosity.events import InferenceView
+from luminosity.events import InferenceView, StreamView
 
-__all__ = ["Pace", "StageProgress", "inference_views"]
+__all__ = ["Pace", "RecentRate", "StageProgress", "StreamProgress", "inference_views"]
 
 _LEAST_ARRIVED = 0.02  # a smaller fraction of the input says nothing about the rest
 _LEAST_SECONDS = 2.0  # before that, a stage's speed is that of its start
@@ -18,6 +25,13 @@ _WINDOW_S = 10.0  # a rate covers this time: long enough to be steady, short eno
 _POINT_EVERY_S = 0.5  # bounds the number of points
 _FEWEST_STEPS = 4  # a slow stage changes rarely: its rate covers at least 4 changes, however old
 _MOST_POINTS = int(_WINDOW_S / _POINT_EVERY_S) + _FEWEST_STEPS + 2
+_SPARSE_WINDOW_S = 60.0  # a stream with few changes, such as windows of a minute, has its rate over this time
+_SPARSE_CHANGES = 6  # in that time: more of them say enough within the shorter window
+
+_END_OF_TIME: int = GlobalWindow().max_timestamp().micros  # no element is later
+_MOST_BACKLOG = 1e15  # a source that reports more has no end, and does not know its backlog
+_MOST_RESTRICTIONS = 1000  # decoding more, five times a second, would slow the loop down
+_SIZE = struct.Struct(">d")  # the last bytes of a splittable element: the size of its restriction
 
 
 class StageProgress:
@@ -34,7 +48,8 @@ class StageProgress:
         self._began_at: float | None = None
         self._updated_at = 0.0
         self._clock = 0.0  # seconds in which it could work: the time without input says nothing about its speed
-        self._element_pace = self._work_pace = Pace(0.0)
+        self._element_pace: Pace | RecentRate = Pace(0.0)
+        self._work_pace = Pace(0.0)
         self.elements = 0
         self.rate = 0.0
         self.fraction: float | None = None
@@ -59,7 +74,8 @@ class StageProgress:
             if not running and not self._stage.bundles_done:
                 return
             self._began_at = self._updated_at = seconds
-            self._element_pace, self._work_pace = Pace(seconds), Pace(0.0)
+            self._element_pace = RecentRate(seconds) if self._stage.plan.has_endless_input else Pace(seconds)
+            self._work_pace = Pace(0.0)
         # A sink gathers input before it starts a bundle.
         if has_news or running or (waiting and not self._stage.plan.is_sink):
             self._clock += seconds - self._updated_at
@@ -91,6 +107,84 @@ class StageProgress:
         """Return all work that has arrived so far, or None if there was none or it is unknown."""
         sized_work = self._stage.sized_work
         return self._stage.elements_done + waiting or None if sized_work is None else sized_work.total
+
+
+class StreamProgress:
+    """Tracks the watermark of a stage of a stream, and the backlog of its source."""
+
+    def __init__(self, stage: StageRun, metrics: RunMetrics) -> None:
+        self._stage = stage
+        self._metrics = metrics
+        self._backlog: float | None = None
+
+    def view(self, running: Iterable[Bundle] | None, now_micros: int) -> StreamView:
+        """Return what is known now. ``running`` are the stage's bundles, or None if the run has ended."""
+        watermark = self._stage.output_watermark
+        has_ended = watermark >= _END_OF_TIME
+        is_known = watermark > MIN and not has_ended
+        if self._stage.plan.is_splittable and running is not None:  # at the end, blocks have been released
+            self._backlog = self._size(running)
+        return StreamView(
+            watermark=round(watermark / 1e6, 3) if is_known else None,
+            behind_seconds=round((now_micros - watermark) / 1e6, 3) if is_known else None,
+            has_ended=has_ended,
+            backlog=self._backlog,
+            dropped_late=self._metrics.dropped(self._stage.id),
+        )
+
+    def _size(self, running: Iterable[Bundle]) -> float | None:
+        """Return the size of all restrictions that are not finished, or None if they are too many, or have no end."""
+        blocks = [*self._stage.waiting_blocks(), *self._stage.delayed_blocks()]
+        blocks += [block for bundle in running for of_read in bundle.inputs.values() for block in of_read]
+        if sum(block.count for block in blocks) > _MOST_RESTRICTIONS:
+            return None
+        total = sum(size for block in blocks for size in self._sizes(block))
+        return round(total, 1) if total <= _MOST_BACKLOG else None
+
+    def _sizes(self, block: Block) -> Iterable[float]:
+        data = block.data()
+        if block.count == 1:
+            return _SIZE.unpack(data[-_SIZE.size :])
+        (read,) = self._stage.plan.reads  # a splittable step is the first of its stage
+        values = self._stage.codec(read.transform_id).elements(data)
+        return (_SIZE.unpack(value[-_SIZE.size :])[0] for _, value in values)
+
+
+class RecentRate:
+    """The rate of a stream over the last seconds. It becomes zero soon after the stream pauses.
+
+    >>> rate = RecentRate(began_at=0.0)
+    >>> for second in range(1, 31):
+    ...     rate.reached(second, 5 * second)
+    >>> rate.per_second(30), rate.per_second(45)
+    (5.0, 0.0)
+    """
+
+    def __init__(self, began_at: float) -> None:
+        # Totals and when they were reached, with at least half a second between two of them.
+        self._points: deque[tuple[float, float]] = deque([(began_at, 0.0)])
+        self._total = 0.0
+
+    def reached(self, seconds: float, amount: float) -> None:
+        """Note that the total was ``amount`` at ``seconds``."""
+        self._total = amount
+        if seconds - self._points[-1][0] >= _POINT_EVERY_S:
+            self._points.append((seconds, amount))
+            # One point before the window stays: its total is that of the window's begin.
+            while len(self._points) > 1 and self._points[1][0] <= seconds - _SPARSE_WINDOW_S:
+                self._points.popleft()
+
+    def per_second(self, now: float) -> float:
+        """Return the rate over ten seconds, or over a minute if there were only few changes."""
+        changes = sum(seconds > now - _SPARSE_WINDOW_S for seconds, _ in self._points)
+        window = _SPARSE_WINDOW_S if changes <= _SPARSE_CHANGES else _WINDOW_S
+        first_seconds, first_amount = self._points[0]
+        for seconds, amount in self._points:
+            if seconds > now - window:
+                break
+            first_seconds, first_amount = now - window, amount
+        elapsed = now - first_seconds
+        return (self._total - first_amount) / elapsed if elapsed > 0 else 0.0
 
 
 class Pace:

@@ -79,7 +79,7 @@ class Reporter:
     def ended(self, state: Literal["done", "failed", "cancelled"], failure: str) -> None:
         """Emit the end of the run. Blocks until all subscribers have received it, or a timeout has passed."""
         seconds = self._seconds()
-        last = self._snapshots.take(self.run_id, seconds)
+        last = self._snapshots.take(self.run_id, seconds, is_last=True)
         metrics = self._snapshots.user_metrics()
         self._stream.emit(
             RunEnded(

@@ -11,7 +11,7 @@ from luminosity.engine.loop.parts import RunParts
 from luminosity.engine.loop.stage import StageRun
 from luminosity.engine.loop.workers import PoolRun
 from luminosity.engine.monitor.sampling import Sampler
-from luminosity.engine.observe.progress import StageProgress
+from luminosity.engine.observe.progress import StageProgress, StreamProgress
 from luminosity.engine.observe.user_metrics import user_metrics
 from luminosity.engine.plan.graph import Stage
 from luminosity.events import (
@@ -40,6 +40,8 @@ class Snapshots:
         self._label_of: Callable[[StageRun], str] = lambda stage: labels[stage.id]
         self._statuses = _Statuses(parts.stages, parts.buffers, parts.clock, self._label_of)
         self._progress = {stage.id: StageProgress(stage, parts.metrics) for stage in parts.stages}
+        streams = [stage for stage in parts.stages if stage.plan.has_endless_input]
+        self._streams = {stage.id: StreamProgress(stage, parts.metrics) for stage in streams}
 
     def stages(self) -> tuple[StageInfo, ...]:
         """Return what is known of the stages when the run starts."""
@@ -50,6 +52,7 @@ class Snapshots:
                 stage.pool.plan.name,
                 tuple(writer.id for writer in self._statuses.writers_before[stage.id]),
                 tuple(writer.id for writer in self._statuses.side_input_writers[stage.id]),
+                stage.plan.has_endless_input,
             )
             for stage in self._parts.stages
         )
@@ -64,9 +67,9 @@ class Snapshots:
             for pool in pools
         )
 
-    def take(self, run_id: str, seconds: float) -> Snapshot:
-        """Return the state of the run ``seconds`` after its start."""
-        stages = self._stage_views(seconds)
+    def take(self, run_id: str, seconds: float, *, is_last: bool = False) -> Snapshot:
+        """Return the state of the run ``seconds`` after its start. ``is_last``: the run has ended."""
+        stages = self._stage_views(seconds, is_last)
         return Snapshot(
             run_id,
             round(seconds, 3),
@@ -83,7 +86,7 @@ class Snapshots:
         steps = (step for stage in self._parts.stages for step in stage.plan.steps)
         return user_metrics(self._parts.metrics.by_stage(), steps)
 
-    def _stage_views(self, seconds: float) -> tuple[StageView, ...]:
+    def _stage_views(self, seconds: float, is_last: bool) -> tuple[StageView, ...]:
         running: dict[str, list[Bundle]] = {stage.id: [] for stage in self._parts.stages}
         workers = dict.fromkeys(running, 0)
         for pool in self._parts.pools:
@@ -93,15 +96,18 @@ class Snapshots:
                 for stage_id in {bundle.stage.id for bundle in worker.bundles.values()}:
                     workers[stage_id] += 1
         return tuple(
-            self._stage_view(stage, running[stage.id], workers[stage.id], seconds) for stage in self._parts.stages
+            self._stage_view(stage, running[stage.id], workers[stage.id], seconds, is_last)
+            for stage in self._parts.stages
         )
 
-    def _stage_view(self, stage: StageRun, running: list[Bundle], workers: int, seconds: float) -> StageView:
+    def _stage_view(
+        self, stage: StageRun, running: list[Bundle], workers: int, seconds: float, is_last: bool
+    ) -> StageView:
         retrying = [bundle for shard in stage.shards for bundle in shard.retries]
         queued = stage.queued + sum(bundle.count for bundle in retrying)
         waiting = queued + sum(bundle.count for bundle in running)
         status, by = self._statuses.status(stage, len(running))
-        progress = self._progress[stage.id]
+        progress, stream = self._progress[stage.id], self._streams.get(stage.id)
         progress.update(seconds, len(running), waiting, self._arrived(stage))
         return StageView(
             stage.id,
@@ -117,6 +123,7 @@ class Snapshots:
             fraction=None if progress.fraction is None else round(progress.fraction, 3),
             seconds_left=None if progress.seconds_left is None else round(progress.seconds_left, 1),
             inference=progress.inference,
+            stream=stream.view(None if is_last else running, self._parts.clock.micros()) if stream else None,
         )
 
     def _arrived(self, stage: StageRun) -> float | None:

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from luminosity._text import format_bytes
 from luminosity.engine.monitor.views import inference, words
-from luminosity.events import DeviceView, PoolView, RunStarted, Snapshot, StageView, Status
+from luminosity.events import DeviceView, PoolView, RunStarted, Snapshot, StageView, Status, StreamView
 
 __all__ = ["frame"]
 
@@ -39,17 +39,40 @@ class _Column:
     width: int
     least_screen: int  # columns of the narrowest terminal that shows it
     text: Callable[[StageView], str]
+    of_streams: bool | None = None  # whether only stages of a stream have it, or only the others; None: all have it
+    least_with_streams: int = 0  # columns of the narrowest terminal that shows it beside the columns of streams
 
 
 _COLUMNS = (
     _Column("elements", 9, 0, lambda s: words.number(s.elements)),
     _Column("rate", 9, 0, lambda s: words.rate(s.rate)),
-    _Column("queued", 9, 76, lambda s: words.number(s.queued) if s.queued else ""),
-    _Column("bytes", 8, 100, lambda s: format_bytes(s.queued_bytes) if s.queued_bytes else ""),
-    _Column("workers", 7, 120, lambda s: str(s.workers) if s.workers else ""),
-    _Column("done", 4, 90, lambda s: words.percent(s.fraction) if s.fraction is not None else ""),
-    _Column("about left", 11, 140, lambda s: words.duration(s.seconds_left) if s.seconds_left is not None else ""),
+    _Column("behind", 11, 0, lambda s: _behind(s.stream), of_streams=True),
+    _Column("backlog", 7, 90, lambda s: _backlog(s.stream), of_streams=True),
+    _Column("late", 5, 100, lambda s: _late(s.stream), of_streams=True),
+    _Column("queued", 9, 76, lambda s: words.number(s.queued) if s.queued else "", least_with_streams=110),
+    _Column("bytes", 8, 100, lambda s: format_bytes(s.queued_bytes) if s.queued_bytes else "", least_with_streams=130),
+    _Column("workers", 7, 120, lambda s: str(s.workers) if s.workers else "", least_with_streams=140),
+    _Column("done", 4, 90, lambda s: words.percent(s.fraction) if s.fraction is not None else "", of_streams=False),
+    _Column(
+        "about left",
+        11,
+        140,
+        lambda s: words.duration(s.seconds_left) if s.seconds_left is not None else "",
+        of_streams=False,
+    ),
 )
+
+
+def _behind(stream: StreamView | None) -> str:
+    return words.behind(stream).removesuffix(" behind") if stream is not None else ""
+
+
+def _late(stream: StreamView | None) -> str:
+    return words.amount(stream.dropped_late) if stream is not None and stream.dropped_late else ""
+
+
+def _backlog(stream: StreamView | None) -> str:
+    return words.amount(stream.backlog) if stream is not None and stream.backlog is not None else ""
 
 
 def frame(run: RunStarted, snapshot: Snapshot, width: int, height: int) -> Group:
@@ -99,7 +122,13 @@ def _counts(stages: Sequence[StageView]) -> str:
 def _table(run: RunStarted, stages: Sequence[StageView], width: int) -> list[Text]:
     """Return the lines of the table. Not rich's Table, which takes several times as long, five times a second."""
     labels = {stage.id: stage.label for stage in run.stages}
-    columns = [column for column in _COLUMNS if width >= column.least_screen]
+    has_streams = any(stage.stream is not None for stage in stages)
+    columns = [
+        column
+        for column in _COLUMNS
+        if width >= max(column.least_screen, column.least_with_streams if has_streams else 0)
+        and _has_content(column, stages)
+    ]
     room = width - sum(column.width + len(_GAP) for column in columns) - len(_GAP)
     label_width = max(min(max(map(len, labels.values())), room - _LEAST_STATUS, room // 2), 8)
     status_width = max(room - label_width, 8)
@@ -117,6 +146,20 @@ def _table(run: RunStarted, stages: Sequence[StageView], width: int) -> list[Tex
         style = "dim" if stage.status == "done" else ""
         lines.append(row(label, numbers, words.status(stage, status_width), style, _STYLES[stage.status]))
     return lines
+
+
+def _has_content(column: _Column, stages: Sequence[StageView]) -> bool:
+    if column.of_streams is None:
+        return True
+    streams = [stage.stream for stage in stages if stage.stream is not None]
+    if column.name == "late":
+        return any(stream.dropped_late for stream in streams)
+    # Beside a stream, stages that have ended say nothing: the setup of its source, for example.
+    return bool(streams) if column.of_streams else not streams or any(_has_an_end(stage) for stage in stages)
+
+
+def _has_an_end(stage: StageView) -> bool:
+    return stage.stream is None and stage.status != "done"
 
 
 def _resources(snapshot: Snapshot, width: int) -> list[str]:

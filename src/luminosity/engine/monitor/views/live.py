@@ -9,6 +9,7 @@ import threading
 
 from luminosity._notebook import kernel_shell
 from luminosity._terminal import is_terminal
+from luminosity.engine.monitor.views import words
 from luminosity.engine.monitor.views.frame import frame
 from luminosity.engine.monitor.views.notebook import NotebookView
 from luminosity.engine.monitor.views.plain import PlainView
@@ -63,6 +64,8 @@ class LiveView:
                     return
                 self._terminal = Terminal()
                 self._terminal.take()
+                if text := words.how_to_stop(run):
+                    self._terminal.print_above(text)
             size = self._terminal.console.size
             self._terminal.show(frame(run, snapshot, size.width, size.height))
         except (OSError, ValueError):

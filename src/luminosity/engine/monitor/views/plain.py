@@ -15,6 +15,7 @@ __all__ = ["PlainView", "line"]
 
 
 _EVERY_S = 5.0  # few enough lines for a log
+_STREAM_AFTER_S = 2.0  # a stream that ends sooner needs no word about how to stop it
 _MOST_STAGES = 3  # in one line
 _LABEL_CHARACTERS = 40
 _MOST_OF_MODELS = 3  # parts about each model
@@ -28,6 +29,7 @@ class PlainView:
         self._run: RunStarted | None = None
         self._next_at = _EVERY_S
         self._is_broken = False
+        self._has_told_how_to_stop = False
 
     def __call__(self, event: Event) -> None:
         try:
@@ -40,6 +42,11 @@ class PlainView:
             self._run = event
         if self._run is None or self._is_broken:
             return
+        if isinstance(event, Snapshot) and event.seconds >= _STREAM_AFTER_S and not self._has_told_how_to_stop:
+            self._has_told_how_to_stop = True
+            if text := words.how_to_stop(self._run):
+                sys.stderr.write(text + "\n")
+                sys.stderr.flush()
         if isinstance(event, Snapshot) and event.seconds >= self._next_at:
             self._next_at = event.seconds + _EVERY_S
             sys.stderr.write(line(self._run, event) + "\n")
@@ -55,10 +62,14 @@ def line(run: RunStarted, snapshot: Snapshot) -> str:
     stages = snapshot.stages
     labels = {stage.id: words.shortened(stage.label, _LABEL_CHARACTERS) for stage in run.stages}
     # The stages nearest to the end come first: they make the results.
-    active = [s for s in reversed(stages) if s.status != "done" and s.elements]
+    active = [s for s in reversed(stages) if s.status != "done" and (s.elements or s.stream is not None)]
+    with_end = [stage for stage in stages if stage.stream is None]
+    is_waiting = any(stage.status != "done" for stage in with_end) or len(with_end) == len(stages)
     busy, slots = sum(pool.busy for pool in snapshot.pools), sum(pool.slots for pool in snapshot.pools)
+    # A stream has no end: only stages that have one can be done.
+    done = f"{sum(stage.status == 'done' for stage in with_end)} of {len(with_end)} stages done"
     parts = [
-        f"{sum(stage.status == 'done' for stage in stages)} of {len(stages)} stages done",
+        *([done] if is_waiting else []),
         *(_stage(labels[stage.id], stage) for stage in active[:_MOST_STAGES]),
         f"{busy} of {slots} slots busy",
     ]
@@ -75,12 +86,16 @@ def _lines(content: RenderableType) -> list[str]:
 
 
 def _stage(label: str, stage: StageView) -> str:
-    parts = [f"{label}: {words.number(stage.elements)} done"]
-    if stage.rate:
-        parts.append(words.rate(stage.rate))
-    if stage.fraction is not None:
-        parts.append(words.percent(stage.fraction))
-    if stage.status != "busy":
+    if stage.stream is not None:
+        parts = [f"{label}: {words.stream_parts(stage)[0]}", *words.stream_parts(stage)[1:]]
+    else:
+        parts = [f"{label}: {words.number(stage.elements)} done"]
+        if stage.rate:
+            parts.append(words.rate(stage.rate))
+        if stage.fraction is not None:
+            parts.append(words.percent(stage.fraction))
+    # A stage that keeps up with its stream is idle most of the time.
+    if stage.status != "busy" and (stage.stream is None or stage.status in ("held back", "needs worker")):
         parts.append(words.status(stage, _LABEL_CHARACTERS))
     if len(stage.inference) == 1:  # figures of several models would need their names: the summary has them
         parts += inference.parts(stage.inference[0])[:_MOST_OF_MODELS]

@@ -17,22 +17,32 @@ __all__ = ["is_worth_printing", "summary"]
 
 _ENDINGS = {"done": "done in", "failed": "failed after", "cancelled": "cancelled after"}
 _STYLES = {"done": "bold green", "failed": "bold red", "cancelled": "bold yellow"}
+_STOPPED = "stopped after", "bold green"  # a stream has no other end
 _SLOWEST = 3  # stages named
+_STREAMS = 3  # stages of a stream named: those nearest to the end, which make the results
 _LABEL_CHARACTERS = 40
 _SUMMARY_AFTER_S = 2.0  # shorter runs need none
 _METRICS = 20  # lines
 
 
 def summary(run: RunStarted, ended: RunEnded) -> Group:
-    """Return state, failure, time, pools, devices, models, memory, the slowest stages, and metrics of user code."""
+    """Return state, failure, time, streams, pools, devices, models, memory, slow stages, and metrics of user code."""
     last = ended.last
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     title = Text(run.name, style="bold")
-    title.append(f"  {_ENDINGS[ended.state]} {words.duration(ended.seconds)}", style=_STYLES[ended.state])
+    how, style = _ENDINGS[ended.state], _STYLES[ended.state]
+    streams = [stage for stage in last.stages if stage.stream is not None]
+    if streams and ended.state == "cancelled":
+        how, style = _STOPPED
+    title.append(f"  {how} {words.duration(ended.seconds)}", style=style)
     if ended.state == "failed":
         table.add_row("failure", Text(ended.failure))
+    labels = {stage.id: words.shortened(stage.label, _LABEL_CHARACTERS) for stage in run.stages}
+    for stage in streams[-_STREAMS:]:
+        parts = words.stream_parts(stage, seconds=ended.seconds)
+        table.add_row("stream", Text(f"{labels[stage.id]}: {' · '.join(parts)}"))
     for pool in last.pools:
         use = f"{words.percent(pool.busy_fraction)} busy, {words.duration(pool.busy_seconds)} of work"
         table.add_row("pool", Text(f"{pool.name}: {use}"))
@@ -42,7 +52,6 @@ def summary(run: RunStarted, ended: RunEnded) -> Group:
         table.add_row("model", Text(inference.sentence(view)))
     table.add_row("memory", Text(", ".join(_memory(ended))))
     slowest = sorted((s for s in last.stages if s.busy_seconds > 0), key=lambda s: s.busy_seconds, reverse=True)
-    labels = {stage.id: words.shortened(stage.label, _LABEL_CHARACTERS) for stage in run.stages}
     named = [f"{labels[s.id]} {words.duration(s.busy_seconds)}" for s in slowest[:_SLOWEST]]
     if named:
         table.add_row("slowest", Text(", ".join(named)))

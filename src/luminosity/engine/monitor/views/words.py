@@ -3,20 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime, timedelta, timezone
 
-from luminosity.events import StageView
+from luminosity.events import RunStarted, StageView, StreamView
 
-__all__ = ["duration", "milliseconds", "number", "percent", "rate", "shortened", "status"]
+__all__ = [
+    "amount",
+    "behind",
+    "duration",
+    "how_to_stop",
+    "milliseconds",
+    "number",
+    "percent",
+    "rate",
+    "shortened",
+    "status",
+    "stream_parts",
+]
 
 
 _SEPARATOR = " + "
+_DAY_S = 86_400
+_YEAR_S = 365 * _DAY_S
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_AHEAD_S = 1.0  # clocks differ by less
 
 
 def duration(seconds: float) -> str:
     """Return a duration in its two largest units.
 
-    >>> duration(0.84), duration(42.3), duration(605), duration(7500)
-    ('0.8 s', '42 s', '10 min 5 s', '2 h 5 min')
+    >>> duration(0.84), duration(42.3), duration(605), duration(7500), duration(200_000)
+    ('0.8 s', '42 s', '10 min 5 s', '2 h 5 min', '2 d 7 h')
     """
     if seconds < 10:
         return f"{seconds:.1f} s"
@@ -25,7 +42,9 @@ def duration(seconds: float) -> str:
         return f"{whole} s"
     if whole < 3600:
         return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
+    if whole < 2 * _DAY_S:
+        return f"{whole // 3600} h {whole % 3600 // 60} min"
+    return f"{whole // _DAY_S} d {whole % _DAY_S // 3600} h"
 
 
 def milliseconds(seconds: float) -> str:
@@ -47,6 +66,68 @@ def number(count: int) -> str:
     if count < 10_000_000:
         return f"{count:,}"
     return f"{count / 1e6:,.1f}M" if count < 10**9 else f"{count / 1e9:,.2f}G"
+
+
+def amount(size: float) -> str:
+    """Return an amount whose unit is unknown, in at most six characters.
+
+    >>> amount(0.0), amount(1204.0), amount(1_234_567.0), amount(2.5e12)
+    ('0', '1,204', '1.2M', '2.5T')
+    """
+    for least, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M")):
+        if size >= least:
+            return f"{size / least:,.1f}{unit}"
+    return f"{size:,.0f}"
+
+
+def behind(stream: StreamView) -> str:
+    """Return how far the watermark of a stream is behind now.
+
+    >>> behind(StreamView()), behind(StreamView(0.0, 2.14)), behind(StreamView(0.0, 0.05))
+    ('no data yet', '2.1 s behind', '50 ms behind')
+    >>> behind(StreamView(0.0, -7200.0))
+    '2 h 0 min ahead'
+    >>> behind(StreamView(100.0, 1.8e9)), behind(StreamView(has_ended=True))
+    ('at 1970-01-01', 'done')
+    """
+    if stream.has_ended:
+        return "done"
+    if stream.watermark is None or stream.behind_seconds is None:
+        return "no data yet"
+    if abs(stream.behind_seconds) > _YEAR_S and abs(stream.watermark) < 200 * _YEAR_S:
+        return f"at {_EPOCH + timedelta(seconds=stream.watermark):%Y-%m-%d}"  # its times are not those of today
+    if stream.behind_seconds < -_AHEAD_S:
+        return f"{duration(-stream.behind_seconds)} ahead"
+    if stream.behind_seconds < 1:
+        return f"{max(0, round(1000 * stream.behind_seconds))} ms behind"
+    return f"{duration(stream.behind_seconds)} behind"
+
+
+def stream_parts(stage: StageView, *, seconds: float | None = None) -> list[str]:
+    """Return what is known of a stage of a stream; with ``seconds``, the length of the run, its average rate.
+
+    >>> stream = StreamView(watermark=0.0, behind_seconds=2.1, backlog=1204.0, dropped_late=12)
+    >>> stream_parts(StageView("s", "busy", elements=12_345, rate=1004.2, stream=stream))
+    ['12,345 elements', '1,004/s', '2.1 s behind', 'backlog 1,204', '12 late']
+    """
+    stream = stage.stream or StreamView()
+    per_second = stage.rate if seconds is None else stage.elements / max(seconds, 1e-9)
+    parts = [f"{number(stage.elements)} elements", rate(per_second), behind(stream)]
+    parts.append(f"backlog {amount(stream.backlog)}" if stream.backlog else "")
+    parts.append(f"{number(stream.dropped_late)} late" if stream.dropped_late else "")
+    return [part for part in parts if part]
+
+
+def how_to_stop(run: RunStarted) -> str:
+    """Return how a run with a stream ends; an empty string if the run has an end.
+
+    >>> from luminosity.events import StageInfo
+    >>> how_to_stop(RunStarted("r", 0.0, "watch.py", 0.0, (StageInfo("s", "Read", "cpu", is_stream=True),), (), 0))
+    'watch.py reads a stream: it runs until its sources end, or until you press Ctrl-C'
+    """
+    if not any(stage.is_stream for stage in run.stages):
+        return ""
+    return f"{run.name} reads a stream: it runs until its sources end, or until you press Ctrl-C"
 
 
 def rate(per_second: float) -> str:
@@ -93,7 +174,11 @@ def status(stage: StageView, width: int = 80) -> str:
 
     >>> status(StageView("s1", "held back", ("Embed",)))
     'held back by Embed'
+    >>> status(StageView("s1", "starved", ("Embed",), stream=StreamView()))
+    'idle'
     """
+    if stage.status == "starved" and stage.stream is not None and not stage.queued:
+        return "idle"  # the usual state of a stage that keeps up with its stream
     if stage.status == "busy":
         return "busy"
     if stage.status == "needs worker":
