@@ -169,8 +169,7 @@ class Run:
             try:
                 self._server.stop()
                 self._remove_folders()
-                if self.state != PipelineState.DONE:
-                    remove_local(self._of_steps)
+                remove_local(self._of_steps)  # also after success: a stream's steps don't know which is the last
                 self._sampler.stop()
                 self._reporter.ended(_ENDINGS[self.state], _headline(self.failure))
                 if self.state == PipelineState.FAILED and self.on_failure is not None:

@@ -14,11 +14,12 @@ from apache_beam.pvalue import AsIter
 from apache_beam.transforms.window import GlobalWindows
 
 from luminosity.core import TEMPORARY_FOLDER, WRITES_A_FILE_PER_BUNDLE
-from luminosity.errors import Fix, WriteError
+from luminosity.errors import WriteError
 from luminosity.io.writing import existing
 from luminosity.io.writing.destination import Destination, IfExists
 from luminosity.io.writing.finish_step import BeginDoFn, FinishDoFn
 from luminosity.io.writing.schema_checks import check_writable
+from luminosity.io.writing.window_files import BeginStreamDoFn, GroupByPane, PublishPaneDoFn, check_windows
 from luminosity.io.writing.write_errors import clear_errors
 from luminosity.io.writing.write_step import WriteDoFn
 
@@ -30,6 +31,9 @@ class WriteTable(beam.PTransform[beam.PCollection[pa.RecordBatch], beam.PCollect
 
     Workers write to temporary files, which get their final names when all rows are written. So readers never see an
     incomplete file, retried bundles write no row twice, and a failed run leaves no files.
+
+    In a stream, each window has its own files: they get their names when the window ends, or when its trigger fires.
+    The names tell the window and the pane. The stream needs windows that end, or a trigger.
 
     >>> import tempfile
     >>> folder = tempfile.mkdtemp()
@@ -64,7 +68,8 @@ class WriteTable(beam.PTransform[beam.PCollection[pa.RecordBatch], beam.PCollect
             if_exists: What to do if the folder has files, or the file exists: ``"fail"`` before the run;
                 ``"replace"`` them when the new files are complete; ``"append"`` files beside them. If there are no
                 rows, ``"replace"`` keeps the old files and fails, unless ``allow_empty`` is set; ``"fail"`` and
-                ``"append"`` lose nothing and succeed.
+                ``"append"`` lose nothing and succeed. In a stream, this is decided when it starts, and
+                ``"replace"`` removes the old files when the first window is complete.
             format: The format; by default the one of the path's suffix, otherwise Parquet.
             compression: For Parquet ``"zstd"``, ``"snappy"``, ``"gzip"``, ``"lz4"``, ``"brotli"`` or ``"none"``; by
                 default snappy for floats and zstd for other columns. For Arrow ``"lz4"`` (default), ``"zstd"`` or
@@ -110,23 +115,37 @@ class WriteTable(beam.PTransform[beam.PCollection[pa.RecordBatch], beam.PCollect
 
     def expand(self, input_or_inputs: beam.PCollection[pa.RecordBatch]) -> beam.PCollection[str]:
         """Write temporary files in parallel, then give them their final names in one last step."""
-        table = input_or_inputs
+        table: Any = input_or_inputs
         destination = self._destination.for_another_run()  # The transform may be applied to several tables.
         if not table.is_bounded:
-            raise WriteError(
-                f"{destination.path}: found unbounded input, expected bounded input: the files would never be complete",
-                fix=Fix("write each window with beam.io.fileio.WriteToFiles"),
-            )
+            self._check_stream(table)
         with clear_errors(destination.path):
             existing.check(destination)
             existing.check_access(destination)
-        if not table.windowing.is_default():
-            table |= "Global" >> beam.WindowInto(GlobalWindows())
         # Bytes, because Beam takes only ASCII in texts, and the names of folders may have other letters.
         annotations = {WRITES_A_FILE_PER_BUNDLE: b"", TEMPORARY_FOLDER: destination.temporary_folder.encode()}
+        once = table.pipeline | "Once" >> beam.Impulse()
+        if table.is_bounded:
+            if not table.windowing.is_default():
+                table |= "Global" >> beam.WindowInto(GlobalWindows())
+        else:
+            table |= "Gather" >> beam.Reshuffle()  # A source of a stream has short bundles: too many files.
         with table.pipeline.transform_annotations(**annotations):
             written: beam.PCollection[Any] = table | "Write" >> beam.ParDo(WriteDoFn(destination))  # pyright: ignore
-        once = table.pipeline | "Once" >> beam.Impulse()
-        made = once | "Begin" >> beam.ParDo(BeginDoFn(destination)).with_output_types(str)
-        finish = FinishDoFn(destination)
-        return once | "Finish" >> beam.ParDo(finish, AsIter(written), AsIter(made)).with_output_types(str)
+        if table.is_bounded:
+            made = once | "Begin" >> beam.ParDo(BeginDoFn(destination)).with_output_types(str)
+            finish = FinishDoFn(destination)
+            return once | "Finish" >> beam.ParDo(finish, AsIter(written), AsIter(made)).with_output_types(str)
+        begun = once | "Begin" >> beam.ParDo(BeginStreamDoFn(destination)).with_output_types(list[str])
+        publish = PublishPaneDoFn(destination, table.windowing.windowfn.get_window_coder())
+        panes: Any = written | "ByPane" >> GroupByPane()
+        return panes | "Finish" >> beam.ParDo(publish, AsIter(begun)).with_output_types(str)
+
+    def _check_stream(self, table: beam.PCollection[pa.RecordBatch]) -> None:
+        if self._destination.is_one_file:
+            raise WriteError(
+                f"{self._destination.path}: found the name of one file, expected a folder: a stream writes files for "
+                "each window",
+                fix=f"write to {self._destination.path}/ instead",
+            )
+        check_windows(self._destination.path, table.windowing)

@@ -22,7 +22,6 @@ import pyarrow as pa
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
-from apache_beam.testing import test_stream
 from apache_beam.testing.util import assert_that, equal_to
 from apache_beam.transforms import window
 from hypothesis import Phase, given, settings
@@ -593,11 +592,6 @@ def test_one_schema(tmp_path: Path, in_one_bundle: bool) -> None:
         pipeline.run()
     # Hidden files of other bundles stay: a bundle can't know that the run is over.
     assert [name for name in everything_in(tmp_path / "out") if not name.startswith(".luminosity-write-")] == []
-
-
-def test_input_without_an_end(tmp_path: Path) -> None:
-    with pytest.raises(WriteError, match="found unbounded input, expected bounded input"):
-        _ = beam.Pipeline() | test_stream.TestStream() | WriteTable(str(tmp_path / "out"))
 
 
 def _full(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

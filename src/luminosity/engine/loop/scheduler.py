@@ -132,7 +132,7 @@ class Scheduler:
         # bundle is small and never waits, since its output may be a side input that other stages wait for.
         for stage in sorted(self._latest_first, key=lambda stage: stage.has_begun):
             stage.wake_delayed(now)
-            if not stage.is_ready or not stage.has_work(wall_micros) or stage.is_gathering(now):
+            if not stage.is_ready or not stage.has_work(wall_micros) or self._is_gathering(stage, now):
                 continue
             outflow = self._parts.outflows[stage.id]
             while stage.has_work(wall_micros) and not outflow.is_held_back():
@@ -154,6 +154,10 @@ class Scheduler:
                 self._want_worker(pool, now, work)
         for pool_id in set(self._saturated_since) - saturated:
             del self._saturated_since[pool_id]
+
+    def _is_gathering(self, stage: StageRun, now: float) -> bool:
+        """Return whether a sink waits for more input. A TestStream sends none before the sink has done its work."""
+        return self._parts.test_streams is None and stage.is_gathering(now)
 
     def _play_test_events(self) -> None:
         """Play the next events of TestStreams once all that came of the last ones is done."""

@@ -38,6 +38,7 @@ _BUNDLE_TIMERS = 10_000  # at most in a bundle: about a second of work
 _SINK_BYTES = 8 << 20  # enough for a file of a useful size
 _GATHERING_S = 5.0  # how long a sink waits for more input, at least: files of less are too many
 _MOST_GATHERING_S = 30.0  # and at most, so that output appears
+_GATHERING_IN_STREAM_S = 1.0  # how long a sink in a stream waits: its windows are late by that much
 
 
 class StageRun:
@@ -193,6 +194,8 @@ class StageRun:
             self._first_gathered_at = now
         # Wait as long as the sink has run so far: the number of files grows with the logarithm of the time.
         patience = min(_MOST_GATHERING_S, max(_GATHERING_S, now - self._first_gathered_at))
+        if self.plan.has_endless_input:
+            patience = _GATHERING_IN_STREAM_S
         return not has_enough and now - self._gathering_since < patience
 
     def next_is_suspect(self) -> bool:

@@ -24,6 +24,8 @@ _JOINED_BYTES = 32 << 20  # of a file that is made of small ones
 # One step joins the files, so it must not take long: a second or two, whatever the size of the table.
 _MOST_JOINED_BYTES = 128 << 20
 _MOST_JOINED_FILES = 1_000
+# A stream writes small files every second, and nothing waits for the joining of a window except the window itself.
+_MOST_JOINED_BYTES_OF_PANE = 1 << 30
 
 
 class Move(NamedTuple):
@@ -33,33 +35,40 @@ class Move(NamedTuple):
     final: str
 
 
-def final_names(destination: Destination, written: list[WrittenFile]) -> list[Move]:
-    """Return the final files. The result depends only on ``written``, so that a retry comes to the same names."""
+def final_names(destination: Destination, written: list[WrittenFile], pane: str | None = None) -> list[Move]:
+    """Return the final files. The result depends only on the arguments, so that a retry comes to the same names.
+
+    ``pane`` names the window and pane of a stream that the files hold, and becomes a part of their names.
+    """
     with_rows = [file for file in written if file.rows] or written[:1]
     with_rows.sort(key=lambda file: (file.partition, file.path))
     if destination.is_one_file:
         return [Move(tuple(with_rows), destination.path)] if with_rows else []
     # A run that appends needs names that no other run gives.
     mark = f"-{_digest(with_rows)}" if destination.if_exists == "append" else ""
-    groups = _joined_groups(with_rows, destination.rows_per_file)
+    most = (_MOST_JOINED_FILES, _MOST_JOINED_BYTES) if pane is None else (len(with_rows), _MOST_JOINED_BYTES_OF_PANE)
+    groups = _joined_groups(with_rows, destination.rows_per_file, *most)
+    prefix = "part" if pane is None else f"part-{pane}"
     counts = Counter(group[0].partition for group in groups)
     numbers: Counter[str] = Counter()
     moves: list[Move] = []
     for group in groups:
         partition = group[0].partition
-        name = f"part-{numbers[partition]:05}-of-{counts[partition]:05}{mark}{destination.suffix}"
+        name = f"{prefix}-{numbers[partition]:05}-of-{counts[partition]:05}{mark}{destination.suffix}"
         numbers[partition] += 1
         moves.append(Move(group, filesystem.join(destination.path, partition, name)))
     return moves
 
 
-def _joined_groups(files: list[WrittenFile], most_rows: int | None) -> list[tuple[WrittenFile, ...]]:
+def _joined_groups(
+    files: list[WrittenFile], most_rows: int | None, most_joined: int, most_joined_bytes: int
+) -> list[tuple[WrittenFile, ...]]:
     """Return the files, of which small ones of the same partition are put together: each becomes one final file."""
     small: set[str] = set()
     total = 0
-    for file in sorted(files, key=lambda file: (file.size, file.path))[:_MOST_JOINED_FILES]:
+    for file in sorted(files, key=lambda file: (file.size, file.path))[:most_joined]:
         total += file.size
-        if file.size >= _SMALL_BYTES or total > _MOST_JOINED_BYTES:
+        if file.size >= _SMALL_BYTES or total > most_joined_bytes:
             break
         small.add(file.path)
     groups: list[list[WrittenFile]] = []
