@@ -144,9 +144,12 @@ def _buffers(
                 codecs.elements(buffer.coder_id),
                 codecs.elements(buffer.output_coder_id),
                 codecs.windowing(buffer.pcollection_id),
+                state,
                 blocks,
                 clock,
+                spill_folder,
             )
+            spill_policy.live_groupings.append(live)
         elif buffer.kind is BufferKind.GROUP:
             grouping = Grouping(
                 codecs.elements(buffer.coder_id),
@@ -176,5 +179,7 @@ def _buffers(
                 if buffer.grouping is not None:
                     # The coder of a side input can't follow references to large groups in the state store.
                     buffer.grouping.may_refer_to_state = False
+                if buffer.live is not None:
+                    buffer.live.may_refer_to_state = False
             state.add_side_input(side_input.transform_id, side_input.tag, buffer.side_input.read)
     return buffers

@@ -8,17 +8,24 @@ from typing import Any
 
 import apache_beam as beam
 import pytest
-from apache_beam.coders import coder_impl
+from apache_beam.coders import coder_impl, coders
 from apache_beam.metrics import MetricsFilter
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.testing.test_stream import TestStream
 from apache_beam.transforms import trigger
 from apache_beam.transforms.core import Windowing
-from apache_beam.transforms.timeutil import TimeDomain
-from apache_beam.transforms.window import FixedWindows, Sessions, SlidingWindows, TimestampCombiner, TimestampedValue
+from apache_beam.transforms.window import (
+    FixedWindows,
+    IntervalWindow,
+    Sessions,
+    SlidingWindows,
+    TimestampCombiner,
+    TimestampedValue,
+    WindowFn,
+)
 from apache_beam.utils.timestamp import Timestamp
 from apache_beam.utils.windowed_value import PaneInfoTiming, WindowedValue
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from luminosity import LuminosityRunner
@@ -26,14 +33,18 @@ from luminosity.engine.data.blocks import Block, BlockStore
 from luminosity.engine.data.clock import ManualClock
 from luminosity.engine.data.expiry import expiry_micros
 from luminosity.engine.data.live_grouping import LiveGrouping, panes_of
+from luminosity.engine.data.state import StateStore
 from luminosity.engine.data.trigger_panes import TriggerPanes
 from luminosity.engine.data.watermarks import MAX
 from luminosity.engine.data.window_panes import WindowPanes
 from luminosity.engine.loop.metrics import DROPPED_LATE
+from luminosity.engine.loop.spill_policy import SpillPolicy
 from luminosity.engine.plan.codecs import Codecs
 from luminosity.engine.plan.graph import BufferKind
 from luminosity.engine.plan.planner import plan
 from luminosity.engine.spill.quota import Ledger
+from luminosity.errors import ResourcesExceeded
+from tests.engine.data.beam_panes import BeamPanes
 from tests.runners import IS_REFERENCE, run
 
 pytestmark = pytest.mark.skipif(IS_REFERENCE, reason="it has no streams")
@@ -61,23 +72,27 @@ class _Group:
         (buffer,) = [buffer for buffer in graph.buffers.values() if buffer.kind is BufferKind.GROUP]
         assert buffer.is_unbounded
         self._codecs = Codecs(graph)
-        self._blocks = BlockStore(str(folder), Ledger(str(folder / "quota"), 1 << 20, 1))
+        self.ledger = Ledger(str(folder / "quota"), 1 << 20, 1)
+        self.blocks = BlockStore(str(folder), self.ledger)
         self._written, self._read = buffer.coder_id, buffer.output_coder_id
         self.clock = ManualClock()
+        self.state = StateStore(str(folder), self.ledger)
         self.windowing = self._codecs.windowing(buffer.pcollection_id)
         self.grouping = LiveGrouping(
             self._codecs.elements(self._written),
             self._codecs.elements(self._read),
             self.windowing,
-            self._blocks,
+            self.state,
+            self.blocks,
             self.clock,
+            str(folder),
         )
 
     def add(self, key: str, *seconds: float) -> list[Any]:
         """Add an element for each timestamp, and return the panes that this brings."""
         self.grouping.add(self.encoded(key, *seconds))
-        self.grouping.absorb()
-        return self._panes()
+        self.grouping.pump(self.grouping.watermark)
+        return self.panes()
 
     def encoded(self, key: str, *seconds: float) -> Block:
         """Return a block with an element for each timestamp."""
@@ -87,20 +102,20 @@ class _Group:
             context = self.windowing.windowfn.AssignContext(second)
             windows = tuple(self.windowing.windowfn.assign(context))
             encoded += encode(WindowedValue((key, int(second)), second, windows))
-        return self._blocks.of_bytes(encoded, len(seconds), int(min(seconds) * _S))
+        return self.blocks.of_bytes(encoded, len(seconds), int(min(seconds) * _S))
 
     def advance(self, seconds: float) -> list[Any]:
         """Move the watermark, and return the panes that this brings."""
-        self.grouping.advance(min(MAX, int(seconds * _S)))
-        return self._panes()
+        self.grouping.pump(min(MAX, int(seconds * _S)))
+        return self.panes()
 
     def advance_clock(self, seconds: float) -> list[Any]:
         """Move the processing time, and return the panes that this brings."""
         self.clock.advance(int(seconds * _S))
-        self.grouping.advance(self.grouping.watermark)
-        return self._panes()
+        self.grouping.pump(self.grouping.watermark)
+        return self.panes()
 
-    def _panes(self) -> list[Any]:
+    def panes(self) -> list[Any]:
         panes: list[Any] = []
         while (block := self.grouping.next_block()) is not None:
             decoder = self._codecs.impl(self._read)
@@ -136,50 +151,101 @@ def test_nothing_is_left_of_windows_that_have_expired(tmp_path: Path) -> None:
     assert group.grouping.next_fire() is None
 
 
-def _fired(panes: Iterable[tuple[bytes, Any]]) -> list[Any]:
-    """Return all that can be seen of panes, by key and window: windows of one moment have no order."""
-    return sorted(
-        ((key, list(pane.value), pane.timestamp, pane.pane_info, pane.windows) for key, pane in panes),
-        key=lambda pane: (pane[0], repr(pane[4]), pane[3].index),
-    )
+def _fired(panes: Iterable[tuple[bytes, Any] | None]) -> list[Any]:
+    """Return all that can be seen of panes, by key and window: windows of one moment and values have no order."""
+    seen = [
+        (key, sorted(getattr(pane.value, "values", pane.value)), pane.timestamp, pane.pane_info, pane.windows)
+        for key, pane in filter(None, panes)
+    ]
+    return sorted(seen, key=lambda pane: (pane[0], repr(pane[4]), pane[3].index))
 
 
 _ELEMENTS = st.lists(st.tuples(st.sampled_from([b"a", b"b"]), st.integers(0, 60)), min_size=1, max_size=5)
 _EVENTS: st.SearchStrategy[list[Any]] = st.lists(
-    st.one_of(st.tuples(st.just("advance"), st.integers(0, 60)), st.tuples(st.just("add"), _ELEMENTS)), max_size=12
+    st.one_of(
+        st.tuples(st.sampled_from(["watermark", "clock"]), st.integers(0, 60)), st.tuples(st.just("add"), _ELEMENTS)
+    ),
+    max_size=12,
 )
+_LEAVES = st.one_of(
+    st.integers(1, 3).map(trigger.AfterCount),
+    st.integers(1, 20).map(trigger.AfterProcessingTime),
+    st.just(trigger.AfterWatermark()),
+    st.just(trigger.DefaultTrigger()),
+)
+_TRIGGERS = st.one_of(
+    _LEAVES,
+    st.builds(trigger.AfterWatermark, st.none() | _LEAVES, st.none() | _LEAVES),
+    st.builds(trigger.Repeatedly, _LEAVES),
+    st.builds(trigger.AfterAny, _LEAVES, _LEAVES),
+    st.builds(trigger.AfterAll, _LEAVES, _LEAVES),
+    st.builds(trigger.AfterEach, _LEAVES, _LEAVES),
+    st.builds(lambda *of: trigger.Repeatedly(trigger.AfterAny(*of)), _LEAVES, _LEAVES),
+    st.builds(lambda *of: trigger.AfterEach(*map(trigger.Repeatedly, of)), _LEAVES, _LEAVES),
+)
+_MODES = st.sampled_from([trigger.AccumulationMode.DISCARDING, trigger.AccumulationMode.ACCUMULATING])
+_COMBINERS = st.sampled_from(["OUTPUT_AT_EOW", "OUTPUT_AT_EARLIEST", "OUTPUT_AT_LATEST"])
+_UNMERGED: list[Any] = [FixedWindows(10), FixedWindows(7, offset=3), SlidingWindows(20, 10)]
 
 
-@given(
-    events=_EVENTS,
-    window=st.sampled_from([FixedWindows(10), FixedWindows(7, offset=3), SlidingWindows(20, 10)]),
-    lateness=st.sampled_from([0, 5, 15]),
-    mode=st.sampled_from([trigger.AccumulationMode.DISCARDING, trigger.AccumulationMode.ACCUMULATING]),
-    combiner=st.sampled_from(["OUTPUT_AT_EOW", "OUTPUT_AT_EARLIEST", "OUTPUT_AT_LATEST"]),
-)
-def test_the_quick_way_fires_what_beams_trigger_machine_fires(
-    events: list[Any], window: Any, lateness: int, mode: Any, combiner: str
-) -> None:
-    combiner_value: Any = getattr(TimestampCombiner, combiner)
-    windowing = Windowing(window, trigger.DefaultTrigger(), mode, combiner_value, lateness)
-    quick, machine = WindowPanes(windowing), TriggerPanes(windowing, ManualClock())
-    assert type(panes_of(windowing, ManualClock())) is WindowPanes
+def _compare(windowing: Windowing, one: Any, other: Any, clock: ManualClock, events: list[Any]) -> None:
+    """Check that two ways fire the same panes and hold the watermark at the same times."""
     watermark = 0
-    steps: list[tuple[str, Any]] = [*events, ("advance", 1000)]
+    steps: list[tuple[str, Any]] = [*events, ("watermark", 1000)]
     for number, (kind, data) in enumerate(steps):
-        if kind == "advance":
-            watermark = max(watermark, data * _S)
-            assert _fired(quick.advance(watermark)) == _fired(machine.advance(watermark))
-            assert (quick.is_empty, quick.earliest == MAX) == (machine.is_empty, machine.earliest == MAX)
+        if kind == "clock":
+            clock.advance(data * _S)
+        if kind != "add":
+            watermark = max(watermark, data * _S) if kind == "watermark" else watermark
+            assert _fired(one.advance(watermark)) == _fired(other.advance(watermark))
+            assert (one.is_empty, one.earliest) == (other.is_empty, other.earliest)
             continue
         by_key: dict[bytes, list[WindowedValue]] = {}
         for key, second in data:
-            windows = window.assign(window.AssignContext(Timestamp(second)))
+            windows = windowing.windowfn.assign(windowing.windowfn.AssignContext(Timestamp(second)))
             open_ones = tuple(w for w in windows if expiry_micros(w, windowing) >= watermark)
             if open_ones:
                 by_key.setdefault(key, []).append(WindowedValue(b"%d" % number, Timestamp(second), open_ones))
         for key, values in by_key.items():
-            assert _fired(quick.add(key, values)) == _fired(machine.add(key, values))
+            assert _fired(one.add(key, values)) == _fired(other.add(key, values))
+        one.settle()
+        other.settle()
+        assert one.earliest == other.earliest
+
+
+@given(
+    events=_EVENTS,
+    window=st.sampled_from(_UNMERGED),
+    lateness=st.sampled_from([0, 5, 15]),
+    mode=_MODES,
+    combiner=_COMBINERS,
+)
+def test_the_quick_way_fires_what_triggers_fire(
+    events: list[Any], window: Any, lateness: int, mode: Any, combiner: str
+) -> None:
+    combiner_value: Any = getattr(TimestampCombiner, combiner)
+    windowing = Windowing(window, trigger.DefaultTrigger(), mode, combiner_value, lateness)
+    assert type(panes_of(windowing, ManualClock())) is WindowPanes
+    clock = ManualClock()
+    _compare(windowing, WindowPanes(windowing), TriggerPanes(windowing, clock), clock, events)
+
+
+@settings(deadline=None)
+@given(
+    events=_EVENTS,
+    window=st.sampled_from([*_UNMERGED, Sessions(5), Sessions(20)]),
+    trigger_fn=_TRIGGERS,
+    lateness=st.sampled_from([0, 5, 15]),
+    mode=_MODES,
+    combiner=_COMBINERS,
+)
+def test_triggers_fire_what_beams_trigger_machine_fires(
+    events: list[Any], window: Any, trigger_fn: Any, lateness: int, mode: Any, combiner: str
+) -> None:
+    combiner_value: Any = getattr(TimestampCombiner, combiner)
+    windowing = Windowing(window, trigger_fn, mode, combiner_value, lateness)
+    clock = ManualClock()
+    _compare(windowing, TriggerPanes(windowing, clock), BeamPanes(windowing, clock), clock, events)
 
 
 def test_late_elements_are_dropped_and_counted_once_their_window_has_expired(tmp_path: Path) -> None:
@@ -299,7 +365,7 @@ def test_a_late_pane_does_not_hold_the_step_behind_it(tmp_path: Path) -> None:
     group.advance(50)
     encoded = group.encoded("a", 2)
     group.grouping.add(encoded)
-    group.grouping.absorb()
+    group.grouping.pump(group.grouping.watermark)
     block = group.grouping.next_block()
     assert block is not None
     assert block.hold == 50 * _S
@@ -312,10 +378,10 @@ def test_the_state_of_a_window_does_not_grow_with_its_panes(tmp_path: Path, pane
     window = FixedWindows(1000).assign(FixedWindows.AssignContext(Timestamp(1)))
     for _ in range(panes):
         assert len(list(machine.add(b"a", [WindowedValue(b"1", Timestamp(1), tuple(window))]))) == 1
-    (state,) = machine._keys.values()  # pyright: ignore[reportPrivateUsage]
-    (tags,) = state.state.values()
-    assert max(len(kept) for kept in tags.values() if isinstance(kept, list)) <= 1
-    assert len(machine._timers[TimeDomain.WATERMARK]) == 1  # pyright: ignore[reportPrivateUsage]
+    ((state,),) = [windows.values() for windows in machine._keys.values()]  # pyright: ignore[reportPrivateUsage]
+    assert len(state.values) == 0
+    assert len(state._tags) <= 1  # pyright: ignore[reportPrivateUsage]
+    assert len(machine._schedule) == 2  # the end of the window and its expiry # pyright: ignore[reportPrivateUsage]
 
 
 def test_events_of_several_test_streams_take_turns(tmp_path: Path) -> None:
@@ -335,3 +401,161 @@ def test_events_of_several_test_streams_take_turns(tmp_path: Path) -> None:
     run(build, "--streaming", "--debug")
     seen = path.read_text()
     assert [seen[i + 1] for i in range(0, 12, 2)] == list("112233")
+
+
+_EARLY_AND_ON_TIME: dict[str, Any] = {
+    "trigger": trigger.AfterWatermark(early=trigger.AfterCount(1000)),
+    "accumulation_mode": trigger.AccumulationMode.DISCARDING,
+}
+
+
+@pytest.mark.parametrize("windowing", [{}, _EARLY_AND_ON_TIME])
+def test_time_moves_step_by_step_if_many_windows_end_at_once(tmp_path: Path, windowing: dict[str, Any]) -> None:
+    group = _Group(tmp_path, FixedWindows(10), **windowing)
+    for key in "abc":
+        group.add(key, 1, 11)
+    fired: list[Any] = []
+    rounds = 0
+    while group.grouping.pump(100 * _S, deadline=0):  # has always passed
+        panes = group.panes()
+        assert len(panes) <= 1
+        # Time has not passed before the last pane is out. What is pending comes after that.
+        assert len(fired) == 6 or group.grouping.watermark < 10 * _S
+        fired += panes
+        rounds += 1
+        if rounds == 2:
+            group.grouping.add(group.encoded("a", 200))
+    assert rounds > 6
+    assert _values(fired) == sorted((key, [second]) for key in "abc" for second in (1, 11))
+    assert group.grouping.watermark == 100 * _S
+    assert _values(group.advance(300)) == [("a", [200])]
+
+
+class _Calls:
+    """Counts how often a window is hashed or compared: what grows with the windows that are looked at."""
+
+    count = 0
+
+
+class _CountingWindow(IntervalWindow):
+    def __hash__(self) -> int:
+        _Calls.count += 1
+        return super().__hash__()
+
+    def __eq__(self, other: object) -> bool:
+        return super().__eq__(other)
+
+
+@pytest.mark.parametrize("count", [20, 400])
+def test_the_cost_of_a_window_does_not_grow_with_the_open_windows_of_its_key(count: int) -> None:
+    windowing = Windowing(FixedWindows(1), trigger.AfterWatermark(early=trigger.AfterCount(1000)), _DISCARDING)
+    machine = TriggerPanes(windowing, ManualClock())
+    _Calls.count = 0
+    for second in range(count):
+        window = _CountingWindow(second, second + 1)
+        assert not list(machine.add(b"key", [WindowedValue(b"1", Timestamp(second), (window,))]))
+    assert len(_fired(machine.advance(10_000 * _S))) == count
+    assert _Calls.count <= 10 * count
+
+
+@pytest.mark.parametrize("mode", [trigger.AccumulationMode.DISCARDING, trigger.AccumulationMode.ACCUMULATING])
+@pytest.mark.parametrize("is_simple", [True, False])
+def test_values_of_open_windows_count_as_memory_and_move_to_disk(tmp_path: Path, is_simple: bool, mode: Any) -> None:
+    early = {} if is_simple else {"trigger": trigger.AfterWatermark(late=trigger.AfterCount(1))}
+    group = _Group(tmp_path, FixedWindows(100), accumulation_mode=mode, allowed_lateness=50, **early)
+    seconds = [float(n % 100) for n in range(500)]
+    for key in "abc":
+        group.add(key, *seconds)
+    group.add("a", 150)
+    before = group.ledger.used
+    assert before == group.grouping.memory_bytes > 3 * 500 * 50
+    assert group.grouping.spill(1) > 500 * 50  # one of the three: what came later is too little
+    group.grouping.spill(before)
+    assert group.ledger.used == group.grouping.memory_bytes < 3000
+    group.add("b", 7)
+    expected = {key: sorted(map(int, seconds)) for key in "abc"}
+    expected["b"] = sorted([*expected["b"], 7])
+    assert dict(_values(group.advance(100))) == expected
+    late = dict(_values(group.add("a", 7)))
+    assert late == {"a": sorted([*expected["a"], 7]) if mode == trigger.AccumulationMode.ACCUMULATING else [7]}
+    group.advance(1000)
+    assert (group.ledger.used, group.grouping.is_empty) == (0, True)
+    assert list(tmp_path.glob("spill*")) == []
+
+
+def test_workers_fetch_the_values_of_a_large_pane_piece_by_piece(tmp_path: Path) -> None:
+    group = _Group(tmp_path, FixedWindows(100))
+    group.add("a", *([1.0] * 40_000), *([2.0] * 40_000))
+    group.grouping.spill(1 << 30)
+    group.grouping.pump(100 * _S)
+    block = group.grouping.next_block()
+    assert block is not None
+    assert (block.has_references, block.size < 100, block.weight > 80_000) == (True, True, True)
+    token = next(iter(group.state._groups))  # pyright: ignore[reportPrivateUsage]
+    assert b"".join(group.state.group_data(token)) == b"\x01" * 40_000 + b"\x02" * 40_000
+    block.release()
+    group.advance(1000)
+    assert group.ledger.used == 0
+    assert list(tmp_path.glob("spill*")) == []
+
+
+def test_too_many_keys_in_open_windows_end_the_run_with_an_error(tmp_path: Path) -> None:
+    group = _Group(tmp_path, FixedWindows(100))
+    policy = SpillPolicy(group.blocks, group.state, [])
+    policy.live_groupings.append(group.grouping)
+    for number in range(5000):
+        group.grouping.add(group.encoded(f"key {number}", 1))
+    with pytest.raises(ResourcesExceeded, match="keys in open windows"):  # noqa: PT012
+        while group.grouping.pump(0, deadline=0):
+            policy.check()
+
+
+class _Pairs(WindowFn):
+    """Windows of a second that merge with their neighbour once a window at 100 s comes, which merges with none."""
+
+    def assign(self, assign_context: Any) -> list[Any]:
+        return [IntervalWindow(assign_context.timestamp, assign_context.timestamp + 1)]
+
+    def merge(self, merge_context: Any) -> None:
+        windows = sorted(merge_context.windows, key=lambda window: window.start)
+        if windows[-1].start == 100 and len(windows) == 3:
+            merge_context.merge(windows[:2], IntervalWindow(windows[0].start, 50))
+
+    def get_window_coder(self) -> Any:
+        return coders.IntervalWindowCoder()
+
+
+@pytest.mark.parametrize(
+    ("combiner", "time"),
+    [
+        (TimestampCombiner.OUTPUT_AT_EOW, 49.999999),
+        (TimestampCombiner.OUTPUT_AT_EARLIEST, 1),
+        (TimestampCombiner.OUTPUT_AT_LATEST, 10),
+    ],
+)
+def test_windows_that_merge_without_a_new_element_fire(combiner: Any, time: float) -> None:
+    windowing = Windowing(_Pairs(), trigger.DefaultTrigger(), _DISCARDING, combiner)
+    machine = TriggerPanes(windowing, ManualClock())
+
+    def element(second: int) -> WindowedValue:
+        return WindowedValue(b"%d" % second, Timestamp(second), (IntervalWindow(second, second + 1),))
+
+    for second in (1, 10, 100):
+        assert not list(machine.add(b"key", [element(second)]))
+    assert machine.earliest == int(time * _S) // 1000 * 1000
+    ((_, values, timestamp, _, (window,)),) = _fired(machine.advance(60 * _S))
+    assert (values, timestamp, window) == ([b"1", b"10"], Timestamp.of(time), IntervalWindow(1, 50))
+    assert len(_fired(machine.advance(200 * _S))) == 1
+    assert (machine.is_empty, machine.earliest, machine.memory_bytes) == (True, MAX, 0)
+    assert len(machine._schedule) == 0  # pyright: ignore[reportPrivateUsage]
+
+
+def test_sessions_that_grow_leave_no_timers_behind() -> None:
+    windowing = Windowing(Sessions(10), trigger.AfterWatermark(), _DISCARDING, allowed_lateness=10**6)
+    machine = TriggerPanes(windowing, ManualClock())
+    for second in range(5000):
+        window = IntervalWindow(second, second + 10)
+        assert not list(machine.add(b"key", [WindowedValue(b"1", Timestamp(second), (window,))]))
+    assert len(machine._schedule) <= 2100  # pyright: ignore[reportPrivateUsage]
+    ((_, values, _, _, _),) = _fired(machine.advance(10_000 * _S))
+    assert len(values) == 5000

@@ -30,9 +30,9 @@ from luminosity.engine.spill.files import Chunk, MemoryChunk, pieces
 from luminosity.engine.spill.sorted_runs import LARGE_BYTES, Entry
 from luminosity.engine.spill.table import GroupTable
 
-__all__ = ["Group", "Grouping"]
+__all__ = ["VALUES_LENGTH", "Group", "Grouping", "values_in_state"]
 
-_LENGTH = struct.Struct(">i")  # Beam's iterable coder begins with the length, or -1 if the values come in pieces
+VALUES_LENGTH = struct.Struct(">i")  # Beam's iterable coder begins with the length, or -1 if values come in pieces
 _REST_IN_STATE = b"\xff" * 9 + b"\x01"  # -1 as a variable-length integer, in place of a piece's length
 _MOST_SUFFIXES = 10_000  # bounds the cache of encoded windows to about a megabyte
 
@@ -114,7 +114,7 @@ class Grouping:
                 if value_bytes > LARGE_BYTES and self.may_refer_to_state:
                     yield self._large_group(group, value_bytes)
                     continue
-                parts += (group.start, _LENGTH.pack(group.count), *(chunk.read() for chunk in group.chunks))
+                parts += (group.start, VALUES_LENGTH.pack(group.count), *(chunk.read() for chunk in group.chunks))
                 size += len(group.start) + value_bytes
                 count += 1
                 hold = min(hold, group.timestamp_micros)
@@ -126,7 +126,7 @@ class Grouping:
 
     def _large_group(self, group: Group, value_bytes: int) -> Block:
         token = self._state.add_group(group.chunks)
-        data = b"".join((group.start, _LENGTH.pack(-1), _REST_IN_STATE, bytes([len(token)]), token))
+        data = group.start + values_in_state(token)
         return self._blocks.of_bytes(
             data,
             1,
@@ -260,6 +260,11 @@ class _TriggerRule:
             chunks: list[Chunk] = list(map(MemoryChunk, pieces(values)))
             start = self._read.encode_header(pane) + entry.id
             yield Group(start, len(values), chunks, _encoded_micros(pane.timestamp))
+
+
+def values_in_state(token: bytes) -> bytes:
+    """Return the encoded values of a group that the state store has under ``token``."""
+    return b"".join((VALUES_LENGTH.pack(-1), _REST_IN_STATE, bytes([len(token)]), token))
 
 
 def _encoded_micros(timestamp: Timestamp) -> int:

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-import struct
+import math
+import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 from apache_beam.transforms import trigger
 from apache_beam.transforms.core import Windowing
-from apache_beam.transforms.window import NonMergingWindowFn
+from apache_beam.transforms.window import BoundedWindow, NonMergingWindowFn
 from apache_beam.utils.windowed_value import WindowedValue
 
 from luminosity.engine.data.blocks import Block, BlockStore
 from luminosity.engine.data.clock import Clock
 from luminosity.engine.data.expiry import expiry_micros
+from luminosity.engine.data.grouping import VALUES_LENGTH, values_in_state
+from luminosity.engine.data.pane_values import PaneValues
+from luminosity.engine.data.state import StateStore
 from luminosity.engine.data.trigger_panes import TriggerPanes
 from luminosity.engine.data.watermarks import MAX, MIN, Holds
 from luminosity.engine.data.window_panes import WindowPanes
 from luminosity.engine.data.wire import BLOCK_BYTES
 from luminosity.engine.plan.codecs import ElementCodec
+from luminosity.engine.spill.sorted_runs import LARGE_BYTES
 
 __all__ = ["LiveGrouping", "panes_of"]
 
-_LENGTH = struct.Struct(">i")  # Beam's iterable coder begins with the length
+_BREATH_ELEMENTS = 200  # between two looks at the deadline: about a millisecond
 
 
 class _Panes(Protocol):
@@ -38,11 +43,20 @@ class _Panes(Protocol):
     @property
     def output_watermark(self) -> int: ...
 
+    @property
+    def memory_bytes(self) -> int: ...
+
     def add(self, key: bytes, values: list[WindowedValue]) -> Iterator[tuple[bytes, WindowedValue]]: ...
 
-    def advance(self, watermark: int) -> Iterator[tuple[bytes, WindowedValue]]: ...
+    def advance(self, watermark: int) -> Iterator[tuple[bytes, WindowedValue] | None]: ...
+
+    def settle(self) -> None: ...
 
     def next_fire(self) -> int | None: ...
+
+    def spill(self, folder: str, wanted: int) -> tuple[int, int]: ...
+
+    def release(self) -> None: ...
 
 
 def panes_of(windowing: Windowing, clock: Clock) -> _Panes:
@@ -54,25 +68,40 @@ def panes_of(windowing: Windowing, clock: Clock) -> _Panes:
 class LiveGrouping:
     """Collects the input of a GroupByKey by key and window, and emits a pane whenever a window's trigger fires.
 
-    Drops elements that are later than allowed. Only the loop's thread uses it. Call :meth:`release` when the run ends.
+    Drops elements that are later than allowed. Keys and values count against the memory budget, and values move to disk
+    when it is used up. The values of a large pane stay in ``state``, where workers read them piece by piece. Only the
+    loop's thread uses it. Call :meth:`release` when the run ends.
     """
 
     def __init__(
-        self, written: ElementCodec, read: ElementCodec, windowing: Windowing, blocks: BlockStore, clock: Clock
+        self,
+        written: ElementCodec,
+        read: ElementCodec,
+        windowing: Windowing,
+        state: StateStore,
+        blocks: BlockStore,
+        clock: Clock,
+        folder: str,
     ) -> None:
         self._written = written
         self._read = read
+        self._state = state
         self._blocks = blocks
+        self._clock = clock
+        self._folder = folder
         self._windowing = windowing
         self._panes = panes_of(windowing, clock)
-        self.pending: deque[Block] = deque()  # not grouped yet
+        self._held_bytes = 0  # of the panes, as the ledger knows it
+        self.may_refer_to_state = True  # whether readers can fetch a large pane's values from the state
+        self.pending: deque[Block] = deque()  # not grouped yet, or in part
         self.pending_bytes = 0
         self._pending_holds = Holds()
+        self._work: Iterator[tuple[bytes, WindowedValue] | None] | None = None  # what :meth:`pump` has begun
         self._output: deque[Block] = deque()
         self._parts: list[bytes] = []  # of the block that is being made
         self._parts_bytes = self._parts_count = 0
         self._parts_hold = MAX
-        self.watermark = MIN  # of the input that has been grouped
+        self.watermark = MIN  # up to which all panes have fired
         self.dropped = 0  # elements that came later than their window allows
 
     @property
@@ -85,38 +114,76 @@ class LiveGrouping:
         """Whether no key has an open window, and nothing is pending."""
         return self._panes.is_empty and not (self.pending or self._output)
 
+    @property
+    def memory_bytes(self) -> int:
+        """How much memory keys and values of open windows take."""
+        return self._panes.memory_bytes
+
     def add(self, block: Block) -> None:
-        """Add input to be grouped by :meth:`absorb`. Takes over the block."""
+        """Add input to be grouped by :meth:`pump`. Takes over the block."""
         self.pending.append(block)
         self.pending_bytes += block.weight
         self._pending_holds.add(block.hold)
 
-    def absorb(self) -> None:
-        """Group the elements of one pending block, at the watermark of the last :meth:`advance`."""
-        block = self.pending.popleft()
-        self.pending_bytes -= block.weight
+    def pump(self, watermark: int, deadline: float = math.inf) -> bool:
+        """Group pending input, then move event time to ``watermark`` and processing time to the clock's.
+
+        Fires what is due by then. Stops soon after ``deadline``, and continues there with the next call. Returns
+        whether there was anything to do.
+        """
+        has_moved = False
+        while True:
+            if self._work is None:
+                self._work = self._next_work(watermark)
+            if self._work is None:
+                return has_moved
+            has_moved = True
+            is_complete = self._emit_until(self._work, deadline)
+            self._count_memory()
+            self._close_block()
+            if not is_complete:
+                return True
+            self._work = None
+
+    def _next_work(self, watermark: int) -> Iterator[tuple[bytes, WindowedValue] | None] | None:
+        # What is pending arrived at the watermark before.
+        if self.pending:
+            return self._absorb(self.pending[0])
+        fire = self._panes.next_fire()
+        if watermark > self.watermark or (fire is not None and fire <= self._clock.micros()):
+            return self._advance(max(watermark, self.watermark))
+        self._panes.settle()
+        return None
+
+    def _absorb(self, block: Block) -> Iterator[tuple[bytes, WindowedValue] | None]:
+        """Group the elements of a block. Yields the panes that fire at once."""
         by_key: dict[bytes, list[WindowedValue]] = {}
-        for element in self._written.keyed_elements(block.data()):
+        expiries: dict[BoundedWindow, int] = {}
+        for number, element in enumerate(self._written.keyed_elements(block.data()), 1):
             header: Any = element.header
-            windows = tuple(w for w in header.windows if expiry_micros(w, self._windowing) >= self.watermark)
-            self.dropped += len(header.windows) - len(windows)
+            windows = header.windows
+            for window in windows:
+                if window not in expiries:
+                    expiries[window] = expiry_micros(window, self._windowing)
+            if min(map(expiries.__getitem__, windows), default=MIN) < self.watermark:
+                windows = tuple(w for w in windows if expiries[w] >= self.watermark)
+                self.dropped += len(header.windows) - len(windows)
             if windows:
                 value = WindowedValue(element.value, header.timestamp, windows, header.pane_info)
                 by_key.setdefault(element.key, []).append(value)
+            if not number % _BREATH_ELEMENTS:
+                yield None
         for key, values in by_key.items():
-            self._emit(self._panes.add(key, values))
+            yield from self._panes.add(key, values)
+            yield None
+        self.pending.popleft()
+        self.pending_bytes -= block.weight
         self._pending_holds.remove(block.hold)
         block.release()
-        self._close_block()
 
-    def advance(self, watermark: int) -> None:
-        """Move event time to ``watermark`` and processing time to the clock's, and fire what is due by then.
-
-        Nothing may be pending, since it arrived at the watermark before.
-        """
-        self.watermark = max(self.watermark, watermark)
-        self._emit(self._panes.advance(self.watermark))
-        self._close_block()
+    def _advance(self, watermark: int) -> Iterator[tuple[bytes, WindowedValue] | None]:
+        yield from self._panes.advance(watermark)
+        self.watermark = watermark
 
     def next_fire(self) -> int | None:
         """Return when the next processing-time trigger fires, in microseconds since 1970, or None if none is set."""
@@ -126,25 +193,63 @@ class LiveGrouping:
         """Return the next panes, or None if there are none now."""
         return self._output.popleft() if self._output else None
 
+    def spill(self, wanted: int) -> int:
+        """Move values of open windows to disk until ``wanted`` bytes are free. Returns how many were freed."""
+        freed, written = self._panes.spill(self._folder, wanted)
+        self._blocks.ledger.add_spilled(written)
+        self._count_memory()
+        return freed
+
     def release(self) -> None:
         """Release all data."""
         for block in (*self.pending, *self._output):
             block.release()
         self.pending.clear()
         self._output.clear()
+        self._work = None
+        self._panes.release()
+        self._count_memory()
 
-    def _emit(self, panes: Iterable[tuple[bytes, WindowedValue]]) -> None:
-        for key, pane in panes:
-            values: list[bytes] = list(pane.value)
-            parts = (self._read.encode_header(pane), key, _LENGTH.pack(len(values)), *values)
-            self._parts += parts
-            self._parts_bytes += sum(map(len, parts))
-            self._parts_count += 1
-            # A late pane holds back no watermark that has passed it already.
-            hold = max(pane.timestamp.micros // 1000 * 1000, self._panes.output_watermark)
-            self._parts_hold = min(self._parts_hold, hold)
-            if self._parts_bytes >= BLOCK_BYTES:
-                self._close_block()
+    def _count_memory(self) -> None:
+        self._blocks.ledger.hold(self._panes.memory_bytes - self._held_bytes)
+        self._held_bytes = self._panes.memory_bytes
+
+    def _emit_until(self, panes: Iterator[tuple[bytes, WindowedValue] | None], deadline: float) -> bool:
+        """Encode panes until ``deadline``. Returns whether these were all."""
+        for emitted in panes:
+            if emitted is not None:
+                self._emit(*emitted)
+            if time.monotonic() >= deadline:
+                return False
+        return True
+
+    def _emit(self, key: bytes, pane: WindowedValue) -> None:
+        values: PaneValues = pane.value
+        start = self._read.encode_header(pane) + key
+        # A late pane holds back no watermark that has passed it already.
+        hold = max(pane.timestamp.micros // 1000 * 1000, self._panes.output_watermark)
+        size = values.size
+        if size > LARGE_BYTES and self.may_refer_to_state:
+            self._close_block()
+            self._output.append(self._large_pane(start, values, size, hold))
+            return
+        self._parts += (start, VALUES_LENGTH.pack(len(values)), *values.parts())
+        self._parts_bytes += len(start) + VALUES_LENGTH.size + size
+        self._parts_count += 1
+        self._parts_hold = min(self._parts_hold, hold)
+        values.release()
+        if self._parts_bytes >= BLOCK_BYTES:
+            self._close_block()
+
+    def _large_pane(self, start: bytes, values: PaneValues, size: int, hold: int) -> Block:
+        token = self._state.add_group(values.chunks())
+        data = start + values_in_state(token)
+
+        def free() -> None:
+            self._state.remove_group(token)
+            values.release()
+
+        return self._blocks.of_bytes(data, 1, hold, weight=len(data) + size, on_free=free)
 
     def _close_block(self) -> None:
         if self._parts_count:

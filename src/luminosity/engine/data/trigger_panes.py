@@ -1,4 +1,4 @@
-"""Panes of any window and trigger, by Beam's trigger machine."""
+"""Panes of any window and trigger, by Beam's triggers."""
 
 from __future__ import annotations
 
@@ -9,37 +9,48 @@ from typing import Any
 
 from apache_beam.transforms import trigger
 from apache_beam.transforms.core import Windowing
-from apache_beam.transforms.timeutil import TimeDomain
-from apache_beam.transforms.window import BoundedWindow
-from apache_beam.utils.timestamp import MIN_TIMESTAMP, Timestamp
-from apache_beam.utils.windowed_value import WindowedValue
+from apache_beam.transforms.timeutil import TimeDomain, TimestampCombinerImpl
+from apache_beam.transforms.window import BoundedWindow, NonMergingWindowFn, TimestampCombiner, WindowFn
+from apache_beam.utils.timestamp import Timestamp
+from apache_beam.utils.windowed_value import PaneInfo, PaneInfoTiming, WindowedValue
 
 from luminosity.engine.data.clock import Clock
 from luminosity.engine.data.expiry import expiry_micros
+from luminosity.engine.data.pane_values import ENTRY_BYTES, PaneValues, spill_values
 from luminosity.engine.data.watermarks import MIN, Holds
 
 __all__ = ["TriggerPanes"]
 
 _COMBINING = type(trigger.GeneralTriggerDriver.INDEX)  # the class of tags whose values are combined
-_HOLD_TAG = "watermark"  # Beam's trigger machine names the state of its holds so
+_EXPIRY = "EXPIRY"  # the domain of the timers that forget windows
+_CLEARED_AT_LEAST = 1000  # timers in a schedule, before the cleared ones are worth removing
 
 
 class TriggerPanes:
-    """Keeps the state and the timers of Beam's trigger machine for all keys.
+    """Keeps the state and the timers of triggers, for each key and window.
 
-    Holds the watermark back for panes that are still to come, and forgets windows that have expired.
+    Fires what Beam's ``GeneralTriggerDriver`` does, with the same triggers, but keeps the state of each window apart.
+    So an element, a timer and a hold cost the same, however many windows of a key are open. Merging windows are the
+    exception: their function is asked about all windows of a key. Holds the watermark back for panes that are still to
+    come, and forgets windows that have expired.
     """
 
     def __init__(self, windowing: Windowing, clock: Clock) -> None:
+        combiner: Any = windowing.timestamp_combiner
         self._windowing = windowing
         self._clock = clock
-        self._machine = _TriggerMachine(windowing, _Seconds(clock))
-        self._keys: dict[bytes, _KeyState] = {}
-        self._timers: dict[str, list[_Timer]] = {TimeDomain.WATERMARK: [], TimeDomain.REAL_TIME: []}
-        self._expiries: list[tuple[int, bytes]] = []  # a heap: when a window of a key expires
-        self._order = itertools.count()
+        self._trigger: Any = windowing.triggerfn
+        self._has_on_time_pane = self._trigger.has_ontime_pane()
+        self._combiner: TimestampCombinerImpl = TimestampCombiner.get_impl(combiner, windowing.windowfn)
+        self._keeps_times = windowing.timestamp_combiner != TimestampCombiner.OUTPUT_AT_EOW
+        self._accumulates = windowing.accumulation_mode == trigger.AccumulationMode.ACCUMULATING
+        self._merges = not isinstance(windowing.windowfn, NonMergingWindowFn)
+        self._keys: dict[bytes, dict[BoundedWindow, _WindowState]] = {}
+        self._schedule = _Schedule(clock)
+        self._numbers = itertools.count()
         self._holds = Holds()
         self._watermark = self.output_watermark = MIN
+        self.memory_bytes = 0
 
     @property
     def earliest(self) -> int:
@@ -51,220 +62,393 @@ class TriggerPanes:
         """Whether no key has an open window."""
         return not self._keys
 
-    def add(self, key: bytes, values: list[WindowedValue]) -> Iterator[tuple[bytes, WindowedValue]]:
-        """Add values of a key, in windows that have not expired, and yield the panes that fire at once."""
-        state = self._keys.get(key) or self._keys.setdefault(key, _KeyState(self, key))
-        watermark, output_watermark = Timestamp(micros=self._watermark), Timestamp(micros=self.output_watermark)
-        yield from self._fired(state, self._machine.process_elements(state, values, output_watermark, watermark))
-        self._settle(state)
-
-    def advance(self, watermark: int) -> Iterator[tuple[bytes, WindowedValue]]:
-        """Move event time to ``watermark`` and processing time to the clock's, and yield the panes that fire."""
-        self._watermark = watermark
-        self._machine.watermark = Timestamp(micros=watermark)
-        yield from self._fire(TimeDomain.WATERMARK, watermark)
-        yield from self._fire(TimeDomain.REAL_TIME, self._clock.micros())
-        while self._expiries and self._expiries[0][0] < watermark:
-            _, key = heapq.heappop(self._expiries)
-            if (state := self._keys.get(key)) is not None:
-                yield from self._close_expired(state)
-        self.output_watermark = max(self.output_watermark, min(watermark, self._holds.minimum))
-
     def next_fire(self) -> int | None:
         """Return when the next processing-time trigger fires, in microseconds since 1970, or None if none is set."""
-        timers = self._timers[TimeDomain.REAL_TIME]
-        while timers and not timers[0].is_set():
-            heapq.heappop(timers)
-        return timers[0].fire_micros if timers else None
+        return self._schedule.next_fire(TimeDomain.REAL_TIME)
 
-    def schedule(self, timer: _Timer) -> None:
-        """Note a timer that the trigger machine has set."""
-        heapq.heappush(self._timers[timer.domain], timer)
-
-    def next_order(self) -> int:
-        """Return a number that is larger than all before."""
-        return next(self._order)
-
-    def _fire(self, domain: str, now: int) -> Iterator[tuple[bytes, WindowedValue]]:
-        timers = self._timers[domain]
-        while timers and timers[0].fire_micros <= now:
-            timer = heapq.heappop(timers)
-            if not timer.is_set():
+    def add(self, key: bytes, values: list[WindowedValue]) -> Iterator[tuple[bytes, WindowedValue]]:
+        """Add values of a key, in windows that have not expired, and yield the panes that fire at once."""
+        windows = self._keys.get(key)
+        if windows is None:
+            windows = self._keys[key] = {}
+        added: dict[BoundedWindow, list[WindowedValue]] = {}
+        for value in values:
+            for window in value.windows:
+                added.setdefault(window, []).append(value)
+        if self._merges and not added.keys() <= windows.keys():
+            added = self._merge(windows, added)
+        watermark = Timestamp(micros=self._watermark)
+        for window, elements in added.items():
+            state = windows.get(window)
+            if state is None:
+                state = windows[window] = self._open(key, window)
+            if state.is_finished:
                 continue
-            timer.clear()
-            # The time of a processing-time timer says nothing about the window: only the watermark does.
-            micros = timer.fire_micros if domain == TimeDomain.WATERMARK else self._watermark
-            time, watermark = Timestamp(micros=micros), Timestamp(micros=self._watermark)
-            state = timer.state
-            panes = self._machine.process_timer(timer.window_id, timer.name, domain, time, state, watermark)
-            yield from self._fired(state, panes)
+            self._add_time(state, elements)
+            on_element = self._trigger.on_element
+            append = state.values.append
+            size = 0
+            for element in elements:
+                size += append(element.value)
+                on_element(element.value, window, state)
+            self.memory_bytes += size
+            state.is_unfired = True
+            if self._trigger.should_fire(TimeDomain.WATERMARK, watermark, window, state):
+                is_last = self._trigger.on_fire(watermark, window, state)
+                yield key, self._pane(state, is_last, may_be_on_time=False)
             self._settle(state)
 
-    def _fired(self, state: _KeyState, panes: Iterable[WindowedValue]) -> Iterator[tuple[bytes, WindowedValue]]:
-        for pane in panes:
-            for window in pane.windows:
-                state.note_fired(window)
-            yield state.key, pane
+    def advance(self, watermark: int) -> Iterator[tuple[bytes, WindowedValue] | None]:
+        """Move event time to ``watermark`` and processing time to the clock's, and yield the panes that fire.
 
-    def _settle(self, state: _KeyState) -> None:
-        """Update the hold of a key, and note when its windows expire."""
-        # The watermark can't be held for a pane that is late already.
-        hold = state.earliest_hold(self._machine.timestamp_combiner_impl, self.output_watermark)
+        Yields None between panes if there is much to do, so that you can continue later. Add nothing in between.
+        """
+        self._watermark = watermark
+        yield from self._fire(TimeDomain.WATERMARK, watermark)
+        yield from self._fire(TimeDomain.REAL_TIME, self._clock.micros())
+        while (timer := self._schedule.take_due(_EXPIRY, watermark - 1)) is not None:
+            state = timer.state
+            if state.is_unfired:  # what the trigger has left over
+                yield state.key, self._pane(state, True, may_be_on_time=True)
+            else:
+                yield None
+            self._forget(state)
+        self.settle()
+
+    def settle(self) -> None:
+        """Move the watermark of the output as far as the panes that are to come allow."""
+        self.output_watermark = max(self.output_watermark, min(self._watermark, self._holds.minimum))
+
+    def spill(self, folder: str, wanted: int) -> tuple[int, int]:
+        """Move values to disk, those of the windows that end last first. Returns the bytes freed and written."""
+        states = [state for windows in self._keys.values() for state in windows.values()]
+        states.sort(key=lambda state: state.last.micros, reverse=True)
+        freed, written = spill_values((state.values for state in states), folder, wanted)
+        self.memory_bytes -= freed
+        return freed, written
+
+    def release(self) -> None:
+        """Drop all windows."""
+        for windows in self._keys.values():
+            for state in windows.values():
+                state.values.release()
+        self._keys.clear()
+        self.memory_bytes = 0
+
+    def _fire(self, domain: str, now: int) -> Iterator[tuple[bytes, WindowedValue] | None]:
+        while (timer := self._schedule.take_due(domain, now)) is not None:
+            state = timer.state
+            # The time of a processing-time timer says nothing about the window: only the watermark does.
+            time = Timestamp(micros=timer.fire_micros if domain == TimeDomain.WATERMARK else self._watermark)
+            if state.is_finished or not self._trigger.should_fire(domain, time, state.window, state):
+                yield None
+                continue
+            is_last = self._trigger.on_fire(time, state.window, state)
+            yield state.key, self._pane(state, is_last, may_be_on_time=domain == TimeDomain.WATERMARK)
+            self._settle(state)
+
+    def _open(self, key: bytes, window: BoundedWindow) -> _WindowState:
+        state = _WindowState(key, window, next(self._numbers), self._schedule)
+        state.set_timer("", _EXPIRY, Timestamp(micros=expiry_micros(window, self._windowing)))
+        self.memory_bytes += ENTRY_BYTES + len(key)
+        return state
+
+    def _forget(self, state: _WindowState) -> None:
+        """Drop all that is kept of a window."""
+        windows = self._keys[state.key]
+        del windows[state.window]
+        if not windows:
+            del self._keys[state.key]
+        self._close(state)
+
+    def _close(self, state: _WindowState) -> None:
+        self._set_hold(state, None)
+        state.clear_timers()
+        self.memory_bytes -= ENTRY_BYTES + len(state.key) + state.values.memory_bytes
+        state.values.release()
+
+    def _merge(
+        self, windows: dict[BoundedWindow, _WindowState], added: dict[BoundedWindow, list[WindowedValue]]
+    ) -> dict[BoundedWindow, list[WindowedValue]]:
+        """Merge the windows of a key with those of new elements. Returns the elements by merged window."""
+        merged_into: dict[BoundedWindow, BoundedWindow] = {}
+        results: dict[BoundedWindow, _WindowState] = {}
+        merge_states = self._merge_states
+
+        class Context(WindowFn.MergeContext):
+            def merge(self, to_be_merged: Iterable[BoundedWindow], merge_result: BoundedWindow) -> None:
+                to_be_merged = list(to_be_merged)
+                for window in to_be_merged:
+                    if window != merge_result:
+                        merged_into[window] = merge_result
+                if (state := merge_states(windows, to_be_merged, merge_result)) is not None:
+                    results[merge_result] = state
+
+        self._windowing.windowfn.merge(Context({*windows, *added}))
+        merged: dict[BoundedWindow, list[WindowedValue]] = {}
+        for window, elements in added.items():
+            while window in merged_into:
+                window = merged_into[window]
+            merged.setdefault(window, []).extend(elements)
+        for window, state in results.items():
+            if windows.get(window) is state and window not in merged:
+                # Triggers clear their timer when windows merge, and set it again with the next element.
+                state.set_timer("merged", TimeDomain.WATERMARK, window.end)
+                self._settle(state)
+        return merged
+
+    def _merge_states(
+        self, windows: dict[BoundedWindow, _WindowState], to_be_merged: list[BoundedWindow], result: BoundedWindow
+    ) -> _WindowState | None:
+        """Merge what is kept of windows. Returns the state of the result, or None if nothing was kept of any."""
+        state = windows.get(result)
+        for window in to_be_merged:
+            if window == result or (other := windows.pop(window, None)) is None:
+                continue
+            if state is None:
+                state = windows[result] = other
+                state.window, state.last = result, result.max_timestamp()
+                state.panes = state.nonspeculative_panes = 0  # not known of merged windows
+                continue
+            if other.time is not None:
+                state.time = other.time if state.time is None else self._combiner.combine(state.time, other.time)
+            state.absorb(other)
+            self._close(other)
+        if state is not None:
+            if state.time is not None and not self._keeps_times:
+                state.time = state.last
+            self._trigger.on_merge(to_be_merged, result, state)
+            state.set_timer("", _EXPIRY, Timestamp(micros=expiry_micros(result, self._windowing)))
+        return state
+
+    def _add_time(self, state: _WindowState, elements: list[WindowedValue]) -> None:
+        """Combine the timestamps of new elements with that of the next pane."""
+        time: Timestamp | None = state.last
+        if self._keeps_times:
+            assign, window = self._combiner.assign_output_time, state.window
+            times = [time for e in elements if (time := assign(window, e.timestamp)).micros >= self.output_watermark]
+            time = self._combiner.combine_all(times)
+        if time is not None:
+            state.time = time if state.time is None else self._combiner.combine(state.time, time)
+
+    def _pane(self, state: _WindowState, is_last: bool, *, may_be_on_time: bool) -> WindowedValue:
+        """Return the next pane of a window.
+
+        A pane is early until the watermark of the input has passed the window. Beam's own machine looks at the
+        watermark of the output, which other windows may hold back, even if this window has ended.
+        """
+        index = state.panes
+        state.panes += 1
+        if self._watermark <= state.last.micros:
+            timing, nonspeculative = PaneInfoTiming.EARLY, state.nonspeculative_panes or -1
+            if state.nonspeculative_panes:  # late data has moved the end of the window
+                state.nonspeculative_panes += 1
+        else:
+            nonspeculative = state.nonspeculative_panes
+            state.nonspeculative_panes += 1
+            timing = PaneInfoTiming.ON_TIME if may_be_on_time and not nonspeculative else PaneInfoTiming.LATE
+        pane = PaneInfo(index == 0, bool(is_last), timing, index, nonspeculative)
+        state.is_unfired = False
+        state.is_finished |= bool(is_last)
+        values = state.values
+        if is_last or not self._accumulates:
+            state.values = PaneValues()
+            self.memory_bytes -= values.memory_bytes
+        else:
+            values = values.copy()
+        time = state.time
+        if time is None:
+            time = state.last
+        elif is_last or not self._has_on_time_pane or self._watermark >= state.window.end.micros:
+            # Otherwise the watermark is held for a pane at the end of the window, even if it is empty.
+            state.time = None
+        return WindowedValue(values, time, (state.window,), pane)
+
+    def _settle(self, state: _WindowState) -> None:
+        """Hold the watermark for the next pane of a window, unless that pane is late already."""
+        hold = state.time.micros // 1000 * 1000 if state.time is not None else None
+        is_late = hold is not None and hold < self.output_watermark // 1000 * 1000
+        self._set_hold(state, None if is_late else hold)
+
+    def _set_hold(self, state: _WindowState, hold: int | None) -> None:
         if hold != state.hold:
             if state.hold is not None:
                 self._holds.remove(state.hold)
             if hold is not None:
                 self._holds.add(hold)
             state.hold = hold
-        for window in state.windows():
-            if window not in state.expiring:
-                state.expiring.add(window)
-                heapq.heappush(self._expiries, (expiry_micros(window, self._windowing), state.key))
-
-    def _close_expired(self, state: _KeyState) -> Iterator[tuple[bytes, WindowedValue]]:
-        """Yield what the triggers of expired windows have left over, and forget these windows."""
-        expired = [w for w in state.windows() if expiry_micros(w, self._windowing) < self._watermark]
-        for window in expired:
-            if state.has_unfired(window):
-                pane = self._machine.last_pane(window, state)
-                yield from self._fired(state, [pane])
-            state.forget(window)
-        state.expiring.intersection_update(state.windows())
-        self._settle(state)
-        if not state.windows():
-            del self._keys[state.key]
 
 
-class _TriggerMachine(trigger.GeneralTriggerDriver):
-    """Beam's trigger machine, which can also close a window, and knows early from late panes.
+class _WindowState:
+    """What is kept of a key in one window. Beam's triggers use it as their context.
 
-    Beam's own calls a pane early if the watermark of the output is before the end of the window. Other windows may hold
-    that watermark back, even if this window has ended.
+    A window that came of merging has several numbers: it keeps the timers of all windows that it came of.
     """
 
-    watermark: Timestamp = MIN_TIMESTAMP  # of the input
+    __slots__ = (
+        "_numbers",
+        "_schedule",
+        "_tags",
+        "_timers",
+        "hold",
+        "is_finished",
+        "is_unfired",
+        "key",
+        "last",
+        "nonspeculative_panes",
+        "panes",
+        "time",
+        "values",
+        "window",
+    )
 
-    def _output(self, window: Any, finished: Any, state: Any, output_watermark: Any, maybe_ontime: Any) -> Any:
-        return super()._output(window, finished, state, self.watermark, maybe_ontime)
+    def __init__(self, key: bytes, window: BoundedWindow, number: int, schedule: _Schedule) -> None:
+        self.key = key
+        self.window = window
+        self.last: Timestamp = window.max_timestamp()
+        self.values = PaneValues()
+        self.time: Timestamp | None = None  # of the next pane
+        self.hold: int | None = None
+        self.panes = 0
+        self.nonspeculative_panes = 0
+        self.is_finished = False  # whether the trigger fires no more
+        self.is_unfired = False  # whether it has elements that were in no pane yet
+        self._numbers = [number]
+        self._schedule = schedule
+        self._tags: dict[str, tuple[Any, Any]] = {}  # the combining function, or None for a set, and what it has
+        self._timers: dict[tuple[int, str, str], _Timer] = {}
 
-    def last_pane(self, window: BoundedWindow, state: _KeyState) -> WindowedValue:
-        """Return a last pane with the elements that a window has left."""
-        adapter: Any = trigger.MergeableStateAdapter(state)
-        return self._output(window, True, adapter, self.watermark, True)
+    def get_current_time(self) -> float:
+        """Return the processing time in seconds, for triggers."""
+        return self._schedule.clock.micros() / 1e6
 
+    def add_state(self, tag: Any, value: Any) -> None:
+        """Add a value to the state of a trigger."""
+        if isinstance(tag, _COMBINING):
+            combine, kept = self._tags.get(tag.tag) or (tag.combine_fn, tag.combine_fn.create_accumulator())
+            self._tags[tag.tag] = combine, combine.add_input(kept, value)
+        else:
+            self._tags[tag.tag] = None, {*self.get_state(tag), value}
 
-class _Seconds:
-    """The clock as Beam's trigger machine wants it."""
+    def get_state(self, tag: Any) -> Any:
+        """Return the state of a trigger."""
+        combine, kept = self._tags.get(tag.tag) or (None, None)
+        if not isinstance(tag, _COMBINING):
+            return kept or ()
+        if combine is None:
+            return tag.combine_fn.extract_output(tag.combine_fn.create_accumulator())
+        return combine.extract_output(kept)
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+    def clear_state(self, tag: Any) -> None:
+        """Clear the state of a trigger."""
+        self._tags.pop(tag.tag, None)
 
-    def time(self) -> float:
-        return self._clock.micros() / 1e6
+    def set_timer(self, name: str, time_domain: str, timestamp: Any) -> None:
+        """Set a timer, for triggers."""
+        micros = Timestamp.of(timestamp).micros
+        identity = self._numbers[0], name, time_domain
+        timer = self._timers.get(identity)
+        if timer is not None and timer.is_set:
+            if timer.fire_micros == micros:
+                return  # as for each element of a window
+            self._schedule.clear(timer)
+        self._timers[identity] = self._schedule.add(self, time_domain, micros)
+
+    def clear_timer(self, name: str, time_domain: str) -> None:
+        """Clear a timer, for triggers."""
+        for number in self._numbers:
+            timer = self._timers.pop((number, name, time_domain), None)
+            if timer is not None and timer.is_set:
+                self._schedule.clear(timer)
+
+    def clear_timers(self) -> None:
+        """Clear all timers."""
+        for timer in self._timers.values():
+            if timer.is_set:
+                self._schedule.clear(timer)
+        self._timers.clear()
+
+    def absorb(self, other: _WindowState) -> None:
+        """Take over the values, the state and the timers of another window of the same key."""
+        for timer in other._timers.values():
+            timer.state = self
+        self._timers.update(other._timers)
+        self._numbers += other._numbers
+        other._timers = {}
+        for number in other._numbers:
+            expiry = self._timers.pop((number, "", _EXPIRY), None)
+            if expiry is not None and expiry.is_set:
+                self._schedule.clear(expiry)
+        self.is_finished |= other.is_finished
+        self.is_unfired |= other.is_unfired
+        for name, (combine, kept) in other._tags.items():
+            if name not in self._tags:
+                self._tags[name] = combine, kept
+            elif combine is None:
+                self._tags[name] = None, self._tags[name][1] | kept
+            else:
+                self._tags[name] = combine, combine.merge_accumulators([self._tags[name][1], kept])
+        self.values.extend(other.values)
+        other.values = PaneValues()
 
 
 class _Timer:
-    """A timer of the trigger machine. It is valid as long as its state has it set for that time."""
+    """A timer of a trigger, or the expiry of a window."""
 
-    __slots__ = ("domain", "fire_micros", "name", "order", "state", "window_id")
+    __slots__ = ("domain", "fire_micros", "is_set", "order", "state")
 
-    def __init__(self, state: _KeyState, window_id: Any, name: str, domain: str, fire_micros: int, order: int) -> None:
+    def __init__(self, state: _WindowState, domain: str, fire_micros: int, order: int) -> None:
         self.state = state
-        self.window_id = window_id
-        self.name = name
         self.domain = domain
         self.fire_micros = fire_micros
         self.order = order
+        self.is_set = True
 
     def __lt__(self, other: _Timer) -> bool:
         return (self.fire_micros, self.order) < (other.fire_micros, other.order)
 
-    def is_set(self) -> bool:
-        return self.state.set_timers.get((self.window_id, self.name, self.domain)) is self
 
-    def clear(self) -> None:
-        del self.state.set_timers[self.window_id, self.name, self.domain]
+class _Schedule:
+    """The timers of all keys, each domain in a heap. Cleared ones are removed once they are the larger part."""
 
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self._heaps: dict[str, list[_Timer]] = {TimeDomain.WATERMARK: [], TimeDomain.REAL_TIME: [], _EXPIRY: []}
+        self._cleared = dict.fromkeys(self._heaps, 0)
+        self._order = itertools.count()
 
-class _KeyState(trigger.InMemoryUnmergedState):
-    """What the trigger machine keeps for one key. Its timers are scheduled among those of all keys."""
+    def __len__(self) -> int:
+        return sum(map(len, self._heaps.values()))
 
-    def __init__(self, panes: TriggerPanes, key: bytes) -> None:
-        super().__init__()
-        self._panes = panes
-        self.key = key
-        self.hold: int | None = None
-        self.set_timers: dict[tuple[Any, str, str], _Timer] = {}
-        self.expiring: set[BoundedWindow] = set()  # windows whose expiry is scheduled
-        self._unfired: set[Any] = set()  # ids of windows with elements that were in no pane yet
+    def add(self, state: _WindowState, domain: str, micros: int) -> _Timer:
+        """Set a timer."""
+        timer = _Timer(state, domain, micros, next(self._order))
+        heapq.heappush(self._heaps[domain], timer)
+        return timer
 
-    # Beam's own state keeps every value that was ever added, such as one for each pane, and combines all of them at
-    # each read. One combined value is enough.
+    def clear(self, timer: _Timer) -> None:
+        """Clear a timer that is set."""
+        timer.is_set = False
+        self._cleared[timer.domain] += 1
+        heap = self._heaps[timer.domain]
+        if 2 * self._cleared[timer.domain] > len(heap) + _CLEARED_AT_LEAST:
+            heap[:] = [timer for timer in heap if timer.is_set]
+            heapq.heapify(heap)
+            self._cleared[timer.domain] = 0
 
-    def add_state(self, window: Any, tag: Any, value: Any) -> None:
-        if isinstance(tag, _COMBINING):
-            kept: Any = self.state[window]
-            combined = kept.get(tag.tag)
-            if combined is None:
-                combined = tag.combine_fn.create_accumulator()
-            kept[tag.tag] = tag.combine_fn.add_input(combined, value)
-            return
-        super().add_state(window, tag, value)
-        if tag.tag == _HOLD_TAG:
-            times = self.state[window][_HOLD_TAG]
-            times[:] = [tag.timestamp_combiner_impl.combine_all(times)]
-        if tag is trigger.GeneralTriggerDriver.ELEMENTS:
-            self._unfired.add(window)
+    def next_fire(self, domain: str) -> int | None:
+        """Return when the next timer fires, in microseconds, or None if none is set."""
+        heap = self._heaps[domain]
+        while heap and not heap[0].is_set:
+            heapq.heappop(heap)
+            self._cleared[domain] -= 1
+        return heap[0].fire_micros if heap else None
 
-    def get_state(self, window: Any, tag: Any) -> Any:
-        if not isinstance(tag, _COMBINING):
-            return super().get_state(window, tag)
-        combined = self.state[window].get(tag.tag) if window in self.state else None
-        if combined is None:
-            combined = tag.combine_fn.create_accumulator()
-        return tag.combine_fn.extract_output(combined)
-
-    def has_unfired(self, window: BoundedWindow) -> bool:
-        """Return whether a window has elements that were in no pane yet."""
-        return not self._unfired.isdisjoint(self._window_ids().get(window, ()))
-
-    def note_fired(self, window: BoundedWindow) -> None:
-        """Note that all elements of a window were in a pane."""
-        self._unfired.difference_update(self._window_ids().get(window, ()))
-
-    def set_timer(self, window: Any, name: str, time_domain: str, timestamp: Any, dynamic_timer_tag: str = "") -> None:
-        micros = Timestamp.of(timestamp).micros
-        set_timer = self.set_timers.get((window, name, time_domain))
-        if set_timer is not None and set_timer.fire_micros == micros:
-            return  # as for each element of a window
-        timer = _Timer(self, window, name, time_domain, micros, self._panes.next_order())
-        self.set_timers[window, name, time_domain] = timer
-        self._panes.schedule(timer)
-
-    def clear_timer(self, window: Any, name: str, time_domain: str, dynamic_timer_tag: str = "") -> None:
-        self.set_timers.pop((window, name, time_domain), None)
-
-    def windows(self) -> list[BoundedWindow]:
-        """Return the windows that are open."""
-        return list(self._window_ids())
-
-    def _window_ids(self) -> dict[BoundedWindow, list[Any]]:
-        ids: Any = self.get_global_state(trigger.MergeableStateAdapter.WINDOW_IDS, {})
-        return ids
-
-    def forget(self, window: BoundedWindow) -> None:
-        """Drop all that is kept of a window."""
-        for window_id in self._window_ids().pop(window):
-            self.state.pop(window_id, None)
-            self._unfired.discard(window_id)
-            for timer in [timer for timer in self.set_timers if timer[0] == window_id]:
-                del self.set_timers[timer]
-
-    def earliest_hold(self, combiner: Any, watermark: int) -> int | None:
-        """Return the earliest timestamp from ``watermark`` on of a pane that is still to come, after encoding."""
-        holds: list[int] = []
-        for window_ids in self._window_ids().values():
-            times = [time for i in window_ids if i in self.state for time in self.state[i].get(_HOLD_TAG, ())]
-            if times:
-                holds.append(combiner.combine_all(times).micros // 1000 * 1000)
-        return min((hold for hold in holds if hold >= watermark // 1000 * 1000), default=None)
+    def take_due(self, domain: str, now: int) -> _Timer | None:
+        """Remove and return the first timer that is due, or None if there is none."""
+        fire = self.next_fire(domain)
+        if fire is None or fire > now:
+            return None
+        timer = heapq.heappop(self._heaps[domain])
+        timer.is_set = False
+        return timer

@@ -15,6 +15,7 @@ from apache_beam.utils.timestamp import Timestamp
 from apache_beam.utils.windowed_value import PaneInfo, PaneInfoTiming, WindowedValue
 
 from luminosity.engine.data.expiry import expiry_micros
+from luminosity.engine.data.pane_values import ENTRY_BYTES, PaneValues, spill_values
 from luminosity.engine.data.watermarks import MIN, Holds
 
 __all__ = ["WindowPanes"]
@@ -24,7 +25,7 @@ __all__ = ["WindowPanes"]
 class _Values:
     """What a window has of one key."""
 
-    values: list[bytes] = field(default_factory=list[bytes])
+    values: PaneValues = field(default_factory=PaneValues)
     time: Timestamp | None = None  # of the next pane; None: the end of the window
     panes: int = 0  # that have fired
     hold: int | None = None
@@ -36,6 +37,7 @@ class _Window:
 
     window: BoundedWindow
     end_micros: int
+    expiry_micros: int
     last: Timestamp  # its last timestamp
     keys: dict[bytes, _Values] = field(default_factory=dict[bytes, _Values])
 
@@ -58,6 +60,7 @@ class WindowPanes:
         self._count = 0  # of all windows so far, since windows have no order
         self._holds = Holds()
         self._watermark = self.output_watermark = MIN
+        self.memory_bytes = 0
 
     @property
     def earliest(self) -> int:
@@ -76,39 +79,80 @@ class WindowPanes:
     def add(self, key: bytes, values: list[WindowedValue]) -> Iterator[tuple[bytes, WindowedValue]]:
         """Add values of a key, in windows that have not expired, and yield the panes that fire at once."""
         late: dict[BoundedWindow, _Window] = {}
+        size = 0
         for value in values:
             for window in value.windows:
                 of_window = self._windows.get(window) or self._open(window)
                 entry = of_window.keys.get(key)
                 if entry is None:
                     entry = of_window.keys[key] = _Values()
-                entry.values.append(value.value)
+                    size += ENTRY_BYTES + len(key)
+                size += entry.values.append(value.value)
                 self._hold(of_window, entry, value.timestamp)
                 if of_window.end_micros <= self._watermark:
                     late[window] = of_window
+        self.memory_bytes += size
         for of_window in late.values():
             yield key, self._pane(of_window, of_window.keys[key], PaneInfoTiming.LATE)
 
-    def advance(self, watermark: int) -> Iterator[tuple[bytes, WindowedValue]]:
-        """Move event time to ``watermark``, and yield the panes of windows that end by then."""
+    def advance(self, watermark: int) -> Iterator[tuple[bytes, WindowedValue] | None]:
+        """Move event time to ``watermark``, and yield the panes of windows that end by then.
+
+        Yields None between panes if there is much to do, so that you can continue later. Add nothing in between.
+        """
         self._watermark = watermark
         while self._ends and self._ends[0][0] <= watermark:
             _, _, of_window = heapq.heappop(self._ends)
-            for key, entry in of_window.keys.items():
-                yield key, self._pane(of_window, entry, PaneInfoTiming.ON_TIME)
+            if of_window.expiry_micros < watermark:
+                # One key after the other, since to free millions of them at once would take long.
+                for key in list(of_window.keys):
+                    entry = of_window.keys.pop(key)
+                    yield key, self._pane(of_window, entry, PaneInfoTiming.ON_TIME)
+                    self._forget(key, entry)
+            else:
+                for key, entry in of_window.keys.items():
+                    yield key, self._pane(of_window, entry, PaneInfoTiming.ON_TIME)
         while self._expiries and self._expiries[0][0] < watermark:
             _, _, of_window = heapq.heappop(self._expiries)
             del self._windows[of_window.window]
-        self.output_watermark = max(self.output_watermark, min(watermark, self._holds.minimum))
+            while of_window.keys:
+                self._forget(*of_window.keys.popitem())
+                yield None
+        self.settle()
+
+    def settle(self) -> None:
+        """Move the watermark of the output as far as the panes that are to come allow."""
+        self.output_watermark = max(self.output_watermark, min(self._watermark, self._holds.minimum))
+
+    def spill(self, folder: str, wanted: int) -> tuple[int, int]:
+        """Move values to disk, those of the windows that end last first. Returns the bytes freed and written."""
+        windows = sorted(self._windows.values(), key=lambda of_window: of_window.end_micros, reverse=True)
+        entries = (entry.values for of_window in windows for entry in of_window.keys.values())
+        freed, written = spill_values(entries, folder, wanted)
+        self.memory_bytes -= freed
+        return freed, written
+
+    def release(self) -> None:
+        """Drop all windows."""
+        for of_window in self._windows.values():
+            for entry in of_window.keys.values():
+                entry.values.release()
+        self._windows.clear()
+        self.memory_bytes = 0
 
     def _open(self, window: BoundedWindow) -> _Window:
-        of_window = _Window(window, window.end.micros, window.max_timestamp())
+        of_window = _Window(window, window.end.micros, expiry_micros(window, self._windowing), window.max_timestamp())
         self._windows[window] = of_window
         self._count += 1
         if of_window.end_micros > self._watermark:
             heapq.heappush(self._ends, (of_window.end_micros, self._count, of_window))
-        heapq.heappush(self._expiries, (expiry_micros(window, self._windowing), self._count, of_window))
+        heapq.heappush(self._expiries, (of_window.expiry_micros, self._count, of_window))
         return of_window
+
+    def _forget(self, key: bytes, entry: _Values) -> None:
+        self._set_hold(entry, None)
+        self.memory_bytes -= ENTRY_BYTES + len(key) + entry.values.memory_bytes
+        entry.values.release()
 
     def _hold(self, of_window: _Window, entry: _Values, timestamp: Timestamp) -> None:
         """Note the timestamp of the next pane, and hold the watermark back for it, unless it is late already."""
@@ -127,7 +171,11 @@ class WindowPanes:
             is_first=entry.panes == 0, is_last=False, timing=timing, index=entry.panes, nonspeculative_index=entry.panes
         )
         values = entry.values
-        entry.values = list(values) if self._accumulates else []
+        if self._accumulates:
+            values = values.copy()
+        else:
+            entry.values = PaneValues()
+            self.memory_bytes -= values.memory_bytes
         time = entry.time if entry.time is not None else of_window.last
         entry.time = None
         entry.panes += 1

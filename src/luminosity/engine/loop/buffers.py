@@ -109,17 +109,21 @@ class BufferRun:
         return has_moved
 
     def _pump_live(self, live: LiveGrouping, deadline: float) -> bool:
-        watermark = self._input_watermark()
-        before = live.watermark
-        has_moved = bool(live.pending)
-        while live.pending and time.monotonic() < deadline:
-            live.absorb()
-        if not live.pending:
-            live.advance(watermark)
+        # Groups stay in the grouping, which can spill them, until the readers have room.
+        if self._is_full():
+            return False
+        has_moved = live.pump(self._input_watermark(), deadline)
         while (block := live.next_block()) is not None:
-            has_moved = True
             self._fan_out(block)
-        return has_moved or live.watermark != before
+        self._spill_policy.check()
+        return has_moved
+
+    def next_fire(self) -> int | None:
+        """Return when the next processing-time trigger fires that can fire, in microseconds since 1970."""
+        return self.live.next_fire() if self.live is not None and not self._is_full() else None
+
+    def _is_full(self) -> bool:
+        return any(stage.is_ready and stage.queued_bytes > self.limit // 2 for stage, _ in self.readers)
 
     def _is_complete(self) -> bool:
         return self._input_watermark() >= MAX

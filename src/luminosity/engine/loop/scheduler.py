@@ -181,7 +181,7 @@ class Scheduler:
     def _processing_timers(self) -> list[int]:
         """Return when timers and triggers of processing time fire next, in microseconds since 1970."""
         fires = [stage.next_processing_timer() for stage in self._parts.stages]
-        fires += [buffer.live.next_fire() for buffer in self._parts.buffers.values() if buffer.live is not None]
+        fires += [buffer.next_fire() for buffer in self._parts.buffers.values()]
         return [fire for fire in fires if fire is not None]
 
     def _want_worker(self, pool: PoolRun, now: float, work: int) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from luminosity._text import format_bytes
 from luminosity.engine.data.blocks import BlockStore
 from luminosity.engine.data.grouping import Grouping
+from luminosity.engine.data.live_grouping import LiveGrouping
 from luminosity.engine.data.sideinputs import SideInputData
 from luminosity.engine.data.state import StateStore
 from luminosity.engine.loop.stage import StageRun
+from luminosity.errors import ResourcesExceeded
 
 __all__ = ["SpillPolicy"]
 
@@ -30,6 +33,7 @@ class SpillPolicy:
         self._state = state
         self._stages = stages
         self.groupings: list[Grouping] = []
+        self.live_groupings: list[LiveGrouping] = []
         self.side_inputs: list[SideInputData] = []
         self._high = int(_HIGH * store.ledger.limit)
         self._low = int(_LOW * store.ledger.limit)
@@ -52,6 +56,17 @@ class SpillPolicy:
             if wanted <= 0:
                 return
             spill(wanted)
+        self._check_open_windows()
+
+    def _check_open_windows(self) -> None:
+        """Raise ResourcesExceeded if the keys of open windows, which can't be spilled, take more than the budget."""
+        limit = self._store.ledger.limit
+        if (size := sum(live.memory_bytes for live in self.live_groupings)) > limit:
+            raise ResourcesExceeded(
+                f"found {format_bytes(size)} of keys in open windows of groupings over unbounded input, expected at "
+                f"most the memory budget of {format_bytes(limit)}",
+                fix="raise --memory_budget, or use shorter windows, less allowed lateness or fewer keys",
+            )
 
     def _in_order(self) -> Iterator[Callable[[int], int]]:
         """Yield functions that spill a given number of bytes, the least harmful first."""
@@ -63,6 +78,8 @@ class SpillPolicy:
         for grouping in sorted(self.groupings, key=lambda g: -g.table.memory_bytes):
             if grouping.table.memory_bytes >= self._store.ledger.limit // _TABLE_PART:
                 yield grouping.table.spill
+        for live in sorted(self.live_groupings, key=lambda live: -live.memory_bytes):
+            yield live.spill
         yield self._state.spill
         for grouping in self.groupings:
             yield lambda wanted, pending=grouping.pending: self._store.spill(reversed(pending), wanted)
