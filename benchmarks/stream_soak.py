@@ -13,7 +13,6 @@ The exit code is 1 if something grew.
 from __future__ import annotations
 
 import argparse
-import gc
 import os
 import sys
 import time
@@ -152,7 +151,7 @@ class Sample:
     panes: int  # windows of the grouping, over all keys
     blocks: int  # files in shared memory
     held_mb: float
-    objects: int  # that Python's garbage collector tracks in the runner
+    objects: int  # that Python has allocated in the runner
 
     def counts(self) -> dict[str, int]:
         return {name: getattr(self, name) for name in ("cells", "timers", "holds", "panes", "blocks")}
@@ -186,7 +185,7 @@ def take(parts: RunParts, seconds: float, memory: TreeMemory) -> Sample:
         panes,
         len(parts.blocks.files),
         parts.blocks.ledger.used / 1e6 if everything else 0.0,
-        len(gc.get_objects()),
+        sys.getallocatedblocks(),  # not gc.get_objects(), which other threads' unfinished tuples do not survive
     )
 
 
@@ -266,7 +265,7 @@ def main() -> int:
             samples.append(take(parts, time.monotonic() - began_at, memory))
             show(samples[-1], last, counters.get("sums", 0), counters.get("fired", 0))
             if own.trace and traced is None and samples[-1].seconds >= SETTLED_AFTER_S:
-                tracemalloc.start(8)
+                tracemalloc.start(3)
                 traced = tracemalloc.take_snapshot()
     except KeyboardInterrupt:
         print("interrupted")

@@ -95,6 +95,7 @@ def _stages(graph: Graph, assignments: Mapping[str, Assignment], outline: Outlin
                 Step(step, _part(transforms) if spread[step] > 1 else "", tuple(t.unique_name for t in transforms))
                 for step, transforms in content.items()
             ),
+            is_stream=stage.has_endless_input,
         )
 
 

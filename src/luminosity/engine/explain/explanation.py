@@ -74,6 +74,7 @@ class ExplainedStage:
     asks_for: str  # its resource hints
     is_source: bool
     steps: tuple[Step, ...]
+    is_stream: bool = False  # whether its input may never end
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,11 @@ class Explanation:
     stages: tuple[ExplainedStage, ...]
     breaks: tuple[Break, ...]
     absorbed: tuple[str, ...]  # steps without a stage or a break of their own, such as a Reshuffle after a GroupByKey
+
+    @property
+    def streams(self) -> tuple[int, ...]:
+        """The numbers of the stages whose input may never end."""
+        return tuple(stage.number for stage in self.stages if stage.is_stream)
 
     def sources(self, stage: ExplainedStage) -> tuple[list[int], list[int]]:
         """Return the numbers of the stages that ``stage`` reads: as its main input, and as side inputs."""

@@ -16,6 +16,8 @@ from apache_beam.runners.worker import bundle_processor
 
 from luminosity.engine.explain.explanation import Reason, ReasonKind
 from luminosity.engine.explain.outline import Outline
+from luminosity.engine.explain.windowing import when_in_words, windows_in_words
+from luminosity.engine.plan.codecs import Codecs
 from luminosity.engine.plan.graph import Buffer, BufferKind, Graph, SideInput, Stage
 from luminosity.engine.plan.planner import SINK_STARTS
 from luminosity.engine.plan.translate import MOVE_URNS
@@ -129,9 +131,16 @@ class Reasons:
             name = combine[0].rpartition("/")[0]
             title = _title("Combine", name, self._outline.step(name))
             text = f"{title} combines each bundle first, then needs everything of a key"
-            return Reason(ReasonKind.COMBINE, title, text)
+            return Reason(ReasonKind.COMBINE, title, text + self._in_windows(buffer))
         title = _title("GroupByKey", name, self._outline.step(name))
-        return Reason(ReasonKind.GROUP, title, f"{title} needs all values of a key")
+        return Reason(ReasonKind.GROUP, title, f"{title} needs all values of a key" + self._in_windows(buffer))
+
+    def _in_windows(self, buffer: Buffer) -> str:
+        """Return the windows and triggers of a grouping whose input may never end."""
+        if not buffer.is_unbounded:
+            return ""
+        windowing = Codecs(self._graph).windowing(buffer.pcollection_id)
+        return f", in {windows_in_words(windowing)}; it emits them {when_in_words(windowing)}"
 
     def _state(self, buffer: Buffer, reader: Stage) -> Iterator[Reason]:
         for transform in _consumers(reader, buffer.id):

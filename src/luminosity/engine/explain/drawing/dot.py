@@ -48,6 +48,8 @@ def _lines(stage: ExplainedStage) -> Iterator[str]:
     yield str(stage.number)
     for step in stage.steps:
         yield f"{step.name} · {step.part}" if step.part else step.name
+    if stage.is_stream:
+        yield "(stream)"
 
 
 def _quoted(*lines: str) -> str:

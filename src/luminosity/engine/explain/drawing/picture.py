@@ -86,6 +86,8 @@ def _lines(stage: ExplainedStage) -> Iterator[tuple[Piece, ...]]:
         yield from map(tuple, lines)
     if not stage.steps:
         yield (("passes on what it reads", True),)
+    if stage.is_stream:
+        yield (("stream", True),)
     if stage.asks_for:
         yield from (((line, True),) for line in wrapped(stage.asks_for, SMALL_PX, _WIDEST_TEXT_PX))
 

@@ -27,6 +27,9 @@ def print_plan(console: Console, plan: Explanation, title: str) -> None:
 def _print(console: Console, plan: Explanation, title: str) -> None:
     summary = f"{counted(len(plan.stages), 'stage')} in {counted(len(plan.pools), 'pool')}"
     console.print(Text.assemble((title, "bold"), f": {summary}, on {machine_in_words(plan.machine)}. Nothing was run."))
+    if plan.streams:
+        which = f"stage {ranges(plan.streams)} is" if len(plan.streams) == 1 else f"stages {ranges(plan.streams)} are"
+        console.print(Text(f"It has no end: {which} a stream. A run goes on until its sources end, or you stop it."))
     stages = _stages(plan)
     if console.measure(stages, options=console.options.update_width(_BOUNDLESS)).maximum > console.width:
         stages = _stacked_stages(plan)
@@ -75,7 +78,7 @@ def _stacked_stages(plan: Explanation) -> Table:
     table.show_header = False
     table.columns[0].justify = "right"
     for stage in plan.stages:
-        reads = f"{'' if stage.is_source else 'reads '}{_sources(plan, stage)}"
+        reads = f"{'' if stage.is_source or stage.is_stream else 'reads '}{_sources(plan, stage)}"
         read_by = f"; read by {ranges(plan.readers(stage))}" if plan.readers(stage) else ""
         heading = Text.assemble(_pool(plan, stage.pool), (f": {reads}{read_by}", "dim"))
         table.add_row(Text(str(stage.number), "bold"), heading)
@@ -91,6 +94,7 @@ def _steps(stage: ExplainedStage) -> Text:
 def _sources(plan: Explanation, stage: ExplainedStage) -> str:
     main, side = plan.sources(stage)
     parts = ["source"] if stage.is_source else []
+    parts += ["stream"] if stage.is_stream else []
     parts += [ranges(main)] if main else []
     parts += [f"side input {ranges(side)}"] if side else []
     return ", ".join(parts)
