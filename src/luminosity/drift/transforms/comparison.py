@@ -9,17 +9,21 @@
                         │                      ├─ ScatterRecipe ────┼─ GroupByKey ─ SumTile ─ Add ─ (key, Sums)
                         └───────── ScatterCurrent ──────────────────┘
 
+In a stream, rows and plans meet in a ``GroupByKey`` before ``ScatterCurrent``, not as main and side input.
+
 With keys, ``Plan`` also gets the keys that only the reference has, each with an empty summary (``MissingKeys``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import apache_beam as beam
 from apache_beam.pvalue import AsIter, AsMultiMap
+from apache_beam.transforms.core import Windowing
+from apache_beam.transforms.trigger import AfterWatermark, DefaultTrigger
 from apache_beam.transforms.window import GlobalWindows
 
 from luminosity.drift.aggregate import Aggregate
@@ -35,6 +39,7 @@ from luminosity.drift.transforms.tile_sums import (
     AddSums,
     CutReference,
     ScatterCurrent,
+    ScatterGrouped,
     ScatterReference,
     Sums,
     TileDoFn,
@@ -67,6 +72,7 @@ class ComparisonSteps:
         Untested keys come with the numbers of rows of the reference and of the current sample, one of which is below
         two. Unless ``reports_untested`` is true, they are failures.
         """
+        current = _in_whole_windows(current)
         on_failure = Failures(self.reader.key_name, returns_failures)
         summarise = Summarise(with_sums=self.planner.components is not None)
         of_reference, strips = self._reference(current.pipeline, summarise)
@@ -111,9 +117,17 @@ class ComparisonSteps:
             | "ScatterReference"
             >> beam.ParDo(ScatterReference(self._is_shared), AsMultiMap(strips)).with_output_types(tuple[tile, Part])
         )
-        of_current = rows | "ScatterCurrent" >> beam.ParDo(ScatterCurrent(), AsMultiMap(plans)).with_output_types(
-            tuple[tile, Part]
-        )
+        if rows.is_bounded:
+            scatter = beam.ParDo(ScatterCurrent(), AsMultiMap(plans)).with_output_types(tuple[tile, Part])
+            of_current = rows | "ScatterCurrent" >> scatter
+        else:
+            # In a stream, rows wait for their plan with their window, not in front of a step with a side input.
+            of_current = (
+                (rows, plans)
+                | "RowsAndPlans" >> beam.Flatten().with_output_types(tuple[Any, Any])
+                | "WithPlan" >> beam.GroupByKey()
+                | "ScatterCurrent" >> beam.ParDo(ScatterGrouped()).with_output_types(tuple[tile, Part])
+            )
         recipes = plans | "ScatterRecipe" >> beam.FlatMap(scatter_recipe).with_output_types(tuple[tile, Recipe])
         return (
             (of_reference, of_current, recipes)
@@ -157,6 +171,43 @@ class _MissingKeys(beam.PTransform[Any, Any]):
                 tuple[Any, Summary]
             )
         )
+
+
+def _in_whole_windows(current: Any) -> Any:
+    """Return a stream with windows that end once: a test needs all rows of its window, and comes at its end.
+
+    Rows that come later are dropped, whatever lateness the windows allow.
+    """
+    windowing = current.windowing
+    if current.is_bounded:
+        return current
+    fix = "apply beam.WindowInto(FixedWindows(60)) first, which gives a result for every minute"
+    if isinstance(windowing.windowfn, GlobalWindows):
+        raise DriftError(
+            "found a stream in the global window, expected windows that end: a test needs all rows of its window",
+            fix=fix,
+        )
+    trigger = windowing.triggerfn
+    is_at_end = isinstance(trigger, AfterWatermark) and trigger.early is None and trigger.late is None
+    if not is_at_end and not isinstance(trigger, DefaultTrigger):
+        raise DriftError(
+            f"found windows with the trigger {trigger}, expected the default: a test needs all rows of its window",
+            fix=fix,
+        )
+    return current | "WholeWindows" >> _WholeWindows(_Same())
+
+
+class _Same(beam.DoFn):
+    def process(self, element: Any) -> Iterator[Any]:
+        yield element
+
+
+class _WholeWindows(beam.ParDo):
+    """A ParDo whose output has the windows of its input, each with one pane."""
+
+    def get_windowing(self, inputs: Any) -> Windowing:
+        windowing = inputs[0].windowing
+        return Windowing(windowing.windowfn, timestamp_combiner=windowing.timestamp_combiner)
 
 
 def _summaries(summarise: Summarise) -> Any:

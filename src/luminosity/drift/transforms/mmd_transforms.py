@@ -43,7 +43,8 @@ class MMDTest(beam.PTransform[Any, Any]):
     The result is that of ``mmd_test(..., ids=...)``, however the rows are distributed over files, bundles and workers.
     Elements are vectors, matrices of rows, or, with ``column``, record batches. With fixed windows there is one result
     per window, at its end, all against one reference in the global window; a batch belongs to one window with all of
-    its rows. Keep the default trigger: a test needs all rows of its window.
+    its rows. Keep the default trigger: a test needs all rows of its window. In a stream, the result of a window comes
+    when the watermark passes its end, and rows that come after that are dropped.
 
     Args:
         reference: a PCollection of the same kind, which becomes a side input; an array; or a path of Parquet or

@@ -23,6 +23,7 @@ __all__ = [
     "AddSums",
     "CutReference",
     "ScatterCurrent",
+    "ScatterGrouped",
     "ScatterReference",
     "Sums",
     "TileDoFn",
@@ -86,6 +87,22 @@ class ScatterCurrent(beam.DoFn):
         for plan in plans[key]:
             self._rows.inc(len(rows))
             yield from _scattered(key, plan, rows, of_reference=False)
+
+
+class ScatterGrouped(beam.DoFn):
+    """Does the same with the rows of a key and its plan, if there is one, in one group."""
+
+    def __init__(self) -> None:
+        self._rows = Metrics.counter("MMDTest", "current_rows")
+
+    def process(self, element: tuple[Any, Iterable[HashedRows | Plan]]) -> Iterator[Any]:  # type: ignore[override]
+        """Send the rows of the group to every tile that their strips are part of."""
+        key, group = element
+        for plan in [each for each in group if isinstance(each, Plan)]:
+            for rows in group:
+                if isinstance(rows, HashedRows):
+                    self._rows.inc(len(rows))
+                    yield from _scattered(key, plan, rows, of_reference=False)
 
 
 def scatter_recipe(element: tuple[Any, Plan]) -> Iterator[tuple[Tile, Recipe]]:
