@@ -18,6 +18,7 @@ _NAMESPACE = "luminosity"
 
 _Info = metrics_pb2.MonitoringInfo
 _STRINGS: Any = coders.IterableCoder(coders.StrUtf8Coder())
+_NUMBER: Any = coders.VarIntCoder().get_impl()
 
 
 def _merge_string_sets(old: _Info, new: _Info) -> bytes:
@@ -34,16 +35,55 @@ def _merge_gauges(old: _Info, new: _Info) -> bytes:
     return max(old, new, key=lambda info: monitoring_infos.extract_gauge_value(info)[0]).payload
 
 
-# Beam's own merging knows only the first two types. It would keep values of the others side by side and show one.
+def _merge_distributions(old: _Info, new: _Info) -> bytes:
+    return monitoring_infos.distribution_payload_combiner(old.payload, new.payload)
+
+
+# Beam's own merging knows only counters and distributions. It would keep values of the others side by side and show
+# one. Counters, by far the most frequent, are added without a message.
 _COMBINERS: dict[str, Callable[[_Info, _Info], bytes]] = {
-    monitoring_infos.SUM_INT64_TYPE: lambda a, b: monitoring_infos.sum_payload_combiner(a.payload, b.payload),
-    monitoring_infos.DISTRIBUTION_INT64_TYPE: lambda a, b: monitoring_infos.distribution_payload_combiner(
-        a.payload, b.payload
-    ),
+    monitoring_infos.DISTRIBUTION_INT64_TYPE: _merge_distributions,
     monitoring_infos.STRING_SET_TYPE: _merge_string_sets,
     monitoring_infos.BOUNDED_TRIE_TYPE: _merge_tries,
     monitoring_infos.LATEST_INT64_TYPE: _merge_gauges,
 }
+
+
+class _Merged:
+    """One metric of a stage, over all its committed bundles.
+
+    A message keeps every payload that it ever had in memory until the message itself is freed. So the sum of a counter
+    is a number, and any other merged value gets a new message.
+    """
+
+    def __init__(self, info: _Info) -> None:
+        # A copy: an info of a response keeps the whole response in memory.
+        self._info = _Info.FromString(info.SerializeToString())
+        self._is_counter = info.type == monitoring_infos.SUM_INT64_TYPE
+        self.name: str = info.labels.get(monitoring_infos.NAME_LABEL, "")
+        self.step: str = info.labels.get(monitoring_infos.PTRANSFORM_LABEL, "")
+        self.namespace: str = info.labels.get(monitoring_infos.NAMESPACE_LABEL, "")
+        self.urn: str = info.urn
+        self.count: int = _NUMBER.decode(info.payload) if self._is_counter else 0  # of a counter
+
+    def add(self, info: _Info) -> None:
+        """Merge the metric of one more bundle."""
+        if self._is_counter:
+            self.count += _NUMBER.decode(info.payload)
+        elif info.type in _COMBINERS:
+            self._info = self._with(_COMBINERS[info.type](self._info, info))
+        else:
+            self._info = _Info.FromString(info.SerializeToString())
+
+    def info(self) -> _Info:
+        """Return the metric as Beam's message."""
+        return self._with(_NUMBER.encode(self.count)) if self._is_counter else self._info
+
+    def _with(self, payload: bytes) -> _Info:
+        info = _Info()
+        info.CopyFrom(self._info)
+        info.payload = payload
+        return info
 
 
 class RunMetrics:
@@ -51,7 +91,7 @@ class RunMetrics:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._by_stage: dict[str, dict[Any, _Info]] = {}
+        self._by_stage: dict[str, dict[Any, _Merged]] = {}
         self._dropped: dict[str, int] = {}
 
     def add(self, stage: str, infos: Iterable[_Info]) -> None:
@@ -60,10 +100,10 @@ class RunMetrics:
             known = self._by_stage.setdefault(stage, {})
             for info in infos:
                 key = monitoring_infos.to_key(info)
-                if (before := known.get(key)) is None or info.type not in _COMBINERS:
-                    known[key] = info
+                if (merged := known.get(key)) is None:
+                    known[key] = _Merged(info)
                 else:
-                    before.payload = _COMBINERS[info.type](before, info)
+                    merged.add(info)
 
     def count_dropped(self, stage: str, step: str, elements: int) -> None:
         """Count elements that a step dropped because they came later than their windows allow."""
@@ -77,28 +117,24 @@ class RunMetrics:
     def elements(self, stage: str) -> int:
         """Return the number of elements in the largest PCollection of a stage."""
         with self._lock:
-            infos = self._by_stage.get(stage, {}).values()
-            counts = [
-                monitoring_infos.extract_counter_value(i) for i in infos if i.urn == monitoring_infos.ELEMENT_COUNT_URN
-            ]
+            metrics = self._by_stage.get(stage, {}).values()
+            counts = [metric.count for metric in metrics if metric.urn == monitoring_infos.ELEMENT_COUNT_URN]
         return max(counts, default=0)
 
     def counters(self, stage: str, names: Collection[str]) -> dict[str, dict[str, dict[str, int]]]:
         """Return the user counters with these names, by step and namespace."""
         found: dict[str, dict[str, dict[str, int]]] = {}
         with self._lock:
-            for info in self._by_stage.get(stage, {}).values():
-                name = info.labels.get(monitoring_infos.NAME_LABEL, "")
-                if info.urn == monitoring_infos.USER_COUNTER_URN and name in names:
-                    of_step = found.setdefault(info.labels[monitoring_infos.PTRANSFORM_LABEL], {})
-                    of_namespace = of_step.setdefault(info.labels.get(monitoring_infos.NAMESPACE_LABEL, ""), {})
-                    of_namespace[name] = of_namespace.get(name, 0) + monitoring_infos.extract_counter_value(info)
+            for metric in self._by_stage.get(stage, {}).values():
+                if metric.urn == monitoring_infos.USER_COUNTER_URN and metric.name in names:
+                    of_namespace = found.setdefault(metric.step, {}).setdefault(metric.namespace, {})
+                    of_namespace[metric.name] = of_namespace.get(metric.name, 0) + metric.count
         return found
 
     def by_stage(self) -> dict[str, list[_Info]]:
         """Return all metrics by stage id."""
         with self._lock:
-            return {stage: list(known.values()) for stage, known in self._by_stage.items()}
+            return {stage: [metric.info() for metric in known.values()] for stage, known in self._by_stage.items()}
 
 
 class BusyTime:
