@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import apache_beam as beam
 import pytest
+from apache_beam.coders.coders import IntervalWindowCoder
 from apache_beam.metrics import MetricsFilter
+from apache_beam.portability.api import beam_fn_api_pb2
 from apache_beam.testing.test_stream import TestStream
+from apache_beam.transforms.core import Windowing
 from apache_beam.transforms.timeutil import TimeDomain
 from apache_beam.transforms.userstate import BagStateSpec, TimerSpec, on_timer
 from apache_beam.transforms.window import (
     BoundedWindow,
     FixedWindows,
+    IntervalWindow,
     NonMergingWindowFn,
     SlidingWindows,
     TimestampedValue,
 )
 
+from luminosity.engine.data.expiry import CellExpiry, WindowExpiry
 from luminosity.engine.data.state import StateStore
 from luminosity.engine.data.timers import TimerStore
 from luminosity.engine.loop.metrics import DROPPED_LATE
@@ -204,8 +210,28 @@ def test_timers_of_windows_that_have_ended_are_dropped_with_their_holds() -> Non
     store.apply(("step", "timer"), records)
     store.note_windows(("step", "timer"), records)
     assert not store.drop_expired(10)
-    assert store.drop_expired(11)
+    assert store.drop_expired(11) == 1
     assert len(store) == 1
     assert store.drop_expired(21)
     assert not store
     assert store.next_fire(("step", "timer")) is None
+
+
+def test_cells_that_a_step_clears_are_forgotten_at_once() -> None:
+    def cell_key(key: bytes, window: bytes) -> bytes:
+        bag = beam_fn_api_pb2.StateKey.BagUserState(transform_id="step", key=key, window=window)
+        return beam_fn_api_pb2.StateKey(bag_user_state=bag).SerializeToString()
+
+    coder = IntervalWindowCoder()
+    expiry = WindowExpiry(Windowing(FixedWindows(10)), cast(Any, None), coder)
+    window = coder.encode(IntervalWindow(0, 10))
+    cells = CellExpiry()
+    keys = [cell_key(b"%d" % number, window) for number in range(100)]
+    cells.note(dict.fromkeys(keys, b"value"), expiry)
+    cells.note(dict.fromkeys(keys[:60], b""), expiry)
+    assert len(cells) == 40
+    assert cells.take(9_999_999) == []  # the last microsecond of the window
+    taken = [cells.take(10_000_000, limit=30) for _ in range(3)]
+    assert [len(some) for some in taken] == [30, 10, 0]
+    assert sorted(itertools.chain(*taken)) == sorted(keys[60:])
+    assert len(cells) == len(cells._cells) == len(cells._times) == 0  # pyright: ignore[reportPrivateUsage]

@@ -233,10 +233,35 @@ def test_setting_a_timer_again_leaves_one_entry() -> None:
     for number in range(20_000):
         store.apply(_FAMILY, [timer(b"a", 10), timer(b"b", 10**6 - number)])
     assert len(store) == 2
-    assert sum(map(len, store._schedule.values())) < 2000  # pyright: ignore[reportPrivateUsage]
+    assert store.entries < 2000
     assert fired(store, 9) == []
     assert fired(store, 10**6) == [b"a at 10", b"b at 980001"]
     assert fired(store, 10**7) == []
+
+
+def test_clearing_timers_leaves_nothing_behind() -> None:
+    store = TimerStore()
+    for number in range(10):
+        timers = [timer(b"%d" % key, 10 + number, tag=b"%d" % number) for key in range(1000)]
+        store.apply(_FAMILY, timers)
+        store.note_windows(_FAMILY, timers)
+        cleared = [timer(b"%d" % key, 0, tag=b"%d" % number, is_clear=True) for key in range(1000)]
+        store.apply(_FAMILY, cleared)
+        store.note_windows(_FAMILY, cleared)
+    assert len(store) == 0
+    assert store.entries <= 1001  # in the heap of times, and one window
+    assert store.holds.minimum == MAX
+    assert store.drop_expired(100) == 0
+    assert store.entries <= 1000
+
+
+def test_timers_of_expired_windows_are_dropped_some_at_a_time() -> None:
+    store = TimerStore()
+    timers = [timer(b"%d" % key, 10**9) for key in range(1000)]
+    store.apply(_FAMILY, timers)
+    store.note_windows(_FAMILY, timers)
+    assert [store.drop_expired(1, limit=400) for _ in range(4)] == [400, 400, 200, 0]
+    assert (len(store), store.next_fire(_FAMILY), store.holds.minimum) == (0, None, MAX)
 
 
 def test_many_later_timers_of_a_key_do_not_hide_other_keys_for_good() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from typing import Any
 
 from apache_beam.portability.api import beam_fn_api_pb2
@@ -15,6 +16,8 @@ from luminosity.engine.data.watermarks import MAX
 from luminosity.engine.plan.codecs import ElementCodec, KeyedElement, TimerRecord
 
 __all__ = ["CellExpiry", "WindowExpiry", "expiry_micros"]
+
+_MOST_KNOWN = 10_000  # bounds the cache of decoded windows to about a megabyte
 
 
 def expiry_micros(window: BoundedWindow, windowing: Windowing) -> int:
@@ -29,11 +32,16 @@ class WindowExpiry:
         self.lateness = windowing.allowed_lateness.micros
         self._windowing = windowing
         self._codec = codec
+        self._known: dict[bytes, int] = {}  # when windows expire
         self._window_coder = window_coder  # of state keys: in elements, windows may have their length before them
 
     def of_state_key(self, window: bytes) -> int:
         """Return when the window in the key of a state cell expires."""
-        return expiry_micros(self._window_coder.decode(window), self._windowing)
+        if (known := self._known.get(window)) is None:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            known = self._known[window] = expiry_micros(self._window_coder.decode(window), self._windowing)
+        return known
 
     def allows(self, timer: TimerRecord) -> bool:
         """Return whether an event-time timer may fire at its time: not after its window has expired."""
@@ -58,22 +66,44 @@ class CellExpiry:
     """The cells of one shard's state by the time at which their windows expire."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[int, bytes]] = []
-        self._known: set[bytes] = set()
+        self._expiry_of: dict[bytes, int] = {}
+        self._cells: dict[int, dict[bytes, None]] = {}  # by the time at which they expire
+        self._times: list[int] = []  # a heap of these times
 
-    def note(self, cell_keys: Iterable[bytes], expiry: WindowExpiry) -> None:
-        """Note cells that a bundle has written."""
-        for cell_key in cell_keys:
-            if cell_key not in self._known:
+    def __len__(self) -> int:
+        return len(self._expiry_of)
+
+    def note(self, cells: Mapping[bytes, Sized], expiry: WindowExpiry) -> None:
+        """Note cells that a bundle has written. Empty ones are no longer there."""
+        for cell_key, cell in cells.items():
+            known = self._expiry_of.get(cell_key)
+            if known is not None and not cell:
+                del self._expiry_of[cell_key]
+                del self._cells[known][cell_key]
+            elif known is None and cell:
                 state_key = beam_fn_api_pb2.StateKey.FromString(cell_key)
                 user_state = getattr(state_key, str(state_key.WhichOneof("type")))
-                self._known.add(cell_key)
-                heapq.heappush(self._heap, (expiry.of_state_key(user_state.window), cell_key))
+                time = expiry.of_state_key(user_state.window)
+                self._expiry_of[cell_key] = time
+                if time not in self._cells:
+                    self._cells[time] = {}
+                    heapq.heappush(self._times, time)
+                self._cells[time][cell_key] = None
 
-    def take(self, watermark: int) -> list[bytes]:
-        """Remove and return the cells whose windows have expired."""
+    @property
+    def next_expiry(self) -> int:
+        """When the first window that may have cells expires, in microseconds."""
+        return self._times[0] if self._times else MAX
+
+    def take(self, watermark: int, limit: int = sys.maxsize) -> list[bytes]:
+        """Remove and return cells whose windows have expired, up to ``limit``."""
         taken: list[bytes] = []
-        while self._heap and self._heap[0][0] < watermark:
-            taken.append(heapq.heappop(self._heap)[1])
-        self._known.difference_update(taken)
+        while self._times and self._times[0] < watermark and len(taken) < limit:
+            cells = self._cells[self._times[0]]
+            while cells and len(taken) < limit:
+                taken.append(cells.popitem()[0])
+            if not cells:
+                del self._cells[heapq.heappop(self._times)]
+        for cell_key in taken:
+            del self._expiry_of[cell_key]
         return taken

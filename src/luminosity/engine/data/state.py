@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import threading
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from apache_beam.coders import coder_impl, coders
@@ -129,15 +129,15 @@ class StateStore:
         """Return the exception that a request of this bundle raised. Workers ignore errors in responses to writes."""
         return self._overlays[instruction_id].error
 
-    def commit(self, instruction_id: str) -> Collection[bytes]:
-        """Apply the writes of a bundle. Returns the keys of the cells that it wrote."""
+    def commit(self, instruction_id: str) -> Mapping[bytes, Cell]:
+        """Apply the writes of a bundle. Returns the cells that it wrote, by their keys."""
         overlay = self._overlays.pop(instruction_id)
         with self._lock:
             for key, cell in overlay.cells.items():
                 if len(cell) > _COMPACT_CHUNKS and isinstance(cell[0], bytes):
                     cell[:] = _compact(cell)
                 self._cells.put(key, cell, overlay.shard)
-        return overlay.cells.keys()
+        return overlay.cells
 
     def remove(self, cell_keys: Iterable[bytes], shard: Hashable) -> None:
         """Remove cells of a shard, whose windows have expired."""

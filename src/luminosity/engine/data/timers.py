@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import heapq
+import sys
 from collections.abc import Iterable
 
-from luminosity.engine.data.watermarks import Holds
+from luminosity.engine.data.watermarks import MAX, Holds
 from luminosity.engine.plan.codecs import TimerRecord
 
 __all__ = ["FamilyKey", "TimerStore"]
@@ -19,70 +20,91 @@ _INVALID_AT_LEAST = 1000  # entries of a schedule, before the invalid ones are w
 class TimerStore:
     """The timers of one shard's keys. Only the loop's thread uses it.
 
-    There is one timer for each family, key, tag and window; setting it again replaces it.
+    There is one timer for each family, key, tag and window; setting it again replaces it. Timers that are reset or
+    cleared leave nothing behind but entries in a heap, which are removed once they are the larger part.
     """
 
     def __init__(self) -> None:
-        self._timers: dict[tuple[FamilyKey, bytes], TimerRecord] = {}
-        # By family: heaps of times and identities. An entry is valid only while the timer is set for that time.
-        self._schedule: dict[FamilyKey, list[tuple[int, bytes]]] = {}
-        # Heap of the timers' windows: last timestamp, family and identity. A timer may be gone when its window expires.
-        self._windows: list[tuple[int, FamilyKey, bytes]] = []
-        self._in_windows: set[tuple[FamilyKey, bytes]] = set()
+        self._families: dict[FamilyKey, _Family] = {}
+        self._count = 0
+        # The timers by the last timestamp of their window, and a heap of these timestamps.
+        self._by_window: dict[int, dict[tuple[FamilyKey, bytes], None]] = {}
+        self._windows: list[int] = []
         self.holds = Holds()
 
     def __len__(self) -> int:
-        return len(self._timers)
+        return self._count
 
-    def apply(self, family: FamilyKey, records: Iterable[TimerRecord]) -> None:
+    @property
+    def entries(self) -> int:
+        """How many entries all of its collections have together, to see whether any of them grows."""
+        heaps = sum(len(family.heap) + len(family.timers) for family in self._families.values())
+        return heaps + len(self._windows) + sum(map(len, self._by_window.values()))
+
+    def apply(self, family_key: FamilyKey, records: Iterable[TimerRecord]) -> None:
         """Set and clear timers, in the order in which a bundle did."""
+        family = self._families.get(family_key)
+        if family is None:
+            family = self._families[family_key] = _Family()
         for record in records:
-            previous = self._timers.pop((family, record.identity), None)
-            if previous is not None:
-                self.holds.remove(previous.hold_micros)
+            if record.identity in family.timers:
+                self._remove(family_key, record.identity)
             if not record.is_clear:
-                self._timers[family, record.identity] = record
+                family.set(record)
+                self._count += 1
                 self.holds.add(record.hold_micros)
-                if previous is None or previous.fire_micros != record.fire_micros:
-                    self._schedule_timer(family, record)
+        family.compact()
 
-    def note_windows(self, family: FamilyKey, records: Iterable[TimerRecord]) -> None:
-        """Note when the windows of timers end, so that :meth:`drop_expired` finds them."""
+    def note_windows(self, family_key: FamilyKey, records: Iterable[TimerRecord]) -> None:
+        """Note when the windows of timers end, so that :meth:`drop_expired` finds them. Call it after :meth:`apply`."""
         for record in records:
-            timer = family, record.identity
-            if not record.is_clear and timer not in self._in_windows:
-                self._in_windows.add(timer)
-                heapq.heappush(self._windows, (record.window_micros, *timer))
+            if record.identity in self._families[family_key].timers and not record.is_clear:
+                timers = self._by_window.get(record.window_micros)
+                if timers is None:
+                    timers = self._by_window[record.window_micros] = {}
+                    heapq.heappush(self._windows, record.window_micros)
+                timers[family_key, record.identity] = None
 
-    def drop_expired(self, micros: int) -> bool:
-        """Drop the timers of windows that ended before ``micros``. Returns whether there were any."""
-        has_dropped = False
-        while self._windows and self._windows[0][0] < micros:
-            _, family, identity = heapq.heappop(self._windows)
-            self._in_windows.discard((family, identity))
-            if (record := self._timers.pop((family, identity), None)) is not None:
-                self.holds.remove(record.hold_micros)
-                has_dropped = True
-        return has_dropped
+    @property
+    def next_expiry(self) -> int:
+        """The end of the first window that may have timers, in microseconds."""
+        return self._windows[0] if self._windows else MAX
 
-    def _schedule_timer(self, family: FamilyKey, record: TimerRecord) -> None:
-        schedule = self._schedule.setdefault(family, [])
-        heapq.heappush(schedule, (record.fire_micros, record.identity))
-        if len(schedule) > 2 * len(self._timers) + _INVALID_AT_LEAST:
-            # A set removes timers that were set, cleared and set again, too.
-            schedule[:] = {entry for entry in schedule if self._is_set(family, *entry)}
-            heapq.heapify(schedule)
+    def drop_expired(self, micros: int, limit: int = sys.maxsize) -> int:
+        """Drop timers of windows that ended before ``micros``, up to ``limit``. Returns how many were dropped."""
+        dropped = 0
+        while self._windows and self._windows[0] < micros and dropped < limit:
+            timers = self._by_window[self._windows[0]]
+            while timers and dropped < limit:
+                self._remove(*next(reversed(timers)))
+                dropped += 1
+            if not timers:
+                del self._by_window[heapq.heappop(self._windows)]
+        if dropped:
+            for family in self._families.values():
+                family.compact()
+        return dropped
 
-    def next_fire(self, family: FamilyKey) -> int | None:
+    def _remove(self, family_key: FamilyKey, identity: bytes) -> TimerRecord:
+        record = self._families[family_key].remove(identity)
+        self._count -= 1
+        self.holds.remove(record.hold_micros)
+        if (timers := self._by_window.get(record.window_micros)) is not None:
+            timers.pop((family_key, identity), None)
+        return record
+
+    def next_fire(self, family_key: FamilyKey) -> int | None:
         """Return when the family's next timer fires, in microseconds, or None if none is set."""
-        schedule = self._schedule.get(family, [])
-        while schedule and not self._is_set(family, *schedule[0]):
-            heapq.heappop(schedule)
-        return schedule[0][0] if schedule else None
+        family = self._families.get(family_key)
+        return family.next_fire() if family is not None else None
 
-    def _is_set(self, family: FamilyKey, fire_micros: int, identity: bytes) -> bool:
-        timer = self._timers.get((family, identity))
-        return timer is not None and timer.fire_micros == fire_micros
+    def has_due(self, now_by_family: dict[FamilyKey, int]) -> bool:
+        """Return whether a timer is due."""
+        for family_key, family in self._families.items():
+            fire = family.next_fire()
+            if fire is not None and fire <= now_by_family[family_key]:
+                return True
+        return False
 
     def _first_due(self, now_by_family: dict[FamilyKey, int]) -> FamilyKey | None:
         fires = [
@@ -95,24 +117,59 @@ class TimerStore:
         earliest: dict[bytes, int] = {}
         taken: dict[FamilyKey, list[TimerRecord]] = {}
         later: list[tuple[FamilyKey, TimerRecord]] = []
-        seen: set[tuple[FamilyKey, bytes]] = set()  # a timer set, cleared and set again has two entries
+        seen = 0
         # If most timers are later ones of the same few keys, looking at more of them finds nothing.
-        while len(seen) < limit and len(later) <= len(seen) - len(later) + _LATER_AT_LEAST:
-            if (family := self._first_due(now_by_family)) is None:
+        while seen < limit and len(later) <= seen - len(later) + _LATER_AT_LEAST:
+            if (family_key := self._first_due(now_by_family)) is None:
                 break
-            fire, identity = heapq.heappop(self._schedule[family])
-            if (family, identity) in seen:
-                continue
-            seen.add((family, identity))
-            timer = self._timers[family, identity]
-            if earliest.setdefault(timer.key, fire) == fire:
-                taken.setdefault(family, []).append(timer)
+            timer = self._remove(family_key, self._families[family_key].heap[0][1])
+            seen += 1
+            if earliest.setdefault(timer.key, timer.fire_micros) == timer.fire_micros:
+                taken.setdefault(family_key, []).append(timer)
             else:
-                later.append((family, timer))
-        for family, timers in taken.items():
-            for timer in timers:
-                del self._timers[family, timer.identity]
-                self.holds.remove(timer.hold_micros)
-        for family, timer in later:
-            heapq.heappush(self._schedule[family], (timer.fire_micros, timer.identity))
+                later.append((family_key, timer))
+        for family_key, timer in later:
+            self.apply(family_key, [timer])
+            if timer.window_micros in self._by_window:
+                self.note_windows(family_key, [timer])
         return taken
+
+
+class _Family:
+    """The timers of one family, by identity, and a heap of their times.
+
+    An entry of the heap is valid only while the timer is set for that time.
+    """
+
+    __slots__ = ("_invalid", "heap", "timers")
+
+    def __init__(self) -> None:
+        self.timers: dict[bytes, TimerRecord] = {}
+        self.heap: list[tuple[int, bytes]] = []
+        self._invalid = 0  # entries of the heap, at most
+
+    def set(self, record: TimerRecord) -> None:
+        self.timers[record.identity] = record
+        heapq.heappush(self.heap, (record.fire_micros, record.identity))
+
+    def remove(self, identity: bytes) -> TimerRecord:
+        self._invalid += 1
+        return self.timers.pop(identity)
+
+    def next_fire(self) -> int | None:
+        heap, timers = self.heap, self.timers
+        while heap:
+            fire, identity = heap[0]
+            timer = timers.get(identity)
+            if timer is not None and timer.fire_micros == fire:
+                return fire
+            heapq.heappop(heap)
+            self._invalid -= 1
+        return None
+
+    def compact(self) -> None:
+        """Remove the invalid entries of the heap if they are the larger part."""
+        if 2 * self._invalid > len(self.heap) + _INVALID_AT_LEAST:
+            self.heap = [(record.fire_micros, identity) for identity, record in self.timers.items()]
+            heapq.heapify(self.heap)
+            self._invalid = 0

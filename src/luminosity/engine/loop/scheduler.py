@@ -121,7 +121,7 @@ class Scheduler:
             self._parts.metrics.count_dropped(stage.id, stage.plan.steps[0], stage.dropped)
             stage.dropped = 0
         if has_expired:
-            self._advance()  # timers held the watermark back
+            self._is_pumping = True  # there may be more of them; and timers held the watermark back
 
     def _dispatch(self) -> None:
         """Start bundles while there are input and free slots."""

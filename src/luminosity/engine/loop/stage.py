@@ -35,6 +35,7 @@ _BUNDLE_BYTES = 64 << 20  # at most, since a bundle's input can't be spilled whi
 _LEAST_BUNDLE_BYTES = 1 << 20  # below this, a bundle costs more than its elements
 _BUNDLE_PART = 16  # a bundle takes at most 1/16 of the memory budget, so that several can run
 _BUNDLE_TIMERS = 10_000  # at most in a bundle: about a second of work
+_EXPIRED_AT_ONCE = 2000  # timers or cells of a shard, which take some milliseconds
 _SINK_BYTES = 8 << 20  # enough for a file of a useful size
 _GATHERING_S = 5.0  # how long a sink waits for more input, at least: files of less are too many
 _MOST_GATHERING_S = 30.0  # and at most, so that output appears
@@ -274,22 +275,24 @@ class StageRun:
     def take_expired(self, wall_micros: int) -> Iterator[tuple[Shard, list[bytes]]]:
         """Drop the timers of expired windows, and yield the cells of state that belong to such windows, by shard.
 
-        A shard whose timers are still to fire, or whose bundle may still write, is left for later.
+        A shard whose timers are still to fire, or whose bundle may still write, is left for later, and so is what would
+        take long: call it again if it yields anything.
         """
         if self.expiry is None:
             return
         clock = self._clock(wall_micros)
         passed = self._passed_micros()  # not earlier than timers, which may be set for the very end of the window
+        ended = passed - self.expiry.lateness
         for shard in self.shards:
+            if shard.timers.next_expiry >= ended and shard.cell_expiry.next_expiry >= passed:
+                continue
             is_late_input = shard.holds.minimum < self.input_watermark
-            if shard.running or shard.retries or is_late_input:
+            if shard.running or shard.retries or is_late_input or shard.timers.has_due(clock):
                 continue
-            due = (shard.timers.next_fire(family) for family in clock)
-            if any(fire is not None and fire <= now for fire, now in zip(due, clock.values(), strict=True)):
-                continue
-            has_dropped = shard.timers.drop_expired(passed - self.expiry.lateness)
-            cells = shard.cell_expiry.take(passed)
-            if cells or has_dropped:
+            dropped = shard.timers.drop_expired(ended, _EXPIRED_AT_ONCE)
+            # Timers need their state until they are gone.
+            cells = shard.cell_expiry.take(passed, _EXPIRED_AT_ONCE) if dropped < _EXPIRED_AT_ONCE else []
+            if cells or dropped:
                 yield shard, cells
 
     def has_work(self, wall_micros: int) -> bool:
@@ -302,7 +305,7 @@ class StageRun:
                 return True
             if shard.timers:
                 clock = clock or self._clock(wall_micros)
-                if any((fire := shard.timers.next_fire(f)) is not None and fire <= now for f, now in clock.items()):
+                if shard.timers.has_due(clock):
                     return True
         return False
 
