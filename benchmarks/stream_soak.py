@@ -195,12 +195,13 @@ def _size(found: Any) -> int:
 
 def show(sample: Sample, last: Snapshot | None, sums: int, fired: int) -> None:
     stages = last.stages if last is not None else ()
-    behind = max((s.stream.behind_seconds or 0.0 for s in stages if getattr(s, "stream", None)), default=0.0)
+    behind = [s.stream.behind_seconds for s in stages if s.stream is not None]
+    lags = " ".join("-" if seconds is None else f"{seconds:.1f}" for seconds in behind)
     print(
         f"{sample.seconds:6.0f} s  runner {sample.runner_mb:6.1f} MB  workers {sample.workers_mb:6.1f} MB "
         f"({sample.processes - 1})  cells {sample.cells:6,}  timers {sample.timers:6,}  holds {sample.holds:6,}  "
         f"panes {sample.panes:7,}  blocks {sample.blocks:4,}  held {sample.held_mb:5.1f} MB  "
-        f"objects {sample.objects:9,}  behind {behind:5.1f} s  sums {sums:,}  fired {fired:,}",
+        f"objects {sample.objects:9,}  behind {lags} s  sums {sums:,}  fired {fired:,}",
         flush=True,
     )
 

@@ -7,7 +7,8 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import apache_beam as beam
 import pytest
@@ -15,6 +16,8 @@ from apache_beam.io.restriction_trackers import OffsetRange, OffsetRestrictionTr
 from apache_beam.transforms.core import RestrictionProvider
 from apache_beam.transforms.window import SlidingWindows
 
+from luminosity.engine.loop import splits
+from luminosity.engine.loop.bundle import Attempt, Bundle
 from tests.runners import IS_REFERENCE, collect, new_pipeline
 
 pytestmark = [
@@ -140,3 +143,18 @@ def test_a_restriction_in_several_windows_is_not_cut(tmp_path: Path) -> None:
     found = collect(build, tmp_path, new_pipeline("--cpu_workers=2"))
     assert set(Counter(found).values()) == {3}
     assert len(found) == 3 * 3 * 20
+
+
+@pytest.mark.parametrize(("is_unbounded", "expected"), [(True, [0.0] * 6), (False, [0.0, 0.02, 0.1, 0.5, 0.0, 0.02])])
+def test_a_restriction_without_an_end_is_only_cut_where_it_is(is_unbounded: bool, expected: list[float]) -> None:
+    """The far part of an endless restriction would never have an element, but hold the watermark back."""
+    requests: list[Any] = []
+    plan = SimpleNamespace(is_splittable=True, is_unbounded=is_unbounded, can_cut_elements=True)
+    blocks = [SimpleNamespace(count=1)]
+    bundle = SimpleNamespace(stage=SimpleNamespace(plan=plan), inputs={"read": blocks})
+    worker = SimpleNamespace(instruct=requests.append)
+    attempt = SimpleNamespace(worker=worker, instruction_id="b", splits_requested=0, split_at=0.0, pending_splits={})
+    for _ in expected:
+        splits.request(cast(Bundle, bundle), cast(Attempt, attempt))
+    desired = [request.process_bundle_split.desired_splits["read"] for request in requests]
+    assert [each.fraction_of_remainder for each in desired] == expected

@@ -17,6 +17,7 @@ from apache_beam.io.restriction_trackers import OffsetRange
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.testing import test_stream
 from apache_beam.transforms import window
+from apache_beam.transforms.periodicsequence import PeriodicImpulse
 
 from luminosity import LuminosityRunner
 from luminosity.engine.loop import metrics as busy_module
@@ -417,3 +418,21 @@ def test_a_stream_reports_what_came_late_and_how_it_ended() -> None:
         StreamView(has_ended=True, dropped_late=2),
     ]
     assert all(view.seconds_left is None for snapshot in only(Snapshot, events) for view in snapshot.stages)
+
+
+def test_a_stream_runs_until_it_is_stopped() -> None:
+    def build(pipeline: beam.Pipeline) -> None:
+        _ = pipeline | "Tick" >> PeriodicImpulse(fire_interval=0.02) | "Last" >> beam.Map(str)
+
+    events: list[Event] = []
+    result = start(build, events.append)
+    assert wait_for(lambda: any(view.elements > 3 for view in views(events, "Tick + Last")), timeout_s=60)
+    assert result.wait_until_finish(duration=1) is None
+    assert result.cancel() == result.wait_until_finish() == "CANCELLED"
+    (ended,) = only(RunEnded, events)
+    _, last = ended.last.stages
+    assert ended.state == "cancelled"
+    assert last.stream is not None
+    assert last.stream.watermark is not None
+    assert last.stream.backlog is not None
+    assert last.elements > 3

@@ -27,7 +27,11 @@ def can_split(bundle: Bundle) -> bool:
 
 def request(bundle: Bundle, attempt: Attempt) -> None:
     """Ask the worker to end the bundle soon. The bundle commits only after the worker has responded."""
-    fraction = _FRACTIONS[attempt.splits_requested % len(_FRACTIONS)] if bundle.stage.plan.is_splittable else 0.0
+    plan = bundle.stage.plan
+    # A restriction without an end is only cut at its current position: a part that begins later would wait there and
+    # hold the watermark back, forever.
+    has_end = plan.is_splittable and not plan.is_unbounded
+    fraction = _FRACTIONS[attempt.splits_requested % len(_FRACTIONS)] if has_end else 0.0
     attempt.splits_requested += 1
     attempt.split_at = float("inf")
     _send(bundle, attempt, fraction, is_for_idle_worker=False)
