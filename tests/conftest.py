@@ -33,6 +33,8 @@ _BEAM_MARKERS = (
     "sickbay_flink",
     "uses_dill",
     "uses_gcp_java_expansion_service",
+    "uses_pyarrow",
+    "xlang_sql_expansion_service",
 )
 
 

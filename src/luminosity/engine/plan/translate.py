@@ -35,8 +35,10 @@ def optimize(
     the buffer that is read in its place.
     """
     aliases: dict[bytes, bytes] = {}
+    pipeline = copy.deepcopy(merge_common_environments(pipeline))
+    _combine_after_grouping(pipeline.components)
     context, stages = translations.create_and_optimize_stages(
-        copy.deepcopy(merge_common_environments(pipeline)),
+        pipeline,
         phases=[
             translations.annotate_downstream_side_inputs,
             # A stateful step starts a new stage, so that its input can be routed by key.
@@ -66,6 +68,23 @@ def optimize(
         is_drain=is_drain,
     )
     return context, stages, aliases
+
+
+def _combine_after_grouping(components: beam_runner_api_pb2.Components) -> None:
+    """Let a Combine over unbounded input group first if its panes have the earliest timestamp of their elements.
+
+    A pane's timestamp leaves out elements that were behind the watermark when they arrived. Elements that are combined
+    before they are grouped have one timestamp together, so one that is behind takes the others with it. Without its
+    URN, a Combine is what it is made of: a GroupByKey and a step that combines the values of each group.
+    """
+    for transform in components.transforms.values():
+        if transform.spec.urn != common_urns.composites.COMBINE_PER_KEY.urn or not transform.subtransforms:
+            continue
+        source = components.pcollections[translations.only_element(list(transform.inputs.values()))]
+        windowing = components.windowing_strategies[source.windowing_strategy_id]
+        is_unbounded = source.is_bounded == beam_runner_api_pb2.IsBounded.UNBOUNDED
+        if is_unbounded and windowing.output_time == beam_runner_api_pb2.OutputTime.EARLIEST_IN_PANE:
+            transform.spec.Clear()
 
 
 def _as_roots(stages: Iterable[translations.Stage], names: Collection[str]) -> Iterator[translations.Stage]:

@@ -1,0 +1,34 @@
+"""Beam's own tests of PeriodicImpulse and PeriodicSequence on our runner. Most wait for seconds as their sources do."""
+
+from __future__ import annotations
+
+import unittest
+
+import pytest
+from apache_beam.options.pipeline_options import StandardOptions
+
+from luminosity.engine.options import LuminosityOptions
+from tests.beam_suites.imported import imported, names_of_tests, taken_over
+from tests.runners import IS_REFERENCE, RUNNER_NAME
+
+pytestmark = [
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(IS_REFERENCE, reason="these are Beam's tests of it"),
+]
+
+
+@pytest.fixture(autouse=True)
+def our_runner(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StandardOptions, "DEFAULT_RUNNER", RUNNER_NAME)
+    monkeypatch.setitem(LuminosityOptions.defaults, "progress", "off")
+    monkeypatch.setitem(LuminosityOptions.defaults, "cpu_workers", "2")
+
+
+globals().update(taken_over(imported("apache_beam.transforms.periodicsequence_test"), lambda *_: True, {}))
+
+
+def test_found() -> None:
+    """Classes that Beam moves must not empty this suite."""
+    classes = [value for value in globals().values() if isinstance(value, type)]
+    tests = [test for each in classes if issubclass(each, unittest.TestCase) for test in names_of_tests(each)]
+    assert len(tests) >= 27
