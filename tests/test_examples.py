@@ -148,3 +148,18 @@ def _embed_reviews(out: Path, rows: int) -> None:
 
 def _tell_of_themselves(texts: list[str]) -> float:
     return float(np.mean([re.search(r"\b(i|me|my)\b", text.lower()) is not None for text in texts]))
+
+
+def test_a_stream_prints_its_windows_while_it_runs() -> None:
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / "stream.py", "--runner=luminosity.LuminosityRunner", "--seconds=2"],
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+
+    assert done.returncode == 0, done.stderr
+    windows = re.findall(r"^\d\d:\d\d:\d\d to \d\d:\d\d:\d\d: (.*)$", done.stdout, re.MULTILINE)
+    assert len(windows) in (1, 2)  # as the clock stands
+    counts = [int(count) for line in windows for count in re.findall(r"(?:apples|pears|plums) (\d+)", line)]
+    assert sum(counts) == 2 * 50
