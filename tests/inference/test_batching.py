@@ -139,6 +139,16 @@ def test_a_minimum_is_waited_for_until_the_bundle_ends() -> None:
     assert policy.next(pool_of(*[1.0] * 120), 0.0, more_coming=True) == Cut(0, 100, 100.0)
 
 
+def test_a_minimum_is_waited_for_at_most_as_long_as_a_stream_allows() -> None:
+    policy = BatchPolicy(Limits.from_beam({"min_batch_size": 100}), longest_wait=0.1)
+    pool = pool_of(*[1.0] * 99)
+    left = policy.next(pool, 0.0, more_coming=True, idle=True)
+    assert left == pytest.approx(0.1)
+    assert policy.next(pool, 0.1, more_coming=True) == Cut(0, 99, 100.0)
+    own = BatchPolicy(Limits.from_beam({"min_batch_size": 100, "max_batch_duration_secs": 2}), longest_wait=0.1)
+    assert own.next(pool, 0.1, more_coming=True) == pytest.approx(1.9)
+
+
 def test_maximum_count_and_weight() -> None:
     batches = all_batches(BatchPolicy(Limits.from_beam({"max_batch_size": 3})), pool_of(*[1.0] * 7))
     assert [len(batch) for batch in batches] == [3, 3, 1]

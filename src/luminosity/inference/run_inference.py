@@ -6,6 +6,7 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import apache_beam as beam
@@ -206,7 +207,11 @@ class RunInference(beam.PTransform[Any, Any]):
                 _LOGGER.warning("%s has no update_model_path: new versions of its model will change nothing.", name)
         elif not models.is_keyed or self._exception_handling is None:  # otherwise the other keys' examples may succeed
             check_files(models.handlers.values(), examples.pipeline)
-        settings = self._settings(examples.pipeline, models)
+        settings = replace(self._settings(examples.pipeline, models), is_stream=not examples.is_bounded)
+        if settings.is_stream:
+            # A source without end may have one bundle at a time: its elements go to all workers, and it need not wait
+            # for the model.
+            examples = examples | "Spread" >> beam.Reshuffle()
         blocks = self._infer(examples, models, settings)
         results = beam.ParDo(ResultsDoFn(models, self._drop_example))
         if self._exception_handling is None:

@@ -36,8 +36,10 @@ class Cut:
 class BatchPolicy:
     """Decides on the next batch; changes nothing itself, and gets the time from its caller."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, longest_wait: float = math.inf) -> None:
+        """``longest_wait``: the seconds that examples wait for a full batch, unless ``limits`` say it."""
         self.limits = limits
+        self._longest_wait = longest_wait
         self.timing = CostLine()
         self.budget = Budget(limits, self.timing)
 
@@ -58,7 +60,8 @@ class BatchPolicy:
         oldest = int(np.argmin(backlog.since))
         waited = now - float(backlog.since[oldest])
         patience = self._patience(backlog, awaited)
-        in_no_hurry = self.limits.max_wait is not None or patience == math.inf or not self.timing.known
+        wants_more = len(backlog) < self.limits.min_count and not awaited
+        in_no_hurry = self.limits.max_wait is not None or wants_more or not self.timing.known
         left = (_SHORTEST_LINGER_S if idle and not in_no_hurry else patience) - waited
         if more_coming and left > 0 and not self._enough(backlog):
             return left
@@ -71,7 +74,7 @@ class BatchPolicy:
         if self.limits.max_wait is not None:
             return self.limits.max_wait
         if len(backlog) < self.limits.min_count and not awaited:
-            return math.inf  # The author wants full batches and set no other bound: until the bundle ends.
+            return self._longest_wait  # The author wants full batches. They wait until the bundle ends, at most.
         expected = self.timing.seconds(self.budget.limit(float(backlog.costs[0])))
         return min(max(expected, _SHORTEST_LINGER_S), _LONGEST_LINGER_S)
 

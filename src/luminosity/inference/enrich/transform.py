@@ -131,6 +131,7 @@ class Enrich(beam.PTransform[Any, Any]):
         if self._slow:
             blocks = blocks | "Spread" >> beam.Reshuffle()  # share the rows of one file between all workers
         settings = in_pipeline(self._settings, input_or_inputs.pipeline)
+        settings = replace(settings, is_stream=not input_or_inputs.is_bounded)
         for names in self._levels:
             blocks = self._prepare(blocks, names, settings)
             for needs, group in by_needs({name: ModelNeeds.of(models[name], self._hints) for name in names}):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Hashable
@@ -40,6 +41,8 @@ class LaneSettings:
     timeout: float | None = None
     """Seconds for one batch, including the load of the model if it is not yet in memory."""
     clock: Clock = time
+    longest_wait: float = math.inf
+    """Seconds that examples wait for a full batch, unless the handler's author says it."""
 
 
 class Lane:
@@ -61,7 +64,7 @@ class Lane:
         self.handler = handler
         self.settings = settings
         self.model = model
-        self.policy = BatchPolicy(limits_of(handler))
+        self.policy = BatchPolicy(limits_of(handler), settings.longest_wait)
         self.backlog = Backlog()
         self.retries: deque[Batch] = deque()
         self.users = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Collection, Hashable, Iterator, Mapping
 from copy import deepcopy
@@ -27,6 +28,8 @@ from luminosity.inference.steps.versions import Version, Versions, version_of_al
 from luminosity.inference.steps.watch import Watcher
 
 __all__ = ["EnteredLane", "LaneRouter"]
+
+_LONGEST_WAIT_IN_STREAM_S = 0.1  # for a full batch, as long as the handler's author says nothing else
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,6 +198,7 @@ class LaneRouter:
             isolate_failures=bool(settings.caught),
             timeout=settings.timeout,
             clock=settings.clock,
+            longest_wait=_LONGEST_WAIT_IN_STREAM_S if settings.is_stream else math.inf,
         )
 
     def _label(self, model: Hashable, path: str) -> str:

@@ -36,6 +36,8 @@ class StepSettings:
     updates_may_lag: bool = False
     """Whether the old version is used while a new one is loading; False if each window names its version."""
     watch: Watch | None = None
+    is_stream: bool = False
+    """Whether the input may never end, so that examples must not wait for others."""
     model_cache: ModelCacheConfig = field(default_factory=ModelCacheConfig)
     threads: int | None = None
     memory_budget: int | None = None
