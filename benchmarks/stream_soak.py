@@ -39,8 +39,8 @@ from luminosity.events import Event
 KEYS = 10_000
 POLL_S = 0.02  # how long the source waits if there is no record
 WINDOW_S, PERIOD_S = 20, 5
-STATE_WINDOW_S = 30
-LOOP_S = 10  # between two firings of a key's timer
+STATE_WINDOW_S = 60
+LOOP_S = 30  # between two firings of a key's timer
 EVERY_S = 30
 SETTLED_AFTER_S = 120  # until then, caches fill and windows open
 MOST_GROWTH_MB = 10.0

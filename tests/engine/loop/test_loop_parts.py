@@ -13,6 +13,7 @@ from luminosity.engine.data.timers import TimerStore
 from luminosity.engine.data.watermarks import MAX, Holds
 from luminosity.engine.loop.buffers import BufferRun, Outflow
 from luminosity.engine.loop.failures import Failures
+from luminosity.engine.loop.scheduler import in_turn
 from luminosity.engine.loop.sizing import BundleSize
 from luminosity.engine.plan.codecs import TimerRecord
 from luminosity.engine.workers.failure import Failure
@@ -28,6 +29,26 @@ def timer(key: bytes, fire: int, tag: bytes = b"", is_clear: bool = False) -> Ti
 
 def fired(store: TimerStore, now: int) -> list[bytes]:
     return [t.encoded for timers in store.take_due({_FAMILY: now}, limit=100).values() for t in timers]
+
+
+@pytest.mark.parametrize(
+    ("is_stream", "waited_s", "expected"),
+    [
+        (True, 0.1, ["first", "late", "middle", "source"]),
+        (True, 5.0, ["source", "first", "late", "middle"]),  # the timers of a late stage may never leave a worker free
+        (False, 5.0, ["first", "late", "middle", "source"]),
+    ],
+)
+def test_late_stages_get_workers_first_but_starve_no_stage_of_a_stream(
+    is_stream: bool, waited_s: float, expected: list[str]
+) -> None:
+    plan = SimpleNamespace(has_endless_input=is_stream)
+    latest_first = [
+        cast(Any, SimpleNamespace(id=name, plan=plan, has_begun=name != "first"))
+        for name in ("late", "middle", "first", "source")
+    ]
+    order = in_turn(latest_first, {"source": 100.0, "middle": 100.0 + waited_s}, 100.0 + waited_s)
+    assert [stage.id for stage in order] == expected
 
 
 def test_a_short_input_of_unknown_speed_stays_whole() -> None:

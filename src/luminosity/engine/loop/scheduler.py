@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import queue
 import time
+from collections.abc import Mapping, Sequence
 
 from apache_beam.portability.api import beam_fn_api_pb2
 
@@ -31,7 +32,7 @@ from luminosity.engine.loop.workers import (
 from luminosity.engine.workers.failure import Failure
 from luminosity.errors import RunCancelled, SpillFailed, WorkerStartFailed
 
-__all__ = ["Scheduler"]
+__all__ = ["Scheduler", "in_turn"]
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -43,7 +44,25 @@ _FINISH_TIMEOUT_S = 10.0  # for workers to tear down their steps after the last 
 _KILL_TIMEOUT_S = 10.0  # for the kernel to end killed workers
 _IDLE_WAKE_S = 0.2  # how often the listener's ``tick`` is called at least
 _LEAST_WAIT_S = 0.005  # between two looks for work that idle workers can take
+_MOST_PATIENT_S = 0.5  # a stage of a stream that has waited for a worker for this long gets the next one
 _PUMP_S = 0.02  # how long one grouping may keep the loop from its messages
+
+
+def in_turn(latest_first: Sequence[StageRun], waiting_since: Mapping[str, float], now: float) -> list[StageRun]:
+    """Return the order in which stages get workers.
+
+    Last stages come first: elements near the end of the pipeline free the most memory. But a stage's very first bundle
+    is small and never waits, since its output may be a side input that other stages wait for. In a stream, later stages
+    may have work all the time, such as timers that set themselves again. So a stage that has waited for long goes
+    before them: without its source, a stream has no watermark, and no window of such timers ever ends.
+    """
+
+    def place(stage: StageRun) -> tuple[bool, bool]:
+        since = waiting_since.get(stage.id) if stage.plan.has_endless_input else None
+        has_waited = since is not None and now - since > _MOST_PATIENT_S
+        return not has_waited, stage.has_begun
+
+    return sorted(latest_first, key=place)
 
 
 class Scheduler:
@@ -61,6 +80,7 @@ class Scheduler:
         self._finalizing: dict[str, Worker] = {}  # by the instruction id of the request to finalize
         self._workers: set[Worker] = set()  # all whose process has not exited
         self._saturated_since: dict[int, float] = {}  # by id(pool)
+        self._waiting_since: dict[str, float] = {}  # by the id of a stage that has input but no worker
         self._is_pumping = False
         self._latest_first = parts.stages[::-1]
 
@@ -128,33 +148,24 @@ class Scheduler:
         now = time.monotonic()
         wall_micros = self._parts.clock.micros()
         saturated: set[int] = set()
-        wanted_idle: set[int] = set()  # pools in which a suspect bundle waits for a worker that runs no other
-        # Last stages first: elements near the end of the pipeline free the most memory. But a stage's very first
-        # bundle is small and never waits, since its output may be a side input that other stages wait for.
-        for stage in sorted(self._latest_first, key=lambda stage: stage.has_begun):
+        for stage in in_turn(self._latest_first, self._waiting_since, now):
             stage.wake_delayed(now)
             if not stage.is_ready or not stage.has_work(wall_micros) or self._is_gathering(stage, now):
                 continue
-            if stage.is_source and id(stage.pool) in wanted_idle:
-                continue
             outflow = self._parts.outflows[stage.id]
             while stage.has_work(wall_micros) and not outflow.is_held_back():
-                is_suspect = stage.next_is_suspect()
-                worker = stage.pool.free_worker(
-                    stage.id, stage.max_active_bundles, is_idle=is_suspect, is_source=stage.is_source
-                )
+                worker = stage.pool.free_worker(stage.id, stage.max_active_bundles, is_idle=stage.next_is_suspect())
                 if worker is None:
-                    if is_suspect:
-                        wanted_idle.add(id(stage.pool))
                     saturated.add(id(stage.pool))
+                    self._waiting_since.setdefault(stage.id, now)
                     self._want_worker(stage.pool, now, stage.queued)
                     break
+                self._waiting_since.pop(stage.id, None)
                 most_elements = outflow.most_elements(max(1, stage.pool.free_slots()))
-                taken = stage.next_bundle(worker, now, wall_micros, most_elements)
-                if taken is None:
+                bundle = stage.next_bundle(now, wall_micros, most_elements)
+                if bundle is None:
                     break
-                bundle, worker = taken
-                transfers.start(bundle, worker, self._parts, now)
+                transfers.start(bundle, stage.worker_for(bundle, worker), self._parts, now)
         for pool in self._parts.pools:
             if pool.free_slots():
                 idle_workers.take_work(pool, now, lambda stage: self._parts.outflows[stage.id].is_held_back())
