@@ -25,7 +25,7 @@ from apache_beam.testing.test_stream import TestStream
 from apache_beam.transforms import trigger
 from apache_beam.transforms.core import Windowing
 from apache_beam.transforms.userstate import TimeDomain, TimerSpec, on_timer
-from apache_beam.transforms.window import FixedWindows, IntervalWindow
+from apache_beam.transforms.window import FixedWindows, IntervalWindow, TimestampedValue
 from apache_beam.utils.timestamp import Timestamp
 from apache_beam.utils.windowed_value import WindowedValue
 
@@ -40,7 +40,7 @@ from luminosity.engine.spill.quota import Ledger
 
 MOST_ADVANCE_US = 50.0
 LEAST_ELEMENTS_PER_S = 10_000
-ELEMENTS, KEYS, SOURCE_BATCH = 200_000, 1000, 500
+ELEMENTS, KEYS, SOURCE_BATCH = 100_000, 1000, 500
 PER_SECOND = 10_000  # of event time
 
 _S = 1_000_000  # microseconds
@@ -84,9 +84,7 @@ def timers() -> bool:
     fast_enough = True
     for count in (1000, 100_000, 1_000_000):
         stage = _stage()
-        records = [
-            TimerRecord(b"%d" % n, b"%d" % n, False, (n % 3600 + 10**6) * _S, n, b"", 10**7 * _S) for n in range(count)
-        ]
+        records = [_timer(number) for number in range(count)]
         now = time.process_time()
         for index, shard in enumerate(stage.shards):
             for family in stage.timer_codecs:
@@ -168,7 +166,7 @@ class _Source(beam.DoFn):
         while tracker.try_claim(batch):
             for number in range(batch * SOURCE_BATCH, (batch + 1) * SOURCE_BATCH):
                 at = Timestamp(micros=number * _S // PER_SECOND)
-                yield beam.window.TimestampedValue((number % KEYS, number), at)
+                yield TimestampedValue((number % KEYS, number), at)
             batch += 1
             estimator.set_watermark(Timestamp(micros=batch * SOURCE_BATCH * _S // PER_SECOND))
 

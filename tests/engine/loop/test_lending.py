@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import apache_beam as beam
@@ -18,7 +19,9 @@ from tests.runners import IS_REFERENCE, collect, new_pipeline
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.skipif(IS_REFERENCE, reason="it has no pools")]
 
-BUSY = cast(Bundle, type("Running", (), {"is_suspect": False})())  # all that a pool looks at
+# All that a pool looks at.
+BUSY = cast(Bundle, SimpleNamespace(is_suspect=False, stage=SimpleNamespace(is_source=False)))
+WAITING = cast(Bundle, SimpleNamespace(is_suspect=False, stage=SimpleNamespace(is_source=True)))
 _WAIT_S = 120.0  # far above what a loaded machine takes
 
 
@@ -58,6 +61,8 @@ def test_cores_are_borrowed_only_while_they_are_idle() -> None:
     own.bundles["bundle"] = BUSY
     assert one.may_borrow()
     borrowed = _start(one, index=1)
+    assert borrowed.free_slots() == 1
+    lender.bundles["source"] = WAITING
     assert borrowed.free_slots() == 1
     lender.bundles["bundle"] = BUSY
     assert borrowed.free_slots() == 0

@@ -116,7 +116,9 @@ class Requests:
         handle, commit, renew = StateStore.handle, scheduler.commit, Shard.renew_state_token
 
         def counting_handle(store: StateStore, request: beam_fn_api_pb2.StateRequest) -> beam_fn_api_pb2.StateResponse:
-            kind = {wire.STATE_WRITES: "writes", wire.STATE_SNAPSHOT: "snapshot"}.get(request.state_key.runner.key)
+            kind = {wire.STATE_WRITES: "writes", wire.STATE_SNAPSHOT: "snapshot"}.get(
+                request.state_key.runner.key.rstrip(b"0123456789")
+            )
             if kind is not None or request.state_key.HasField("bag_user_state"):
                 self.counts[kind or "single"] += 1
             return handle(store, request)

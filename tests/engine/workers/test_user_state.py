@@ -15,7 +15,7 @@ from apache_beam.portability.api import beam_fn_api_pb2
 from apache_beam.runners.worker import bundle_processor, statecache
 
 from luminosity.engine.data import state, wire
-from luminosity.engine.data.state import StateStore
+from luminosity.engine.data.state import BundleShards, StateStore
 from luminosity.engine.loop.bundle import new_instruction_id
 from luminosity.engine.loop.shard import Shard
 from luminosity.engine.spill.quota import Ledger
@@ -35,7 +35,9 @@ class Runner:
 
     def State(self, requests: Iterator[beam_fn_api_pb2.StateRequest]) -> Iterator[beam_fn_api_pb2.StateResponse]:
         for request in requests:
-            own = {wire.STATE_WRITES: "writes", wire.STATE_SNAPSHOT: "snapshot"}.get(request.state_key.runner.key)
+            own = {wire.STATE_WRITES: "writes", wire.STATE_SNAPSHOT: "snapshot"}.get(
+                request.state_key.runner.key.rstrip(b"0123456789")
+            )
             self.requests[own or str(request.WhichOneof("request"))] += 1
             yield self.store.handle(request)
 
@@ -57,8 +59,8 @@ class FakeWorker:
         instruction_id = new_instruction_id("test")
         token: Any = runner.shard.state_token(self, 0.0)  # type: ignore[arg-type]
         tokens = beam_fn_api_pb2.ProcessBundleRequest()
-        tokens.cache_tokens.add(token=token).user_state.SetInParent()
-        runner.store.begin(instruction_id, runner.shard)
+        tokens.cache_tokens.add(token=wire.pack_tokens(1, {0: token})).user_state.SetInParent()
+        runner.store.begin(instruction_id, BundleShards(1, {0: runner.shard}))
 
         def bag(key: str) -> _Bag:
             state_key = beam_fn_api_pb2.StateKey()

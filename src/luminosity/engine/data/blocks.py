@@ -52,11 +52,11 @@ class Block:
 
     A :class:`BlockStore` makes blocks. The holder of a block calls :meth:`release` once. ``hold`` (microseconds) is
     the earliest timestamp that output of the elements may have: no watermark that depends on them passes it.
-    ``weight`` counts the block's bytes and those that its elements refer to. Only the loop's thread changes blocks;
-    any thread may call :meth:`data`.
+    ``weight`` counts the block's bytes and those that its elements refer to. ``home`` is the id of the worker that may
+    have a reader open for the elements. Only the loop's thread changes blocks; any thread may call :meth:`data`.
     """
 
-    __slots__ = ("_content", "_start", "_store", "count", "hold", "size", "weight")
+    __slots__ = ("_content", "_start", "_store", "count", "hold", "home", "size", "weight")
 
     def __init__(
         self, store: BlockStore, content: _Content, start: int, size: int, count: int, hold: int, weight: int
@@ -67,6 +67,7 @@ class Block:
         self.size = size
         self.count = count
         self.hold = hold
+        self.home = ""
         self.weight = weight
 
     def message(self) -> bytes:

@@ -28,6 +28,7 @@ from luminosity.engine.spill.sorted_runs import LARGE_BYTES
 
 __all__ = ["LiveGrouping", "panes_of"]
 
+_MOST_KNOWN = 10_000  # bounds the cache of windows to some megabytes
 _BREATH_ELEMENTS = 200  # between two looks at the deadline: about a millisecond
 
 
@@ -91,6 +92,7 @@ class LiveGrouping:
         self._folder = folder
         self._windowing = windowing
         self._panes = panes_of(windowing, clock)
+        self._known: dict[BoundedWindow, tuple[BoundedWindow, int]] = {}
         self._held_bytes = 0  # of the panes, as the ledger knows it
         self.may_refer_to_state = True  # whether readers can fetch a large pane's values from the state
         self.pending: deque[Block] = deque()  # not grouped yet, or in part
@@ -158,16 +160,12 @@ class LiveGrouping:
     def _absorb(self, block: Block) -> Iterator[tuple[bytes, WindowedValue] | None]:
         """Group the elements of a block. Yields the panes that fire at once."""
         by_key: dict[bytes, list[WindowedValue]] = {}
-        expiries: dict[BoundedWindow, int] = {}
+        watermark = self.watermark
         for number, element in enumerate(self._written.keyed_elements(block.data()), 1):
             header: Any = element.header
-            windows = header.windows
-            for window in windows:
-                if window not in expiries:
-                    expiries[window] = expiry_micros(window, self._windowing)
-            if min(map(expiries.__getitem__, windows), default=MIN) < self.watermark:
-                windows = tuple(w for w in windows if expiries[w] >= self.watermark)
-                self.dropped += len(header.windows) - len(windows)
+            known = [self._known.get(window) or self._know(window) for window in header.windows]
+            windows = tuple([window for window, expiry in known if expiry >= watermark])
+            self.dropped += len(known) - len(windows)
             if windows:
                 value = WindowedValue(element.value, header.timestamp, windows, header.pane_info)
                 by_key.setdefault(element.key, []).append(value)
@@ -180,6 +178,13 @@ class LiveGrouping:
         self.pending_bytes -= block.weight
         self._pending_holds.remove(block.hold)
         block.release()
+
+    def _know(self, window: BoundedWindow) -> tuple[BoundedWindow, int]:
+        """Return one object for all equal windows, which are slow to compare, and when the window expires."""
+        if len(self._known) >= _MOST_KNOWN:
+            self._known.clear()
+        known = self._known[window] = window, expiry_micros(window, self._windowing)
+        return known
 
     def _advance(self, watermark: int) -> Iterator[tuple[bytes, WindowedValue] | None]:
         yield from self._panes.advance(watermark)

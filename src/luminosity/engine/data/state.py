@@ -9,6 +9,7 @@ import itertools
 import threading
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from apache_beam.coders import coder_impl, coders
@@ -20,7 +21,7 @@ from luminosity.engine.spill.files import Chunk, MemoryChunk, SpillFile, StoredC
 from luminosity.engine.spill.quota import Ledger
 from luminosity.errors import UnsupportedPipeline
 
-__all__ = ["SideInputReader", "StateStore"]
+__all__ = ["BundleShards", "SideInputReader", "StateStore", "key_of_cell"]
 
 # Reads a side input: returns the chunks of an encoded window and, for a multimap, key. See sideinputs.py.
 SideInputReader = Callable[[beam_fn_api_pb2.StateKey], Sequence[Chunk]]
@@ -42,11 +43,33 @@ _SIDE_INPUT_TYPES = frozenset(
 )
 
 
-class _Overlay:
-    """The uncommitted writes of one bundle of ``shard``, and the pages that it is reading."""
+@dataclass(frozen=True)
+class BundleShards:
+    """The shards of one bundle, by their index among the ``total`` shards of their stage."""
 
-    def __init__(self, shard: Hashable) -> None:
-        self.shard = shard
+    total: int
+    members: Mapping[int, Hashable]
+
+    def of_key(self, key: bytes) -> Hashable:
+        """Return the shard of an encoded key. A key that is in none of them belongs to the first."""
+        first = next(iter(self.members.values()))
+        return first if len(self.members) == 1 else self.members.get(wire.shard_index(key, self.total), first)
+
+    def of_cell(self, cell_key: bytes) -> Hashable:
+        """Return the shard of a cell, given its encoded ``StateKey``."""
+        if len(self.members) == 1:
+            return next(iter(self.members.values()))
+        return self.of_key(key_of_cell(cell_key))
+
+
+_NO_SHARDS = BundleShards(1, {0: None})
+
+
+class _Overlay:
+    """The uncommitted writes of one bundle of ``shards``, and the pages that it is reading."""
+
+    def __init__(self, shards: BundleShards) -> None:
+        self.shards = shards
         self.cells: dict[bytes, Cell] = {}
         self.readings: dict[bytes, tuple[Sequence[Chunk], int]] = {}  # by token: chunks, and the first not sent yet
         self.error: Exception | None = None
@@ -121,9 +144,9 @@ class StateStore:
                     found.append((cell_key, b"".join(chunks)))
         return found
 
-    def begin(self, instruction_id: str, shard: Hashable = None) -> None:
-        """Allow requests of a bundle that starts now. It touches no cells but those of its ``shard``."""
-        self._overlays[instruction_id] = _Overlay(shard)
+    def begin(self, instruction_id: str, shards: BundleShards = _NO_SHARDS) -> None:
+        """Allow requests of a bundle that starts now. It touches no cells but those of its ``shards``."""
+        self._overlays[instruction_id] = _Overlay(shards)
 
     def error(self, instruction_id: str) -> Exception | None:
         """Return the exception that a request of this bundle raised. Workers ignore errors in responses to writes."""
@@ -132,11 +155,12 @@ class StateStore:
     def commit(self, instruction_id: str) -> Mapping[bytes, Cell]:
         """Apply the writes of a bundle. Returns the cells that it wrote, by their keys."""
         overlay = self._overlays.pop(instruction_id)
+        shard_of = overlay.shards.of_cell
         with self._lock:
             for key, cell in overlay.cells.items():
                 if len(cell) > _COMPACT_CHUNKS and isinstance(cell[0], bytes):
                     cell[:] = _compact(cell)
-                self._cells.put(key, cell, overlay.shard)
+                self._cells.put(key, cell, shard_of(key))
         return overlay.cells
 
     def remove(self, cell_keys: Iterable[bytes], shard: Hashable) -> None:
@@ -164,8 +188,9 @@ class StateStore:
     def _respond(self, overlay: _Overlay, request: beam_fn_api_pb2.StateRequest) -> beam_fn_api_pb2.StateResponse:
         kind = request.WhichOneof("request")
         response = beam_fn_api_pb2.StateResponse(id=request.id)
-        if kind == "get" and request.state_key.runner.key == wire.STATE_SNAPSHOT:
-            response.get.data = self._snapshot(overlay)
+        if kind == "get" and request.state_key.runner.key.startswith(wire.STATE_SNAPSHOT):
+            index = int(request.state_key.runner.key.removeprefix(wire.STATE_SNAPSHOT))
+            response.get.data = self._snapshot(overlay, overlay.shards.members[index])
         elif kind == "get":
             token = request.get.continuation_token
             response.get.data, response.get.continuation_token = self._page(overlay, request.state_key, token)
@@ -182,10 +207,10 @@ class StateStore:
             raise UnsupportedPipeline(f"found a state request {kind!r}, expected get, append or clear")
         return response
 
-    def _snapshot(self, overlay: _Overlay) -> bytes:
-        """Return the bags of the bundle's shard, except those that the bundle wrote; only some if they are large."""
+    def _snapshot(self, overlay: _Overlay, shard: Hashable) -> bytes:
+        """Return the bags of a shard, except those that the bundle wrote; only some of them if they are large."""
         with self._lock:
-            cells, is_complete = self._cells.group(overlay.shard, _SNAPSHOT_BYTES)
+            cells, is_complete = self._cells.group(shard, _SNAPSHOT_BYTES)
         bags = {
             key: b"".join(cell)
             for key, cell in cells.items()
@@ -280,6 +305,12 @@ class StateStore:
         requested = key.ordered_list_user_state.range
         first = bisect_left(cell, requested.start, key=lambda entry: entry[0])
         return cell, first, bisect_left(cell, requested.end, key=lambda entry: entry[0])
+
+
+def key_of_cell(cell_key: bytes) -> bytes:
+    """Return the encoded key of the user's element, given the encoded ``StateKey`` of a cell."""
+    state_key = beam_fn_api_pb2.StateKey.FromString(cell_key)
+    return getattr(state_key, str(state_key.WhichOneof("type"))).key
 
 
 def _require_bag(kind: str | None) -> None:

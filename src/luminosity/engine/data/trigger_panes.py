@@ -50,6 +50,7 @@ class TriggerPanes:
         self._numbers = itertools.count()
         self._holds = Holds()
         self._watermark = self.output_watermark = MIN
+        self._watermark_time = Timestamp(micros=MIN)
         self.memory_bytes = 0
 
     @property
@@ -77,7 +78,7 @@ class TriggerPanes:
                 added.setdefault(window, []).append(value)
         if self._merges and not added.keys() <= windows.keys():
             added = self._merge(windows, added)
-        watermark = Timestamp(micros=self._watermark)
+        watermark = self._watermark_time
         for window, elements in added.items():
             state = windows.get(window)
             if state is None:
@@ -104,6 +105,7 @@ class TriggerPanes:
         Yields None between panes if there is much to do, so that you can continue later. Add nothing in between.
         """
         self._watermark = watermark
+        self._watermark_time = Timestamp(micros=watermark)
         yield from self._fire(TimeDomain.WATERMARK, watermark)
         yield from self._fire(TimeDomain.REAL_TIME, self._clock.micros())
         while (timer := self._schedule.take_due(_EXPIRY, watermark - 1)) is not None:
@@ -139,12 +141,13 @@ class TriggerPanes:
         while (timer := self._schedule.take_due(domain, now)) is not None:
             state = timer.state
             # The time of a processing-time timer says nothing about the window: only the watermark does.
-            time = Timestamp(micros=timer.fire_micros if domain == TimeDomain.WATERMARK else self._watermark)
+            is_event_time = domain == TimeDomain.WATERMARK
+            time = Timestamp(micros=timer.fire_micros) if is_event_time else self._watermark_time
             if state.is_finished or not self._trigger.should_fire(domain, time, state.window, state):
                 yield None
                 continue
             is_last = self._trigger.on_fire(time, state.window, state)
-            yield state.key, self._pane(state, is_last, may_be_on_time=domain == TimeDomain.WATERMARK)
+            yield state.key, self._pane(state, is_last, may_be_on_time=is_event_time)
             self._settle(state)
 
     def _open(self, key: bytes, window: BoundedWindow) -> _WindowState:
@@ -229,7 +232,8 @@ class TriggerPanes:
             times = [time for e in elements if (time := assign(window, e.timestamp)).micros >= self.output_watermark]
             time = self._combiner.combine_all(times)
         if time is not None:
-            state.time = time if state.time is None else self._combiner.combine(state.time, time)
+            is_new = state.time is None or state.time is time
+            state.time = time if is_new else self._combiner.combine(state.time, time)
 
     def _pane(self, state: _WindowState, is_last: bool, *, may_be_on_time: bool) -> WindowedValue:
         """Return the next pane of a window.
@@ -345,7 +349,7 @@ class _WindowState:
 
     def set_timer(self, name: str, time_domain: str, timestamp: Any) -> None:
         """Set a timer, for triggers."""
-        micros = Timestamp.of(timestamp).micros
+        micros = timestamp.micros if isinstance(timestamp, Timestamp) else Timestamp.of(timestamp).micros
         identity = self._numbers[0], name, time_domain
         timer = self._timers.get(identity)
         if timer is not None and timer.is_set:

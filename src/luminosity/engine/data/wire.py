@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import marshal
 import struct
+import zlib
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -16,23 +17,28 @@ from luminosity.engine.spill import frames
 
 __all__ = [
     "BLOCK_BYTES",
+    "SOURCE_PREFIX",
     "STATE_SNAPSHOT",
     "STATE_WRITES",
     "FileSpan",
     "pack_bytes",
     "pack_snapshot",
     "pack_span",
+    "pack_tokens",
     "pack_writes",
     "read",
     "read_span",
+    "shard_index",
     "unpack",
     "unpack_snapshot",
+    "unpack_tokens",
     "unpack_writes",
 ]
 
+SOURCE_PREFIX = "source"  # of the instruction ids of bundles whose first output is sent at once
 BLOCK_BYTES = 1 << 20  # a block ends here: large enough to amortize its file, small enough to share work out
 
-STATE_SNAPSHOT = b"luminosity:state_snapshot"  # the runner's key where workers read the cells of a bundle's shard
+STATE_SNAPSHOT = b"luminosity:state_snapshot:"  # and a shard's index: the runner's key of the cells of that shard
 STATE_WRITES = b"luminosity:state_writes"  # the runner's key to which workers append batches of writes
 
 _HEADER = struct.Struct("<BI")  # kind, number of elements
@@ -94,6 +100,25 @@ def read_span(span: FileSpan) -> bytes:
                 raise EOFError(f"{span.path} ends {span.size - len(data)} bytes before byte {span.start + span.size}")
             data += more
     return data
+
+
+def shard_index(key: bytes, shards: int) -> int:
+    """Return which of ``shards`` has an encoded key."""
+    return zlib.crc32(key) % shards
+
+
+def pack_tokens(shards: int, tokens: Mapping[int, bytes]) -> bytes:
+    """Return the tokens of a bundle's shards by their index, out of ``shards`` shards.
+
+    >>> unpack_tokens(pack_tokens(8, {3: b"17"}))
+    (8, {3: b'17'})
+    """
+    return marshal.dumps((shards, dict(tokens)))
+
+
+def unpack_tokens(data: bytes) -> tuple[int, dict[int, bytes]]:
+    """Return what :func:`pack_tokens` packed."""
+    return marshal.loads(data)
 
 
 def pack_writes(cells: Mapping[bytes, tuple[bool, list[bytes]]]) -> bytes:

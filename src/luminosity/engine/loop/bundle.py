@@ -56,6 +56,10 @@ class Attempt:
     # of them, if that was cut.
     ends: dict[str, int] = field(default_factory=dict[str, int])
     primary_roots: dict[str, list[bytes]] = field(default_factory=dict[str, list[bytes]])
+    # What splits took from a source's restriction. It waits for the end of the bundle, which may still read the source.
+    residuals: list[beam_fn_api_pb2.DelayedBundleApplication] = field(
+        default_factory=list[beam_fn_api_pb2.DelayedBundleApplication]
+    )
     given_back: int = 0  # whole elements that splits took
     given_back_size: float = 0.0  # the size of the work that splits took, if the stage is splittable
 
@@ -89,7 +93,7 @@ class Bundle:
     """
 
     stage: StageRun
-    shard: Shard
+    shards: tuple[Shard, ...]  # all whose keys the bundle may have; in a stage without state, the only one
     inputs: dict[str, list[Block]]  # by read id
     timers: dict[FamilyKey, list[TimerRecord]] = field(default_factory=dict[FamilyKey, list[TimerRecord]])
     failures: int = 0  # attempts in which user code raised
@@ -169,8 +173,8 @@ class Bundle:
                 second[read_id] = tail
         self.release()
         return [
-            Bundle(self.stage, self.shard, first, self.timers, self.failures),
-            Bundle(self.stage, self.shard, second, {}, self.failures),
+            Bundle(self.stage, self.shards, first, self.timers, self.failures),
+            Bundle(self.stage, self.shards, second, {}, self.failures),
         ]
 
     def _halves_of_timers(self) -> list[Bundle]:
@@ -180,7 +184,7 @@ class Bundle:
             timers: dict[FamilyKey, list[TimerRecord]] = {}
             for family, timer in part:
                 timers.setdefault(family, []).append(timer)
-            halves.append(Bundle(self.stage, self.shard, {}, timers, self.failures))
+            halves.append(Bundle(self.stage, self.shards, {}, timers, self.failures))
         return halves
 
 

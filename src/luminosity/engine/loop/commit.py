@@ -6,6 +6,7 @@ import time
 
 from apache_beam.portability.api import beam_fn_api_pb2
 
+from luminosity.engine.data.state import key_of_cell
 from luminosity.engine.loop import splits
 from luminosity.engine.loop.bundle import Attempt, Bundle
 from luminosity.engine.loop.parts import RunParts
@@ -15,10 +16,13 @@ __all__ = ["commit", "give_up"]
 
 def commit(bundle: Bundle, attempt: Attempt, response: beam_fn_api_pb2.ProcessBundleResponse, parts: RunParts) -> None:
     """Apply everything that the attempt did: inputs taken, outputs, state, timers, residuals, metrics."""
-    stage, shard, now = bundle.stage, bundle.shard, time.monotonic()
+    stage, now = bundle.stage, time.monotonic()
     processed = bundle.count - attempt.given_back
     stage.finished(bundle)
-    left = attempt.given_back_size + sum(splits.queue_residual(bundle, r, now) for r in response.residual_roots)
+    left = attempt.given_back_size + _queue_residuals(bundle, attempt, now)
+    left += sum(splits.queue_residual(bundle, residual, now) for residual in response.residual_roots)
+    if attempt.residuals:
+        stage.size.was_split(has_output=bool(attempt.outputs))
     if stage.sized_work is not None:
         stage.sized_work.committed(bundle.inputs, left)
     _end(bundle, attempt)
@@ -26,12 +30,14 @@ def commit(bundle: Bundle, attempt: Attempt, response: beam_fn_api_pb2.ProcessBu
         parts.buffers[stage.written_buffers[transform_id]].deliver(block)
     for family, encoded in attempt.timers:
         records = stage.timers_in_time(family, stage.timer_codecs[family].records(encoded))
-        shard.timers.apply(family, records)
-        if stage.expiry is not None:
-            shard.timers.note_windows(family, records)
+        for shard, own in stage.by_shard(bundle, records, lambda record: record.key):
+            shard.timers.apply(family, own)
+            if stage.expiry is not None:
+                shard.timers.note_windows(family, own)
     cells = parts.state.commit(attempt.instruction_id)
-    if stage.expiry is not None:
-        shard.cell_expiry.note(cells, stage.expiry)
+    if stage.expiry is not None and cells:
+        for shard, own in stage.by_shard(bundle, cells, key_of_cell):
+            shard.cell_expiry.note({cell_key: cells[cell_key] for cell_key in own}, stage.expiry)
     parts.metrics.add(stage.id, response.monitoring_infos)
     bundle.release()
     stage.elements_done += processed
@@ -45,11 +51,18 @@ def give_up(bundle: Bundle, attempt: Attempt, parts: RunParts) -> None:
     """Discard everything that the attempt did, except its splits. What is left of the bundle can then be retried."""
     _end(bundle, attempt)
     attempt.drop_outputs()
+    _queue_residuals(bundle, attempt, time.monotonic())
     if attempt.ends or attempt.primary_roots:
         bundle.stage.replace_inputs(bundle, bundle.kept_inputs(attempt))
     parts.state.discard(attempt.instruction_id)
-    bundle.shard.renew_state_token()
+    for shard in bundle.shards:
+        shard.renew_state_token()
     bundle.attempt = None
+
+
+def _queue_residuals(bundle: Bundle, attempt: Attempt, now: float) -> float:
+    """Queue what splits took from a source's restriction. Returns the size of the work that it stands for."""
+    return sum(splits.queue_residual(bundle, residual, now) for residual in attempt.residuals)
 
 
 def _end(bundle: Bundle, attempt: Attempt) -> None:

@@ -148,24 +148,33 @@ class Scheduler:
         now = time.monotonic()
         wall_micros = self._parts.clock.micros()
         saturated: set[int] = set()
+        wanted_idle: set[int] = set()  # pools in which a suspect bundle waits for a worker that runs no other
         for stage in in_turn(self._latest_first, self._waiting_since, now):
             stage.wake_delayed(now)
             if not stage.is_ready or not stage.has_work(wall_micros) or self._is_gathering(stage, now):
                 continue
+            if stage.is_source and id(stage.pool) in wanted_idle:
+                continue
             outflow = self._parts.outflows[stage.id]
             while stage.has_work(wall_micros) and not outflow.is_held_back():
-                worker = stage.pool.free_worker(stage.id, stage.max_active_bundles, is_idle=stage.next_is_suspect())
+                is_suspect = stage.next_is_suspect()
+                worker = stage.pool.free_worker(
+                    stage.id, stage.max_active_bundles, is_idle=is_suspect, is_source=stage.is_source
+                )
                 if worker is None:
+                    if is_suspect:
+                        wanted_idle.add(id(stage.pool))
                     saturated.add(id(stage.pool))
                     self._waiting_since.setdefault(stage.id, now)
                     self._want_worker(stage.pool, now, stage.queued)
                     break
                 self._waiting_since.pop(stage.id, None)
                 most_elements = outflow.most_elements(max(1, stage.pool.free_slots()))
-                bundle = stage.next_bundle(now, wall_micros, most_elements)
-                if bundle is None:
+                taken = stage.next_bundle(worker, now, wall_micros, most_elements)
+                if taken is None:
                     break
-                transfers.start(bundle, stage.worker_for(bundle, worker), self._parts, now)
+                bundle, worker = taken
+                transfers.start(bundle, worker, self._parts, now)
         for pool in self._parts.pools:
             if pool.free_slots():
                 idle_workers.take_work(pool, now, lambda stage: self._parts.outflows[stage.id].is_held_back())

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from luminosity.engine.data.blocks import Block
 from luminosity.engine.data.expiry import CellExpiry
 from luminosity.engine.data.timers import TimerStore
 from luminosity.engine.data.watermarks import Holds
-from luminosity.engine.loop.bundle import Bundle
 from luminosity.engine.plan.codecs import ElementCodec
 
 if TYPE_CHECKING:
@@ -27,13 +27,15 @@ class Shard:
     """Queues of blocks, one for each read, with the timers of the same keys.
 
     In an exclusive shard one bundle runs at a time, in the order of the input, so that a key's elements are never in
-    two bundles at once. Owns the blocks and the bundles to retry.
+    two bundles at once. Owns the blocks.
     """
 
-    def __init__(self, reads: Iterable[str], is_exclusive: bool) -> None:
+    def __init__(self, reads: Iterable[str], is_exclusive: bool, index: int = 0) -> None:
+        self.index = index  # among the shards of its stage
         self._queues: dict[str, deque[Block]] = {read_id: deque() for read_id in reads}
         self.is_exclusive = is_exclusive
-        self.retries: deque[Bundle] = deque()  # run before any other input
+        self.retries = 0  # bundles with its keys that wait for another attempt, which come before other input
+        self.waiting_since = 0.0  # since when its input waits for a bundle
         self.timers = TimerStore()
         self.cell_expiry = CellExpiry()
         self.holds = Holds()
@@ -48,6 +50,11 @@ class Shard:
     def may_move(self, now: float) -> bool:
         """Return whether the next bundle may go to another worker than the last one."""
         return self.last_worker is None or self.last_worker.has_exited or now - self._moved_at >= _SETTLED_S
+
+    @property
+    def has_worker(self) -> bool:
+        """Whether the worker lives that had the last bundle."""
+        return self.last_worker is not None and not self.last_worker.has_exited
 
     def state_token(self, worker: Worker, now: float) -> bytes:
         """Return the token under which ``worker``, which gets the next bundle, may cache the state of these keys.
@@ -67,8 +74,8 @@ class Shard:
         self._state_token = b"%d" % next(_tokens)
 
     def is_free(self) -> bool:
-        """Return whether a bundle may start."""
-        return not self.is_exclusive or not self.running
+        """Return whether a bundle with queued input or timers may start."""
+        return not self.is_exclusive or not (self.running or self.retries)
 
     def is_idle(self) -> bool:
         """Return whether nothing is queued, running, to be retried or scheduled."""
@@ -76,6 +83,8 @@ class Shard:
 
     def append(self, read_id: str, block: Block) -> None:
         """Queue a block behind all others of the same read."""
+        if not self.count:
+            self.waiting_since = time.monotonic()
         self._queues[read_id].append(block)
         self._account(block, 1)
 
@@ -102,19 +111,27 @@ class Shard:
                 taken.setdefault(read_id, []).append(block)
         return taken
 
+    def take_one(self, may_take: Callable[[Block], bool]) -> dict[str, list[Block]]:
+        """Remove and return the first queued block that ``may_take`` accepts. Returns nothing if there is none."""
+        for read_id, queue in self._queues.items():
+            for position, block in enumerate(queue):
+                if may_take(block):
+                    del queue[position]
+                    self._account(block, -1)
+                    return {read_id: [block]}
+        return {}
+
     def waiting_blocks(self) -> Iterator[Block]:
         """Yield the queued blocks, the one that will be taken last first."""
         for queue in self._queues.values():
             yield from reversed(queue)
 
     def release(self) -> None:
-        """Release all queued blocks and bundles to retry."""
+        """Release all queued blocks."""
         for queue in self._queues.values():
             for block in queue:
                 block.release()
             queue.clear()
-        for bundle in self.retries:
-            bundle.release()
 
     def _account(self, block: Block, sign: int) -> None:
         self.count += sign * block.count

@@ -23,8 +23,11 @@ _PART_OF_ELAPSED = 0.05
 # A step that sorts its bundle gains more from a long bundle than the end of the run loses.
 _LONGEST_SORTED_S = 5.0
 _PART_OF_ELAPSED_SORTED = 0.2
+_ENDLESS_S = 0.05  # of a bundle in a stream: each element waits for the end of its bundle
+_SOURCE_S = 0.025  # of a source's bundle in a stream, from its first output on
 _FIXED_PART = 0.05  # of a bundle's time: if a bundle has a fixed price, bundles grow until it is no more than this
 _FIXED_PART_SORTED = 0.02  # of a longer bundle
+_FIXED_PART_ENDLESS = 0.5  # of a bundle in a stream: it should be early rather than cheap
 _FIXED_PART_OF_SINK = 0.2  # a file is opened and closed, and should not be late
 _LONGEST_FIRST_OF_SINK_S = 5.0  # until it is known how long a file takes to open
 _LONGEST_FIXED_S = 8.0  # or four times a higher price: a retry repeats the whole bundle, and the price may be chance
@@ -53,10 +56,22 @@ class BundleSize:
     A bundle gets more elements than fit into its time, and is split at its deadline. A step that gathers a batch and
     then computes it spends its time in the batch's last element, so that the split falls between two batches, whose
     size the engine does not know.
+
+    Bundles of a stream (``is_endless``) take 50 ms, or twice a fixed price per bundle. A bundle of its source is asked
+    to end 25 ms after its first output.
     """
 
-    def __init__(self, is_sink: bool = False, sorts: bool = False, has_blocks: bool = False) -> None:
+    def __init__(
+        self,
+        is_sink: bool = False,
+        sorts: bool = False,
+        has_blocks: bool = False,
+        is_endless: bool = False,
+        is_source: bool = False,
+    ) -> None:
         self._is_sink = is_sink
+        self._is_endless = is_endless
+        self._is_source = is_source
         self._sorts = sorts
         self._first_sorted = _FIRST_SORTED_BLOCKS if has_blocks else _FIRST_SORTED_ELEMENTS
         self._longest = _LONGEST_SORTED_S if sorts else _LONGEST_S
@@ -75,6 +90,12 @@ class BundleSize:
         """Return how long a bundle that starts now should take."""
         if self._is_sink:
             target, part, longest = _LONGEST_S, _FIXED_PART_OF_SINK, _LONGEST_FIXED_S
+        elif self._is_source:
+            return _SOURCE_S
+        elif self._is_endless:
+            target, part, longest = _ENDLESS_S, _FIXED_PART_ENDLESS, _LONGEST_FIXED_S
+            if not self._line.known and self._last_seconds <= _ENDLESS_S:
+                return target
         elif self._started_at is None:
             return _SHORTEST_S
         else:
@@ -146,6 +167,8 @@ class BundleSize:
     def deadline_seconds(self, now: float) -> float:
         """Return after how many seconds a bundle that starts now should be asked to split."""
         target = self.target_seconds(now)
+        if self._is_source:
+            return self._patience * target
         if self._is_sink and not self._line.observed:
             target = _LONGEST_FIRST_OF_SINK_S
         if self._last > _FEW_ELEMENTS:

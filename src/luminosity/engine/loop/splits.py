@@ -70,7 +70,7 @@ def apply(bundle: Bundle, attempt: Attempt, response: beam_fn_api_pb2.Instructio
     """
     is_for_idle_worker = attempt.pending_splits.pop(response.instruction_id)
     split = response.process_bundle_split
-    stage, shard = bundle.stage, bundle.shard
+    stage = bundle.stage
     for channel in split.channel_splits:
         read_id, start = channel.transform_id, channel.first_residual_element
         end = attempt.ends.get(read_id, sum(b.count for b in bundle.inputs.get(read_id, ())))
@@ -80,7 +80,7 @@ def apply(bundle: Bundle, attempt: Attempt, response: beam_fn_api_pb2.Instructio
             attempt.given_back += end - start
             if stage.sized_work is not None:
                 attempt.given_back_size += stage.sized_work.size(read_id, blocks)
-            shard.prepend(read_id, blocks)
+            stage.give_back(bundle, read_id, blocks)
             if not stage.plan.is_splittable:
                 stage.size.had_begun(start)
     primaries: dict[str, list[bytes]] = {}
@@ -88,9 +88,12 @@ def apply(bundle: Bundle, attempt: Attempt, response: beam_fn_api_pb2.Instructio
         read_id = stage.plan.residual_reads[primary.transform_id, primary.input_id]
         primaries.setdefault(read_id, []).append(primary.element)
     attempt.primary_roots.update(primaries)
-    for residual in split.residual_roots:
-        attempt.given_back_size += queue_residual(bundle, residual, now)
-    if split.residual_roots and not is_for_idle_worker:
+    if stage.is_source:
+        attempt.residuals.extend(split.residual_roots)
+    else:
+        for residual in split.residual_roots:
+            attempt.given_back_size += queue_residual(bundle, residual, now)
+    if split.residual_roots and not is_for_idle_worker and not stage.is_source:
         stage.size.was_split(has_output=bool(attempt.outputs))
     if split.channel_splits:
         attempt.pending_output.keep(1 - attempt.given_back / bundle.count)
@@ -117,9 +120,11 @@ def queue_residual(bundle: Bundle, residual: beam_fn_api_pb2.DelayedBundleApplic
     hold = max(bundle.hold, min(reported, default=MIN))
     delay = residual.requested_time_delay.ToMicroseconds() / 1e6
     block = stage.blocks.of_bytes(application.element, 1, hold)
+    if stage.is_source and bundle.attempt is not None:
+        block.home = bundle.attempt.worker.id  # it may have a reader open
     size = stage.sized_work.size(read_id, (block,)) if stage.sized_work is not None else 0.0
     if delay > 0:
         stage.add_delayed(read_id, block, now + delay)
     else:
-        bundle.shard.append(read_id, block)
+        bundle.shards[0].append(read_id, block)
     return size

@@ -5,12 +5,13 @@ from __future__ import annotations
 import heapq
 import itertools
 import logging
-import zlib
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, TypeVar
 
 from apache_beam.portability.api import beam_runner_api_pb2
 
+from luminosity.engine.data import wire
 from luminosity.engine.data.blocks import Block, BlockStore
 from luminosity.engine.data.expiry import WindowExpiry
 from luminosity.engine.data.timers import FamilyKey
@@ -29,6 +30,8 @@ __all__ = ["StageRun"]
 
 _LOGGER = logging.getLogger(__name__)
 
+_T = TypeVar("_T")
+
 _SHARDS_PER_SLOT = 4  # enough that slots stay busy if keys are spread unevenly
 _LEAST_SHARDS = 8  # even for one slot: the fewer keys a bundle has, the fewer cells it opens and writes
 _BUNDLE_BYTES = 64 << 20  # at most, since a bundle's input can't be spilled while it runs
@@ -36,6 +39,7 @@ _LEAST_BUNDLE_BYTES = 1 << 20  # below this, a bundle costs more than its elemen
 _BUNDLE_PART = 16  # a bundle takes at most 1/16 of the memory budget, so that several can run
 _BUNDLE_TIMERS = 10_000  # at most in a bundle: about a second of work
 _EXPIRED_AT_ONCE = 2000  # timers or cells of a shard, which take some milliseconds
+_OVERDUE_S = 0.1  # how long input of a stream waits for the worker that has the state of its keys: two bundles
 _SINK_BYTES = 8 << 20  # enough for a file of a useful size
 _GATHERING_S = 5.0  # how long a sink waits for more input, at least: files of less are too many
 _MOST_GATHERING_S = 30.0  # and at most, so that output appears
@@ -66,18 +70,27 @@ class StageRun:
         self.blocks = blocks
         self._gather_bytes = min(_SINK_BYTES, queue_limit // 4)  # well before its writers are held back
         self._bundle_bytes = max(_LEAST_BUNDLE_BYTES, min(_BUNDLE_BYTES, blocks.ledger.limit // _BUNDLE_PART))
-        self.size = BundleSize(plan.is_sink, plan.sorts_its_bundle, plan.sorts_blocks)
+        # A stream's source has slots of its own, and one restriction in a bundle.
+        self.is_source = plan.is_source and not pool.plan.device_groups
+        is_endless = plan.has_endless_input and not plan.is_sink
+        self.size = BundleSize(plan.is_sink, plan.sorts_its_bundle, plan.sorts_blocks, is_endless, self.is_source)
         self._codecs = {read.transform_id: codecs.elements(read.coder_id) for read in plan.reads}
         self.written_buffers = {write.transform_id: write.buffer_id for write in plan.writes}
-        self.timer_codecs: dict[FamilyKey, TimerCodec] = {f.key: codecs.timers(f) for f in plan.timers}
+        self.timer_codecs: dict[FamilyKey, TimerCodec] = {
+            f.key: codecs.timers(f, plan.reads[0].coder_id) for f in plan.timers
+        }
         reads = [read.transform_id for read in plan.reads]
         if plan.is_stateful:
             # Keys are spread over shards, so that a key's elements are never in two bundles at once.
             total_slots = pool.plan.workers * pool.plan.slots
             shards = max(_LEAST_SHARDS, _SHARDS_PER_SLOT * total_slots)
-            self.shards = [Shard(reads, is_exclusive=True) for _ in range(shards)]
+            self.shards = [Shard(reads, is_exclusive=True, index=index) for index in range(shards)]
         else:
             self.shards = [Shard(reads, is_exclusive=False)]
+        # In a stream, few elements come at a time: a bundle has those of all shards. In batch it has those of one,
+        # since each key of a bundle costs as much as several elements.
+        self._joins_shards = plan.is_stateful and is_endless and not plan.is_splittable
+        self.retries: deque[Bundle] = deque()  # run before other input of their shards
         self.expiry = _window_expiry(plan, codecs)
         self._processing_time = {family.key for family in plan.timers if family.is_processing_time}
         self._warned: set[FamilyKey] = set()
@@ -128,22 +141,50 @@ class StageRun:
         if len(self.shards) == 1:
             self.shards[0].append(read_id, block)
             return
+        for shard, part in self._cut_by_shard(block, self._in_time(read_id, block)):
+            shard.append(read_id, part)
+
+    def _cut_by_shard(self, block: Block, elements: Iterable[KeyedElement]) -> Iterator[tuple[Shard, Block]]:
+        """Yield the elements of each shard as a block of their own, in place of ``block``, which had them."""
         parts: dict[int, list[bytes]] = {}
-        for element in self._in_time(read_id, block):
-            parts.setdefault(zlib.crc32(element.key) % len(self.shards), []).append(element.encoded)
-        for index, elements in parts.items():
+        shard_index, shards = wire.shard_index, len(self.shards)
+        for element in elements:
+            parts.setdefault(shard_index(element.key, shards), []).append(element.encoded)
+        for index, encoded in parts.items():
             # If the elements refer to a large group's values, each part keeps the block, and thereby the values, alive.
-            data = b"".join(elements)
+            data = b"".join(encoded)
             weight = block.weight if len(parts) == 1 else len(data)
             part = self.blocks.of_bytes(
                 data,
-                len(elements),
+                len(encoded),
                 block.hold,
                 weight=weight,
                 on_free=block.share().release if block.has_references else None,
             )
-            self.shards[index].append(read_id, part)
+            yield self.shards[index], part
         block.release()
+
+    def give_back(self, bundle: Bundle, read_id: str, blocks: list[Block]) -> None:
+        """Queue input that a running bundle has not begun, before all others. Takes over the blocks."""
+        if len(bundle.shards) == 1:
+            bundle.shards[0].prepend(read_id, blocks)
+            return
+        for block in reversed(blocks):
+            elements = self.codec(read_id).keyed_elements(block.data(), with_header=False)
+            for shard, part in self._cut_by_shard(block, elements):
+                shard.prepend(read_id, [part])
+
+    def by_shard(
+        self, bundle: Bundle, items: Iterable[_T], key: Callable[[_T], bytes]
+    ) -> Iterable[tuple[Shard, Iterable[_T]]]:
+        """Return the items of each of the bundle's shards, given the encoded key of an item."""
+        if len(bundle.shards) == 1:
+            return ((bundle.shards[0], items),)
+        found: dict[Shard, list[_T]] = {}
+        for item in items:
+            shard = self.shards[wire.shard_index(key(item), len(self.shards))]
+            found.setdefault(shard if shard in bundle.shards else bundle.shards[0], []).append(item)
+        return found.items()
 
     def _in_time(self, read_id: str, block: Block) -> Iterator[KeyedElement]:
         """Return the elements of a block, without the windows that have expired."""
@@ -186,7 +227,7 @@ class StageRun:
 
     def is_gathering(self, now: float) -> bool:
         """Return whether to wait for more input, because a sink writes a file per bundle and more input is coming."""
-        if not self.plan.is_sink or self._upstream_watermark >= MAX or any(shard.retries for shard in self.shards):
+        if not self.plan.is_sink or self._upstream_watermark >= MAX or self.retries:
             return False
         if self._gathering_since is None:
             self._gathering_since = now
@@ -201,65 +242,157 @@ class StageRun:
 
     def next_is_suspect(self) -> bool:
         """Return whether the next bundle must run alone in a worker, because it may be the one that kills workers."""
-        return any(shard.retries[0].is_suspect for shard in self.shards if shard.retries and shard.is_free())
+        bundle = self._next_retry()
+        return bundle is not None and bundle.is_suspect
 
-    def next_bundle(self, now: float, wall_micros: int, most_elements: int | None) -> Bundle | None:
-        """Take the input of a bundle that can run now, of at most ``most_elements``. Returns None if there is none."""
-        self._gathering_since = None
-        retrying = [shard for shard in self.shards if shard.retries and shard.is_free()]
-        if retrying:
-            bundle = retrying[0].retries.popleft()
-            bundle.shard.running += 1
-            return bundle
-        for shard in self._next_shards(now):
-            if bundle := self._bundle_of(shard, now, wall_micros, most_elements):
-                shard.running += 1
-                shard.turn = next(self._turns)
-                self.has_begun = True
-                self._add_hold(bundle)
+    def _next_retry(self) -> Bundle | None:
+        """Return the first bundle to retry that can run: no other has its shards or waits for them before it."""
+        waiting: set[Shard] = set()
+        for bundle in self.retries:
+            if not any(s.is_exclusive and (s.running or s in waiting) for s in bundle.shards):
                 return bundle
+            waiting.update(bundle.shards)
         return None
 
-    def _next_shards(self, now: float) -> list[Shard]:
-        """Return the shards that can run. They take turns, so that none starves."""
+    def next_bundle(
+        self, worker: Worker, now: float, wall_micros: int, most_elements: int | None
+    ) -> tuple[Bundle, Worker] | None:
+        """Take the input of a bundle that can run now, of at most ``most_elements``. Returns None if there is none.
+
+        ``worker`` has a free slot. The worker that is returned with the bundle may be another free one, which has the
+        state of the bundle's keys in its cache, or a reader open for its restriction.
+        """
+        self._gathering_since = None
+        bundle = self._next_retry()
+        if bundle is not None:
+            self.retries.remove(bundle)
+            for shard in bundle.shards:
+                shard.retries -= 1
+            if not bundle.is_suspect:
+                worker = self._last_worker(bundle.shards[0], self._free_workers()) or worker
+        elif (taken := self._take(worker, now, wall_micros, most_elements)) is not None:
+            bundle, worker = taken
+            self.has_begun = True
+            self._add_hold(bundle)
+            for shard in bundle.shards:
+                shard.turn = next(self._turns)
+        if bundle is None:
+            return None
+        for shard in bundle.shards:
+            shard.running += 1
+        return bundle, worker
+
+    def _free_workers(self) -> list[Worker]:
+        return self.pool.free_workers(self.id, self.max_active_bundles, is_idle=False, is_source=self.is_source)
+
+    def _last_worker(self, shard: Shard, free_workers: list[Worker]) -> Worker | None:
+        """Return the worker that has the shard's state in its cache, if that worker is free."""
+        return shard.last_worker if self.plan.is_stateful and shard.last_worker in free_workers else None
+
+    def _take(
+        self, worker: Worker, now: float, wall_micros: int, most_elements: int | None
+    ) -> tuple[Bundle, Worker] | None:
+        """Take input or due timers from shards that have the same worker, or from one shard alone in batch."""
+        if self.is_source:
+            return self._take_restriction(worker)
         if not self.plan.is_stateful:
-            return self.shards
-        # A shard stays with its worker, which has its state in the cache, unless that worker is busy for long.
-        free_workers = self.pool.free_workers(self.id, self.max_active_bundles, is_idle=False)
+            bundle = self._bundle_of(self.shards, now, wall_micros, most_elements)
+            return (bundle, worker) if bundle is not None else None
+        # A shard stays with its worker, which has its state in the cache, unless that worker is busy for long. Shards
+        # take turns, so that none starves.
+        free_workers = self._free_workers()
         shards = sorted((shard for shard in self.shards if shard.is_free()), key=lambda shard: shard.turn)
         staying = [shard for shard in shards if shard.last_worker is None or shard.last_worker in free_workers]
-        return staying + [shard for shard in shards if shard not in staying and shard.may_move(now)]
-
-    def worker_for(self, bundle: Bundle, worker: Worker) -> Worker:
-        """Return the worker that had the bundle's shard last if it is free, otherwise ``worker``, which is free."""
-        last = bundle.shard.last_worker
-        if not self.plan.is_stateful or last is None or bundle.is_suspect:
-            return worker
-        return last if last in self.pool.free_workers(self.id, self.max_active_bundles, is_idle=False) else worker
-
-    def _bundle_of(self, shard: Shard, now: float, wall_micros: int, most_elements: int | None) -> Bundle | None:
-        """Take due timers, or else input. Timers come first: with steady input they would otherwise never fire."""
-        if shard.timers and (due := shard.timers.take_due(self._clock(wall_micros), _BUNDLE_TIMERS)):
-            return Bundle(self, shard, {}, due)
-        if shard.count:
-            # Each bundle takes its share of what is left, so that the last bundles are small and end together. A step
-            # that begins its whole bundle at once, or makes a file of it, also leaves input for workers that have not
-            # started yet: they can't take it later.
-            if shard.is_exclusive:
-                slots = 1  # no other slot can get these keys meanwhile
-            elif self.plan.is_sink:
-                slots = self.pool.all_slots()
-            elif self.plan.sorts_its_bundle:
-                slots = max(1, self.pool.all_slots() - self.pool.connected_slots() + self.pool.free_slots())
-            else:
-                slots = self.pool.connected_slots()
-            size = shard.bytes if self.sized_work is None else self.sized_work.left
-            is_ending = self.feeds_queue and self._upstream_watermark >= MAX
-            elements = self.size.next(now, shard.count, max(1, slots), size, is_ending=is_ending)
-            if most_elements is not None:
-                elements = min(elements, most_elements)
-            return Bundle(self, shard, shard.take(self._codecs, elements, self._bundle_bytes))
+        overdue = now - _OVERDUE_S if self._joins_shards else float("inf")
+        moving = [
+            shard
+            for shard in shards
+            if shard not in staying and shard.may_move(now) and (shard.waiting_since < overdue or not shard.has_worker)
+        ]
+        for first in staying + moving:
+            chosen = self._last_worker(first, free_workers) or worker
+            joined = [first]
+            if self._joins_shards:
+                joined += [s for s in staying if s is not first and s.last_worker in (None, chosen)]
+                joined += [s for s in moving if s is not first]
+            if (bundle := self._bundle_of(joined, now, wall_micros, most_elements)) is not None:
+                return bundle, chosen
         return None
+
+    def _take_restriction(self, worker: Worker) -> tuple[Bundle, Worker] | None:
+        """Take one restriction of a source. It stays with the worker that had it last, while that worker lives."""
+        workers = {other.id: other for other in self.pool.workers.values()}
+        free_workers = self._free_workers()
+        taken = self.shards[0].take_one(lambda block: block.home not in workers or workers[block.home] in free_workers)
+        if not taken:
+            return None
+        ((block,),) = taken.values()
+        if block.count > 1:
+            (read_id,) = taken
+            block, rest = block.cut(self.codec(read_id), 1)
+            self.shards[0].prepend(read_id, [rest])
+            taken = {read_id: [block]}
+        return Bundle(self, (self.shards[0],), taken), workers.get(block.home, worker)
+
+    def _bundle_of(self, shards: list[Shard], now: float, wall_micros: int, most_elements: int | None) -> Bundle | None:
+        """Take due timers of these shards if the first has some, or else input. Returns None if the first has neither.
+
+        Timers come first: with steady input they would otherwise never fire.
+        """
+        clock = self._clock(wall_micros)
+        if shards[0].timers and (due := shards[0].timers.take_due(clock, _BUNDLE_TIMERS)):
+            return self._bundle_of_timers(shards, due, clock)
+        if not shards[0].count:
+            return None
+        if len(shards) > 1:
+            shards = [shard for shard in shards if shard.count and not shard.timers.has_due(clock)]
+        count = sum(shard.count for shard in shards)
+        # Each bundle takes its share of what is left, so that the last bundles are small and end together. A step that
+        # begins its whole bundle at once, or makes a file of it, also leaves input for workers that have not started
+        # yet: they can't take it later.
+        if shards[0].is_exclusive:
+            slots = 1  # no other slot can get these keys meanwhile
+        elif self.plan.is_sink:
+            slots = self.pool.all_slots()
+        elif self.plan.sorts_its_bundle:
+            slots = max(1, self.pool.all_slots() - self.pool.connected_slots() + self.pool.free_slots())
+        else:
+            slots = self.pool.connected_slots()
+        size = sum(shard.bytes for shard in shards) if self.sized_work is None else self.sized_work.left
+        is_ending = self.feeds_queue and self._upstream_watermark >= MAX
+        elements = self.size.next(now, count, max(1, slots), size, is_ending=is_ending)
+        if most_elements is not None:
+            elements = min(elements, most_elements)
+        return self._bundle_of_input(shards, elements, now)
+
+    def _bundle_of_input(self, shards: list[Shard], elements: int, now: float) -> Bundle:
+        """Take up to ``elements``, but at least one, from the fronts of the shards' queues."""
+        inputs: dict[str, list[Block]] = {}
+        members: list[Shard] = []
+        size = 0
+        for shard in shards:
+            if members and (elements <= 0 or size >= self._bundle_bytes):
+                break
+            for read_id, blocks in shard.take(self._codecs, elements, self._bundle_bytes - size).items():
+                inputs.setdefault(read_id, []).extend(blocks)
+                elements -= sum(block.count for block in blocks)
+                size += sum(block.weight for block in blocks)
+            shard.waiting_since = now
+            members.append(shard)
+        return Bundle(self, tuple(members), inputs)
+
+    def _bundle_of_timers(
+        self, shards: list[Shard], due: dict[FamilyKey, list[TimerRecord]], clock: dict[FamilyKey, int]
+    ) -> Bundle:
+        """Add the due timers of the other shards to those of the first."""
+        members = [shards[0]]
+        for shard in shards[1:]:
+            room = _BUNDLE_TIMERS - sum(map(len, due.values()))
+            if room > 0 and shard.timers and (more := shard.timers.take_due(clock, room)):
+                members.append(shard)
+                for family, timers in more.items():
+                    due.setdefault(family, []).extend(timers)
+        return Bundle(self, tuple(members), {}, due)
 
     def timers_in_time(self, family: FamilyKey, records: Iterable[TimerRecord]) -> list[TimerRecord]:
         """Return the timers that a bundle set, without those of event time that are set beyond their windows."""
@@ -297,11 +430,13 @@ class StageRun:
 
     def has_work(self, wall_micros: int) -> bool:
         """Return whether a bundle could start: a free shard has input, a bundle to retry or a due timer."""
+        if self.retries and self._next_retry() is not None:
+            return True
         clock = None
         for shard in self.shards:
             if not shard.is_free():
                 continue
-            if shard.count or shard.retries:
+            if shard.count:
                 return True
             if shard.timers:
                 clock = clock or self._clock(wall_micros)
@@ -319,7 +454,8 @@ class StageRun:
 
     def finished(self, bundle: Bundle) -> None:
         """Note that ``bundle`` is committed or replaced by others."""
-        bundle.shard.running -= 1
+        for shard in bundle.shards:
+            shard.running -= 1
         self._drop_hold(bundle)
 
     def retry(self, old: Bundle, bundles: list[Bundle]) -> None:
@@ -328,7 +464,9 @@ class StageRun:
         for bundle in reversed(bundles):
             if bundle.pieces:  # all of its input may have been given back
                 self._add_hold(bundle)
-                bundle.shard.retries.appendleft(bundle)
+                self.retries.appendleft(bundle)
+                for shard in bundle.shards:
+                    shard.retries += 1
 
     def replace_inputs(self, bundle: Bundle, inputs: dict[str, list[Block]]) -> None:
         """Give a bundle other input, after its worker has ended. Releases the input that it had."""
@@ -373,6 +511,8 @@ class StageRun:
         """Release all queued and delayed input. Called once, when the run ends."""
         for shard in self.shards:
             shard.release()
+        for bundle in self.retries:
+            bundle.release()
         for _, _, _, block in self._delayed:
             block.release()
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 from apache_beam.portability.api import beam_fn_api_pb2
 
+from luminosity.engine.data import wire
+from luminosity.engine.data.state import BundleShards
 from luminosity.engine.data.watermarks import MAX
 from luminosity.engine.loop import idle_workers, splits
 from luminosity.engine.loop.bundle import Attempt, Bundle, new_instruction_id
@@ -20,7 +23,7 @@ _MESSAGE_BYTES = 4 << 20  # large enough to amortize a message's overhead, small
 def start(bundle: Bundle, worker: Worker, parts: RunParts, now: float) -> None:
     """Start an attempt of ``bundle`` in ``worker``, which must have a free slot. Does not wait for the worker."""
     stage = bundle.stage
-    instruction_id = new_instruction_id("bundle")
+    instruction_id = new_instruction_id(wire.SOURCE_PREFIX if stage.is_source else "bundle")
     stream_id = worker.occupy(bundle, instruction_id)
     attempt = bundle.attempt = Attempt(
         instruction_id,
@@ -35,7 +38,8 @@ def start(bundle: Bundle, worker: Worker, parts: RunParts, now: float) -> None:
     if splits.can_split(bundle):
         attempt.split_at = now + stage.size.deadline_seconds(now)
         idle_workers.allow_taking(bundle, attempt, now)
-    parts.state.begin(instruction_id, bundle.shard)
+    shards = BundleShards(len(stage.shards), {shard.index: shard for shard in bundle.shards})
+    parts.state.begin(instruction_id, shards)
     request = beam_fn_api_pb2.InstructionRequest(instruction_id=instruction_id)
     request.process_bundle.process_bundle_descriptor_id = stage.id
     request.process_bundle.data_stream_id = stream_id
@@ -45,7 +49,8 @@ def start(bundle: Bundle, worker: Worker, parts: RunParts, now: float) -> None:
         token.side_input.transform_id = side_input.transform_id
         token.side_input.side_input_id = side_input.tag
     if stage.plan.is_stateful:
-        token = request.process_bundle.cache_tokens.add(token=bundle.shard.state_token(worker, now))
+        tokens = {shard.index: shard.state_token(worker, now) for shard in bundle.shards}
+        token = request.process_bundle.cache_tokens.add(token=wire.pack_tokens(shards.total, tokens))
         token.user_state.SetInParent()
     worker.instruct(request)
     assert worker.connection is not None
@@ -112,6 +117,9 @@ def receive(sent: Sent, parts: RunParts) -> list[Bundle]:
 def _take_block(bundle: Bundle, attempt: Attempt, data: beam_fn_api_pb2.Elements.Data, parts: RunParts) -> None:
     block = parts.blocks.received(data.data, attempt.output_hold, attempt.worker.writer)
     attempt.outputs.append((data.transform_id, block))
+    if bundle.stage.is_source and len(attempt.outputs) == 1 and not attempt.splits_requested:
+        now = time.monotonic()  # from now on an element waits for the end of the bundle
+        attempt.split_at = min(attempt.split_at, now + bundle.stage.size.target_seconds(now))
     is_enough = attempt.pending_output.add(bundle.stage.written_buffers[data.transform_id], block.size)
     if is_enough and splits.can_split(bundle) and not attempt.splits_requested:
         attempt.split_at = 0.0  # the queue behind it is full: the rest of the input can wait

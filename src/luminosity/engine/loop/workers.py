@@ -18,7 +18,7 @@ from luminosity.engine.loop.bundle import Attempt, Bundle
 from luminosity.engine.loop.metrics import BusyTime
 from luminosity.engine.options import EngineConfig
 from luminosity.engine.resources.machine import visibility
-from luminosity.engine.resources.pools import Pool
+from luminosity.engine.resources.pools import SOURCE_SLOTS, Pool
 from luminosity.engine.workers.launcher import Launcher, Process
 from luminosity.engine.workers.request import WorkerRequest
 
@@ -58,14 +58,22 @@ class Worker:
         self.bundles: dict[str, Bundle] = {}  # those that run here, by instruction id
         self.warm_stages: set[str] = set()  # ids of stages that have run here before
         self._free_streams = [f"{slot}" for slot in range(pool.plan.slots)]
+        self._free_source_streams = [f"source{slot}" for slot in range(SOURCE_SLOTS)]
 
-    def free_slots(self) -> int:
-        """Return how many more bundles can run here now. A suspect bundle takes all slots."""
+    def free_slots(self, *, is_source: bool = False) -> int:
+        """Return how many more bundles can run here now. A suspect bundle takes all slots.
+
+        Bundles of sources have slots of their own, since they may wait for records.
+        """
         if not self.is_connected or self.is_stopping or any(b.is_suspect for b in self.bundles.values()):
             return 0
         if self.index >= self.pool.plan.workers and not self.bundles and not self.pool.may_borrow():
             return 0
-        return len(self._free_streams)
+        return len(self._free_source_streams if is_source else self._free_streams)
+
+    def is_working(self) -> bool:
+        """Return whether a bundle runs. Those of sources don't count: they mostly wait."""
+        return any(not bundle.stage.is_source for bundle in self.bundles.values())
 
     def running(self, stage_id: str) -> int:
         """Return how many bundles of a stage run here."""
@@ -76,13 +84,14 @@ class Worker:
         self.bundles[instruction_id] = bundle
         for busy in self._busy_times(bundle):
             busy.begin()
-        return self._free_streams.pop()
+        return (self._free_source_streams if bundle.stage.is_source else self._free_streams).pop()
 
     def vacate(self, attempt: Attempt) -> None:
         """Free the slot of an attempt that has ended."""
         for busy in self._busy_times(self.bundles.pop(attempt.instruction_id)):
             busy.end()
-        self._free_streams.append(attempt.stream_id)
+        is_source = attempt.stream_id.startswith("source")
+        (self._free_source_streams if is_source else self._free_streams).append(attempt.stream_id)
 
     def take_bundles(self) -> list[Bundle]:
         """Remove and return the bundles that ran here. Output of theirs that still arrives is ignored."""
@@ -94,6 +103,8 @@ class Worker:
         return lost
 
     def _busy_times(self, bundle: Bundle) -> tuple[BusyTime, ...]:
+        if bundle.stage.is_source:
+            return (bundle.stage.busy,)  # it mostly waits
         return bundle.stage.busy, self.pool.worker_busy[self.index]
 
     def instruct(self, request: beam_fn_api_pb2.InstructionRequest) -> None:
@@ -130,20 +141,24 @@ class PoolRun:
         """Return how many more bundles the connected workers can run now."""
         return sum(worker.free_slots() for worker in self.workers.values())
 
-    def free_worker(self, stage_id: str, max_active_bundles: int, *, is_idle: bool) -> Worker | None:
+    def free_worker(
+        self, stage_id: str, max_active_bundles: int, *, is_idle: bool, is_source: bool = False
+    ) -> Worker | None:
         """Return the worker with the most free slots that may run a bundle of the stage, or None if there is none."""
-        free = self.free_workers(stage_id, max_active_bundles, is_idle=is_idle)
-        return max(free, key=Worker.free_slots, default=None)
+        free = self.free_workers(stage_id, max_active_bundles, is_idle=is_idle, is_source=is_source)
+        return max(free, key=lambda worker: worker.free_slots(is_source=is_source), default=None)
 
-    def free_workers(self, stage_id: str, max_active_bundles: int, *, is_idle: bool) -> list[Worker]:
-        """Return the workers that may run a bundle of the stage.
+    def free_workers(
+        self, stage_id: str, max_active_bundles: int, *, is_idle: bool, is_source: bool = False
+    ) -> list[Worker]:
+        """Return the workers that may run a bundle of the stage, whose slot is one for sources if ``is_source``.
 
         No worker runs more than ``max_active_bundles`` of the stage. If ``is_idle``, it must run no bundle at all.
         """
         return [
             worker
             for worker in self.workers.values()
-            if worker.free_slots()
+            if worker.free_slots(is_source=is_source)
             and worker.running(stage_id) < max_active_bundles
             and not (is_idle and worker.bundles)
         ]
@@ -174,7 +189,7 @@ class PoolRun:
             return False
         cores = sum(pool.plan.workers * pool.plan.cores_per_worker for pool in self.cpu_pools)
         busy = sum(
-            bool(worker.bundles or not worker.is_connected) * pool.plan.cores_per_worker
+            bool(worker.is_working() or not worker.is_connected) * pool.plan.cores_per_worker
             for pool in self.cpu_pools
             for worker in pool.workers.values()
         )

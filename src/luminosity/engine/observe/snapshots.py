@@ -103,7 +103,7 @@ class Snapshots:
     def _stage_view(
         self, stage: StageRun, running: list[Bundle], workers: int, seconds: float, is_last: bool
     ) -> StageView:
-        retrying = [bundle for shard in stage.shards for bundle in shard.retries]
+        retrying = stage.retries
         queued = stage.queued + sum(bundle.count for bundle in retrying)
         waiting = queued + sum(bundle.count for bundle in running)
         status, by = self._statuses.status(stage, len(running))

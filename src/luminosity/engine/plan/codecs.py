@@ -51,7 +51,7 @@ class TimerRecord(NamedTuple):
     """A timer that a worker set or cleared."""
 
     identity: bytes  # key, tag and windows, encoded
-    key: bytes
+    key: bytes  # encoded as in the elements
     is_clear: bool
     fire_micros: int
     hold_micros: int
@@ -169,9 +169,12 @@ class ElementCodec:
 class TimerCodec:
     """Cuts the timer messages of one family."""
 
-    def __init__(self, codecs: Codecs, family: TimerFamily) -> None:
-        key_id, window_id = codecs.graph.components.coders[family.coder_id].component_coder_ids
-        self._key = codecs.impl(key_id)
+    def __init__(self, codecs: Codecs, family: TimerFamily, element_coder_id: str) -> None:
+        coders = codecs.graph.components.coders
+        _, window_id = coders[family.coder_id].component_coder_ids
+        # Keys of timers and of elements may be encoded differently. To find the shard, both must be the same bytes.
+        value_id, _ = coders[element_coder_id].component_coder_ids
+        self._key = codecs.impl(coders[value_id].component_coder_ids[0])
         self._whole = codecs.impl(family.coder_id)
         self._windows = coder_impl.TupleSequenceCoderImpl(codecs.impl(window_id))
 
@@ -214,9 +217,9 @@ class Codecs:
             self._elements[coder_id] = ElementCodec(self, coder_id)
         return self._elements[coder_id]
 
-    def timers(self, family: TimerFamily) -> TimerCodec:
-        """Return the codec of the timers of ``family``."""
-        return TimerCodec(self, family)
+    def timers(self, family: TimerFamily, element_coder_id: str) -> TimerCodec:
+        """Return the codec of the timers of ``family``, whose keys come with elements of the windowed coder."""
+        return TimerCodec(self, family, element_coder_id)
 
     def windowing(self, pcollection_id: str) -> Windowing:
         """Return the windowing strategy of a PCollection."""

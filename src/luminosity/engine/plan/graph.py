@@ -97,6 +97,7 @@ class Stage:
     transforms: tuple[beam_runner_api_pb2.PTransform, ...] = field(repr=False)
     # (transform, input tag) of a residual → the read whose element it continues
     residual_reads: dict[tuple[str, str], str] = field(repr=False)
+    is_source: bool = False  # a splittable step makes an endless output of bounded input, and may wait for each element
     has_endless_input: bool = False  # whether its input, or the output of its splittable step, may never end
 
 

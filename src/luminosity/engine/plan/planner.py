@@ -239,13 +239,20 @@ def _stage(
         sorts_blocks=any(t.annotations.get(SORTS_ITS_BUNDLE) == OF_BLOCKS.encode() for t in stage.transforms),
         transforms=tuple(stage.transforms),
         residual_reads=_residual_reads(stage.transforms),
-        has_endless_input=is_unbounded
-        or any(
-            context.components.pcollections[output].is_bounded == _UNBOUNDED
-            for transform in stage.transforms
-            if transform.spec.urn == bundle_processor.DATA_INPUT_URN
-            for output in transform.outputs.values()
-        ),
+        is_source=is_unbounded and not _reads_unbounded(stage.transforms, context),
+        has_endless_input=is_unbounded or _reads_unbounded(stage.transforms, context),
+    )
+
+
+def _reads_unbounded(
+    transforms: Iterable[beam_runner_api_pb2.PTransform], context: translations.TransformContext
+) -> bool:
+    """Return whether one of the PCollections that these transforms read may never end."""
+    return any(
+        context.components.pcollections[output].is_bounded == _UNBOUNDED
+        for transform in transforms
+        if transform.spec.urn == bundle_processor.DATA_INPUT_URN
+        for output in transform.outputs.values()
     )
 
 

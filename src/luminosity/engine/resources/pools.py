@@ -19,10 +19,13 @@ from luminosity.engine.resources.hints import Needs
 from luminosity.engine.resources.machine import Machine
 from luminosity.errors import ResourcesExceeded
 
-__all__ = ["Assignment", "Pool", "assign", "assign_to_this_process"]
+__all__ = ["SOURCE_SLOTS", "Assignment", "Pool", "assign", "assign_to_this_process"]
 
 
 _LOGGER = logging.getLogger(__name__)
+
+# Bundles of sources of streams that a worker runs besides its others. Each has a copy of the steps behind its source.
+SOURCE_SLOTS = 4
 
 
 @dataclass(frozen=True)
@@ -98,7 +101,8 @@ def assign(stages: Iterable[tuple[Stage, Needs]], machine: Machine, config: Engi
         known.cores = max(known.cores, draft.cores)
         known.slots = max(known.slots, draft.slots)
         known.cores_are_asked_for |= draft.cores_are_asked_for
-        chosen[stage.id] = key, draft.slots
+        is_limited = needs.max_active_bundles or draft.groups or not stage.is_source
+        chosen[stage.id] = key, draft.slots if is_limited else SOURCE_SLOTS
     _fit_ram(list(drafts.values()), machine, missing)
     if missing and config.missing_resources == "fail":
         raise ResourcesExceeded(

@@ -66,10 +66,16 @@ def _write(path: str, data: bytes) -> bool:
 
 
 class BlockStream(data_plane.ClosableOutputStream):
-    """Collects the elements written to it in blocks of about 1 MB or 50 ms, and counts them."""
+    """Collects the elements written to it in blocks of about 1 MB or 50 ms, and counts them.
 
-    def __init__(self, send: Callable[[int, bytes], None], close: Callable[[], None]) -> None:
+    If ``is_eager``, the first element is a block of its own: the runner learns at once that there is output.
+    """
+
+    def __init__(
+        self, send: Callable[[int, bytes], None], close: Callable[[], None], *, is_eager: bool = False
+    ) -> None:
         super().__init__()
+        self._is_eager = is_eager
         self._send = send
         self._on_close = close
         self._count = 0
@@ -80,7 +86,10 @@ class BlockStream(data_plane.ClosableOutputStream):
         if self._count == 0:
             self._first_at = time.monotonic()
         self._count += 1
-        if self.size() >= wire.BLOCK_BYTES or time.monotonic() - self._first_at > _BLOCK_SECONDS:
+        if self._is_eager:
+            self._is_eager = False
+            self.flush()
+        elif self.size() >= wire.BLOCK_BYTES or time.monotonic() - self._first_at > _BLOCK_SECONDS:
             self.flush()
 
     def flush(self) -> None:
@@ -173,7 +182,7 @@ class BlockChannel(data_plane.GrpcClientDataChannel):
                 beam_fn_api_pb2.Elements.Data(instruction_id=instruction_id, transform_id=transform_id, is_last=True)
             )
 
-        return BlockStream(send, close)
+        return BlockStream(send, close, is_eager=instruction_id.startswith(wire.SOURCE_PREFIX))
 
     def output_timer_stream(self, instruction_id: str, transform_id: str, timer_family_id: str) -> TimerStream:
         """Return the stream for the timers of one family in one bundle."""

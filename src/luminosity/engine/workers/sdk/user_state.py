@@ -1,7 +1,7 @@
 """User state in a worker: few requests to the runner, and a quick estimate of the size of cached cells.
 
-Beam's worker caches cells across bundles under a token that comes with each bundle. The engine makes a token for each
-shard, and a new one when the shard moves to another worker or an attempt fails: see ``loop/shard.py``.
+Beam's worker caches cells across bundles under a token that comes with each bundle. The engine sends a token for each
+shard of the bundle. A shard gets a new one when it moves to another worker or an attempt fails: see ``loop/shard.py``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _CacheToken = beam_fn_api_pb2.ProcessBundleRequest.CacheToken
 
 _BATCH_BYTES = 1 << 20  # writes are sent from here on: large enough to amortize a message, small beside the cache
 _ENTRY_BYTES = 400  # what Python needs for an entry of the cache besides its value: key, token, order
-_SNAPSHOTS = 16  # at most: a worker with one slot usually has four shards of each stateful stage
+_SNAPSHOTS = 64  # at most: a worker with one slot usually has four shards of each stateful stage, or all of a stream's
 _OUTDATED_CELLS = 200_000  # of all snapshots, which is about 16 MB
 _SAMPLED = 8  # members of a container that are measured; the others count as their average
 _DEPTH = 4  # levels below a cell that are measured
@@ -89,8 +89,27 @@ class _Snapshot:
                 self._outdated.clear()
 
 
+class _ShardTokens:
+    """The tokens of a bundle's shards. Each cell is cached under the token of the shard that has its key."""
+
+    def __init__(self, packed: bytes) -> None:
+        self._shards, self._tokens = wire.unpack_tokens(packed) if packed else (1, {})
+        # A bundle of one shard has only its keys, however they are encoded.
+        self._only = next(iter(self._tokens.items())) if len(self._tokens) == 1 else None
+
+    def of(self, state_key: beam_fn_api_pb2.StateKey) -> tuple[int, bytes]:
+        """Return the index and the token of a cell's shard. The token is empty if the cell must not be cached."""
+        if self._only is not None:
+            return self._only
+        index = wire.shard_index(state_key.bag_user_state.key, self._shards)
+        return index, self._tokens.get(index, b"")
+
+
+_NO_TOKENS = _ShardTokens(b"")
+
+
 class CachingHandler(sdk_worker.GlobalCachingStateHandler):
-    """Beam's handler, but it also passes the token of the bundle's shard to the :class:`BatchingStateHandler` below."""
+    """Beam's handler, but each cell has the token of its shard, also in the :class:`BatchingStateHandler` below."""
 
     @contextlib.contextmanager
     def process_instruction_id(self, bundle_id: str, cache_tokens: Iterable[_CacheToken]) -> Generator[None]:
@@ -98,8 +117,15 @@ class CachingHandler(sdk_worker.GlobalCachingStateHandler):
         token = next((token.token for token in cache_tokens if token.HasField("user_state")), b"")
         with super().process_instruction_id(bundle_id, cache_tokens):
             if isinstance(self._underlying, BatchingStateHandler):
-                self._underlying.use_token(token)
+                self._underlying.use_tokens(_ShardTokens(token))
             yield
+
+    def _get_cache_token(self, state_key: beam_fn_api_pb2.StateKey) -> Any:
+        token = super()._get_cache_token(state_key)
+        if token and isinstance(self._underlying, BatchingStateHandler) and state_key.HasField("bag_user_state"):
+            # Without a token of its shard, a cell is cached until the bundle ends.
+            return self._underlying.token(state_key) or self._context.bundle_cache_token
+        return token
 
     def extend(self, state_key: beam_fn_api_pb2.StateKey, coder: Any, elements: Iterable[Any]) -> Any:
         """Append to a cell. Returns a future."""
@@ -128,22 +154,26 @@ class BatchingStateHandler(sdk_worker.GrpcStateHandler):
         with super().process_instruction_id(bundle_id):
             self._context.writes = _Writes()
             self._context.has_written = False
-            self._context.token = b""
+            self._context.tokens = _NO_TOKENS
             yield
             if self._context.has_written:
                 # Even if the batch is empty: the response comes after those to all earlier batches.
                 self._blocking_request(self._batch())
 
-    def use_token(self, token: bytes) -> None:
-        """Name the shard of this thread's bundle: an empty token stands for none."""
-        self._context.token = token
+    def use_tokens(self, tokens: _ShardTokens) -> None:
+        """Set the tokens of the shards of this thread's bundle."""
+        self._context.tokens = tokens
+
+    def token(self, state_key: beam_fn_api_pb2.StateKey) -> bytes:
+        """Return the token under which a bag may be cached, empty if there is none."""
+        return self._context.tokens.of(state_key)[1]
 
     def has_in_snapshot(self, state_key: beam_fn_api_pb2.StateKey) -> bool:
         """Return whether the next read of a cell takes no request. The first call under a token blocks for one."""
-        if not self._context.token or not state_key.HasField("bag_user_state"):
+        if not state_key.HasField("bag_user_state") or not self.token(state_key):
             return False
         cell_key = state_key.SerializeToString()
-        return cell_key not in self._context.writes.cells and self._snapshot().content(cell_key) is not None
+        return cell_key not in self._context.writes.cells and self._snapshot(state_key).content(cell_key) is not None
 
     def get_raw(
         self, state_key: beam_fn_api_pb2.StateKey, continuation_token: bytes | None = None
@@ -153,9 +183,9 @@ class BatchingStateHandler(sdk_worker.GrpcStateHandler):
             cell_key = state_key.SerializeToString()
             if cell_key in self._context.writes.cells:
                 self._request(self._batch())
-            elif self._context.token and not continuation_token:
-                content = self._snapshot().content(cell_key)
-                self._outdate(cell_key)
+            elif not continuation_token and self.token(state_key):
+                content = self._snapshot(state_key).content(cell_key)
+                self._outdate(state_key, cell_key)
                 if content is not None:
                     return content, None
         return super().get_raw(state_key, continuation_token)
@@ -167,7 +197,7 @@ class BatchingStateHandler(sdk_worker.GrpcStateHandler):
             return super().append_raw(state_key, data)
         cell_key = state_key.SerializeToString()
         self._context.writes.append(cell_key, data)
-        return self._written(cell_key)
+        return self._written(state_key, cell_key)
 
     def clear(self, state_key: beam_fn_api_pb2.StateKey | None) -> Any:
         """Clear a cell. Returns a future, which is done at once for a bag."""
@@ -176,17 +206,17 @@ class BatchingStateHandler(sdk_worker.GrpcStateHandler):
             return super().clear(state_key)
         cell_key = state_key.SerializeToString()
         self._context.writes.clear(cell_key)
-        return self._written(cell_key)
+        return self._written(state_key, cell_key)
 
-    def _written(self, cell_key: bytes) -> Any:
+    def _written(self, state_key: beam_fn_api_pb2.StateKey, cell_key: bytes) -> Any:
         self._context.has_written = True
-        self._outdate(cell_key)
+        self._outdate(state_key, cell_key)
         if self._context.writes.size >= _BATCH_BYTES:
             self._request(self._batch())
         return sdk_worker._Future.done()  # pyright: ignore[reportPrivateUsage]  # Beam's handlers return it
 
-    def _outdate(self, cell_key: bytes) -> None:
-        if (snapshot := self._snapshots.get(self._context.token)) is not None:
+    def _outdate(self, state_key: beam_fn_api_pb2.StateKey, cell_key: bytes) -> None:
+        if (snapshot := self._snapshots.get(self.token(state_key))) is not None:
             snapshot.outdate(cell_key, _OUTDATED_CELLS // len(self._snapshots))
 
     def _batch(self) -> beam_fn_api_pb2.StateRequest:
@@ -197,15 +227,15 @@ class BatchingStateHandler(sdk_worker.GrpcStateHandler):
         request.append.data = wire.pack_writes(writes.cells)
         return request
 
-    def _snapshot(self) -> _Snapshot:
-        """Return the snapshot of this bundle's token. The first time, request it and wait."""
-        token = self._context.token
+    def _snapshot(self, state_key: beam_fn_api_pb2.StateKey) -> _Snapshot:
+        """Return the snapshot of a cell's shard. The first time under its token, request it and wait."""
+        index, token = self._context.tokens.of(state_key)
         with self._lock:
             if (snapshot := self._snapshots.get(token)) is not None:
                 self._snapshots.move_to_end(token)
                 return snapshot
         request = beam_fn_api_pb2.StateRequest()
-        request.state_key.runner.key = wire.STATE_SNAPSHOT
+        request.state_key.runner.key = wire.STATE_SNAPSHOT + b"%d" % index
         request.get.SetInParent()
         snapshot = _Snapshot(*wire.unpack_snapshot(self._blocking_request(request).get.data))
         with self._lock:
@@ -213,7 +243,7 @@ class BatchingStateHandler(sdk_worker.GrpcStateHandler):
             if len(self._snapshots) > _SNAPSHOTS:
                 self._snapshots.popitem(last=False)
         for cell_key in self._context.writes.cells:  # which the runner does not know yet
-            self._outdate(cell_key)
+            snapshot.outdate(cell_key, _OUTDATED_CELLS // len(self._snapshots))
         return snapshot
 
 

@@ -1,0 +1,244 @@
+"""Tests of unbounded sources: what they block, how they move time, and that no restriction is read twice at once."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import apache_beam as beam
+import pytest
+from apache_beam.io.restriction_trackers import OffsetRange, OffsetRestrictionTracker
+from apache_beam.io.watermark_estimators import (
+    ManualWatermarkEstimator,
+    MonotonicWatermarkEstimator,
+    WalltimeWatermarkEstimator,
+)
+from apache_beam.transforms.core import RestrictionProvider, WatermarkEstimatorProvider
+from apache_beam.transforms.periodicsequence import PeriodicImpulse
+from apache_beam.transforms.window import FixedWindows, TimestampedValue
+from apache_beam.utils.timestamp import Duration, Timestamp
+
+from luminosity.engine.loop import scheduler
+from luminosity.engine.loop.bundle import Bundle
+from tests.marks import first_time, note, notes, wait_for_file
+from tests.runners import IS_REFERENCE, run, start
+
+pytestmark = [
+    pytest.mark.alone,
+    pytest.mark.skipif(IS_REFERENCE, reason="it runs one bundle at a time"),
+    pytest.mark.usefixtures("leaves_nothing"),
+]
+
+_RECORDS = 20
+
+
+class _Numbers(RestrictionProvider):
+    def initial_restriction(self, element: Any) -> OffsetRange:
+        return OffsetRange(0, _RECORDS)
+
+    def create_tracker(self, restriction: OffsetRange) -> OffsetRestrictionTracker:
+        return OffsetRestrictionTracker(restriction)
+
+    def restriction_size(self, element: Any, restriction: OffsetRange) -> int:
+        return restriction.size()
+
+
+_TRACKER: Any = beam.DoFn.RestrictionParam(_Numbers())
+
+
+class _Blocking(beam.DoFn):
+    """Waits inside ``process`` until the file is there; then emits its numbers."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    @beam.DoFn.unbounded_per_element()
+    def process(self, _: Any, tracker: Any = _TRACKER) -> Iterable[int]:
+        (self._folder / "polling").touch()
+        wait_for_file(self._folder / "let go", timeout_s=20)
+        note(self._folder / "let go in time", (self._folder / "let go").exists())
+        number = tracker.current_restriction().start
+        while tracker.try_claim(number):
+            yield number
+            number += 1
+
+
+def test_a_source_that_blocks_takes_no_slot_from_other_steps(tmp_path: Path) -> None:
+    def let_go(_: Any) -> None:
+        wait_for_file(tmp_path / "polling", timeout_s=20)  # in the only slot of the only worker
+        (tmp_path / "let go").touch()
+
+    def build(pipeline: beam.Pipeline) -> None:
+        numbers = pipeline | "Seed" >> beam.Create([0]) | beam.ParDo(_Blocking(tmp_path))
+        numbers | beam.Map(lambda number: note(tmp_path / "numbers", number))
+        pipeline | "Other" >> beam.Create([0]) | beam.Reshuffle() | beam.Map(let_go)
+
+    run(build, "--cpu_workers=1")
+    assert set(notes(tmp_path / "let go in time")) == {"True"}
+    assert sorted(map(int, notes(tmp_path / "numbers"))) == list(range(_RECORDS))
+
+
+class _SlowPoll(beam.DoFn):
+    """Polls for longer than a bundle should take before each record, and notes whether another one polls, too."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    @beam.DoFn.unbounded_per_element()
+    def process(self, _: Any, tracker: Any = _TRACKER) -> Iterable[tuple[int, int]]:
+        if not first_time(self._folder / "polling"):
+            note(self._folder / "twice")
+        try:
+            number = tracker.current_restriction().start
+            while True:
+                time.sleep(0.06)
+                if not tracker.try_claim(number):
+                    return
+                yield number, os.getpid()
+                number += 1
+        finally:
+            (self._folder / "polling").unlink()
+
+
+def test_a_restriction_is_not_read_again_before_its_bundle_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source_bundles = 0
+    commit = scheduler.commit
+
+    def counting(bundle: Bundle, *arguments: Any) -> None:
+        nonlocal source_bundles
+        source_bundles += bundle.stage.is_source
+        commit(bundle, *arguments)
+
+    monkeypatch.setattr(scheduler, "commit", counting)
+
+    def build(pipeline: beam.Pipeline) -> None:
+        numbers = pipeline | beam.Create([0]) | beam.ParDo(_SlowPoll(tmp_path)) | beam.Reshuffle()
+        numbers | beam.MapTuple(lambda number, pid: note(tmp_path / "numbers", f"{number} {pid}"))
+
+    run(build, "--cpu_workers=2")
+    found = [line.split() for line in notes(tmp_path / "numbers")]
+    assert sorted(int(number) for number, _ in found) == list(range(_RECORDS))
+    assert source_bundles > 2  # it was split
+    assert not notes(tmp_path / "twice")
+    assert len({pid for _, pid in found}) == 1  # the rest returns to the worker that has the reader
+
+
+def _until_seen(folder: Path, estimator: Any, emit: Callable[[Any], Iterable[TimestampedValue]]) -> beam.DoFn:
+    """Return a source that emits some records, and ends once a step behind it has seen their window, or after 20 s."""
+    began_at, seen = time.time(), folder / "seen"
+    estimator_param: Any = beam.DoFn.WatermarkEstimatorParam(estimator)
+
+    class Source(beam.DoFn):
+        @beam.DoFn.unbounded_per_element()
+        def process(self, _: Any, tracker: Any = _TRACKER, watermark: Any = estimator_param) -> Iterable[Any]:
+            number = tracker.current_restriction().start
+            if number == 0:
+                if not tracker.try_claim(0):
+                    return
+                yield from emit(watermark)
+            if not seen.exists() and time.time() < began_at + 20:
+                tracker.defer_remainder(Duration(0.05))
+                return
+            note(folder / "was seen while it ran", seen.exists())
+            for left in range(max(1, number), _RECORDS):
+                tracker.try_claim(left)
+
+    return Source()
+
+
+def _by_hand(watermark: Any) -> Iterable[TimestampedValue]:
+    yield TimestampedValue(("key", 1), 1)
+    watermark.set_watermark(Timestamp(10))
+
+
+def _rising(_: Any) -> Iterable[TimestampedValue]:
+    yield TimestampedValue(("key", 1), 1)
+    yield TimestampedValue(("key", 2), 15)
+
+
+def _now(_: Any) -> Iterable[TimestampedValue]:
+    yield TimestampedValue(("key", 1), Timestamp.now())
+
+
+class _Monotonic(WatermarkEstimatorProvider):
+    """Beam's own provider begins with None, which Beam's estimator can't compare with the first timestamp."""
+
+    def initial_estimator_state(self, element: Any, restriction: Any) -> Timestamp:
+        return Timestamp(0)
+
+    def create_watermark_estimator(self, estimator_state: Timestamp) -> MonotonicWatermarkEstimator:
+        return MonotonicWatermarkEstimator(estimator_state)
+
+
+_ESTIMATORS = {
+    "manual": (ManualWatermarkEstimator.default_provider(), _by_hand, 10),
+    "monotonic": (_Monotonic(), _rising, 10),
+    "wall time": (WalltimeWatermarkEstimator.default_provider(), _now, 1),
+}
+
+
+@pytest.mark.parametrize("name", _ESTIMATORS)
+def test_a_window_ends_while_its_source_is_idle(name: str, tmp_path: Path) -> None:
+    estimator, emit, window_s = _ESTIMATORS[name]
+
+    def build(pipeline: beam.Pipeline) -> None:
+        records = pipeline | beam.Create([0]) | beam.ParDo(_until_seen(tmp_path, estimator, emit))
+        groups = records | beam.WindowInto(FixedWindows(window_s)) | beam.GroupByKey()
+        groups | beam.Map(lambda _: (tmp_path / "seen").touch())
+
+    run(build, "--cpu_workers=1")
+    assert notes(tmp_path / "was seen while it ran") == ["True"]
+
+
+def _nothing(watermark: Any) -> Iterable[TimestampedValue]:
+    watermark.set_watermark(Timestamp(20))
+    return ()
+
+
+class _Empty(_Numbers):
+    def initial_restriction(self, element: Any) -> OffsetRange:
+        return OffsetRange(0, 0)
+
+
+_EMPTY_TRACKER: Any = beam.DoFn.RestrictionParam(_Empty())
+
+
+class _EmptySource(beam.DoFn):
+    @beam.DoFn.unbounded_per_element()
+    def process(self, _: Any, tracker: Any = _EMPTY_TRACKER) -> Iterable[Any]:
+        if tracker.try_claim(0):
+            yield TimestampedValue(("key", 0), 0)
+
+
+def test_empty_sources_beside_a_full_one_do_not_hold_time_back(tmp_path: Path) -> None:
+    manual = ManualWatermarkEstimator.default_provider()
+
+    def build(pipeline: beam.Pipeline) -> None:
+        full = pipeline | "A" >> beam.Create([0]) | "Full" >> beam.ParDo(_until_seen(tmp_path, manual, _by_hand))
+        idle = pipeline | "B" >> beam.Create([0]) | "Idle" >> beam.ParDo(_until_seen(tmp_path, manual, _nothing))
+        empty = pipeline | "C" >> beam.Create([0]) | "Empty" >> beam.ParDo(_EmptySource())
+        none = pipeline | "D" >> beam.Create([]) | "None" >> beam.ParDo(_EmptySource())
+        groups = (full, idle, empty, none) | beam.Flatten() | beam.WindowInto(FixedWindows(10)) | beam.GroupByKey()
+        groups | beam.Map(lambda _: (tmp_path / "seen").touch())
+
+    run(build, "--cpu_workers=1")
+    assert notes(tmp_path / "was seen while it ran") == ["True", "True"]
+
+
+def test_an_endless_impulse_passes_a_reshuffle(tmp_path: Path) -> None:
+    def build(pipeline: beam.Pipeline) -> None:
+        ticks = pipeline | PeriodicImpulse(fire_interval=0.05) | beam.Reshuffle()
+        ticks | beam.Map(lambda tick: note(tmp_path / "ticks", tick))
+
+    result = start(build, "--cpu_workers=1")
+    deadline = time.monotonic() + 30
+    while len(notes(tmp_path / "ticks")) < 10 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    result.cancel()
+    result.wait_until_finish()
+    assert len(notes(tmp_path / "ticks")) >= 10
