@@ -8,11 +8,13 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from apache_beam.metrics import monitoring_infos
 
 from luminosity.engine.data.timers import TimerStore
 from luminosity.engine.data.watermarks import MAX, Holds
 from luminosity.engine.loop.buffers import BufferRun, Outflow
 from luminosity.engine.loop.failures import Failures
+from luminosity.engine.loop.metrics import RunMetrics
 from luminosity.engine.loop.scheduler import in_turn
 from luminosity.engine.loop.sizing import BundleSize
 from luminosity.engine.plan.codecs import TimerRecord
@@ -345,3 +347,26 @@ def test_a_traceback_without_the_users_code_is_left_out_if_the_error_has_a_remed
     assert message.endswith(caught.value.summary)
     assert "step 'Enrich' failed: TableError: a null" in caught.value.summary
     assert "element: row 4" in caught.value.summary
+
+
+def test_metrics_of_a_bundle_are_merged_later_but_seen_at_once() -> None:
+    metrics = RunMetrics()
+    for number in range(1000):
+        metrics.add("stage", [monitoring_infos.int64_user_counter("mine", "words", number, ptransform="step")])
+    assert metrics.counters("stage", ["words"]) == {"step": {"mine": {"words": sum(range(1000))}}}
+    assert not metrics.merge_one()
+    metrics.add("stage", [monitoring_infos.int64_user_counter("mine", "words", 1, ptransform="step")])
+    assert metrics.merge_one()
+    assert not metrics.merge_one()
+    ((info,),) = metrics.by_stage().values()
+    assert monitoring_infos.extract_counter_value(info) == sum(range(1000)) + 1
+
+
+def test_metrics_that_wait_to_be_merged_are_few() -> None:
+    metrics = RunMetrics()
+    for _ in range(1000):
+        metrics.add("stage", [monitoring_infos.int64_user_counter("mine", "words", 1, ptransform="step")])
+    left = 0
+    while metrics.merge_one():
+        left += 1
+    assert 0 < left <= 64

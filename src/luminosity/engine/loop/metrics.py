@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
@@ -15,6 +16,7 @@ __all__ = ["DROPPED_LATE", "BusyTime", "RunMetrics"]
 
 DROPPED_LATE = "dropped_late"  # the counter of elements that came later than their windows allow
 _NAMESPACE = "luminosity"
+_MOST_PENDING = 64  # bundles whose metrics are not merged yet: some hundred kB
 
 _Info = metrics_pb2.MonitoringInfo
 _STRINGS: Any = coders.IterableCoder(coders.StrUtf8Coder())
@@ -87,23 +89,46 @@ class _Merged:
 
 
 class RunMetrics:
-    """The merged metrics of all committed bundles; a retried bundle counts once. Any thread may use it."""
+    """The merged metrics of all committed bundles; a retried bundle counts once. Any thread may use it.
+
+    Merging costs more than the rest of a commit. So metrics are merged when the loop has nothing else to do
+    (:meth:`merge_one`), when they are asked for, or when too many wait.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._pending: deque[tuple[str, Iterable[_Info]]] = deque()  # of bundles: stage and metrics
         self._by_stage: dict[str, dict[Any, _Merged]] = {}
         self._dropped: dict[str, int] = {}
 
     def add(self, stage: str, infos: Iterable[_Info]) -> None:
-        """Merge the metrics of a committed bundle into those of its stage."""
+        """Take the metrics of a committed bundle, which are added to those of its stage. Takes over the messages."""
         with self._lock:
-            known = self._by_stage.setdefault(stage, {})
-            for info in infos:
-                key = monitoring_infos.to_key(info)
-                if (merged := known.get(key)) is None:
-                    known[key] = _Merged(info)
-                else:
-                    merged.add(info)
+            self._pending.append((stage, infos))
+            while len(self._pending) > _MOST_PENDING:
+                self._merge_first()
+
+    def merge_one(self) -> bool:
+        """Merge the metrics of one bundle. Returns whether there were any."""
+        with self._lock:
+            if not self._pending:
+                return False
+            self._merge_first()
+            return True
+
+    def _merge_first(self) -> None:
+        stage, infos = self._pending.popleft()
+        known = self._by_stage.setdefault(stage, {})
+        for info in infos:
+            key = monitoring_infos.to_key(info)
+            if (merged := known.get(key)) is None:
+                known[key] = _Merged(info)
+            else:
+                merged.add(info)
+
+    def _merge_all(self) -> None:
+        while self._pending:
+            self._merge_first()
 
     def count_dropped(self, stage: str, step: str, elements: int) -> None:
         """Count elements that a step dropped because they came later than their windows allow."""
@@ -117,6 +142,7 @@ class RunMetrics:
     def elements(self, stage: str) -> int:
         """Return the number of elements in the largest PCollection of a stage."""
         with self._lock:
+            self._merge_all()
             metrics = self._by_stage.get(stage, {}).values()
             counts = [metric.count for metric in metrics if metric.urn == monitoring_infos.ELEMENT_COUNT_URN]
         return max(counts, default=0)
@@ -125,6 +151,7 @@ class RunMetrics:
         """Return the user counters with these names, by step and namespace."""
         found: dict[str, dict[str, dict[str, int]]] = {}
         with self._lock:
+            self._merge_all()
             for metric in self._by_stage.get(stage, {}).values():
                 if metric.urn == monitoring_infos.USER_COUNTER_URN and metric.name in names:
                     of_namespace = found.setdefault(metric.step, {}).setdefault(metric.namespace, {})
@@ -134,6 +161,7 @@ class RunMetrics:
     def by_stage(self) -> dict[str, list[_Info]]:
         """Return all metrics by stage id."""
         with self._lock:
+            self._merge_all()
             return {stage: [metric.info() for metric in known.values()] for stage, known in self._by_stage.items()}
 
 

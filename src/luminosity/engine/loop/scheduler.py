@@ -101,6 +101,7 @@ class Scheduler:
                 self._pump()
                 self._dispatch()
                 self._play_test_events()
+                self._merge_metrics()
                 self._handle_messages(self._wait_seconds())
                 self._listener.tick()
             is_done = True
@@ -278,6 +279,11 @@ class Scheduler:
             if since + _SATURATED_S > now:
                 wake = min(wake, since + _SATURATED_S)
         return max(0.0, wake - now)
+
+    def _merge_metrics(self) -> None:
+        """Merge metrics of committed bundles until a message arrives: nothing waits for them."""
+        while self._messages.empty() and self._parts.metrics.merge_one():
+            pass
 
     def _handle_messages(self, timeout: float) -> None:
         """Handle all messages that have arrived. Waits up to ``timeout`` seconds for the first."""
