@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import apache_beam as beam
@@ -29,6 +30,8 @@ from luminosity.engine.data.expiry import CellExpiry, WindowExpiry
 from luminosity.engine.data.state import StateStore
 from luminosity.engine.data.timers import TimerStore
 from luminosity.engine.loop.metrics import DROPPED_LATE
+from luminosity.engine.loop.shard import Shard
+from luminosity.engine.loop.stage import StageRun
 from luminosity.engine.plan.codecs import TimerRecord
 from tests.runners import IS_REFERENCE, run
 
@@ -235,3 +238,33 @@ def test_cells_that_a_step_clears_are_forgotten_at_once() -> None:
     assert [len(some) for some in taken] == [30, 10, 0]
     assert sorted(itertools.chain(*taken)) == sorted(keys[60:])
     assert len(cells) == len(cells._cells) == len(cells._times) == 0  # pyright: ignore[reportPrivateUsage]
+
+
+def _timer(identity: bytes, fire: int, window: int) -> TimerRecord:
+    return TimerRecord(identity, identity, False, fire, 0, b"", window)
+
+
+@pytest.mark.parametrize("is_event_time", [False, True])
+def test_looping_timers_that_are_always_due_do_not_keep_expired_windows(is_event_time: bool) -> None:
+    """Of many timers of processing time, some are due at any moment. Those of event time must fire first."""
+    wall, event = ("step", "wall"), ("step", "event")
+    shard = Shard(["read"], is_exclusive=True)
+    shard.timers.apply(wall, timers := [_timer(b"a", fire=50, window=99), _timer(b"b", fire=50, window=9_999)])
+    shard.timers.note_windows(wall, timers)
+    if is_event_time:
+        shard.timers.apply(event, timers := [_timer(b"a", fire=99, window=99)])
+        shard.timers.note_windows(event, timers)
+    families = (
+        SimpleNamespace(key=wall, is_processing_time=True),
+        SimpleNamespace(key=event, is_processing_time=False),
+    )
+    stage = SimpleNamespace(
+        expiry=SimpleNamespace(lateness=0),
+        plan=SimpleNamespace(timers=families),
+        shards=[shard],
+        input_watermark=1000,
+        _passed_micros=lambda: 999,
+    )
+    expired = list(StageRun.take_expired(cast(StageRun, stage)))
+    assert len(expired) == (0 if is_event_time else 1)
+    assert len(shard.timers) == (3 if is_event_time else 1)

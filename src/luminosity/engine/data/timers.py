@@ -99,10 +99,10 @@ class TimerStore:
         return family.next_fire() if family is not None else None
 
     def has_due(self, now_by_family: dict[FamilyKey, int]) -> bool:
-        """Return whether a timer is due."""
-        for family_key, family in self._families.items():
-            fire = family.next_fire()
-            if fire is not None and fire <= now_by_family[family_key]:
+        """Return whether a timer of these families is due."""
+        for family_key, now in now_by_family.items():
+            fire = self.next_fire(family_key)
+            if fire is not None and fire <= now:
                 return True
         return False
 

@@ -134,7 +134,7 @@ class Scheduler:
     def _forget_expired(self, stage: StageRun) -> None:
         """Forget state and timers of a stage's windows that have expired, and count elements that came after that."""
         has_expired = False
-        for shard, cells in stage.take_expired(self._parts.clock.micros()):
+        for shard, cells in stage.take_expired():
             self._parts.state.remove(cells, shard)
             shard.renew_state_token()
             has_expired = True

@@ -405,16 +405,17 @@ class StageRun:
             _LOGGER.warning("%r sets the timer %r beyond the end of its window: it will not fire", *family)
         return kept
 
-    def take_expired(self, wall_micros: int) -> Iterator[tuple[Shard, list[bytes]]]:
+    def take_expired(self) -> Iterator[tuple[Shard, list[bytes]]]:
         """Drop the timers of expired windows, and yield the cells of state that belong to such windows, by shard.
 
-        A shard whose timers are still to fire, or whose bundle may still write, is left for later, and so is what would
-        take long: call it again if it yields anything.
+        A shard whose event-time timers are still to fire, or whose bundle may still write, is left for later, and so is
+        what would take long: call it again if it yields anything. Processing-time timers of an expired window are
+        dropped even if they are due: of many that set themselves again, some are always due.
         """
         if self.expiry is None:
             return
-        clock = self._clock(wall_micros)
         passed = self._passed_micros()  # not earlier than timers, which may be set for the very end of the window
+        clock = {family.key: passed for family in self.plan.timers if not family.is_processing_time}
         ended = passed - self.expiry.lateness
         for shard in self.shards:
             if shard.timers.next_expiry >= ended and shard.cell_expiry.next_expiry >= passed:
