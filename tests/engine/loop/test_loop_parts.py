@@ -369,4 +369,4 @@ def test_metrics_that_wait_to_be_merged_are_few() -> None:
     left = 0
     while metrics.merge_one():
         left += 1
-    assert 0 < left <= 64
+    assert 0 < left <= 16

@@ -16,7 +16,7 @@ __all__ = ["DROPPED_LATE", "BusyTime", "RunMetrics"]
 
 DROPPED_LATE = "dropped_late"  # the counter of elements that came later than their windows allow
 _NAMESPACE = "luminosity"
-_MOST_PENDING = 64  # bundles whose metrics are not merged yet: some hundred kB
+_MOST_PENDING = 16  # bundles whose metrics are not merged yet: enough for a burst, and responses may be large
 
 _Info = metrics_pb2.MonitoringInfo
 _STRINGS: Any = coders.IterableCoder(coders.StrUtf8Coder())
