@@ -39,8 +39,6 @@ _LEFT_OUT = {
     "ReshuffleTest.test_reshuffle_custom_window_preserves_metadata_1": _TRUNCATED,
     "ReshuffleTest.test_reshuffle_default_window_preserves_metadata_1": "expects that a Reshuffle of Beam 2.64 loses "
     "the pane; ours keeps it",
-    "CombineGloballyTest.test_combine_globally_for_unbounded_source_with_default": "an unbounded side input with "
-    "several panes in the global window",
 }
 # The other formats go through the same steps in worker processes.
 _IN_DEBUG_MODE = {"avroio_test", "parquetio_test", "tfrecordio_test"}

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
+from apache_beam.internal import pickler
 from apache_beam.options.value_provider import RuntimeValueProvider
+from apache_beam.portability.api import beam_runner_api_pb2
 from apache_beam.runners.common import ENCODED_IMPULSE_VALUE
+from apache_beam.transforms.window import BoundedWindow
 
 from luminosity.engine.data.blocks import BlockStore
 from luminosity.engine.data.clock import Clock, ManualClock, WallClock
 from luminosity.engine.data.grouping import Grouping
 from luminosity.engine.data.live_grouping import LiveGrouping
-from luminosity.engine.data.sideinputs import SideInputData
+from luminosity.engine.data.sides.complete_side_input import SideInputData
+from luminosity.engine.data.sides.live_side_input import LiveSideInput
+from luminosity.engine.data.sides.side_gate import Side
 from luminosity.engine.data.state import StateStore
 from luminosity.engine.data.test_stream import TestStreams
 from luminosity.engine.data.watermarks import MIN
@@ -34,6 +42,8 @@ from luminosity.engine.workers.launcher import launcher, modules_to_preload
 
 __all__ = ["set_up"]
 
+_NO_CACHED_ARGUMENTS = "disable_global_windowed_args_caching"  # an experiment of Beam's
+
 
 def set_up(
     graph: Graph,
@@ -48,6 +58,10 @@ def set_up(
     ``prints`` are the sockets that workers write their standard streams to.
     """
     codecs = Codecs(graph)
+    if any(side_input.is_unbounded for stage in graph.stages for side_input in stage.side_inputs):
+        # Otherwise Beam's workers keep the arguments of the first bundle if side inputs are in the global window.
+        experiments = [*(config.worker_options.get("experiments") or ()), _NO_CACHED_ARGUMENTS]
+        config = replace(config, worker_options={**config.worker_options, "experiments": experiments})
     pools: dict[int, PoolRun] = {}
     writers = 0
     for assignment in assignments.values():
@@ -162,6 +176,8 @@ def _buffers(
             spill_policy.groupings.append(grouping)
         buffers[buffer.id] = BufferRun(grouping, limit, spill_policy, live, buffer.step)
     for run in stages:
+        _add_side_inputs(run, graph, buffers, codecs, spill_folder, state, blocks, spill_policy, clock)
+    for run in stages:
         for write in run.plan.writes:
             buffers[write.buffer_id].writers.append(run)
             run.feeds_queue |= graph.buffers[write.buffer_id].kind is not BufferKind.GROUP
@@ -169,17 +185,51 @@ def _buffers(
             buffers[read.buffer_id].readers.append((run, read.transform_id))
             if graph.buffers[read.buffer_id].kind is BufferKind.IMPULSE:
                 run.add(read.transform_id, blocks.of_bytes(ENCODED_IMPULSE_VALUE, 1, MIN))
-        for side_input in run.plan.side_inputs:
-            buffer = buffers[side_input.buffer_id]
-            if buffer.side_input is None:
-                plan = graph.buffers[side_input.buffer_id]
-                codec = codecs.elements(plan.output_coder_id or plan.coder_id)
-                buffer.side_input = SideInputData(codec, spill_folder, blocks.ledger)
-                spill_policy.side_inputs.append(buffer.side_input)
-                if buffer.grouping is not None:
-                    # The coder of a side input can't follow references to large groups in the state store.
-                    buffer.grouping.may_refer_to_state = False
-                if buffer.live is not None:
-                    buffer.live.may_refer_to_state = False
-            state.add_side_input(side_input.transform_id, side_input.tag, buffer.side_input.read)
     return buffers
+
+
+def _add_side_inputs(
+    run: StageRun,
+    graph: Graph,
+    buffers: dict[bytes, BufferRun],
+    codecs: Codecs,
+    spill_folder: str,
+    state: StateStore,
+    blocks: BlockStore,
+    spill_policy: SpillPolicy,
+    clock: Clock,
+) -> None:
+    """Let a stage's side inputs be collected and served, and its elements wait for those that are unbounded."""
+    transforms = {transform.unique_name: transform for transform in run.plan.transforms}
+    sides: list[Side] = []
+    for side_input in run.plan.side_inputs:
+        buffer, plan = buffers[side_input.buffer_id], graph.buffers[side_input.buffer_id]
+        codec = codecs.elements(plan.output_coder_id or plan.coder_id)
+        transform = transforms[side_input.transform_id]
+        if side_input.is_unbounded:
+            if buffer.live_side_input is None:
+                windowing = codecs.windowing(transform.inputs[side_input.tag])
+                buffer.live_side_input = LiveSideInput(codec, windowing, spill_folder, blocks, clock)
+                spill_policy.side_inputs.append(buffer.live_side_input)
+                if buffer.live is not None:
+                    # The coder of a side input can't follow references to large groups in the state store.
+                    buffer.live.may_refer_to_state = False
+            live = buffer.live_side_input
+            main = [p for t in run.plan.reads for p in transforms[t.transform_id].outputs.values()]
+            live.lateness = max(live.lateness, *(codecs.windowing(p).allowed_lateness.micros for p in main))
+            sides.append(Side(live, codec, _window_mapping(transform, side_input.tag)))
+            continue
+        if buffer.side_input is None:
+            buffer.side_input = SideInputData(codec, spill_folder, blocks.ledger)
+            spill_policy.side_inputs.append(buffer.side_input)
+            if buffer.grouping is not None:
+                buffer.grouping.may_refer_to_state = False
+        state.add_side_input(side_input.transform_id, side_input.tag, buffer.side_input.read)
+    if sides:
+        run.wait_for(sides)
+
+
+def _window_mapping(transform: beam_runner_api_pb2.PTransform, tag: str) -> Callable[[BoundedWindow], BoundedWindow]:
+    """Return the function that maps a window of a step's main input to a window of its side input."""
+    payload = beam_runner_api_pb2.ParDoPayload.FromString(transform.spec.payload)
+    return pickler.loads(payload.side_inputs[tag].window_mapping_fn.payload)

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from luminosity.engine.data.blocks import BlockStore
-from luminosity.engine.data.sideinputs import SideInputData
+from luminosity.engine.data.sides.complete_side_input import SideInputData
 from luminosity.engine.data.state import StateStore
 from luminosity.engine.loop.spill_policy import SpillPolicy
 from luminosity.engine.spill import frames

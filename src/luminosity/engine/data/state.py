@@ -23,7 +23,7 @@ from luminosity.errors import UnsupportedPipeline
 
 __all__ = ["BundleShards", "SideInputReader", "StateStore", "key_of_cell"]
 
-# Reads a side input: returns the chunks of an encoded window and, for a multimap, key. See sideinputs.py.
+# Reads a side input: returns the chunks of an encoded window and, for a multimap, key. See complete_side_input.py.
 SideInputReader = Callable[[beam_fn_api_pb2.StateKey], Sequence[Chunk]]
 
 _RESPONSE_BYTES = 4 << 20  # a page: large enough to amortize a request, small beside a worker's memory
@@ -68,8 +68,9 @@ _NO_SHARDS = BundleShards(1, {0: None})
 class _Overlay:
     """The uncommitted writes of one bundle of ``shards``, and the pages that it is reading."""
 
-    def __init__(self, shards: BundleShards) -> None:
+    def __init__(self, shards: BundleShards, side_inputs: Mapping[tuple[str, str], SideInputReader]) -> None:
         self.shards = shards
+        self.side_inputs = side_inputs  # by step and tag, those that change
         self.cells: dict[bytes, Cell] = {}
         self.readings: dict[bytes, tuple[Sequence[Chunk], int]] = {}  # by token: chunks, and the first not sent yet
         self.error: Exception | None = None
@@ -144,9 +145,17 @@ class StateStore:
                     found.append((cell_key, b"".join(chunks)))
         return found
 
-    def begin(self, instruction_id: str, shards: BundleShards = _NO_SHARDS) -> None:
-        """Allow requests of a bundle that starts now. It touches no cells but those of its ``shards``."""
-        self._overlays[instruction_id] = _Overlay(shards)
+    def begin(
+        self,
+        instruction_id: str,
+        shards: BundleShards = _NO_SHARDS,
+        side_inputs: Mapping[tuple[str, str], SideInputReader] | None = None,
+    ) -> None:
+        """Allow requests of a bundle that starts now. It touches no cells but those of its ``shards``.
+
+        ``side_inputs`` serve those side inputs, by step and tag, of which each bundle reads a version of its own.
+        """
+        self._overlays[instruction_id] = _Overlay(shards, side_inputs or {})
 
     def error(self, instruction_id: str) -> Exception | None:
         """Return the exception that a request of this bundle raised. Workers ignore errors in responses to writes."""
@@ -248,7 +257,8 @@ class StateStore:
         kind = key.WhichOneof("type")
         if kind in _SIDE_INPUT_TYPES:
             side_input = getattr(key, kind)
-            return self._side_inputs[side_input.transform_id, side_input.side_input_id](key)
+            address = side_input.transform_id, side_input.side_input_id
+            return (overlay.side_inputs.get(address) or self._side_inputs[address])(key)
         if kind == "runner":
             return self._groups[key.runner.key]
         if kind == "ordered_list_user_state":

@@ -14,7 +14,7 @@ from apache_beam.runners.worker import bundle_processor
 
 from luminosity.engine.data import wire
 from luminosity.engine.data.blocks import BlockStore
-from luminosity.engine.data.sideinputs import SideInputData
+from luminosity.engine.data.sides.complete_side_input import SideInputData
 from luminosity.engine.data.state import StateStore
 from luminosity.engine.data.watermarks import MAX
 from luminosity.engine.debugging import savefile

@@ -79,7 +79,12 @@ class Reasons:
     def of_read(self, buffer: Buffer, reader: Stage) -> tuple[Reason, ...]:
         """Return the reasons why ``reader`` gets its main input through ``buffer``."""
         made = tuple(self._of_maker(buffer))
-        refused = (*self._state(buffer, reader), *self._files(buffer, reader), *self._resources(buffer, reader))
+        refused = (
+            *self._state(buffer, reader),
+            *self._files(buffer, reader),
+            *self._resources(buffer, reader),
+            *self._windows(reader),
+        )
         if made:
             return (*made, *refused)
         return (*refused, *self._waits(buffer, reader)) or tuple(self._would_wait(reader))
@@ -87,7 +92,10 @@ class Reasons:
     def of_side_input(self, buffer: Buffer, side_input: SideInput) -> tuple[Reason, ...]:
         """Return the reasons why a step gets a side input through ``buffer``."""
         step = self._outline.step(side_input.transform_id)
-        text = f"{_quoted(step)} needs {_quoted(*self._source(buffer))} complete as a side input"
+        source = _quoted(*self._source(buffer))
+        text = f"{_quoted(step)} needs {source} complete as a side input"
+        if side_input.is_unbounded:
+            text = f"{_quoted(step)} reads {source} as a side input, window by window"
         return (*self._of_maker(buffer), Reason(ReasonKind.SIDE_INPUT, "side input", text))
 
     def _producer(self, stage: Stage, pcollection_id: str) -> str:
@@ -176,7 +184,7 @@ class Reasons:
         """Yield the side inputs of the reader that are made from the writers' output, too."""
         writers = {stage.id for stage in self.writers(buffer)}
         needed: dict[str, list[str]] = {}
-        for side_input in reader.side_inputs:
+        for side_input in self._complete(reader):
             source = self._graph.buffers[side_input.buffer_id]
             makers = {stage.id for stage in self.writers(source)}
             if writers & makers.union(*(self._upstream[stage_id] for stage_id in makers)):
@@ -188,11 +196,25 @@ class Reasons:
 
     def _would_wait(self, reader: Stage) -> Iterator[Reason]:
         """Yield the side inputs because of which the reader was not fused: the fused stage would wait for itself."""
-        for side_input in reader.side_inputs:
+        for side_input in self._complete(reader):
             step = _quoted(self._outline.step(side_input.transform_id))
             names = _quoted(*self._source(self._graph.buffers[side_input.buffer_id]))
             text = f"{step} needs {names} complete as a side input, which in turn needs this stage"
             yield Reason(ReasonKind.WAIT, f"waits for {names}", text)
+
+    def _windows(self, reader: Stage) -> Iterator[Reason]:
+        """Yield the side inputs for whose windows the reader's elements wait before it."""
+        for side_input in reader.side_inputs:
+            if side_input.is_unbounded:
+                step = _quoted(self._outline.step(side_input.transform_id))
+                names = _quoted(*self._source(self._graph.buffers[side_input.buffer_id]))
+                text = f"each element of {step} waits for its window of {names}, an unbounded side input"
+                yield Reason(ReasonKind.WAIT, f"waits for windows of {names}", text)
+
+    @staticmethod
+    def _complete(reader: Stage) -> list[SideInput]:
+        """Return the side inputs that must be complete before the reader starts."""
+        return [side_input for side_input in reader.side_inputs if not side_input.is_unbounded]
 
     def _wish(self, stage: Stage) -> str:
         return describe_hints(self._graph.components.environments[stage.environment_id])

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator
 from luminosity.engine.data.blocks import Block
 from luminosity.engine.data.grouping import Grouping
 from luminosity.engine.data.live_grouping import LiveGrouping
-from luminosity.engine.data.sideinputs import SideInputData
+from luminosity.engine.data.sides.complete_side_input import SideInputData
+from luminosity.engine.data.sides.live_side_input import LiveSideInput
 from luminosity.engine.data.watermarks import MAX
 from luminosity.engine.loop.spill_policy import SpillPolicy
 from luminosity.engine.loop.stage import StageRun
@@ -55,13 +56,15 @@ class BufferRun:
         self.writers: list[StageRun] = []
         self.source_watermark = MAX  # of input that comes from no stage
         self.readers: list[tuple[StageRun, str]] = []
-        self.side_input: SideInputData | None = None
+        self.side_input: SideInputData | None = None  # if a stage reads all of it at once
+        self.live_side_input: LiveSideInput | None = None  # if it is unbounded
         self.uncommitted_bytes = 0  # output of running bundles, received or expected
         self._is_exhausted = grouping is None
 
     def side_input_data(self) -> Iterator[bytes]:
         """Yield all encoded elements that came through, if a stage reads the buffer as a side input."""
-        return self.side_input.data() if self.side_input is not None else iter(())
+        side_input = self.side_input or self.live_side_input
+        return side_input.data() if side_input is not None else iter(())
 
     def deliver(self, block: Block) -> None:
         """Pass on a committed block. Takes over the block."""
@@ -120,7 +123,10 @@ class BufferRun:
 
     def next_fire(self) -> int | None:
         """Return when the next processing-time trigger fires that can fire, in microseconds since 1970."""
-        return self.live.next_fire() if self.live is not None and not self._is_full() else None
+        fires = [self.live.next_fire()] if self.live is not None and not self._is_full() else []
+        if self.live_side_input is not None:
+            fires.append(self.live_side_input.next_fire())
+        return min((fire for fire in fires if fire is not None), default=None)
 
     def _is_full(self) -> bool:
         return any(stage.is_ready and stage.queued_bytes > self.limit // 2 for stage, _ in self.readers)
@@ -180,14 +186,16 @@ class BufferRun:
             self.grouping.release()
         if self.live is not None:
             self.live.release()
-        if self.side_input is not None:
-            self.side_input.release()
+        for side_input in (self.side_input, self.live_side_input):
+            if side_input is not None:
+                side_input.release()
 
     def _fan_out(self, block: Block) -> None:
         for stage, read_id in self.readers:
             stage.add(read_id, block.share())
-        if self.side_input is not None:
-            self.side_input.add(block.share())
+        for side_input in (self.side_input, self.live_side_input):
+            if side_input is not None:
+                side_input.add(block.share())
         block.release()
         self._spill_policy.check()
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from apache_beam.portability.api import beam_fn_api_pb2
 
 from luminosity.engine.data.blocks import Block
+from luminosity.engine.data.sides.live_side_input import LiveSideInput
 from luminosity.engine.data.timers import FamilyKey
 from luminosity.engine.data.watermarks import MAX
 from luminosity.engine.plan.codecs import ElementCodec, TimerRecord
@@ -60,6 +61,8 @@ class Attempt:
     residuals: list[beam_fn_api_pb2.DelayedBundleApplication] = field(
         default_factory=list[beam_fn_api_pb2.DelayedBundleApplication]
     )
+    # The versions of unbounded side inputs that the bundle reads.
+    side_versions: dict[LiveSideInput, int] = field(default_factory=dict[LiveSideInput, int])
     given_back: int = 0  # whole elements that splits took
     given_back_size: float = 0.0  # the size of the work that splits took, if the stage is splittable
 

@@ -66,6 +66,9 @@ def _queue_residuals(bundle: Bundle, attempt: Attempt, now: float) -> float:
 
 
 def _end(bundle: Bundle, attempt: Attempt) -> None:
-    """Unpin the input, which no worker reads any more, and stop counting the output as pending."""
+    """Give back the input and side inputs, which no worker reads any more; stop counting the output as pending."""
     bundle.unpin()
     attempt.pending_output.end()
+    for side_input, version in attempt.side_versions.items():
+        side_input.close(version)
+    attempt.side_versions.clear()

@@ -10,10 +10,12 @@ from collections.abc import Mapping, Sequence
 from apache_beam.portability.api import beam_fn_api_pb2
 
 from luminosity._text import describe_exit
+from luminosity.engine.data.sides.live_side_input import LiveSideInput
 from luminosity.engine.data.test_stream import Played
 from luminosity.engine.data.watermarks import MAX
 from luminosity.engine.fnapi.connection import Callbacks
 from luminosity.engine.loop import idle_workers, splits, transfers, workers
+from luminosity.engine.loop.buffers import BufferRun
 from luminosity.engine.loop.bundle import Attempt, Bundle, new_instruction_id
 from luminosity.engine.loop.commit import commit, give_up
 from luminosity.engine.loop.parts import LoopListener, RunParts
@@ -121,7 +123,8 @@ class Scheduler:
         """Advance each grouping for a moment. The next round of the loop continues."""
         self._is_pumping = False
         for buffer in self._parts.buffers.values():
-            if buffer.pump(time.monotonic() + _PUMP_S):
+            side_input = buffer.live_side_input
+            if buffer.pump(time.monotonic() + _PUMP_S) or (side_input is not None and side_input.is_due()):
                 self._is_pumping = True
             if (dropped := buffer.take_dropped()) and buffer.readers:
                 self._parts.metrics.count_dropped(buffer.readers[0][0].id, buffer.step, dropped)
@@ -413,12 +416,29 @@ class Scheduler:
         attempt.worker.instruct(request)
 
     def _advance(self) -> None:
-        """Recompute all watermarks, and mark stages as ready whose side inputs are complete."""
+        """Recompute all watermarks, and let those stages and elements run whose side inputs are there."""
         buffers = self._parts.buffers
+        readers: dict[LiveSideInput, int] = {}  # the watermark of all input that is still to read the side input
         for stage in self._parts.stages:
             if not stage.is_ready:
-                stage.is_ready = all(buffers[s.buffer_id].watermark() >= MAX for s in stage.plan.side_inputs)
+                bounded = (buffers[s.buffer_id] for s in stage.plan.side_inputs if not s.is_unbounded)
+                stage.is_ready = all(buffer.watermark() >= MAX for buffer in bounded)
+            sides = self._live_side_inputs(stage)
+            for side_input, buffer in sides.items():
+                side_input.advance(buffer.watermark())
+            stage.add_ready()
             stage.advance(min((buffers[r.buffer_id].watermark() for r in stage.plan.reads), default=MAX))
+            for side_input in sides:
+                readers[side_input] = min(stage.input_watermark, readers.get(side_input, MAX))
+        for side_input, watermark in readers.items():
+            side_input.forget(watermark)
+
+    def _live_side_inputs(self, stage: StageRun) -> dict[LiveSideInput, BufferRun]:
+        """Return the unbounded side inputs of a stage, and the buffers that they belong to."""
+        if stage.gate is None:
+            return {}
+        buffers = (self._parts.buffers[s.buffer_id] for s in stage.plan.side_inputs)
+        return {buffer.live_side_input: buffer for buffer in buffers if buffer.live_side_input is not None}
 
     def _is_done(self) -> bool:
         return not self._finalizing and all(stage.is_done() for stage in self._parts.stages)

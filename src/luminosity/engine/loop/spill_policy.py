@@ -8,7 +8,8 @@ from luminosity._text import format_bytes
 from luminosity.engine.data.blocks import BlockStore
 from luminosity.engine.data.grouping import Grouping
 from luminosity.engine.data.live_grouping import LiveGrouping
-from luminosity.engine.data.sideinputs import SideInputData
+from luminosity.engine.data.sides.complete_side_input import SideInputData
+from luminosity.engine.data.sides.live_side_input import LiveSideInput
 from luminosity.engine.data.state import StateStore
 from luminosity.engine.loop.stage import StageRun
 from luminosity.errors import ResourcesExceeded
@@ -34,7 +35,7 @@ class SpillPolicy:
         self._stages = stages
         self.groupings: list[Grouping] = []
         self.live_groupings: list[LiveGrouping] = []
-        self.side_inputs: list[SideInputData] = []
+        self.side_inputs: list[SideInputData | LiveSideInput] = []
         self._high = int(_HIGH * store.ledger.limit)
         self._low = int(_LOW * store.ledger.limit)
         self._step = store.ledger.limit // _RETRY_PART
@@ -73,6 +74,8 @@ class SpillPolicy:
         for side_input in self.side_inputs:
             yield lambda wanted, data=side_input: data.spill(self._store, wanted)
         for stage in self._stages:
+            if stage.gate is not None:
+                yield lambda wanted, gate=stage.gate: self._store.spill(gate.waiting_blocks(), wanted)
             if not stage.is_ready:
                 yield lambda wanted, stage=stage: self._store.spill(stage.waiting_blocks(), wanted)
         for grouping in sorted(self.groupings, key=lambda g: -g.table.memory_bytes):

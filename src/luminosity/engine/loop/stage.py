@@ -14,6 +14,7 @@ from apache_beam.portability.api import beam_runner_api_pb2
 from luminosity.engine.data import wire
 from luminosity.engine.data.blocks import Block, BlockStore
 from luminosity.engine.data.expiry import WindowExpiry
+from luminosity.engine.data.sides.side_gate import Side, SideGate
 from luminosity.engine.data.timers import FamilyKey
 from luminosity.engine.data.watermarks import MAX, MIN, Holds
 from luminosity.engine.loop.bundle import Bundle
@@ -102,7 +103,9 @@ class StageRun:
         self._running_timer_holds = Holds()
         self._delayed_holds = Holds()
         self.feeds_queue = False  # whether other stages can process the output while this stage runs
-        self.is_ready = not plan.side_inputs  # whether all side inputs are complete
+        # Whether all bounded side inputs are complete.
+        self.is_ready = all(side_input.is_unbounded for side_input in plan.side_inputs)
+        self.gate: SideGate | None = None  # where input waits for windows of unbounded side inputs
         self._gathering_since: float | None = None
         self._first_gathered_at: float | None = None
         self._upstream_watermark = MIN
@@ -130,8 +133,27 @@ class StageRun:
         """The number of queued elements."""
         return sum(shard.count for shard in self.shards)
 
+    def wait_for(self, sides: list[Side]) -> None:
+        """Let the input wait for unbounded side inputs. Call it before the first input arrives."""
+        self.gate = SideGate(sides, self._codecs, self.blocks)
+
     def add(self, read_id: str, block: Block) -> None:
-        """Queue a block from upstream. Takes over the block."""
+        """Queue a block from upstream, or let it wait for side inputs. Takes over the block."""
+        if self.gate is None:
+            self._add(read_id, block)
+            return
+        for part in self.gate.admit(read_id, block, self.input_watermark):
+            self._add(read_id, part)
+        self.dropped += self.gate.dropped
+        self.gate.dropped = 0
+
+    def add_ready(self) -> None:
+        """Queue the input that has waited for side inputs and need not wait any more."""
+        if self.gate is not None:
+            for read_id, block in self.gate.take_ready():
+                self._add(read_id, block)
+
+    def _add(self, read_id: str, block: Block) -> None:
         if self.sized_work is not None:
             self.sized_work.arrived(read_id, block)
         self._queue(read_id, block)
@@ -498,7 +520,8 @@ class StageRun:
         self._upstream_watermark = upstream
         queued = min(shard.holds.minimum for shard in self.shards)
         # Elements that come late don't move time backwards.
-        earliest = min(upstream, queued, self._running_holds.minimum, self._delayed_holds.minimum)
+        waiting = self.gate.holds.minimum if self.gate is not None else MAX
+        earliest = min(upstream, queued, self._running_holds.minimum, self._delayed_holds.minimum, waiting)
         self.input_watermark = max(self.input_watermark, earliest)
         timers = min(shard.timers.holds.minimum for shard in self.shards)
         earliest = min(self.input_watermark, timers, self._running_timer_holds.minimum)
@@ -506,10 +529,14 @@ class StageRun:
 
     def is_done(self) -> bool:
         """Return whether the stage has no input left and will get no more."""
-        return self.output_watermark >= MAX and not self._delayed and all(shard.is_idle() for shard in self.shards)
+        if self._delayed or (self.gate is not None and self.gate.count):
+            return False
+        return self.output_watermark >= MAX and all(shard.is_idle() for shard in self.shards)
 
     def release(self) -> None:
-        """Release all queued and delayed input. Called once, when the run ends."""
+        """Release all queued, waiting and delayed input. Called once, when the run ends."""
+        if self.gate is not None:
+            self.gate.release()
         for shard in self.shards:
             shard.release()
         for bundle in self.retries:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from functools import partial
 
 from apache_beam.portability.api import beam_fn_api_pb2
 
 from luminosity.engine.data import wire
-from luminosity.engine.data.state import BundleShards
+from luminosity.engine.data.state import BundleShards, SideInputReader
 from luminosity.engine.data.watermarks import MAX
 from luminosity.engine.loop import idle_workers, splits
 from luminosity.engine.loop.bundle import Attempt, Bundle, new_instruction_id
 from luminosity.engine.loop.parts import RunParts
+from luminosity.engine.loop.stage import StageRun
 from luminosity.engine.loop.workers import Sent, Worker
 
 __all__ = ["receive", "start"]
@@ -39,13 +41,15 @@ def start(bundle: Bundle, worker: Worker, parts: RunParts, now: float) -> None:
         attempt.split_at = now + stage.size.deadline_seconds(now)
         idle_workers.allow_taking(bundle, attempt, now)
     shards = BundleShards(len(stage.shards), {shard.index: shard for shard in bundle.shards})
-    parts.state.begin(instruction_id, shards)
+    parts.state.begin(instruction_id, shards, _open_side_inputs(attempt, stage, parts))
     request = beam_fn_api_pb2.InstructionRequest(instruction_id=instruction_id)
     request.process_bundle.process_bundle_descriptor_id = stage.id
     request.process_bundle.data_stream_id = stream_id
     for side_input in stage.plan.side_inputs:
-        # A side input never changes once the stage runs, so workers may cache it from bundle to bundle.
-        token = request.process_bundle.cache_tokens.add(token=b"complete")
+        # Workers cache a side input from bundle to bundle as long as the token stays the same.
+        live = parts.buffers[side_input.buffer_id].live_side_input
+        version = b"complete" if live is None else b"%d" % attempt.side_versions[live]
+        token = request.process_bundle.cache_tokens.add(token=version)
         token.side_input.transform_id = side_input.transform_id
         token.side_input.side_input_id = side_input.tag
     if stage.plan.is_stateful:
@@ -56,6 +60,20 @@ def start(bundle: Bundle, worker: Worker, parts: RunParts, now: float) -> None:
     assert worker.connection is not None
     bundle.pin()
     worker.connection.send(stream_id, _input_elements(bundle, instruction_id))
+
+
+def _open_side_inputs(attempt: Attempt, stage: StageRun, parts: RunParts) -> dict[tuple[str, str], SideInputReader]:
+    """Return what reads the unbounded side inputs of an attempt: for each of them the version that is current now."""
+    readers: dict[tuple[str, str], SideInputReader] = {}
+    for side_input in stage.plan.side_inputs:
+        live = parts.buffers[side_input.buffer_id].live_side_input
+        if live is not None:
+            if live not in attempt.side_versions:
+                attempt.side_versions[live] = live.open()
+            address = side_input.transform_id, side_input.tag
+            only_last = side_input.is_singleton
+            readers[address] = partial(live.read, attempt.side_versions[live], only_last=only_last)
+    return readers
 
 
 def _input_elements(bundle: Bundle, instruction_id: str) -> Iterator[beam_fn_api_pb2.Elements]:

@@ -104,7 +104,8 @@ class Snapshots:
         self, stage: StageRun, running: list[Bundle], workers: int, seconds: float, is_last: bool
     ) -> StageView:
         retrying = stage.retries
-        queued = stage.queued + sum(bundle.count for bundle in retrying)
+        waiting_for_sides = stage.gate.count if stage.gate is not None else 0
+        queued = stage.queued + waiting_for_sides + sum(bundle.count for bundle in retrying)
         waiting = queued + sum(bundle.count for bundle in running)
         status, by = self._statuses.status(stage, len(running))
         progress, stream = self._progress[stage.id], self._streams.get(stage.id)
@@ -204,6 +205,8 @@ class _Statuses:
         if stage.is_done():
             return "done", ()
         if not stage.is_ready:
+            return "waiting", self._unfinished(self.side_input_writers[stage.id])
+        if not running and stage.gate is not None and stage.gate.count and not stage.queued:
             return "waiting", self._unfinished(self.side_input_writers[stage.id])
         has_work = stage.has_work(self._clock.micros())
         full = [reader for buffer in self._behind[stage.id] if (reader := buffer.full_reader())] if has_work else []

@@ -78,6 +78,11 @@ class ElementCodec:
             self._key = codecs.skipping_impl(components[0])
             self._keyed_value = codecs.skipping_impl(components[1])
 
+    @property
+    def has_keys(self) -> bool:
+        """Whether the elements are key-value pairs."""
+        return self._key is not None
+
     def offset_after(self, data: bytes, count: int) -> int:
         """Return the offset behind the first ``count`` elements."""
         stream = coder_impl.create_InputStream(data)
@@ -89,6 +94,19 @@ class ElementCodec:
     def elements(self, data: bytes) -> Iterator[tuple[WindowedValue, bytes]]:
         """Yield each element's header (timestamp, windows, pane) and its encoded value."""
         return self._headed(data, self._value)
+
+    def whole_elements(self, data: bytes) -> Iterator[tuple[WindowedValue, bytes, int]]:
+        """Yield each element's header, the whole encoded element with its header, and where its value starts."""
+        total = len(data)
+        stream = coder_impl.create_InputStream(data)
+        start = 0
+        while start < total:
+            header = self._header.decode_from_stream(stream, True)
+            value_start = total - stream.size()
+            self._value.decode_from_stream(stream, True)
+            end = total - stream.size()
+            yield header, data[start:end], value_start - start
+            start = end
 
     def keyed_elements(self, data: bytes, *, with_header: bool = True) -> Iterator[KeyedElement]:
         """Yield each element with its key and value. Only for PCollections of key-value pairs."""

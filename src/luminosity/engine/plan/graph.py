@@ -58,6 +58,8 @@ class SideInput:
     transform_id: str
     tag: str
     buffer_id: bytes
+    is_unbounded: bool = False  # whether it may never be complete, so that it is read window by window
+    is_singleton: bool = False  # read with AsSingleton; known for unbounded ones alone
 
 
 @dataclass(frozen=True)

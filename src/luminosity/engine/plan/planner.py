@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
+from typing import Any
 
+from apache_beam.internal import pickler
 from apache_beam.portability import common_urns
 from apache_beam.portability.api import beam_runner_api_pb2
+from apache_beam.pvalue import AsSingleton
 from apache_beam.runners.portability.fn_api_runner import translations
 from apache_beam.runners.worker import bundle_processor
 
@@ -216,7 +219,7 @@ def _stage(
             payload = beam_runner_api_pb2.ParDoPayload.FromString(transform.spec.payload)
             is_stateful = is_stateful or bool(payload.state_specs or payload.timer_family_specs)
             is_splittable = is_splittable or urn == _SDF_PROCESS_URN
-            side_inputs.extend(_side_inputs(transform, payload, aliases))
+            side_inputs.extend(_side_inputs(transform, payload, aliases, context))
             timers.extend(_timers(transform, payload))
     steps = tuple(t.unique_name for t in stage.transforms if t.spec.urn not in _IO_URNS)
     return Stage(
@@ -285,10 +288,21 @@ def _side_inputs(
     transform: beam_runner_api_pb2.PTransform,
     payload: beam_runner_api_pb2.ParDoPayload,
     aliases: dict[bytes, bytes],
+    context: translations.TransformContext,
 ) -> Iterator[SideInput]:
     for tag in payload.side_inputs:
-        buffer_id = translations.create_buffer_id(transform.inputs[tag])
-        yield SideInput(transform.unique_name, tag, resolve_alias(aliases, buffer_id))
+        pcollection = transform.inputs[tag]
+        buffer_id = resolve_alias(aliases, translations.create_buffer_id(pcollection))
+        is_unbounded = context.components.pcollections[pcollection].is_bounded == _UNBOUNDED
+        is_singleton = is_unbounded and _is_singleton(payload.side_inputs[tag])
+        yield SideInput(transform.unique_name, tag, buffer_id, is_unbounded, is_singleton)
+
+
+def _is_singleton(side_input: beam_runner_api_pb2.SideInput) -> bool:
+    """Return whether a step reads a side input with ``AsSingleton``, which only the pickled function tells."""
+    view: Any = pickler.loads(side_input.view_fn.payload)
+    inner = [cell.cell_contents for cell in getattr(view, "__closure__", None) or ()]
+    return any(getattr(each, "__qualname__", "").startswith(f"{AsSingleton.__name__}.") for each in inner)
 
 
 def _timers(

@@ -39,10 +39,14 @@ def warn(pipeline: beam_runner_api_pb2.Pipeline) -> None:
     names = [
         repr(transform.unique_name)
         for transform in components.transforms.values()
-        if any(_is_unbounded(components.pcollections[transform.inputs[tag]]) for tag in _side_input_tags(transform))
+        if any(_never_fires(transform.inputs[tag], components) for tag in _side_input_tags(transform))
     ]
     if names:
-        _LOGGER.warning("%s: a side input is unbounded; the step begins when that input has ended", ", ".join(names))
+        _LOGGER.warning(
+            "%s: a side input is unbounded, in the global window and without a trigger; elements wait until it has "
+            "ended. Apply beam.WindowInto to it, with windows or with a trigger",
+            ", ".join(names),
+        )
 
 
 def _side_input_tags(transform: beam_runner_api_pb2.PTransform) -> Iterable[str]:
@@ -51,8 +55,18 @@ def _side_input_tags(transform: beam_runner_api_pb2.PTransform) -> Iterable[str]
     return beam_runner_api_pb2.ParDoPayload.FromString(transform.spec.payload).side_inputs
 
 
-def _is_unbounded(pcollection: beam_runner_api_pb2.PCollection) -> bool:
-    return pcollection.is_bounded == beam_runner_api_pb2.IsBounded.UNBOUNDED
+def _never_fires(pcollection_id: str, components: beam_runner_api_pb2.Components) -> bool:
+    """Return whether an unbounded PCollection has one window for all time, which no trigger fires before its end."""
+    pcollection = components.pcollections[pcollection_id]
+    strategy = components.windowing_strategies[pcollection.windowing_strategy_id]
+    trigger = strategy.trigger
+    fires = trigger.WhichOneof("trigger") not in ("default", "never", "after_end_of_window")
+    return (
+        pcollection.is_bounded == beam_runner_api_pb2.IsBounded.UNBOUNDED
+        and strategy.window_fn.urn == common_urns.global_windows.urn
+        and not fires
+        and not trigger.after_end_of_window.HasField("early_firings")
+    )
 
 
 def _problems(pipeline: beam_runner_api_pb2.Pipeline) -> Iterator[str]:

@@ -48,6 +48,7 @@ def optimize(
             translations.pack_combiners,
             translations.lift_combiners,
             translations.expand_sdf,
+            _readers_of_streams_as_roots,
             _expand_moves,
             _expand_test_streams,
             translations.expand_gbk,
@@ -90,6 +91,21 @@ def _combine_after_grouping(components: beam_runner_api_pb2.Components) -> None:
 def _as_roots(stages: Iterable[translations.Stage], names: Collection[str]) -> Iterator[translations.Stage]:
     for stage in stages:
         stage.forced_root |= any(transform.unique_name in names for transform in stage.transforms)
+        yield stage
+
+
+def _readers_of_streams_as_roots(
+    stages: Iterable[translations.Stage], context: translations.TransformContext
+) -> Iterator[translations.Stage]:
+    """Let each step with an unbounded side input start a stage: its elements wait there, each for its own window."""
+    pcollections = context.components.pcollections
+    for stage in stages:
+        stage.forced_root |= any(
+            pcollections[transform.inputs[tag]].is_bounded == beam_runner_api_pb2.IsBounded.UNBOUNDED
+            for transform in stage.transforms
+            if transform.spec.urn in translations.PAR_DO_URNS
+            for tag in beam_runner_api_pb2.ParDoPayload.FromString(transform.spec.payload).side_inputs
+        )
         yield stage
 
 

@@ -1,0 +1,315 @@
+"""Side inputs over unbounded input: their windows become readable one by one, and may change afterwards."""
+
+from __future__ import annotations
+
+import heapq
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from apache_beam.portability.api import beam_fn_api_pb2
+from apache_beam.transforms import trigger
+from apache_beam.transforms.core import Windowing
+from apache_beam.transforms.window import BoundedWindow, GlobalWindows
+from apache_beam.utils.windowed_value import PaneInfoTiming, WindowedValue
+
+from luminosity.engine.data.blocks import Block, BlockStore
+from luminosity.engine.data.clock import Clock
+from luminosity.engine.data.sides.complete_side_input import SideInputData
+from luminosity.engine.data.trigger_panes import TriggerPanes
+from luminosity.engine.data.watermarks import MAX, MIN
+from luminosity.engine.plan.codecs import ElementCodec
+from luminosity.engine.spill.files import Chunk, MemoryChunk
+
+__all__ = ["LiveSideInput", "shows_first_pane"]
+
+
+@dataclass
+class _Window:
+    """The elements of one window, and the contents that bundles have read or may read."""
+
+    end: int  # its last timestamp, in microseconds
+    blocks: list[Block] = field(default_factory=list[Block])
+    # From which version on each content is read. All but the last are for bundles that still run.
+    contents: list[tuple[int, SideInputData, bytes]] = field(default_factory=list[tuple[int, SideInputData, bytes]])
+    last: bytes = b""  # the encoded value of the element that came last
+
+    def release(self) -> None:
+        for block in self.blocks:
+            block.release()
+        for _, content, _ in self.contents:
+            content.release()
+
+
+class LiveSideInput:
+    """Collects an unbounded side input by window.
+
+    A window is ready when the watermark has passed its end, and then holds the elements of all its panes. If the
+    trigger of the PCollection does not wait for that (:func:`shows_first_pane`), a window is ready at its first pane,
+    and each later pane replaces the one before. In accumulating mode a pane replaces the earlier panes of its key.
+
+    Each change of a window that is ready makes a new version. A bundle opens the current version when it starts and
+    reads that one until it ends, whatever arrives meanwhile.
+
+    The loop's thread calls everything except :meth:`read`, which the server's threads call. Owns all blocks.
+    """
+
+    def __init__(
+        self, codec: ElementCodec, windowing: Windowing, folder: str, blocks: BlockStore, clock: Clock
+    ) -> None:
+        self._codec = codec
+        self._windowing = windowing
+        self._folder = folder
+        self._store = blocks
+        self._clock = clock
+        self._is_accumulating = windowing.accumulation_mode == trigger.AccumulationMode.ACCUMULATING
+        self._panes = TriggerPanes(_discarding(windowing), clock) if shows_first_pane(windowing) else None
+        self._pending: list[Block] = []  # arrived since the last ``advance``
+        self._windows: dict[bytes, _Window] = {}  # by encoded window
+        self._ends: list[tuple[int, bytes]] = []  # a heap: when windows are no longer needed
+        self._changed: set[bytes] = set()  # windows with elements that are in none of their contents
+        self._is_new_version_due = False
+        self._lock = threading.Lock()  # protects ``contents`` and the windows' dictionary
+        self._open: Counter[int] = Counter()  # the number of running attempts by version
+        self._replaced: set[bytes] = set()  # windows with contents that only running bundles read
+        self._readers_watermark = MIN
+        self.lateness = windowing.allowed_lateness.micros  # how long after its end a window may be read or change
+        self.version = 1
+        self.watermark = MIN
+        self.changes = 0  # rises with each event that may make windows ready
+
+    @property
+    def windows(self) -> int:
+        """The number of windows that have elements."""
+        return len(self._windows)
+
+    # Input
+
+    def add(self, block: Block) -> None:
+        """Add elements, which count from the next :meth:`advance` on. Takes over the block."""
+        self._pending.append(block)
+
+    def advance(self, watermark: int) -> None:
+        """Take in what has arrived, move event time to ``watermark``, and fire what is due by then."""
+        if self._pending:
+            self._absorb()
+        if self._panes is not None:
+            for fired in self._panes.advance(watermark):
+                if fired is not None:
+                    self._show(fired[1])
+        if watermark > self.watermark:
+            self.watermark = watermark
+            self.changes += 1
+
+    def next_fire(self) -> int | None:
+        """Return when a processing-time trigger fires next, in microseconds since 1970, or None if none is set."""
+        return self._panes.next_fire() if self._panes is not None else None
+
+    def is_due(self) -> bool:
+        """Return whether :meth:`advance` would fire a processing-time trigger."""
+        fire = self.next_fire()
+        return fire is not None and fire <= self._clock.micros()
+
+    def _absorb(self) -> None:
+        elements: dict[bytes, tuple[BoundedWindow, list[WindowedValue]]] = {}
+        for block in self._pending:
+            for header, value in self._codec.elements(block.data()):
+                for window in header.windows:
+                    alone = WindowedValue(None, header.timestamp, (window,), header.pane_info)
+                    alone.value = self._codec.encode_header(alone) + value
+                    elements.setdefault(self._codec.encode_window(window), (window, []))[1].append(alone)
+            block.release()
+        self._pending.clear()
+        for key, (window, values) in elements.items():
+            if self._panes is None:
+                self._put(key, window, [each.value for each in values], replaces=False)
+                continue
+            for _, pane in self._panes.add(b"", values):
+                self._show(pane)
+
+    def _show(self, pane: WindowedValue) -> None:
+        values: list[bytes] = pane.value.parts()
+        for window in pane.windows:
+            key = self._codec.encode_window(window)
+            if values or key not in self._windows:  # an empty pane says nothing new
+                self._put(key, window, values, replaces=not self._is_accumulating)
+        pane.value.release()
+
+    def _put(self, key: bytes, window: BoundedWindow, values: list[bytes], *, replaces: bool) -> None:
+        """Add elements to a window, each with its header, or replace those that it has."""
+        end = window.max_timestamp().micros
+        if self.is_over(end, self._readers_watermark):
+            return  # no element will read it
+        self._is_new_version_due |= self.is_ready(key, end)
+        known = self._windows.get(key)
+        if known is None:
+            known = _Window(end)
+            with self._lock:
+                self._windows[key] = known
+            heapq.heappush(self._ends, (end, key))
+        if values:
+            known.last = next(value for _, value in self._codec.elements(values[-1]))
+        if self._is_accumulating:
+            values = list(self._without_replaced([*(block.data() for block in known.blocks), *values]))
+            replaces = True
+        if replaces:
+            for block in known.blocks:
+                block.release()
+            known.blocks.clear()
+        if values:
+            known.blocks.append(self._store.of_bytes(b"".join(values), len(values), MAX))
+        self._changed.add(key)
+        self.changes += 1
+
+    def _without_replaced(self, parts: Iterable[bytes]) -> Iterator[bytes]:
+        """Yield the elements of ``parts``, without those that a later pane of the same key contains."""
+        latest: dict[bytes, int] = {}
+        found: list[tuple[bytes | None, int, bytes]] = []
+        for part in parts:
+            for header, value in self._codec.elements(part):
+                pane: Any = header.pane_info
+                key = None
+                if pane.timing != PaneInfoTiming.UNKNOWN:  # otherwise it comes from no grouping
+                    key = self._codec.key_and_value(value)[0] if self._codec.has_keys else b""
+                    latest[key] = max(latest.get(key, 0), pane.index)
+                found.append((key, pane.index, self._codec.encode_header(header) + value))
+        return (encoded for key, index, encoded in found if key is None or index == latest[key])
+
+    # Reading
+
+    def is_ready(self, key: bytes, end: int) -> bool:
+        """Return whether the window with this encoding and this last timestamp may be read."""
+        return self.watermark > end or self.watermark >= MAX or (self._panes is not None and key in self._windows)
+
+    def is_over(self, end: int, watermark: int) -> bool:
+        """Return whether a window with this last timestamp is not read by elements that arrive at ``watermark``."""
+        return self.expiry(end) < watermark
+
+    def expiry(self, end: int) -> int:
+        """Return the last watermark at which elements may read a window with this last timestamp."""
+        return min(end + self.lateness, MAX - 1)
+
+    def open(self) -> int:
+        """Return the current version, which stays readable until :meth:`close` is called as often."""
+        if self._changed:
+            self._renew()
+        self._open[self.version] += 1
+        return self.version
+
+    def close(self, version: int) -> None:
+        """End one reader's use of a version."""
+        self._open[version] -= 1
+        if not self._open[version]:
+            del self._open[version]
+            if version != self.version:
+                self._release_old()
+
+    def read(self, version: int, state_key: beam_fn_api_pb2.StateKey, *, only_last: bool) -> Sequence[Chunk]:
+        """Return the chunks that ``state_key`` names in an open version; ``only_last``: of the latest element alone."""
+        requested = getattr(state_key, str(state_key.WhichOneof("type")))
+        with self._lock:
+            window = self._windows.get(requested.window)
+            contents = window.contents if window is not None else []
+            found = next((content for content in reversed(contents) if content[0] <= version), None)
+        if found is None:
+            return []
+        _, content, last = found
+        if only_last and self._panes is not None:
+            return [MemoryChunk(last)] if content.blocks else []
+        return content.read(state_key)
+
+    def _renew(self) -> None:
+        """Make the contents of changed windows that are ready."""
+        if self._is_new_version_due:
+            self.version += 1
+            self._is_new_version_due = False
+        ready = [key for key in self._changed if self.is_ready(key, self._windows[key].end)]
+        self._changed.difference_update(ready)
+        for key in ready:
+            window = self._windows[key]
+            content = SideInputData(self._codec, self._folder, self._store.ledger)
+            for block in window.blocks:
+                content.add(block.share())
+            with self._lock:
+                window.contents.append((self.version, content, window.last))
+            if len(window.contents) > 1:
+                self._replaced.add(key)
+        self._release_old()
+
+    def _release_old(self) -> None:
+        """Release contents that no running bundle reads, and that later ones replace."""
+        oldest = min(self._open, default=self.version)
+        for key in list(self._replaced):
+            window = self._windows[key]
+            while len(window.contents) > 1 and window.contents[1][0] <= oldest:
+                with self._lock:
+                    _, content, _ = window.contents.pop(0)
+                content.release()
+            if len(window.contents) < 2:
+                self._replaced.discard(key)
+
+    def data(self) -> Iterator[bytes]:
+        """Yield all encoded elements, one block at a time."""
+        return (block.data() for window in self._windows.values() for block in window.blocks)
+
+    # Memory
+
+    def forget(self, watermark: int) -> None:
+        """Forget windows that no element will read, given the watermark of all input that is still to read them."""
+        self._readers_watermark = max(self._readers_watermark, watermark)
+        while self._ends and self.is_over(self._ends[0][0], self._readers_watermark):
+            _, key = heapq.heappop(self._ends)
+            with self._lock:
+                window = self._windows.pop(key)
+            self._changed.discard(key)
+            self._replaced.discard(key)
+            window.release()
+
+    def spill(self, store: BlockStore, wanted: int) -> int:
+        """Move blocks to disk. Returns how many bytes were freed."""
+        return store.spill((block for window in self._windows.values() for block in window.blocks), wanted)
+
+    def release(self) -> None:
+        """Release all data. Called once, when the run ends."""
+        for block in self._pending:
+            block.release()
+        self._pending.clear()
+        if self._panes is not None:
+            self._panes.release()
+        for window in self._windows.values():
+            window.release()
+        self._windows.clear()
+
+
+def shows_first_pane(windowing: Windowing) -> bool:
+    """Return whether a side input with this windowing can be read from its first pane on.
+
+    A trigger that waits for the end of the window says that there is no result before. The global window never ends.
+    """
+    at_the_end = {"DefaultTrigger", "AfterWatermark", "_Never"}
+    kinds = {type(part).__name__ for part in _parts(windowing.triggerfn)}
+    if isinstance(windowing.windowfn, GlobalWindows):
+        return bool(kinds - at_the_end - {"Repeatedly"})
+    return not kinds & at_the_end
+
+
+def _parts(triggerfn: Any) -> Iterator[Any]:
+    """Yield a trigger and the triggers that it is made of, except those that fire after the watermark only."""
+    yield triggerfn
+    inner = [getattr(triggerfn, name, None) for name in ("underlying", "early")]
+    for part in [*inner, *getattr(triggerfn, "triggers", ())]:
+        if part is not None:
+            yield from _parts(part)
+
+
+def _discarding(windowing: Windowing) -> Windowing:
+    """Return the same windowing without accumulation: the side input itself keeps what earlier panes had."""
+    return Windowing(
+        windowing.windowfn,
+        windowing.triggerfn,
+        trigger.AccumulationMode.DISCARDING,
+        windowing.timestamp_combiner,
+        windowing.allowed_lateness.micros / 1e6,
+    )
