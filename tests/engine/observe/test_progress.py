@@ -13,6 +13,7 @@ from luminosity.engine.loop.metrics import BusyTime, RunMetrics
 from luminosity.engine.loop.stage import StageRun
 from luminosity.engine.loop.workers import PoolRun
 from luminosity.engine.observe.progress import RecentRate, StageProgress, StreamProgress
+from luminosity.engine.observe.snapshots import pool_view
 from luminosity.engine.resources.pools import Pool
 from luminosity.events import StreamView
 
@@ -126,6 +127,8 @@ def test_the_end_of_a_run_shows_the_last_backlog_without_a_look_at_released_bloc
     progress.view([], 0)
     source.waiting_blocks = pytest.fail
     assert progress.view(None, 0).backlog == 7.0
+    source.output_watermark = MAX
+    assert progress.view(None, 0).backlog is None  # it was finished after the last snapshot
 
 
 def test_late_elements_are_counted_for_the_stage_that_would_have_read_them() -> None:
@@ -160,3 +163,15 @@ def test_a_stream_with_few_elements_has_a_steady_rate() -> None:
             seen.append(rate.per_second(float(second)))
     assert min(seen) > 0.15
     assert max(seen) < 0.55
+
+
+def test_sources_do_not_count_as_busy_slots() -> None:
+    """They have slots of their own: a pool would have more busy slots than there are."""
+
+    def bundle(is_source: bool) -> Any:
+        return SimpleNamespace(stage=SimpleNamespace(is_source=is_source))
+
+    pool = PoolRun(Pool("cpu", 1.0, 0, 1, (), 1, ()), first_writer=0)
+    pool.workers[0] = cast(Any, SimpleNamespace(is_connected=True, bundles={"a": bundle(True), "b": bundle(False)}))
+    view = pool_view(pool, 10.0)
+    assert (view.busy, view.slots) == (1, 1)

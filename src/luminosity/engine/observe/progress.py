@@ -128,7 +128,7 @@ class StreamProgress:
             watermark=round(watermark / 1e6, 3) if is_known else None,
             behind_seconds=round((now_micros - watermark) / 1e6, 3) if is_known else None,
             has_ended=has_ended,
-            backlog=self._backlog,
+            backlog=None if has_ended else self._backlog,
             dropped_late=self._metrics.dropped(self._stage.id),
         )
 

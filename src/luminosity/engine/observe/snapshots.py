@@ -26,7 +26,7 @@ from luminosity.events import (
     Status,
 )
 
-__all__ = ["Snapshots"]
+__all__ = ["Snapshots", "pool_view"]
 
 
 class Snapshots:
@@ -74,7 +74,7 @@ class Snapshots:
             run_id,
             round(seconds, 3),
             stages=stages,
-            pools=tuple(_pool_view(pool, seconds) for pool in self._parts.pools),
+            pools=tuple(pool_view(pool, seconds) for pool in self._parts.pools),
             devices=self._device_views(seconds),
             memory=self._memory(),
             processes=self._sampler.processes,
@@ -152,12 +152,14 @@ class Snapshots:
         return tuple(views)
 
 
-def _pool_view(pool: PoolRun, seconds: float) -> PoolView:
+def pool_view(pool: PoolRun, seconds: float) -> PoolView:
+    """Return the state of a pool ``seconds`` after the run's start."""
     busy_seconds = sum(busy.spanned_seconds for busy in pool.worker_busy)
     return PoolView(
         pool.plan.name,
         workers=sum(worker.is_connected for worker in pool.workers.values()),
-        busy=sum(len(worker.bundles) for worker in pool.workers.values()),
+        # Sources of streams have slots of their own, and mostly wait.
+        busy=sum(not b.stage.is_source for worker in pool.workers.values() for b in worker.bundles.values()),
         slots=pool.most_workers() * pool.plan.slots,
         busy_seconds=round(busy_seconds, 3),
         busy_fraction=_fraction(busy_seconds, pool.most_workers() * seconds),
