@@ -18,8 +18,11 @@ from luminosity.io.folder_lock import lock_folder
 from luminosity.io.stores.points import DELETED
 from luminosity.io.stores.staging import StagedRows
 
-__all__ = ["LanceTable"]
+__all__ = ["NOTE_SUFFIX", "LanceTable"]
 
+NOTE_SUFFIX = ".note.json"
+"""The names of the notes of panes end like this."""
+_APPENDED = -1  # the version in a note whose rows are in the dataset
 _KEYS_AT_ONCE = 1_000  # deleted by one statement: keeps its text short
 _LOCK_TIMEOUT_S = 600.0  # how long another job may take to create the dataset with all its rows
 
@@ -63,6 +66,35 @@ class LanceTable:
                 table = self._opened()
             self._check(table, rows.schema)
             table.add(rows.reader())
+
+    def append_pane(self, rows: StagedRows, count: int, note: str) -> None:
+        """Append the rows of a pane of a stream once, although other panes are appended by other workers.
+
+        Panes of a run are appended one after the other. So if a worker dies while it appends, the next one can tell
+        from the note of that pane whether its rows are in the dataset. Remove the note when the step is committed.
+        """
+        folder = os.path.dirname(note)
+        with self._errors(), lock_folder(folder, _LOCK_TIMEOUT_S):
+            self._settle(folder)
+            if _read_note(note) == _APPENDED:
+                return
+            table = self._opened()
+            _write_note(note, 0 if table is None else table.version, count)
+            if table is not None or not self._was_made(rows.reader()):
+                table = self._opened()
+                self._check(table, rows.schema)
+                table.add(rows.reader())
+            _write_note(note, _APPENDED)
+
+    def _settle(self, folder: str) -> None:
+        """Find out whether the panes whose workers died were appended."""
+        for found in FileSystems.match([FileSystems.join(folder, f"*{NOTE_SUFFIX}")])[0].metadata_list:
+            before, table = _read_note(found.path), self._opened()
+            if before is not None and before != _APPENDED:
+                if table is not None and self._was_appended(table, before, _read_count(found.path)):
+                    _write_note(found.path, _APPENDED)
+                else:
+                    FileSystems.delete([found.path])
 
     def merge(self, rows: StagedRows, key: str) -> None:
         """Merge file by file, since a key may occur only once in what Lance merges."""
@@ -160,6 +192,11 @@ def _read_note(path: str) -> int | None:
     return json.loads(written)["version"] if written else None
 
 
-def _write_note(path: str, version: int) -> None:
+def _read_count(path: str) -> int:
+    with FileSystems.open(path, "application/octet-stream") as file:
+        return json.loads(file.read())["rows"]
+
+
+def _write_note(path: str, version: int, rows: int = 0) -> None:
     with FileSystems.create(path, "application/octet-stream") as file:
-        file.write(json.dumps({"version": version}).encode())
+        file.write(json.dumps({"version": version, "rows": rows}).encode())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shutil
@@ -20,24 +21,29 @@ from apache_beam.transforms.window import WindowedValue
 from luminosity.errors import Fix, InvalidArgument, StoreError
 from luminosity.io.folder_access import why_not_writable
 from luminosity.io.run_owner import RunOwner
-from luminosity.io.stores.lance_table import LanceTable
+from luminosity.io.stores.lance_table import NOTE_SUFFIX, LanceTable
 from luminosity.io.stores.points import DELETED
 from luminosity.io.stores.staging import StagedFile, StagedRows
+from luminosity.io.writing.window_files import GroupByPane, check_windows
 
 __all__ = ["WriteLance"]
 
 Mode = Literal["append", "overwrite", "merge"]
 _NAME = r"[A-Za-z0-9_.-]+"  # Lance refuses other names, but only after all rows are written.
+_MOST_WINDOWS = 20  # with open files at once: a bundle of old data may have rows of thousands of windows
 _STAGED = ".staged-"  # in the names of folders with the rows of a run
 _Staged = tuple[str, int]
 """The path of a file and its number of rows."""
 
 
 class WriteLance(beam.PTransform[Any, Any]):
-    """Writes a bounded table to a Lance dataset, and emits the dataset's path once all rows are in it.
+    """Writes a table to a Lance dataset, and emits the dataset's path once all rows are in it.
 
     Workers write their rows to files beside the dataset, and one last step commits them: readers see all rows of a run
     or none. If bundles or the last step are retried, every row is still written once.
+
+    In a stream, the rows of a window are committed together when it ends, or when its trigger fires, and the path is
+    emitted each time. The stream needs windows that end, or a trigger.
 
     >>> import tempfile
     >>> path = tempfile.mkdtemp() + "/letters.lance"
@@ -104,17 +110,26 @@ class WriteLance(beam.PTransform[Any, Any]):
                 )
 
     def expand(self, input_or_inputs: Any) -> Any:
-        """Stage rows in files, commit them in one step, then remove the files."""
+        """Stage rows in files, commit them in one step, or in one for each pane of a stream, then remove the files."""
         self.check_writable()
+        if not input_or_inputs.is_bounded:
+            self._check_stream(input_or_inputs)
         pipeline = input_or_inputs.pipeline
         one = pipeline | "One" >> beam.Create([None])
         # The folder is named when the pipeline runs, since it may run twice.
         folder = AsSingleton(one | "Folder" >> beam.Map(_new_folder, self._path, str(RunOwner.current())))
-        staged = (
-            input_or_inputs
-            | "Global" >> beam.WindowInto(window.GlobalWindows())
-            | "Stage" >> beam.ParDo(_Stage(self._key, self._rows_per_file), folder).with_output_types(tuple[str, int])
-        )
+        stage = beam.ParDo(_Stage(self._key, self._rows_per_file), folder).with_output_types(tuple[str, int])
+        if not input_or_inputs.is_bounded:
+            return (
+                input_or_inputs
+                | "Gather" >> beam.Reshuffle()  # A source of a stream has short bundles: too many files.
+                | "Stage" >> stage
+                | "ByPane" >> GroupByPane()
+                | "Commit" >> beam.Map(_commit_pane, self._path, self._key, folder).with_output_types(list[str])
+                | "Once" >> beam.Reshuffle()
+                | "CleanUp" >> beam.Map(_remove_files, self._path).with_output_types(str)
+            )
+        staged = input_or_inputs | "Global" >> beam.WindowInto(window.GlobalWindows()) | "Stage" >> stage
         return (
             one
             | "Commit"
@@ -123,38 +138,50 @@ class WriteLance(beam.PTransform[Any, Any]):
             | "CleanUp" >> beam.Map(_clean_up, self._path).with_output_types(str)
         )
 
+    def _check_stream(self, rows: Any) -> None:
+        check_windows(self._path, rows.windowing)
+        if self._mode == "overwrite":
+            raise StoreError(
+                f"{self._path}: found a stream and mode='overwrite', expected 'append' or 'merge': the new dataset "
+                "would never be complete",
+                fix=Fix("pass mode='append', or mode='merge' and key="),
+            )
+
 
 class _Stage(beam.DoFn):
+    """Writes the rows of each window to files, and emits these in their window."""
+
     def __init__(self, key: str | None, rows_per_file: int) -> None:
         self._key = key
         self._rows_per_file = rows_per_file
         self._written = Metrics.counter(WriteLance, "rows_written")
 
     def start_bundle(self) -> None:
-        self._file: StagedFile | None = None
+        self._files: dict[Any, StagedFile] = {}
 
-    def process(self, batch: pa.RecordBatch, folder: str) -> Iterator[_Staged]:
-        if self._file is None:
-            self._file = StagedFile(folder)
+    def process(
+        self, batch: pa.RecordBatch, folder: str, in_window: Any = beam.DoFn.WindowParam
+    ) -> Iterator[WindowedValue]:
         if self._key is not None:
             _check_keys(batch, self._key)
         elif DELETED in batch.schema.names:
             batch = _without_marks(batch)
-        self._file.write(batch)
+        file = self._files.setdefault(in_window, StagedFile(folder))
+        file.write(batch)
         self._written.inc(batch.num_rows)
-        if self._file.rows >= self._rows_per_file:
-            yield self._finished()
+        if file.rows >= self._rows_per_file:
+            yield self._finished(in_window)
+        elif len(self._files) > _MOST_WINDOWS:
+            yield self._finished(next(iter(self._files)))
 
     def finish_bundle(self) -> Iterator[WindowedValue]:  # type: ignore[override]  # Beam declares None, and accepts these.
-        if self._file is not None:
-            yield window.GlobalWindows.windowed_value(self._finished())
+        for in_window in list(self._files):
+            yield self._finished(in_window)
 
-    def _finished(self) -> _Staged:
-        assert self._file is not None
-        self._file.close()
-        staged = self._file.path, self._file.rows
-        self._file = None
-        return staged
+    def _finished(self, in_window: Any) -> WindowedValue:
+        file = self._files.pop(in_window)
+        file.close()
+        return WindowedValue((file.path, file.rows), in_window.max_timestamp(), (in_window,))
 
 
 def _new_folder(_: None, path: str, owner: str) -> str:
@@ -200,6 +227,26 @@ def _commit(
     else:
         table.append(rows, count, FileSystems.join(folder, "note.json"))
     return folder
+
+
+def _commit_pane(staged: Sequence[_Staged], path: str, key: str | None, folder: str) -> list[str]:
+    """Commit the rows of one pane of a stream, and return the files that are not needed any more."""
+    files = sorted(file for file, rows in staged if rows)
+    if not files:
+        return [file for file, _ in staged]
+    rows, table = StagedRows(files), LanceTable(path)
+    note = FileSystems.join(folder, hashlib.sha256("\n".join(files).encode()).hexdigest() + NOTE_SUFFIX)
+    if key is not None:
+        table.merge(rows, key)
+    else:
+        table.append_pane(rows, sum(rows for _, rows in staged), note)
+    return [*(file for file, _ in staged), note]
+
+
+def _remove_files(files: list[str], path: str) -> str:
+    if there := [file for file in files if FileSystems.exists(file)]:
+        FileSystems.delete(there)
+    return path
 
 
 def _clean_up(folder: str, path: str) -> str:
