@@ -14,6 +14,7 @@ from apache_beam.coders.coders import IntervalWindowCoder
 from apache_beam.metrics import MetricsFilter
 from apache_beam.portability.api import beam_fn_api_pb2
 from apache_beam.testing.test_stream import TestStream
+from apache_beam.transforms import trigger
 from apache_beam.transforms.core import Windowing
 from apache_beam.transforms.timeutil import TimeDomain
 from apache_beam.transforms.userstate import BagStateSpec, TimerSpec, on_timer
@@ -22,6 +23,7 @@ from apache_beam.transforms.window import (
     FixedWindows,
     IntervalWindow,
     NonMergingWindowFn,
+    Sessions,
     SlidingWindows,
     TimestampedValue,
 )
@@ -29,7 +31,10 @@ from apache_beam.transforms.window import (
 from luminosity.engine.data.expiry import CellExpiry, WindowExpiry
 from luminosity.engine.data.state import StateStore
 from luminosity.engine.data.timers import TimerStore
+from luminosity.engine.data.trigger_panes import TriggerPanes
+from luminosity.engine.data.watermarks import MAX
 from luminosity.engine.loop.metrics import DROPPED_LATE
+from luminosity.engine.loop.scheduler import Scheduler
 from luminosity.engine.loop.shard import Shard
 from luminosity.engine.loop.stage import StageRun
 from luminosity.engine.plan.codecs import TimerRecord
@@ -268,3 +273,138 @@ def test_looping_timers_that_are_always_due_do_not_keep_expired_windows(is_event
     expired = list(StageRun.take_expired(cast(StageRun, stage)))
     assert len(expired) == (0 if is_event_time else 1)
     assert len(shard.timers) == (3 if is_event_time else 1)
+
+
+_TICK = TimerSpec("tick", TimeDomain.REAL_TIME)
+_RETURN = TimerSpec("return", TimeDomain.REAL_TIME)
+_CLOSE = TimerSpec("close", TimeDomain.WATERMARK)
+_TICK_PARAM = beam.DoFn.TimerParam(_TICK)
+_RETURN_PARAM, _CLOSE_PARAM = beam.DoFn.TimerParam(_RETURN), beam.DoFn.TimerParam(_CLOSE)
+
+
+class _Tick(beam.DoFn):
+    """Has a processing-time timer that sets itself again."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def process(self, element: tuple[str, int], loop: Any = _TICK_PARAM) -> None:
+        loop.set(10)
+
+    @on_timer(_TICK)
+    def tick(self, time: Any = beam.DoFn.TimestampParam, loop: Any = _TICK_PARAM) -> None:
+        with self._path.open("a") as file:
+            file.write("tick\n")
+        loop.set(time + 10)
+
+
+def test_a_looping_timer_in_the_global_window_ends_with_the_stream(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "seen"
+    events = TestStream().add_elements([("key", 1)]).advance_processing_time(25)
+
+    def build(pipeline: beam.Pipeline) -> None:
+        _ = pipeline | events | "Tick" >> beam.ParDo(_Tick(path))
+
+    run(build, "--streaming", "--debug")
+    # At 10 s and 20 s, and once more after the end, for a step that has something left to emit.
+    assert len(path.read_text().splitlines()) in (2, 3)
+    assert "'Tick' sets the timer 'ts-tick' after the end of the stream" in caplog.text
+
+
+class _Everything(beam.DoFn):
+    """Uses state and timers of all kinds, and leaves all of it to the end of the window."""
+
+    def process(
+        self,
+        element: tuple[str, int],
+        window: Any = beam.DoFn.WindowParam,
+        bag: Any = _BAG,
+        loop: Any = _RETURN_PARAM,
+        end: Any = _CLOSE_PARAM,
+    ) -> Iterable[tuple[str, int]]:
+        bag.add(element[1])
+        loop.set(1_000_000)
+        loop.set(2_000_000, dynamic_timer_tag=f"tag {element[1]}")
+        loop.set(5, dynamic_timer_tag="cleared")
+        loop.clear(dynamic_timer_tag="cleared")
+        end.set(window.end - 1)
+        yield element
+
+    @on_timer(_RETURN)
+    def again(self, loop: Any = _RETURN_PARAM) -> None:
+        loop.set(1_000_000)
+
+    @on_timer(_CLOSE)
+    def at_the_end(self, end: Any = _CLOSE_PARAM) -> None:
+        pass
+
+
+def test_many_windows_and_keys_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: dict[str, int] = {}
+    end_workers = Scheduler._end_workers  # pyright: ignore[reportPrivateUsage]
+
+    def note_and_end(scheduler: Scheduler, *, gracefully: bool) -> None:
+        parts = scheduler._parts  # pyright: ignore[reportPrivateUsage]
+        shards = [shard for stage in parts.stages for shard in stage.shards]
+        groupings = [buffer.live for buffer in parts.buffers.values() if buffer.live is not None]
+        found["shards"], found["groupings"] = len(shards), len(groupings)
+        found["cells"] = len(list(_cells(parts.state)))
+        found["cells with an expiry"] = sum(len(shard.cell_expiry) for shard in shards)
+        found["timers"] = sum(len(shard.timers) for shard in shards)
+        found["entries of timers"] = sum(shard.timers.entries for shard in shards)
+        found["holds"] = sum(shard.holds.minimum < MAX or shard.timers.holds.minimum < MAX for shard in shards)
+        found["queued"] = sum(shard.count for shard in shards)
+        found["open windows"] = sum(not live.is_empty for live in groupings)
+        found["bytes of open windows"] = sum(live.memory_bytes for live in groupings)
+        found["holds of groupings"] = sum(live.earliest < MAX for live in groupings)
+        found["timers of groupings"] = sum(
+            len(live._panes._schedule)  # pyright: ignore
+            for live in groupings
+            if isinstance(live._panes, TriggerPanes)  # pyright: ignore[reportPrivateUsage]
+        )
+        end_workers(scheduler, gracefully=gracefully)
+
+    monkeypatch.setattr(Scheduler, "_end_workers", note_and_end)
+    events = TestStream()
+    for second in range(0, 300, 5):
+        events.advance_watermark_to(second)
+        events.add_elements([TimestampedValue((f"key {second + n}", n), second + n) for n in range(5)])
+        events.advance_processing_time(1)
+
+    def build(pipeline: beam.Pipeline) -> None:
+        everything = beam.ParDo(_Everything()).with_output_types(tuple[str, int])
+        kept = pipeline | events | beam.WindowInto(FixedWindows(10)) | everything
+        _ = kept | "Group" >> beam.GroupByKey() | beam.Map(len)
+        early = trigger.AfterWatermark(early=trigger.AfterProcessingTime(3), late=trigger.AfterCount(1))
+        modes = trigger.AccumulationMode
+        for name, window in (("early", FixedWindows(20)), ("sessions", Sessions(7))):
+            windows = beam.WindowInto(window, trigger=early, accumulation_mode=modes.ACCUMULATING, allowed_lateness=5)
+            groups = kept | f"Windows {name}" >> windows | f"Group {name}" >> beam.GroupByKey()
+            _ = groups | f"Count {name}" >> beam.Map(len)
+
+    run(build, "--streaming", "--debug")
+    assert (found.pop("shards") >= 8, found.pop("groupings")) == (True, 3)
+    # Entries of timers that were cleared wait in heaps until they are due, or are the larger part.
+    assert found.pop("entries of timers") <= 8 * 1000
+    assert set(found.values()) == {0}, found
+
+
+def test_batches_wait_at_most_for_their_buffering_duration(tmp_path: Path) -> None:
+    path = tmp_path / "seen"
+    events = TestStream()
+    for number in range(3):
+        events.add_elements([("key", number)])
+        events.advance_processing_time(6)
+
+    def note(element: tuple[str, Iterable[int]]) -> None:
+        with path.open("a") as file:
+            file.write(f"{sorted(element[1])}\n")
+
+    def build(pipeline: beam.Pipeline) -> None:
+        pairs = pipeline | events | beam.Map(lambda element: element).with_output_types(tuple[str, int])
+        _ = pairs | beam.GroupIntoBatches(10, max_buffering_duration_secs=10, clock=lambda: 0) | beam.Map(note)
+
+    run(build, "--streaming", "--debug")
+    assert path.read_text().splitlines() == ["[0, 1]", "[2]"]

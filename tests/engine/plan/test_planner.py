@@ -7,10 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import apache_beam as beam
+import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.pvalue import AsList
+from apache_beam.testing.test_stream import TestStream
+from apache_beam.transforms import trigger
 from apache_beam.transforms.userstate import BagStateSpec
+from apache_beam.transforms.window import FixedWindows
 
 from luminosity import LuminosityRunner
+from luminosity.engine.plan.codecs import Codecs
 from luminosity.engine.plan.graph import BufferKind, Graph, Stage
 from luminosity.engine.plan.planner import plan
 
@@ -22,8 +28,8 @@ class Stateful(beam.DoFn):
         yield element
 
 
-def planned(build: Callable[[beam.Pipeline], Any]) -> Graph:
-    pipeline = beam.Pipeline()
+def planned(build: Callable[[beam.Pipeline], Any], *flags: str) -> Graph:
+    pipeline = beam.Pipeline(options=PipelineOptions(list(flags)))
     build(pipeline)
     environment = LuminosityRunner().default_environment(PipelineOptions([]))
     return plan(pipeline.to_runner_api(default_environment=environment))
@@ -98,12 +104,7 @@ def test_writers_come_before_readers() -> None:
     def build(p: beam.Pipeline) -> None:
         side = p | "Side" >> beam.Create([1]) | "ToSide" >> beam.Map(id)
         main = p | "Main" >> beam.Create([(1, 2)]) | "First" >> beam.GroupByKey()
-        _ = (
-            main
-            | "Use" >> beam.Map(lambda x, s: x, beam.pvalue.AsList(side))
-            | beam.GroupByKey()
-            | "End" >> beam.Map(id)
-        )
+        _ = main | "Use" >> beam.Map(lambda x, s: x, AsList(side)) | beam.GroupByKey() | "End" >> beam.Map(id)
 
     graph = planned(build)
     written: set[bytes] = set()
@@ -127,3 +128,30 @@ def test_a_sink_with_a_fixed_number_of_files_has_no_queue_before_its_keys(tmp_pa
     write = beam.io.WriteToText(str(tmp_path / "out"), num_shards=2)
     graph = planned(lambda p: p | beam.Impulse() | "A" >> beam.Map(str) | "B" >> write)
     assert stage_with(graph, "A") is stage_with(graph, "WriteImpl/WindowInto")
+
+
+@pytest.mark.parametrize(
+    ("early", "is_combined_first"),
+    [
+        (None, True),
+        (trigger.AfterProcessingTime(5), True),
+        (trigger.AfterCount(1), True),
+        (trigger.AfterCount(2), False),
+    ],
+)
+def test_combining_begins_before_the_grouping_unless_a_trigger_counts(early: Any, is_combined_first: bool) -> None:
+    def build(pipeline: beam.Pipeline) -> None:
+        windows = beam.WindowInto(
+            FixedWindows(10),
+            trigger=trigger.AfterWatermark(early=early),
+            accumulation_mode=trigger.AccumulationMode.DISCARDING,
+        )
+        pairs = pipeline | TestStream() | beam.Map(lambda element: element).with_output_types(tuple[str, int])
+        _ = pairs | windows | "Sum" >> beam.CombinePerKey(sum)
+
+    graph = planned(build, "--streaming")
+    steps = [transform.unique_name for stage in graph.stages for transform in stage.transforms]
+    assert any("Precombine" in step for step in steps) == is_combined_first
+    (grouping,) = [buffer for buffer in graph.buffers.values() if buffer.kind is BufferKind.GROUP]
+    windowing = Codecs(graph).windowing(grouping.pcollection_id)
+    assert repr(windowing.triggerfn) == repr(trigger.AfterWatermark(early=early))

@@ -29,7 +29,7 @@ def commit(bundle: Bundle, attempt: Attempt, response: beam_fn_api_pb2.ProcessBu
     for transform_id, block in attempt.outputs:
         parts.buffers[stage.written_buffers[transform_id]].deliver(block)
     for family, encoded in attempt.timers:
-        records = stage.timers_in_time(family, stage.timer_codecs[family].records(encoded))
+        records = stage.timers_in_time(bundle, family, stage.timer_codecs[family].records(encoded))
         for shard, own in stage.by_shard(bundle, records, lambda record: record.key):
             shard.timers.apply(family, own)
             if stage.expiry is not None:

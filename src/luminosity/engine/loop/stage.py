@@ -416,15 +416,25 @@ class StageRun:
                     due.setdefault(family, []).extend(timers)
         return Bundle(self, tuple(members), {}, due)
 
-    def timers_in_time(self, family: FamilyKey, records: Iterable[TimerRecord]) -> list[TimerRecord]:
-        """Return the timers that a bundle set, without those of event time that are set beyond their windows."""
-        if self.expiry is None or family in self._processing_time:
-            return list(records)
+    def timers_in_time(self, bundle: Bundle, family: FamilyKey, records: Iterable[TimerRecord]) -> list[TimerRecord]:
+        """Return the timers that a bundle set, without those that would fire after their windows have expired.
+
+        The global window of a stream expires with the end of the stream. Processing-time timers that are set then may
+        still fire once, since a step may have elements to emit, but a timer that sets itself again ends.
+        """
         records = list(records)
-        kept = [record for record in records if record.is_clear or self.expiry.allows(record)]
+        if family in self._processing_time:
+            has_ended = self.plan.has_endless_input and self.input_watermark >= MAX and not bundle.inputs
+            kept = [record for record in records if record.is_clear] if has_ended else records
+            reason = "after the end of the stream"
+        elif self.expiry is None:
+            return records
+        else:
+            kept = [record for record in records if record.is_clear or self.expiry.allows(record)]
+            reason = "beyond the end of its window"
         if len(kept) < len(records) and family not in self._warned:
             self._warned.add(family)
-            _LOGGER.warning("%r sets the timer %r beyond the end of its window: it will not fire", *family)
+            _LOGGER.warning("%r sets the timer %r %s: it will not fire", *family, reason)
         return kept
 
     def take_expired(self) -> Iterator[tuple[Shard, list[bytes]]]:

@@ -46,7 +46,7 @@ def optimize(
             lambda stages, _: _as_roots(stages, roots),
             translations.fix_side_input_pcoll_coders,
             translations.pack_combiners,
-            translations.lift_combiners,
+            _lift_combiners,
             translations.expand_sdf,
             _readers_of_streams_as_roots,
             _expand_moves,
@@ -86,6 +86,27 @@ def _combine_after_grouping(components: beam_runner_api_pb2.Components) -> None:
         is_unbounded = source.is_bounded == beam_runner_api_pb2.IsBounded.UNBOUNDED
         if is_unbounded and windowing.output_time == beam_runner_api_pb2.OutputTime.EARLIEST_IN_PANE:
             transform.spec.Clear()
+
+
+def _lift_combiners(
+    stages: Iterable[translations.Stage], context: translations.TransformContext
+) -> Iterator[translations.Stage]:
+    """Combine before the grouping where Beam does, and with a trigger ``AfterWatermark`` that has only one part, too.
+
+    Beam takes an early or late trigger that is missing for one that must see every element.
+    """
+    strategies = context.components.windowing_strategies
+    triggers = {strategy_id: copy.deepcopy(strategy.trigger) for strategy_id, strategy in strategies.items()}
+    for strategy in strategies.values():
+        if strategy.trigger.HasField("after_end_of_window"):
+            at_end = strategy.trigger.after_end_of_window
+            for part in ("early_firings", "late_firings"):
+                if not at_end.HasField(part):
+                    getattr(at_end, part).never.SetInParent()
+    lifted = list(translations.lift_combiners(list(stages), context))
+    for strategy_id, trigger in triggers.items():
+        strategies[strategy_id].trigger.CopyFrom(trigger)
+    yield from lifted
 
 
 def _as_roots(stages: Iterable[translations.Stage], names: Collection[str]) -> Iterator[translations.Stage]:
