@@ -28,7 +28,8 @@ from apache_beam.utils.timestamp import Duration
 
 RECORDS_PER_SECOND = 1_000
 KEYS = 10_000
-START_S = 4.0  # until the workers have started
+START_S = 1.0  # from the first call of the source to the first record
+IDLE_START_S = 6.0  # until the workers have started
 WARM_UP_S = 3.0  # of records that do not count
 MEASURED_S = float(os.environ.get("STREAM_LATENCY_SECONDS", "20"))
 IDLE_S = 10.0
@@ -46,17 +47,29 @@ class Records(RestrictionProvider):
     def __init__(self, records: int) -> None:
         self._records = records
 
-    def initial_restriction(self, element: float) -> OffsetRange:
+    def initial_restriction(self, element: str) -> OffsetRange:
         return OffsetRange(0, self._records)
 
     def create_tracker(self, restriction: OffsetRange) -> OffsetRestrictionTracker:
         return OffsetRestrictionTracker(restriction)
 
-    def restriction_size(self, element: float, restriction: OffsetRange) -> int:
+    def restriction_size(self, element: str, restriction: OffsetRange) -> int:
         return restriction.size()
 
-    def truncate(self, element: float, restriction: OffsetRange) -> None:
+    def truncate(self, element: str, restriction: OffsetRange) -> None:
         return None
+
+
+def start_time(path: str) -> float:
+    """Return when the first record exists, which the first caller decides."""
+    try:
+        with open(path, "x") as file:
+            file.write(f"{time.time() + START_S}\n")
+    except FileExistsError:
+        pass
+    while not (text := Path(path).read_text()).endswith("\n"):
+        time.sleep(0.001)
+    return float(text)
 
 
 def exists_at(start: float, record: int) -> float:
@@ -69,7 +82,8 @@ def source(records: int, is_blocking: bool, pause_s: float) -> beam.DoFn:
 
     class Source(beam.DoFn):
         @beam.DoFn.unbounded_per_element()
-        def process(self, start: float, tracker: Any = tracker_param) -> Iterable[tuple[int, float]]:
+        def process(self, path: str, tracker: Any = tracker_param) -> Iterable[tuple[int, float]]:
+            start = start_time(path)
             record = tracker.current_restriction().start
             while True:
                 wait = exists_at(start, record) - time.time()
@@ -112,10 +126,10 @@ class NoteLatency(beam.DoFn):
         self._notes = b""
 
 
-def build(pipeline: beam.Pipeline, step: beam.DoFn, start: float, path: str) -> None:
+def build(pipeline: beam.Pipeline, step: beam.DoFn, start_path: str, path: str) -> None:
     (
         pipeline
-        | beam.Create([start])
+        | beam.Create([start_path])
         | beam.ParDo(step).with_output_types(tuple[int, float])
         | beam.Reshuffle()
         | beam.ParDo(CountPerKey())
@@ -127,11 +141,12 @@ def latency(is_blocking: bool) -> dict[str, float]:
     """Return the median and the 99th percentile of all latencies, in milliseconds."""
     records = int((WARM_UP_S + MEASURED_S) * RECORDS_PER_SECOND)
     with tempfile.TemporaryDirectory() as folder:
-        path, start = str(Path(folder, "latencies")), time.time() + START_S
+        path, start_path = str(Path(folder, "latencies")), str(Path(folder, "start"))
         step = source(records, is_blocking, pause_s=0.01)
         cpu = _cpu_seconds()
-        seconds = _measure.run_ours(lambda pipeline: build(pipeline, step, start, path), *_FLAGS)
+        seconds = _measure.run_ours(lambda pipeline: build(pipeline, step, start_path, path), *_FLAGS)
         cores = (_cpu_seconds() - cpu) / seconds
+        start = start_time(start_path)
         notes = [(at, late) for at, late in struct.iter_unpack(_LATENCY, Path(path).read_bytes())]
     if len(notes) != records:
         raise ValueError(f"found {len(notes)} records at the end, expected {records}")
@@ -147,9 +162,10 @@ def idle() -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         pipeline = beam.Pipeline(LuminosityRunner(), PipelineOptions(["--progress=off", *_FLAGS]))
         step = source(10, is_blocking=False, pause_s=0.1)
-        build(pipeline, step, time.time() + 10_000, str(Path(folder, "latencies")))
+        Path(folder, "start").write_text(f"{time.time() + 10_000}\n")
+        build(pipeline, step, str(Path(folder, "start")), str(Path(folder, "latencies")))
         result = pipeline.run()
-        time.sleep(START_S)
+        time.sleep(IDLE_START_S)
         before = _cpu_seconds(), _workers_cpu_seconds(), time.monotonic()
         time.sleep(IDLE_S)
         seconds = time.monotonic() - before[2]
