@@ -409,6 +409,31 @@ _EARLY_AND_ON_TIME: dict[str, Any] = {
 }
 
 
+@pytest.mark.parametrize("windowing", [{}, {"trigger": trigger.AfterWatermark(early=trigger.AfterProcessingTime(5))}])
+def test_windows_come_out_while_input_waits(tmp_path: Path, windowing: dict[str, Any]) -> None:
+    """A stream that is faster than the grouping never leaves it without input."""
+    if windowing:
+        windowing = {**windowing, "accumulation_mode": _DISCARDING}
+    group = _Group(tmp_path, FixedWindows(10), **windowing)
+    panes: list[Any] = []
+    for second in range(100):
+        group.grouping.add(group.encoded("a", second))
+        group.grouping.add(group.encoded("b", second))
+        group.grouping.pump(second * _S, deadline=0)  # less than one block
+        if second == 50:
+            group.clock.advance(10 * _S)
+        panes += group.panes()
+        assert group.grouping.pending
+        ended = {pane.value[0] for pane in panes if pane.pane_info.timing == _ON_TIME}
+    assert ended
+    assert not windowing or any(pane.pane_info.timing == _EARLY for pane in panes)
+    group.grouping.pump(MAX)
+    panes += group.panes()
+    assert group.grouping.watermark == MAX
+    assert sorted(number for pane in panes for number in pane.value[1]) == sorted([*range(100), *range(100)])
+    assert not group.grouping.dropped  # none of them was late
+
+
 @pytest.mark.parametrize("windowing", [{}, _EARLY_AND_ON_TIME])
 def test_time_moves_step_by_step_if_many_windows_end_at_once(tmp_path: Path, windowing: dict[str, Any]) -> None:
     group = _Group(tmp_path, FixedWindows(10), **windowing)

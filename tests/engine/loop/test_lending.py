@@ -20,8 +20,8 @@ from tests.runners import IS_REFERENCE, collect, new_pipeline
 pytestmark = [pytest.mark.timeout(300), pytest.mark.skipif(IS_REFERENCE, reason="it has no pools")]
 
 # All that a pool looks at.
-BUSY = cast(Bundle, SimpleNamespace(is_suspect=False, stage=SimpleNamespace(is_source=False)))
-WAITING = cast(Bundle, SimpleNamespace(is_suspect=False, stage=SimpleNamespace(is_source=True)))
+BUSY = cast(Bundle, SimpleNamespace(is_suspect=False, stage=SimpleNamespace(id="step", is_source=False)))
+WAITING = cast(Bundle, SimpleNamespace(is_suspect=False, stage=SimpleNamespace(id="source", is_source=True)))
 _WAIT_S = 120.0  # far above what a loaded machine takes
 
 
@@ -67,6 +67,18 @@ def test_cores_are_borrowed_only_while_they_are_idle() -> None:
     lender.bundles["bundle"] = BUSY
     assert borrowed.free_slots() == 0
     assert not one.may_borrow()
+
+
+def test_a_source_takes_no_borrowed_worker() -> None:
+    """The rest of its restriction would wait there until the core is idle again, and hold the watermark back."""
+    one, other = _pools(1.0, 1.0)
+    _start(one)
+    borrowed = _start(one, index=1)
+    assert borrowed.free_slots() == 1
+    assert [worker.index for worker in one.free_workers("source", 4, is_idle=False, is_source=True)] == [0]
+    _start(other).bundles["bundle"] = one.workers[0].bundles["bundle"] = BUSY
+    assert not borrowed.free_slots()
+    assert [worker.index for worker in one.free_workers("source", 4, is_idle=False, is_source=True)] == [0]
 
 
 def test_a_borrowed_worker_counts_as_one_of_the_pool() -> None:

@@ -53,6 +53,16 @@ def test_late_stages_get_workers_first_but_starve_no_stage_of_a_stream(
     assert [stage.id for stage in order] == expected
 
 
+def test_a_stage_with_bounded_input_does_not_starve_beside_a_stream() -> None:
+    """If both meet in a Flatten, the watermark of the stream would wait for it, too."""
+    latest_first = [
+        cast(Any, SimpleNamespace(id=name, plan=SimpleNamespace(has_endless_input=name == "stream"), has_begun=True))
+        for name in ("stream", "bounded")
+    ]
+    assert [stage.id for stage in in_turn(latest_first, {"bounded": 100.0}, 100.1)] == ["stream", "bounded"]
+    assert [stage.id for stage in in_turn(latest_first, {"bounded": 100.0}, 105.0)] == ["bounded", "stream"]
+
+
 def test_a_short_input_of_unknown_speed_stays_whole() -> None:
     assert BundleSize().next(0.0, queued=35, slots=2) == 35
 

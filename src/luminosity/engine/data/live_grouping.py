@@ -98,6 +98,10 @@ class LiveGrouping:
         self.pending: deque[Block] = deque()  # not grouped yet, or in part
         self.pending_bytes = 0
         self._pending_holds = Holds()
+        # Watermarks to move to, each with the number of blocks that arrived before it. There are at most as many as
+        # pending blocks, and one.
+        self._marks: deque[tuple[int, int]] = deque()
+        self._arrived = self._absorbed = 0  # blocks
         self._work: Iterator[tuple[bytes, WindowedValue] | None] | None = None  # what :meth:`pump` has begun
         self._output: deque[Block] = deque()
         self._parts: list[bytes] = []  # of the block that is being made
@@ -124,6 +128,7 @@ class LiveGrouping:
     def add(self, block: Block) -> None:
         """Add input to be grouped by :meth:`pump`. Takes over the block."""
         self.pending.append(block)
+        self._arrived += 1
         self.pending_bytes += block.weight
         self._pending_holds.add(block.hold)
 
@@ -131,12 +136,17 @@ class LiveGrouping:
         """Group pending input, then move event time to ``watermark`` and processing time to the clock's.
 
         Fires what is due by then. Stops soon after ``deadline``, and continues there with the next call. Returns
-        whether there was anything to do.
+        whether there was anything to do. Input that arrives after this call does not keep event time from moving to
+        ``watermark``, even if there is always more of it than can be grouped.
         """
+        if watermark > (self._marks[-1][1] if self._marks else self.watermark):
+            if self._marks and self._marks[-1][0] == self._arrived:
+                self._marks.pop()
+            self._marks.append((self._arrived, watermark))
         has_moved = False
         while True:
             if self._work is None:
-                self._work = self._next_work(watermark)
+                self._work = self._next_work()
             if self._work is None:
                 return has_moved
             has_moved = True
@@ -147,13 +157,16 @@ class LiveGrouping:
                 return True
             self._work = None
 
-    def _next_work(self, watermark: int) -> Iterator[tuple[bytes, WindowedValue] | None] | None:
-        # What is pending arrived at the watermark before.
+    def _next_work(self) -> Iterator[tuple[bytes, WindowedValue] | None] | None:
+        # Blocks that arrived before a watermark are grouped at the watermark before.
+        if self._marks and self._marks[0][0] <= self._absorbed:
+            _, watermark = self._marks.popleft()
+            return self._advance(watermark)
+        fire = self._panes.next_fire()
+        if fire is not None and fire <= self._clock.micros():
+            return self._advance(self.watermark)
         if self.pending:
             return self._absorb(self.pending[0])
-        fire = self._panes.next_fire()
-        if watermark > self.watermark or (fire is not None and fire <= self._clock.micros()):
-            return self._advance(max(watermark, self.watermark))
         self._panes.settle()
         return None
 
@@ -175,6 +188,7 @@ class LiveGrouping:
             yield from self._panes.add(key, values)
             yield None
         self.pending.popleft()
+        self._absorbed += 1
         self.pending_bytes -= block.weight
         self._pending_holds.remove(block.hold)
         block.release()

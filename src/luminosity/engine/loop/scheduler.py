@@ -56,11 +56,13 @@ def in_turn(latest_first: Sequence[StageRun], waiting_since: Mapping[str, float]
     Last stages come first: elements near the end of the pipeline free the most memory. But a stage's very first bundle
     is small and never waits, since its output may be a side input that other stages wait for. In a stream, later stages
     may have work all the time, such as timers that set themselves again. So a stage that has waited for long goes
-    before them: without its source, a stream has no watermark, and no window of such timers ever ends.
+    before them: without its source, a stream has no watermark, and no window of such timers ever ends. The same holds
+    for a stage with bounded input beside a stream, which may meet the stream in a Flatten or as a side input.
     """
+    is_stream = any(stage.plan.has_endless_input for stage in latest_first)
 
     def place(stage: StageRun) -> tuple[bool, bool]:
-        since = waiting_since.get(stage.id) if stage.plan.has_endless_input else None
+        since = waiting_since.get(stage.id) if is_stream else None
         has_waited = since is not None and now - since > _MOST_PATIENT_S
         return not has_waited, stage.has_begun
 
@@ -170,7 +172,7 @@ class Scheduler:
                         wanted_idle.add(id(stage.pool))
                     saturated.add(id(stage.pool))
                     self._waiting_since.setdefault(stage.id, now)
-                    self._want_worker(stage.pool, now, stage.queued)
+                    self._want_worker(stage.pool, now, stage.queued, may_borrow=not stage.is_source)
                     break
                 self._waiting_since.pop(stage.id, None)
                 most_elements = outflow.most_elements(max(1, stage.pool.free_slots()))
@@ -217,12 +219,12 @@ class Scheduler:
         fires += [buffer.next_fire() for buffer in self._parts.buffers.values()]
         return [fire for fire in fires if fire is not None]
 
-    def _want_worker(self, pool: PoolRun, now: float, work: int) -> None:
+    def _want_worker(self, pool: PoolRun, now: float, work: int, *, may_borrow: bool = True) -> None:
         """Start one more worker if the pool allows it, has been saturated for long enough, and has ``work`` for it."""
         waiting_since = self._saturated_since.setdefault(id(pool), now)
         is_needed = not pool.workers or pool.plan.device_groups or now - waiting_since > _SATURATED_S
         index = pool.unused_index()
-        if index is None and now - waiting_since > _BORROW_S and pool.may_borrow():
+        if index is None and may_borrow and now - waiting_since > _BORROW_S and pool.may_borrow():
             index = pool.unused_borrowed_index()
         if index is not None and is_needed and pool.starting() < max(1, work):
             self._saturated_since[id(pool)] = now

@@ -63,13 +63,16 @@ class Worker:
     def free_slots(self, *, is_source: bool = False) -> int:
         """Return how many more bundles can run here now. A suspect bundle takes all slots.
 
-        Bundles of sources have slots of their own, since they may wait for records.
+        Bundles of sources have slots of their own, since they may wait for records. A worker on a borrowed core has
+        none: the rest of a restriction returns to its worker, and would wait there until the core is idle again.
         """
         if not self.is_connected or self.is_stopping or any(b.is_suspect for b in self.bundles.values()):
             return 0
         if self.index >= self.pool.plan.workers and not self.bundles and not self.pool.may_borrow():
             return 0
-        return len(self._free_source_streams if is_source else self._free_streams)
+        if is_source:
+            return len(self._free_source_streams) if self.index < self.pool.plan.workers else 0
+        return len(self._free_streams)
 
     def is_working(self) -> bool:
         """Return whether a bundle runs. Those of sources don't count: they mostly wait."""
