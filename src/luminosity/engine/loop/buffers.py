@@ -129,7 +129,10 @@ class BufferRun:
         return min((fire for fire in fires if fire is not None), default=None)
 
     def _is_full(self) -> bool:
-        return any(stage.is_ready and stage.queued_bytes > self.limit // 2 for stage, _ in self.readers)
+        """Return whether panes should wait for a reader. A side input never waits, since readers may wait for it."""
+        return self.side_input is None and any(
+            stage.is_ready and stage.queued_bytes > self.limit // 2 for stage, _ in self.readers
+        )
 
     def _is_complete(self) -> bool:
         return self._input_watermark() >= MAX
