@@ -95,12 +95,12 @@ class _ShardTokens:
     def __init__(self, packed: bytes) -> None:
         self._shards, self._tokens = wire.unpack_tokens(packed) if packed else (1, {})
         # A bundle of one shard has only its keys, however they are encoded.
-        self._only = next(iter(self._tokens.items())) if len(self._tokens) == 1 else None
+        self.only = next(iter(self._tokens.items())) if len(self._tokens) == 1 else None
 
     def of(self, state_key: beam_fn_api_pb2.StateKey) -> tuple[int, bytes]:
         """Return the index and the token of a cell's shard. The token is empty if the cell must not be cached."""
-        if self._only is not None:
-            return self._only
+        if self.only is not None:
+            return self.only
         index = wire.shard_index(state_key.bag_user_state.key, self._shards)
         return index, self._tokens.get(index, b"")
 
@@ -116,15 +116,21 @@ class CachingHandler(sdk_worker.GlobalCachingStateHandler):
         """Within the context, serve the state of this bundle."""
         token = next((token.token for token in cache_tokens if token.HasField("user_state")), b"")
         with super().process_instruction_id(bundle_id, cache_tokens):
+            self._context.tokens = _NO_TOKENS
             if isinstance(self._underlying, BatchingStateHandler):
-                self._underlying.use_tokens(_ShardTokens(token))
+                tokens = _ShardTokens(token)
+                self._underlying.use_tokens(tokens)
+                self._context.tokens = tokens
+                if tokens.only is not None:
+                    self._context.user_state_cache_token = tokens.only[1]  # which is quicker than to look it up
             yield
 
     def _get_cache_token(self, state_key: beam_fn_api_pb2.StateKey) -> Any:
         token = super()._get_cache_token(state_key)
-        if token and isinstance(self._underlying, BatchingStateHandler) and state_key.HasField("bag_user_state"):
+        tokens: _ShardTokens = self._context.tokens
+        if tokens.only is None and token and state_key.HasField("bag_user_state"):
             # Without a token of its shard, a cell is cached until the bundle ends.
-            return self._underlying.token(state_key) or self._context.bundle_cache_token
+            return tokens.of(state_key)[1] or self._context.bundle_cache_token
         return token
 
     def extend(self, state_key: beam_fn_api_pb2.StateKey, coder: Any, elements: Iterable[Any]) -> Any:
