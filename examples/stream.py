@@ -25,7 +25,7 @@ _WINDOW_S = 5
 _WINDOW = beam.DoFn.WindowParam
 
 
-class Sales(beam.PTransform):
+class Sales(beam.PTransform[Any, Any]):
     """Emits a product for each sale, with the time of the sale. It has no end, unless ``seconds`` are given."""
 
     def __init__(self, seconds: float | None) -> None:
