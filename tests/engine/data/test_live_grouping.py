@@ -416,6 +416,7 @@ def test_windows_come_out_while_input_waits(tmp_path: Path, windowing: dict[str,
         windowing = {**windowing, "accumulation_mode": _DISCARDING}
     group = _Group(tmp_path, FixedWindows(10), **windowing)
     panes: list[Any] = []
+    ended: set[str] = set()
     for second in range(100):
         group.grouping.add(group.encoded("a", second))
         group.grouping.add(group.encoded("b", second))

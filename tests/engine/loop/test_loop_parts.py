@@ -17,6 +17,7 @@ from luminosity.engine.loop.failures import Failures
 from luminosity.engine.loop.metrics import RunMetrics
 from luminosity.engine.loop.scheduler import in_turn
 from luminosity.engine.loop.sizing import BundleSize
+from luminosity.engine.loop.splits import hasten
 from luminosity.engine.plan.codecs import TimerRecord
 from luminosity.engine.workers.failure import Failure
 from luminosity.engine.workers.sdk.channel import TimerStream
@@ -61,6 +62,33 @@ def test_a_stage_with_bounded_input_does_not_starve_beside_a_stream() -> None:
     ]
     assert [stage.id for stage in in_turn(latest_first, {"bounded": 100.0}, 100.1)] == ["stream", "bounded"]
     assert [stage.id for stage in in_turn(latest_first, {"bounded": 100.0}, 105.0)] == ["bounded", "stream"]
+
+
+def _running(size: BundleSize, queued: int, patient: int) -> list[Any]:
+    """Return the attempts of a source whose slots are all taken, after they were asked to make room."""
+    plan = SimpleNamespace(is_splittable=True, can_cut_elements=True)
+    stage = cast(Any, SimpleNamespace(size=size, queued=queued, plan=plan))
+    attempts = [
+        SimpleNamespace(started_at=100.0, split_at=101.6, splits_requested=0, is_patient=number < patient)
+        for number in range(4)
+    ]
+    bundles = [SimpleNamespace(stage=stage, attempt=a, search=None, inputs={"read": []}, count=1) for a in attempts]
+    stage.pool = SimpleNamespace(workers={0: SimpleNamespace(bundles=dict(enumerate(bundles)))})
+    hasten(stage)
+    return attempts
+
+
+def test_restrictions_of_a_source_take_turns_if_there_are_more_than_slots() -> None:
+    """Those without records would otherwise keep the slots for as long as a source may be slow to start."""
+    size = BundleSize(is_endless=True, is_source=True)
+    # As long as no record has come, all may be slow to start.
+    assert {attempt.split_at for attempt in _running(size, queued=26, patient=0)} == {101.6}
+    size.started(0.01)
+    few, many = _running(size, queued=4, patient=1), _running(size, queued=26, patient=0)
+    assert few[0].split_at == 101.6  # this one may start slowly
+    assert few[1].split_at == pytest.approx(100.25)
+    assert many[1].split_at == pytest.approx(100.0625)
+    assert sum(size.next_is_patient() for _ in range(170)) == 10
 
 
 def test_a_short_input_of_unknown_speed_stays_whole() -> None:

@@ -48,6 +48,7 @@ class Attempt:
     timers: list[tuple[FamilyKey, bytes]] = field(default_factory=list[tuple[FamilyKey, bytes]])
     response: beam_fn_api_pb2.InstructionResponse | None = None
     split_at: float = float("inf")  # when to request the next split
+    is_patient: bool = False  # whether it may run to its deadline while other restrictions wait for its slot
     splits_requested: int = 0
     take_at: float = float("inf")  # from when on idle workers may take elements from the bundle
     take_wait: float = 0.0  # how long they wait after the next request

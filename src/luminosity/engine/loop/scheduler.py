@@ -168,6 +168,8 @@ class Scheduler:
                     stage.id, stage.max_active_bundles, is_idle=is_suspect, is_source=stage.is_source
                 )
                 if worker is None:
+                    if stage.is_source:
+                        splits.hasten(stage)
                     if is_suspect:
                         wanted_idle.add(id(stage.pool))
                     saturated.add(id(stage.pool))
@@ -178,6 +180,8 @@ class Scheduler:
                 most_elements = outflow.most_elements(max(1, stage.pool.free_slots()))
                 taken = stage.next_bundle(worker, now, wall_micros, most_elements)
                 if taken is None:
+                    if stage.is_source:
+                        splits.hasten(stage)  # in the worker to which a restriction returns
                     break
                 bundle, worker = taken
                 transfers.start(bundle, worker, self._parts, now)

@@ -25,6 +25,10 @@ _LONGEST_SORTED_S = 5.0
 _PART_OF_ELAPSED_SORTED = 0.2
 _ENDLESS_S = 0.05  # of a bundle in a stream: each element waits for the end of its bundle
 _SOURCE_S = 0.025  # of a source's bundle in a stream, from its first output on
+_ROUND_S = 0.5  # in which each of a source's restrictions gets a slot, if they are more than slots
+_SHORTEST_TURN_S = 0.05  # of a restriction in a slot: with less, most of the time goes into bundles without records
+_PATIENT_ONE_IN = 17  # turns is as long as if no restriction waited: a reader may need long to start
+_REMEMBERED_STARTS = 16  # bundles: enough that some of them had a record to emit at once
 _FIXED_PART = 0.05  # of a bundle's time: if a bundle has a fixed price, bundles grow until it is no more than this
 _FIXED_PART_SORTED = 0.02  # of a longer bundle
 _FIXED_PART_ENDLESS = 0.5  # of a bundle in a stream: it should be early rather than cheap
@@ -85,6 +89,8 @@ class BundleSize:
         self._begun: deque[int] = deque(maxlen=_REMEMBERED_SPLITS)
         self._cold: tuple[int, float] | None = None  # elements and seconds of a bundle in a worker without the stage
         self._patience = 1
+        self._turns = 0
+        self._starts: deque[float] = deque(maxlen=_REMEMBERED_STARTS)
 
     def target_seconds(self, now: float) -> float:
         """Return how long a bundle that starts now should take."""
@@ -174,6 +180,25 @@ class BundleSize:
         if self._last > _FEW_ELEMENTS:
             target *= 1.5  # its size was chosen to end it in time, so the deadline is for those that are late
         return self._patience * max(_SHORTEST_DEADLINE_S, target)
+
+    def started(self, seconds: float) -> None:
+        """Note how long a source's bundle took until its first output."""
+        self._starts.append(seconds)
+
+    def next_is_patient(self) -> bool:
+        """Return whether the next bundle of a source may run to its deadline even if other restrictions wait."""
+        self._turns += 1
+        return self._turns % _PATIENT_ONE_IN == 0
+
+    def turn_seconds(self, restrictions: int, slots: int) -> float:
+        """Return how long a source's bundle may run while some of its ``restrictions`` wait for one of the ``slots``.
+
+        As long as no restriction has had output, nothing is known about how long readers need to start.
+        """
+        if not self._starts:
+            return float("inf")
+        rounds = math.ceil(restrictions / max(1, slots))
+        return max(_SHORTEST_TURN_S, _ROUND_S / rounds, 2 * min(self._starts))
 
     def seconds_left(self, elements: int, elapsed: float) -> float | None:
         """Return how long a bundle of ``elements`` that has run for ``elapsed`` will run on, or None if unknown."""

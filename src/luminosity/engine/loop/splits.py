@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from apache_beam.portability.api import beam_fn_api_pb2
 
 from luminosity.engine.data.watermarks import MIN
 from luminosity.engine.loop.bundle import Attempt, Bundle, new_instruction_id, slice_blocks
 
-__all__ = ["apply", "can_split", "queue_residual", "request", "request_for_idle_worker"]
+if TYPE_CHECKING:
+    from luminosity.engine.loop.stage import StageRun
+
+__all__ = ["apply", "can_split", "hasten", "queue_residual", "request", "request_for_idle_worker"]
 
 # How much of the rest of the element in progress the bundle keeps. A bounded source refuses 0, so later requests offer
 # more.
@@ -35,6 +40,21 @@ def request(bundle: Bundle, attempt: Attempt) -> None:
     attempt.splits_requested += 1
     attempt.split_at = float("inf")
     _send(bundle, attempt, fraction, is_for_idle_worker=False)
+
+
+def hasten(stage: StageRun) -> None:
+    """Let the bundles of a source end soon, because more of its restrictions wait than there are slots.
+
+    Otherwise restrictions without records would keep the slots from those that have some.
+    """
+    running = [b for worker in stage.pool.workers.values() for b in worker.bundles.values() if b.stage is stage]
+    turn = stage.size.turn_seconds(len(running) + stage.queued, len(running))
+    for bundle in running:
+        attempt = bundle.attempt
+        if attempt is None or attempt.is_patient or attempt.splits_requested:
+            continue
+        if can_split(bundle):
+            attempt.split_at = min(attempt.split_at, attempt.started_at + turn)
 
 
 def request_for_idle_worker(bundle: Bundle, attempt: Attempt, now: float) -> None:

@@ -40,6 +40,7 @@ def start(bundle: Bundle, worker: Worker, parts: RunParts, now: float) -> None:
     if splits.can_split(bundle):
         attempt.split_at = now + stage.size.deadline_seconds(now)
         idle_workers.allow_taking(bundle, attempt, now)
+    attempt.is_patient = stage.is_source and stage.size.next_is_patient()
     shards = BundleShards(len(stage.shards), {shard.index: shard for shard in bundle.shards})
     parts.state.begin(instruction_id, shards, _open_side_inputs(attempt, stage, parts))
     request = beam_fn_api_pb2.InstructionRequest(instruction_id=instruction_id)
@@ -135,9 +136,11 @@ def receive(sent: Sent, parts: RunParts) -> list[Bundle]:
 def _take_block(bundle: Bundle, attempt: Attempt, data: beam_fn_api_pb2.Elements.Data, parts: RunParts) -> None:
     block = parts.blocks.received(data.data, attempt.output_hold, attempt.worker.writer)
     attempt.outputs.append((data.transform_id, block))
-    if bundle.stage.is_source and len(attempt.outputs) == 1 and not attempt.splits_requested:
+    if bundle.stage.is_source and len(attempt.outputs) == 1:
         now = time.monotonic()  # from now on an element waits for the end of the bundle
-        attempt.split_at = min(attempt.split_at, now + bundle.stage.size.target_seconds(now))
+        bundle.stage.size.started(now - attempt.started_at)
+        if not attempt.splits_requested:
+            attempt.split_at = min(attempt.split_at, now + bundle.stage.size.target_seconds(now))
     is_enough = attempt.pending_output.add(bundle.stage.written_buffers[data.transform_id], block.size)
     if is_enough and splits.can_split(bundle) and not attempt.splits_requested:
         attempt.split_at = 0.0  # the queue behind it is full: the rest of the input can wait
