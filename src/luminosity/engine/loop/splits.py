@@ -138,6 +138,9 @@ def queue_residual(bundle: Bundle, residual: beam_fn_api_pb2.DelayedBundleApplic
     # ToMicroseconds() would raise at the first and last timestamps of Beam.
     reported = [w.seconds * 1_000_000 + w.nanos // 1000 for w in application.output_watermarks.values()]
     hold = max(bundle.hold, min(reported, default=MIN))
+    if stage.gate is not None:
+        # It reads its side inputs again, however far its output is: their windows must not be forgotten meanwhile.
+        hold = min(hold, stage.gate.expiry(read_id, application.element))
     delay = residual.requested_time_delay.ToMicroseconds() / 1e6
     block = stage.blocks.of_bytes(application.element, 1, hold)
     if stage.is_source and bundle.attempt is not None:

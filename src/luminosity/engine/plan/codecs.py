@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from apache_beam.coders import coder_impl
-from apache_beam.coders.coders import Coder
+from apache_beam.coders.coders import Coder, FastPrimitivesCoder
 from apache_beam.runners import pipeline_context
 from apache_beam.transforms.core import Windowing
 from apache_beam.utils.windowed_value import WindowedValue
@@ -26,6 +26,8 @@ _GLOBAL_HEADER_BYTES = 13
 _BYTES_AFTER_THEIR_LENGTH = frozenset(
     ["beam:coder:bytes:v1", "beam:coder:string_utf8:v1", "beam:coder:length_prefix:v1"]
 )
+
+_ANY = FastPrimitivesCoder()
 
 
 class _NothingCoderImpl(coder_impl.StreamCoderImpl):
@@ -71,17 +73,13 @@ class ElementCodec:
             _NothingCoderImpl(), coder_impl.TimestampCoderImpl(), self._window_impl
         )
         self._value = codecs.safe_impl(value_id)
+        self._decoding = codecs, value_id
         self.is_global = coders[window_id].spec.urn == "beam:coder:global_window:v1"
         self._key: Any = None
         components = coders[value_id].component_coder_ids
         if coders[value_id].spec.urn == "beam:coder:kv:v1" and len(components) == 2:
             self._key = codecs.skipping_impl(components[0])
             self._keyed_value = codecs.skipping_impl(components[1])
-
-    @property
-    def has_keys(self) -> bool:
-        """Whether the elements are key-value pairs."""
-        return self._key is not None
 
     def offset_after(self, data: bytes, count: int) -> int:
         """Return the offset behind the first ``count`` elements."""
@@ -170,6 +168,20 @@ class ElementCodec:
         self._key.decode_from_stream(stream, True)
         cut = len(value) - stream.size()
         return value[:cut], value[cut:]
+
+    def key_of(self, value: bytes) -> bytes | None:
+        """Return the encoded key of one element, or None if it is no pair.
+
+        Without type hints a step's output has a coder for any type. Then the element is decoded, which is slow.
+        """
+        if self._key is not None:
+            return self.key_and_value(value)[0]
+        codecs, value_id = self._decoding
+        impl = codecs.impl(value_id)
+        if not isinstance(impl, coder_impl.FastPrimitivesCoderImpl):
+            return None
+        decoded: Any = impl.decode_nested(value)
+        return _ANY.encode(decoded[0]) if type(decoded) is tuple and len(decoded) == 2 else None
 
     def encode_header(self, header: WindowedValue) -> bytes:
         """Return timestamp, windows and pane, encoded."""

@@ -6,9 +6,10 @@ import itertools
 import struct
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from apache_beam.portability.api import beam_fn_api_pb2
+from apache_beam.utils.windowed_value import PaneInfoTiming
 
 from luminosity.engine.data.blocks import Block, BlockStore
 from luminosity.engine.plan.codecs import ElementCodec
@@ -97,6 +98,22 @@ class SideInputData:
                 listed = (part for key, count, values in entries for part in _listed(keys_only, key, count, values))
                 self._listings[listing] = list(map(self._keep, pieces(listed)))
             return self._listings[listing]
+
+    def of_last_pane(self) -> list[Chunk] | None:
+        """Return the element of the last pane, if all elements are in one window and come from panes of one element."""
+        last, elements_of_last = -1, list[bytes]()
+        with self._lock:
+            self._check_running()
+            for block in self.blocks:
+                for header, value in self._codec.elements(block.data()):
+                    pane: Any = header.pane_info
+                    if pane.timing == PaneInfoTiming.UNKNOWN:
+                        return None  # it comes from no grouping
+                    if pane.index > last:
+                        last, elements_of_last = pane.index, []
+                    if pane.index == last:
+                        elements_of_last.append(value)
+        return list(map(MemoryChunk, elements_of_last)) if len(elements_of_last) == 1 else None
 
     def _by_window(self) -> dict[bytes, list[Chunk]]:
         found: dict[bytes, list[Chunk]] = {}

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import heapq
+import logging
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +26,8 @@ from luminosity.engine.spill.files import Chunk, MemoryChunk
 
 __all__ = ["LiveSideInput", "shows_first_pane"]
 
+_LOGGER = logging.getLogger(__name__)
+
 
 @dataclass
 class _Window:
@@ -35,6 +38,7 @@ class _Window:
     # From which version on each content is read. All but the last are for bundles that still run.
     contents: list[tuple[int, SideInputData, bytes]] = field(default_factory=list[tuple[int, SideInputData, bytes]])
     last: bytes = b""  # the encoded value of the element that came last
+    first_panes: int = 0  # how often first panes of groups without keys have come
 
     def release(self) -> None:
         for block in self.blocks:
@@ -49,6 +53,7 @@ class LiveSideInput:
     A window is ready when the watermark has passed its end, and then holds the elements of all its panes. If the
     trigger of the PCollection does not wait for that (:func:`shows_first_pane`), a window is ready at its first pane,
     and each later pane replaces the one before. In accumulating mode a pane replaces the earlier panes of its key.
+    ``AsSingleton`` reads the last pane alone.
 
     Each change of a window that is ready makes a new version. A bundle opens the current version when it starts and
     reads that one until it ends, whatever arrives meanwhile.
@@ -75,6 +80,7 @@ class LiveSideInput:
         self._open: Counter[int] = Counter()  # the number of running attempts by version
         self._replaced: set[bytes] = set()  # windows with contents that only running bundles read
         self._readers_watermark = MIN
+        self._has_warned = False
         self.lateness = windowing.allowed_lateness.micros  # how long after its end a window may be read or change
         self.version = 1
         self.watermark = MIN
@@ -152,7 +158,7 @@ class LiveSideInput:
         if values:
             known.last = next(value for _, value in self._codec.elements(values[-1]))
         if self._is_accumulating:
-            values = list(self._without_replaced([*(block.data() for block in known.blocks), *values]))
+            values = list(self._without_replaced(known, [block.data() for block in known.blocks], values))
             replaces = True
         if replaces:
             for block in known.blocks:
@@ -163,19 +169,30 @@ class LiveSideInput:
         self._changed.add(key)
         self.changes += 1
 
-    def _without_replaced(self, parts: Iterable[bytes]) -> Iterator[bytes]:
-        """Yield the elements of ``parts``, without those that a later pane of the same key contains."""
-        latest: dict[bytes, int] = {}
-        found: list[tuple[bytes | None, int, bytes]] = []
-        for part in parts:
+    def _without_replaced(self, window: _Window, old: list[bytes], new: list[bytes]) -> Iterator[bytes]:
+        """Yield the elements of a window, without those that a later pane of the same key contains."""
+        latest: dict[bytes | None, int] = {}
+        found: list[tuple[bool, bytes | None, int, bytes]] = []
+        has_first_pane = False
+        for number, part in enumerate([*old, *new]):
             for header, value in self._codec.elements(part):
                 pane: Any = header.pane_info
-                key = None
-                if pane.timing != PaneInfoTiming.UNKNOWN:  # otherwise it comes from no grouping
-                    key = self._codec.key_and_value(value)[0] if self._codec.has_keys else b""
-                    latest[key] = max(latest.get(key, 0), pane.index)
-                found.append((key, pane.index, self._codec.encode_header(header) + value))
-        return (encoded for key, index, encoded in found if key is None or index == latest[key])
+                is_of_group = pane.timing != PaneInfoTiming.UNKNOWN
+                key = self._codec.key_of(value) if is_of_group else None
+                has_first_pane |= is_of_group and key is None and pane.index == 0 and number >= len(old)
+                latest[key] = max(latest.get(key, 0), pane.index)
+                found.append((is_of_group, key, pane.index, self._codec.encode_header(header) + value))
+        window.first_panes += has_first_pane
+        if window.first_panes > 1 and not self._has_warned:
+            self._has_warned = True
+            _LOGGER.warning(
+                "a side input has accumulating panes of several groups, and its elements are no pairs of key and "
+                "value: it keeps all panes. Make them pairs: then it keeps the latest pane of each key"
+            )
+        # Of elements that are no pairs, it is not known which group they come from.
+        if window.first_panes < 2:
+            return (e for is_of_group, key, index, e in found if not is_of_group or index == latest[key])
+        return (e for _, key, index, e in found if key is None or index == latest[key])
 
     # Reading
 
@@ -218,6 +235,8 @@ class LiveSideInput:
         _, content, last = found
         if only_last and self._panes is not None:
             return [MemoryChunk(last)] if content.blocks else []
+        if only_last and (of_last_pane := content.of_last_pane()) is not None:
+            return of_last_pane  # otherwise one late element, which makes another pane, would fail all readers
         return content.read(state_key)
 
     def _renew(self) -> None:

@@ -73,6 +73,12 @@ class SideGate:
                 ready.append(part)
         return ready
 
+    def expiry(self, read_id: str, data: bytes) -> int:
+        """Return the last watermark at which the side windows that encoded elements read are still there."""
+        windows = {window for header, _ in self._codecs[read_id].elements(data) for window in header.windows}
+        needs = {need for window in windows for need in self._needs(window)}
+        return min((self._sides[need.side].data.expiry(need.end) for need in needs), default=MAX)
+
     def take_ready(self) -> Iterator[tuple[str, Block]]:
         """Remove and yield the waiting blocks that can run now, with the ids of their reads."""
         changes = [side.data.changes for side in self._sides]
