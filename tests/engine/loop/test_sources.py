@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -79,6 +80,39 @@ def test_a_source_that_blocks_takes_no_slot_from_other_steps(tmp_path: Path) -> 
     run(build, "--cpu_workers=1")
     assert set(notes(tmp_path / "let go in time")) == {"True"}
     assert sorted(map(int, notes(tmp_path / "numbers"))) == list(range(_RECORDS))
+
+
+class _Watching(beam.DoFn):
+    """Kills its worker once the other source polls, and lets that source go once it polls again."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    @beam.DoFn.unbounded_per_element()
+    def process(self, _: Any, tracker: Any = _TRACKER) -> Iterable[int]:
+        polling = self._folder / "polling"
+        if polling.exists() and first_time(self._folder / "killed"):
+            polling.unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+        if not polling.exists():
+            tracker.defer_remainder(Duration(0.05))
+            return
+        (self._folder / "let go").touch()
+        for number in range(_RECORDS):
+            tracker.try_claim(number)
+        yield 0
+
+
+def test_a_source_that_blocks_after_its_worker_was_lost_lets_others_run_soon(tmp_path: Path) -> None:
+    """It runs alone at first, since it may be what kills workers. But it may wait for records for hours."""
+
+    def build(pipeline: beam.Pipeline) -> None:
+        pipeline | "Seed" >> beam.Create([0]) | beam.ParDo(_Blocking(tmp_path))
+        pipeline | "Other" >> beam.Create([0]) | beam.ParDo(_Watching(tmp_path))
+
+    run(build, "--cpu_workers=1")
+    assert (tmp_path / "killed").exists()
+    assert set(notes(tmp_path / "let go in time")) == {"True"}
 
 
 class _SlowPoll(beam.DoFn):

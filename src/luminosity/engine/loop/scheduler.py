@@ -47,6 +47,7 @@ _KILL_TIMEOUT_S = 10.0  # for the kernel to end killed workers
 _IDLE_WAKE_S = 0.2  # how often the listener's ``tick`` is called at least
 _LEAST_WAIT_S = 0.005  # between two looks for work that idle workers can take
 _MOST_PATIENT_S = 0.5  # a stage of a stream that has waited for a worker for this long gets the next one
+_SUSPECT_S = 1.0  # a source that has run alone for this long does not kill workers: it may wait for hours
 _PUMP_S = 0.02  # how long one grouping may keep the loop from its messages
 
 
@@ -305,14 +306,22 @@ class Scheduler:
             self._check_deadlines()
 
     def _check_deadlines(self) -> None:
-        """Ask bundles that have run long enough to split, and kill workers that do not connect in time."""
+        """Ask bundles that have run long enough to split, and kill workers that do not connect in time.
+
+        A source that was suspected to kill workers, and has run alone for long enough, leaves its worker's other slots
+        to others.
+        """
         now = time.monotonic()
         for worker in self._workers:
             if not worker.is_connected and now - worker.created_at > _CONNECT_TIMEOUT_S:
                 worker.kill()  # its exit counts as a failed start
             for bundle in worker.bundles.values():
                 attempt = bundle.attempt
-                if attempt is not None and attempt.split_at <= now and attempt.response is None:
+                if attempt is None:
+                    continue
+                if bundle.is_suspect and bundle.stage.is_source and now - attempt.started_at > _SUSPECT_S:
+                    bundle.is_suspect = False
+                if attempt.split_at <= now and attempt.response is None:
                     splits.request(bundle, attempt)
 
     def _handle(self, message: Message) -> None:
