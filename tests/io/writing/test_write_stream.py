@@ -22,6 +22,7 @@ from luminosity.errors import StepFailed, WriteError
 from luminosity.io.writing import open_files, window_files, write_step
 from luminosity.io.writing.destination import Destination
 from luminosity.io.writing.file_writer import WrittenFile
+from luminosity.io.writing.final_files import final_names
 from tests.both_runners import counters
 from tests.io.written import everything_in, rows_of
 from tests.runners import IS_REFERENCE, start
@@ -226,6 +227,22 @@ def test_a_pane_whose_step_is_killed_is_published_once(
             window_files.publish_pane(destination, list(written), "w1", begun)
         files = {name: rows_of(tmp_path / "out" / name) for name in names_in(tmp_path / "out")}
         assert list(files.values()) == [[{"n": 1}, {"n": 2}], [{"n": 3}]]
+
+
+def test_names_are_unique_where_folders_have_no_locks() -> None:
+    """Two workers may begin a stream at once: the second must not remove a new file that has an old file's name."""
+    destination = Destination.of("gs://bucket/table", if_exists="replace")
+    files = [WrittenFile(f"gs://bucket/table/.of-run-{run}/1", "", 1, 1, pa.schema([])) for run in range(2)]
+    assert len({final_names(destination, [file], "w1")[0].final for file in files}) == 2
+
+
+def test_a_runner_that_does_not_number_panes_loses_none(tmp_path: Path) -> None:
+    destination, written = _written(tmp_path, 1, 2)
+    publish = window_files.PublishPaneDoFn(destination, FixedWindows(10).get_window_coder())
+    for file in written:
+        for _ in range(2):  # the step is retried
+            list(publish.process([file], [[]], IntervalWindow(0, 10), PANE_INFO_UNKNOWN))
+    assert sorted(row["n"] for name in names_in(tmp_path) for row in rows_of(tmp_path / name)) == [1, 2]
 
 
 def test_files_that_are_gone_are_no_success(tmp_path: Path) -> None:

@@ -44,8 +44,10 @@ def final_names(destination: Destination, written: list[WrittenFile], pane: str 
     with_rows.sort(key=lambda file: (file.partition, file.path))
     if destination.is_one_file:
         return [Move(tuple(with_rows), destination.path)] if with_rows else []
-    # A run that appends needs names that no other run gives.
-    mark = f"-{_digest(with_rows)}" if destination.if_exists == "append" else ""
+    # A run that appends needs names that no other run gives. So does a stream where folders have no locks: a worker
+    # that removes the old files may be late, and must not find a file of a new pane under an old name.
+    is_unique = destination.if_exists == "append" or (pane is not None and not filesystem.is_local(destination.path))
+    mark = f"-{_digest(with_rows)}" if is_unique else ""
     most = (_MOST_JOINED_FILES, _MOST_JOINED_BYTES) if pane is None else (len(with_rows), _MOST_JOINED_BYTES_OF_PANE)
     groups = _joined_groups(with_rows, destination.rows_per_file, *most)
     prefix = "part" if pane is None else f"part-{pane}"

@@ -14,7 +14,7 @@ from apache_beam.transforms.core import Windowing
 from apache_beam.transforms.trigger import AccumulationMode, DefaultTrigger
 from apache_beam.transforms.window import GlobalWindow, GlobalWindows, IntervalWindow
 from apache_beam.utils.timestamp import Timestamp
-from apache_beam.utils.windowed_value import PaneInfo
+from apache_beam.utils.windowed_value import PaneInfo, PaneInfoTiming
 
 from luminosity.errors import Fix, WriteError
 from luminosity.io.folder_lock import lock_folder
@@ -119,8 +119,12 @@ class PublishPaneDoFn(beam.DoFn):
     ) -> Iterator[str]:
         """Publish the files of ``element``. ``begun`` is what ``BeginStreamDoFn`` emits."""
         old = [path for paths in begun for path in paths]
+        name = pane_name(window, pane, self._window_coder)
+        if pane.timing == PaneInfoTiming.UNKNOWN:
+            # This runner does not number panes: a late one must not replace the files of the first.
+            name += "-" + hashlib.sha256("\n".join(sorted(file.path for file in element)).encode()).hexdigest()[:12]
         with clear_errors(self._destination.path):
-            names = publish_pane(self._destination, element, pane_name(window, pane, self._window_coder), old)
+            names = publish_pane(self._destination, element, name, old)
             Metrics.counter(NAMESPACE, "files_written").inc(len(names))
             Metrics.counter(NAMESPACE, "bytes_written").inc(sum(map(filesystem.size, names)))
         yield from names
