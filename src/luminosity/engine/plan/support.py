@@ -36,16 +36,30 @@ def check(pipeline: beam_runner_api_pb2.Pipeline) -> None:
 def warn(pipeline: beam_runner_api_pb2.Pipeline) -> None:
     """Warn about features that run correctly but may not behave as the author expects."""
     components = pipeline.components
-    names = [
-        repr(transform.unique_name)
-        for transform in components.transforms.values()
-        if any(_never_fires(transform.inputs[tag], components) for tag in _side_input_tags(transform))
+    steps = [(step, set(tags)) for step in components.transforms.values() if (tags := _side_input_tags(step))]
+    without_end = [
+        repr(step.unique_name) for step, tags in steps if any(_never_fires(step.inputs[t], components) for t in tags)
     ]
-    if names:
+    if without_end:
         _LOGGER.warning(
             "%s: a side input is unbounded, in the global window and without a trigger; elements wait until it has "
             "ended. Apply beam.WindowInto to it, with windows or with a trigger",
-            ", ".join(names),
+            ", ".join(without_end),
+        )
+    in_last_window = [
+        repr(step.unique_name)
+        for step, tags in steps
+        if any(
+            _is_stream(step.inputs[tag], components) and not _is_global(step.inputs[tag], components) for tag in tags
+        )
+        and any(_is_global(pcollection, components) for tag, pcollection in step.inputs.items() if tag not in tags)
+    ]
+    if in_last_window:
+        _LOGGER.warning(
+            "%s: a side input is unbounded and has windows, but the main input is in the global window; elements read "
+            "the last window, and wait until the side input has ended. Apply beam.WindowInto to the main input, or "
+            "let the side input be in the global window with a trigger",
+            ", ".join(in_last_window),
         )
 
 
@@ -57,16 +71,32 @@ def _side_input_tags(transform: beam_runner_api_pb2.PTransform) -> Iterable[str]
 
 def _never_fires(pcollection_id: str, components: beam_runner_api_pb2.Components) -> bool:
     """Return whether an unbounded PCollection has one window for all time, which no trigger fires before its end."""
-    pcollection = components.pcollections[pcollection_id]
-    strategy = components.windowing_strategies[pcollection.windowing_strategy_id]
-    trigger = strategy.trigger
+    trigger = components.windowing_strategies[components.pcollections[pcollection_id].windowing_strategy_id].trigger
     fires = trigger.WhichOneof("trigger") not in ("default", "never", "after_end_of_window")
     return (
-        pcollection.is_bounded == beam_runner_api_pb2.IsBounded.UNBOUNDED
-        and strategy.window_fn.urn == common_urns.global_windows.urn
+        _is_stream(pcollection_id, components)
+        and _is_global(pcollection_id, components)
         and not fires
         and not trigger.after_end_of_window.HasField("early_firings")
     )
+
+
+def _reads_last_window(
+    step: beam_runner_api_pb2.PTransform, side_tags: set[str], components: beam_runner_api_pb2.Components
+) -> bool:
+    """Return whether a step in the global window has an unbounded side input with other windows."""
+    main = [pcollection for tag, pcollection in step.inputs.items() if tag not in side_tags]
+    streams = [step.inputs[tag] for tag in side_tags if _is_stream(step.inputs[tag], components)]
+    return any(_is_global(each, components) for each in main) and not all(_is_global(s, components) for s in streams)
+
+
+def _is_stream(pcollection_id: str, components: beam_runner_api_pb2.Components) -> bool:
+    return components.pcollections[pcollection_id].is_bounded == beam_runner_api_pb2.IsBounded.UNBOUNDED
+
+
+def _is_global(pcollection_id: str, components: beam_runner_api_pb2.Components) -> bool:
+    strategy_id = components.pcollections[pcollection_id].windowing_strategy_id
+    return components.windowing_strategies[strategy_id].window_fn.urn == common_urns.global_windows.urn
 
 
 def _problems(pipeline: beam_runner_api_pb2.Pipeline) -> Iterator[str]:
