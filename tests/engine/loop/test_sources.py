@@ -19,6 +19,7 @@ from apache_beam.io.watermark_estimators import (
 )
 from apache_beam.transforms.core import RestrictionProvider, WatermarkEstimatorProvider
 from apache_beam.transforms.periodicsequence import PeriodicImpulse
+from apache_beam.transforms.userstate import TimeDomain, TimerSpec, on_timer
 from apache_beam.transforms.window import FixedWindows, TimestampedValue
 from apache_beam.utils.timestamp import Duration, Timestamp
 
@@ -262,6 +263,59 @@ def test_empty_sources_beside_a_full_one_do_not_hold_time_back(tmp_path: Path) -
 
     run(build, "--cpu_workers=1")
     assert notes(tmp_path / "was seen while it ran") == ["True", "True"]
+
+
+class _TwoRecords(beam.DoFn):
+    """Emits the second record once a timer of the first has fired."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    @beam.DoFn.unbounded_per_element()
+    def process(self, _: Any, tracker: Any = _TRACKER) -> Iterable[tuple[str, int]]:
+        number = tracker.current_restriction().start
+        if number == 0 and tracker.try_claim(0):
+            yield "key", 0
+        elif (self._folder / "fired").exists():
+            for left in range(number, _RECORDS):
+                tracker.try_claim(left)
+            yield "key", 1
+            return
+        tracker.defer_remainder(Duration(0.05))
+
+
+_AGAIN = TimerSpec("again", TimeDomain.REAL_TIME)
+_AGAIN_PARAM: Any = beam.DoFn.TimerParam(_AGAIN)
+
+
+class _Restless(beam.DoFn):
+    """Sets its timer to now again and again, until the second record comes, or for a minute."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._until = time.time() + 60
+
+    def process(self, element: tuple[str, int], again: Any = _AGAIN_PARAM) -> None:
+        if element[1] == 0:
+            again.set(Timestamp.now())
+        else:
+            note(self._folder / "in time", time.time() < self._until)
+            (self._folder / "second").touch()
+
+    @on_timer(_AGAIN)
+    def at_once(self, again: Any = _AGAIN_PARAM) -> None:
+        (self._folder / "fired").touch()
+        if not (self._folder / "second").exists() and time.time() < self._until:
+            again.set(Timestamp.now())
+
+
+def test_timers_that_are_always_due_leave_room_for_input(tmp_path: Path) -> None:
+    def build(pipeline: beam.Pipeline) -> None:
+        records = pipeline | beam.Create([0]) | beam.ParDo(_TwoRecords(tmp_path)).with_output_types(tuple[str, int])
+        records | beam.ParDo(_Restless(tmp_path))
+
+    run(build, "--cpu_workers=1")
+    assert notes(tmp_path / "in time") == ["True"]
 
 
 def test_an_endless_impulse_passes_a_reshuffle(tmp_path: Path) -> None:

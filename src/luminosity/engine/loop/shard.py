@@ -42,6 +42,7 @@ class Shard:
         self.count = 0  # queued elements
         self.bytes = 0  # queued weight: the elements' bytes and those that they refer to
         self.running = 0  # bundles
+        self.had_timers = False  # whether its last bundle had timers, not input
         self.turn = 0  # rises with each bundle of the stage: the shard with the lowest is next
         self.last_worker: Worker | None = None
         self._state_token = b""

@@ -302,6 +302,7 @@ class StageRun:
             return None
         for shard in bundle.shards:
             shard.running += 1
+            shard.had_timers = not bundle.inputs
         return bundle, worker
 
     def _free_workers(self) -> list[Worker]:
@@ -361,13 +362,14 @@ class StageRun:
 
         Timers come first: with steady input they would otherwise never fire.
         """
-        clock = self._clock(wall_micros)
-        if shards[0].timers and (due := shards[0].timers.take_due(clock, _BUNDLE_TIMERS)):
+        clock, first = self._clock(wall_micros), shards[0]
+        may_fire = first.timers and (not first.count or self._must_fire_first(first, clock))
+        if may_fire and (due := first.timers.take_due(clock, _BUNDLE_TIMERS)):
             return self._bundle_of_timers(shards, due, clock)
-        if not shards[0].count:
+        if not first.count:
             return None
         if len(shards) > 1:
-            shards = [shard for shard in shards if shard.count and not shard.timers.has_due(clock)]
+            shards = [shard for shard in shards if shard.count and not self._must_fire_first(shard, clock)]
         count = sum(shard.count for shard in shards)
         # Each bundle takes its share of what is left, so that the last bundles are small and end together. A step that
         # begins its whole bundle at once, or makes a file of it, also leaves input for workers that have not started
@@ -386,6 +388,15 @@ class StageRun:
         if most_elements is not None:
             elements = min(elements, most_elements)
         return self._bundle_of_input(shards, elements, now)
+
+    def _must_fire_first(self, shard: Shard, clock: dict[FamilyKey, int]) -> bool:
+        """Return whether the shard has due timers that come before its input.
+
+        In a stream, those of processing time may be due all the time, if they set themselves again. So they take turns.
+        """
+        if shard.had_timers and self.plan.has_endless_input:
+            clock = {family: micros for family, micros in clock.items() if family not in self._processing_time}
+        return shard.timers.has_due(clock)
 
     def _bundle_of_input(self, shards: list[Shard], elements: int, now: float) -> Bundle:
         """Take up to ``elements``, but at least one, from the fronts of the shards' queues."""
