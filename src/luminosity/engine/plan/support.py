@@ -46,14 +46,7 @@ def warn(pipeline: beam_runner_api_pb2.Pipeline) -> None:
             "ended. Apply beam.WindowInto to it, with windows or with a trigger",
             ", ".join(without_end),
         )
-    in_last_window = [
-        repr(step.unique_name)
-        for step, tags in steps
-        if any(
-            _is_stream(step.inputs[tag], components) and not _is_global(step.inputs[tag], components) for tag in tags
-        )
-        and any(_is_global(pcollection, components) for tag, pcollection in step.inputs.items() if tag not in tags)
-    ]
+    in_last_window = [repr(step.unique_name) for step, tags in steps if _reads_last_window(step, tags, components)]
     if in_last_window:
         _LOGGER.warning(
             "%s: a side input is unbounded and has windows, but the main input is in the global window; elements read "
