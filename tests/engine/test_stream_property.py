@@ -4,7 +4,7 @@ Each seed makes a TestStream and several windowings of it: windows, triggers, la
 combiners at random. ``LUMINOSITY_STREAM_SEEDS=1000:2000`` runs other seeds than those of every day.
 
 Beam's runner (``BundleBasedDirectRunner``) uses Beam's trigger machine, and so do we except for the default trigger.
-The runner uses the machine wrongly in five ways, which :class:`_MendedDriver` mends, and loses what triggers leave.
+The runner uses the machine wrongly in seven ways, which :class:`_MendedDriver` mends, and loses what triggers leave.
 """
 
 from __future__ import annotations
@@ -25,9 +25,11 @@ from apache_beam.runners.direct.direct_runner import BundleBasedDirectRunner
 from apache_beam.testing import test_stream
 from apache_beam.transforms import trigger, window
 from apache_beam.transforms.timeutil import TimeDomain
-from apache_beam.utils.timestamp import MIN_TIMESTAMP, Duration
+from apache_beam.utils.timestamp import MAX_TIMESTAMP, MIN_TIMESTAMP, Duration
 from apache_beam.utils.windowed_value import PaneInfoTiming
 
+from luminosity.engine.loop import splits
+from luminosity.engine.workers.sdk import channel
 from tests.runners import IS_REFERENCE, finished, new_pipeline
 
 pytestmark = [
@@ -235,6 +237,13 @@ class _MendedDriver(trigger.GeneralTriggerDriver):
        when the clock moves.
     5. A trigger that fires clears its timers. Beam's runner lists all timers that are due before it fires the first of
        them, so that those of nested triggers fire although they were cleared.
+    6. A window holds the watermark at the timestamp of its next pane. Beam's runner holds it at the earliest of its
+       elements, even if the pane is to have the timestamp of the latest.
+    7. A window that has expired, or whose trigger has finished, holds no watermark. Beam's runner looks at the holds of
+       a key only when it has input, and keeps that of a trigger that finishes before its window ends.
+
+    6. and 7. matter for timestamps of panes: an element counts for that of its pane unless the watermark of the output
+    has passed it.
     """
 
     _watermark: Any = MIN_TIMESTAMP
@@ -276,6 +285,19 @@ class _MendedDriver(trigger.GeneralTriggerDriver):
     def _output(self, window: Any, finished: Any, state: Any, output_watermark: Any, maybe_ontime: Any) -> Any:
         return super()._output(window, finished, state, self._watermark, maybe_ontime)
 
+    def earliest_hold(self, state: Any, watermark: Any) -> Any:
+        """Return where the windows of a key hold the watermark."""
+        self._watermark = watermark
+        holds: list[Any] = []
+        for found, ids in self._window_ids(state).items():
+            if self._has_expired(found):
+                continue
+            kept = [state.state[number] for number in ids if number in state.state]
+            times = [time for tags in kept for time in tags.get(self.WATERMARK_HOLD.tag, ())]
+            if times and not any(tags.get(self.TOMBSTONE.tag) for tags in kept):
+                holds.append(self.timestamp_combiner_impl.combine_all(times))
+        return min(holds, default=MAX_TIMESTAMP)
+
     def _has_expired(self, found: Any) -> bool:
         return found.max_timestamp() + self._lateness < self._watermark
 
@@ -288,6 +310,23 @@ class _MendedDriver(trigger.GeneralTriggerDriver):
             for window_id in ids.pop(found):
                 state.state.pop(window_id, None)
                 state.timers.pop(window_id, None)
+
+
+_Evaluator: Any = transform_evaluator._StreamingGroupAlsoByWindowEvaluator  # pyright: ignore[reportPrivateUsage]
+_process_element = _Evaluator.process_element
+
+
+def _process_with_right_holds(evaluator: Any, element: Any) -> None:
+    """Process the elements and timers of a key with the right holds: see 6. and 7. above."""
+    watermarks = evaluator._evaluation_context._watermark_manager.get_watermarks(evaluator._applied_ptransform)
+    if element.value.elements:
+        for key, state in watermarks._keyed_states.items():
+            watermarks.hold({key: evaluator.driver.earliest_hold(state, watermarks.input_watermark)})
+        watermarks.refresh()
+    _process_element(evaluator, element)
+    key = element.value.encoded_key
+    state = evaluator._step_context.get_keyed_state(key)
+    evaluator.keyed_holds[key] = evaluator.driver.earliest_hold(state, watermarks.input_watermark)
 
 
 def _fire_if_set(evaluator: Any, firing: Any) -> None:
@@ -312,11 +351,14 @@ def _not_left_over(expected: Iterable[_Pane], extra: Iterable[_Pane]) -> list[_P
 
 @pytest.mark.parametrize("seed", range(_FIRST, _LAST))
 def test_panes_are_those_of_beams_runner(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Triggers such as Always fire once for what arrives together, so the elements of an event must stay together.
+    monkeypatch.setattr(channel, "_BLOCK_SECONDS", 600)
+    monkeypatch.setattr(splits, "can_split", lambda bundle: False)
     flags = ["--streaming", "--allow_unsafe_triggers"]
     found = _panes(new_pipeline("--debug", *flags), finished, seed)
     monkeypatch.setattr(transform_evaluator, "create_trigger_driver", _MendedDriver)
-    evaluator = transform_evaluator._StreamingGroupAlsoByWindowEvaluator  # pyright: ignore[reportPrivateUsage]
-    monkeypatch.setattr(evaluator, "process_timer_wrapper", _fire_if_set)
+    monkeypatch.setattr(_Evaluator, "process_element", _process_with_right_holds)
+    monkeypatch.setattr(_Evaluator, "process_timer_wrapper", _fire_if_set)
     beams = beam.Pipeline(runner=BundleBasedDirectRunner(), options=PipelineOptions(flags))
     expected = _panes(beams, _wait_for_beams, seed)
     for number, windowing in enumerate(_case(seed)[1]):

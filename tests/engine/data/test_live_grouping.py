@@ -274,6 +274,22 @@ def test_a_late_pane_does_not_hold_the_watermark_back(tmp_path: Path) -> None:
     assert _values(group.add("a", 3)) == [("a", [2, 3])]
 
 
+def test_a_timer_of_a_late_element_fires_at_once_and_not_with_later_elements(tmp_path: Path) -> None:
+    group = _Group(
+        tmp_path,
+        FixedWindows(10),
+        trigger=trigger.AfterWatermark(
+            early=trigger.AfterWatermark(), late=trigger.AfterEach(trigger.AfterCount(1), trigger.AfterWatermark())
+        ),
+        accumulation_mode=trigger.AccumulationMode.ACCUMULATING,
+        allowed_lateness=100,
+    )
+    group.advance(20)
+    assert _values(group.add("a", 1)) == [("a", [1])]
+    assert _values(group.add("a", 2)) == [("a", [1, 2])]
+    assert group.advance(28) == []  # the timer that the first element set for the end of the window is gone
+
+
 def test_sessions_grow_together(tmp_path: Path) -> None:
     group = _Group(tmp_path, Sessions(10))
     group.add("a", 1, 19)

@@ -55,6 +55,8 @@ class _Panes(Protocol):
 
     def next_fire(self) -> int | None: ...
 
+    def has_due(self) -> bool: ...
+
     def spill(self, folder: str, wanted: int) -> tuple[int, int]: ...
 
     def release(self) -> None: ...
@@ -163,7 +165,7 @@ class LiveGrouping:
             _, watermark = self._marks.popleft()
             return self._advance(watermark)
         fire = self._panes.next_fire()
-        if fire is not None and fire <= self._clock.micros():
+        if (fire is not None and fire <= self._clock.micros()) or self._panes.has_due():
             return self._advance(self.watermark)
         if self.pending:
             return self._absorb(self.pending[0])

@@ -67,6 +67,11 @@ class TriggerPanes:
         """Return when the next processing-time trigger fires, in microseconds since 1970, or None if none is set."""
         return self._schedule.next_fire(TimeDomain.REAL_TIME)
 
+    def has_due(self) -> bool:
+        """Return whether a late element has set a timer for a time that has passed: fire it with :meth:`advance`."""
+        fire = self._schedule.next_fire(TimeDomain.WATERMARK)
+        return fire is not None and fire <= self._watermark
+
     def add(self, key: bytes, values: list[WindowedValue]) -> Iterator[tuple[bytes, WindowedValue]]:
         """Add values of a key, in windows that have not expired, and yield the panes that fire at once."""
         windows = self._keys.get(key)

@@ -76,6 +76,10 @@ class WindowPanes:
         """Return None: no pane depends on the clock."""
         return None
 
+    def has_due(self) -> bool:
+        """Return False: late elements fire at once."""
+        return False
+
     def add(self, key: bytes, values: list[WindowedValue]) -> Iterator[tuple[bytes, WindowedValue]]:
         """Add values of a key, in windows that have not expired, and yield the panes that fire at once."""
         late: dict[BoundedWindow, _Window] = {}
