@@ -134,6 +134,44 @@ def test_another_worker_gets_all_small_cells_with_one_request(runner: Runner) ->
     assert runner.requests == {"snapshot": 3, "writes": 2}
 
 
+def test_another_worker_gets_thousands_of_small_cells_with_one_request(runner: Runner) -> None:
+    keys = [f"key {number}" for number in range(5000)]
+    with workers(runner, 2, cache_bytes=100 << 20) as [first, second]:
+        with first.bundle() as bag:
+            for key in keys:
+                bag(key).add(b"x")
+        with second.bundle() as bag:
+            assert all(list(bag(key).read()) == [b"x"] for key in keys)
+    assert runner.requests == {"snapshot": 2, "writes": 1}
+
+
+def test_new_keys_take_no_requests_however_many_there_were(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(user_state, "_OUTDATED_CELLS", 100)
+    with workers(runner, 1) as [worker]:
+        for number in range(20):
+            with worker.bundle() as bag:
+                for key in range(60):
+                    assert list(bag(f"{number} {key}").read()) == []
+                    bag(f"{number} {key}").add(b"x")
+    # A snapshot serves the hundred first cells of two bundles. Then the runner is asked, up to the next bundle.
+    assert runner.requests["snapshot"] == 10
+    assert runner.requests["get"] < 10 * 20
+
+
+def test_a_snapshot_that_lacks_many_cells_is_requested_again(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(user_state, "_MISSES", 10)
+    monkeypatch.setattr(state, "_SNAPSHOT_BYTES", 1000)
+    with workers(runner, 2) as [first, second]:
+        with first.bundle() as bag:
+            bag("large").add(b"x" * 2000)
+        with second.bundle() as bag:
+            assert all(list(bag(f"a{key}").read()) == [] for key in range(10))
+            bag("large").clear()
+        with second.bundle() as bag:
+            assert all(list(bag(f"b{key}").read()) == [] for key in range(10))
+    assert runner.requests == {"snapshot": 3, "get": 10, "writes": 2}
+
+
 def test_a_failed_bundle_leaves_nothing_in_the_cache(runner: Runner) -> None:
     with workers(runner, 1) as [worker]:
         with worker.bundle() as bag:
@@ -192,12 +230,13 @@ def test_any_course_of_events_gives_the_state_of_committed_bundles(
     """Two workers take turns on a shard, some attempts fail, and caches, snapshots, batches and pages are tiny."""
     chance = random.Random(seed)
     monkeypatch.setattr(state, "_RESPONSE_BYTES", chance.choice([30, 1 << 20]))
-    monkeypatch.setattr(state, "_SNAPSHOT_BYTES", chance.choice([0, 2000, 1 << 20]))
+    monkeypatch.setattr(state, "_SNAPSHOT_BYTES", chance.choice([0, 100, 1 << 20]))
     monkeypatch.setattr(state, "_COMPACT_CHUNKS", 3)
     monkeypatch.setattr(state, "_COMPACT_BYTES", chance.choice([50, 1 << 20]))
     monkeypatch.setattr(user_state, "_BATCH_BYTES", chance.choice([20, 1 << 20]))
     monkeypatch.setattr(user_state, "_OUTDATED_CELLS", chance.choice([3, 1000]))
     monkeypatch.setattr(user_state, "_SNAPSHOTS", 1)
+    monkeypatch.setattr(user_state, "_MISSES", chance.choice([1, 4, 1000]))
     keys = [f"key{n}" for n in range(6)]
     committed: dict[str, list[bytes]] = {key: [] for key in keys}
     with workers(runner, 2, cache_bytes=chance.choice([1200, 1 << 20])) as both:

@@ -21,13 +21,13 @@ from luminosity.engine.spill.files import Chunk, MemoryChunk, SpillFile, StoredC
 from luminosity.engine.spill.quota import Ledger
 from luminosity.errors import UnsupportedPipeline
 
-__all__ = ["BundleShards", "SideInputReader", "StateStore", "key_of_cell"]
+__all__ = ["BundleShards", "SideInputReader", "StateStore"]
 
 # Reads a side input: returns the chunks of an encoded window and, for a multimap, key. See complete_side_input.py.
 SideInputReader = Callable[[beam_fn_api_pb2.StateKey], Sequence[Chunk]]
 
 _RESPONSE_BYTES = 4 << 20  # a page: large enough to amortize a request, small beside a worker's memory
-_SNAPSHOT_BYTES = 256 << 10  # of a shard's cells: some hundreds of requests, small beside a worker's memory
+_SNAPSHOT_BYTES = 1 << 20  # of a shard's cells: about ten thousand small ones, in the time of some dozens of requests
 _COMPACT_CHUNKS = 64  # chunks of a bag with more of them are joined when it is committed
 _COMPACT_BYTES = 1 << 20  # as far as each has at most this size, so that they still fit into pages
 _ORDERED_ENTRY: Any = coders.TupleCoder(
@@ -50,16 +50,16 @@ class BundleShards:
     total: int
     members: Mapping[int, Hashable]
 
-    def of_key(self, key: bytes) -> Hashable:
-        """Return the shard of an encoded key. A key that is in none of them belongs to the first."""
+    def cells_by_shard(self, cells: dict[bytes, Cell]) -> dict[Hashable, dict[bytes, Cell]]:
+        """Return the cells of each shard. A key that is in none of the shards belongs to the first."""
         first = next(iter(self.members.values()))
-        return first if len(self.members) == 1 else self.members.get(wire.shard_index(key, self.total), first)
-
-    def of_cell(self, cell_key: bytes) -> Hashable:
-        """Return the shard of a cell, given its encoded ``StateKey``."""
         if len(self.members) == 1:
-            return next(iter(self.members.values()))
-        return self.of_key(key_of_cell(cell_key))
+            return {first: cells}
+        found: dict[Hashable, dict[bytes, Cell]] = {}
+        for cell_key, cell in cells.items():
+            shard = self.members.get(wire.shard_index(_key_of_cell(cell_key), self.total), first)
+            found.setdefault(shard, {})[cell_key] = cell
+        return found
 
 
 _NO_SHARDS = BundleShards(1, {0: None})
@@ -161,22 +161,22 @@ class StateStore:
         """Return the exception that a request of this bundle raised. Workers ignore errors in responses to writes."""
         return self._overlays[instruction_id].error
 
-    def commit(self, instruction_id: str) -> Mapping[bytes, Cell]:
-        """Apply the writes of a bundle. Returns the cells that it wrote, by their keys."""
+    def commit(self, instruction_id: str) -> Mapping[Hashable, Mapping[bytes, Cell]]:
+        """Apply the writes of a bundle. Returns the cells that it wrote, by their shards and keys."""
         overlay = self._overlays.pop(instruction_id)
-        shard_of = overlay.shards.of_cell
+        for cell in overlay.cells.values():
+            if len(cell) > _COMPACT_CHUNKS and isinstance(cell[0], bytes):
+                cell[:] = _compact(cell)
+        by_shard = overlay.shards.cells_by_shard(overlay.cells)
         with self._lock:
-            for key, cell in overlay.cells.items():
-                if len(cell) > _COMPACT_CHUNKS and isinstance(cell[0], bytes):
-                    cell[:] = _compact(cell)
-                self._cells.put(key, cell, shard_of(key))
-        return overlay.cells
+            for shard, cells in by_shard.items():
+                self._cells.put(cells, shard)
+        return by_shard
 
     def remove(self, cell_keys: Iterable[bytes], shard: Hashable) -> None:
         """Remove cells of a shard, whose windows have expired."""
         with self._lock:
-            for cell_key in cell_keys:
-                self._cells.put(cell_key, [], shard)
+            self._cells.put({cell_key: [] for cell_key in cell_keys}, shard)
 
     def discard(self, instruction_id: str) -> None:
         """Drop the writes of a bundle."""
@@ -317,7 +317,7 @@ class StateStore:
         return cell, first, bisect_left(cell, requested.end, key=lambda entry: entry[0])
 
 
-def key_of_cell(cell_key: bytes) -> bytes:
+def _key_of_cell(cell_key: bytes) -> bytes:
     """Return the encoded key of the user's element, given the encoded ``StateKey`` of a cell."""
     state_key = beam_fn_api_pb2.StateKey.FromString(cell_key)
     return getattr(state_key, str(state_key.WhichOneof("type"))).key

@@ -21,6 +21,7 @@ __all__ = [
     "STATE_SNAPSHOT",
     "STATE_WRITES",
     "FileSpan",
+    "key_hash",
     "pack_bytes",
     "pack_snapshot",
     "pack_span",
@@ -40,6 +41,8 @@ BLOCK_BYTES = 1 << 20  # a block ends here: large enough to amortize its file, s
 
 STATE_SNAPSHOT = b"luminosity:state_snapshot:"  # and a shard's index: the runner's key of the cells of that shard
 STATE_WRITES = b"luminosity:state_writes"  # the runner's key to which workers append batches of writes
+
+key_hash = zlib.crc32  # of an encoded key: a key's shard is the remainder, as in :func:`shard_index`
 
 _HEADER = struct.Struct("<BI")  # kind, number of elements
 _SPAN = struct.Struct("<QQ")  # start, size
@@ -104,7 +107,7 @@ def read_span(span: FileSpan) -> bytes:
 
 def shard_index(key: bytes, shards: int) -> int:
     """Return which of ``shards`` has an encoded key."""
-    return zlib.crc32(key) % shards
+    return key_hash(key) % shards
 
 
 def pack_tokens(shards: int, tokens: Mapping[int, bytes]) -> bytes:

@@ -6,7 +6,6 @@ import time
 
 from apache_beam.portability.api import beam_fn_api_pb2
 
-from luminosity.engine.data.state import key_of_cell
 from luminosity.engine.loop import splits
 from luminosity.engine.loop.bundle import Attempt, Bundle
 from luminosity.engine.loop.parts import RunParts
@@ -34,10 +33,10 @@ def commit(bundle: Bundle, attempt: Attempt, response: beam_fn_api_pb2.ProcessBu
             shard.timers.apply(family, own)
             if stage.expiry is not None:
                 shard.timers.note_windows(family, own)
-    cells = parts.state.commit(attempt.instruction_id)
-    if stage.expiry is not None and cells:
-        for shard, own in stage.by_shard(bundle, cells, key_of_cell):
-            shard.cell_expiry.note({cell_key: cells[cell_key] for cell_key in own}, stage.expiry)
+    written = parts.state.commit(attempt.instruction_id)
+    if stage.expiry is not None:
+        for shard in bundle.shards:
+            shard.cell_expiry.note(written.get(shard, {}), stage.expiry)
     parts.metrics.add(stage.id, response.monitoring_infos)
     bundle.release()
     stage.elements_done += processed

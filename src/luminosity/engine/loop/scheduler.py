@@ -141,8 +141,8 @@ class Scheduler:
         """Forget state and timers of a stage's windows that have expired, and count elements that came after that."""
         has_expired = False
         for shard, cells in stage.take_expired():
+            # Workers may go on with what they have cached: no bundle touches a cell of an expired window again.
             self._parts.state.remove(cells, shard)
-            shard.renew_state_token()
             has_expired = True
         if stage.dropped:
             self._parts.metrics.count_dropped(stage.id, stage.plan.steps[0], stage.dropped)

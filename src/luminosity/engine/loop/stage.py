@@ -169,9 +169,9 @@ class StageRun:
     def _cut_by_shard(self, block: Block, elements: Iterable[KeyedElement]) -> Iterator[tuple[Shard, Block]]:
         """Yield the elements of each shard as a block of their own, in place of ``block``, which had them."""
         parts: dict[int, list[bytes]] = {}
-        shard_index, shards = wire.shard_index, len(self.shards)
-        for element in elements:
-            parts.setdefault(shard_index(element.key, shards), []).append(element.encoded)
+        key_hash, shards = wire.key_hash, len(self.shards)
+        for element in elements:  # without a function of our own for each element
+            parts.setdefault(key_hash(element.key) % shards, []).append(element.encoded)
         for index, encoded in parts.items():
             # If the elements refer to a large group's values, each part keeps the block, and thereby the values, alive.
             data = b"".join(encoded)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import marshal
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Mapping
 from typing import Any
 
 from luminosity.engine.spill.diskmap import DiskMap
@@ -41,29 +41,34 @@ class Cells:
         return marshal.loads(parts[0].read()) if parts else []
 
     def group(self, group: Hashable, max_bytes: int) -> tuple[dict[bytes, Cell], bool]:
-        """Return cells of a group, up to ``max_bytes`` and only those in memory, and whether these are all."""
+        """Return cells of a group, up to ``max_bytes`` of data and only those in memory, and whether these are all."""
         found: dict[bytes, Cell] = {}
         size = 0
         for key in self._groups.get(group, ()):
             cell = self._memory.get(key)
-            if cell is None or (size := size + _bytes(key, cell)) > max_bytes:
+            if cell is None or (size := size + _data_bytes(key, cell)) > max_bytes:
                 return found, False
             found[key] = cell
         return found, True
 
-    def put(self, key: bytes, cell: Cell, group: Hashable = None) -> None:
-        """Replace a cell, which always belongs to the same group. An empty cell is removed."""
-        if (old := self._memory.pop(key, None)) is not None:
-            self._count(-_bytes(key, old))
-        elif self._disk is not None and self._on_disk and self._disk.parts(key):
-            self._disk.remove(key)
-            self._on_disk -= 1
-        if cell:
-            self._memory[key] = cell
-            self._count(_bytes(key, cell))
-            self._groups.setdefault(group, {})[key] = None
-        elif group in self._groups:
-            self._groups[group].pop(key, None)
+    def put(self, cells: Mapping[bytes, Cell], group: Hashable = None) -> None:
+        """Replace cells, which always belong to the same group. An empty cell is removed."""
+        size = 0
+        try:
+            for key, cell in cells.items():
+                if (old := self._memory.pop(key, None)) is not None:
+                    size -= _bytes(key, old)
+                elif self._disk is not None and self._on_disk and self._disk.parts(key):
+                    self._disk.remove(key)
+                    self._on_disk -= 1
+                if cell:
+                    self._memory[key] = cell
+                    size += _bytes(key, cell)
+                    self._groups.setdefault(group, {})[key] = None
+                elif group in self._groups:
+                    self._groups[group].pop(key, None)
+        finally:
+            self._count(size)
 
     def items(self) -> Iterator[tuple[bytes, Cell]]:
         """Yield all cells, those in memory first."""
@@ -109,5 +114,10 @@ class Cells:
 
 
 def _bytes(key: bytes, cell: Cell) -> int:
-    size = len(key) + _CELL_OVERHEAD + _CHUNK_OVERHEAD * len(cell)
-    return size + sum(len(chunk) if isinstance(chunk, bytes) else len(chunk[1]) for chunk in cell)
+    return _data_bytes(key, cell) + _CELL_OVERHEAD + _CHUNK_OVERHEAD * len(cell)
+
+
+def _data_bytes(key: bytes, cell: Cell) -> int:
+    if len(cell) == 1 and isinstance(cell[0], bytes):  # as most are
+        return len(key) + len(cell[0])
+    return len(key) + sum(len(chunk) if isinstance(chunk, bytes) else len(chunk[1]) for chunk in cell)

@@ -28,7 +28,9 @@ _CacheToken = beam_fn_api_pb2.ProcessBundleRequest.CacheToken
 _BATCH_BYTES = 1 << 20  # writes are sent from here on: large enough to amortize a message, small beside the cache
 _ENTRY_BYTES = 400  # what Python needs for an entry of the cache besides its value: key, token, order
 _SNAPSHOTS = 64  # at most: a worker with one slot usually has four shards of each stateful stage, or all of a stream's
+_SNAPSHOT_BYTES = 16 << 20  # of all snapshots: those of a stage's shards have at most a megabyte each
 _OUTDATED_CELLS = 200_000  # of all snapshots, which is about 16 MB
+_MISSES = 1000  # a snapshot that lacked so many cells is requested again: that costs as much as some dozens of them
 _SAMPLED = 8  # members of a container that are measured; the others count as their average
 _DEPTH = 4  # levels below a cell that are measured
 _UNKNOWN_BYTES = 64  # of an object that does not know its size
@@ -69,6 +71,9 @@ class _Snapshot:
     def __init__(self, is_complete: bool, cells: dict[bytes, bytes]) -> None:
         self._is_complete = is_complete
         self._cells = cells
+        self.size = sum(map(len, cells)) + sum(map(len, cells.values()))  # in bytes, at first
+        self.is_exhausted = False  # whether to request another one, before the next bundle
+        self._misses = 0
         # Hashes of cells that were taken or written. A cell with the same hash as another is read from the runner.
         self._outdated: set[int] = set()
 
@@ -78,12 +83,19 @@ class _Snapshot:
             return None
         return self._cells.get(cell_key, b"" if self._is_complete else None)
 
+    def miss(self) -> None:
+        """Note that a cell is requested which the snapshot lacks."""
+        self._misses += 1
+        if self._misses >= _MISSES:
+            self.is_exhausted = True
+
     def outdate(self, cell_key: bytes, limit: int) -> None:
         """Note that the cell was taken or written. Beyond ``limit`` cells, the snapshot forgets everything."""
         self._cells.pop(cell_key, None)
         if self._is_complete or self._cells:
             self._outdated.add(hash(cell_key))
             if len(self._outdated) > limit:
+                self.is_exhausted = True
                 self._is_complete = False
                 self._cells.clear()
                 self._outdated.clear()
@@ -93,16 +105,16 @@ class _ShardTokens:
     """The tokens of a bundle's shards. Each cell is cached under the token of the shard that has its key."""
 
     def __init__(self, packed: bytes) -> None:
-        self._shards, self._tokens = wire.unpack_tokens(packed) if packed else (1, {})
+        self._shards, self.by_index = wire.unpack_tokens(packed) if packed else (1, {})
         # A bundle of one shard has only its keys, however they are encoded.
-        self.only = next(iter(self._tokens.items())) if len(self._tokens) == 1 else None
+        self.only = next(iter(self.by_index.items())) if len(self.by_index) == 1 else None
 
     def of(self, state_key: beam_fn_api_pb2.StateKey) -> tuple[int, bytes]:
         """Return the index and the token of a cell's shard. The token is empty if the cell must not be cached."""
         if self.only is not None:
             return self.only
         index = wire.shard_index(state_key.bag_user_state.key, self._shards)
-        return index, self._tokens.get(index, b"")
+        return index, self.by_index.get(index, b"")
 
 
 _NO_TOKENS = _ShardTokens(b"")
@@ -117,20 +129,23 @@ class CachingHandler(sdk_worker.GlobalCachingStateHandler):
         token = next((token.token for token in cache_tokens if token.HasField("user_state")), b"")
         with super().process_instruction_id(bundle_id, cache_tokens):
             self._context.tokens = _NO_TOKENS
+            self._context.only_token = b""
             if isinstance(self._underlying, BatchingStateHandler):
                 tokens = _ShardTokens(token)
                 self._underlying.use_tokens(tokens)
                 self._context.tokens = tokens
-                if tokens.only is not None:
-                    self._context.user_state_cache_token = tokens.only[1]  # which is quicker than to look it up
+                if tokens.only is not None and self._state_cache.is_cache_enabled():
+                    self._context.only_token = tokens.only[1]  # which is quicker than to look it up
             yield
 
     def _get_cache_token(self, state_key: beam_fn_api_pb2.StateKey) -> Any:
+        is_bag = state_key.HasField("bag_user_state")
+        if is_bag and self._context.only_token:
+            return self._context.only_token
         token = super()._get_cache_token(state_key)
-        tokens: _ShardTokens = self._context.tokens
-        if tokens.only is None and token and state_key.HasField("bag_user_state"):
+        if is_bag and token:
             # Without a token of its shard, a cell is cached until the bundle ends.
-            return tokens.of(state_key)[1] or self._context.bundle_cache_token
+            return self._context.tokens.of(state_key)[1] or self._context.bundle_cache_token
         return token
 
     def extend(self, state_key: beam_fn_api_pb2.StateKey, coder: Any, elements: Iterable[Any]) -> Any:
@@ -161,6 +176,7 @@ class BatchingStateHandler(sdk_worker.GrpcStateHandler):
             self._context.writes = _Writes()
             self._context.has_written = False
             self._context.tokens = _NO_TOKENS
+            self._context.snapshots = {}
             yield
             if self._context.has_written:
                 # Even if the batch is empty: the response comes after those to all earlier batches.
@@ -169,17 +185,25 @@ class BatchingStateHandler(sdk_worker.GrpcStateHandler):
     def use_tokens(self, tokens: _ShardTokens) -> None:
         """Set the tokens of the shards of this thread's bundle."""
         self._context.tokens = tokens
-
-    def token(self, state_key: beam_fn_api_pb2.StateKey) -> bytes:
-        """Return the token under which a bag may be cached, empty if there is none."""
-        return self._context.tokens.of(state_key)[1]
+        with self._lock:
+            for token in tokens.by_index.values():
+                if (snapshot := self._snapshots.get(token)) is None:
+                    continue
+                if snapshot.is_exhausted:
+                    del self._snapshots[token]  # a new one has what the bundles so far have written
+                else:
+                    self._snapshots.move_to_end(token)
+                    self._context.snapshots[token] = snapshot
 
     def has_in_snapshot(self, state_key: beam_fn_api_pb2.StateKey) -> bool:
         """Return whether the next read of a cell takes no request. The first call under a token blocks for one."""
-        if not state_key.HasField("bag_user_state") or not self.token(state_key):
+        if not state_key.HasField("bag_user_state"):
             return False
         cell_key = state_key.SerializeToString()
-        return cell_key not in self._context.writes.cells and self._snapshot(state_key).content(cell_key) is not None
+        if cell_key in self._context.writes.cells:
+            return False
+        snapshot = self._snapshot(state_key)
+        return snapshot is not None and snapshot.content(cell_key) is not None
 
     def get_raw(
         self, state_key: beam_fn_api_pb2.StateKey, continuation_token: bytes | None = None
@@ -189,11 +213,12 @@ class BatchingStateHandler(sdk_worker.GrpcStateHandler):
             cell_key = state_key.SerializeToString()
             if cell_key in self._context.writes.cells:
                 self._request(self._batch())
-            elif not continuation_token and self.token(state_key):
-                content = self._snapshot(state_key).content(cell_key)
-                self._outdate(state_key, cell_key)
+            elif not continuation_token and (snapshot := self._snapshot(state_key)) is not None:
+                content = snapshot.content(cell_key)
+                self._outdate(snapshot, cell_key)
                 if content is not None:
                     return content, None
+                snapshot.miss()
         return super().get_raw(state_key, continuation_token)
 
     def append_raw(self, state_key: beam_fn_api_pb2.StateKey | None, data: bytes) -> Any:
@@ -215,15 +240,18 @@ class BatchingStateHandler(sdk_worker.GrpcStateHandler):
         return self._written(state_key, cell_key)
 
     def _written(self, state_key: beam_fn_api_pb2.StateKey, cell_key: bytes) -> Any:
-        self._context.has_written = True
-        self._outdate(state_key, cell_key)
-        if self._context.writes.size >= _BATCH_BYTES:
+        context = self._context
+        context.has_written = True
+        tokens = context.tokens
+        snapshot = context.snapshots.get((tokens.only or tokens.of(state_key))[1])
+        if snapshot is not None:
+            self._outdate(snapshot, cell_key)
+        if context.writes.size >= _BATCH_BYTES:
             self._request(self._batch())
         return sdk_worker._Future.done()  # pyright: ignore[reportPrivateUsage]  # Beam's handlers return it
 
-    def _outdate(self, state_key: beam_fn_api_pb2.StateKey, cell_key: bytes) -> None:
-        if (snapshot := self._snapshots.get(self.token(state_key))) is not None:
-            snapshot.outdate(cell_key, _OUTDATED_CELLS // len(self._snapshots))
+    def _outdate(self, snapshot: _Snapshot, cell_key: bytes) -> None:
+        snapshot.outdate(cell_key, _OUTDATED_CELLS // (len(self._snapshots) or 1))
 
     def _batch(self) -> beam_fn_api_pb2.StateRequest:
         """Return a request with all writes that were not sent yet."""
@@ -233,23 +261,28 @@ class BatchingStateHandler(sdk_worker.GrpcStateHandler):
         request.append.data = wire.pack_writes(writes.cells)
         return request
 
-    def _snapshot(self, state_key: beam_fn_api_pb2.StateKey) -> _Snapshot:
-        """Return the snapshot of a cell's shard. The first time under its token, request it and wait."""
-        index, token = self._context.tokens.of(state_key)
-        with self._lock:
-            if (snapshot := self._snapshots.get(token)) is not None:
-                self._snapshots.move_to_end(token)
-                return snapshot
+    def _snapshot(self, state_key: beam_fn_api_pb2.StateKey) -> _Snapshot | None:
+        """Return the snapshot of a cell's shard, None if the cell has no token.
+
+        The first time under its token, and once the last one is exhausted, request it and wait.
+        """
+        context = self._context
+        index, token = context.tokens.only or context.tokens.of(state_key)
+        snapshot = context.snapshots.get(token)
+        if snapshot is not None or not token:
+            return snapshot
         request = beam_fn_api_pb2.StateRequest()
         request.state_key.runner.key = wire.STATE_SNAPSHOT + b"%d" % index
         request.get.SetInParent()
         snapshot = _Snapshot(*wire.unpack_snapshot(self._blocking_request(request).get.data))
         with self._lock:
-            self._snapshots[token] = snapshot
-            if len(self._snapshots) > _SNAPSHOTS:
-                self._snapshots.popitem(last=False)
-        for cell_key in self._context.writes.cells:  # which the runner does not know yet
-            snapshot.outdate(cell_key, _OUTDATED_CELLS // len(self._snapshots))
+            context.snapshots[token] = self._snapshots[token] = snapshot
+            size = sum(other.size for other in self._snapshots.values())
+            while len(self._snapshots) > 1 and (len(self._snapshots) > _SNAPSHOTS or size > _SNAPSHOT_BYTES):
+                _, oldest = self._snapshots.popitem(last=False)
+                size -= oldest.size
+        for cell_key in context.writes.cells:  # which the runner does not know yet
+            self._outdate(snapshot, cell_key)
         return snapshot
 
 
