@@ -29,6 +29,7 @@ from apache_beam.utils.timestamp import MAX_TIMESTAMP, MIN_TIMESTAMP, Duration
 from apache_beam.utils.windowed_value import PaneInfoTiming
 
 from luminosity.engine.loop import splits
+from luminosity.engine.loop.sizing import BundleSize
 from luminosity.engine.workers.sdk import channel
 from tests.runners import IS_REFERENCE, finished, new_pipeline
 
@@ -354,6 +355,7 @@ def test_panes_are_those_of_beams_runner(seed: int, monkeypatch: pytest.MonkeyPa
     # Triggers such as Always fire once for what arrives together, so the elements of an event must stay together.
     monkeypatch.setattr(channel, "_BLOCK_SECONDS", 600)
     monkeypatch.setattr(splits, "can_split", lambda bundle: False)
+    monkeypatch.setattr(BundleSize, "next", lambda self, now, queued, *_, **__: queued)
     flags = ["--streaming", "--allow_unsafe_triggers"]
     found = _panes(new_pipeline("--debug", *flags), finished, seed)
     monkeypatch.setattr(transform_evaluator, "create_trigger_driver", _MendedDriver)
