@@ -81,6 +81,15 @@ def main() -> None:
     sys.exit(not is_fine)
 
 
+def latest_element() -> beam.WindowInto:
+    """Return a window whose latest element is what a side input shows."""
+    return beam.WindowInto(
+        GlobalWindows(),
+        trigger=trigger.Repeatedly(trigger.AfterCount(1)),
+        accumulation_mode=trigger.AccumulationMode.DISCARDING,
+    )
+
+
 def updates(interval: float, seconds: float) -> bool:
     """Update a side input every ``interval`` seconds, and print how old the values are that elements read."""
     start = time.time()
@@ -91,12 +100,7 @@ def updates(interval: float, seconds: float) -> bool:
             pipeline
             | "Ticks" >> PeriodicImpulse(start, end, interval)
             | "Now" >> beam.Map(lambda _: time.time())
-            | "Updates"
-            >> beam.WindowInto(
-                GlobalWindows(),
-                trigger=trigger.Repeatedly(trigger.AfterCount(1)),
-                accumulation_mode=trigger.AccumulationMode.DISCARDING,
-            )
+            | "Updates" >> latest_element()
         )
         _ = (
             pipeline
@@ -125,12 +129,7 @@ def new_model(name: str, transform: Any, seconds: float) -> bool:
             pipeline
             | "Ticks" >> PeriodicImpulse(start, end, 0.5)
             | "Model" >> beam.Map(lambda _: ModelMetadata("second" if time.time() > middle else "first", "model"))
-            | "Updates"
-            >> beam.WindowInto(
-                GlobalWindows(),
-                trigger=trigger.Repeatedly(trigger.AfterCount(1)),
-                accumulation_mode=trigger.AccumulationMode.DISCARDING,
-            )
+            | "Updates" >> latest_element()
         )
         _ = (
             pipeline

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import logging
 import unittest
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -14,7 +15,11 @@ from typing import Any
 
 import apache_beam
 import pytest
+from apache_beam.options.pipeline_options import StandardOptions
 from apache_beam.testing import test_pipeline
+
+from luminosity.engine.options import LuminosityOptions
+from tests.runners import RUNNER_NAME
 
 
 def beam_modules_containing(text: str) -> list[str]:
@@ -91,3 +96,22 @@ def names_of_tests(test_class: type[unittest.TestCase]) -> list[str]:
 def _test_classes(module: ModuleType) -> list[type[unittest.TestCase]]:
     own = [value for value in vars(module).values() if getattr(value, "__module__", "") == module.__name__]
     return [value for value in own if isinstance(value, type) and issubclass(value, unittest.TestCase)]
+
+
+def run_on_our_runner(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, in_debug_mode: Collection[str]
+) -> None:
+    """Let pipelines that tests make with options of their own, which the suite's don't reach, run here.
+
+    Steps that append to a list of the caller need to run in its process: those of ``in_debug_mode``, parts of the names
+    of classes, and those of tests that mention ``all_records``.
+    """
+    monkeypatch.setattr(StandardOptions, "DEFAULT_RUNNER", RUNNER_NAME)
+    monkeypatch.setitem(LuminosityOptions.defaults, "progress", "off")
+    monkeypatch.setitem(LuminosityOptions.defaults, "cpu_workers", "2")
+    test_class = request.node.getparent(pytest.Class)
+    if test_class is not None and (
+        any(name in test_class.name for name in in_debug_mode)
+        or "all_records" in inspect.getsource(request.node.function)
+    ):
+        monkeypatch.setitem(LuminosityOptions.defaults, "debug", True)

@@ -5,11 +5,9 @@ from __future__ import annotations
 import unittest
 
 import pytest
-from apache_beam.options.pipeline_options import StandardOptions
 
-from luminosity.engine.options import LuminosityOptions
-from tests.beam_suites.imported import imported, names_of_tests, taken_over
-from tests.runners import IS_REFERENCE, RUNNER_NAME
+from tests.beam_suites.imported import imported, names_of_tests, run_on_our_runner, taken_over
+from tests.runners import IS_REFERENCE
 
 pytestmark = [
     pytest.mark.timeout(300),
@@ -18,10 +16,8 @@ pytestmark = [
 
 
 @pytest.fixture(autouse=True)
-def our_runner(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(StandardOptions, "DEFAULT_RUNNER", RUNNER_NAME)
-    monkeypatch.setitem(LuminosityOptions.defaults, "progress", "off")
-    monkeypatch.setitem(LuminosityOptions.defaults, "cpu_workers", "2")
+def our_runner(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_on_our_runner(request, monkeypatch, ())
 
 
 globals().update(taken_over(imported("apache_beam.transforms.periodicsequence_test"), lambda *_: True, {}))

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 import unittest
 
 import pytest
-from apache_beam.options.pipeline_options import StandardOptions
 
-from luminosity.engine.options import LuminosityOptions
-from tests.beam_suites.imported import imported, names_of_tests, taken_over
-from tests.runners import IS_REFERENCE, RUNNER_NAME
+from tests.beam_suites.imported import imported, names_of_tests, run_on_our_runner, taken_over
+from tests.runners import IS_REFERENCE
 
 pytestmark = [
     pytest.mark.timeout(120),
@@ -66,17 +63,8 @@ def _crc32c(data: bytes) -> int:
 
 @pytest.fixture(autouse=True)
 def our_runner(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(StandardOptions, "DEFAULT_RUNNER", RUNNER_NAME)
+    run_on_our_runner(request, monkeypatch, _IN_DEBUG_MODE)
     monkeypatch.setattr("apache_beam.io.tfrecordio._default_crc32c_fn.fn", _crc32c)
-    monkeypatch.setitem(LuminosityOptions.defaults, "progress", "off")
-    monkeypatch.setitem(LuminosityOptions.defaults, "cpu_workers", "2")
-    test_class = request.node.getparent(pytest.Class)
-    # Steps that append to a list of the caller need to run in its process.
-    if test_class is not None and (
-        any(name in test_class.name for name in _IN_DEBUG_MODE)
-        or "all_records" in inspect.getsource(request.node.function)
-    ):
-        monkeypatch.setitem(LuminosityOptions.defaults, "debug", True)
 
 
 for _module, _wanted in _MODULES.items():

@@ -80,7 +80,7 @@ class _Source(SimpleNamespace):
         plan = SimpleNamespace(is_splittable=True, reads=(SimpleNamespace(transform_id="r"),))
         super().__init__(id="s", plan=plan, output_watermark=MIN)
         self.waiting_blocks = lambda: iter(waiting)
-        self.delayed_blocks = lambda: iter(delayed)
+        self.delayed = SimpleNamespace(blocks=lambda: iter(delayed))
         self.codec = lambda read_id: SimpleNamespace(elements=lambda data: [(None, data)] * 3)
 
 

@@ -17,7 +17,7 @@ from apache_beam.utils.timestamp import Timestamp
 from apache_beam.utils.windowed_value import PANE_INFO_UNKNOWN
 
 from luminosity import WriteTable
-from luminosity.engine.loop import stage
+from luminosity.engine.loop import sizing
 from luminosity.errors import StepFailed, WriteError
 from luminosity.io.writing import open_files, window_files, write_step
 from luminosity.io.writing.destination import Destination
@@ -51,7 +51,7 @@ def _written(folder: Path, *rows: int, window: str = "w", **options: Any) -> tup
 
 def test_the_files_of_a_window_appear_while_the_stream_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for limit in ("_GATHERING_S", "_MOST_GATHERING_S", "_GATHERING_IN_STREAM_S"):
-        monkeypatch.setattr(stage, limit, 3600.0)  # A TestStream waits for its sinks, so they must not wait for it.
+        monkeypatch.setattr(sizing, limit, 3600.0)  # A TestStream waits for its sinks, so they must not wait for it.
     out, notes = tmp_path / "out", Notes(tmp_path / "notes")
 
     def build(pipeline: beam.Pipeline) -> None:
@@ -70,7 +70,7 @@ def test_the_files_of_a_window_appear_while_the_stream_runs(tmp_path: Path, monk
 
 def test_a_stream_without_end_writes_its_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for limit in ("_GATHERING_S", "_MOST_GATHERING_S"):
-        monkeypatch.setattr(stage, limit, 3600.0)  # The sink of a stream has a limit of its own.
+        monkeypatch.setattr(sizing, limit, 3600.0)  # The sink of a stream has a limit of its own.
     out = tmp_path / "out"
 
     def build(pipeline: beam.Pipeline) -> None:

@@ -13,7 +13,8 @@ from apache_beam.transforms.window import BoundedWindow
 from apache_beam.utils.windowed_value import WindowedValue
 
 from luminosity.engine.data.watermarks import MAX
-from luminosity.engine.plan.codecs import ElementCodec, KeyedElement, TimerRecord
+from luminosity.engine.plan.codecs import Codecs, ElementCodec, KeyedElement, TimerRecord
+from luminosity.engine.plan.graph import may_never_end
 
 __all__ = ["CellExpiry", "WindowExpiry", "expiry_micros"]
 
@@ -34,6 +35,16 @@ class WindowExpiry:
         self._codec = codec
         self._known: dict[bytes, int] = {}  # when windows expire
         self._window_coder = window_coder  # of state keys: in elements, windows may have their length before them
+
+    @classmethod
+    def of(cls, pcollection_id: str, coder_id: str, codecs: Codecs) -> WindowExpiry | None:
+        """Return when the windows of a PCollection expire. None if they never do: in the global window, or in batch."""
+        components = codecs.graph.components
+        codec = codecs.elements(coder_id)
+        if codec.is_global or not may_never_end(pcollection_id, components):
+            return None
+        strategy = components.windowing_strategies[components.pcollections[pcollection_id].windowing_strategy_id]
+        return cls(codecs.windowing(pcollection_id), codec, codecs.impl(strategy.window_coder_id))
 
     def of_state_key(self, window: bytes) -> int:
         """Return when the window in the key of a state cell expires."""

@@ -9,6 +9,7 @@ from apache_beam.portability.api import beam_fn_api_pb2
 from luminosity.engine.loop import splits
 from luminosity.engine.loop.bundle import Attempt, Bundle
 from luminosity.engine.loop.parts import RunParts
+from luminosity.engine.loop.shard import by_shard
 
 __all__ = ["commit", "give_up"]
 
@@ -29,7 +30,7 @@ def commit(bundle: Bundle, attempt: Attempt, response: beam_fn_api_pb2.ProcessBu
         parts.buffers[stage.written_buffers[transform_id]].deliver(block)
     for family, encoded in attempt.timers:
         records = stage.timers_in_time(bundle, family, stage.timer_codecs[family].records(encoded))
-        for shard, own in stage.by_shard(bundle, records, lambda record: record.key):
+        for shard, own in by_shard(records, lambda record: record.key, bundle.shards, stage.shards):
             shard.timers.apply(family, own)
             if stage.expiry is not None:
                 shard.timers.note_windows(family, own)

@@ -99,7 +99,6 @@ class RunMetrics:
         self._lock = threading.Lock()
         self._pending: deque[tuple[str, Iterable[_Info]]] = deque()  # of bundles: stage and metrics
         self._by_stage: dict[str, dict[Any, _Merged]] = {}
-        self._dropped: dict[str, int] = {}
 
     def add(self, stage: str, infos: Iterable[_Info]) -> None:
         """Take the metrics of a committed bundle, which are added to those of its stage. Takes over the messages."""
@@ -133,11 +132,11 @@ class RunMetrics:
     def count_dropped(self, stage: str, step: str, elements: int) -> None:
         """Count elements that a step dropped because they came later than their windows allow."""
         self.add(stage, [monitoring_infos.int64_user_counter(_NAMESPACE, DROPPED_LATE, elements, ptransform=step)])
-        self._dropped[stage] = self._dropped.get(stage, 0) + elements
 
     def dropped(self, stage: str) -> int:
         """Return how many elements were dropped before or in a stage because they came too late."""
-        return self._dropped.get(stage, 0)
+        by_step = self.counters(stage, (DROPPED_LATE,)).values()
+        return sum(namespaces.get(_NAMESPACE, {}).get(DROPPED_LATE, 0) for namespaces in by_step)
 
     def elements(self, stage: str) -> int:
         """Return the number of elements in the largest PCollection of a stage."""

@@ -206,7 +206,8 @@ class Scheduler:
             return
         now, micros = time.monotonic(), self._parts.clock.micros()
         if any(worker.bundles for worker in self._workers) or any(
-            stage.is_ready and (stage.has_work(micros) or stage.next_delayed() <= now) for stage in self._parts.stages
+            stage.is_ready and (stage.has_work(micros) or stage.delayed.next_due() <= now)
+            for stage in self._parts.stages
         ):
             return
         played = test_streams.play()
@@ -280,7 +281,7 @@ class Scheduler:
                 if bundle.attempt is not None:
                     wake = min(wake, bundle.attempt.split_at)
         for stage in self._parts.stages:
-            wake = min(wake, stage.next_delayed())
+            wake = min(wake, stage.delayed.next_due())
         wake = min([wake, *(now + (fire - micros) / 1e6 for fire in self._processing_timers())])
         for pool in self._parts.pools:
             if pool.free_slots() or pool.unused_index() is not None:

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
-from luminosity.engine.data.blocks import Block
+from luminosity.engine.data import wire
+from luminosity.engine.data.blocks import Block, BlockStore
 from luminosity.engine.data.expiry import CellExpiry
 from luminosity.engine.data.timers import TimerStore
 from luminosity.engine.data.watermarks import Holds
-from luminosity.engine.plan.codecs import ElementCodec
+from luminosity.engine.plan.codecs import ElementCodec, KeyedElement
 
 if TYPE_CHECKING:
     from luminosity.engine.loop.workers import Worker
 
-__all__ = ["Shard"]
+__all__ = ["DelayedInput", "Shard", "by_shard", "cut_by_shard"]
+
+_T = TypeVar("_T")
 
 _SETTLED_S = 1.0  # a shard stays with its worker for this long: the worker's cache of its state is lost with each move
 _tokens = itertools.count(1)
@@ -141,3 +145,76 @@ class Shard:
             self.holds.add(block.hold)
         else:
             self.holds.remove(block.hold)
+
+
+def cut_by_shard(
+    block: Block, elements: Iterable[KeyedElement], shards: Sequence[Shard], store: BlockStore
+) -> Iterator[tuple[Shard, Block]]:
+    """Yield the elements of each shard as a block of their own, in place of ``block``, which had them."""
+    parts: dict[int, list[bytes]] = {}
+    key_hash, count = wire.key_hash, len(shards)
+    for element in elements:  # without a function of our own for each element
+        parts.setdefault(key_hash(element.key) % count, []).append(element.encoded)
+    for index, encoded in parts.items():
+        # If the elements refer to a large group's values, each part keeps the block, and thereby the values, alive.
+        data = b"".join(encoded)
+        weight = block.weight if len(parts) == 1 else len(data)
+        part = store.of_bytes(
+            data,
+            len(encoded),
+            block.hold,
+            weight=weight,
+            on_free=block.share().release if block.has_references else None,
+        )
+        yield shards[index], part
+    block.release()
+
+
+def by_shard(
+    items: Iterable[_T], key: Callable[[_T], bytes], members: Sequence[Shard], shards: Sequence[Shard]
+) -> Iterable[tuple[Shard, Iterable[_T]]]:
+    """Return the items of each of a bundle's shards, its ``members``, given the encoded key of an item."""
+    if len(members) == 1:
+        return ((members[0], items),)
+    found: dict[Shard, list[_T]] = {}
+    for item in items:
+        shard = shards[wire.shard_index(key(item), len(shards))]
+        found.setdefault(shard if shard in members else members[0], []).append(item)
+    return found.items()
+
+
+class DelayedInput:
+    """Residuals that a source gave back and that wait until they are due. Owns their blocks."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, str, Block]] = []
+        self._order = itertools.count()
+        self.holds = Holds()
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def add(self, read_id: str, block: Block, due_at: float) -> None:
+        """Keep a residual until ``due_at``."""
+        heapq.heappush(self._heap, (due_at, next(self._order), read_id, block))
+        self.holds.add(block.hold)
+
+    def blocks(self) -> Iterator[Block]:
+        """Yield all residuals."""
+        return (block for _, _, _, block in self._heap)
+
+    def next_due(self) -> float:
+        """Return when the next residual is due."""
+        return self._heap[0][0] if self._heap else float("inf")
+
+    def take_due(self, now: float) -> Iterator[tuple[str, Block]]:
+        """Remove and yield the residuals that are due, each with its read id."""
+        while self._heap and self._heap[0][0] <= now:
+            _, _, read_id, block = heapq.heappop(self._heap)
+            self.holds.remove(block.hold)
+            yield read_id, block
+
+    def release(self) -> None:
+        """Release all residuals."""
+        for block in self.blocks():
+            block.release()

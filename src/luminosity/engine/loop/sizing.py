@@ -11,7 +11,7 @@ from luminosity._cost_line import CostLine
 from luminosity.engine.data.blocks import Block
 from luminosity.engine.plan.codecs import ElementCodec
 
-__all__ = ["SINK_ELEMENTS", "BundleSize", "SizedWork"]
+__all__ = ["SINK_ELEMENTS", "BundleSize", "Gathering", "SizedWork"]
 
 SINK_ELEMENTS = 1000  # worth a file, as long as the sink's speed is unknown
 
@@ -45,6 +45,11 @@ _FEW_ELEMENTS = 2048  # bundles up to this size end by their deadline, larger on
 _SHORTEST_DEADLINE_S = 0.05  # below this, timing noise would cause splits
 _WORTH_SEVERAL_FILES = 16_000_000  # bytes of a sink's first input that are worth one file per slot
 _MOST_PATIENCE = 64  # times the target: also a slow start of a source fits
+
+_SINK_BYTES = 8 << 20  # enough for a file of a useful size
+_GATHERING_S = 5.0  # how long a sink waits for more input, at least: files of less are too many
+_MOST_GATHERING_S = 30.0  # and at most, so that output appears
+_GATHERING_IN_STREAM_S = 1.0  # how long a sink in a stream waits: its windows are late by that much
 
 _SIZE = struct.Struct(">d")  # the last bytes of an element: the size that its restriction provider reported
 _MOST_ELEMENTS = 10_000  # decoding more would slow the loop down
@@ -250,6 +255,32 @@ class BundleSize:
     def shrink(self) -> None:
         """Halve the next bundle, because a worker was lost."""
         self._last = max(1, self._last // 2)
+
+
+class Gathering:
+    """Decides how long a sink waits for more input, since it writes a file per bundle."""
+
+    def __init__(self, queue_limit: int, is_endless: bool) -> None:
+        self._enough_bytes = min(_SINK_BYTES, queue_limit // 4)  # well before its writers are held back
+        self._is_endless = is_endless
+        self._first_at: float | None = None
+        self._since: float | None = None
+
+    def is_worth_it(self, now: float, queued_bytes: int) -> bool:
+        """Return whether to wait for more than ``queued_bytes``."""
+        if self._since is None:
+            self._since = now
+        if self._first_at is None:
+            self._first_at = now
+        # Wait as long as the sink has run so far: the number of files grows with the logarithm of the time.
+        patience = min(_MOST_GATHERING_S, max(_GATHERING_S, now - self._first_at))
+        if self._is_endless:
+            patience = _GATHERING_IN_STREAM_S
+        return queued_bytes < self._enough_bytes and now - self._since < patience
+
+    def end(self) -> None:
+        """Note that a bundle takes what was gathered."""
+        self._since = None
 
 
 class SizedWork:

@@ -147,7 +147,7 @@ def queue_residual(bundle: Bundle, residual: beam_fn_api_pb2.DelayedBundleApplic
         block.home = bundle.attempt.worker.id  # it may have a reader open
     size = stage.sized_work.size(read_id, (block,)) if stage.sized_work is not None else 0.0
     if delay > 0:
-        stage.add_delayed(read_id, block, now + delay)
+        stage.delayed.add(read_id, block, now + delay)
     else:
         bundle.shards[0].append(read_id, block)
     return size

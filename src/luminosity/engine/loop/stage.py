@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
-from apache_beam.portability.api import beam_runner_api_pb2
-
-from luminosity.engine.data import wire
 from luminosity.engine.data.blocks import Block, BlockStore
 from luminosity.engine.data.expiry import WindowExpiry
 from luminosity.engine.data.sides.side_gate import Side, SideGate
@@ -19,8 +15,8 @@ from luminosity.engine.data.timers import FamilyKey
 from luminosity.engine.data.watermarks import MAX, MIN, Holds
 from luminosity.engine.loop.bundle import Bundle
 from luminosity.engine.loop.metrics import BusyTime
-from luminosity.engine.loop.shard import Shard
-from luminosity.engine.loop.sizing import BundleSize, SizedWork
+from luminosity.engine.loop.shard import DelayedInput, Shard, cut_by_shard
+from luminosity.engine.loop.sizing import BundleSize, Gathering, SizedWork
 from luminosity.engine.plan.codecs import Codecs, ElementCodec, KeyedElement, TimerCodec, TimerRecord
 from luminosity.engine.plan.graph import Stage
 
@@ -31,8 +27,6 @@ __all__ = ["StageRun"]
 
 _LOGGER = logging.getLogger(__name__)
 
-_T = TypeVar("_T")
-
 _SHARDS_PER_SLOT = 4  # enough that slots stay busy if keys are spread unevenly
 _LEAST_SHARDS = 8  # even for one slot: the fewer keys a bundle has, the fewer cells it opens and writes
 _BUNDLE_BYTES = 64 << 20  # at most, since a bundle's input can't be spilled while it runs
@@ -41,10 +35,6 @@ _BUNDLE_PART = 16  # a bundle takes at most 1/16 of the memory budget, so that s
 _BUNDLE_TIMERS = 10_000  # at most in a bundle: about a second of work
 _EXPIRED_AT_ONCE = 2000  # timers or cells of a shard, which take some milliseconds
 _OVERDUE_S = 0.1  # how long input of a stream waits for the worker that has the state of its keys: two bundles
-_SINK_BYTES = 8 << 20  # enough for a file of a useful size
-_GATHERING_S = 5.0  # how long a sink waits for more input, at least: files of less are too many
-_MOST_GATHERING_S = 30.0  # and at most, so that output appears
-_GATHERING_IN_STREAM_S = 1.0  # how long a sink in a stream waits: its windows are late by that much
 
 
 class StageRun:
@@ -69,7 +59,6 @@ class StageRun:
         self.pool = pool
         self.max_active_bundles = max_active_bundles
         self.blocks = blocks
-        self._gather_bytes = min(_SINK_BYTES, queue_limit // 4)  # well before its writers are held back
         self._bundle_bytes = max(_LEAST_BUNDLE_BYTES, min(_BUNDLE_BYTES, blocks.ledger.limit // _BUNDLE_PART))
         # A stream's source has slots of its own, and one restriction in a bundle.
         self.is_source = plan.is_source and not pool.plan.device_groups
@@ -92,22 +81,23 @@ class StageRun:
         # since each key of a bundle costs as much as several elements.
         self._joins_shards = plan.is_stateful and is_endless and not plan.is_splittable
         self.retries: deque[Bundle] = deque()  # run before other input of their shards
-        self.expiry = _window_expiry(plan, codecs)
+        self.expiry: WindowExpiry | None = None  # if windows never expire: in the global window, or in batch
+        if plan.is_stateful:
+            (first, *_) = plan.reads
+            (pcollection,) = next(t for t in plan.transforms if t.unique_name == first.transform_id).outputs.values()
+            self.expiry = WindowExpiry.of(pcollection, first.coder_id, codecs)
         self._processing_time = {family.key for family in plan.timers if family.is_processing_time}
         self._warned: set[FamilyKey] = set()
         self.dropped = 0  # elements that came after their windows had expired
         self._turns = itertools.count(1)
-        self._delayed: list[tuple[float, int, str, Block]] = []
-        self._order = itertools.count()
+        self.delayed = DelayedInput()
         self._running_holds = Holds()  # of input in bundles that run or will be retried
         self._running_timer_holds = Holds()
-        self._delayed_holds = Holds()
         self.feeds_queue = False  # whether other stages can process the output while this stage runs
         # Whether all bounded side inputs are complete.
         self.is_ready = all(side_input.is_unbounded for side_input in plan.side_inputs)
         self.gate: SideGate | None = None  # where input waits for windows of unbounded side inputs
-        self._gathering_since: float | None = None
-        self._first_gathered_at: float | None = None
+        self._gathering = Gathering(queue_limit, plan.has_endless_input)
         self._upstream_watermark = MIN
         self.input_watermark = MIN
         self.output_watermark = MIN
@@ -163,28 +153,8 @@ class StageRun:
         if len(self.shards) == 1:
             self.shards[0].append(read_id, block)
             return
-        for shard, part in self._cut_by_shard(block, self._in_time(read_id, block)):
+        for shard, part in cut_by_shard(block, self._in_time(read_id, block), self.shards, self.blocks):
             shard.append(read_id, part)
-
-    def _cut_by_shard(self, block: Block, elements: Iterable[KeyedElement]) -> Iterator[tuple[Shard, Block]]:
-        """Yield the elements of each shard as a block of their own, in place of ``block``, which had them."""
-        parts: dict[int, list[bytes]] = {}
-        key_hash, shards = wire.key_hash, len(self.shards)
-        for element in elements:  # without a function of our own for each element
-            parts.setdefault(key_hash(element.key) % shards, []).append(element.encoded)
-        for index, encoded in parts.items():
-            # If the elements refer to a large group's values, each part keeps the block, and thereby the values, alive.
-            data = b"".join(encoded)
-            weight = block.weight if len(parts) == 1 else len(data)
-            part = self.blocks.of_bytes(
-                data,
-                len(encoded),
-                block.hold,
-                weight=weight,
-                on_free=block.share().release if block.has_references else None,
-            )
-            yield self.shards[index], part
-        block.release()
 
     def give_back(self, bundle: Bundle, read_id: str, blocks: list[Block]) -> None:
         """Queue input that a running bundle has not begun, before all others. Takes over the blocks."""
@@ -193,20 +163,8 @@ class StageRun:
             return
         for block in reversed(blocks):
             elements = self.codec(read_id).keyed_elements(block.data(), with_header=False)
-            for shard, part in self._cut_by_shard(block, elements):
+            for shard, part in cut_by_shard(block, elements, self.shards, self.blocks):
                 shard.prepend(read_id, [part])
-
-    def by_shard(
-        self, bundle: Bundle, items: Iterable[_T], key: Callable[[_T], bytes]
-    ) -> Iterable[tuple[Shard, Iterable[_T]]]:
-        """Return the items of each of the bundle's shards, given the encoded key of an item."""
-        if len(bundle.shards) == 1:
-            return ((bundle.shards[0], items),)
-        found: dict[Shard, list[_T]] = {}
-        for item in items:
-            shard = self.shards[wire.shard_index(key(item), len(self.shards))]
-            found.setdefault(shard if shard in bundle.shards else bundle.shards[0], []).append(item)
-        return found.items()
 
     def _in_time(self, read_id: str, block: Block) -> Iterator[KeyedElement]:
         """Return the elements of a block, without the windows that have expired."""
@@ -225,24 +183,9 @@ class StageRun:
         for shard in self.shards:
             yield from shard.waiting_blocks()
 
-    def add_delayed(self, read_id: str, block: Block, due_at: float) -> None:
-        """Keep a residual until ``due_at``, then queue it."""
-        heapq.heappush(self._delayed, (due_at, next(self._order), read_id, block))
-        self._delayed_holds.add(block.hold)
-
-    def delayed_blocks(self) -> Iterator[Block]:
-        """Yield the residuals that wait until they are due."""
-        return (block for _, _, _, block in self._delayed)
-
-    def next_delayed(self) -> float:
-        """Return when the next delayed residual is due."""
-        return self._delayed[0][0] if self._delayed else float("inf")
-
     def wake_delayed(self, now: float) -> None:
         """Queue the delayed residuals that are due."""
-        while self._delayed and self._delayed[0][0] <= now:
-            _, _, read_id, block = heapq.heappop(self._delayed)
-            self._delayed_holds.remove(block.hold)
+        for read_id, block in self.delayed.take_due(now):
             self._queue(read_id, block)
 
     # Bundles
@@ -251,16 +194,7 @@ class StageRun:
         """Return whether to wait for more input, because a sink writes a file per bundle and more input is coming."""
         if not self.plan.is_sink or self._upstream_watermark >= MAX or self.retries:
             return False
-        if self._gathering_since is None:
-            self._gathering_since = now
-        has_enough = self.queued_bytes >= self._gather_bytes
-        if self._first_gathered_at is None:
-            self._first_gathered_at = now
-        # Wait as long as the sink has run so far: the number of files grows with the logarithm of the time.
-        patience = min(_MOST_GATHERING_S, max(_GATHERING_S, now - self._first_gathered_at))
-        if self.plan.has_endless_input:
-            patience = _GATHERING_IN_STREAM_S
-        return not has_enough and now - self._gathering_since < patience
+        return self._gathering.is_worth_it(now, self.queued_bytes)
 
     def next_is_suspect(self) -> bool:
         """Return whether the next bundle must run alone in a worker, because it may be the one that kills workers."""
@@ -284,7 +218,7 @@ class StageRun:
         ``worker`` has a free slot. The worker that is returned with the bundle may be another free one, which has the
         state of the bundle's keys in its cache, or a reader open for its restriction.
         """
-        self._gathering_since = None
+        self._gathering.end()
         bundle = self._next_retry()
         if bundle is not None:
             self.retries.remove(bundle)
@@ -542,7 +476,7 @@ class StageRun:
         queued = min(shard.holds.minimum for shard in self.shards)
         # Elements that come late don't move time backwards.
         waiting = self.gate.holds.minimum if self.gate is not None else MAX
-        earliest = min(upstream, queued, self._running_holds.minimum, self._delayed_holds.minimum, waiting)
+        earliest = min(upstream, queued, self._running_holds.minimum, self.delayed.holds.minimum, waiting)
         self.input_watermark = max(self.input_watermark, earliest)
         timers = min(shard.timers.holds.minimum for shard in self.shards)
         earliest = min(self.input_watermark, timers, self._running_timer_holds.minimum)
@@ -550,7 +484,7 @@ class StageRun:
 
     def is_done(self) -> bool:
         """Return whether the stage has no input left and will get no more."""
-        if self._delayed or (self.gate is not None and self.gate.count):
+        if self.delayed or (self.gate is not None and self.gate.count):
             return False
         return self.output_watermark >= MAX and all(shard.is_idle() for shard in self.shards)
 
@@ -562,20 +496,4 @@ class StageRun:
             shard.release()
         for bundle in self.retries:
             bundle.release()
-        for _, _, _, block in self._delayed:
-            block.release()
-
-
-def _window_expiry(plan: Stage, codecs: Codecs) -> WindowExpiry | None:
-    """Return when the windows of a stateful stage expire. None if they never do: in the global window, or in batch."""
-    if not plan.is_stateful:
-        return None
-    components = codecs.graph.components
-    (read, *_) = plan.reads
-    (pcollection,) = next(t for t in plan.transforms if t.unique_name == read.transform_id).outputs.values()
-    is_unbounded = components.pcollections[pcollection].is_bounded == beam_runner_api_pb2.IsBounded.UNBOUNDED
-    codec = codecs.elements(read.coder_id)
-    if not is_unbounded or codec.is_global:
-        return None
-    strategy = components.windowing_strategies[components.pcollections[pcollection].windowing_strategy_id]
-    return WindowExpiry(codecs.windowing(pcollection), codec, codecs.impl(strategy.window_coder_id))
+        self.delayed.release()

@@ -87,14 +87,17 @@ class Worker:
         self.bundles[instruction_id] = bundle
         for busy in self._busy_times(bundle):
             busy.begin()
-        return (self._free_source_streams if bundle.stage.is_source else self._free_streams).pop()
+        return self._free_streams_of(bundle).pop()
 
     def vacate(self, attempt: Attempt) -> None:
         """Free the slot of an attempt that has ended."""
-        for busy in self._busy_times(self.bundles.pop(attempt.instruction_id)):
+        bundle = self.bundles.pop(attempt.instruction_id)
+        for busy in self._busy_times(bundle):
             busy.end()
-        is_source = attempt.stream_id.startswith("source")
-        (self._free_source_streams if is_source else self._free_streams).append(attempt.stream_id)
+        self._free_streams_of(bundle).append(attempt.stream_id)
+
+    def _free_streams_of(self, bundle: Bundle) -> list[str]:
+        return self._free_source_streams if bundle.stage.is_source else self._free_streams
 
     def take_bundles(self) -> list[Bundle]:
         """Remove and return the bundles that ran here. Output of theirs that still arrives is ignored."""

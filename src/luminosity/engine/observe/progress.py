@@ -134,7 +134,7 @@ class StreamProgress:
 
     def _size(self, running: Iterable[Bundle]) -> float | None:
         """Return the size of all restrictions that are not finished, or None if they are too many, or have no end."""
-        blocks = [*self._stage.waiting_blocks(), *self._stage.delayed_blocks()]
+        blocks = [*self._stage.waiting_blocks(), *self._stage.delayed.blocks()]
         blocks += [block for bundle in running for of_read in bundle.inputs.values() for block in of_read]
         if sum(block.count for block in blocks) > _MOST_RESTRICTIONS:
             return None

@@ -9,7 +9,23 @@ from apache_beam.portability.api import beam_fn_api_pb2, beam_runner_api_pb2
 
 from luminosity.core import TEMPORARY_FOLDER
 
-__all__ = ["Buffer", "BufferKind", "Graph", "Read", "SideInput", "Stage", "TestStream", "TimerFamily", "Write"]
+__all__ = [
+    "Buffer",
+    "BufferKind",
+    "Graph",
+    "Read",
+    "SideInput",
+    "Stage",
+    "TestStream",
+    "TimerFamily",
+    "Write",
+    "may_never_end",
+]
+
+
+def may_never_end(pcollection_id: str, components: beam_runner_api_pb2.Components) -> bool:
+    """Return whether a PCollection may never end."""
+    return components.pcollections[pcollection_id].is_bounded == beam_runner_api_pb2.IsBounded.UNBOUNDED
 
 
 class BufferKind(Enum):

@@ -25,6 +25,7 @@ from luminosity.engine.plan.graph import (
     TestStream,
     TimerFamily,
     Write,
+    may_never_end,
 )
 from luminosity.engine.plan.translate import optimize, resolve_alias, test_stream_buffer_id
 from luminosity.errors import UnsupportedPipeline
@@ -42,7 +43,6 @@ _SDF_TRUNCATE_URN = common_urns.sdf_components.TRUNCATE_SIZED_RESTRICTION.urn
 # Beam's sinks without a fixed number of shards. Only their name tells them in the proto; our sinks are annotated.
 _BEAM_WRITES_FILE_PER_BUNDLE = "/WriteImpl/WriteBundles"
 SINK_STARTS = "/WriteImpl/WindowInto(WindowIntoFn)"  # the first step of the same sinks
-_UNBOUNDED = beam_runner_api_pb2.IsBounded.UNBOUNDED
 _IO_URNS = (bundle_processor.DATA_INPUT_URN, bundle_processor.DATA_OUTPUT_URN)
 
 
@@ -173,7 +173,7 @@ def _buffers(stages: list[translations.Stage], context: translations.TransformCo
             output = next(iter(gbk.outputs.values()))
             context.add_data_channel_coder(pcollection)
             context.add_data_channel_coder(output, is_input=True)
-            is_unbounded = context.components.pcollections[pcollection].is_bounded == _UNBOUNDED
+            is_unbounded = may_never_end(pcollection, context.components)
             buffers[buffer_id] = Buffer(
                 buffer_id,
                 BufferKind.GROUP,
@@ -252,7 +252,7 @@ def _reads_unbounded(
 ) -> bool:
     """Return whether one of the PCollections that these transforms read may never end."""
     return any(
-        context.components.pcollections[output].is_bounded == _UNBOUNDED
+        may_never_end(output, context.components)
         for transform in transforms
         if transform.spec.urn == bundle_processor.DATA_INPUT_URN
         for output in transform.outputs.values()
@@ -261,9 +261,8 @@ def _reads_unbounded(
 
 def _is_unbounded(transforms: Iterable[beam_runner_api_pb2.PTransform], context: translations.TransformContext) -> bool:
     """Return whether a splittable step among these has output without end."""
-    pcollections = context.components.pcollections
     return any(
-        pcollections[output].is_bounded == _UNBOUNDED
+        may_never_end(output, context.components)
         for transform in transforms
         if transform.spec.urn == _SDF_PROCESS_URN
         for output in transform.outputs.values()
@@ -293,7 +292,7 @@ def _side_inputs(
     for tag in payload.side_inputs:
         pcollection = transform.inputs[tag]
         buffer_id = resolve_alias(aliases, translations.create_buffer_id(pcollection))
-        is_unbounded = context.components.pcollections[pcollection].is_bounded == _UNBOUNDED
+        is_unbounded = may_never_end(pcollection, context.components)
         is_singleton = is_unbounded and _is_singleton(payload.side_inputs[tag])
         yield SideInput(transform.unique_name, tag, buffer_id, is_unbounded, is_singleton)
 

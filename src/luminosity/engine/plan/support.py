@@ -9,6 +9,7 @@ from apache_beam.portability import common_urns, python_urns
 from apache_beam.portability.api import beam_runner_api_pb2
 from apache_beam.runners.portability.fn_api_runner import translations
 
+from luminosity.engine.plan.graph import may_never_end
 from luminosity.errors import UnsupportedPipeline
 
 __all__ = ["check", "warn"]
@@ -67,7 +68,7 @@ def _never_fires(pcollection_id: str, components: beam_runner_api_pb2.Components
     trigger = components.windowing_strategies[components.pcollections[pcollection_id].windowing_strategy_id].trigger
     fires = trigger.WhichOneof("trigger") not in ("default", "never", "after_end_of_window")
     return (
-        _is_stream(pcollection_id, components)
+        may_never_end(pcollection_id, components)
         and _is_global(pcollection_id, components)
         and not fires
         and not trigger.after_end_of_window.HasField("early_firings")
@@ -79,12 +80,8 @@ def _reads_last_window(
 ) -> bool:
     """Return whether a step in the global window has an unbounded side input with other windows."""
     main = [pcollection for tag, pcollection in step.inputs.items() if tag not in side_tags]
-    streams = [step.inputs[tag] for tag in side_tags if _is_stream(step.inputs[tag], components)]
+    streams = [step.inputs[tag] for tag in side_tags if may_never_end(step.inputs[tag], components)]
     return any(_is_global(each, components) for each in main) and not all(_is_global(s, components) for s in streams)
-
-
-def _is_stream(pcollection_id: str, components: beam_runner_api_pb2.Components) -> bool:
-    return components.pcollections[pcollection_id].is_bounded == beam_runner_api_pb2.IsBounded.UNBOUNDED
 
 
 def _is_global(pcollection_id: str, components: beam_runner_api_pb2.Components) -> bool:

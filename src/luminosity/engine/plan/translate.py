@@ -11,6 +11,8 @@ from apache_beam.runners.pipeline_utils import merge_common_environments
 from apache_beam.runners.portability.fn_api_runner import translations
 from apache_beam.runners.worker import bundle_processor
 
+from luminosity.engine.plan.graph import may_never_end
+
 __all__ = ["MOVE_URNS", "optimize", "resolve_alias", "test_stream_buffer_id"]
 
 
@@ -81,10 +83,12 @@ def _combine_after_grouping(components: beam_runner_api_pb2.Components) -> None:
     for transform in components.transforms.values():
         if transform.spec.urn != common_urns.composites.COMBINE_PER_KEY.urn or not transform.subtransforms:
             continue
-        source = components.pcollections[translations.only_element(list(transform.inputs.values()))]
-        windowing = components.windowing_strategies[source.windowing_strategy_id]
-        is_unbounded = source.is_bounded == beam_runner_api_pb2.IsBounded.UNBOUNDED
-        if is_unbounded and windowing.output_time == beam_runner_api_pb2.OutputTime.EARLIEST_IN_PANE:
+        source = translations.only_element(list(transform.inputs.values()))
+        windowing = components.windowing_strategies[components.pcollections[source].windowing_strategy_id]
+        if (
+            may_never_end(source, components)
+            and windowing.output_time == beam_runner_api_pb2.OutputTime.EARLIEST_IN_PANE
+        ):
             transform.spec.Clear()
 
 
@@ -119,10 +123,9 @@ def _readers_of_streams_as_roots(
     stages: Iterable[translations.Stage], context: translations.TransformContext
 ) -> Iterator[translations.Stage]:
     """Let each step with an unbounded side input start a stage: its elements wait there, each for its own window."""
-    pcollections = context.components.pcollections
     for stage in stages:
         stage.forced_root |= any(
-            pcollections[transform.inputs[tag]].is_bounded == beam_runner_api_pb2.IsBounded.UNBOUNDED
+            may_never_end(transform.inputs[tag], context.components)
             for transform in stage.transforms
             if transform.spec.urn in translations.PAR_DO_URNS
             for tag in beam_runner_api_pb2.ParDoPayload.FromString(transform.spec.payload).side_inputs
