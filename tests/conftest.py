@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import signal
@@ -64,6 +65,30 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.parent != Path(__file__).parent)
 
 
+@pytest.fixture(autouse=True)
+def logging_stays() -> Iterator[None]:
+    """Fail a test that leaves logging changed: tests that follow in the same process would not see their records."""
+    before = _logging_now()
+    yield
+    assert _logging_now() == before, "the test left logging changed"
+
+
+def _logging_now() -> dict[str, object]:
+    """Return what decides whether a record of ours reaches the handlers of a test."""
+    ours = [each for name, each in logging.root.manager.loggerDict.items() if name.split(".")[0] == "luminosity"]
+    changed = [
+        (each.name, each.level, each.disabled, each.propagate, list(each.filters))
+        for each in ours
+        if isinstance(each, logging.Logger) and (each.level or each.disabled or not each.propagate or each.filters)
+    ]
+    return {
+        "disabled level": logging.root.manager.disable,
+        "root": (logging.root.level, list(logging.root.filters)),
+        "filters of handlers": [list(each.filters) for each in logging.root.handlers if each.filters],
+        "our loggers": changed,
+    }
+
+
 @pytest.fixture(scope="session")
 def warm_runner() -> None:
     """What lives as long as the process (the fork server) is there before a test looks around."""
@@ -87,7 +112,7 @@ def no_accelerators(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def patient_sinks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps that write a file per bundle wait for all that comes, also where that takes the machine long."""
-    monkeypatch.setattr("luminosity.engine.loop.stage._GATHERING_S", 30.0)
+    monkeypatch.setattr("luminosity.engine.loop.sizing._GATHERING_S", 30.0)
 
 
 @pytest.fixture

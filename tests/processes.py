@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -54,6 +56,19 @@ def _is_of_a_stranger(path: Path) -> bool:
         return os.getpid() not in [process.pid, *(parent.pid for parent in process.parents())]
     except psutil.NoSuchProcess:
         return False
+
+
+@contextlib.contextmanager
+def waiting_process() -> Iterator[int]:
+    """The id of another process that runs, and whose command is known, until the context ends."""
+    program = [sys.executable, "-c", "print(flush=True); input()"]
+    with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        try:
+            yield process.pid
+        finally:
+            process.communicate(b"\n")
 
 
 def wait_for(condition: Callable[[], T], timeout_s: float) -> T:

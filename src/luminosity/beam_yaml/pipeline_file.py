@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 import apache_beam as beam
@@ -43,11 +44,11 @@ class PipelineFile:
         """Build the pipeline, run it, and return its result when it is done."""
         pipeline = beam.Pipeline(options=PipelineOptions(self._flags, pickle_library="cloudpickle"))
         self.build(pipeline)
-        if any(each["type"] == "LogForTesting" for each in transforms_of(self._spec["pipeline"])):
-            _show_logged_rows()
+        logs_rows = any(each["type"] == "LogForTesting" for each in transforms_of(self._spec["pipeline"]))
         try:
-            result = pipeline.run()
-            result.wait_until_finish()
+            with _logged_rows_shown() if logs_rows else contextlib.nullcontext():
+                result = pipeline.run()
+                result.wait_until_finish()
         except RunFailed as error:
             if place := self._place_of_step(str(error)):
                 error.__notes__ = [place]  # pyright: ignore[reportAttributeAccessIssue]  # Python 3.10 has no add_note()
@@ -90,18 +91,31 @@ class PipelineFile:
         return flags
 
 
-def _show_logged_rows() -> None:
-    """Show what LogForTesting logs, unless the process has configured logging.
+@contextlib.contextmanager
+def _logged_rows_shown() -> Generator[None]:
+    """Within the context, show what LogForTesting logs, unless the process has configured logging.
 
     It logs to the root logger at level INFO, which Python hides by default. INFO of other loggers is about libraries.
     """
     root = logging.getLogger()
     if root.level != logging.WARNING:
+        yield
         return
     logging.basicConfig(format="%(message)s")  # no effect if Beam's imports have logged something
-    for handler in root.handlers:
-        handler.addFilter(lambda record: record.levelno > logging.INFO or record.name == "root")
+    handlers = list(root.handlers)
+    for handler in handlers:
+        handler.addFilter(_is_row_or_warning)
     root.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        root.setLevel(logging.WARNING)
+        for handler in handlers:
+            handler.removeFilter(_is_row_or_warning)
+
+
+def _is_row_or_warning(record: logging.LogRecord) -> bool:
+    return record.levelno > logging.INFO or record.name == "root"
 
 
 def _jinja_variables(flags: Sequence[str]) -> tuple[dict[str, Any], list[str]]:

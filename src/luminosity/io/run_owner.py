@@ -74,7 +74,8 @@ class RunOwner:
         with contextlib.suppress(OSError):
             with open(f"/proc/{self.pid}/cmdline", "rb") as file:
                 command = file.read().replace(b"\0", b" ").decode(errors="replace").strip()
-            return f"process {self.pid} ({shorten(command, _COMMAND_CHARACTERS)})"
+            if command:  # It is empty while the process starts its program.
+                return f"process {self.pid} ({shorten(command, _COMMAND_CHARACTERS)})"
         return f"process {self.pid}"
 
     def __str__(self) -> str:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,7 @@ from luminosity.io.stores.staging import StagedFile, StagedRows
 from tests.both_runners import Pipelines, counters
 from tests.io.deadly import Deadly
 from tests.io.stores.vectors import numbered, vectors
+from tests.processes import waiting_process
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
@@ -140,13 +139,12 @@ def test_no_rows_change_nothing_unless_asked(tmp_path: Path, empty: list[pa.Reco
 
 def test_what_another_run_writes_and_what_a_killed_run_left(tmp_path: Path) -> None:
     path = tmp_path / "things.lance"
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
-        staged = tmp_path / f"things.staged-{RunOwner.of(other.pid)}-abc"
+    with waiting_process() as other:
+        staged = tmp_path / f"things.staged-{RunOwner.of(other)}-abc"
         staged.mkdir()
-        with pytest.raises(StoreError, match=rf"process {other.pid} \(.*input.*\) is writing it right now"):
+        with pytest.raises(StoreError, match=rf"process {other} \(.*input.*\) is writing it right now"):
             WriteLance(path, mode="overwrite").check_writable()
         WriteLance(path).check_writable()  # Several runs may append.
-        other.communicate(b"\n")
     assert len(write(path, numbered(0, 5), mode="overwrite")) == 5
     assert os.listdir(tmp_path) == ["things.lance"]
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -26,6 +24,7 @@ from luminosity.testing import FakeClock
 from tests.both_runners import Pipelines, counters
 from tests.io.stores.qdrant_server import StandIn, fails, qdrant_server
 from tests.io.stores.vectors import numbered, vectors
+from tests.processes import waiting_process
 
 POINTS = "PUT /collections/things[^/]*/points"
 KEY = "a-key-that-nobody-may-see"
@@ -282,14 +281,11 @@ def test_what_killed_runs_left_is_removed(server: StandIn) -> None:
 
 
 def test_a_run_that_still_writes_is_named(server: StandIn) -> None:
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
-        owner = RunOwner.of(other.pid)
+    with waiting_process() as other:
+        owner = RunOwner.of(other)
         make(server, f"things--{owner}-65000000-aa")
-        with pytest.raises(
-            StoreError, match=rf"'things' at .*: process {other.pid} \(.*input.* is writing it right now"
-        ):
+        with pytest.raises(StoreError, match=rf"'things' at .*: process {other} \(.*input.* is writing it right now"):
             begin(server)
-        other.communicate(b"\n")
     assert begin(server)
     assert collections(server) == []
 

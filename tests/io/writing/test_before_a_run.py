@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +17,7 @@ from luminosity.errors import StoreError, WriteError
 from luminosity.io.run_owner import RunOwner
 from luminosity.io.writing.destination import Destination
 from tests.io.written import everything_in
+from tests.processes import waiting_process
 
 BATCH = [pa.record_batch({"id": [1, 2], "half": [0.5, 0.5]})]
 
@@ -78,19 +77,18 @@ def test_a_file_in_the_path_is_refused_before_the_run(tmp_path: Path, path: str)
 def test_a_table_that_another_run_writes_is_refused_before_the_run(tmp_path: Path, name: str) -> None:
     folder = tmp_path / name if name == "out" else tmp_path
     path, other_file = tmp_path / name, tmp_path / "other.parquet"
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+    with waiting_process() as other:
         destination = Destination.of(str(path)).for_another_run()
         mine = RunOwner.current()
-        theirs = destination.temporary_folder.replace(str(mine), str(RunOwner.of(other.pid)))
+        theirs = destination.temporary_folder.replace(str(mine), str(RunOwner.of(other)))
         os.makedirs(theirs)
         for if_exists in ("fail", "replace"):
-            message = rf"process {other.pid} \(.*input.*\) is writing it right now; wait until that run has ended"
+            message = rf"process {other} \(.*input.*\) is writing it right now; wait until that run has ended"
             with pytest.raises(WriteError, match=message):
                 WriteTable(path, if_exists=if_exists).check(BATCH[0].schema)  # type: ignore[arg-type]
         WriteTable(other_file).check(BATCH[0].schema)  # in the same folder
         if name == "out":
             WriteTable(path, if_exists="append").check(BATCH[0].schema)
-        other.communicate(b"\n")
     WriteTable(path, if_exists="replace").check(BATCH[0].schema)
     with beam.Pipeline("FnApiRunner") as pipeline:
         _ = pipeline | beam.Create(BATCH) | WriteTable(path, if_exists="replace")
