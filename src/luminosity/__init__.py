@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from luminosity.inference.handlers.torch import TorchModelHandler
     from luminosity.inference.options import ModelOptions
     from luminosity.inference.run_inference import RunInference
+    from luminosity.io.kafka.record import KafkaRecord
     from luminosity.io.read_table import ReadTable
     from luminosity.io.stores.search_qdrant import SearchQdrant
     from luminosity.io.stores.write_lance import WriteLance
@@ -45,6 +46,7 @@ __all__ = [
     "Handler",
     "HttpModelHandler",
     "JaxModelHandler",
+    "KafkaRecord",
     "LuminosityError",
     "LuminosityOptions",
     "LuminosityRunner",
@@ -87,6 +89,7 @@ _HOMES = {
     "Handler": "luminosity.inference.handler",
     "HttpModelHandler": "luminosity.inference.handlers.http.http_handler",
     "JaxModelHandler": "luminosity.inference.handlers.jax",
+    "KafkaRecord": "luminosity.io.kafka.record",
     "LuminosityError": "luminosity.errors",
     "LuminosityOptions": "luminosity.engine.options",
     "LuminosityRunner": "luminosity.engine.runner",

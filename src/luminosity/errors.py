@@ -20,6 +20,7 @@
     ├── TableError (ValueError)               a table can't be read, or its files don't match
     ├── WriteError (OSError)                  a table can't be written
     ├── StoreError (RuntimeError)             a vector store refuses rows or can't be reached
+    ├── KafkaError (RuntimeError)             Kafka refuses a request, can't be reached, or has lost records
     ├── DriftError (ValueError)               samples can't be compared
     ├── RecordError (ValueError)              a recorded run is missing or can't be read
     ├── ReplayError (ValueError)              a file can't be replayed
@@ -53,6 +54,7 @@ __all__ = [
     "HostUnavailable",
     "InvalidArgument",
     "InvalidType",
+    "KafkaError",
     "LuminosityError",
     "MissingExtra",
     "ModelFailed",
@@ -223,6 +225,10 @@ class WriteError(LuminosityError, OSError):
 
 class StoreError(LuminosityError, RuntimeError):
     """A vector store refuses rows or can't be reached."""
+
+
+class KafkaError(LuminosityError, RuntimeError):
+    """Kafka refuses a request or a record, can't be reached, or no longer has the records that are to be read."""
 
 
 class DriftError(LuminosityError, ValueError):

@@ -1,0 +1,1 @@
+"""Read records from Kafka, and write them to it, without Java."""
