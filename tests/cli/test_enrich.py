@@ -374,7 +374,7 @@ def test_mistakes_are_named_before_anything_runs(
     Path("latin.csv").write_bytes(b"text\nK\xf6ln\n")
     Path("empty.csv").touch()
     Path("my_models.py").touch()
-    before = os.listdir()
+    before = sorted(os.listdir())
 
     code = main(["enrich", *arguments])
 
@@ -382,7 +382,7 @@ def test_mistakes_are_named_before_anything_runs(
     assert code == 2
     assert error.startswith("lum enrich: ")
     assert message in error
-    assert os.listdir() == before
+    assert sorted(os.listdir()) == before
 
 
 def test_a_store_that_is_not_installed_is_missed_before_anything_runs(

