@@ -111,8 +111,10 @@ def no_accelerators(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def patient_sinks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps that write a file per bundle wait for all that comes, also where that takes the machine long."""
+    """Steps that write a file per bundle get all that comes in one, also where that takes the machine long."""
     monkeypatch.setattr("luminosity.engine.loop.sizing._GATHERING_S", 30.0)
+    monkeypatch.setattr("luminosity.engine.loop.sizing._LONGEST_FIRST_OF_SINK_S", 30.0)
+    monkeypatch.setattr("luminosity.engine.loop.idle_workers._FIRST_TAKE_OF_SINK_S", 30.0)
 
 
 @pytest.fixture

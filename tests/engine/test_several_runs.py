@@ -141,8 +141,12 @@ def test_many_runs_leave_nothing_that_grows(worker_start: str, rounds: int, tmp_
         two_runs()
     wait_for(lambda: not _of_python() - of_python, timeout_s=60)
     assert _of_python() - of_python == Counter()
-    grown = _of_the_system() - of_the_system
-    assert not {kind: number for kind, number in grown.items() if number >= 2 * rounds}
+
+    def grown() -> dict[str, int]:
+        return {kind: n for kind, n in (_of_the_system() - of_the_system).items() if n >= 2 * rounds}
+
+    wait_for(lambda: not grown(), timeout_s=60)
+    assert grown() == {}
 
 
 def test_a_failed_run_is_forgotten_once_its_failure_is_told() -> None:

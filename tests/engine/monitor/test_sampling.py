@@ -18,20 +18,37 @@ from tests.processes import wait_for
 pytestmark = pytest.mark.alone
 
 _MB = 1 << 20
-_CHILD = "import sys; data = bytearray(b'x') * (100 << 20); print('ready', flush=True); sys.stdin.read()"
+_CHILD = "data = bytearray(b'x') * (100 << 20); print(flush=True); input()"
+# Starts the child when it gets a line, and ends it when it gets another.
+_PARENT = f"""
+import subprocess, sys
+input()
+with subprocess.Popen([sys.executable, "-c", {_CHILD!r}], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+    child.stdout.readline()
+    print("started", flush=True)
+    input()
+    child.communicate(b"\\n")
+print("ended", flush=True)
+input()
+"""
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/smaps_rollup"), reason="the system does not tell")
 def test_the_memory_of_a_process_includes_that_of_those_below_it() -> None:
-    memory = TreeMemory(os.getpid())
-    before = memory.measure()
-    with subprocess.Popen([sys.executable, "-c", _CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
-        assert child.stdout is not None
-        child.stdout.readline()
-        during = memory.measure()
-        child.communicate(timeout=60)
+    with subprocess.Popen([sys.executable, "-c", _PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+        assert parent.stdin is not None
+        assert parent.stdout is not None
+        memory = TreeMemory(parent.pid)
+        measured = [memory.measure()]
+        for said in (b"started\n", b"ended\n"):
+            parent.stdin.write(b"\n")
+            parent.stdin.flush()
+            assert parent.stdout.readline() == said
+            measured.append(memory.measure())
+        parent.communicate(b"\n", timeout=60)
+    before, during, after = measured
     assert during - before > 90 * _MB
-    assert memory.measure() < during - 90 * _MB
+    assert after < during - 90 * _MB
 
 
 def test_a_sampler_ends_when_it_is_told_to_and_need_not_have_begun() -> None:

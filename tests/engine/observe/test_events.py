@@ -134,8 +134,8 @@ def test_a_slow_step_holds_back_what_feeds_it_and_starves_what_follows(
     hold, release = held
 
     def build(pipeline: beam.Pipeline) -> None:
-        numbers = pipeline | "Count" >> beam.Create(range(120)) | "Spread" >> beam.Reshuffle()
-        large = numbers | "Source" >> beam.Map(_slow_bytes, _MB, seconds=0.01)
+        numbers = pipeline | "Count" >> beam.Create(range(100)) | "Spread" >> beam.Reshuffle()
+        large = numbers | "Source" >> beam.Map(_slow_bytes, _MB, seconds=0.02)
         # Another pool, so that the source keeps its worker.
         slow = beam.Map(lambda block: len(hold(block))).with_resource_hints(accelerator="type:any;count:1")
         _ = large | "Slow" >> slow | "Spread again" >> beam.Reshuffle() | "Behind" >> beam.Map(str)
@@ -160,7 +160,7 @@ def test_a_slow_step_holds_back_what_feeds_it_and_starves_what_follows(
 def test_queues_stay_within_their_limit_while_the_source_runs() -> None:
     """The source's bundles would produce far more at once. They are split; nothing is spilled.
 
-    A request to split is no lock: the source's pace gives it most of a second to arrive.
+    A request to split is no lock: the source's pace gives it more than a second to arrive.
     """
 
     def slow(block: bytes) -> int:
@@ -169,7 +169,7 @@ def test_queues_stay_within_their_limit_while_the_source_runs() -> None:
 
     def build(pipeline: beam.Pipeline) -> None:
         numbers = pipeline | "Count" >> beam.Create(range(400)) | "Spread" >> beam.Reshuffle()
-        large = numbers | "Source" >> beam.Map(_slow_bytes, 100_000, seconds=0.01)
+        large = numbers | "Source" >> beam.Map(_slow_bytes, 60_000, seconds=0.01)
         _ = large | "Slow" >> beam.Map(slow).with_resource_hints(accelerator="type:any;count:1")
 
     events = events_of(build, "--cpu_workers=1", "--accelerators=1", "--memory_budget=64MB")
@@ -426,6 +426,7 @@ def test_a_stream_runs_until_it_is_stopped() -> None:
 
     events: list[Event] = []
     result = start(build, events.append)
+    assert wait_for(lambda: only(Snapshot, events), timeout_s=60)
     assert wait_for(lambda: any(view.elements > 3 for view in views(events, "Tick + Last")), timeout_s=60)
     assert result.wait_until_finish(duration=1) is None
     assert result.cancel() == result.wait_until_finish() == "CANCELLED"

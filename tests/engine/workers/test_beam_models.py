@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,11 +14,10 @@ from apache_beam.ml.inference.base import KeyedModelHandler, KeyModelMapping, Mo
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from luminosity import LuminosityRunner
-from tests.marks import note, notes
+from tests.marks import meet, note, notes
 
 _KEYS = 3
 _ROWS = 300
-_ROW_S = 0.01
 
 
 class Model:
@@ -33,11 +31,11 @@ class Model:
 
 
 class Beams(ModelHandler[int, tuple[int, int], Model]):
-    """Notes each load. A row takes so long that the engine gives rows to both workers."""
+    """Notes each load. The first batch of a worker waits until every worker has rows, which the engine gives to all."""
 
-    def __init__(self, folder: Path, size: int = 0, **options: Any) -> None:
+    def __init__(self, folder: Path, size: int = 0, workers: int = 2, **options: Any) -> None:
         super().__init__(**options)
-        self._folder, self._size = folder, size
+        self._folder, self._size, self._workers = folder, size, workers
 
     def load_model(self) -> Model:
         note(self._folder / "loads", os.getpid())
@@ -46,7 +44,7 @@ class Beams(ModelHandler[int, tuple[int, int], Model]):
     def run_inference(
         self, batch: Sequence[int], model: Model, inference_args: dict[str, Any] | None = None
     ) -> list[tuple[int, int]]:
-        time.sleep(_ROW_S * len(batch))
+        meet(self._folder / "computes", self._workers)
         return [(os.getpid(), computed) for computed in model.predict(len(batch))]
 
 
@@ -80,7 +78,7 @@ def test_each_worker_computes_with_its_own_small_models(tmp_path: Path) -> None:
 
 
 def test_a_single_worker_calls_no_proxy(tmp_path: Path) -> None:
-    found = run(tmp_path, keyed(Beams(tmp_path)), workers=1)
+    found = run(tmp_path, keyed(Beams(tmp_path, workers=1)), workers=1)
     assert len(set(found)) == 1
     assert list(loads(tmp_path).values()) == [_KEYS]
 

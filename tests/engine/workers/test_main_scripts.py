@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import files_of_luminosity
+from tests.processes import files_of_luminosity, wait_for
 from tests.runners import IS_REFERENCE
 
 pytestmark = [
@@ -172,7 +172,7 @@ def run_script(folder: Path, ending: str, *flags: str) -> list[str]:
 def test_what_a_script_defines_runs_in_workers(ending: str, tmp_path: Path) -> None:
     before = files_of_luminosity()
     assert run_script(tmp_path, _ENDINGS[ending]) == _EXPECTED
-    assert files_of_luminosity() <= before
+    assert wait_for(lambda: files_of_luminosity() <= before, timeout_s=60)
 
 
 @pytest.mark.parametrize("ending", ["plain", pytest.param("spawned process", marks=pytest.mark.slow)])

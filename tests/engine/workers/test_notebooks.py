@@ -106,7 +106,8 @@ class Notebook:
     def __init__(self, folder: Path) -> None:
         self._notebook = nbformat.v4.new_notebook()
         resources = {"metadata": {"path": str(folder)}}
-        self.client = NotebookClient(self._notebook, timeout=120, kernel_name="python3", resources=resources)
+        limits: Any = {"timeout": 120, "iopub_timeout": 120}  # for a cell, and for its last output after its end
+        self.client = NotebookClient(self._notebook, kernel_name="python3", resources=resources, **limits)
 
     @property
     def pid(self) -> int:
@@ -230,12 +231,20 @@ def test_a_run_has_the_notebooks_name_and_one_display(notebook: Notebook) -> Non
     """The display is updated, and becomes the summary; the result shows the stages, the plan a picture."""
     progress, result = notebook.outputs("""
         import os
-        from luminosity import plan_pipeline
+        from luminosity import Snapshot, plan_pipeline
+
+        def release(event):
+            if isinstance(event, Snapshot) and event.seconds >= 1:  # the display gets it, or a later one
+                Path("release").touch()
+
+        def hold(n):
+            while not Path("release").exists():
+                time.sleep(0.01)
 
         os.environ["JPY_SESSION_NAME"] = "/home/me/explore.ipynb"
         options = PipelineOptions(["--cpu_workers=1"])
-        shown = beam.Pipeline(runner=LuminosityRunner(), options=options)
-        _ = shown | beam.Create([1.5]) | "Wait" >> beam.Map(time.sleep)
+        shown = beam.Pipeline(runner=LuminosityRunner(on_event=release), options=options)
+        _ = shown | beam.Create([1]) | "Wait" >> beam.Map(hold)
         result = shown.run()
         result.wait_until_finish()
         result

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import files_of_luminosity
+from tests.processes import files_of_luminosity, wait_for
 from tests.runners import IS_REFERENCE
 
 pytestmark = [
@@ -125,7 +125,7 @@ def test_classes_of_a_script_reach_the_process_of_the_model(kind: str, flags: tu
     if kind == "manager":
         assert {elsewhere for *_, elsewhere in lines} == {"True"}
     if kind != "ours":  # the folder of shared hosts stays
-        assert files_of_luminosity() <= before
+        assert wait_for(lambda: files_of_luminosity() <= before, timeout_s=60)
 
 
 @pytest.mark.parametrize("kind", ["manager", "shared", "ours"])
