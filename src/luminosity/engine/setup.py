@@ -68,6 +68,8 @@ def set_up(
         if id(assignment.pool) not in pools:
             pools[id(assignment.pool)] = PoolRun(assignment.pool, first_writer=writers)
             writers += assignment.pool.workers + assignment.pool.borrowed
+    for stage in graph.stages:
+        pools[id(assignments[stage.id].pool)].is_stream |= stage.has_endless_input
     cpu_pools = [pool for pool in pools.values() if not pool.plan.device_groups]
     for pool in cpu_pools:
         pool.cpu_pools = cpu_pools

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from typing import Any
 
+from apache_beam.coders.coder_impl import IntervalWindowCoderImpl
 from apache_beam.portability.api import beam_fn_api_pb2
 from apache_beam.transforms.core import Windowing
 from apache_beam.transforms.window import BoundedWindow
@@ -53,6 +54,15 @@ class WindowExpiry:
                 self._known.clear()
             known = self._known[window] = expiry_micros(self._window_coder.decode(window), self._windowing)
         return known
+
+    def expired_ms(self, passed_micros: int) -> int | None:
+        """Return the end of the last windows that have expired, in milliseconds, if time has passed so far.
+
+        None if the windows are not Beam's intervals, whose ends workers can read from state keys.
+        """
+        if not isinstance(self._window_coder, IntervalWindowCoderImpl):
+            return None
+        return (passed_micros - self.lateness) // 1000
 
     def allows(self, timer: TimerRecord) -> bool:
         """Return whether an event-time timer may fire at its time: not after its window has expired."""

@@ -110,16 +110,18 @@ def shard_index(key: bytes, shards: int) -> int:
     return key_hash(key) % shards
 
 
-def pack_tokens(shards: int, tokens: Mapping[int, bytes]) -> bytes:
+def pack_tokens(shards: int, tokens: Mapping[int, bytes], expired_ms: int | None = None) -> bytes:
     """Return the tokens of a bundle's shards by their index, out of ``shards`` shards.
 
-    >>> unpack_tokens(pack_tokens(8, {3: b"17"}))
-    (8, {3: b'17'})
+    Windows of its state that end at ``expired_ms`` or earlier have expired, if it is not None.
+
+    >>> unpack_tokens(pack_tokens(8, {3: b"17"}, 60_000))
+    (8, {3: b'17'}, 60000)
     """
-    return marshal.dumps((shards, dict(tokens)))
+    return marshal.dumps((shards, dict(tokens), expired_ms))
 
 
-def unpack_tokens(data: bytes) -> tuple[int, dict[int, bytes]]:
+def unpack_tokens(data: bytes) -> tuple[int, dict[int, bytes], int | None]:
     """Return what :func:`pack_tokens` packed."""
     return marshal.loads(data)
 

@@ -406,6 +406,11 @@ class StageRun:
             if cells or dropped:
                 yield shard, cells
 
+    @property
+    def expired_ms(self) -> int | None:
+        """The end of the last windows that have expired, in milliseconds. None if only the runner can tell."""
+        return None if self.expiry is None else self.expiry.expired_ms(self._passed_micros())
+
     def has_work(self, wall_micros: int) -> bool:
         """Return whether a bundle could start: a free shard has input, a bundle to retry or a due timer."""
         if self.retries and self._next_retry() is not None:

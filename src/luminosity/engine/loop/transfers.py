@@ -55,7 +55,7 @@ def start(bundle: Bundle, worker: Worker, parts: RunParts, now: float) -> None:
         token.side_input.side_input_id = side_input.tag
     if stage.plan.is_stateful:
         tokens = {shard.index: shard.state_token(worker, now) for shard in bundle.shards}
-        token = request.process_bundle.cache_tokens.add(token=wire.pack_tokens(shards.total, tokens))
+        token = request.process_bundle.cache_tokens.add(token=wire.pack_tokens(shards.total, tokens, stage.expired_ms))
         token.user_state.SetInParent()
     worker.instruct(request)
     assert worker.connection is not None

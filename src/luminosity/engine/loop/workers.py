@@ -141,6 +141,7 @@ class PoolRun:
         self.workers: dict[int, Worker] = {}  # by index; a lost worker is replaced at its index
         self.failed_starts = 0  # in a row
         self.load_ahead = ""  # a file for its workers: see workers/load_ahead.py
+        self.is_stream = False  # whether one of its stages has input that may never end
         self.worker_busy = [BusyTime() for _ in range(plan.workers + plan.borrowed)]
 
     def free_slots(self) -> int:
@@ -285,6 +286,7 @@ def start(
         main_classes=folders.main_classes,
         private_folders=folders.all,
         load_ahead=worker.pool.load_ahead,
+        is_stream=worker.pool.is_stream,
         prints=prints,
         pipeline_options=config.worker_options,
     )

@@ -34,6 +34,7 @@ from luminosity.engine.workers.request import WorkerRequest
 from luminosity.engine.workers.sdk import beam_models, shared_objects
 from luminosity.engine.workers.sdk.channel import BlockChannel, BlockWriter
 from luminosity.engine.workers.sdk.full_batches import emit_full_batches_at_once
+from luminosity.engine.workers.sdk.stream_cache import StreamCache
 from luminosity.engine.workers.sdk.user_state import BatchingStateHandler, CachingHandler, estimate_size
 from luminosity.model_sizes import RUN_FOLDER_VARIABLE
 
@@ -108,6 +109,8 @@ def run(request: WorkerRequest) -> None:
     sdk_worker.GrpcStateHandler = BatchingStateHandler
     sdk_worker.GlobalCachingStateHandler = CachingHandler
     statecache.get_deep_size = estimate_size
+    if request.is_stream:
+        sdk_worker.StateCache = StreamCache
     sdk_worker_main.SdkHarness = ReportingHarness
     statesampler.StateSampler = PromptStateSampler
     emit_full_batches_at_once()

@@ -26,6 +26,7 @@ class WorkerRequest:
     main_classes: str  # a file: see main_classes.py
     private_folders: list[str]  # of the run, for the fork server to remove if the runner is killed
     load_ahead: str = ""  # a file: see load_ahead.py; empty if this worker loads no models ahead
+    is_stream: bool = False  # whether it runs stages whose input may never end
     prints: dict[str, str] = field(default_factory=dict[str, str])  # standard stream → the socket to write to
     pipeline_options: dict[str, Any] = field(default_factory=dict[str, Any])
 

@@ -20,6 +20,7 @@ from apache_beam.portability.api import beam_fn_api_pb2
 from apache_beam.runners.worker import sdk_worker, statecache
 
 from luminosity.engine.data import wire
+from luminosity.engine.workers.sdk.stream_cache import StreamCache
 
 __all__ = ["BatchingStateHandler", "CachingHandler", "estimate_size"]
 
@@ -30,6 +31,7 @@ _ENTRY_BYTES = 400  # what Python needs for an entry of the cache besides its va
 _SNAPSHOTS = 64  # at most: a worker with one slot usually has four shards of each stateful stage, or all of a stream's
 _SNAPSHOT_BYTES = 16 << 20  # of all snapshots: those of a stage's shards have at most a megabyte each
 _OUTDATED_CELLS = 200_000  # of all snapshots, which is about 16 MB
+_OUTDATED_IN_STREAM = 50_000  # cells of expired windows are among them, so that it fills up; a new snapshot is cheap
 _MISSES = 1000  # a snapshot that lacked so many cells is requested again: that costs as much as some dozens of them
 _SAMPLED = 8  # members of a container that are measured; the others count as their average
 _DEPTH = 4  # levels below a cell that are measured
@@ -105,7 +107,7 @@ class _ShardTokens:
     """The tokens of a bundle's shards. Each cell is cached under the token of the shard that has its key."""
 
     def __init__(self, packed: bytes) -> None:
-        self._shards, self.by_index = wire.unpack_tokens(packed) if packed else (1, {})
+        self._shards, self.by_index, self.expired_ms = wire.unpack_tokens(packed) if packed else (1, {}, None)
         # A bundle of one shard has only its keys, however they are encoded.
         self.only = next(iter(self.by_index.items())) if len(self.by_index) == 1 else None
 
@@ -123,6 +125,11 @@ _NO_TOKENS = _ShardTokens(b"")
 class CachingHandler(sdk_worker.GlobalCachingStateHandler):
     """Beam's handler, but each cell has the token of its shard, also in the :class:`BatchingStateHandler` below."""
 
+    def __init__(self, cache: statecache.StateCache, underlying: Any) -> None:
+        super().__init__(cache, underlying)
+        if isinstance(cache, StreamCache) and isinstance(underlying, BatchingStateHandler):
+            underlying.most_outdated = _OUTDATED_IN_STREAM
+
     @contextlib.contextmanager
     def process_instruction_id(self, bundle_id: str, cache_tokens: Iterable[_CacheToken]) -> Generator[None]:
         """Within the context, serve the state of this bundle."""
@@ -130,6 +137,8 @@ class CachingHandler(sdk_worker.GlobalCachingStateHandler):
         with super().process_instruction_id(bundle_id, cache_tokens):
             self._context.tokens = _NO_TOKENS
             self._context.only_token = b""
+            if isinstance(self._state_cache, StreamCache):
+                self._begin_in(self._state_cache, bundle_id, _ShardTokens(token))
             if isinstance(self._underlying, BatchingStateHandler):
                 tokens = _ShardTokens(token)
                 self._underlying.use_tokens(tokens)
@@ -137,6 +146,10 @@ class CachingHandler(sdk_worker.GlobalCachingStateHandler):
                 if tokens.only is not None and self._state_cache.is_cache_enabled():
                     self._context.only_token = tokens.only[1]  # which is quicker than to look it up
             yield
+
+    def _begin_in(self, cache: StreamCache, bundle_id: str, tokens: _ShardTokens) -> None:
+        sides: dict[tuple[str, str], bytes] = self._context.side_input_cache_tokens
+        cache.begin_bundle(bundle_id, tokens.by_index.values(), sides, tokens.expired_ms)
 
     def _get_cache_token(self, state_key: beam_fn_api_pb2.StateKey) -> Any:
         is_bag = state_key.HasField("bag_user_state")
@@ -167,6 +180,7 @@ class BatchingStateHandler(sdk_worker.GrpcStateHandler):
 
     def __init__(self, state_stub: Any) -> None:
         self._snapshots: OrderedDict[bytes, _Snapshot] = OrderedDict()  # by token, the least recently used first
+        self.most_outdated = _OUTDATED_CELLS  # that snapshots remember
         super().__init__(state_stub)
 
     @contextlib.contextmanager
@@ -251,7 +265,7 @@ class BatchingStateHandler(sdk_worker.GrpcStateHandler):
         return sdk_worker._Future.done()  # pyright: ignore[reportPrivateUsage]  # Beam's handlers return it
 
     def _outdate(self, snapshot: _Snapshot, cell_key: bytes) -> None:
-        snapshot.outdate(cell_key, _OUTDATED_CELLS // (len(self._snapshots) or 1))
+        snapshot.outdate(cell_key, self.most_outdated // (len(self._snapshots) or 1))
 
     def _batch(self) -> beam_fn_api_pb2.StateRequest:
         """Return a request with all writes that were not sent yet."""
