@@ -1,4 +1,4 @@
-"""Fakes for tests: a device without hardware, a model for it, a clock that tests move, and tables."""
+"""Fakes for tests: a device without hardware, a model for it, a clock that tests move, tables, and a Kafka broker."""
 
 from luminosity.testing.equal_table import equal_table
 from luminosity.testing.fake_device import (
@@ -11,6 +11,7 @@ from luminosity.testing.fake_device import (
     FakeOutOfMemory,
 )
 from luminosity.testing.fake_table import FakeTable
+from luminosity.testing.kafka_broker import KafkaBroker
 
 __all__ = [
     "Clock",
@@ -21,5 +22,6 @@ __all__ = [
     "FakeModel",
     "FakeOutOfMemory",
     "FakeTable",
+    "KafkaBroker",
     "equal_table",
 ]
