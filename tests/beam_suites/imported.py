@@ -18,6 +18,7 @@ import pytest
 from apache_beam.options.pipeline_options import StandardOptions
 from apache_beam.testing import test_pipeline
 
+from luminosity.engine.loop import idle_workers, sizing
 from luminosity.engine.options import LuminosityOptions
 from tests.runners import RUNNER_NAME
 
@@ -87,6 +88,12 @@ def beam_test_pipelines_with(options: str) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(test_pipeline.TestPipeline, "pytest_test_pipeline_options", options)
         yield
+
+
+def keep_bundles_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Split no bundle: where a split cuts a batch, and whether there is one, depends on the machine's pace."""
+    monkeypatch.setattr(idle_workers, "_FIRST_TAKE_S", 3600.0)
+    monkeypatch.setattr(sizing, "_SHORTEST_DEADLINE_S", 3600.0)
 
 
 def names_of_tests(test_class: type[unittest.TestCase]) -> list[str]:

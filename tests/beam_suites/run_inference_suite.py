@@ -11,7 +11,7 @@ from apache_beam.ml.inference import base, base_test
 from apache_beam.testing import test_pipeline
 
 from luminosity import RunInference
-from tests.beam_suites.imported import beam_test_pipelines_with, taken_over
+from tests.beam_suites.imported import beam_test_pipelines_with, keep_bundles_whole, taken_over
 from tests.beam_suites.shared_fakes import FakeModelHandler, FakeModelHandlerReturnsPredictionResult
 
 FAILS_AT_RANDOM = {
@@ -52,6 +52,7 @@ def our_transform_on(runner_name: str, options: str) -> Callable[[pytest.MonkeyP
     def ours(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setattr(base_test, "TestPipeline", Pipeline)
         monkeypatch.setattr(base, "RunInference", RunInference)
+        keep_bundles_whole(monkeypatch)
         for fake in (FakeModelHandler, FakeModelHandlerReturnsPredictionResult):
             monkeypatch.setattr(base_test, fake.__name__, fake)
         with beam_test_pipelines_with(options):

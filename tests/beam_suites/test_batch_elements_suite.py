@@ -1,4 +1,7 @@
-"""Beam's own tests of ``BatchElements`` on our runner with two workers, which must leave batches whole."""
+"""Beam's own tests of ``BatchElements`` on our runner with two workers: a short input is one bundle.
+
+They name the sizes of all batches, so no bundle may be split.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,13 @@ from typing import Any
 import pytest
 from apache_beam.testing import test_pipeline
 
-from tests.beam_suites.imported import beam_test_pipelines_with, imported, names_of_tests, taken_over
+from tests.beam_suites.imported import (
+    beam_test_pipelines_with,
+    imported,
+    keep_bundles_whole,
+    names_of_tests,
+    taken_over,
+)
 from tests.runners import beam_test_options
 
 _LEFT_OUT: dict[str, str] = {}
@@ -24,6 +33,7 @@ def _our_pipeline(runner: str | None = None, **arguments: Any) -> test_pipeline.
 @pytest.fixture(autouse=True)
 def our_runner(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(_MODULE, "TestPipeline", _our_pipeline)
+    keep_bundles_whole(monkeypatch)
     with beam_test_pipelines_with(beam_test_options("--cpu_workers=2")):
         yield
 

@@ -15,7 +15,7 @@ import pytest
 from apache_beam.ml.inference import base_test
 from apache_beam.testing import test_pipeline
 
-from tests.beam_suites.imported import beam_test_pipelines_with, taken_over
+from tests.beam_suites.imported import beam_test_pipelines_with, keep_bundles_whole, taken_over
 from tests.beam_suites.run_inference_suite import FAILS_AT_RANDOM
 from tests.runners import beam_test_options
 
@@ -46,6 +46,7 @@ def _runs_a_pipeline(test_class: type[unittest.TestCase], test: str) -> bool:
 @pytest.fixture(autouse=True)
 def our_runner(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(base_test, "TestPipeline", _OurPipeline)
+    keep_bundles_whole(monkeypatch)
     with beam_test_pipelines_with(beam_test_options("--cpu_workers=1")):
         yield
 

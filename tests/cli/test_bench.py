@@ -40,11 +40,14 @@ from luminosity import Handler
 
 
 class Fragile(Handler):
+    computed = 0
+
     def load_model(self):
         return "model"
 
     def predict(self, model, batch, inference_args=None):
-        if len(batch) > 8:
+        self.computed += len(batch)
+        if self.computed > 1:  # whatever the size of batches, which depends on the machine's pace
             os.kill(os.getpid(), 9)
         return [len(text) for text in batch]
 
