@@ -15,12 +15,10 @@ from apache_beam.testing import test_stream, test_stream_service
 from apache_beam.transforms import trigger, window
 
 from luminosity.errors import RunFailed
+from tests.processes import wait_for
 from tests.runners import IS_REFERENCE, finished, new_pipeline
 
-pytestmark = [
-    pytest.mark.timeout(60),
-    pytest.mark.skipif(IS_REFERENCE, reason="Beam's local runner has no TestStream"),
-]
+pytestmark = pytest.mark.skipif(IS_REFERENCE, reason="Beam's local runner has no TestStream")
 
 _CODER = beam.coders.FastPrimitivesCoder()
 _Event = beam_runner_api_pb2.TestStreamPayload.Event
@@ -127,11 +125,7 @@ def test_results_come_while_the_service_is_silent(tmp_path: Path) -> None:
 
     def events() -> Iterator[_Event]:
         yield _elements(("first", 0))
-        for _ in range(3000):
-            if out.exists():
-                break
-            threading.Event().wait(0.01)
-        else:
+        if not wait_for(out.exists, timeout_s=100):
             timeouts.append("the first element was not processed")
         yield _elements(("second", 0))
 
@@ -149,14 +143,14 @@ def test_a_run_that_waits_for_a_service_can_be_cancelled() -> None:
     def events() -> Iterator[_Event]:
         yield _elements(("first", 0))
         waits.set()
-        released.wait(30)
+        released.wait(100)
 
     try:
         with _service(events) as (endpoint, _):
             pipeline = new_pipeline("--cpu_workers=1")
             _ = pipeline | test_stream.TestStream(coder=_CODER, endpoint=endpoint) | beam.Map(str)
             result = pipeline.run()
-            assert waits.wait(30)
+            assert waits.wait(100)
             assert result.cancel() == "CANCELLED"
             names = [thread.name for thread in threading.enumerate()]
             assert f"events of {endpoint}" not in names

@@ -14,10 +14,10 @@ from apache_beam.transforms.userstate import BagStateSpec, TimeDomain, TimerSpec
 
 from luminosity.engine.data import wire
 from luminosity.engine.data.state import StateStore
-from luminosity.engine.loop import scheduler, sizing
-from luminosity.engine.loop.bundle import Bundle
+from luminosity.engine.loop import scheduler, sizing, splits
+from luminosity.engine.loop.bundle import Attempt, Bundle
 from luminosity.engine.loop.shard import Shard
-from tests.marks import first_time
+from tests.marks import first_time, wait_for_file
 from tests.runners import IS_REFERENCE, collect, new_pipeline
 
 pytestmark = [
@@ -58,7 +58,13 @@ class _FailOnce(_Gather):
 
 
 class _Slow(_Gather):
+    """Is slow, and holds the first bundle until a split has taken some of it."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
     def after(self, element: tuple[Any, int]) -> None:
+        wait_for_file(self._path)
         time.sleep(0.01)
 
 
@@ -136,10 +142,18 @@ def test_state_is_exact_if_a_bundle_of_several_shards_fails(tmp_path: Path, monk
 
 def test_what_a_split_gives_back_returns_to_its_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bundles = _Bundles(monkeypatch, bundle_s=0.05)
-    found = collect(lambda p: _typed(p, 2, _Slow()), tmp_path, new_pipeline(*_FLAGS))
+    apply, split = splits.apply, tmp_path / "split"
+
+    def noting(bundle: Bundle, attempt: Attempt, *arguments: Any) -> None:
+        apply(bundle, attempt, *arguments)
+        if bundle.stage.plan.is_stateful and attempt.given_back:
+            split.touch()
+
+    monkeypatch.setattr(splits, "apply", noting)
+    found = collect(lambda p: _typed(p, 2, _Slow(str(split))), tmp_path, new_pipeline(*_FLAGS))
     assert sorted(found) == _expected(2)
     assert sum(bundles.inputs) == 2 * _KEYS
-    assert len(bundles.inputs) > 2  # each round takes half a second
+    assert len(bundles.inputs) > 2  # at least two in the first round
 
 
 def test_a_bundle_of_batch_has_one_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,10 +15,7 @@ from apache_beam.transforms.timeutil import TimeDomain
 
 from tests.runners import IS_REFERENCE, finished, new_pipeline
 
-pytestmark = [
-    pytest.mark.timeout(120),
-    pytest.mark.skipif(IS_REFERENCE, reason="Beam's local runner has no streams"),
-]
+pytestmark = pytest.mark.skipif(IS_REFERENCE, reason="Beam's local runner has no streams")
 
 
 def _append(element: Any, path: str) -> None:
