@@ -15,6 +15,7 @@ import apache_beam as beam
 import pytest
 from hypothesis import HealthCheck, settings
 
+import luminosity  # noqa: F401  # adds its filter to logging now, not during the first test that imports it
 from tests.both_runners import pipelines, runner_name
 from tests.processes import nothing_left_behind
 from tests.runners import run

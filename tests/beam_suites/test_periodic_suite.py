@@ -10,7 +10,7 @@ from tests.beam_suites.imported import imported, names_of_tests, run_on_our_runn
 from tests.runners import IS_REFERENCE
 
 pytestmark = [
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(900),  # two of them run thirty pipelines each
     pytest.mark.skipif(IS_REFERENCE, reason="these are Beam's tests of it"),
 ]
 
