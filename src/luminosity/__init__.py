@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from luminosity.inference.options import ModelOptions
     from luminosity.inference.run_inference import RunInference
     from luminosity.io.kafka.record import KafkaRecord
+    from luminosity.io.kafka.write import UnwrittenRecord, WriteKafka
     from luminosity.io.read_table import ReadTable
     from luminosity.io.stores.search_qdrant import SearchQdrant
     from luminosity.io.stores.write_lance import WriteLance
@@ -66,9 +67,11 @@ __all__ = [
     "TextGenerator",
     "TokenClassifier",
     "TorchModelHandler",
+    "UnwrittenRecord",
     "WorkerLost",
     "WorkerShare",
     "WorkerStarted",
+    "WriteKafka",
     "WriteLance",
     "WriteQdrant",
     "WriteTable",
@@ -105,7 +108,9 @@ _HOMES = {
     "TextGenerator": "luminosity.inference.handlers.text.generator",
     "TokenClassifier": "luminosity.inference.handlers.text.token_classifier",
     "TorchModelHandler": "luminosity.inference.handlers.torch",
+    "UnwrittenRecord": "luminosity.io.kafka.write",
     "WorkerShare": "luminosity.core",
+    "WriteKafka": "luminosity.io.kafka.write",
     "WriteLance": "luminosity.io.stores.write_lance",
     "WriteQdrant": "luminosity.io.stores.write_qdrant",
     "WriteTable": "luminosity.io.write_table",

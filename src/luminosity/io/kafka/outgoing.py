@@ -1,0 +1,219 @@
+"""Elements of a pipeline as records that go to Kafka."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+from apache_beam.utils.timestamp import Timestamp
+
+from luminosity._text import did_you_mean, list_some
+from luminosity.errors import InvalidArgument, InvalidType, KafkaError
+from luminosity.io.kafka.record import KafkaRecord
+from luminosity.io.writing.json_encoder import json_lines
+
+__all__ = ["Outgoing", "Part", "RecordParts"]
+
+Part = Callable[[Any], Any] | str | None
+"""Where a part of a record comes from: a function of the element, or the name of a column or of a dict's key."""
+
+_PARTS = ("topic", "key", "value", "headers", "timestamp", "partition")
+_ANY_PARTITION = -1  # librdkafka chooses it by the key
+_NOW = 0  # as a timestamp of librdkafka
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
+_MILLISECOND = datetime.timedelta(milliseconds=1)
+
+
+class Outgoing(NamedTuple):
+    """A record as the client takes it."""
+
+    topic: str
+    value: bytes | None
+    key: bytes | None
+    partition: int
+    timestamp: int  # milliseconds; 0 lets the client take the time when it sends
+    headers: list[tuple[str, bytes | None]]
+
+    @property
+    def size(self) -> int:
+        """The bytes of key and value."""
+        return len(self.value or b"") + len(self.key or b"")
+
+
+class RecordParts(NamedTuple):
+    """Makes records of elements. It travels with the pipeline.
+
+    >>> parts = RecordParts(topic="words", key=str.lower, value=str)
+    >>> parts.record("One")
+    Outgoing(topic='words', value=b'One', key=b'one', partition=-1, timestamp=0, headers=[])
+    """
+
+    topic: Part = None  # a string is the topic itself
+    key: Part = None
+    value: Part = None
+    headers: Part = None
+    timestamp: Part = None
+    partition: Part = None
+
+    def record(self, element: Any) -> Outgoing:
+        """Return the record that an element describes."""
+        topic: Any = None
+        key: Any = None
+        value: Any = None
+        headers: Any = None
+        timestamp: Any = None
+        partition: Any = None
+        if isinstance(element, KafkaRecord):
+            topic, key, value, headers, timestamp = (
+                element.topic,
+                element.key,
+                element.value,
+                element.headers,
+                element.timestamp,
+            )
+        elif self.value is not None:
+            pass  # The arguments say all.
+        elif element is None or isinstance(element, (bytes, str)):
+            value = element
+        elif isinstance(element, Mapping):
+            topic, key, value, headers, timestamp, partition = _fields(element)
+        elif isinstance(element, tuple) and len(element) == 2:  # pyright: ignore[reportUnknownArgumentType]
+            key, value = element
+        else:
+            raise InvalidType(
+                f"found an element of type {type(element).__name__}, expected a KafkaRecord, a tuple of key and value, "
+                "a dict, bytes, a text, None, or a record batch",
+                fix="pass value= with a function that returns bytes",
+            )
+        if self.topic is not None:
+            topic = self.topic if isinstance(self.topic, str) else self.topic(element)
+        if self.key is not None:
+            key = _part(self.key, element)
+        if self.value is not None:
+            value = _part(self.value, element)
+        if self.headers is not None:
+            headers = _part(self.headers, element)
+        if self.timestamp is not None:
+            timestamp = _part(self.timestamp, element)
+        if self.partition is not None:
+            partition = _part(self.partition, element)
+        return _outgoing(topic, key, value, headers, timestamp, partition)
+
+    def rows(self, batch: pa.RecordBatch) -> Iterator[Callable[[], Outgoing]]:
+        """Yield a function for each row that returns its record. Raises here if a column is missing."""
+        columns = [self._column(batch, part, name) for name, part in zip(_PARTS, self, strict=True)]
+        if self.value is None:
+            columns[_PARTS.index("value")] = _json(batch)
+
+        def make(row: int) -> Outgoing:
+            return _outgoing(
+                *(_at(column, row) for column in columns[:2]), *(_at(column, row) for column in columns[2:])
+            )
+
+        for row in range(batch.num_rows):
+            yield lambda row=row: make(row)
+
+    def _column(self, batch: pa.RecordBatch, part: Part, name: str) -> Any:
+        """Return a list of the rows' values, a function of the row's number, or a constant."""
+        if part is None:
+            return None
+        if isinstance(part, str):
+            if name == "topic":
+                return part
+            if part not in batch.schema.names:
+                raise InvalidArgument(
+                    f"found {name}={part!r}, expected a column of the table: {list_some(batch.schema.names, 20)}",
+                    fix=did_you_mean(part, batch.schema.names),
+                )
+            return batch.column(part).to_pylist()
+        return lambda row: part(batch.slice(row, 1).to_pylist()[0])
+
+
+def _at(column: Any, row: int) -> Any:
+    if isinstance(column, list):
+        return column[row]
+    return column(row) if callable(column) else column
+
+
+def _json(batch: pa.RecordBatch) -> list[bytes]:
+    return [line for part in json_lines(pa.Table.from_batches([batch])) for line in part.to_pybytes().split(b"\n")[:-1]]
+
+
+def _part(part: Callable[[Any], Any] | str, element: Any) -> Any:
+    if not isinstance(part, str):
+        return part(element)
+    try:
+        return element[part]
+    except (KeyError, TypeError, IndexError):
+        raise InvalidArgument(
+            f"found an element of type {type(element).__name__} without {part!r}, expected it as the arguments say"
+        ) from None
+
+
+def _fields(element: Mapping[str, Any]) -> Iterator[Any]:
+    unknown = [name for name in element if name not in _PARTS]
+    if unknown or "value" not in element:
+        raise InvalidType(
+            f"found a dict with {list_some(map(repr, element), 10)}, expected 'value' and any of "
+            f"{', '.join(repr(name) for name in _PARTS if name != 'value')}",
+            fix="pass value=json.dumps to write dicts as JSON",
+        )
+    return (element.get(name) for name in _PARTS)
+
+
+def _outgoing(topic: Any, key: Any, value: Any, headers: Any, timestamp: Any, partition: Any) -> Outgoing:
+    if not isinstance(topic, str) or not topic:
+        raise KafkaError(f"found topic {topic!r}, expected the name of one", fix="pass topic= to WriteKafka")
+    if value.__class__ is not bytes:
+        value = _bytes(value, "value")
+    if key.__class__ is not bytes:
+        key = _bytes(key, "key")
+    if partition is None:
+        partition = _ANY_PARTITION
+    elif not isinstance(partition, int) or partition < 0:
+        raise InvalidArgument(f"found partition {partition!r}, expected a number from 0 on, or None")
+    return Outgoing(topic, value, key, partition, _milliseconds(timestamp), [*_pairs(headers)] if headers else [])
+
+
+def _bytes(part: Any, name: str) -> bytes | None:
+    if part is None:
+        return None
+    if isinstance(part, str):
+        try:
+            return part.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidArgument(f"found a {name} that UTF-8 can't encode: {error}", fix="pass bytes") from None
+    if isinstance(part, (bytes, bytearray, memoryview)):
+        return bytes(part)
+    raise InvalidType(
+        f"found a {name} of type {type(part).__name__}, expected bytes, a text or None",
+        fix=f"pass {name}= with a function that returns bytes, such as one with json.dumps",
+    )
+
+
+def _milliseconds(timestamp: Any) -> int:
+    if timestamp is None or timestamp == -1:
+        return _NOW  # A record without a timestamp gets one, as from other clients.
+    if isinstance(timestamp, Timestamp):
+        timestamp = timestamp.micros // 1000
+    elif isinstance(timestamp, datetime.datetime):
+        aware = timestamp if timestamp.tzinfo else timestamp.replace(tzinfo=datetime.timezone.utc)
+        timestamp = (aware - _EPOCH) // _MILLISECOND
+    if not isinstance(timestamp, int):
+        raise InvalidType(
+            f"found a timestamp of type {type(timestamp).__name__}, expected milliseconds as an int, a datetime, or "
+            "Beam's Timestamp"
+        )
+    if timestamp < 0:
+        raise InvalidArgument(f"found the timestamp {timestamp}, expected milliseconds from 1970 on")
+    return timestamp or 1  # 0 would mean now to librdkafka: a millisecond off is nearer.
+
+
+def _pairs(headers: Any) -> Iterator[tuple[str, bytes | None]]:
+    pairs: Sequence[Any] = [*headers.items()] if isinstance(headers, Mapping) else headers
+    for pair in pairs:
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2 or not isinstance(pair[0], str):  # pyright: ignore[reportUnknownArgumentType]
+            raise InvalidType(f"found a header {pair!r}, expected a tuple of a name and a value")
+        yield pair[0], _bytes(pair[1], f"header {pair[0]!r}")

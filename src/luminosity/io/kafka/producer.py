@@ -1,0 +1,176 @@
+"""A producer that is kept between bundles, and knows which of its failures are the fault of a record."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from luminosity._text import shorten_repr
+from luminosity.errors import KafkaError
+from luminosity.extras import require
+from luminosity.io.kafka.client import KafkaClient, describe
+from luminosity.io.kafka.outgoing import Outgoing
+
+__all__ = ["OWN_SETTINGS", "BundleProducer", "DeliveryFailure"]
+
+_FLUSH_GRACE_S = 5.0  # librdkafka reports records that time out once a second
+_POLL_S = 0.1  # how late a full queue notices that it has room
+_POLL_EVERY = 256  # records: reports of deliveries take room in the queue until they are polled
+_KEY_SHOWN = 60  # characters of a key in messages
+
+OWN_SETTINGS = {
+    "delivery.report.only.error": "with_exception_handling()",
+    "delivery.timeout.ms": "delivery_timeout_s=",
+    "message.timeout.ms": "delivery_timeout_s=",
+    "transactional.id": "no transactions: a bundle that is retried would have another one",
+}
+"""Settings that ``config=`` can't have, with what to use instead."""
+
+_DEFAULTS = {
+    "enable.idempotence": True,  # no duplicates and no changes of order when requests are retried
+    "linger.ms": 5,
+    "message.max.bytes": 1_048_588,  # the default of brokers, so that records of 1 MB fit
+    "partitioner": "murmur2_random",  # as Java's clients: a key has the same partition, whoever writes it
+    "queue.buffering.max.kbytes": 65_536,  # memory for records that Kafka does not have yet
+    "reconnect.backoff.max.ms": 1_000,  # how late the end of an outage is noticed
+}
+# The record, or its topic, is refused: another attempt would be, too.
+_RECORDS_FAULT = frozenset(
+    {"MSG_SIZE_TOO_LARGE", "INVALID_MSG", "INVALID_MSG_SIZE", "INVALID_RECORD", "INVALID_TIMESTAMP"}
+    | {"RECORD_LIST_TOO_LARGE", "POLICY_VIOLATION", "UNSUPPORTED_FOR_MESSAGE_FORMAT", "_INVALID_DIFFERENT_RECORD"}
+    | {"TOPIC_EXCEPTION", "TOPIC_AUTHORIZATION_FAILED", "UNKNOWN_TOPIC_OR_PART"}
+    | {"_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION", "_INVALID_ARG", "_BAD_MSG"}
+)
+# A broker refuses all records of a request with these, though one of them may be at fault alone.
+_OF_A_BATCH = frozenset(
+    {"MSG_SIZE_TOO_LARGE", "INVALID_MSG", "INVALID_MSG_SIZE", "INVALID_RECORD", "INVALID_TIMESTAMP"}
+    | {"RECORD_LIST_TOO_LARGE", "POLICY_VIOLATION", "_INVALID_DIFFERENT_RECORD"}
+)
+# The client has no right to write. A retry has none either.
+_REFUSED = frozenset({"CLUSTER_AUTHORIZATION_FAILED", "SASL_AUTHENTICATION_FAILED", "_AUTHENTICATION"})
+
+
+class DeliveryFailure:
+    """Why Kafka does not have a record."""
+
+    def __init__(self, error: Any, record: Outgoing, partition: int | None) -> None:
+        self.name: str = error.name()
+        self.record = record
+        self.partition = partition if partition is not None and partition >= 0 else None
+        self.is_records_fault = self.name in _RECORDS_FAULT
+        # Without a partition, the client itself refused the record before it was in a batch.
+        self.may_be_anothers_fault = self.name in _OF_A_BATCH and partition is not None
+        self._words = describe(error)
+
+    @property
+    def reason(self) -> str:
+        """The place of the record and the words of the error."""
+        where = self.record.topic if self.partition is None else f"{self.record.topic}[{self.partition}]"
+        key = "no key" if self.record.key is None else f"key {shorten_repr(self.record.key, _KEY_SHOWN)}"
+        return f"{where}, {key}, {self.record.size} bytes: {self._words}"
+
+    def error(self) -> KafkaError:
+        """Return the error that fails the bundle."""
+        may_pass = not self.is_records_fault and self.name not in _REFUSED
+        fix = "check the record, or pass it on with WriteKafka(...).with_exception_handling()"
+        return KafkaError(
+            f"Kafka does not take a record: {self.reason}",
+            fix=fix if self.is_records_fault else None,
+            may_pass=may_pass,
+        )
+
+
+class BundleProducer:
+    """Sends the records of one bundle after another, each time waiting until Kafka has all. For one thread at a time.
+
+    The connection is made with the first record, and stays open until ``close`` or ``abandon``.
+    """
+
+    def __init__(self, client: KafkaClient, delivery_timeout_s: float) -> None:
+        self._client = client
+        self._timeout_s = delivery_timeout_s
+        self._kafka: Any = None
+        self._producer: Any = None
+        self._sent = 0
+        self._trouble = ""
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether no record waits for its delivery."""
+        return self._producer is None or not len(self._producer)
+
+    def send(self, record: Outgoing, failed: Callable[[DeliveryFailure], None]) -> None:
+        """Queue a record. Blocks while the queue is full. ``failed`` is called, now or later, if Kafka refuses it."""
+        producer = self._open()
+
+        def report(error: Any, message: Any) -> None:
+            if error is not None:
+                failed(DeliveryFailure(error, record, message.partition()))
+
+        deadline = 0.0
+        while True:
+            try:
+                producer.produce(
+                    record.topic,
+                    record.value,
+                    record.key,
+                    record.partition,
+                    on_delivery=report,
+                    timestamp=record.timestamp,
+                    headers=record.headers,
+                )
+                break
+            except BufferError:
+                deadline = deadline or time.monotonic() + self._timeout_s + _FLUSH_GRACE_S
+                if time.monotonic() >= deadline:
+                    raise self._stuck() from None
+                producer.poll(_POLL_S)
+            except self._kafka.KafkaException as error:
+                failed(DeliveryFailure(error.args[0], record, None))
+                return
+        self._sent += 1
+        if self._sent % _POLL_EVERY == 0:
+            producer.poll(0)
+
+    def wait(self) -> None:
+        """Wait until each record is delivered or has failed. Raises ``KafkaError`` if that takes too long."""
+        if self._producer is not None and self._producer.flush(self._timeout_s + _FLUSH_GRACE_S):
+            raise self._stuck()
+
+    def abandon(self) -> None:
+        """Drop the records that wait, and the connection: what is sent next must not come behind a new attempt."""
+        if self._producer is not None:
+            self._producer.purge()
+            self._producer.flush(0)
+            self._producer = None
+
+    def close(self) -> None:
+        """Close the connection. Records that wait are dropped: their bundle has failed."""
+        self.abandon()
+
+    def _open(self) -> Any:
+        if self._producer is None:
+            self._kafka = require("confluent_kafka", "kafka")
+            given = self._client.settings()
+            self._producer = self._client.producer(
+                {
+                    **{name: value for name, value in _DEFAULTS.items() if name not in given},
+                    "message.timeout.ms": round(self._timeout_s * 1000),
+                    "delivery.report.only.error": True,
+                },
+                self._note,
+            )
+        return self._producer
+
+    def _note(self, error: Any) -> None:
+        self._trouble = describe(error)
+
+    def _stuck(self) -> KafkaError:
+        waiting = len(self._producer)
+        self.abandon()
+        last = f": {self._trouble}" if self._trouble else ""
+        return KafkaError(
+            f"{self._client.servers}: {waiting} records were not delivered within {self._timeout_s:g} s{last}",
+            may_pass=True,
+        )

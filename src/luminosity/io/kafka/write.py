@@ -1,0 +1,320 @@
+"""The transform that writes elements to Kafka."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import apache_beam as beam
+import pyarrow as pa
+from apache_beam.metrics import Metrics
+from apache_beam.pvalue import TaggedOutput
+from apache_beam.transforms.window import WindowedValue
+
+from luminosity.errors import InvalidArgument, InvalidType
+from luminosity.io.kafka.client import KafkaClient
+from luminosity.io.kafka.outgoing import Outgoing, Part, RecordParts
+from luminosity.io.kafka.producer import OWN_SETTINGS, BundleProducer, DeliveryFailure
+
+__all__ = ["UnwrittenRecord", "WriteKafka"]
+
+_NAMESPACE = "WriteKafka"  # of the counters
+_UNWRITTEN = "unwritten"  # the tag of dead letters
+_MOST_KEPT = 10_000  # records that may have to be sent again; then the step waits for Kafka
+_MOST_KEPT_BYTES = 16_000_000  # the same, in bytes
+
+
+@dataclass(frozen=True)
+class UnwrittenRecord:
+    """A dead letter of ``WriteKafka``: an element that Kafka does not have, and the reason.
+
+    Attributes:
+        element: the element, or a record batch with the one row.
+        reason: the type of the error and its message.
+        topic: the topic, or None if the element could not be made into a record.
+        partition: the partition, or None if it was not chosen yet.
+        key: the record's key.
+    """
+
+    element: Any
+    reason: str
+    topic: str | None = None
+    partition: int | None = None
+    key: bytes | None = None
+
+
+class WriteKafka(beam.PTransform[Any, Any]):
+    """Writes elements to Kafka, and emits tuples of topic and number of records once Kafka has them.
+
+    >>> from luminosity.testing import KafkaBroker
+    >>> with KafkaBroker({"words": 2}) as broker:
+    ...     with beam.Pipeline("FnApiRunner") as pipeline:
+    ...         words = pipeline | beam.Create([("en", "good"), ("de", "gut"), ("en", None)])
+    ...         _ = words | WriteKafka(broker.bootstrap_servers, "words") | beam.Map(print)
+    ...     [record.value for record in broker.consume("words") if record.key == b"en"]
+    ('words', 3)
+    [b'good', None]
+
+    An element is one of
+
+    - a ``KafkaRecord``: its key, value, headers and timestamp are written, to its topic unless ``topic=`` is given. Its
+      partition and offset are where it was read, so they are not used;
+    - a tuple of key and value;
+    - a dict with ``"value"`` and any of ``"key"``, ``"headers"``, ``"timestamp"``, ``"partition"`` and ``"topic"``;
+    - bytes, a text or None: the value alone;
+    - a ``pyarrow.RecordBatch``: each row is a record, with the row as JSON or the column ``value=`` as its value;
+    - anything else if ``value=`` is a function.
+
+    Keys and values are bytes, or texts, which are written as UTF-8. A value None is a tombstone: it deletes the key in
+    a compacted topic.
+
+    Every record is written at least once. A bundle is committed when Kafka has all its records; if it fails before, it
+    is retried, and some of its records may be in the topic twice. A producer writes each record once, and in order,
+    whatever happens to its requests (``enable.idempotence``). So records with the same key keep the order in which one
+    bundle, or several bundles after each other, have them. Bundles that run at the same time have no order: after a
+    source of Kafka without a ``Reshuffle`` between, the records of a partition never do.
+
+    A worker that is ahead of Kafka waits, with at most 64 MB of records in its queue (``queue.buffering.max.kbytes``).
+    A broker may be away for ``delivery_timeout_s``; then the bundle fails, and is retried.
+
+    The counters in the namespace ``"WriteKafka"`` are ``records_written``, ``bytes_written`` (keys and values) and
+    ``records_unwritten`` (dead letters).
+
+    Args:
+        bootstrap_servers: the addresses of one or more brokers, such as ``"one:9092,two:9092"``, or a list of them.
+        topic: the topic, or a function that returns it for an element.
+        key: the part of the element that is the key: a function, or the name of a column of a table or of a dict's
+            item. So are ``value``, ``headers`` (a dict, or tuples of name and value), ``timestamp`` (milliseconds
+            since 1970, a datetime or Beam's ``Timestamp``; None or -1 is the time of writing; 0 becomes 1, because the
+            client takes 0 for now) and ``partition`` (a number, or None to let the key choose). Functions get the
+            element, or a row of a table as a dict.
+        value: the value, as above.
+        headers: the headers, as above.
+        timestamp: the timestamp, as above.
+        partition: the partition, as above. By default the same as from Java's clients for the same key.
+        config: settings of librdkafka, such as ``{"compression.type": "zstd"}``.
+        secrets: settings whose values are secret, each as ``"env:NAME"`` or ``"file:PATH"``.
+        delivery_timeout_s: how long Kafka may take for a record, with all retries.
+    """
+
+    def __init__(
+        self,
+        bootstrap_servers: str | Sequence[str],
+        topic: str | Callable[[Any], str] | None = None,
+        *,
+        key: Part = None,
+        value: Part = None,
+        headers: Part = None,
+        timestamp: Part = None,
+        partition: Part = None,
+        config: Mapping[str, Any] | None = None,
+        secrets: Mapping[str, str] | None = None,
+        delivery_timeout_s: float = 120.0,
+    ) -> None:
+        super().__init__()
+        self._parts = RecordParts(topic, key, value, headers, timestamp, partition)
+        for name, part in self._parts._asdict().items():
+            if part is not None and not isinstance(part, str) and not callable(part):
+                raise InvalidType(f"found {name}= of type {type(part).__name__}, expected a function or a name")
+        if topic == "":
+            raise InvalidArgument("found topic='', expected a name, a function or None")
+        if not delivery_timeout_s > 0:
+            raise InvalidArgument(f"found delivery_timeout_s={delivery_timeout_s!r}, expected more than 0")
+        self._client = KafkaClient(bootstrap_servers, config, secrets, reserved=OWN_SETTINGS)
+        self._delivery_timeout_s = float(delivery_timeout_s)
+        self._keeps_unwritten = False
+
+    def with_exception_handling(self) -> WriteKafka:
+        """Collect elements that Kafka refuses: the transform returns ``(written, unwritten)``.
+
+        ``unwritten`` has an ``UnwrittenRecord`` for each element that can't be made into a record, and for each record
+        that Kafka refuses for its content, its size or its topic. If a broker is away, or refuses the client, the
+        bundle still fails: that is not the fault of a record.
+
+        A broker refuses all records that it gets in one request if one of them is at fault. So they are sent again one
+        by one, with the bundle's records after them, which keeps the order within a key.
+
+        >>> from luminosity.testing import KafkaBroker
+        >>> with KafkaBroker({"words": 2}) as broker, beam.Pipeline("FnApiRunner") as pipeline:
+        ...     write = WriteKafka(broker.bootstrap_servers, "words").with_exception_handling()
+        ...     written, unwritten = pipeline | beam.Create(["a", b"b", 3.14]) | write
+        ...     _ = unwritten | beam.Map(lambda letter: print(letter.element, letter.reason[:47]))
+        3.14 InvalidType: found an element of type float, ex
+        """
+        self._keeps_unwritten = True
+        return self
+
+    def expand(self, input_or_inputs: Any) -> Any:
+        """Write in the workers that have the elements: a step between would change their order."""
+        step = WriteDoFn(self._client, self._parts, self._delivery_timeout_s, self._keeps_unwritten)
+        if not self._keeps_unwritten:
+            return input_or_inputs | "Write" >> beam.ParDo(step).with_output_types(tuple[str, int])
+        outputs = input_or_inputs | "Write" >> beam.ParDo(step).with_outputs(_UNWRITTEN, main="written")
+        outputs.written.element_type = tuple[str, int]
+        outputs[_UNWRITTEN].element_type = UnwrittenRecord
+        return outputs.written, outputs[_UNWRITTEN]
+
+    def display_data(self) -> dict[str, Any]:
+        """Return the addresses and the topic."""
+        topic = self._parts.topic
+        return {"bootstrap_servers": self._client.servers, "topic": topic if isinstance(topic, str) else "per element"}
+
+
+class _Sent:
+    """A record of this bundle, with what is needed to send it again or to make it a dead letter."""
+
+    __slots__ = ("element", "failure", "place", "record")
+
+    def __init__(self, record: Outgoing, element: Any, place: tuple[Any, Any]) -> None:
+        self.record = record
+        self.element = element
+        self.place = place
+        self.failure: DeliveryFailure | None = None
+
+    def fail(self, failure: DeliveryFailure) -> None:
+        self.failure = failure
+
+
+class WriteDoFn(beam.DoFn):
+    """Sends elements as they come, and waits for Kafka at the end of the bundle. Its producer outlives bundles."""
+
+    def __init__(
+        self, client: KafkaClient, parts: RecordParts, delivery_timeout_s: float, keeps_unwritten: bool
+    ) -> None:
+        self._client = client
+        self._parts = parts
+        self._delivery_timeout_s = delivery_timeout_s
+        self._keeps_unwritten = keeps_unwritten
+        self._written = Metrics.counter(_NAMESPACE, "records_written")
+        self._bytes = Metrics.counter(_NAMESPACE, "bytes_written")
+        self._unwritten = Metrics.counter(_NAMESPACE, "records_unwritten")
+
+    def setup(self) -> None:
+        """Prepare a producer. It connects with the first record."""
+        self._producer = BundleProducer(self._client, self._delivery_timeout_s)
+
+    def start_bundle(self) -> None:
+        """Forget a bundle that failed: its records that wait would come behind those of the next attempt."""
+        if not self._producer.is_clean:
+            self._producer.abandon()
+        self._failure: DeliveryFailure | None = None
+        self._counts: dict[Any, dict[str, int]] = {}  # by window and topic
+        self._earliest: dict[Any, Any] = {}  # by window
+        self._size = 0
+        self._kept: list[_Sent] = []
+        self._kept_bytes = 0
+        self._letters: list[tuple[UnwrittenRecord, tuple[Any, Any]]] = []
+
+    def process(
+        self, element: Any, window: Any = beam.DoFn.WindowParam, timestamp: Any = beam.DoFn.TimestampParam
+    ) -> None:
+        """Send the element's record, or those of a table's rows."""
+        place = (window, timestamp)
+        if isinstance(element, pa.RecordBatch):
+            for row, make in enumerate(self._parts.rows(element)):
+                self._add(make, lambda row=row: element.slice(row, 1), place)
+        else:
+            self._add(lambda: self._parts.record(element), lambda: element, place)
+
+    def _add(self, make: Callable[[], Outgoing], element: Callable[[], Any], place: tuple[Any, Any]) -> None:
+        if not self._keeps_unwritten:
+            record = make()
+            self._producer.send(record, self._note)
+            if self._failure is not None:
+                raise self._failed(self._failure)
+            self._count(record, place)
+            return
+        try:
+            record = make()
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            self._letters.append((UnwrittenRecord(element(), reason), place))
+            return
+        sent = _Sent(record, element(), place)
+        self._kept.append(sent)
+        self._kept_bytes += record.size
+        self._producer.send(record, sent.fail)
+        if len(self._kept) >= _MOST_KEPT or self._kept_bytes >= _MOST_KEPT_BYTES:
+            self._settle()
+
+    def finish_bundle(self) -> Iterator[Any]:  # type: ignore[override]  # Beam declares None, and accepts these.
+        """Wait until Kafka has all records, then emit their number, and the dead letters."""
+        if self._keeps_unwritten:
+            self._settle()
+        else:
+            self._producer.wait()
+            if self._failure is not None:
+                raise self._failed(self._failure)
+        self._written.inc(sum(count for counts in self._counts.values() for count in counts.values()))
+        self._bytes.inc(self._size)
+        self._unwritten.inc(len(self._letters))
+        for window, counts in self._counts.items():
+            for topic, count in counts.items():
+                yield WindowedValue((topic, count), self._earliest[window], (window,))
+        for letter, (window, timestamp) in self._letters:
+            yield TaggedOutput(_UNWRITTEN, WindowedValue(letter, timestamp, (window,)))
+
+    def teardown(self) -> None:
+        """Close the connection."""
+        self._producer.close()
+
+    def _note(self, failure: DeliveryFailure) -> None:
+        self._failure = self._failure or failure
+
+    def _failed(self, failure: DeliveryFailure) -> Exception:
+        self._producer.abandon()
+        return failure.error()
+
+    def _count(self, record: Outgoing, place: tuple[Any, Any]) -> None:
+        window, timestamp = place
+        counts = self._counts.get(window)
+        if counts is None:
+            counts = self._counts[window] = {}
+            self._earliest[window] = timestamp
+        elif timestamp < self._earliest[window]:
+            self._earliest[window] = timestamp
+        counts[record.topic] = counts.get(record.topic, 0) + 1
+        self._size += record.size
+
+    def _settle(self) -> None:
+        """Wait for the records that are kept, find those at fault, and send the others again."""
+        self._producer.wait()
+        first = self._check(self._kept)
+        if first is not None:
+            # The others of the same request are innocent. Those behind them may have arrived meanwhile: they are sent
+            # again, too, so that the last record of a key in the topic is the last of the bundle.
+            again = [sent for sent in self._kept[first:] if sent.failure is None or sent.failure.may_be_anothers_fault]
+            for sent in again:
+                is_suspect = sent.failure is not None
+                sent.failure = None
+                if is_suspect:
+                    self._producer.wait()
+                self._producer.send(sent.record, sent.fail)
+                if is_suspect:
+                    self._producer.wait()
+            self._producer.wait()
+            self._check(again)
+        for sent in self._kept:
+            if sent.failure is None:
+                self._count(sent.record, sent.place)
+            else:
+                record, failure = sent.record, sent.failure
+                letter = UnwrittenRecord(
+                    sent.element, f"KafkaError: {failure.reason}", record.topic, failure.partition, record.key
+                )
+                self._letters.append((letter, sent.place))
+        self._kept = []
+        self._kept_bytes = 0
+
+    def _check(self, records: list[_Sent]) -> int | None:
+        """Raise if a failure is no record's fault; return the first record that may have failed for another one."""
+        first = None
+        for number, sent in enumerate(records):
+            if sent.failure is None:
+                continue
+            if not sent.failure.is_records_fault:
+                raise self._failed(sent.failure)
+            if first is None and sent.failure.may_be_anothers_fault:
+                first = number
+        return first
