@@ -104,8 +104,9 @@ class _Watching(beam.DoFn):
             tracker.defer_remainder(Duration(0.05))
             return
         (self._folder / "let go").touch()
-        for number in range(_RECORDS):
-            tracker.try_claim(number)
+        number = tracker.current_restriction().start
+        while tracker.try_claim(number):  # a split may leave some for later
+            number += 1
         yield 0
 
 
@@ -308,8 +309,8 @@ class _TwoRecords(beam.DoFn):
         if number == 0 and tracker.try_claim(0):
             yield "key", 0
         elif (self._folder / "fired").exists():
-            for left in range(number, _RECORDS):
-                tracker.try_claim(left)
+            while tracker.try_claim(number):
+                number += 1
             yield "key", 1
             return
         tracker.defer_remainder(Duration(0.05))
