@@ -111,7 +111,7 @@ def _lum(*arguments: str) -> subprocess.CompletedProcess[str]:
         env={**os.environ, "COLUMNS": "80"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,
         check=False,
     )
 
@@ -360,7 +360,7 @@ def test_beams_slow_modules_are_imported_only_where_they_are_used(folder: Path) 
         f"PipelineFile({str(folder / 'ours.yaml')!r}, [{_variables(folder)!r}]).build(beam.Pipeline());"
         "print([name for name in ('torch', 'transformers', 'apache_beam.yaml.yaml_ml') if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=280, check=False)
     assert done.stdout == "[]\n", done.stderr
 
 

@@ -69,7 +69,7 @@ def lum(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
         env={**os.environ, "HF_HUB_OFFLINE": "1"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,
     )
 
 

@@ -41,7 +41,7 @@ def lum_plan(*arguments: object, columns: int = 100) -> subprocess.CompletedProc
         [sys.executable, "-m", "luminosity.cli.main", "plan", *map(str, arguments)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,
         check=False,
         env={**os.environ, "COLUMNS": str(columns)},
     )

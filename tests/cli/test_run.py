@@ -37,7 +37,7 @@ def lum(*arguments: str, run_dir: Path | str = "") -> subprocess.CompletedProces
         env={**os.environ, "COLUMNS": "80", **({"LUMINOSITY_RUN_DIR": str(run_dir)} if run_dir else {})},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,
         check=False,
     )
 
@@ -129,7 +129,7 @@ def test_runs_are_listed_and_shown(script: Path, tmp_path: Path) -> None:
 def test_the_reader_of_the_list_may_close_the_pipe(tmp_path: Path) -> None:
     Recorder(tmp_path)(RunStarted("20260101T000000-abcdef", 0.0, "pipeline.py", 1.0, (), (), queue_limit=1))
     command = f"{sys.executable} -m luminosity.cli.main runs --run_dir={tmp_path} | true"
-    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=280, check=False)
     assert done.stderr == ""
 
 

@@ -111,7 +111,7 @@ class Served:
         data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data, headers or {})
         try:
-            with urllib.request.urlopen(request, timeout=120) as answer:
+            with urllib.request.urlopen(request, timeout=280) as answer:
                 return Answer(answer.status, answer.headers, answer.read())
         except urllib.error.HTTPError as error:
             return Answer(error.code, error.headers, error.read())
@@ -356,7 +356,7 @@ def test_it_ends_and_leaves_nothing(
 def test_a_model_that_does_not_load_is_told(tmp_path: Path) -> None:
     (tmp_path / "handlers.py").write_text(_HANDLERS)
     words = command("handlers:Unloadable", "--port", "0")
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 1
     assert done.stderr.startswith("lum serve: handlers:Unloadable can't be loaded: RuntimeError: no weights")
     assert "Traceback" not in done.stderr

@@ -10,6 +10,7 @@ import signal
 import stat
 import subprocess
 import sys
+from datetime import datetime, timezone
 from pathlib import Path
 
 import apache_beam as beam
@@ -19,6 +20,7 @@ from luminosity.engine.monitor import recorder as recorder_module
 from luminosity.engine.monitor import records
 from luminosity.engine.monitor.recorder import Recorder, Thinned, recorder
 from luminosity.engine.monitor.records import Damaged, Record, find, folder, load, path_of, run_ids
+from luminosity.engine.observe.reporter import new_run_id
 from luminosity.errors import RecordError, StepFailed
 from luminosity.events import RunEnded, RunStarted, Snapshot, WorkerLost
 from tests.marks import note, wait_for_file
@@ -212,6 +214,14 @@ def test_a_long_and_troubled_run_makes_a_small_file(tmp_path: Path) -> None:
     assert len(loaded.happenings) + loaded.left_out == 3000
     assert len(loaded.happenings) <= 200
     assert path_of(tmp_path, run_id(1)).stat().st_size < 100_000
+
+
+def test_runs_of_the_same_second_are_listed_by_their_start(tmp_path: Path) -> None:
+    second = datetime(2026, 1, 1, tzinfo=timezone.utc)
+    ids = [new_run_id(second.replace(microsecond=each)) for each in (0, 1_000, 400_000, 999_999)]
+    for each in ids:
+        Recorder(tmp_path)(a_run(each))
+    assert run_ids(tmp_path) == ids[::-1]
 
 
 def test_the_newest_runs_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

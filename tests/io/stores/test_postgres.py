@@ -43,7 +43,7 @@ def test_rows_are_there_once_and_can_be_found(dsn: str) -> None:
     search = ["--search"] if can_search() else []
     for runner in (["--runner=FnApiRunner"], ["--runner=luminosity.LuminosityRunner", "--progress=off"]):
         done = subprocess.run(
-            [sys.executable, EXAMPLE, f"--dsn={dsn}", *search, *runner], capture_output=True, text=True, timeout=120
+            [sys.executable, EXAMPLE, f"--dsn={dsn}", *search, *runner], capture_output=True, text=True, timeout=280
         )
         assert done.returncode == 0, done.stderr
         assert done.stdout.startswith("10 colours")

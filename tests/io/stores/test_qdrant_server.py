@@ -55,7 +55,7 @@ def test_a_server_that_answers_500_then_recovers(pipelines: Pipelines, server: S
             pipeline
             | beam.Create(range(0, 500, 50))
             | beam.Map(numbered, 50).with_output_types(pa.RecordBatch)
-            | WriteQdrant(server.url, "things", vectors={"v": "vector"}, batch_size=100, distance="dot", timeout=30)
+            | WriteQdrant(server.url, "things", vectors={"v": "vector"}, batch_size=100, distance="dot", timeout=120)
         )
 
     points = server.points("things")

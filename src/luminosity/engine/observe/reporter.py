@@ -19,10 +19,19 @@ from luminosity.engine.observe.user_metrics import MOST_METRICS
 from luminosity.engine.workers.failure import Failure
 from luminosity.events import BundleRetried, RunEnded, RunStarted, WorkerLost, WorkerStarted
 
-__all__ = ["Reporter"]
+__all__ = ["Reporter", "new_run_id"]
 
 _SNAPSHOT_EVERY_S = 0.2  # views feel live, and a snapshot costs about a millisecond
 _LINE_CHARACTERS = 300  # enough for the message of most exceptions
+_FRACTIONS = 4096  # of a second: three hexadecimal digits
+
+
+def new_run_id(now: datetime) -> str:
+    """Return an id for a run that starts now. Ids sort by time, also those of runs that start in the same second.
+
+    The first three digits of the last part are the fraction of the second, the others are random.
+    """
+    return f"{now:%Y%m%dT%H%M%S}-{now.microsecond * _FRACTIONS // 1_000_000:03x}{secrets.randbelow(_FRACTIONS):03x}"
 
 
 class Reporter:
@@ -37,8 +46,7 @@ class Reporter:
         self._stream = stream
         self._began_at = self._next_at = time.monotonic()
         now = datetime.now(timezone.utc)
-        # Ids sort by time; the random part makes runs of the same second distinct.
-        self.run_id = f"{now:%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
+        self.run_id = new_run_id(now)
         stream.emit(
             RunStarted(
                 self.run_id,
