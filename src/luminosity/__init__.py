@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from luminosity.inference.handlers.torch import TorchModelHandler
     from luminosity.inference.options import ModelOptions
     from luminosity.inference.run_inference import RunInference
+    from luminosity.io.kafka.read import ReadKafka
     from luminosity.io.kafka.record import KafkaRecord
     from luminosity.io.kafka.write import UnwrittenRecord, WriteKafka
     from luminosity.io.read_table import ReadTable
@@ -54,6 +55,7 @@ __all__ = [
     "MapTable",
     "ModelOptions",
     "PipelinePlan",
+    "ReadKafka",
     "ReadTable",
     "RowsFromTable",
     "RunEnded",
@@ -98,6 +100,7 @@ _HOMES = {
     "LuminosityRunner": "luminosity.engine.runner",
     "MapTable": "luminosity.tables.map_table",
     "ModelOptions": "luminosity.inference.options",
+    "ReadKafka": "luminosity.io.kafka.read",
     "ReadTable": "luminosity.io.read_table",
     "RowsFromTable": "luminosity.tables.rows",
     "RunInference": "luminosity.inference.run_inference",

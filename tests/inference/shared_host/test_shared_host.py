@@ -160,10 +160,7 @@ class Counted(Where):
 
 
 class InHost(Where):
-    """Predicts whether it computes in a host process. A large model tells its size, which no other thread disturbs."""
-
-    def memory(self, model: Any) -> int | None:
-        return model.nbytes or None
+    """Predicts whether it computes in a host process."""
 
     def predict(self, model: Any, batch: Any, inference_args: dict[str, Any] | None = None) -> Any:
         is_host = "luminosity.inference.ipc" in psutil.Process().cmdline()

@@ -61,6 +61,10 @@ class KafkaClient:
         """The addresses of the brokers, joined by commas."""
         return self._servers
 
+    def has(self, name: str) -> bool:
+        """Return whether a setting was given."""
+        return name in self._config or name in self._secrets
+
     def settings(self) -> dict[str, Any]:
         """Return all settings, with the secrets. Raises ``KafkaError`` if a secret is missing on this machine."""
         found = {name: _read_secret(name, place) for name, place in self._secrets.items()}

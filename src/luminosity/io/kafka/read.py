@@ -1,0 +1,206 @@
+"""The transform that reads records from Kafka."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import apache_beam as beam
+
+from luminosity.errors import InvalidArgument, InvalidType
+from luminosity.extras import require
+from luminosity.io.kafka.client import KafkaClient
+from luminosity.io.kafka.reading.consumer import OWN_SETTINGS, ConsumerSettings
+from luminosity.io.kafka.reading.deserialize import deserializer
+from luminosity.io.kafka.reading.emit import UNREADABLE, Emitter
+from luminosity.io.kafka.reading.positions import parse_start, parse_stop
+from luminosity.io.kafka.reading.read_step import ReadGroup, ReadSettings, ReadStream, check_brokers
+from luminosity.io.kafka.reading.timestamps import TimestampPolicy
+from luminosity.io.kafka.record import KafkaRecord
+
+__all__ = ["ReadKafka"]
+
+_MOST_GROUPS = 8  # chosen by default; each one polls for itself
+_CHECK_S = 3.0  # how long building a pipeline waits for brokers that are away
+
+
+class ReadKafka(beam.PTransform[Any, Any]):
+    """Reads the records of Kafka topics, as a stream or up to an end.
+
+    >>> from luminosity.testing import KafkaBroker
+    >>> with KafkaBroker({"reviews": 1}) as broker:
+    ...     broker.produce("reviews", "fine", key="movie-7")
+    ...     broker.produce("reviews", None, key="movie-8")
+    ...     with beam.Pipeline("FnApiRunner") as pipeline:
+    ...         records = pipeline | ReadKafka("reviews", broker.bootstrap_servers, stop="now", value="utf8")
+    ...         _ = records | beam.Map(lambda record: print(record.offset, record.key, record.value))
+    0 b'movie-7' fine
+    1 b'movie-8' None
+
+    Elements are :class:`KafkaRecord`. The ``value`` of a tombstone is None.
+
+    Without ``stop``, the read has no end, and finds new partitions and topics while it runs. With ``stop``, it is
+    bounded: the pipeline runs as a batch, and ends.
+
+    Every record is read at least once, and exactly once into the runner's own state and tables. Records of a partition
+    keep their order. Positions are part of the runner's state, not of the group's.
+
+    Args:
+        topics: a topic, or several.
+        bootstrap_servers: the addresses of one or more brokers, such as ``"one:9092,two:9092"``.
+        pattern: a regular expression that must match the whole name of a topic, instead of ``topics``.
+        config: settings of librdkafka, such as ``{"security.protocol": "SASL_SSL", "sasl.username": "reader"}``.
+        secrets: settings whose values are secret, each as ``"env:NAME"`` for an environment variable of the workers or
+            ``"file:PATH"`` for a file there: ``{"sasl.password": "env:KAFKA_PASSWORD"}``.
+        start: where to begin: ``"earliest"``, ``"latest"``, ``"committed"`` (the offsets of ``group_id``, and the
+            beginning of partitions that have none), a ``datetime`` with a time zone (the first record with this
+            timestamp or a later one), or an offset for each partition: ``{("reviews", 0): 100}``, or ``{0: 100}`` for
+            a single topic.
+        stop: where to stop: None never stops; ``"now"`` reads what is there when the pipeline starts; a ``datetime``
+            stops before the first record with this timestamp or a later one; offsets stop before these.
+        key: how to read keys: ``"bytes"``, ``"utf8"``, ``"json"`` or a function of bytes. None stays None.
+        value: how to read values, in the same way.
+        values_only: emit the values instead of records. A tombstone is None.
+        timestamps: the event time of a record: ``"record"`` is its timestamp, ``"log_append"`` as well, if the topic
+            has ``message.timestamp.type=LogAppendTime``, ``"processing"`` is the time at which it is read, and a
+            function computes it from the record. A record without a timestamp has the time at which it is read.
+        max_out_of_orderness: by how many seconds a record may be older than those before it in its partition, and how
+            late it may be written. The watermark stays so far behind.
+        group_id: commit the offsets that the pipeline has processed for this consumer group, so that tools show the
+            lag. Nothing else depends on them, except for ``start="committed"``.
+        isolation_level: ``"read_committed"`` leaves out records of transactions that are not committed;
+            ``"read_uncommitted"`` reads all.
+        on_lost: what to do if the topic's retention has removed records before they are read: ``"fail"`` or
+            ``"skip"``.
+        discover_every_s: how often to look for new partitions and topics.
+        max_outage_s: how long brokers may be away before the run fails.
+        groups: how many readers share the partitions of a stream; by default the number of cores, up to 8.
+
+    The counters in the namespace ``"ReadKafka"`` are ``records_read``, ``bytes_read`` (of keys and values),
+    ``records_unreadable`` and ``records_lost``. The distribution ``age_ms`` is the time from the timestamp of the
+    oldest record of each poll to its reading. A gauge for each partition, such as ``lag reviews[0]``, says how many
+    offsets are left.
+    """
+
+    def __init__(
+        self,
+        topics: str | Sequence[str] | None = None,
+        bootstrap_servers: str | Sequence[str] = "localhost:9092",
+        *,
+        pattern: str | None = None,
+        config: Mapping[str, Any] | None = None,
+        secrets: Mapping[str, str] | None = None,
+        start: Any = "earliest",
+        stop: Any = None,
+        key: Any = "bytes",
+        value: Any = "bytes",
+        values_only: bool = False,
+        timestamps: Any = "record",
+        max_out_of_orderness: float = 5.0,
+        group_id: str | None = None,
+        isolation_level: Literal["read_committed", "read_uncommitted"] = "read_committed",
+        on_lost: Literal["fail", "skip"] = "fail",
+        discover_every_s: float = 30.0,
+        max_outage_s: float = 300.0,
+        groups: int | None = None,
+    ) -> None:
+        super().__init__()
+        require("confluent_kafka", "kafka")
+        self._topics = _check_topics(topics, pattern)
+        self._pattern = pattern
+        for name, given, allowed in (
+            ("isolation_level", isolation_level, ("read_committed", "read_uncommitted")),
+            ("on_lost", on_lost, ("fail", "skip")),
+        ):
+            if given not in allowed:
+                raise InvalidArgument(f"found {name}={given!r}, expected {' or '.join(map(repr, allowed))}")
+        for name, seconds in (("discover_every_s", discover_every_s), ("max_outage_s", max_outage_s)):
+            if not seconds > 0:
+                raise InvalidArgument(f"found {name}={seconds!r}, expected more than 0")
+        if groups is not None and groups < 1:
+            raise InvalidArgument(f"found groups={groups}, expected 1 or more")
+        begin, end = parse_start(start, self._topics), parse_stop(stop, self._topics)
+        if begin.kind == "committed" and group_id is None:
+            raise InvalidArgument("found start='committed' without group_id=, expected the group", fix="pass group_id=")
+        self._is_bounded = end is not None and not (end.kind == "time" and end.time_ms > time.time() * 1000)
+        client = KafkaClient(bootstrap_servers, config, secrets, reserved=OWN_SETTINGS)
+        # The name is that of the pool in which workers keep consumers. A step that is restored keeps it.
+        name = f"luminosity-{uuid.uuid4().hex[:12]}"
+        self._settings = ReadSettings(
+            ConsumerSettings(client, group_id, isolation_level, max_outage_s, name),
+            self._topics,
+            pattern,
+            begin,
+            end,
+            Emitter(
+                TimestampPolicy.of(timestamps, max_out_of_orderness), deserializer(key, value), values_only=values_only
+            ),
+            groups=1 if self._is_bounded else groups or min(_MOST_GROUPS, os.cpu_count() or 1),
+            look_every_s=discover_every_s,
+            skips_lost=on_lost == "skip",
+        )
+        self._value = value
+
+    def with_exception_handling(self) -> ReadKafka:
+        """Collect records that can't be read: the transform returns two collections, ``(good, bad)``.
+
+        Elements of ``bad`` are pairs of the record, with its key and value as bytes, and the reason.
+
+        >>> from luminosity.testing import KafkaBroker
+        >>> with KafkaBroker({"reviews": 1}) as broker:
+        ...     broker.produce_many("reviews", ['{"stars": 5}', "{stars"])
+        ...     with beam.Pipeline("FnApiRunner") as pipeline:
+        ...         read = ReadKafka("reviews", broker.bootstrap_servers, stop="now", value="json")
+        ...         good, bad = pipeline | read.with_exception_handling()
+        ...         _ = bad | beam.MapTuple(lambda record, reason: print(record.offset, record.value, reason))
+        1 b'{stars' the value is not JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)
+        """
+        self._settings.emitter.keeps_unreadable = True
+        return self
+
+    def expand(self, input_or_inputs: Any) -> Any:
+        """Divide the partitions into groups, and read these in parallel."""
+        settings = self._settings
+        if getattr(input_or_inputs.pipeline.runner, "runs_on_this_machine", False):
+            check_brokers(settings, _CHECK_S)
+        groups = input_or_inputs | "Groups" >> beam.Create(list(range(settings.groups)), reshuffle=False)
+        read: Any = beam.ParDo(ReadGroup(settings) if self._is_bounded else ReadStream(settings))
+        made: Any = self._element_type()
+        if not settings.emitter.keeps_unreadable:
+            return groups | "Read" >> read.with_output_types(made)
+        outputs = groups | "Read" >> read.with_outputs(UNREADABLE, main="good").with_output_types(made)
+        outputs[UNREADABLE].element_type = tuple[KafkaRecord, str]
+        return outputs.good, outputs[UNREADABLE]
+
+    def _element_type(self) -> Any:
+        if not self._settings.emitter.values_only:
+            return KafkaRecord
+        if not isinstance(self._value, str):
+            return Any
+        return {"bytes": bytes | None, "utf8": str | None}.get(self._value, Any)
+
+    def display_data(self) -> dict[str, Any]:
+        """Return the topics and the brokers, without settings."""
+        topics = f"pattern {self._pattern}" if self._pattern is not None else ", ".join(self._topics)
+        return {"topics": topics, "bootstrap_servers": self._settings.consumers.client.servers}
+
+
+def _check_topics(topics: Any, pattern: str | None) -> list[str]:
+    if (topics is None) == (pattern is None):
+        raise InvalidArgument("found both or neither of topics= and pattern=, expected one of them")
+    if pattern is not None:
+        try:
+            re.compile(pattern)
+        except (re.error, TypeError) as error:
+            raise InvalidArgument(f"found pattern={pattern!r}, expected a regular expression: {error}") from None
+        return []
+    listed = [topics] if isinstance(topics, str) else list(topics)
+    if not listed or not all(isinstance(name, str) and name for name in listed):
+        raise InvalidType(f"found topics={topics!r}, expected a name or a list of names")
+    if len(set(listed)) < len(listed):
+        raise InvalidArgument(f"found topics={topics!r}, expected each name once")
+    return listed

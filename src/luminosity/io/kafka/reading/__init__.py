@@ -1,0 +1,1 @@
+"""Consumers, offsets, watermarks and formats: what the step behind ReadKafka is made of."""
