@@ -18,6 +18,7 @@ from luminosity.errors import WriteError
 from luminosity.io.writing import existing
 from luminosity.io.writing.destination import Destination, IfExists
 from luminosity.io.writing.finish_step import BeginDoFn, FinishDoFn
+from luminosity.io.writing.pane_steps import RemoveDropped
 from luminosity.io.writing.schema_checks import check_writable
 from luminosity.io.writing.window_files import BeginStreamDoFn, GroupByPane, PublishPaneDoFn, check_windows
 from luminosity.io.writing.write_errors import clear_errors
@@ -139,7 +140,11 @@ class WriteTable(beam.PTransform[beam.PCollection[pa.RecordBatch], beam.PCollect
         begun = once | "Begin" >> beam.ParDo(BeginStreamDoFn(destination)).with_output_types(list[str])
         publish = PublishPaneDoFn(destination, table.windowing.windowfn.get_window_coder())
         panes: Any = written | "ByPane" >> GroupByPane()
-        return panes | "Finish" >> beam.ParDo(publish, AsIter(begun)).with_output_types(str)
+        published: Any = panes | "Finish" >> beam.ParDo(publish, AsIter(begun)).with_output_types(str)
+        if not isinstance(table.windowing.windowfn, GlobalWindows):
+            names = written | "Names" >> beam.Map(lambda file: file.path).with_output_types(str)
+            _ = (names, published) | "CleanUp" >> RemoveDropped(table.windowing.allowed_lateness)
+        return published
 
     def _check_stream(self, table: beam.PCollection[pa.RecordBatch]) -> None:
         if self._destination.is_one_file:

@@ -20,6 +20,7 @@ from luminosity.engine.loop.bundle import new_instruction_id
 from luminosity.engine.loop.shard import Shard
 from luminosity.engine.spill.quota import Ledger
 from luminosity.engine.workers.sdk import user_state
+from luminosity.engine.workers.sdk.stream_cache import StreamCache
 from luminosity.engine.workers.sdk.user_state import BatchingStateHandler, CachingHandler, estimate_size
 
 _Bag = bundle_processor.SynchronousBagRuntimeState
@@ -47,10 +48,10 @@ class FakeWorker:
 
     has_exited = False
 
-    def __init__(self, runner: Runner, cache_bytes: int = 1 << 20) -> None:
+    def __init__(self, runner: Runner, cache_bytes: int = 1 << 20, handler: Any = None) -> None:
         self._runner = runner
-        self._connection = BatchingStateHandler(runner)
-        self._handler = CachingHandler(statecache.StateCache(cache_bytes), self._connection)
+        cache, self._connection = handler or (statecache.StateCache(cache_bytes), BatchingStateHandler(runner))
+        self._handler = CachingHandler(cache, self._connection)
 
     @contextlib.contextmanager
     def bundle(self, *, fails: bool = False) -> Generator[Callable[[str], _Bag]]:
@@ -170,6 +171,22 @@ def test_a_snapshot_that_lacks_many_cells_is_requested_again(runner: Runner, mon
         with second.bundle() as bag:
             assert all(list(bag(f"b{key}").read()) == [] for key in range(10))
     assert runner.requests == {"snapshot": 3, "get": 10, "writes": 2}
+
+
+def test_a_stream_forgets_the_snapshots_of_shards_that_moved(runner: Runner) -> None:
+    now = 0.0
+    connection = BatchingStateHandler(runner, lambda: now)
+    with contextlib.closing(FakeWorker(runner, handler=(StreamCache(1 << 20, lambda: now), connection))) as worker:
+        for _ in range(10):
+            runner.shard.renew_state_token()  # as if another worker had had it
+            for _ in range(7):
+                now += 10
+                with worker.bundle() as bag:
+                    bag("k").add(b"x")
+            assert len(connection._snapshots) <= 2  # pyright: ignore[reportPrivateUsage]
+        with worker.bundle() as bag:
+            assert len(list(bag("k").read())) == 70
+    assert runner.requests == {"snapshot": 10, "writes": 70}
 
 
 def test_a_failed_bundle_leaves_nothing_in_the_cache(runner: Runner) -> None:

@@ -9,6 +9,7 @@ import apache_beam as beam
 import lancedb
 import pyarrow as pa
 import pytest
+from apache_beam.transforms import trigger
 from apache_beam.transforms.window import FixedWindows
 
 from luminosity import WriteLance
@@ -43,6 +44,44 @@ def test_the_rows_of_a_window_appear_together_while_the_stream_runs(tmp_path: Pa
     assert _numbers(path) == [1, 2, 3, 11, 12, 21]
     (staged,) = tmp_path.glob("data.staged-*")
     assert not list(staged.iterdir())
+
+
+def test_a_merged_row_never_replaces_that_of_a_later_window(tmp_path: Path) -> None:
+    path = tmp_path / "data.lance"
+
+    def rows(at: int, *keys: int) -> list[tuple[pa.RecordBatch, int]]:
+        return [(pa.record_batch({"n": keys, "at": [at] * len(keys)}), at)]
+
+    def build(pipeline: beam.Pipeline) -> None:
+        # The early pane of the second window comes before the first one, and then the first window has a late pane.
+        events = rows(11, 1, 2), rows(5, 1, 3), 12, rows(6, 2, 3, 4), 20, rows(7, 1, 5), 100, rows(101, 6)
+        windows = beam.WindowInto(
+            FixedWindows(10),
+            trigger=trigger.AfterWatermark(early=trigger.AfterCount(1), late=trigger.AfterCount(1)),
+            accumulation_mode=trigger.AccumulationMode.DISCARDING,
+            allowed_lateness=50,
+        )
+        table = pipeline | stream_of(*events, element_type=pa.RecordBatch)
+        _ = table | windows | WriteLance(path, mode="merge", key="n")
+
+    run_stream(build)
+    table = lancedb.connect(tmp_path).open_table("data").to_arrow()
+    found = dict(zip(table["n"].to_pylist(), table["at"].to_pylist(), strict=True))
+    assert found == {1: 11, 2: 11, 3: 6, 4: 6, 5: 7, 6: 101}
+
+
+def test_staged_files_of_rows_that_came_too_late_are_removed(tmp_path: Path) -> None:
+    path, notes = tmp_path / "data.lance", Notes(tmp_path / "notes")
+
+    def build(pipeline: beam.Pipeline) -> None:
+        events = tables(1), 20, tables(2), tables(21), 22, tables(23)
+        table = pipeline | stream_of(*events, element_type=pa.RecordBatch)
+        _ = table | notes.step(lambda table: [table["n"].to_pylist()[0], len(list(tmp_path.rglob("*.arrow")))])
+        _ = table | beam.WindowInto(FixedWindows(10)) | WriteLance(path)
+
+    run_stream(build)
+    assert notes.read() == [[1, 0], [2, 0], [21, 0], [23, 1]]
+    assert _numbers(path) == [1, 21, 23]
 
 
 def test_streams_that_can_not_be_complete_are_refused(tmp_path: Path) -> None:

@@ -113,6 +113,22 @@ def test_late_rows_get_files_of_their_own_and_no_row_is_written_twice(tmp_path: 
     assert everything_in(out) == names_in(out)
 
 
+def test_files_of_rows_that_came_too_late_are_removed_while_the_stream_runs(tmp_path: Path) -> None:
+    out, notes = tmp_path / "out", Notes(tmp_path / "notes")
+
+    def hidden() -> list[int]:
+        return [rows_of(path)[0]["n"] for path in sorted(out.rglob(".*/*.parquet"))]
+
+    def build(pipeline: beam.Pipeline) -> None:
+        table = pipeline | _stream(tables(1), 100, tables(2), tables(101), 102, tables(103), 170, tables(171))
+        _ = table | notes.step(lambda table: [table["n"].to_pylist()[0], hidden()])
+        _ = table | beam.WindowInto(FixedWindows(10), allowed_lateness=50) | WriteTable(out)
+
+    run_stream(build)
+    assert notes.read() == [[1, []], [2, []], [101, []], [103, [101]], [171, []]]
+    assert [row["n"] for row in rows_of(out)] == [1, 101, 103, 171]
+
+
 def test_a_trigger_writes_files_in_the_global_window(tmp_path: Path) -> None:
     out, notes = tmp_path / "out", Notes(tmp_path / "notes")
 

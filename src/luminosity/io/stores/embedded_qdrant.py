@@ -108,6 +108,17 @@ class EmbeddedCollection(QdrantCollection):
             self._update(shard, points, deleted)
             shard.flush()
 
+    def write_together(self, writes: Iterable[Write]) -> None:
+        """Apply all writes while the folder is locked: readers, which wait for the lock, see all of them or none.
+
+        A worker that is killed leaves a part of them, until the writes are repeated.
+        """
+        self._make_folder()
+        with self._writing(), self._opened() as shard:
+            for points, deleted in writes:
+                self._update(shard, points, deleted)
+            shard.flush()
+
     def count(self) -> int:
         """Open the folder and count its points."""
         with self._opened() as shard:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Generator
+from collections.abc import Collection, Generator, Hashable
 from typing import Any
 
 import pyarrow as pa
@@ -96,8 +96,12 @@ class LanceTable:
                 else:
                     FileSystems.delete([found.path])
 
-    def merge(self, rows: StagedRows, key: str) -> None:
-        """Merge file by file, since a key may occur only once in what Lance merges."""
+    def merge(self, rows: StagedRows, key: str, newer: Collection[Hashable] = ()) -> set[Hashable]:
+        """Merge file by file, since a key may occur only once in what Lance merges. Returns the keys of all rows.
+
+        Rows with keys in ``newer`` are left out.
+        """
+        keys: set[Hashable] = set()
         kept = pa.schema([field for field in rows.schema if field.name != DELETED])
         with self._errors():
             table = self._opened()
@@ -107,6 +111,9 @@ class LanceTable:
             self._check(table, kept)
             for path in rows.paths:
                 found = _last_of_each(rows.reader(path).read_all(), key)
+                keys.update(found[key].to_pylist())
+                if newer and not keys.isdisjoint(newer):
+                    found = found.filter(pa.array([value not in newer for value in found[key].to_pylist()]))
                 marks = pc.field(DELETED) if DELETED in found.schema.names else None
                 changed = found if marks is None else found.filter(marks.is_null() | ~marks)
                 if changed.num_rows:
@@ -114,6 +121,7 @@ class LanceTable:
                     merging.execute(changed.select(kept.names))
                 if marks is not None:
                     _delete(table, key, found.filter(marks)[key].to_pylist())
+        return keys
 
     def _opened(self) -> Any:
         """Return the dataset, or None if it does not exist."""

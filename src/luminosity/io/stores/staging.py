@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import apache_beam as beam
 import pyarrow as pa
 from apache_beam.io.filesystems import FileSystems
+from apache_beam.transforms.window import WindowedValue
 
 from luminosity.errors import StoreError
 
-__all__ = ["StagedFile", "StagedRows"]
+__all__ = ["StageDoFn", "Staged", "StagedFile", "StagedRows"]
+
+_MOST_WINDOWS = 20  # with open files at once: a bundle of old data may have rows of thousands of windows
+Staged = tuple[str, int]
+"""The path of a file and its number of rows."""
 
 
 class StagedFile:
@@ -44,6 +50,40 @@ class StagedFile:
             self._writer.close()
             self._sink.close()
             self._writer = None
+
+
+class StageDoFn(beam.DoFn):
+    """Writes the rows of each window to files of a folder, which is a side input, and emits these in their window."""
+
+    def __init__(self, prepare: Callable[[pa.RecordBatch], pa.RecordBatch], rows_per_file: int) -> None:
+        """``prepare`` checks a batch, and returns the rows to write."""
+        self._prepare = prepare
+        self._rows_per_file = rows_per_file
+
+    def start_bundle(self) -> None:
+        """Start without files. Those of a failed bundle are never read."""
+        self._files: dict[Any, StagedFile] = {}
+
+    def process(
+        self, batch: pa.RecordBatch, folder: str, in_window: Any = beam.DoFn.WindowParam
+    ) -> Iterator[WindowedValue]:
+        """Write the rows of a batch, and emit files that are large enough."""
+        file = self._files.setdefault(in_window, StagedFile(folder))
+        file.write(self._prepare(batch))
+        if file.rows >= self._rows_per_file:
+            yield self._finished(in_window)
+        elif len(self._files) > _MOST_WINDOWS:
+            yield self._finished(next(iter(self._files)))
+
+    def finish_bundle(self) -> Iterator[WindowedValue]:  # type: ignore[override]  # Beam declares None, and accepts these.
+        """Emit the other files."""
+        for in_window in list(self._files):
+            yield self._finished(in_window)
+
+    def _finished(self, in_window: Any) -> WindowedValue:
+        file = self._files.pop(in_window)
+        file.close()
+        return WindowedValue((file.path, file.rows), in_window.max_timestamp(), (in_window,))
 
 
 class StagedRows:

@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from typing import Any, Literal, get_args
 
 import apache_beam as beam
@@ -16,24 +16,21 @@ from apache_beam.io.filesystems import FileSystems
 from apache_beam.metrics import Metrics
 from apache_beam.pvalue import AsList, AsSingleton
 from apache_beam.transforms import window
-from apache_beam.transforms.window import WindowedValue
 
 from luminosity.errors import Fix, InvalidArgument, StoreError
 from luminosity.io.folder_access import why_not_writable
 from luminosity.io.run_owner import RunOwner
 from luminosity.io.stores.lance_table import NOTE_SUFFIX, LanceTable
 from luminosity.io.stores.points import DELETED
-from luminosity.io.stores.staging import StagedFile, StagedRows
+from luminosity.io.stores.staging import Staged, StageDoFn, StagedRows
+from luminosity.io.writing.pane_steps import CommitPanes, PaneCommitter, PaneOfElement, RemoveDropped
 from luminosity.io.writing.window_files import GroupByPane, check_windows
 
 __all__ = ["WriteLance"]
 
 Mode = Literal["append", "overwrite", "merge"]
 _NAME = r"[A-Za-z0-9_.-]+"  # Lance refuses other names, but only after all rows are written.
-_MOST_WINDOWS = 20  # with open files at once: a bundle of old data may have rows of thousands of windows
 _STAGED = ".staged-"  # in the names of folders with the rows of a run
-_Staged = tuple[str, int]
-"""The path of a file and its number of rows."""
 
 
 class WriteLance(beam.PTransform[Any, Any]):
@@ -118,17 +115,11 @@ class WriteLance(beam.PTransform[Any, Any]):
         one = pipeline | "One" >> beam.Create([None])
         # The folder is named when the pipeline runs, since it may run twice.
         folder = AsSingleton(one | "Folder" >> beam.Map(_new_folder, self._path, str(RunOwner.current())))
-        stage = beam.ParDo(_Stage(self._key, self._rows_per_file), folder).with_output_types(tuple[str, int])
+        stage = beam.ParDo(StageDoFn(_Prepare(self._key), self._rows_per_file), folder).with_output_types(
+            tuple[str, int]
+        )
         if not input_or_inputs.is_bounded:
-            return (
-                input_or_inputs
-                | "Gather" >> beam.Reshuffle()  # A source of a stream has short bundles: too many files.
-                | "Stage" >> stage
-                | "ByPane" >> GroupByPane()
-                | "Commit" >> beam.Map(_commit_pane, self._path, self._key, folder).with_output_types(list[str])
-                | "Once" >> beam.Reshuffle()
-                | "CleanUp" >> beam.Map(_remove_files, self._path).with_output_types(str)
-            )
+            return self._write_stream(input_or_inputs, stage, folder)
         staged = input_or_inputs | "Global" >> beam.WindowInto(window.GlobalWindows()) | "Stage" >> stage
         return (
             one
@@ -137,6 +128,25 @@ class WriteLance(beam.PTransform[Any, Any]):
             | "Once" >> beam.Reshuffle()
             | "CleanUp" >> beam.Map(_clean_up, self._path).with_output_types(str)
         )
+
+    def _write_stream(self, rows: Any, stage: Any, folder: AsSingleton) -> Any:
+        windowing = rows.windowing
+        staged = rows | "Gather" >> beam.Reshuffle() | "Stage" >> stage  # A source has short bundles: too many files.
+        panes = staged | "ByPane" >> GroupByPane()
+        if self._key is None:
+            committed = panes | "Commit" >> beam.Map(_append_pane, self._path, folder).with_output_types(list[str])
+        else:
+            merge = CommitPanes(_MergePane(self._path, self._key), windowing)
+            committed = panes | "Pane" >> beam.ParDo(PaneOfElement()) | "Commit" >> merge
+        done = (
+            committed
+            | "Once" >> beam.Reshuffle()
+            | "CleanUp" >> beam.Map(_remove_files, self._path).with_output_types(str)
+        )
+        if not isinstance(windowing.windowfn, window.GlobalWindows):
+            names = staged | "Names" >> beam.Map(lambda file: file[0]).with_output_types(str)
+            _ = (names, done) | "CleanUpLate" >> RemoveDropped(windowing.allowed_lateness)
+        return done
 
     def _check_stream(self, rows: Any) -> None:
         check_windows(self._path, rows.windowing)
@@ -148,40 +158,20 @@ class WriteLance(beam.PTransform[Any, Any]):
             )
 
 
-class _Stage(beam.DoFn):
-    """Writes the rows of each window to files, and emits these in their window."""
+class _Prepare:
+    """Checks batches before they are staged, and counts their rows."""
 
-    def __init__(self, key: str | None, rows_per_file: int) -> None:
+    def __init__(self, key: str | None) -> None:
         self._key = key
-        self._rows_per_file = rows_per_file
         self._written = Metrics.counter(WriteLance, "rows_written")
 
-    def start_bundle(self) -> None:
-        self._files: dict[Any, StagedFile] = {}
-
-    def process(
-        self, batch: pa.RecordBatch, folder: str, in_window: Any = beam.DoFn.WindowParam
-    ) -> Iterator[WindowedValue]:
+    def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         if self._key is not None:
             _check_keys(batch, self._key)
         elif DELETED in batch.schema.names:
             batch = _without_marks(batch)
-        file = self._files.setdefault(in_window, StagedFile(folder))
-        file.write(batch)
         self._written.inc(batch.num_rows)
-        if file.rows >= self._rows_per_file:
-            yield self._finished(in_window)
-        elif len(self._files) > _MOST_WINDOWS:
-            yield self._finished(next(iter(self._files)))
-
-    def finish_bundle(self) -> Iterator[WindowedValue]:  # type: ignore[override]  # Beam declares None, and accepts these.
-        for in_window in list(self._files):
-            yield self._finished(in_window)
-
-    def _finished(self, in_window: Any) -> WindowedValue:
-        file = self._files.pop(in_window)
-        file.close()
-        return WindowedValue((file.path, file.rows), in_window.max_timestamp(), (in_window,))
+        return batch
 
 
 def _new_folder(_: None, path: str, owner: str) -> str:
@@ -207,7 +197,7 @@ def _staged_folders(path: str) -> list[tuple[str, RunOwner]]:
 
 
 def _commit(
-    _: None, path: str, mode: Mode, key: str | None, folder: str, staged: Sequence[_Staged], allow_empty: bool
+    _: None, path: str, mode: Mode, key: str | None, folder: str, staged: Sequence[Staged], allow_empty: bool
 ) -> str:
     count = sum(rows for _, rows in staged)
     if not count and mode == "overwrite" and not allow_empty:
@@ -229,18 +219,31 @@ def _commit(
     return folder
 
 
-def _commit_pane(staged: Sequence[_Staged], path: str, key: str | None, folder: str) -> list[str]:
-    """Commit the rows of one pane of a stream, and return the files that are not needed any more."""
+def _append_pane(staged: Sequence[Staged], path: str, folder: str) -> list[str]:
+    """Append the rows of one pane of a stream, and return the files that are not needed any more."""
     files = sorted(file for file, rows in staged if rows)
     if not files:
         return [file for file, _ in staged]
-    rows, table = StagedRows(files), LanceTable(path)
     note = FileSystems.join(folder, hashlib.sha256("\n".join(files).encode()).hexdigest() + NOTE_SUFFIX)
-    if key is not None:
-        table.merge(rows, key)
-    else:
-        table.append_pane(rows, sum(rows for _, rows in staged), note)
+    LanceTable(path).append_pane(StagedRows(files), sum(rows for _, rows in staged), note)
     return [*(file for file, _ in staged), note]
+
+
+class _MergePane(PaneCommitter):
+    """Merges the rows of one pane of a stream, and returns the files that are not needed any more."""
+
+    def __init__(self, path: str, key: str) -> None:
+        self._path = path
+        self._key = key
+
+    def commit(
+        self, content: list[Staged], newer: Collection[Hashable]
+    ) -> tuple[list[list[str]], Collection[Hashable]]:
+        files = [file for file, rows in content if rows]
+        keys: set[Hashable] = set()
+        if files:
+            keys = LanceTable(self._path).merge(StagedRows(files), self._key, newer)
+        return [[file for file, _ in content]], keys
 
 
 def _remove_files(files: list[str], path: str) -> str:

@@ -11,6 +11,7 @@ import apache_beam as beam
 from luminosity.errors import Fix, InvalidArgument, StoreError
 from luminosity.io.stores.connect import check_folder, check_reachable
 from luminosity.io.stores.points import PointColumns
+from luminosity.io.stores.publish_panes import has_panes, publish_panes
 from luminosity.io.stores.publish_points import publish_table
 from luminosity.io.stores.qdrant_collection import DISTANCES, CollectionAddress, Distance, IfExists, WriteMode
 from luminosity.io.stores.upsert_step import UpsertDoFn
@@ -23,7 +24,11 @@ class WriteQdrant(beam.PTransform[Any, Any]):
 
     Nothing is written before all rows have arrived and are checked, so a run that fails leaves the collection as it
     was. A folder, and a collection of a server that is new or replaced, then get all points at once; a collection of
-    a server that exists gets them batch by batch. Input without end is written as it arrives.
+    a server that exists gets them batch by batch.
+
+    In a stream, the points of a window are written when it ends, or when its trigger fires: in a folder all at once, on
+    a server batch by batch. A point never replaces one of a later window. In the global window without a trigger, and
+    in windows that merge, rows are written as they arrive.
 
     Writing a point again has no effect, so bundles may be retried. If rows of one batch have the same id, the last one
     counts; batches come in any order. The output is the number of rows of each write, once they are durable and
@@ -105,7 +110,7 @@ class WriteQdrant(beam.PTransform[Any, Any]):
             check_folder(self._address, self._mode)
 
     def expand(self, input_or_inputs: Any) -> Any:
-        """Write points, and emit the number of rows of each write. Input without end is written as it arrives."""
+        """Write points, and emit the number of rows of each write."""
         rows = input_or_inputs
         if rows.is_bounded:
             self.check_writable()
@@ -116,8 +121,11 @@ class WriteQdrant(beam.PTransform[Any, Any]):
                 "input: the new collection would never be complete",
                 fix=Fix("pass if_exists='append'"),
             )
+        if has_panes(rows.windowing):
+            self.check_writable()
+            return publish_panes(rows, self._address, self._columns, self._mode)
         upsert = UpsertDoFn(self._address, self._columns, self._mode)
-        return rows | "Upsert" >> beam.ParDo(upsert).with_output_types(int)
+        return rows | "Upsert" >> beam.ParDo(upsert, None).with_output_types(int)
 
     def default_label(self) -> str:
         """Return a label with the collection's name, such as ``WriteQdrant(reviews)``."""

@@ -26,7 +26,15 @@ from luminosity.io.writing.schema_checks import check_same
 from luminosity.io.writing.write_errors import clear_errors
 from luminosity.io.writing.write_step import NAMESPACE
 
-__all__ = ["BeginStreamDoFn", "GroupByPane", "PublishPaneDoFn", "check_windows", "pane_name", "publish_pane"]
+__all__ = [
+    "BeginStreamDoFn",
+    "GroupByPane",
+    "KeyByPane",
+    "PublishPaneDoFn",
+    "check_windows",
+    "pane_name",
+    "publish_pane",
+]
 
 _BEGUN = "begun"
 _LOCK_TIMEOUT_S = 60.0  # how long another pane, or another job, may take to give its files their names
@@ -59,8 +67,20 @@ class GroupByPane(beam.PTransform[Any, Any]):
 
     def expand(self, input_or_inputs: Any) -> Any:
         """Group the elements under one key."""
-        keyed = input_or_inputs | "Key" >> _KeyDiscarding(_Key()).with_output_types(tuple[None, Any])
+        keyed = input_or_inputs | KeyByPane(Any)
         return keyed | "Group" >> beam.GroupByKey() | "List" >> beam.Map(lambda pair: list(pair[1]))
+
+
+class KeyByPane(beam.PTransform[Any, Any]):
+    """Gives all elements the same key, so that a GroupByKey makes one group of each pane, in discarding mode."""
+
+    def __init__(self, element_type: Any) -> None:
+        super().__init__("Key")
+        self._pair_type = tuple[None, element_type]
+
+    def expand(self, input_or_inputs: Any) -> Any:
+        """Pair each element with None."""
+        return input_or_inputs | "Pair" >> _KeyDiscarding(_Key()).with_output_types(self._pair_type)
 
 
 class _Key(beam.DoFn):

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import math
 import sys
+import time
 import types
 import weakref
 from collections import OrderedDict
-from collections.abc import Collection, Generator, Iterable
+from collections.abc import Callable, Collection, Generator, Iterable
 from itertools import islice
 from typing import Any
 
@@ -31,6 +33,7 @@ _ENTRY_BYTES = 400  # what Python needs for an entry of the cache besides its va
 _SNAPSHOTS = 64  # at most: a worker with one slot usually has four shards of each stateful stage, or all of a stream's
 _SNAPSHOT_BYTES = 16 << 20  # of all snapshots: those of a stage's shards have at most a megabyte each
 _OUTDATED_CELLS = 200_000  # of all snapshots, which is about 16 MB
+_UNUSED_SNAPSHOT_S = 60.0  # in a stream, a snapshot that no bundle used for this long is forgotten: its shard has moved
 _OUTDATED_IN_STREAM = 50_000  # cells of expired windows are among them, so that it fills up; a new snapshot is cheap
 _MISSES = 1000  # a snapshot that lacked so many cells is requested again: that costs as much as some dozens of them
 _SAMPLED = 8  # members of a container that are measured; the others count as their average
@@ -74,6 +77,7 @@ class _Snapshot:
         self._is_complete = is_complete
         self._cells = cells
         self.size = sum(map(len, cells)) + sum(map(len, cells.values()))  # in bytes, at first
+        self.used_at = 0.0
         self.is_exhausted = False  # whether to request another one, before the next bundle
         self._misses = 0
         # Hashes of cells that were taken or written. A cell with the same hash as another is read from the runner.
@@ -128,7 +132,7 @@ class CachingHandler(sdk_worker.GlobalCachingStateHandler):
     def __init__(self, cache: statecache.StateCache, underlying: Any) -> None:
         super().__init__(cache, underlying)
         if isinstance(cache, StreamCache) and isinstance(underlying, BatchingStateHandler):
-            underlying.most_outdated = _OUTDATED_IN_STREAM
+            underlying.limit_for_stream()
 
     @contextlib.contextmanager
     def process_instruction_id(self, bundle_id: str, cache_tokens: Iterable[_CacheToken]) -> Generator[None]:
@@ -178,9 +182,11 @@ class BatchingStateHandler(sdk_worker.GrpcStateHandler):
     use the handler, each for its own bundle.
     """
 
-    def __init__(self, state_stub: Any) -> None:
+    def __init__(self, state_stub: Any, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._unused_s = math.inf  # after which a snapshot is forgotten
         self._snapshots: OrderedDict[bytes, _Snapshot] = OrderedDict()  # by token, the least recently used first
-        self.most_outdated = _OUTDATED_CELLS  # that snapshots remember
+        self._most_outdated = _OUTDATED_CELLS  # that snapshots remember
         super().__init__(state_stub)
 
     @contextlib.contextmanager
@@ -196,9 +202,15 @@ class BatchingStateHandler(sdk_worker.GrpcStateHandler):
                 # Even if the batch is empty: the response comes after those to all earlier batches.
                 self._blocking_request(self._batch())
 
+    def limit_for_stream(self) -> None:
+        """Forget snapshots that are not used, and remember fewer cells. Call it before the first bundle."""
+        self._unused_s = _UNUSED_SNAPSHOT_S
+        self._most_outdated = _OUTDATED_IN_STREAM
+
     def use_tokens(self, tokens: _ShardTokens) -> None:
         """Set the tokens of the shards of this thread's bundle."""
         self._context.tokens = tokens
+        now = self._clock()
         with self._lock:
             for token in tokens.by_index.values():
                 if (snapshot := self._snapshots.get(token)) is None:
@@ -206,8 +218,11 @@ class BatchingStateHandler(sdk_worker.GrpcStateHandler):
                 if snapshot.is_exhausted:
                     del self._snapshots[token]  # a new one has what the bundles so far have written
                 else:
+                    snapshot.used_at = now
                     self._snapshots.move_to_end(token)
                     self._context.snapshots[token] = snapshot
+            while self._snapshots and now - next(iter(self._snapshots.values())).used_at >= self._unused_s:
+                self._snapshots.popitem(last=False)
 
     def has_in_snapshot(self, state_key: beam_fn_api_pb2.StateKey) -> bool:
         """Return whether the next read of a cell takes no request. The first call under a token blocks for one."""
@@ -265,7 +280,7 @@ class BatchingStateHandler(sdk_worker.GrpcStateHandler):
         return sdk_worker._Future.done()  # pyright: ignore[reportPrivateUsage]  # Beam's handlers return it
 
     def _outdate(self, snapshot: _Snapshot, cell_key: bytes) -> None:
-        snapshot.outdate(cell_key, self.most_outdated // (len(self._snapshots) or 1))
+        snapshot.outdate(cell_key, self._most_outdated // (len(self._snapshots) or 1))
 
     def _batch(self) -> beam_fn_api_pb2.StateRequest:
         """Return a request with all writes that were not sent yet."""
@@ -289,6 +304,7 @@ class BatchingStateHandler(sdk_worker.GrpcStateHandler):
         request.state_key.runner.key = wire.STATE_SNAPSHOT + b"%d" % index
         request.get.SetInParent()
         snapshot = _Snapshot(*wire.unpack_snapshot(self._blocking_request(request).get.data))
+        snapshot.used_at = self._clock()
         with self._lock:
             context.snapshots[token] = self._snapshots[token] = snapshot
             size = sum(other.size for other in self._snapshots.values())
