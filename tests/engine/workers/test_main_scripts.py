@@ -162,7 +162,7 @@ def run_script(folder: Path, ending: str, *flags: str) -> list[str]:
     script = folder / "script.py"
     script.write_text(_DEFINITIONS + textwrap.dedent(ending))
     words = [sys.executable, str(script), "--progress=off", "--cpu_workers=2", *flags]
-    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr
     assert [line for line in done.stderr.splitlines() if "apitools" not in line] == []
     return sorted((folder / "out.txt").read_text().splitlines())

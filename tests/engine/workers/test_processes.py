@@ -78,7 +78,7 @@ def test_a_script_that_does_not_wait_gets_its_results(tmp_path: Path) -> None:
     output = tmp_path / "out.txt"
     script = tmp_path / "script.py"
     script.write_text(_UNAWAITED.format(output=str(output)))
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr
     assert sorted(map(int, output.read_text().split())) == list(range(50))
 
@@ -112,7 +112,7 @@ def test_what_a_killed_run_left_is_removed_by_the_next(tmp_path: Path) -> None:
         "print(folders.spill, flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    killed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    killed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=280, check=False)
     left = killed.stdout.strip()
     assert left in files_of_luminosity()
     run(lambda p: p | beam.Create([1]), "--cpu_workers=1")
@@ -155,7 +155,7 @@ def test_a_folder_that_another_run_takes_for_abandoned_is_left_to_it(
 def test_a_failure_that_nobody_waits_for_is_told_all_the_same(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(_UNHEARD)
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=280, check=False)
     assert done.stdout == "the script ends\n"
     assert "step 'Divide' failed 4 times: ZeroDivisionError" in done.stderr
     assert done.returncode == 1
@@ -182,7 +182,7 @@ with beam.Pipeline(runner=LuminosityRunner(), options=PipelineOptions(["--progre
 def test_what_workers_log_keeps_its_name_level_and_place(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(_LOGS)
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=280, check=False)
     lines = [line for line in done.stderr.splitlines() if "apitools" not in line]
     assert lines == ["INFO mine script.py:8 hello 1"]
 
@@ -220,5 +220,5 @@ if __name__ == "__main__":
 def test_classes_of_the_script_are_known_to_workers(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(_MAIN_CLASSES)
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=280, check=False)
     assert sorted(done.stdout.split()) == [f"Item(number={n})" for n in (1, 2, 3, 4)], done.stderr

@@ -97,7 +97,7 @@ def run_script(
     script = folder / "script.py"
     script.write_text(_SCRIPT)
     words = [sys.executable, str(script), kind, str(factor), str(most), "--progress=off", "--cpu_workers=2", *flags]
-    return subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=200, check=False)
+    return subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=280, check=False)
 
 
 def line_of(words: str) -> int:
