@@ -21,6 +21,7 @@ from apache_beam.transforms.periodicsequence import PeriodicImpulse
 
 from luminosity import LuminosityRunner
 from luminosity.engine.loop import metrics as busy_module
+from luminosity.engine.loop import splits
 from luminosity.engine.loop.metrics import BusyTime
 from luminosity.engine.observe.progress import Pace
 from luminosity.errors import StepFailed
@@ -122,6 +123,14 @@ def held(tmp_path: Path) -> Iterator[tuple[Callable[[Any], Any], Callable[[], No
     release.touch()
 
 
+@pytest.fixture
+def slow_bundles_stay_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Split no bundle of the step "Slow": what it gives back comes on top of what is queued by then."""
+    can_split = splits.can_split
+    monkeypatch.setattr(splits, "can_split", lambda bundle: bundle.stage.plan.label != "Slow" and can_split(bundle))
+
+
+@pytest.mark.usefixtures("slow_bundles_stay_whole")
 def test_a_slow_step_holds_back_what_feeds_it_and_starves_what_follows(
     held: tuple[Callable[[Any], Any], Callable[[], None]], tmp_path: Path
 ) -> None:
@@ -158,6 +167,7 @@ def test_a_slow_step_holds_back_what_feeds_it_and_starves_what_follows(
     assert most_queued() <= run.queue_limit
 
 
+@pytest.mark.usefixtures("slow_bundles_stay_whole")
 def test_queues_stay_within_their_limit_while_the_source_runs() -> None:
     """The source's bundles would produce far more at once. They are split; nothing is spilled.
 
