@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import apache_beam as beam
+import pyarrow as pa
 import pytest
 from apache_beam.testing.util import assert_that, equal_to
 from apache_beam.transforms.window import FixedWindows
@@ -45,7 +46,7 @@ def broker() -> Iterator[KafkaBroker]:
 def test_a_bounded_read_is_a_batch_and_ends(broker: KafkaBroker, runner_name: str) -> None:
     """Empty partitions and topics are read, too."""
     pipeline = beam.Pipeline(runner_name)
-    records = pipeline | ReadKafka(["reviews", "empty"], broker.bootstrap_servers, stop="now")
+    records = pipeline | ReadKafka(broker.bootstrap_servers, ["reviews", "empty"], stop="now")
     assert records.is_bounded
     assert records.element_type is KafkaRecord
     found = records | beam.Map(lambda record: tuple(record)[:7])
@@ -69,7 +70,7 @@ def test_odd_records_come_as_they_are(broker: KafkaBroker, tmp_path: Path) -> No
 
     with beam.Pipeline("FnApiRunner") as pipeline:
         # A Reshuffle encodes them.
-        _ = pipeline | ReadKafka("odd", broker.bootstrap_servers, stop={0: 5}) | beam.Reshuffle() | beam.Map(keep)
+        _ = pipeline | ReadKafka(broker.bootstrap_servers, "odd", stop={0: 5}) | beam.Reshuffle() | beam.Map(keep)
     with open(path, "rb") as file:
         records = sorted((pickle.load(file) for _ in range(5)), key=lambda record: record.offset)
     assert [(r.key, r.value if r.offset != 2 else len(r.value), r.headers) for r in records] == [
@@ -119,8 +120,8 @@ def test_a_stream_gives_windows_while_it_runs_and_finds_a_new_topic(tmp_path: Pa
 def test_a_read_up_to_a_time_in_the_future_is_a_stream() -> None:
     pipeline = beam.Pipeline("DirectRunner")
     now = datetime.now(timezone.utc)
-    assert not (pipeline | "Later" >> ReadKafka("t", "one:9092", stop=now + timedelta(hours=1))).is_bounded
-    assert (pipeline | "Before" >> ReadKafka("t", "one:9092", stop=now - timedelta(hours=1))).is_bounded
+    assert not (pipeline | "Later" >> ReadKafka("one:9092", "t", stop=now + timedelta(hours=1))).is_bounded
+    assert (pipeline | "Before" >> ReadKafka("one:9092", "t", stop=now - timedelta(hours=1))).is_bounded
 
 
 def test_arguments_are_checked_when_the_transform_is_made() -> None:
@@ -139,6 +140,17 @@ def test_arguments_are_checked_when_the_transform_is_made() -> None:
         ({"topics": "t", "stop": {0: -1}}, "the offset -1 of"),
         ({"topics": ["t", "u"], "stop": {0: 1}}, r"found 0 among the partitions of stop="),
         ({"topics": "t", "value": "xml"}, "value='xml'"),
+        ({"topics": "t", "value": "avro"}, "without schema_registry="),
+        ({"topics": "t", "value": {"type": "nothing"}}, "not an Avro schema"),
+        ({"topics": "t", "value": "avro", "schema_registry": "http://me:hush@registry"}, "schema_registry_auth="),
+        ({"topics": "t", "schema_registry_auth": "env:A"}, "both or neither"),
+        ({"topics": "t", "value": "avro", "schema_registry": "http://r", "schema_registry_auth": "hush"}, "env:NAME"),
+        ({"topics": "t", "as_table": True, "value": "json"}, "without schema="),
+        ({"topics": "t", "as_table": True, "key": "json"}, "key='json', expected 'bytes' or 'utf8'"),
+        ({"topics": "t", "as_table": True, "values_only": True}, "one of them"),
+        ({"topics": "t", "as_table": True, "schema": pa.schema([("a", pa.int8())])}, "values with fields"),
+        ({"topics": "t", "as_table": True, "value": "json", "schema": pa.schema([("_key", pa.int8())])}, "_key in"),
+        ({"topics": "t", "schema": pa.schema([("a", pa.int8())])}, "without as_table=True"),
         ({"topics": "t", "timestamps": "event"}, "timestamps='event'"),
         ({"topics": "t", "max_out_of_orderness": -1}, "max_out_of_orderness=-1"),
         ({"topics": "t", "isolation_level": "none"}, "isolation_level='none'"),
@@ -153,7 +165,7 @@ def test_arguments_are_checked_when_the_transform_is_made() -> None:
 
 def test_secrets_are_not_in_the_pipeline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KAFKA_PASSWORD", "hush-hush")
-    read = ReadKafka("t", "one:9092", secrets={"sasl.password": "env:KAFKA_PASSWORD"})
+    read = ReadKafka("one:9092", "t", secrets={"sasl.password": "env:KAFKA_PASSWORD"})
     pipeline = beam.Pipeline("DirectRunner")
     _ = pipeline | read
     assert b"hush-hush" not in pipeline.to_runner_api().SerializeToString()

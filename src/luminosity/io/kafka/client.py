@@ -11,7 +11,7 @@ from typing import Any
 from luminosity.errors import InvalidArgument, InvalidType, KafkaError
 from luminosity.extras import require
 
-__all__ = ["KafkaClient", "describe"]
+__all__ = ["KafkaClient", "check_place", "describe", "read_secret"]
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class KafkaClient:
 
     def settings(self) -> dict[str, Any]:
         """Return all settings, with the secrets. Raises ``KafkaError`` if a secret is missing on this machine."""
-        found = {name: _read_secret(name, place) for name, place in self._secrets.items()}
+        found = {name: read_secret(f"secrets[{name!r}]", place) for name, place in self._secrets.items()}
         return {**self._config, **found, "bootstrap.servers": self._servers}
 
     def consumer(self, settings: Mapping[str, Any], on_error: Callable[[Any], None]) -> Any:
@@ -127,19 +127,30 @@ def _check(config: Mapping[str, Any], secrets: Mapping[str, str], reserved: Mapp
         if name in reserved:
             raise InvalidArgument(f"found {name!r} in config=, which the transform sets", fix=f"use {reserved[name]}")
     for name, place in secrets.items():
-        kind, _, where = str(place).partition(":")
-        if kind not in ("env", "file") or not where:
-            # The value itself is not shown: it may be the secret.
-            raise InvalidArgument(f"found no place of a secret in secrets[{name!r}], expected {_PLACES}")
+        check_place(f"secrets[{name!r}]", place)
 
 
-def _read_secret(name: str, place: str) -> str:
+def check_place(argument: str, place: str) -> None:
+    """Raise ``InvalidArgument`` if an argument does not say where a secret is.
+
+    >>> check_place("secrets['sasl.password']", "hush")
+    Traceback (most recent call last):
+    luminosity.errors.InvalidArgument: found no place of a secret in secrets['sasl.password'], expected 'env:NAME' ...
+    """
+    kind, _, where = str(place).partition(":")
+    if kind not in ("env", "file") or not where:
+        # The value itself is not shown: it may be the secret.
+        raise InvalidArgument(f"found no place of a secret in {argument}, expected {_PLACES}")
+
+
+def read_secret(argument: str, place: str) -> str:
+    """Return a secret from its place. Raises ``KafkaError`` if it is missing; ``argument`` says who wants it."""
     kind, _, where = place.partition(":")
     if kind == "env":
         value = os.environ.get(where)
         if not value:
             raise KafkaError(
-                f"the environment variable {where}, which secrets[{name!r}] names, is not set on the worker",
+                f"the environment variable {where}, which {argument} names, is not set on the worker",
                 fix=f"set it before the pipeline starts: export {where}=...",
             )
         return value
@@ -148,4 +159,4 @@ def _read_secret(name: str, place: str) -> str:
             return file.read().strip()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise KafkaError(f"the file {where}, which secrets[{name!r}] names, can't be read: {reason}") from None
+        raise KafkaError(f"the file {where}, which {argument} names, can't be read: {reason}") from None

@@ -10,7 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import apache_beam as beam
+import pyarrow as pa
 
+import luminosity.tables  # noqa: F401  # pyright: ignore[reportUnusedImport]  # registers the coder of record batches
 from luminosity.errors import InvalidArgument, InvalidType
 from luminosity.extras import require
 from luminosity.io.kafka.client import KafkaClient
@@ -19,8 +21,11 @@ from luminosity.io.kafka.reading.deserialize import deserializer
 from luminosity.io.kafka.reading.emit import UNREADABLE, Emitter
 from luminosity.io.kafka.reading.positions import parse_start, parse_stop
 from luminosity.io.kafka.reading.read_step import ReadGroup, ReadSettings, ReadStream, check_brokers
+from luminosity.io.kafka.reading.registry import SchemaRegistry
+from luminosity.io.kafka.reading.table import TableEmitter, table_schema
 from luminosity.io.kafka.reading.timestamps import TimestampPolicy
 from luminosity.io.kafka.record import KafkaRecord
+from luminosity.tables.schemas import remember_schema
 
 __all__ = ["ReadKafka"]
 
@@ -36,7 +41,7 @@ class ReadKafka(beam.PTransform[Any, Any]):
     ...     broker.produce("reviews", "fine", key="movie-7")
     ...     broker.produce("reviews", None, key="movie-8")
     ...     with beam.Pipeline("FnApiRunner") as pipeline:
-    ...         records = pipeline | ReadKafka("reviews", broker.bootstrap_servers, stop="now", value="utf8")
+    ...         records = pipeline | ReadKafka(broker.bootstrap_servers, "reviews", stop="now", value="utf8")
     ...         _ = records | beam.Map(lambda record: print(record.offset, record.key, record.value))
     0 b'movie-7' fine
     1 b'movie-8' None
@@ -50,8 +55,8 @@ class ReadKafka(beam.PTransform[Any, Any]):
     keep their order. Positions are part of the runner's state, not of the group's.
 
     Args:
+        bootstrap_servers: the addresses of one or more brokers, such as ``"one:9092,two:9092"``, or a list of them.
         topics: a topic, or several.
-        bootstrap_servers: the addresses of one or more brokers, such as ``"one:9092,two:9092"``.
         pattern: a regular expression that must match the whole name of a topic, instead of ``topics``.
         config: settings of librdkafka, such as ``{"security.protocol": "SASL_SSL", "sasl.username": "reader"}``.
         secrets: settings whose values are secret, each as ``"env:NAME"`` for an environment variable of the workers or
@@ -62,9 +67,18 @@ class ReadKafka(beam.PTransform[Any, Any]):
             a single topic.
         stop: where to stop: None never stops; ``"now"`` reads what is there when the pipeline starts; a ``datetime``
             stops before the first record with this timestamp or a later one; offsets stop before these.
-        key: how to read keys: ``"bytes"``, ``"utf8"``, ``"json"`` or a function of bytes. None stays None.
+        key: how to read keys: ``"bytes"``, ``"utf8"``, ``"json"``, ``"avro"`` (with ``schema_registry``), an Avro
+            schema as a dict (with a registry, the fields to read; without, the schema of all), a class of Protobuf
+            messages, or a function of bytes. None stays None.
         value: how to read values, in the same way.
         values_only: emit the values instead of records. A tombstone is None.
+        as_table: emit tables, ``pyarrow.RecordBatch``, instead of records. Each has rows of one partition. The columns
+            of the value come first: ``value``, or those of ``schema``. Then come ``_topic``, ``_partition``,
+            ``_offset``, ``_timestamp`` (the event time), ``_timestamp_type``, ``_key``, ``_headers`` and
+            ``_is_tombstone``.
+        schema: the columns of values with fields, if ``as_table``. Other fields are left out; missing ones are null.
+        schema_registry: the address of a schema registry. Then Avro and Protobuf have a schema's number before them.
+        schema_registry_auth: where ``user:password`` for it is: ``"env:NAME"`` or ``"file:PATH"``.
         timestamps: the event time of a record: ``"record"`` is its timestamp, ``"log_append"`` as well, if the topic
             has ``message.timestamp.type=LogAppendTime``, ``"processing"`` is the time at which it is read, and a
             function computes it from the record. A record without a timestamp has the time at which it is read.
@@ -88,8 +102,8 @@ class ReadKafka(beam.PTransform[Any, Any]):
 
     def __init__(
         self,
+        bootstrap_servers: str | Sequence[str],
         topics: str | Sequence[str] | None = None,
-        bootstrap_servers: str | Sequence[str] = "localhost:9092",
         *,
         pattern: str | None = None,
         config: Mapping[str, Any] | None = None,
@@ -99,6 +113,10 @@ class ReadKafka(beam.PTransform[Any, Any]):
         key: Any = "bytes",
         value: Any = "bytes",
         values_only: bool = False,
+        as_table: bool = False,
+        schema: pa.Schema | None = None,
+        schema_registry: str | None = None,
+        schema_registry_auth: str | None = None,
         timestamps: Any = "record",
         max_out_of_orderness: float = 5.0,
         group_id: str | None = None,
@@ -128,6 +146,21 @@ class ReadKafka(beam.PTransform[Any, Any]):
             raise InvalidArgument("found start='committed' without group_id=, expected the group", fix="pass group_id=")
         self._is_bounded = end is not None and not (end.kind == "time" and end.time_ms > time.time() * 1000)
         client = KafkaClient(bootstrap_servers, config, secrets, reserved=OWN_SETTINGS)
+        if schema_registry is None and schema_registry_auth is not None:
+            raise InvalidArgument("found schema_registry_auth= without schema_registry=, expected both or neither")
+        registry = None if schema_registry is None else SchemaRegistry(schema_registry, schema_registry_auth)
+        policy = TimestampPolicy.of(timestamps, max_out_of_orderness)
+        read = deserializer(key, value, registry)
+        self._schema: pa.Schema | None = None
+        if as_table:
+            if values_only:
+                raise InvalidArgument("found as_table= and values_only=, expected one of them")
+            self._schema = table_schema(key, value, schema)
+            emitter: Emitter = TableEmitter(policy, read, self._schema, has_fields=schema is not None)
+        else:
+            if schema is not None:
+                raise InvalidArgument("found schema= without as_table=True, expected both or neither")
+            emitter = Emitter(policy, read, values_only=values_only)
         # The name is that of the pool in which workers keep consumers. A step that is restored keeps it.
         name = f"luminosity-{uuid.uuid4().hex[:12]}"
         self._settings = ReadSettings(
@@ -136,9 +169,7 @@ class ReadKafka(beam.PTransform[Any, Any]):
             pattern,
             begin,
             end,
-            Emitter(
-                TimestampPolicy.of(timestamps, max_out_of_orderness), deserializer(key, value), values_only=values_only
-            ),
+            emitter,
             groups=1 if self._is_bounded else groups or min(_MOST_GROUPS, os.cpu_count() or 1),
             look_every_s=discover_every_s,
             skips_lost=on_lost == "skip",
@@ -154,7 +185,7 @@ class ReadKafka(beam.PTransform[Any, Any]):
         >>> with KafkaBroker({"reviews": 1}) as broker:
         ...     broker.produce_many("reviews", ['{"stars": 5}', "{stars"])
         ...     with beam.Pipeline("FnApiRunner") as pipeline:
-        ...         read = ReadKafka("reviews", broker.bootstrap_servers, stop="now", value="json")
+        ...         read = ReadKafka(broker.bootstrap_servers, "reviews", stop="now", value="json")
         ...         good, bad = pipeline | read.with_exception_handling()
         ...         _ = bad | beam.MapTuple(lambda record, reason: print(record.offset, record.value, reason))
         1 b'{stars' the value is not JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)
@@ -171,12 +202,17 @@ class ReadKafka(beam.PTransform[Any, Any]):
         read: Any = beam.ParDo(ReadGroup(settings) if self._is_bounded else ReadStream(settings))
         made: Any = self._element_type()
         if not settings.emitter.keeps_unreadable:
-            return groups | "Read" >> read.with_output_types(made)
+            return self._with_schema(groups | "Read" >> read.with_output_types(made))
         outputs = groups | "Read" >> read.with_outputs(UNREADABLE, main="good").with_output_types(made)
         outputs[UNREADABLE].element_type = tuple[KafkaRecord, str]
-        return outputs.good, outputs[UNREADABLE]
+        return self._with_schema(outputs.good), outputs[UNREADABLE]
+
+    def _with_schema(self, elements: Any) -> Any:
+        return elements if self._schema is None else remember_schema(elements, self._schema)
 
     def _element_type(self) -> Any:
+        if self._schema is not None:
+            return pa.RecordBatch
         if not self._settings.emitter.values_only:
             return KafkaRecord
         if not isinstance(self._value, str):

@@ -1,22 +1,19 @@
-"""Keys and values from bytes: texts, JSON, and functions of users."""
+"""Keys and values from bytes: texts, JSON, Avro, Protobuf, and functions of users."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from luminosity._text import first_line, shorten_repr
 from luminosity.errors import InvalidArgument, LuminosityError
+from luminosity.io.kafka.reading.registry import AvroFormat, ProtobufFormat, SchemaRegistry, Unreadable
 from luminosity.io.kafka.record import KafkaRecord
 
-__all__ = ["Deserializer", "Unreadable", "deserializer"]
+__all__ = ["Deserializer", "deserializer"]
 
 _REASON = 300  # characters of a reason at most
-
-
-class Unreadable(Exception):
-    """A record whose key or value can't be read. The message is the reason; it never leaves the step."""
 
 
 class Deserializer:
@@ -36,7 +33,7 @@ class Deserializer:
         return record._replace(key=key, value=value)
 
 
-def deserializer(key: Any, value: Any) -> Deserializer | None:
+def deserializer(key: Any, value: Any, registry: SchemaRegistry | None = None) -> Deserializer | None:
     """Return what reads keys and values, or None if both stay bytes.
 
     >>> read = deserializer("utf8", "json").read
@@ -45,21 +42,33 @@ def deserializer(key: Any, value: Any) -> Deserializer | None:
     >>> read(KafkaRecord("reviews", 0, 1, 0, 1, b"id-1", None)).value is None
     True
     """
-    formats = _format("key", key), _format("value", value)
+    formats = _format("key", key, registry), _format("value", value, registry)
     return None if formats == (None, None) else Deserializer(*formats)
 
 
-def _format(name: str, given: Any) -> Callable[[bytes], Any] | None:
+def _format(name: str, given: Any, registry: SchemaRegistry | None) -> Callable[[bytes], Any] | None:
     if given == "bytes":
         return None
     if given == "utf8":
         return _utf8
     if given == "json":
         return _json
+    if given == "avro":
+        if registry is None:
+            raise InvalidArgument(
+                f"found {name}='avro' without schema_registry=, expected where the schemas are",
+                fix="pass schema_registry=, or the schema itself as a dict",
+            )
+        return AvroFormat(registry, None)
+    if isinstance(given, Mapping):
+        return AvroFormat(registry, given)
+    if isinstance(given, type) and hasattr(given, "FromString"):
+        return ProtobufFormat(given, is_framed=registry is not None)
     if callable(given):
         return given
     raise InvalidArgument(
-        f"found {name}={shorten_repr(given, 80)}, expected 'bytes', 'utf8', 'json' or a function of bytes"
+        f"found {name}={shorten_repr(given, 80)}, expected 'bytes', 'utf8', 'json', 'avro', an Avro schema as a dict, "
+        "a class of Protobuf messages or a function of bytes"
     )
 
 

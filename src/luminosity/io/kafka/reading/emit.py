@@ -11,7 +11,8 @@ from apache_beam.utils import windowed_value
 
 from luminosity._text import first_line
 from luminosity.errors import Fix, KafkaError, LuminosityError
-from luminosity.io.kafka.reading.deserialize import Deserializer, Unreadable
+from luminosity.io.kafka.reading.deserialize import Deserializer
+from luminosity.io.kafka.reading.registry import Unreadable
 from luminosity.io.kafka.reading.timestamps import TimestampPolicy
 from luminosity.io.kafka.record import KafkaRecord
 
@@ -63,16 +64,20 @@ class Emitter:
             made = record if self.deserializer is None else self.deserializer.read(record)
             micros = self._time(made, now_micros)
         except Unreadable as error:
-            tally.unreadable += 1
-            if not self.keeps_unreadable:
-                raise KafkaError(
-                    f"{record.topic}[{record.partition}] offset {record.offset}: {error}",
-                    fix=Fix("call .with_exception_handling() to collect such records"),
-                ) from error
-            micros = TimestampPolicy("record", 0).micros(record, now_micros)
-            return pvalue.TaggedOutput(UNREADABLE, windowed_value.create((record, str(error)), micros, _GLOBAL))
+            return self.unreadable(record, error, now_micros, tally)
         tally.newest = max(tally.newest, micros)
         return made, micros
+
+    def unreadable(self, record: KafkaRecord, error: Unreadable, now_micros: int, tally: Tally) -> Any:
+        """Return a dead letter, or raise ``KafkaError`` if these are not collected."""
+        if not self.keeps_unreadable:
+            raise KafkaError(
+                f"{record.topic}[{record.partition}] offset {record.offset}: {error}",
+                fix=Fix("call .with_exception_handling() to collect such records"),
+            ) from error
+        tally.unreadable += 1
+        micros = TimestampPolicy("record", 0).micros(record, now_micros)
+        return pvalue.TaggedOutput(UNREADABLE, windowed_value.create((record, str(error)), micros, _GLOBAL))
 
     def _time(self, record: KafkaRecord, now_micros: int) -> int:
         try:
