@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from apache_beam.options.pipeline_options import PipelineOptions, PortableOptions
+from apache_beam.options.pipeline_options import PipelineOptions, PortableOptions, StandardOptions
 from apache_beam.portability.api import beam_runner_api_pb2
 from apache_beam.transforms import environments
 from apache_beam.transforms.resources import resource_hints_from_options
@@ -49,7 +49,8 @@ def prepare(pipeline: beam_runner_api_pb2.Pipeline, options: PipelineOptions, *,
     """
     config = EngineConfig.of(options)
     support.check(pipeline)
-    support.warn(pipeline)
+    is_streaming = bool(options.view_as(StandardOptions).streaming)
+    support.warn(pipeline, is_streaming=is_streaming, is_debug=config.debug)
     machine = Machine.detect(config.accelerators)
     if config.debug:
         graph = plan(pipeline, is_drain=is_drain)

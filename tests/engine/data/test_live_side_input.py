@@ -555,3 +555,40 @@ def test_a_new_model_in_a_stream(tmp_path: Path, transform: Any) -> None:
     # Ours goes on with the old model while the new one is loaded.
     possible = {"second"} if transform is BeamRunInference else {"first", "second"}
     assert {results[3], results[4]} <= possible
+
+
+@pytest.mark.parametrize("mode", [_DISCARDING, _ACCUMULATING])
+def test_values_that_wait_for_their_trigger_count_and_move_to_disk(tmp_path: Path, mode: Any) -> None:
+    windows = beam.WindowInto(GlobalWindows(), trigger=_LATER, accumulation_mode=mode)
+    bench = _Bench(tmp_path, windows, beam.WindowInto(GlobalWindows()), kind=str)
+    expected = [f"{number:04}" + "x" * 1000 for number in range(300)]
+    for start in range(0, 300, 50):
+        bench.put(*expected[start : start + 50])
+        if start in (100, 150):
+            before = bench.ledger.used
+            assert before >= 50_000  # what has come since the last time
+            assert bench.live.spill(bench.blocks, 1 << 30) >= before - 1000
+            assert bench.ledger.used < 1000  # the reference to the window
+    assert bench.ledger.spilled >= 200_000
+    bench.clock.advance(10 * _S)
+    bench.live.advance(bench.live.watermark)
+    assert bench.read(bench.live.open()) == expected
+    assert bench.read(bench.live.open(), only_last=True) == expected[-1:]
+    assert bench.ledger.used >= 300_000  # a block
+    bench.put("next")
+    assert bench.live.spill(bench.blocks, 1 << 30) >= 300_000
+    bench.clock.advance(10 * _S)
+    bench.live.advance(bench.live.watermark)
+    assert bench.read(bench.live.open()) == (["next"] if mode == _DISCARDING else [*expected, "next"])
+    bench.live.release()
+    assert bench.ledger.used == 0
+
+
+def test_the_last_of_values_on_disk_is_the_latest(tmp_path: Path) -> None:
+    windows = beam.WindowInto(GlobalWindows(), trigger=_LATER, accumulation_mode=_DISCARDING)
+    bench = _Bench(tmp_path, windows, beam.WindowInto(GlobalWindows()), kind=str)
+    bench.put(*(f"{number}" + "x" * 1000 for number in range(5)))
+    assert bench.live.spill(bench.blocks, 1 << 30) > 5000
+    bench.clock.advance(10 * _S)
+    bench.live.advance(bench.live.watermark)
+    assert bench.read(bench.live.open(), only_last=True) == ["4" + "x" * 1000]

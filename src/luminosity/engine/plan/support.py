@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import logging
+import types
 from collections.abc import Iterable, Iterator
+from typing import Any
 
+from apache_beam.internal import pickler
 from apache_beam.portability import common_urns, python_urns
 from apache_beam.portability.api import beam_runner_api_pb2
+from apache_beam.runners.common import DoFnSignature
 from apache_beam.runners.portability.fn_api_runner import translations
 
 from luminosity.engine.plan.graph import may_never_end
@@ -34,9 +38,24 @@ def check(pipeline: beam_runner_api_pb2.Pipeline) -> None:
         raise UnsupportedPipeline("this pipeline can't run here:\n" + "\n".join(f"  {p}" for p in problems))
 
 
-def warn(pipeline: beam_runner_api_pb2.Pipeline) -> None:
-    """Warn about features that run correctly but may not behave as the author expects."""
+def warn(pipeline: beam_runner_api_pb2.Pipeline, *, is_streaming: bool = False, is_debug: bool = False) -> None:
+    """Warn about features that run correctly but may not behave as the author expects.
+
+    ``is_streaming`` and ``is_debug`` say whether the options of these names are given.
+    """
     components = pipeline.components
+    if is_streaming and not any(may_never_end(each, components) for each in components.pcollections):
+        _LOGGER.warning(
+            "--streaming: no effect here, since all sources of the pipeline are bounded: groupings emit when their "
+            "input is complete, and triggers fire nothing before. Read from an unbounded source, or use a TestStream"
+        )
+    if is_debug and (blocking := list(_blocking_sources(components))):
+        _LOGGER.warning(
+            "%s: this source has no end and does not call defer_remainder. With --debug nothing runs beside it, so "
+            "that its elements go on only when process returns. Call tracker.defer_remainder() when no record is "
+            "there, or run without --debug",
+            ", ".join(blocking),
+        )
     steps = [(step, set(tags)) for step in components.transforms.values() if (tags := _side_input_tags(step))]
     without_end = [
         repr(step.unique_name) for step, tags in steps if any(_never_fires(step.inputs[t], components) for t in tags)
@@ -55,6 +74,36 @@ def warn(pipeline: beam_runner_api_pb2.Pipeline) -> None:
             "let the side input be in the global window with a trigger",
             ", ".join(in_last_window),
         )
+
+
+def _blocking_sources(components: beam_runner_api_pb2.Components) -> Iterator[str]:
+    """Yield the names of unbounded splittable steps whose class never calls ``defer_remainder``."""
+    for step in components.transforms.values():
+        if step.spec.urn not in translations.PAR_DO_URNS or not any(
+            may_never_end(output, components) for output in step.outputs.values()
+        ):
+            continue
+        payload = beam_runner_api_pb2.ParDoPayload.FromString(step.spec.payload)
+        if not payload.restriction_coder_id or payload.do_fn.urn != python_urns.PICKLED_DOFN_INFO:
+            continue
+        try:
+            do_fn: Any = pickler.loads(payload.do_fn.payload)[0]
+        except Exception as error:  # The worker unpickles it, too, and reports the error with the step.
+            _LOGGER.debug("can't look at the source %s: %r", step.unique_name, error)
+            continue
+        if DoFnSignature(do_fn).is_unbounded_per_element() and not _names(type(do_fn), "defer_remainder"):
+            yield repr(step.unique_name)
+
+
+def _names(cls: type, name: str) -> bool:
+    """Return whether a method of a class, or of its bases, has ``name`` in its code."""
+    codes = [code for base in cls.__mro__ for each in vars(base).values() if (code := getattr(each, "__code__", None))]
+    while codes:
+        code = codes.pop()
+        if name in code.co_names:
+            return True
+        codes += [inner for inner in code.co_consts if isinstance(inner, types.CodeType)]
+    return False
 
 
 def _side_input_tags(transform: beam_runner_api_pb2.PTransform) -> Iterable[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import logging
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -71,6 +71,7 @@ class LiveSideInput:
         self._clock = clock
         self._is_accumulating = windowing.accumulation_mode == trigger.AccumulationMode.ACCUMULATING
         self._panes = TriggerPanes(_discarding(windowing), clock) if shows_first_pane(windowing) else None
+        self._held_bytes = 0  # of the values that wait for their trigger, as the ledger knows it
         self._pending: list[Block] = []  # arrived since the last ``advance``
         self._windows: dict[bytes, _Window] = {}  # by encoded window
         self._ends: list[tuple[int, bytes]] = []  # a heap: when windows are no longer needed
@@ -105,6 +106,7 @@ class LiveSideInput:
             for fired in self._panes.advance(watermark):
                 if fired is not None:
                     self._show(fired[1])
+            self._count_memory(self._panes)
         if watermark > self.watermark:
             self.watermark = watermark
             self.changes += 1
@@ -130,21 +132,22 @@ class LiveSideInput:
         self._pending.clear()
         for key, (window, values) in elements.items():
             if self._panes is None:
-                self._put(key, window, [each.value for each in values], replaces=False)
+                self._put(key, window, [each.value for each in values], len(values), replaces=False)
                 continue
             for _, pane in self._panes.add(b"", values):
                 self._show(pane)
 
     def _show(self, pane: WindowedValue) -> None:
-        values: list[bytes] = pane.value.parts()
+        values: list[bytes] = pane.value.parts()  # one part may hold many elements that were on disk
+        count = len(pane.value)
         for window in pane.windows:
             key = self._codec.encode_window(window)
             if values or key not in self._windows:  # an empty pane says nothing new
-                self._put(key, window, values, replaces=not self._is_accumulating)
+                self._put(key, window, values, count, replaces=not self._is_accumulating)
         pane.value.release()
 
-    def _put(self, key: bytes, window: BoundedWindow, values: list[bytes], *, replaces: bool) -> None:
-        """Add elements to a window, each with its header, or replace those that it has."""
+    def _put(self, key: bytes, window: BoundedWindow, values: list[bytes], count: int, *, replaces: bool) -> None:
+        """Add ``count`` elements to a window, each with its header, or replace those that it has."""
         end = window.max_timestamp().micros
         if self.is_over(end, self._readers_watermark):
             return  # no element will read it
@@ -156,16 +159,16 @@ class LiveSideInput:
                 self._windows[key] = known
             heapq.heappush(self._ends, (end, key))
         if values:
-            known.last = next(value for _, value in self._codec.elements(values[-1]))
+            (known.last,) = deque((value for _, value in self._codec.elements(values[-1])), maxlen=1)
         if self._is_accumulating:
             values = list(self._without_replaced(known, [block.data() for block in known.blocks], values))
-            replaces = True
+            replaces, count = True, len(values)
         if replaces:
             for block in known.blocks:
                 block.release()
             known.blocks.clear()
         if values:
-            known.blocks.append(self._store.of_bytes(b"".join(values), len(values), MAX))
+            known.blocks.append(self._store.of_bytes(b"".join(values), count, MAX))
         self._changed.add(key)
         self.changes += 1
 
@@ -287,8 +290,18 @@ class LiveSideInput:
             window.release()
 
     def spill(self, store: BlockStore, wanted: int) -> int:
-        """Move blocks to disk. Returns how many bytes were freed."""
-        return store.spill((block for window in self._windows.values() for block in window.blocks), wanted)
+        """Move blocks, and values that wait for their trigger, to disk. Returns how many bytes were freed."""
+        freed = store.spill((block for window in self._windows.values() for block in window.blocks), wanted)
+        if self._panes is not None and freed < wanted:
+            of_values, written = self._panes.spill(self._folder, wanted - freed)
+            store.ledger.add_spilled(written)
+            self._count_memory(self._panes)
+            freed += of_values
+        return freed
+
+    def _count_memory(self, panes: TriggerPanes) -> None:
+        self._store.ledger.hold(panes.memory_bytes - self._held_bytes)
+        self._held_bytes = panes.memory_bytes
 
     def release(self) -> None:
         """Release all data. Called once, when the run ends."""
@@ -297,6 +310,7 @@ class LiveSideInput:
         self._pending.clear()
         if self._panes is not None:
             self._panes.release()
+            self._count_memory(self._panes)
         for window in self._windows.values():
             window.release()
         self._windows.clear()
