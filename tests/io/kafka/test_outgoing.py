@@ -17,7 +17,7 @@ HEADERS = (("a", b"1"), ("a", b"2"), ("b", None), ("c", b""))
 
 def outgoing(**parts: Any) -> Outgoing:
     return Outgoing(
-        **{"topic": "t", "value": None, "key": None, "partition": -1, "timestamp": 0, "headers": []} | parts
+        **{"topic": "t", "value": None, "key": None, "partition": -1, "timestamp": 0, "headers": None} | parts
     )
 
 

@@ -34,47 +34,43 @@ class Outgoing(NamedTuple):
     key: bytes | None
     partition: int
     timestamp: int  # milliseconds; 0 lets the client take the time when it sends
-    headers: list[tuple[str, bytes | None]]
-
-    @property
-    def size(self) -> int:
-        """The bytes of key and value."""
-        return len(self.value or b"") + len(self.key or b"")
+    headers: list[tuple[str, bytes | None]] | None
 
 
-class RecordParts(NamedTuple):
+class RecordParts:
     """Makes records of elements. It travels with the pipeline.
 
     >>> parts = RecordParts(topic="words", key=str.lower, value=str)
     >>> parts.record("One")
-    Outgoing(topic='words', value=b'One', key=b'one', partition=-1, timestamp=0, headers=[])
+    Outgoing(topic='words', value=b'One', key=b'one', partition=-1, timestamp=0, headers=None)
     """
 
-    topic: Part = None  # a string is the topic itself
-    key: Part = None
-    value: Part = None
-    headers: Part = None
-    timestamp: Part = None
-    partition: Part = None
+    def __init__(
+        self,
+        topic: Part = None,  # a string is the topic itself
+        key: Part = None,
+        value: Part = None,
+        headers: Part = None,
+        timestamp: Part = None,
+        partition: Part = None,
+    ) -> None:
+        self.topic = topic
+        self._parts: tuple[Part, ...] = (topic, key, value, headers, timestamp, partition)
+        self._is_opaque = value is not None  # The element does not say what to write.
+        self._given = any(part is not None for part in self._parts[1:]) or callable(topic)
+        for name, part in zip(_PARTS, self._parts, strict=True):
+            if part is not None and not isinstance(part, str) and not callable(part):
+                raise InvalidType(f"found {name}= of type {type(part).__name__}, expected a function or a name")
+        if topic == "":
+            raise InvalidArgument("found topic='', expected a name, a function or None")
 
     def record(self, element: Any) -> Outgoing:
         """Return the record that an element describes."""
-        topic: Any = None
-        key: Any = None
-        value: Any = None
-        headers: Any = None
-        timestamp: Any = None
-        partition: Any = None
-        if isinstance(element, KafkaRecord):
-            topic, key, value, headers, timestamp = (
-                element.topic,
-                element.key,
-                element.value,
-                element.headers,
-                element.timestamp,
-            )
-        elif self.value is not None:
-            pass  # The arguments say all.
+        topic = key = value = headers = timestamp = partition = None
+        if element.__class__ is KafkaRecord:
+            topic, _, _, timestamp, _, key, value, headers = element
+        elif self._is_opaque:
+            pass
         elif element is None or isinstance(element, (bytes, str)):
             value = element
         elif isinstance(element, Mapping):
@@ -87,24 +83,27 @@ class RecordParts(NamedTuple):
                 "a dict, bytes, a text, None, or a record batch",
                 fix="pass value= with a function that returns bytes",
             )
-        if self.topic is not None:
-            topic = self.topic if isinstance(self.topic, str) else self.topic(element)
-        if self.key is not None:
-            key = _part(self.key, element)
-        if self.value is not None:
-            value = _part(self.value, element)
-        if self.headers is not None:
-            headers = _part(self.headers, element)
-        if self.timestamp is not None:
-            timestamp = _part(self.timestamp, element)
-        if self.partition is not None:
-            partition = _part(self.partition, element)
+        if self._given:
+            said = (topic, key, value, headers, timestamp, partition)
+            topic, key, value, headers, timestamp, partition = self._replaced(said, element)
+        elif self.topic is not None:
+            topic = self.topic
         return _outgoing(topic, key, value, headers, timestamp, partition)
+
+    def _replaced(self, said: tuple[Any, ...], element: Any) -> Iterator[Any]:
+        """Yield the parts that the arguments give, and the element's own otherwise."""
+        for name, part, own in zip(_PARTS, self._parts, said, strict=True):
+            if part is None:
+                yield own
+            elif not isinstance(part, str):
+                yield part(element)
+            else:
+                yield part if name == "topic" else _item(element, part)
 
     def rows(self, batch: pa.RecordBatch) -> Iterator[Callable[[], Outgoing]]:
         """Yield a function for each row that returns its record. Raises here if a column is missing."""
-        columns = [self._column(batch, part, name) for name, part in zip(_PARTS, self, strict=True)]
-        if self.value is None:
+        columns = [_column(batch, part, name) for name, part in zip(_PARTS, self._parts, strict=True)]
+        if not self._is_opaque:
             columns[_PARTS.index("value")] = _json(batch)
 
         def make(row: int) -> Outgoing:
@@ -115,20 +114,19 @@ class RecordParts(NamedTuple):
         for row in range(batch.num_rows):
             yield lambda row=row: make(row)
 
-    def _column(self, batch: pa.RecordBatch, part: Part, name: str) -> Any:
-        """Return a list of the rows' values, a function of the row's number, or a constant."""
-        if part is None:
-            return None
-        if isinstance(part, str):
-            if name == "topic":
-                return part
-            if part not in batch.schema.names:
-                raise InvalidArgument(
-                    f"found {name}={part!r}, expected a column of the table: {list_some(batch.schema.names, 20)}",
-                    fix=did_you_mean(part, batch.schema.names),
-                )
-            return batch.column(part).to_pylist()
+
+def _column(batch: pa.RecordBatch, part: Part, name: str) -> Any:
+    """Return a list of the rows' values, a function of the row's number, or a constant."""
+    if part is None or (name == "topic" and isinstance(part, str)):
+        return part
+    if not isinstance(part, str):
         return lambda row: part(batch.slice(row, 1).to_pylist()[0])
+    if part not in batch.schema.names:
+        raise InvalidArgument(
+            f"found {name}={part!r}, expected a column of the table: {list_some(batch.schema.names, 20)}",
+            fix=did_you_mean(part, batch.schema.names),
+        )
+    return batch.column(part).to_pylist()
 
 
 def _at(column: Any, row: int) -> Any:
@@ -141,14 +139,12 @@ def _json(batch: pa.RecordBatch) -> list[bytes]:
     return [line for part in json_lines(pa.Table.from_batches([batch])) for line in part.to_pybytes().split(b"\n")[:-1]]
 
 
-def _part(part: Callable[[Any], Any] | str, element: Any) -> Any:
-    if not isinstance(part, str):
-        return part(element)
+def _item(element: Any, name: str) -> Any:
     try:
-        return element[part]
+        return element[name]
     except (KeyError, TypeError, IndexError):
         raise InvalidArgument(
-            f"found an element of type {type(element).__name__} without {part!r}, expected it as the arguments say"
+            f"found an element of type {type(element).__name__} without {name!r}, expected it as the arguments say"
         ) from None
 
 
@@ -164,17 +160,19 @@ def _fields(element: Mapping[str, Any]) -> Iterator[Any]:
 
 
 def _outgoing(topic: Any, key: Any, value: Any, headers: Any, timestamp: Any, partition: Any) -> Outgoing:
-    if not isinstance(topic, str) or not topic:
+    if topic.__class__ is not str or not topic:
         raise KafkaError(f"found topic {topic!r}, expected the name of one", fix="pass topic= to WriteKafka")
-    if value.__class__ is not bytes:
+    if value.__class__ is not bytes and value is not None:
         value = _bytes(value, "value")
-    if key.__class__ is not bytes:
+    if key.__class__ is not bytes and key is not None:
         key = _bytes(key, "key")
+    if timestamp.__class__ is not int or timestamp < 1:
+        timestamp = _milliseconds(timestamp)
     if partition is None:
         partition = _ANY_PARTITION
     elif not isinstance(partition, int) or partition < 0:
         raise InvalidArgument(f"found partition {partition!r}, expected a number from 0 on, or None")
-    return Outgoing(topic, value, key, partition, _milliseconds(timestamp), [*_pairs(headers)] if headers else [])
+    return Outgoing(topic, value, key, partition, timestamp, [*_pairs(headers)] if headers else None)
 
 
 def _bytes(part: Any, name: str) -> bytes | None:

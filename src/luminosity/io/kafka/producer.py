@@ -54,21 +54,22 @@ _REFUSED = frozenset({"CLUSTER_AUTHORIZATION_FAILED", "SASL_AUTHENTICATION_FAILE
 class DeliveryFailure:
     """Why Kafka does not have a record."""
 
-    def __init__(self, error: Any, record: Outgoing, partition: int | None) -> None:
+    def __init__(self, error: Any, topic: str, partition: int | None, key: bytes | None, size: int) -> None:
         self.name: str = error.name()
-        self.record = record
+        self.topic = topic
         self.partition = partition if partition is not None and partition >= 0 else None
+        self.key = key
         self.is_records_fault = self.name in _RECORDS_FAULT
-        # Without a partition, the client itself refused the record before it was in a batch.
-        self.may_be_anothers_fault = self.name in _OF_A_BATCH and partition is not None
+        self.may_be_anothers_fault = self.name in _OF_A_BATCH
+        self._size = size
         self._words = describe(error)
 
     @property
     def reason(self) -> str:
         """The place of the record and the words of the error."""
-        where = self.record.topic if self.partition is None else f"{self.record.topic}[{self.partition}]"
-        key = "no key" if self.record.key is None else f"key {shorten_repr(self.record.key, _KEY_SHOWN)}"
-        return f"{where}, {key}, {self.record.size} bytes: {self._words}"
+        where = self.topic if self.partition is None else f"{self.topic}[{self.partition}]"
+        key = "no key" if self.key is None else f"key {shorten_repr(self.key, _KEY_SHOWN)}"
+        return f"{where}, {key}, {self._size} bytes: {self._words}"
 
     def error(self) -> KafkaError:
         """Return the error that fails the bundle."""
@@ -94,32 +95,23 @@ class BundleProducer:
         self._producer: Any = None
         self._sent = 0
         self._trouble = ""
+        self._report = _Report(self._note_failure)
+        self.failure: DeliveryFailure | None = None
 
-    @property
-    def is_clean(self) -> bool:
-        """Whether no record waits for its delivery."""
-        return self._producer is None or not len(self._producer)
+    def send(self, record: Outgoing, failed: Callable[[DeliveryFailure], None] | None = None) -> None:
+        """Queue a record. Blocks while the queue is full.
 
-    def send(self, record: Outgoing, failed: Callable[[DeliveryFailure], None]) -> None:
-        """Queue a record. Blocks while the queue is full. ``failed`` is called, now or later, if Kafka refuses it."""
-        producer = self._open()
-
-        def report(error: Any, message: Any) -> None:
-            if error is not None:
-                failed(DeliveryFailure(error, record, message.partition()))
-
+        ``failed`` is called if Kafka refuses the record: now, in a later call, or in ``wait``. Without it, the first
+        failure is in ``failure``.
+        """
+        producer = self._open() if self._producer is None else self._producer
+        topic, value, key, partition, timestamp, headers = record
+        report = self._report if failed is None else _Report(failed)
         deadline = 0.0
         while True:
             try:
-                producer.produce(
-                    record.topic,
-                    record.value,
-                    record.key,
-                    record.partition,
-                    on_delivery=report,
-                    timestamp=record.timestamp,
-                    headers=record.headers,
-                )
+                # The callback has two names; the client looks at the second only if the first is not given.
+                producer.produce(topic, value, key, partition, report, report, timestamp, headers)
                 break
             except BufferError:
                 deadline = deadline or time.monotonic() + self._timeout_s + _FLUSH_GRACE_S
@@ -127,7 +119,10 @@ class BundleProducer:
                     raise self._stuck() from None
                 producer.poll(_POLL_S)
             except self._kafka.KafkaException as error:
-                failed(DeliveryFailure(error.args[0], record, None))
+                size = len(value or b"") + len(key or b"")
+                found = DeliveryFailure(error.args[0], topic, None if partition < 0 else partition, key, size)
+                found.may_be_anothers_fault = False  # The client itself refuses it.
+                (failed or self._note_failure)(found)
                 return
         self._sent += 1
         if self._sent % _POLL_EVERY == 0:
@@ -137,6 +132,12 @@ class BundleProducer:
         """Wait until each record is delivered or has failed. Raises ``KafkaError`` if that takes too long."""
         if self._producer is not None and self._producer.flush(self._timeout_s + _FLUSH_GRACE_S):
             raise self._stuck()
+
+    def forget(self) -> None:
+        """Forget the failure, and the records that a failed bundle has left in the queue."""
+        if self._producer is not None and len(self._producer):
+            self.abandon()
+        self.failure = None
 
     def abandon(self) -> None:
         """Drop the records that wait, and the connection: what is sent next must not come behind a new attempt."""
@@ -150,21 +151,23 @@ class BundleProducer:
         self.abandon()
 
     def _open(self) -> Any:
-        if self._producer is None:
-            self._kafka = require("confluent_kafka", "kafka")
-            given = self._client.settings()
-            self._producer = self._client.producer(
-                {
-                    **{name: value for name, value in _DEFAULTS.items() if name not in given},
-                    "message.timeout.ms": round(self._timeout_s * 1000),
-                    "delivery.report.only.error": True,
-                },
-                self._note,
-            )
+        self._kafka = require("confluent_kafka", "kafka")
+        given = self._client.settings()
+        self._producer = self._client.producer(
+            {
+                **{name: value for name, value in _DEFAULTS.items() if name not in given},
+                "message.timeout.ms": round(self._timeout_s * 1000),
+                "delivery.report.only.error": True,
+            },
+            self._note_trouble,
+        )
         return self._producer
 
-    def _note(self, error: Any) -> None:
+    def _note_trouble(self, error: Any) -> None:
         self._trouble = describe(error)
+
+    def _note_failure(self, failure: DeliveryFailure) -> None:
+        self.failure = self.failure or failure
 
     def _stuck(self) -> KafkaError:
         waiting = len(self._producer)
@@ -174,3 +177,18 @@ class BundleProducer:
             f"{self._client.servers}: {waiting} records were not delivered within {self._timeout_s:g} s{last}",
             may_pass=True,
         )
+
+
+class _Report:
+    """Takes a delivery report. The client calls it in the thread that polls, for failed records alone."""
+
+    __slots__ = ("_failed",)
+
+    def __init__(self, failed: Callable[[DeliveryFailure], None]) -> None:
+        self._failed = failed
+
+    def __call__(self, error: Any, message: Any) -> None:
+        if error is not None:
+            key, value = message.key(), message.value()
+            size = len(key or b"") + len(value or b"")
+            self._failed(DeliveryFailure(error, message.topic(), message.partition(), key, size))

@@ -12,7 +12,7 @@ from apache_beam.metrics import Metrics
 from apache_beam.pvalue import TaggedOutput
 from apache_beam.transforms.window import WindowedValue
 
-from luminosity.errors import InvalidArgument, InvalidType
+from luminosity.errors import InvalidArgument
 from luminosity.io.kafka.client import KafkaClient
 from luminosity.io.kafka.outgoing import Outgoing, Part, RecordParts
 from luminosity.io.kafka.producer import OWN_SETTINGS, BundleProducer, DeliveryFailure
@@ -114,11 +114,6 @@ class WriteKafka(beam.PTransform[Any, Any]):
     ) -> None:
         super().__init__()
         self._parts = RecordParts(topic, key, value, headers, timestamp, partition)
-        for name, part in self._parts._asdict().items():
-            if part is not None and not isinstance(part, str) and not callable(part):
-                raise InvalidType(f"found {name}= of type {type(part).__name__}, expected a function or a name")
-        if topic == "":
-            raise InvalidArgument("found topic='', expected a name, a function or None")
         if not delivery_timeout_s > 0:
             raise InvalidArgument(f"found delivery_timeout_s={delivery_timeout_s!r}, expected more than 0")
         self._client = KafkaClient(bootstrap_servers, config, secrets, reserved=OWN_SETTINGS)
@@ -196,11 +191,11 @@ class WriteDoFn(beam.DoFn):
 
     def start_bundle(self) -> None:
         """Forget a bundle that failed: its records that wait would come behind those of the next attempt."""
-        if not self._producer.is_clean:
-            self._producer.abandon()
-        self._failure: DeliveryFailure | None = None
+        self._producer.forget()
+        self._window: Any = None
+        self._of_window: dict[str, int] = {}
         self._counts: dict[Any, dict[str, int]] = {}  # by window and topic
-        self._earliest: dict[Any, Any] = {}  # by window
+        self._times: dict[Any, Any] = {}  # of the first element in each window
         self._size = 0
         self._kept: list[_Sent] = []
         self._kept_bytes = 0
@@ -210,30 +205,33 @@ class WriteDoFn(beam.DoFn):
         self, element: Any, window: Any = beam.DoFn.WindowParam, timestamp: Any = beam.DoFn.TimestampParam
     ) -> None:
         """Send the element's record, or those of a table's rows."""
-        place = (window, timestamp)
         if isinstance(element, pa.RecordBatch):
             for row, make in enumerate(self._parts.rows(element)):
-                self._add(make, lambda row=row: element.slice(row, 1), place)
+                if self._keeps_unwritten:
+                    self._keep(make, lambda row=row: element.slice(row, 1), (window, timestamp))
+                else:
+                    self._send(make(), window, timestamp)
+        elif self._keeps_unwritten:
+            self._keep(lambda: self._parts.record(element), lambda: element, (window, timestamp))
         else:
-            self._add(lambda: self._parts.record(element), lambda: element, place)
+            self._send(self._parts.record(element), window, timestamp)
 
-    def _add(self, make: Callable[[], Outgoing], element: Callable[[], Any], place: tuple[Any, Any]) -> None:
-        if not self._keeps_unwritten:
-            record = make()
-            self._producer.send(record, self._note)
-            if self._failure is not None:
-                raise self._failed(self._failure)
-            self._count(record, place)
-            return
+    def _send(self, record: Outgoing, window: Any, timestamp: Any) -> None:
+        self._producer.send(record)
+        if self._producer.failure is not None:
+            raise self._failed(self._producer.failure)
+        self._count(record, window, timestamp)
+
+    def _keep(self, make: Callable[[], Outgoing], element: Callable[[], Any], place: tuple[Any, Any]) -> None:
+        """Send a record, and keep it until Kafka has it or refuses it."""
         try:
             record = make()
         except Exception as error:
-            reason = f"{type(error).__name__}: {error}"
-            self._letters.append((UnwrittenRecord(element(), reason), place))
+            self._letters.append((UnwrittenRecord(element(), f"{type(error).__name__}: {error}"), place))
             return
         sent = _Sent(record, element(), place)
         self._kept.append(sent)
-        self._kept_bytes += record.size
+        self._kept_bytes += len(record.value or b"") + len(record.key or b"")
         self._producer.send(record, sent.fail)
         if len(self._kept) >= _MOST_KEPT or self._kept_bytes >= _MOST_KEPT_BYTES:
             self._settle()
@@ -244,14 +242,14 @@ class WriteDoFn(beam.DoFn):
             self._settle()
         else:
             self._producer.wait()
-            if self._failure is not None:
-                raise self._failed(self._failure)
+            if self._producer.failure is not None:
+                raise self._failed(self._producer.failure)
         self._written.inc(sum(count for counts in self._counts.values() for count in counts.values()))
         self._bytes.inc(self._size)
         self._unwritten.inc(len(self._letters))
         for window, counts in self._counts.items():
             for topic, count in counts.items():
-                yield WindowedValue((topic, count), self._earliest[window], (window,))
+                yield WindowedValue((topic, count), self._times[window], (window,))
         for letter, (window, timestamp) in self._letters:
             yield TaggedOutput(_UNWRITTEN, WindowedValue(letter, timestamp, (window,)))
 
@@ -259,23 +257,20 @@ class WriteDoFn(beam.DoFn):
         """Close the connection."""
         self._producer.close()
 
-    def _note(self, failure: DeliveryFailure) -> None:
-        self._failure = self._failure or failure
-
     def _failed(self, failure: DeliveryFailure) -> Exception:
         self._producer.abandon()
         return failure.error()
 
-    def _count(self, record: Outgoing, place: tuple[Any, Any]) -> None:
-        window, timestamp = place
-        counts = self._counts.get(window)
-        if counts is None:
-            counts = self._counts[window] = {}
-            self._earliest[window] = timestamp
-        elif timestamp < self._earliest[window]:
-            self._earliest[window] = timestamp
-        counts[record.topic] = counts.get(record.topic, 0) + 1
-        self._size += record.size
+    def _count(self, record: Outgoing, window: Any, timestamp: Any) -> None:
+        if window is not self._window:
+            if window not in self._counts:
+                self._counts[window] = {}
+                self._times[window] = timestamp
+            self._window = window
+            self._of_window = self._counts[window]
+        topic, value, key, _, _, _ = record
+        self._of_window[topic] = self._of_window.get(topic, 0) + 1
+        self._size += (len(value) if value is not None else 0) + (len(key) if key is not None else 0)
 
     def _settle(self) -> None:
         """Wait for the records that are kept, find those at fault, and send the others again."""
@@ -297,12 +292,11 @@ class WriteDoFn(beam.DoFn):
             self._check(again)
         for sent in self._kept:
             if sent.failure is None:
-                self._count(sent.record, sent.place)
+                self._count(sent.record, *sent.place)
             else:
-                record, failure = sent.record, sent.failure
-                letter = UnwrittenRecord(
-                    sent.element, f"KafkaError: {failure.reason}", record.topic, failure.partition, record.key
-                )
+                failure = sent.failure
+                reason = f"KafkaError: {failure.reason}"
+                letter = UnwrittenRecord(sent.element, reason, failure.topic, failure.partition, failure.key)
                 self._letters.append((letter, sent.place))
         self._kept = []
         self._kept_bytes = 0
