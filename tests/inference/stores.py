@@ -28,6 +28,15 @@ def opened() -> list[str]:
     return log.read_text().splitlines() if log.exists() else []
 
 
+def wait_for_tick(folder: Path) -> None:
+    """Wait until files get a later time than those written before: their clock moves only every few milliseconds."""
+    mark = folder / "tick"
+    mark.touch()
+    before = mark.stat().st_mtime_ns
+    while mark.stat().st_mtime_ns == before:
+        mark.touch()
+
+
 class _Slow(io.FileIO):
     """Gives little at a time, and takes its time for it."""
 

@@ -92,5 +92,6 @@ def test_causes_that_go_round_in_circles_end() -> None:
 
 
 def test_release_memory_wakes_no_device() -> None:
+    before = torch.cuda.is_initialized()  # by another test of this process, if there is a device
     release_memory()
-    assert not torch.cuda.is_initialized()
+    assert torch.cuda.is_initialized() == before

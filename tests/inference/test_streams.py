@@ -18,6 +18,7 @@ from apache_beam.transforms.window import FixedWindows
 
 from luminosity import Column, Enrich, Handler, RunInference
 from luminosity.errors import InvalidArgument
+from luminosity.inference.steps import routing
 from tests.runners import IS_REFERENCE, start
 from tests.streams import Notes, run_stream, stream_of, tables, wait_for
 
@@ -50,7 +51,11 @@ def _shown(result: Any, window: Any = beam.DoFn.WindowParam, timestamp: Any = be
     return [f"{key}{result.inference}", float(window.start), float(timestamp)]
 
 
-def test_results_come_while_the_stream_runs_in_the_windows_of_their_examples(tmp_path: Path) -> None:
+def test_results_come_while_the_stream_runs_in_the_windows_of_their_examples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A pause of the machine must not cut the first batch, which the host does not hold for longer than this.
+    monkeypatch.setattr(routing, "_LONGEST_WAIT_IN_STREAM_S", 600.0)
     notes, batches = Notes(tmp_path / "notes"), Notes(tmp_path / "batches")
 
     def build(pipeline: beam.Pipeline) -> None:

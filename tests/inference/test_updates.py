@@ -50,7 +50,8 @@ class FromFile(Handler[int, Any, int]):
         if self._log is not None:
             with open(self._log, "a") as file:
                 file.write(str(model)[0] * len(batch))
-        return [(example + model, f"{os.getpid()} {time.monotonic_ns()}") for example in batch]
+        name = f"{os.getpid()} {time.monotonic_ns()}"
+        return [(example + model, name) for example in batch]
 
 
 def written(path: Path, text: str) -> str:

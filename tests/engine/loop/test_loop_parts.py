@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import random
+import time
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from apache_beam.metrics import monitoring_infos
 
+from luminosity.engine.data.grouping import Grouping
 from luminosity.engine.data.timers import TimerStore
 from luminosity.engine.data.watermarks import MAX, Holds
 from luminosity.engine.loop.buffers import BufferRun, Outflow
@@ -17,6 +19,7 @@ from luminosity.engine.loop.failures import Failures
 from luminosity.engine.loop.metrics import RunMetrics
 from luminosity.engine.loop.scheduler import in_turn
 from luminosity.engine.loop.sizing import BundleSize
+from luminosity.engine.loop.spill_policy import SpillPolicy
 from luminosity.engine.loop.splits import hasten
 from luminosity.engine.plan.codecs import TimerRecord
 from luminosity.engine.workers.failure import Failure
@@ -261,6 +264,16 @@ def test_a_bundle_with_output_of_unknown_size_stops_long_before_the_queue_is_ful
     outflow.learn(first, elements=9)
     second = outflow.begin(elements=20)
     assert not second.add(b"queue", 20)  # as expected
+
+
+def test_a_loop_that_was_stopped_beyond_its_deadline_does_not_take_a_buffer_for_done() -> None:
+    """A TestStream plays its next event when no buffer has work."""
+    pending = [b"first", b"second"]
+    grouping = SimpleNamespace(pending=pending, absorb=pending.pop, next_block=lambda: None)
+    buffer = BufferRun(cast(Grouping, grouping), 64, cast(SpillPolicy, SimpleNamespace(check=lambda: None)))
+    has_passed = time.monotonic() - 1
+    assert [buffer.pump(has_passed) for _ in range(4)] == [True, True, True, False]
+    assert pending == []
 
 
 def test_a_timer_fires_when_its_time_has_come_and_once() -> None:

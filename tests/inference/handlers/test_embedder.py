@@ -77,10 +77,12 @@ def test_an_example_that_is_no_text_names_its_type(handler: SentenceEmbedder) ->
 
 @pytest.mark.parametrize("mode", ["cls", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken", "mean,cls"])
 def test_pooling_prompts_and_dense_are_as_the_files_say(mode: str, tmp_path: Path) -> None:
+    import torch
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.models import Dense, Pooling, Transformer
     from transformers import BertModel
 
+    torch.manual_seed(0)
     encoder = save_with_tokenizer(BertModel(tiny_bert_config()), tmp_path / "encoder")
     modes = tuple(mode.split(","))
     transformer = Transformer(encoder, max_seq_length=32)

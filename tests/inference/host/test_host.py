@@ -187,20 +187,23 @@ def test_other_models_are_loaded_after_a_drop_that_failed(monkeypatch: pytest.Mo
     def broken(*_: Any) -> None:
         raise RuntimeError("CUDA error: device-side assert triggered")
 
-    host = ModelHost(budget=10_000_000)
+    before, host = host_threads(), ModelHost(budget=10_000_000)
     with monkeypatch.context() as patch:
         patch.setattr(loader, "release_memory", broken)
         found = outcomes(host, Sized(50_000_000), [[1]], LaneSettings(model="large"), name="large")
         assert isinstance(found[0].error, ModelTooLarge)
-        until(lambda: not any("load" in thread.name for thread in host_threads()))
+        until(lambda: not any("load" in thread.name for thread in host_threads() - before))
     assert values(outcomes(host, Sized(1_000), [[1]], LaneSettings(model="small"), name="small")) == [2]
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_failure_of_the_host_itself_reaches_who_waits() -> None:
     # This simulates a bug of the host; costs that are not finite are refused earlier.
+    before = host_threads()
     with pytest.raises(RuntimeError, match="a thread of the model host has failed"):
         outcomes(ModelHost(), Doubler(), [[1, 2]], cost=lambda block: np.full(len(block), np.nan))
+    # The thread ends after it has reported its error; until then, the warning would belong to a later test.
+    until(lambda: not any("schedule" in thread.name for thread in host_threads() - before))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import sys
 import threading
@@ -289,6 +290,7 @@ def test_a_model_that_tells_nothing_is_measured_by_the_process() -> None:
 
     host = ModelHost(budget=10**12)
     lane = host.enter("bulky", Bulky, LaneSettings())
+    gc.collect()  # What earlier tests have left behind must not be freed while the model is loaded.
     host.load(lane)
     # Models of earlier tests may be dropped meanwhile: the largest of them has 100 MB.
     assert 200_000_000 < (lane.model.size or 0) < 500_000_000
@@ -594,8 +596,14 @@ def test_a_model_that_always_fails_makes_room_for_one_that_waits() -> None:
 
 
 class NeverLoads(Handler[int, int, str]):
+    """Loads when the test is over."""
+
+    def __init__(self, is_over: threading.Event) -> None:
+        super().__init__()
+        self._is_over = is_over
+
     def load_model(self) -> str:
-        threading.Event().wait(_PATIENCE_S)
+        self._is_over.wait(_PATIENCE_S)
         return "a model"
 
     def should_garbage_collect_on_timeout(self) -> bool:
@@ -603,11 +611,14 @@ class NeverLoads(Handler[int, int, str]):
 
 
 def test_two_lanes_give_up_the_same_load() -> None:
-    host = ModelHost()
-    lanes = [host.enter(name, NeverLoads, LaneSettings(model="shared", timeout=0.2)) for name in range(2)]
+    before, host, is_over = set(threading.enumerate()), ModelHost(), threading.Event()
+    settings = LaneSettings(model="shared", timeout=0.2)
+    lanes = [host.enter(name, lambda: NeverLoads(is_over), settings) for name in range(2)]
     session = host.open()
     for lane in lanes:
         session.submit(lane, [1], np.ones(1), None)
     errors = [outcome.error for outcomes in session.finish() for outcome in outcomes]
     assert [type(error) for error in errors] == [TimeoutError, TimeoutError]
     host.check_integrity()
+    is_over.set()
+    until(lambda: not any("load" in thread.name for thread in set(threading.enumerate()) - before))

@@ -160,7 +160,10 @@ class Counted(Where):
 
 
 class InHost(Where):
-    """Predicts whether it computes in a host process."""
+    """Predicts whether it computes in a host process. A large model tells its size, which no other thread disturbs."""
+
+    def memory(self, model: Any) -> int | None:
+        return model.nbytes or None
 
     def predict(self, model: Any, batch: Any, inference_args: dict[str, Any] | None = None) -> Any:
         is_host = "luminosity.inference.ipc" in psutil.Process().cmdline()

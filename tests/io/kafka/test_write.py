@@ -7,8 +7,7 @@ import apache_beam as beam
 import pyarrow as pa
 import pytest
 from apache_beam.testing.util import assert_that, equal_to
-from apache_beam.transforms.window import FixedWindows, GlobalWindow, TimestampedValue
-from apache_beam.utils.timestamp import Timestamp
+from apache_beam.transforms.window import FixedWindows, TimestampedValue
 
 from luminosity import KafkaRecord, UnwrittenRecord, WriteKafka
 from luminosity.errors import InvalidArgument, InvalidType, KafkaError, may_pass
@@ -17,49 +16,13 @@ from luminosity.io.kafka.client import KafkaClient
 from luminosity.io.kafka.outgoing import RecordParts
 from luminosity.io.kafka.write import WriteDoFn
 from luminosity.testing import KafkaBroker
-
-WINDOW = (GlobalWindow(), Timestamp(0))
+from tests.io.kafka.steps import WriteStep, values
 
 
 @pytest.fixture
 def broker() -> Iterator[KafkaBroker]:
     with KafkaBroker({"t": 1, "many": 4}, brokers=2) as broker:
         yield broker
-
-
-class Step:
-    """Runs a ``WriteDoFn`` without a pipeline, as a worker does."""
-
-    def __init__(
-        self, broker: KafkaBroker, *, letters: bool = False, timeout_s: float = 60, config: Any = None, **parts: Any
-    ) -> None:
-        parts = {"topic": "t", **parts}
-        client = KafkaClient(broker.bootstrap_servers, {"retry.backoff.ms": 10, **(config or {})})
-        self.step = WriteDoFn(client, RecordParts(**parts), timeout_s, letters)
-        self.step.setup()
-
-    def bundle(self, *elements: Any) -> list[Any]:
-        """Run one bundle; return its outputs."""
-        self.step.start_bundle()
-        for element in elements:
-            self.step.process(element, *WINDOW)
-        return [
-            output.value if isinstance(output, beam.pvalue.TaggedOutput) else output
-            for output in self.step.finish_bundle()
-        ]
-
-    def values(self, *elements: Any) -> list[Any]:
-        return [output.value for output in self.bundle(*elements)]
-
-    def __enter__(self) -> Step:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.step.teardown()
-
-
-def values(broker: KafkaBroker, topic: str = "t") -> list[bytes | None]:
-    return [record.value for record in broker.consume(topic)]
 
 
 def test_a_pipeline_writes_and_tells_how_many(broker: KafkaBroker) -> None:
@@ -105,7 +68,7 @@ def test_records_of_odd_kinds_arrive_whole(broker: KafkaBroker) -> None:
         KafkaRecord("x", 0, 0, 1, 1, None, b""),
         KafkaRecord("x", 0, 0, 1, 1, b"", b"m" * 1_000_000),
     ]
-    with Step(broker) as step:
+    with WriteStep(broker) as step:
         step.bundle(*records, KafkaRecord("x", 0, 0, -1, 0, b"\xff", b"\x00"))
     found = broker.consume("t")
     assert [record[5:] for record in found[:4]] == [record[5:] for record in records]
@@ -114,7 +77,7 @@ def test_records_of_odd_kinds_arrive_whole(broker: KafkaBroker) -> None:
 
 
 def test_the_key_chooses_the_partition_unless_it_is_given(broker: KafkaBroker) -> None:
-    with Step(broker, topic="many", partition=lambda pair: 3 if pair[0] == "k-0" else None) as step:
+    with WriteStep(broker, topic="many", partition=lambda pair: 3 if pair[0] == "k-0" else None) as step:
         step.bundle(*((f"k-{n % 20}", str(n)) for n in range(100)))
     records = broker.consume("many")
     # The partitions that Java's clients choose: murmur2 of the key.
@@ -132,9 +95,9 @@ def test_one_producer_serves_all_bundles(broker: KafkaBroker, monkeypatch: pytes
     made: list[Any] = []
     make = KafkaClient.producer
     monkeypatch.setattr(KafkaClient, "producer", lambda *args: made.append(make(*args)) or made[-1])
-    with Step(broker) as step:
+    with WriteStep(broker) as step:
         for n in range(5):
-            assert step.values(f"{n}", f"{n}!") == [("t", 2)]
+            assert step.bundle(f"{n}", f"{n}!") == [("t", 2)]
             assert len(broker.consume("t")) == 2 * n + 2, "a bundle ends when Kafka has its records"
     assert len(made) == 1
 
@@ -149,40 +112,40 @@ def test_an_empty_bundle_does_not_connect(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_refused_record_fails_the_bundle_with_its_coordinates(broker: KafkaBroker) -> None:
-    with Step(broker) as step:
+    with WriteStep(broker) as step:
         broker.fail_requests("produce", "INVALID_RECORD")
         with pytest.raises(
             KafkaError, match=r"t\[0\], key b'k', 2 bytes: .*INVALID_RECORD.*with_exception_handling"
         ) as caught:
             step.bundle(("k", "v"))
         assert not may_pass(caught.value)
-        assert step.values("next") == [("t", 1)], "a producer that failed is replaced"
+        assert step.bundle("next") == [("t", 1)], "a producer that failed is replaced"
     assert values(broker) == [b"next"]
 
 
 def test_a_record_too_large_is_refused_before_it_is_sent(broker: KafkaBroker) -> None:
-    with Step(broker) as step, pytest.raises(KafkaError, match=r"t, no key, 1100000 bytes: .*MSG_SIZE_TOO_LARGE"):
+    with WriteStep(broker) as step, pytest.raises(KafkaError, match=r"t, no key, 1100000 bytes: .*MSG_SIZE_TOO_LARGE"):
         step.bundle(b"x" * 1_100_000)
 
 
 def test_a_broker_that_stays_away_fails_the_bundle_for_another_attempt(broker: KafkaBroker) -> None:
     broker.stop_broker()
-    with Step(broker, timeout_s=0.2, letters=True) as step:
+    with WriteStep(broker, timeout_s=0.2, letters=True) as step:
         with pytest.raises(KafkaError, match=r"t.*, key b'k', 2 bytes: .*_MSG_TIMED_OUT") as caught:
             step.bundle(("k", "v"))
         assert may_pass(caught.value)
     broker.start_broker()
-    with Step(broker) as step:
-        assert step.values("after") == [("t", 1)]
+    with WriteStep(broker) as step:
+        assert step.bundle("after") == [("t", 1)]
     assert values(broker) == [b"after"]
 
 
 def test_a_bundle_that_failed_elsewhere_leaves_nothing_in_the_queue(broker: KafkaBroker) -> None:
-    with Step(broker, config={"linger.ms": 30_000}) as step:
+    with WriteStep(broker, config={"linger.ms": 30_000}) as step:
         step.bundle("first")  # flush does not wait for linger.ms
         step.step.start_bundle()
-        step.step.process("of a bundle that fails in another step", *WINDOW)
-        assert step.values("second") == [("t", 1)]
+        step.process("of a bundle that fails in another step")
+        assert step.bundle("second") == [("t", 1)]
     assert values(broker) == [b"first", b"second"]
 
 
@@ -197,15 +160,15 @@ def test_a_full_queue_makes_the_step_wait(broker: KafkaBroker, monkeypatch: pyte
 
     monkeypatch.setattr(write.BundleProducer, "send", watched)
     broker.set_delay(0.02)  # a slow broker
-    with Step(broker, config={"queue.buffering.max.messages": 20}) as step:
-        assert step.values(*map(str, range(200))) == [("t", 200)]
+    with WriteStep(broker, config={"queue.buffering.max.messages": 20}) as step:
+        assert step.bundle(*map(str, range(200))) == [("t", 200)]
     assert longest <= 20
     assert values(broker) == [b"%d" % n for n in range(200)]
 
 
 def test_dead_letters_have_coordinates(broker: KafkaBroker) -> None:
-    with Step(broker, letters=True, topic=None, value=None) as step:
-        found = step.values(
+    with WriteStep(broker, letters=True, topic=None, value=None) as step:
+        found = step.bundle(
             {"topic": "t", "key": "k", "value": "good"},
             {"topic": "t", "key": "large", "value": b"x" * 2_000_000},
             {"topic": "t", "value": "nowhere", "partition": 9},
@@ -228,8 +191,8 @@ def test_dead_letters_have_coordinates(broker: KafkaBroker) -> None:
 
 def test_a_row_is_a_dead_letter_alone(broker: KafkaBroker) -> None:
     table = pa.record_batch({"n": [1, 2, 3]})
-    with Step(broker, letters=True, value=lambda row: str(6 // (row["n"] - 2))) as step:
-        found = step.values(table)
+    with WriteStep(broker, letters=True, value=lambda row: str(6 // (row["n"] - 2))) as step:
+        found = step.bundle(table)
     assert found[0] == ("t", 2)
     assert found[1] == UnwrittenRecord(table.slice(1, 1), "ZeroDivisionError: integer division or modulo by zero")
     assert values(broker) == [b"-6", b"6"]
@@ -239,8 +202,8 @@ def test_a_row_is_a_dead_letter_alone(broker: KafkaBroker) -> None:
 def test_the_innocents_of_a_refused_request_are_written(broker: KafkaBroker, times: int, refused: list[bytes]) -> None:
     """The broker refuses all records of a request. Alone, only the one at fault is refused again."""
     broker.fail_requests("produce", *["INVALID_RECORD"] * times)
-    with Step(broker, letters=True, config={"linger.ms": 1_000}) as step:
-        found = step.values(*(("k", str(n)) for n in range(10)))
+    with WriteStep(broker, letters=True, config={"linger.ms": 1_000}) as step:
+        found = step.bundle(*(("k", str(n)) for n in range(10)))
     assert found[0] == ("t", 10 - len(refused))
     assert [letter.element[1].encode() for letter in found[1:]] == refused
     assert [(letter.topic, letter.partition, letter.key) for letter in found[1:]] == [("t", 0, b"k")] * len(refused)
@@ -249,8 +212,10 @@ def test_the_innocents_of_a_refused_request_are_written(broker: KafkaBroker, tim
 
 def test_records_behind_a_refused_request_are_sent_again_to_keep_the_order(broker: KafkaBroker) -> None:
     broker.fail_requests("produce", "INVALID_RECORD")
-    with Step(broker, letters=True, config={"batch.num.messages": 5, "linger.ms": 1_000, "max.in.flight": 1}) as step:
-        assert step.values(*(("k", str(n)) for n in range(10))) == [("t", 10)]
+    with WriteStep(
+        broker, letters=True, config={"batch.num.messages": 5, "linger.ms": 1_000, "max.in.flight": 1}
+    ) as step:
+        assert step.bundle(*(("k", str(n)) for n in range(10))) == [("t", 10)]
     found = [int(value or b"") for value in values(broker)]
     assert set(found) == set(range(10))
     assert found[-10:] == list(range(10)), "the last copies are in order"
@@ -260,12 +225,12 @@ def test_dead_letters_do_not_need_the_memory_of_the_whole_bundle(
     broker: KafkaBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(write, "_MOST_KEPT", 10)
-    with Step(broker, letters=True) as step:
+    with WriteStep(broker, letters=True) as step:
         step.step.start_bundle()
         for n in range(100):
-            step.step.process(str(n), *WINDOW)
+            step.process(str(n))
             assert len(step.step._kept) < 10
-        assert [output.value for output in step.step.finish_bundle()] == [("t", 100)]
+        assert step.finish() == [("t", 100)]
     assert values(broker) == [b"%d" % n for n in range(100)]
 
 
@@ -286,7 +251,7 @@ def test_mistakes_are_named(arguments: dict[str, Any], error: type[Exception], m
 
 
 def test_a_setting_that_the_client_does_not_know_is_named(broker: KafkaBroker) -> None:
-    with Step(broker, config={"lingr.ms": 5}) as step, pytest.raises(KafkaError, match=r"lingr\.ms"):
+    with WriteStep(broker, config={"lingr.ms": 5}) as step, pytest.raises(KafkaError, match=r"lingr\.ms"):
         step.bundle("a")
 
 

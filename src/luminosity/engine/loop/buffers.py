@@ -90,13 +90,17 @@ class BufferRun:
         self.source_watermark = watermark
 
     def pump(self, deadline: float) -> bool:
-        """Group pending input or move groups out, until ``deadline`` at most. Returns whether there was work."""
+        """Group pending input or move groups out, until soon after ``deadline``. Returns whether there was work.
+
+        If there is work, some of it is done even after the deadline: a loop that the machine has stopped for a moment
+        must not take the buffer for one that is done.
+        """
         if self.live is not None:
             return self._pump_live(self.live, deadline)
         if self._is_exhausted or self.grouping is None:
             return False
         has_moved = False
-        while time.monotonic() < deadline:
+        while not has_moved or time.monotonic() < deadline:
             if self.grouping.pending:
                 self.grouping.absorb()
                 self._spill_policy.check()
