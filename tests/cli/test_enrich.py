@@ -73,6 +73,7 @@ def lum(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.timeout(600)  # two models are loaded here and two in the command, which takes minutes on a busy machine
 def test_vectors_and_labels_become_columns_and_points(tmp_path: Path, classifier: str) -> None:
     table = pa.table({"id": range(len(_TEXTS)), "text": _TEXTS, "other": ["x"] * len(_TEXTS)})
     pq.write_table(table, tmp_path / "in.parquet")
