@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from luminosity.io.write_table import WriteTable
     from luminosity.tables.map_table import MapTable
     from luminosity.tables.row_ids import AddRowIds
+    from luminosity.tables.row_times import WindowTable
     from luminosity.tables.rows import RowsFromTable, TableFromRows
 
 __all__ = [
@@ -70,6 +71,7 @@ __all__ = [
     "TokenClassifier",
     "TorchModelHandler",
     "UnwrittenRecord",
+    "WindowTable",
     "WorkerLost",
     "WorkerShare",
     "WorkerStarted",
@@ -112,6 +114,7 @@ _HOMES = {
     "TokenClassifier": "luminosity.inference.handlers.text.token_classifier",
     "TorchModelHandler": "luminosity.inference.handlers.torch",
     "UnwrittenRecord": "luminosity.io.kafka.write",
+    "WindowTable": "luminosity.tables.row_times",
     "WorkerShare": "luminosity.core",
     "WriteKafka": "luminosity.io.kafka.write",
     "WriteLance": "luminosity.io.stores.write_lance",

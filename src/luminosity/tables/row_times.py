@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+import apache_beam as beam
 import pyarrow as pa
+from apache_beam.transforms.window import GlobalWindows, TimestampedValue, WindowFn
 from apache_beam.utils.timestamp import MIN_TIMESTAMP, Timestamp
 
-from luminosity.errors import Fix, TableError
+from luminosity.errors import Fix, InvalidType, TableError
+from luminosity.tables.schemas import known_schema, remember_schema
 
-__all__ = ["TIMESTAMP", "times_of", "with_times"]
+__all__ = ["TIMESTAMP", "WindowTable", "times_of", "with_times"]
 
 TIMESTAMP = "_timestamp"
 """The column of the event times: microseconds, UTC; null if the row has no time."""
@@ -39,3 +43,66 @@ def times_of(batch: pa.RecordBatch, timestamp: Any) -> tuple[list[Any], pa.Recor
     micros = batch.column(TIMESTAMP).cast(_TYPE).cast(pa.int64())
     times = [timestamp if time is None else Timestamp(micros=time) for time in micros.to_pylist()]
     return times, batch.select([name for name in batch.schema.names if name != TIMESTAMP])
+
+
+class WindowTable(beam.PTransform[Any, Any]):
+    """Assigns the rows of a table to windows, each by its own event time: ``beam.WindowInto`` for record batches.
+
+    An element has one time, and ``beam.WindowInto`` puts all its rows into the window of that time. This transform
+    first splits record batches where windows meet, by the column ``_timestamp``, which ``ReadKafka(as_table=True)`` and
+    ``TableFromRows(with_timestamps=True)`` have. So the windows of rows don't depend on how rows came in batches. A row
+    whose time is null has the time of its batch.
+
+    >>> from apache_beam.transforms.window import FixedWindows
+    >>> times = pa.array([0, 59_000_000, 60_000_000], pa.timestamp("us", "UTC"))
+    >>> batch = pa.record_batch({"n": [1, 2, 3], "_timestamp": times})
+    >>> with beam.Pipeline(runner="FnApiRunner") as pipeline:
+    ...     minutes = pipeline | beam.Create([batch]) | WindowTable(FixedWindows(60))
+    ...     _ = minutes | beam.Map(lambda rows, window=beam.DoFn.WindowParam: print(window, rows["n"].to_pylist()))
+    [0.0, 60.0) [1, 2]
+    [60.0, 120.0) [3]
+
+    Args:
+        windowfn: the windows.
+        kwargs: what ``beam.WindowInto`` takes: ``trigger``, ``accumulation_mode``, ``allowed_lateness``,
+            ``timestamp_combiner``.
+    """
+
+    def __init__(self, windowfn: WindowFn, **kwargs: Any) -> None:
+        super().__init__()
+        if not isinstance(windowfn, WindowFn):
+            raise InvalidType(f"found {windowfn!r}, expected windows, such as FixedWindows(60)")
+        self._windowfn = windowfn
+        self._into = beam.WindowInto(windowfn, **kwargs)
+
+    def expand(self, input_or_inputs: Any) -> Any:
+        """Split the batches, and window the parts."""
+        split = beam.ParDo(_SplitByWindow(self._windowfn)).with_output_types(pa.RecordBatch)
+        table = input_or_inputs | "Split" >> split | "Window" >> self._into.with_output_types(pa.RecordBatch)
+        schema = known_schema(input_or_inputs)
+        return table if schema is None else remember_schema(table, schema)
+
+
+class _SplitByWindow(beam.DoFn):
+    """Splits a record batch into parts whose rows have the same windows; each has the time of its earliest row."""
+
+    def __init__(self, windowfn: WindowFn) -> None:
+        super().__init__()
+        self._windowfn = windowfn
+
+    def process(self, element: pa.RecordBatch, timestamp: Any = beam.DoFn.TimestampParam) -> Iterator[pa.RecordBatch]:
+        """Yield the parts in the order of their first rows. A batch that needs no split is not copied."""
+        times, _ = times_of(element, timestamp)
+        if isinstance(self._windowfn, GlobalWindows) or len(set(times)) == 1:
+            parts = [list(range(len(times)))] if times else []
+        else:
+            rows: dict[Any, list[int]] = {}
+            windows: dict[Timestamp, Any] = {}
+            for row, time in enumerate(times):
+                if (found := windows.get(time)) is None:
+                    found = windows[time] = tuple(self._windowfn.assign(WindowFn.AssignContext(time)))
+                rows.setdefault(found, []).append(row)
+            parts = list(rows.values())
+        for part in parts:
+            chosen = element if len(part) == len(times) else element.take(pa.array(part))
+            yield TimestampedValue(chosen, min(times[row] for row in part))  # type: ignore[misc]
