@@ -70,7 +70,7 @@ class WindowTable(beam.PTransform[Any, Any]):
 
     def __init__(self, windowfn: WindowFn, **kwargs: Any) -> None:
         super().__init__()
-        if not isinstance(windowfn, WindowFn):
+        if not isinstance(windowfn, WindowFn):  # pyright: ignore[reportUnnecessaryIsInstance]  # what users pass
             raise InvalidType(f"found {windowfn!r}, expected windows, such as FixedWindows(60)")
         self._windowfn = windowfn
         self._into = beam.WindowInto(windowfn, **kwargs)

@@ -39,7 +39,7 @@ def test_columns_of_the_value_and_of_the_record() -> None:
     assert found.timestamp == Timestamp(3)
     rows = found.value.to_pylist()
     assert [row["value"] for row in rows] == [b"fine", None, b""]
-    assert [row["_is_tombstone"] for row in rows] == [False, True, False]
+    assert [row["_deleted"] for row in rows] == [False, True, False]
     assert [row["_key"] for row in rows] == ["k", None, "k"]
     assert {(row["_topic"], row["_partition"], row["_timestamp_type"]) for row in rows} == {("t", 2, 1)}
     assert [row["_offset"] for row in rows] == [7, 9, 10]
@@ -50,9 +50,9 @@ def test_columns_of_the_value_and_of_the_record() -> None:
 def test_fields_become_columns() -> None:
     (found,) = emit([record(7, b'{"stars": 5, "other": 1}'), record(8, None)], "json", _STARS)
     assert found.value.schema.names[:2] == ["stars", "text"]
-    assert found.value.select(["stars", "text", "_is_tombstone"]).to_pylist() == [
-        {"stars": 5, "text": None, "_is_tombstone": False},
-        {"stars": None, "text": None, "_is_tombstone": True},
+    assert found.value.select(["stars", "text", "_deleted"]).to_pylist() == [
+        {"stars": 5, "text": None, "_deleted": False},
+        {"stars": None, "text": None, "_deleted": True},
     ]
 
 

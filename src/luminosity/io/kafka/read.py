@@ -75,7 +75,8 @@ class ReadKafka(beam.PTransform[Any, Any]):
         as_table: emit tables, ``pyarrow.RecordBatch``, instead of records. Each has rows of one partition. The columns
             of the value come first: ``value``, or those of ``schema``. Then come ``_topic``, ``_partition``,
             ``_offset``, ``_timestamp`` (the event time), ``_timestamp_type``, ``_key``, ``_headers`` and
-            ``_is_tombstone``.
+            ``_deleted``, which is true for tombstones: models skip these rows, and stores delete them. Window the rows
+            with ``WindowTable``.
         schema: the columns of values with fields, if ``as_table``. Other fields are left out; missing ones are null.
         schema_registry: the address of a schema registry. Then Avro and Protobuf have a schema's number before them.
         schema_registry_auth: where ``user:password`` for it is: ``"env:NAME"`` or ``"file:PATH"``.

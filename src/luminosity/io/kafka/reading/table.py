@@ -57,7 +57,7 @@ def table_schema(key: Any, value: Any, schema: Any) -> pa.Schema:
         pa.field("_timestamp_type", pa.int8()),
         pa.field("_key", _PLAIN[key]),
         pa.field("_headers", pa.map_(pa.string(), pa.binary())),
-        pa.field("_is_tombstone", pa.bool_()),
+        pa.field("_deleted", pa.bool_()),
     ]
     if both := sorted({field.name for field in record} & set(schema.names)):
         raise InvalidArgument(f"found {list_some(both, 5)} in schema=, which are columns of the record itself")
