@@ -163,3 +163,26 @@ def test_a_stream_prints_its_windows_while_it_runs() -> None:
     assert len(windows) in (1, 2)  # as the clock stands
     counts = [int(count) for line in windows for count in re.findall(r"(?:apples|pears|plums) (\d+)", line)]
     assert sum(counts) == 2 * 50
+
+
+def test_a_stream_of_reviews_is_written_window_by_window_and_its_drift_is_reported(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = subprocess.run(
+        [
+            sys.executable,
+            EXAMPLES / "stream_reviews.py",
+            "--runner=luminosity.LuminosityRunner",
+            "--seconds=2",
+            f"--out={out}",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+
+    assert done.returncode == 0, done.stderr
+    files = sorted(out.glob("part-*.parquet"))
+    assert len(files) in (2, 3)  # as the clock stands
+    assert sum(pq.read_table(file).num_rows for file in files) == 2 * 50
+    assert [line for line in done.stdout.splitlines() if line.endswith(".parquet")]
+    assert re.search(r"^drift after \d+ reviews$", done.stdout, re.MULTILINE)

@@ -39,7 +39,7 @@ class Cache:
 
     def __init__(self, max_bytes: int = 100 << 20) -> None:
         self.now = 1000.0
-        self.cache = StreamCache(max_bytes, lambda: self.now)
+        self.cache: Any = StreamCache(max_bytes, lambda: self.now)  # Any: tests look at private parts
         self.token = b"1"
         self.side_token = b"1"
         self.expired_s: int | None = None

@@ -32,6 +32,13 @@ def rows(at: int, *ids: int, deleted: bool = False) -> list[tuple[pa.RecordBatch
     return [(pa.record_batch(columns), at)]
 
 
+_WINDOW: Any = beam.DoFn.WindowParam
+
+
+def _with_end(count: int, window: Any = _WINDOW) -> list[float]:
+    return [float(window.end), count]
+
+
 def _ids(folder: Path) -> list[int]:
     return sorted(stored(folder)) if (folder / "things").exists() else []
 
@@ -45,11 +52,7 @@ def test_the_points_of_a_window_appear_together_in_a_folder(tmp_path: Path) -> N
         _ = table | "See" >> notes.step(lambda table: [table["id"].to_pylist()[0], _ids(folder)])
         write = WriteQdrant(folder, "things", vectors="v", batch_size=1)
         counts = table | beam.WindowInto(FixedWindows(10)) | write
-        _ = (
-            counts
-            | beam.Map(lambda count, window=beam.DoFn.WindowParam: [float(window.end), count])
-            | "Write down" >> notes.step(list)
-        )
+        _ = counts | beam.Map(_with_end) | "Write down" >> notes.step(list)
 
     run_stream(build)
     found = notes.read()
