@@ -138,6 +138,16 @@ def test_rows_without_panes_are_written_as_they_arrive(tmp_path: Path, windows: 
     assert notes.read() == [[], [1]]
 
 
+@pytest.mark.parametrize("where", ["stores", "http://localhost:1"])
+def test_a_pipeline_is_built_without_warnings(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    table = beam.Pipeline() | stream_of(element_type=pa.RecordBatch) | beam.WindowInto(FixedWindows(10))
+    _ = table | WriteQdrant(where, "things", vectors="v")
+    assert not [record.getMessage() for record in caplog.records]
+
+
 def test_a_stream_does_not_replace_a_collection(tmp_path: Path) -> None:
     table = beam.Pipeline() | stream_of(element_type=pa.RecordBatch)
     with pytest.raises(StoreError, match="found unbounded input and if_exists='replace'"):

@@ -49,7 +49,7 @@ def publish_panes(rows: Any, address: CollectionAddress, columns: PointColumns, 
     if address.is_server:
         # There may be several machines, so that no folder is known to all workers: rows travel as elements.
         parts = rows | "KeyByPane" >> KeyByPane(pa.RecordBatch) | "Group" >> beam.GroupByKey()
-        panes = parts | "Parts" >> beam.ParDo(_Parts(address.batch_size))
+        panes = parts | "Parts" >> beam.ParDo(_Parts(address.batch_size)).with_output_types(tuple[bytes, Any])
         commit = CommitPanes(_WriteToServer(address, columns, mode), windowing)
         return panes | "Publish" >> commit.with_output_types(int)
     start = rows.pipeline | "One" >> beam.Create([None])
@@ -58,7 +58,12 @@ def publish_panes(rows: Any, address: CollectionAddress, columns: PointColumns, 
     # A source of a stream has short bundles: too many files.
     staged = rows | "Gather" >> beam.Reshuffle() | "Stage" >> stage
     commit = CommitPanes(_WriteToFolder(address, columns, mode), windowing)
-    written = staged | "ByPane" >> GroupByPane() | "Pane" >> beam.ParDo(PaneOfElement()) | "Publish" >> commit
+    written = (
+        staged
+        | "ByPane" >> GroupByPane()
+        | "Pane" >> beam.ParDo(PaneOfElement()).with_output_types(tuple[bytes, Any])
+        | "Publish" >> commit
+    )
     done = (
         written
         | "Once" >> beam.Reshuffle()  # Files stay until the points are committed: the step before may be retried.
@@ -82,7 +87,7 @@ class _Parts(beam.DoFn):
         window: Any = beam.DoFn.WindowParam,
         timestamp: Any = beam.DoFn.TimestampParam,
         pane: Any = beam.DoFn.PaneInfoParam,
-    ) -> Iterator[Any]:
+    ) -> Iterator[tuple[bytes, Any]]:
         part: list[pa.RecordBatch] = []
         for batch in element[1]:
             part.append(batch)

@@ -137,7 +137,9 @@ class WriteLance(beam.PTransform[Any, Any]):
             committed = panes | "Commit" >> beam.Map(_append_pane, self._path, folder).with_output_types(list[str])
         else:
             merge = CommitPanes(_MergePane(self._path, self._key), windowing)
-            committed = panes | "Pane" >> beam.ParDo(PaneOfElement()) | "Commit" >> merge
+            committed = (
+                panes | "Pane" >> beam.ParDo(PaneOfElement()).with_output_types(tuple[bytes, Any]) | "Commit" >> merge
+            )
         done = (
             committed
             | "Once" >> beam.Reshuffle()

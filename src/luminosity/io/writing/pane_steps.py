@@ -37,9 +37,9 @@ class PaneOf(NamedTuple):
         return self.window.end.micros, self.number
 
 
-def pane_of(window: Any, timestamp: Timestamp, pane: Any, content: Any) -> tuple[None, PaneOf]:
-    """Return the input of :class:`CommitPanes`."""
-    return None, PaneOf(window, timestamp, pane.index, content)
+def pane_of(window: Any, timestamp: Timestamp, pane: Any, content: Any) -> tuple[bytes, Any]:
+    """Return the input of :class:`CommitPanes`: all panes have the same key, whose coder is deterministic."""
+    return b"", PaneOf(window, timestamp, pane.index, content)
 
 
 class PaneOfElement(beam.DoFn):
@@ -51,7 +51,7 @@ class PaneOfElement(beam.DoFn):
         window: Any = beam.DoFn.WindowParam,
         timestamp: Any = beam.DoFn.TimestampParam,
         pane: Any = beam.DoFn.PaneInfoParam,
-    ) -> Iterator[tuple[None, PaneOf]]:
+    ) -> Iterator[tuple[bytes, Any]]:
         """Add window and pane."""
         yield pane_of(window, timestamp, pane, element)
 
@@ -83,7 +83,7 @@ class CommitPanes(beam.PTransform[Any, Any]):
     def expand(self, input_or_inputs: Any) -> Any:
         """Commit what :func:`pane_of` made of each pane."""
         step = _Commit(self._committer, self._windowing.allowed_lateness)
-        panes = input_or_inputs | "Global" >> beam.WindowInto(GlobalWindows())
+        panes = input_or_inputs | "Global" >> beam.WindowInto(GlobalWindows()).with_output_types(tuple[bytes, Any])
         return panes | "InOrder" >> _InWindows(step, self._windowing)
 
 
@@ -112,13 +112,13 @@ class _Commit(beam.DoFn):
 
     def process(
         self,
-        element: tuple[None, PaneOf],
+        element: tuple[bytes, Any],
         last: Any = _LAST,
         keys: Any = _KEYS,
         versions: Any = _VERSIONS,
         forget: Any = _FORGET,
     ) -> Iterator[WindowedValue]:
-        pane = element[1]
+        pane: PaneOf = element[1]
         before, newer = last.read(), set[Hashable]()
         if before is not None and pane.version < before:
             newer = {key for version, written in keys.read() if version > pane.version for key in written}
