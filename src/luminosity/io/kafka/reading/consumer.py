@@ -31,7 +31,7 @@ OWN_SETTINGS = {
     "enable.partition.eof": "stop=",
 }
 _DEFAULTS = {
-    "fetch.wait.max.ms": 100,  # how soon an idle partition reports that its end is reached
+    "fetch.wait.max.ms": 50,  # how soon an idle partition tells that its end is reached
     "queued.max.messages.kbytes": 16_384,  # prefetched by each consumer, for all its partitions
     "reconnect.backoff.ms": 50,
     "reconnect.backoff.max.ms": 1_000,  # how late the end of an outage is noticed

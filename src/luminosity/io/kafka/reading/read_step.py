@@ -28,10 +28,10 @@ _LOGGER = logging.getLogger(__name__)
 
 _POLL_S = 0.1  # how late a reader notices that it should stop
 _SHORT_POLL_S = 0.01  # how long records that are emitted wait for more
-_IDLE_BUNDLE_S = 0.25  # how often an idle reader reports its watermark
+_IDLE_BUNDLE_S = 1.0  # how often an idle reader reports its watermark
 _BUSY_BUNDLE_S = 1.0  # the longest bundle on a runner that does not ask to stop
 _RECORDS_PER_BUNDLE = 50_000
-_CHECK_EVERY_S = 0.25  # how often idle partitions are looked at
+_CHECK_EVERY_S = 0.5  # how often idle partitions are looked at
 _CHUNK_S = 0.01  # how long the steps that follow should take with the records of one claim
 _MOST_RECORDS = 2_000  # of one claim
 
@@ -167,12 +167,15 @@ class ReadGroup(beam.DoFn, beam.RestrictionProvider):
             watermark.expect(group.spans)
             yield from self._read_with(consumer, element, tracker, watermark)
             left: PartitionGroup = tracker.current_restriction()
-            commit = consumer.commit_later({p: s.start for p, s in left.spans.items()}, is_last=left.is_done)
+            positions = {partition: span.start for partition, span in left.spans.items()}
+            ends = consumer.known_ends()
+            self._metrics.set_lags(positions, ends)
+            commit = consumer.commit_later(positions, is_last=left.is_done)
             if commit is not None:
                 finalizer.register(commit)
             if left.is_done:
                 return
-            tracker.try_claim(Claim(ends=consumer.known_ends()))
+            tracker.try_claim(Claim(ends=ends))
             tracker.try_claim(LAST)
             tracker.defer_remainder()
         finally:
@@ -201,7 +204,8 @@ class ReadGroup(beam.DoFn, beam.RestrictionProvider):
                 _adapt(consumer, chunk.records, time.monotonic() - claimed_at)
                 emitted += chunk.records
             self._handle_failures(chunk, consumer, tracker)
-            self._check_idle(consumer, chunk, tracker, watermark)
+            if not messages or (group.is_open and len(chunk.positions) < len(group.spans)):
+                self._check_idle(consumer, tracker, watermark)
             lasted = time.monotonic() - began
             if emitted and (not messages or lasted >= _BUSY_BUNDLE_S or emitted >= _RECORDS_PER_BUNDLE):
                 return  # What is emitted is seen by others when the bundle has ended.
@@ -291,7 +295,7 @@ class ReadGroup(beam.DoFn, beam.RestrictionProvider):
             if tracker.try_claim(Claim(found={partition: Span(at) for partition, at in starts.items()})):
                 watermark.expect(new, watermark.current_watermark().micros)
 
-    def _check_idle(self, consumer: GroupConsumer, chunk: _Chunk, tracker: Any, watermark: GroupWatermark) -> None:
+    def _check_idle(self, consumer: GroupConsumer, tracker: Any, watermark: GroupWatermark) -> None:
         """Move the watermarks of partitions of which everything is read; notice brokers that are away."""
         now = time.monotonic()
         if now - consumer.checked_at < _CHECK_EVERY_S:
@@ -307,7 +311,6 @@ class ReadGroup(beam.DoFn, beam.RestrictionProvider):
         if ends is None:
             return
         tracker.try_claim(Claim(ends=ends))
-        self._metrics.set_lags({partition: span.start for partition, span in spans.items()}, ends)
         for partition, end in ends.items():
             if spans[partition].start >= end:
                 watermark.move(partition, policy.watermark_when_idle(checked_micros))
