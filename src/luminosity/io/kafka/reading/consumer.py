@@ -19,6 +19,7 @@ _LOGGER = logging.getLogger(__name__)
 
 _IDLE_READERS = 8  # of one step and process; a group may move to another worker and leave one behind
 _CLOSE_IDLE_AFTER_S = 30.0  # its connection and its prefetched records are then free
+_GATHER_S = 0.001  # how long a record waits for others, because each claim has its price
 _COMMIT_EVERY_S = 0.5  # of the group's offsets, which only tools look at
 
 # Settings that a read depends on, with the argument that is for it.
@@ -105,8 +106,8 @@ class GroupConsumer:
             message = self._consumer.poll(wait_s)
             if message is None:
                 return []
-            # consume() with a timeout would wait until it has as many as it may return.
-            self._buffer = [message, *self._consumer.consume(most - 1, 0)] if most > 1 else [message]
+            # consume() waits until it has as many as it may return, so its timeout is what the first record is delayed.
+            self._buffer = [message, *self._consumer.consume(most - 1, _GATHER_S)] if most > 1 else [message]
         taken, self._buffer = self._buffer[:most], self._buffer[most:]
         return taken
 

@@ -50,10 +50,8 @@ class Emitter:
             newest = tally.newest
             for record in records:
                 timestamp = record.timestamp
-                if has_own_time and 0 <= timestamp < _USUAL_MS:
-                    micros = timestamp * 1000
-                else:
-                    micros = stamp(record, now_micros)
+                is_usual = has_own_time and 0 <= timestamp < _USUAL_MS
+                micros = timestamp * 1000 if is_usual else stamp(record, now_micros)
                 if micros > newest:
                     newest = micros
                 yield create(record.value if values_only else record, micros, _GLOBAL)
