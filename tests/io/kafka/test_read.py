@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import apache_beam as beam
+import confluent_kafka
 import pyarrow as pa
 import pytest
 from apache_beam.testing.util import assert_that, equal_to
@@ -46,7 +47,8 @@ def broker() -> Iterator[KafkaBroker]:
 def test_a_bounded_read_is_a_batch_and_ends(broker: KafkaBroker, runner_name: str) -> None:
     """Empty partitions and topics are read, too."""
     pipeline = beam.Pipeline(runner_name)
-    records = pipeline | ReadKafka(broker.bootstrap_servers, ["reviews", "empty"], stop="now")
+    group = f"readers on {runner_name}"
+    records = pipeline | ReadKafka(broker.bootstrap_servers, ["reviews", "empty"], stop="now", group_id=group)
     assert records.is_bounded
     assert records.element_type is KafkaRecord
     found = records | beam.Map(lambda record: tuple(record)[:7])
@@ -59,6 +61,10 @@ def test_a_bounded_read_is_a_batch_and_ends(broker: KafkaBroker, runner_name: st
     result = pipeline.run()
     result.wait_until_finish()
     assert counters(result)["records_read"] == 30
+    consumer = confluent_kafka.Consumer({"bootstrap.servers": broker.bootstrap_servers, "group.id": group})
+    listed = [confluent_kafka.TopicPartition("reviews", number) for number in range(3)]
+    assert [each.offset for each in consumer.committed(listed, timeout=30)] == [10, 10, 10]
+    consumer.close()
 
 
 def test_odd_records_come_as_they_are(broker: KafkaBroker, tmp_path: Path) -> None:

@@ -18,11 +18,11 @@ def test_a_runner_that_splits_is_refused_and_the_next_claim_fails() -> None:
     assert tracker.try_claim(Claim({_A: 3}))
     assert tracker.try_split(0.0) is None
     assert not tracker.try_claim(Claim({_A: 4}))
-    assert not tracker.try_claim(Claim())
+    assert not tracker.try_claim(Claim(ends={_A: 30}))  # the end is noted: the rest has it as its backlog
     assert tracker.try_claim(LAST)
     claimed, rest = tracker.try_split(0.0)
     assert claimed.spans == {_A: Span(0, 3, 3)}
-    assert rest.spans == {_A: Span(3, 10)}
+    assert rest.spans == {_A: Span(3, 10, 30)}
     assert tracker.check_done()
     assert not tracker.try_claim(Claim({_A: 5}))
     assert tracker.try_split(0.0) is None

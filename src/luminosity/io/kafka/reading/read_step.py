@@ -164,6 +164,7 @@ class ReadGroup(beam.DoFn, beam.RestrictionProvider):
         consumers = self._settings.consumers
         consumer = _POOL.take(consumers, key)
         try:
+            watermark.keep(group.spans)
             watermark.expect(group.spans)
             yield from self._read_with(consumer, element, tracker, watermark)
             left: PartitionGroup = tracker.current_restriction()

@@ -111,12 +111,18 @@ class GroupTracker(RestrictionTracker):
         return PartitionGroup(dict(self._spans), self._is_open, self._looked_at)
 
     def try_claim(self, position: Claim) -> bool:
-        """Claim offsets, or add partitions. Returns False if the reader has to defer the rest; then nothing changes."""
+        """Claim offsets, or add partitions. Returns False if the reader has to defer the rest.
+
+        Then nothing is claimed or added; only ``ends`` are noted.
+        """
         if self._has_split:
             return False
         if position is LAST:
             self._may_split = True
             return True
+        for partition, end in position.ends.items():
+            if partition in self._spans:
+                self._spans[partition] = self._spans[partition]._replace(end=end)
         if self._should_stop:
             return False
         for partition, offset in position.positions.items():
@@ -137,9 +143,6 @@ class GroupTracker(RestrictionTracker):
             self._is_open = False
         if position.looked_at is not None:
             self._looked_at = position.looked_at
-        for partition, end in position.ends.items():
-            if partition in self._spans:
-                self._spans[partition] = self._spans[partition]._replace(end=end)
         return True
 
     def try_split(self, fraction_of_remainder: float) -> tuple[PartitionGroup, PartitionGroup] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from datetime import datetime, timezone
 from typing import Any, NamedTuple
 
@@ -137,9 +137,9 @@ class GroupWatermark(WatermarkEstimator):
         if not self._partitions:
             self._reached = max(self._reached, _bounded(micros))
 
-    def forget(self, partition: Partition) -> None:
-        """Take a partition out, of which everything was read."""
-        self._partitions.pop(partition, None)
+    def keep(self, partitions: Collection[Partition]) -> None:
+        """Take all other partitions out: they are read up to their end, and hold nothing."""
+        self._partitions = {known: micros for known, micros in self._partitions.items() if known in partitions}
 
     def current_watermark(self) -> Timestamp:
         """Return the watermark of the group."""
