@@ -44,7 +44,7 @@ LOOP_S = 30  # between two firings of a key's timer
 EVERY_S = 30
 SETTLED_AFTER_S = 120  # until then, caches fill and windows open
 MOST_GROWTH_MB = 10.0
-MOST_WORKER_GROWTH_MB = 30.0  # of all workers together: Beam's caches in each worker may still fill
+MOST_WORKER_GROWTH_MB = 30.0  # of all workers together: their heaps settle for some minutes
 MOST_GROWTH_OF_COUNTS = 1.25  # times the largest number before: figures swing with the windows
 
 _TICK = TimerSpec("tick", TimeDomain.REAL_TIME)
