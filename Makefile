@@ -9,7 +9,7 @@ BENCHMARKS := $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py))
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test test-alone test-beam test-docs test-all weights \
+.PHONY: help setup demo stream test test-alone test-beam test-docs test-all weights \
 	check check-format check-lint check-types check-imports format docs bench clean
 
 help: ## list these targets
@@ -25,6 +25,9 @@ $(READY): pyproject.toml constraints.txt
 
 demo: setup ## run four models over reviews, into a table and a vector store
 	@$(BIN)/lum run examples/reviews/pipeline.py
+
+stream: setup ## run three models over a Kafka topic for a minute, then again over its past
+	@$(BIN)/lum run examples/reviews/stream.py
 
 test: setup ## run the tests and doctests of every part that can run side by side: about 14 minutes on two cores
 	$(PYTEST) -m "not slow and not alone" -n $(JOBS) --dist loadfile --ignore=tests/beam_suites
