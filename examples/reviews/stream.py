@@ -157,7 +157,7 @@ def latest_of(batches: Any) -> RecordBatch:
 
 def chosen(rows: RecordBatch, *, deleted: bool) -> RecordBatch:
     """Return the rows that are marked as deleted, or the others."""
-    return rows.filter(pc.equal(rows["_deleted"], deleted))
+    return rows.filter(rows["_deleted"] if deleted else pc.invert(rows["_deleted"]))
 
 
 def deletions_of(rows: RecordBatch) -> RecordBatch:
@@ -202,15 +202,15 @@ def prepare(folder: Path, rows: int, console: Console) -> Any:
     """
     reviews = dataset.load(2 * (rows + REFERENCE_ROWS), TRAINING_ROWS)
     sentiment.train(reviews.training, folder / "sentiment.npz")
-    mixed, is_long = reviews.shown, pc.equal(reviews.shown["source"], "imdb")
+    mixed, is_long = reviews.shown, pc.field("source") == "imdb"
     reference, streamed = mixed.slice(0, REFERENCE_ROWS), mixed.slice(REFERENCE_ROWS)
     handler = embedder()
     texts = clean(reference.combine_chunks().to_batches()[0])["text"].to_pylist()
-    vectors = [each.inference for each in handler.run_inference(texts, handler.load_model())]
+    vectors = [np.asarray(each.inference) for each in handler.run_inference(texts, handler.load_model())]
     np.save(folder / "reference.npy", np.stack(vectors))
     console.print(f"Trained the sentiment model on {len(reviews.training):,} reviews, embedded {len(vectors)} others.")
     half = rows // 2
-    long_ones = streamed.slice(half).filter(is_long.slice(REFERENCE_ROWS + half))
+    long_ones = streamed.slice(half).filter(is_long)
     return pa.concat_tables([streamed.slice(0, half), long_ones.slice(0, rows - half)])
 
 
@@ -263,7 +263,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             feed = Feed(broker, own.topic, reviews, own.rate, end.timestamp() - QUIET_S)
             stack.callback(feed.close)
             feed.start()
-        topics = Topics(broker.bootstrap_servers if broker else own.bootstrap_servers, own.topic)
+            own.bootstrap_servers = broker.bootstrap_servers
+        topics = Topics(own.bootstrap_servers, own.topic)
         run(flags, topics, out / "stream", prepared, own.window, end)
         run(flags, topics, out / "backfill", prepared, own.window, end)
         report(console, broker, topics, out)
