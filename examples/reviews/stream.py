@@ -157,7 +157,8 @@ def latest_of(batches: Any) -> RecordBatch:
 
 def chosen(rows: RecordBatch, *, deleted: bool) -> RecordBatch:
     """Return the rows that are marked as deleted, or the others."""
-    return rows.filter(rows["_deleted"] if deleted else pc.invert(rows["_deleted"]))
+    is_deleted = rows["_deleted"].to_numpy(zero_copy_only=False)
+    return rows.filter(pa.array(is_deleted if deleted else ~is_deleted))
 
 
 def deletions_of(rows: RecordBatch) -> RecordBatch:
