@@ -75,7 +75,7 @@ def fill(broker: KafkaBroker) -> None:
 
 def consumer_of(broker: KafkaBroker, topic: str) -> Consumer:
     consumer = Consumer(
-        {"bootstrap.servers": broker.bootstrap_servers, "group.id": "b", "auto.offset.reset": "earliest"}
+        {"bootstrap.servers": broker.bootstrap_servers, "group.id": "b", "auto.offset.reset": "earliest", **AT_ONCE}
     )
     consumer.assign([TopicPartition(topic, partition, 0) for partition in range(PARTITIONS)])
     return consumer
