@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import qdrant_edge
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "reviews"
@@ -66,6 +67,7 @@ def points_of(folder: Path) -> dict[int, Any]:
     return {record.id: record.vector for record in records}
 
 
+@pytest.mark.alone  # It loads four models in several processes, twice.
 def test_stream_and_backfill_are_equal_and_tombstones_delete(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", _SCRIPT, EXAMPLE, tmp_path], capture_output=True, text=True, timeout=280, check=False
