@@ -22,6 +22,7 @@
     ├── StoreError (RuntimeError)             a vector store refuses rows or can't be reached
     ├── KafkaError (RuntimeError)             Kafka refuses a request, can't be reached, or has lost records
     ├── DriftError (ValueError)               samples can't be compared
+    ├── CheckpointError (ValueError)          a checkpoint folder can't be used, or belongs to another pipeline
     ├── RecordError (ValueError)              a recorded run is missing or can't be read
     ├── ReplayError (ValueError)              a file can't be replayed
     └── RunFailed (RuntimeError)              the run ended before the pipeline was done
@@ -29,6 +30,7 @@
         ├── ElementKillsWorker                one element ended its worker on every attempt
         ├── WorkerStartFailed                 worker processes can't be started
         ├── SpillFailed                       the memory budget is used up and the disk is full
+        ├── CheckpointFailed                  a checkpoint can't be written; the last one stays as it is
         └── RunCancelled                      the run was cancelled
 
 An error may carry a remedy, a :class:`Fix`, spelled for Python and for the command line. ``str(error)`` ends with the
@@ -46,6 +48,8 @@ from dataclasses import dataclass
 from typing import Any
 
 __all__ = [
+    "CheckpointError",
+    "CheckpointFailed",
     "DriftError",
     "ElementKillsWorker",
     "EndpointError",
@@ -235,6 +239,10 @@ class DriftError(LuminosityError, ValueError):
     """Samples can't be compared, or a drift test has settings that contradict each other."""
 
 
+class CheckpointError(LuminosityError, ValueError):
+    """A checkpoint folder can't be used: it is in use, of another version, or belongs to another pipeline."""
+
+
 class RecordError(LuminosityError, ValueError):
     """A recorded run is missing or can't be read."""
 
@@ -277,6 +285,10 @@ class WorkerStartFailed(RunFailed):
 
 class SpillFailed(RunFailed):
     """Data beyond the memory budget finds no room on the disk."""
+
+
+class CheckpointFailed(RunFailed):
+    """A checkpoint can't be written, for example because the disk is full. The last one stays as it is."""
 
 
 class RunCancelled(RunFailed):

@@ -127,6 +127,7 @@ def set_up(
         clock=clock,
         test_streams=test_streams,
         queue_limit=limit,
+        checkpoint=None,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,17 +13,17 @@ from luminosity.engine.data.test_stream import TestStreams
 from luminosity.engine.fnapi.connection import WorkerServer
 from luminosity.engine.folders import RunFolders
 from luminosity.engine.loop.buffers import BufferRun, Outflow
-from luminosity.engine.loop.bundle import Bundle
+from luminosity.engine.loop.bundle import Attempt, Bundle
 from luminosity.engine.loop.failures import Failures
 from luminosity.engine.loop.metrics import RunMetrics
 from luminosity.engine.loop.spill_policy import SpillPolicy
 from luminosity.engine.loop.stage import StageRun
-from luminosity.engine.loop.workers import PoolRun, Worker
+from luminosity.engine.loop.workers import CheckpointSynced, PoolRun, Worker
 from luminosity.engine.options import EngineConfig
 from luminosity.engine.workers.failure import Failure
 from luminosity.engine.workers.launcher import Launcher
 
-__all__ = ["LoopListener", "RunParts"]
+__all__ = ["CheckpointHook", "LoopListener", "RunParts"]
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,43 @@ class RunParts:
     clock: Clock  # of processing time
     test_streams: TestStreams | None
     queue_limit: int  # bytes that may wait in one queue
+    checkpoint: CheckpointHook | None  # if the run is kept in a folder
     prints: dict[str, str]  # the number of a standard stream → the socket that workers print to; empty: they inherit it
+
+
+class CheckpointHook(Protocol):
+    """Saves the run in a folder from time to time, so that a later start can continue it.
+
+    All calls come on the loop's thread, and only :meth:`before_end` waits.
+    """
+
+    def start(self, notify: Callable[[CheckpointSynced], None]) -> None:
+        """Start to write. ``notify`` is called on another thread for each checkpoint that is on the disk."""
+        ...
+
+    def tick(self, now: float) -> None:
+        """Save what has changed, if it is time to."""
+        ...
+
+    def next_due(self) -> float:
+        """Return when the next checkpoint is due."""
+        ...
+
+    def finalize_later(self, attempt: Attempt) -> None:
+        """Keep a committed attempt until it is saved: its finalization callbacks must not run earlier."""
+        ...
+
+    def synced(self, message: CheckpointSynced) -> list[Attempt]:
+        """Return the attempts whose finalization callbacks may run now. Raises what prevented a checkpoint."""
+        ...
+
+    def has_unsaved(self) -> bool:
+        """Return whether attempts wait for their finalization."""
+        ...
+
+    def before_end(self, state: str) -> None:
+        """Save everything, with the state in which the run ends. Waits until it is on the disk."""
+        ...
 
 
 class LoopListener(Protocol):

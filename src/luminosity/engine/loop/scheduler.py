@@ -22,6 +22,7 @@ from luminosity.engine.loop.parts import LoopListener, RunParts
 from luminosity.engine.loop.stage import StageRun
 from luminosity.engine.loop.workers import (
     CancelRequested,
+    CheckpointSynced,
     Connected,
     EventSent,
     Exited,
@@ -102,6 +103,9 @@ class Scheduler:
                 test_streams.start(lambda: self._messages.put(EventSent()))
             self._advance()
             self._start_model_workers()
+            checkpoint = self._parts.checkpoint
+            if checkpoint is not None:
+                checkpoint.start(self._messages.put)
             while not self._is_done():
                 self._pump()
                 self._dispatch()
@@ -109,6 +113,10 @@ class Scheduler:
                 self._merge_metrics()
                 self._handle_messages(self._wait_seconds())
                 self._listener.tick()
+                if checkpoint is not None:
+                    checkpoint.tick(time.monotonic())
+            if checkpoint is not None:
+                checkpoint.before_end("finished")
             is_done = True
         finally:
             if test_streams is not None:
@@ -276,6 +284,8 @@ class Scheduler:
             return 0.0
         now, micros = time.monotonic(), self._parts.clock.micros()
         wake = now + _IDLE_WAKE_S
+        if self._parts.checkpoint is not None:
+            wake = min(wake, self._parts.checkpoint.next_due())
         for worker in self._workers:
             for bundle in worker.bundles.values():
                 if bundle.attempt is not None:
@@ -339,6 +349,10 @@ class Scheduler:
             self._handle_exit(message.worker, message.code)
         elif isinstance(message, CancelRequested):
             raise RunCancelled("the run was cancelled")
+        elif isinstance(message, CheckpointSynced):
+            assert self._parts.checkpoint is not None
+            for attempt in self._parts.checkpoint.synced(message):
+                self._finalize(attempt)
 
     def _take_response(self, message: Responded) -> None:
         instruction_id = message.response.instruction_id
@@ -367,7 +381,10 @@ class Scheduler:
         if failure is None:
             commit(bundle, attempt, attempt.response.process_bundle, self._parts)
             if attempt.response.process_bundle.requires_finalization:
-                self._finalize(attempt)
+                if self._parts.checkpoint is None:
+                    self._finalize(attempt)
+                else:
+                    self._parts.checkpoint.finalize_later(attempt)
         else:
             give_up(bundle, attempt, self._parts)
             cause = attempt.worker.cause(attempt.instruction_id)
@@ -426,6 +443,8 @@ class Scheduler:
 
     def _finalize(self, attempt: Attempt) -> None:
         """Tell the worker that its bundle is committed, so that Beam's finalization callbacks run there."""
+        if attempt.worker.has_exited:
+            return  # they were lost with it
         request = beam_fn_api_pb2.InstructionRequest(instruction_id=new_instruction_id("finalize"))
         request.finalize_bundle.instruction_id = attempt.instruction_id
         self._finalizing[request.instruction_id] = attempt.worker
@@ -457,6 +476,8 @@ class Scheduler:
         return {buffer.live_side_input: buffer for buffer in buffers if buffer.live_side_input is not None}
 
     def _is_done(self) -> bool:
+        if self._parts.checkpoint is not None and self._parts.checkpoint.has_unsaved():
+            return False
         return not self._finalizing and all(stage.is_done() for stage in self._parts.stages)
 
     # Ending workers

@@ -24,6 +24,7 @@ from luminosity.engine.workers.request import WorkerRequest
 
 __all__ = [
     "CancelRequested",
+    "CheckpointSynced",
     "Connected",
     "EventSent",
     "Exited",
@@ -259,8 +260,16 @@ class EventSent:
     """A service has sent an event of a TestStream, or the end of it."""
 
 
+@dataclass(frozen=True)
+class CheckpointSynced:
+    """All checkpoints up to this number are on the disk, or writing them failed."""
+
+    number: int
+    error: Exception | None = None
+
+
 # What other threads put into the loop's queue.
-Message = Connected | Responded | Sent | Exited | CancelRequested | EventSent
+Message = Connected | Responded | Sent | Exited | CancelRequested | EventSent | CheckpointSynced
 
 
 def start(
