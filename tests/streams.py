@@ -12,7 +12,8 @@ import apache_beam as beam
 import pyarrow as pa
 from apache_beam import coders
 from apache_beam.testing.test_stream import TestStream
-from apache_beam.transforms.window import TimestampedValue
+from apache_beam.transforms import trigger
+from apache_beam.transforms.window import FixedWindows, TimestampedValue
 
 from tests.runners import run
 
@@ -33,6 +34,16 @@ def stream_of(*events: Any, element_type: Any = None) -> TestStream:
 def tables(*numbers: int) -> list[tuple[pa.RecordBatch, int]]:
     """Return tables with one row each, at the second of its number."""
     return [(pa.record_batch({"n": [number]}), number) for number in numbers]
+
+
+def early_and_late_panes(size_s: int = 10, allowed_lateness_s: int = 50) -> Any:
+    """Return fixed windows of which every element is a pane: early, on time or late."""
+    return beam.WindowInto(
+        FixedWindows(size_s),
+        trigger=trigger.AfterWatermark(early=trigger.AfterCount(1), late=trigger.AfterCount(1)),
+        accumulation_mode=trigger.AccumulationMode.DISCARDING,
+        allowed_lateness=allowed_lateness_s,
+    )
 
 
 class Notes:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from luminosity.inference.handlers.torch import TorchModelHandler
     from luminosity.inference.options import ModelOptions
     from luminosity.inference.run_inference import RunInference
+    from luminosity.io.kafka.client import KafkaClient
     from luminosity.io.kafka.read import ReadKafka
     from luminosity.io.kafka.record import KafkaRecord
     from luminosity.io.kafka.write import UnwrittenRecord, WriteKafka
@@ -49,6 +50,7 @@ __all__ = [
     "Handler",
     "HttpModelHandler",
     "JaxModelHandler",
+    "KafkaClient",
     "KafkaRecord",
     "LuminosityError",
     "LuminosityOptions",
@@ -96,6 +98,7 @@ _HOMES = {
     "Handler": "luminosity.inference.handler",
     "HttpModelHandler": "luminosity.inference.handlers.http.http_handler",
     "JaxModelHandler": "luminosity.inference.handlers.jax",
+    "KafkaClient": "luminosity.io.kafka.client",
     "KafkaRecord": "luminosity.io.kafka.record",
     "LuminosityError": "luminosity.errors",
     "LuminosityOptions": "luminosity.engine.options",

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import socket
 import subprocess
 import sys
 from typing import Any
@@ -96,8 +97,25 @@ def test_a_forked_process_leaves_the_broker_alone() -> None:
 
 
 def test_a_broker_that_is_never_closed_ends_with_its_process() -> None:
-    program = "import runpy, sys; mock = runpy.run_path(sys.argv[1])['MockCluster'](2); mock.create_topic('t', 1, 1)"
-    subprocess.run([sys.executable, "-c", program, mock_cluster.__file__], check=True, timeout=120)
+    """The process ends with its own exit code, says nothing, and its addresses are free again."""
+    program = """
+import runpy, socket, sys
+mock = runpy.run_path(sys.argv[1])["MockCluster"](2)
+mock.create_topic("t", 1, 1)
+for address in mock.addresses.split(","):
+    host, port = address.split(":")
+    socket.create_connection((host, int(port)), 30).close()
+    print(host, port)
+sys.exit(7)
+"""
+    command = [sys.executable, "-c", program, mock_cluster.__file__]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert (done.returncode, done.stderr) == (7, "")
+    addresses = [line.split() for line in done.stdout.splitlines()]
+    assert len(addresses) == 2
+    for host, port in addresses:
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((host, int(port)), 30)
 
 
 def test_a_stopped_broker_comes_back_with_its_records() -> None:

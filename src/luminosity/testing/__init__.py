@@ -1,4 +1,4 @@
-"""Fakes for tests: a device without hardware, a model for it, a clock that tests move, tables, and a Kafka broker."""
+"""Fakes for tests: a device without hardware, a model for it, a clock that tests move, tables, and Kafka."""
 
 from luminosity.testing.equal_table import equal_table
 from luminosity.testing.fake_device import (
@@ -12,6 +12,7 @@ from luminosity.testing.fake_device import (
 )
 from luminosity.testing.fake_table import FakeTable
 from luminosity.testing.kafka_broker import KafkaBroker
+from luminosity.testing.scripted_kafka import ScriptedKafka
 
 __all__ = [
     "Clock",
@@ -23,5 +24,6 @@ __all__ = [
     "FakeOutOfMemory",
     "FakeTable",
     "KafkaBroker",
+    "ScriptedKafka",
     "equal_table",
 ]

@@ -8,10 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, NoReturn
 
-from luminosity._text import did_you_mean, list_some
+from luminosity._text import list_some
 from luminosity.errors import InvalidArgument, InvalidType, KafkaError
 from luminosity.extras import require
 from luminosity.io.kafka.record import KafkaRecord
+from luminosity.testing.kafka_errors import error_code
 from luminosity.testing.mock_cluster import MockCluster
 
 __all__ = ["KafkaBroker"]
@@ -58,8 +59,8 @@ class KafkaBroker:
     responses, and let requests fail.
 
     It is not a full Kafka. It keeps about 5 MB (and 100,000 batches) of a partition, and drops older records. It can't
-    look for offsets by time, create topics through an admin client, or hide the records of aborted transactions. Topics
-    that a client asks for are created with 4 partitions.
+    look for offsets by time, create topics through an admin client, or hide the records of aborted transactions: for
+    these there is ``ScriptedKafka``. Topics that a client asks for are created with 4 partitions.
 
     Args:
         topics: the topics to create, with the number of their partitions.
@@ -254,7 +255,7 @@ class KafkaBroker:
         """
         if not errors:
             raise InvalidArgument("found no errors, expected at least one", fix='pass one, such as "REQUEST_TIMED_OUT"')
-        self._cluster.push_errors(_request(kind), [self._code(error) for error in errors])
+        self._cluster.push_errors(_request(kind), [error_code(error) for error in errors])
 
     def clear_failures(self, kind: str) -> None:
         """Forget the errors for a kind of request that no client has received yet."""
@@ -320,18 +321,6 @@ class KafkaBroker:
                 )
             ranges[partition] = (start, end)
         return ranges
-
-    def _code(self, error: str | int) -> int:
-        if isinstance(error, int):
-            return error
-        code = getattr(self._kafka.KafkaError, error.upper(), None)
-        if not isinstance(code, int):
-            names = [name for name in dir(self._kafka.KafkaError) if name.lstrip("_").isupper()]
-            raise InvalidArgument(
-                f"found the error {error!r}, expected a name of confluent_kafka.KafkaError",
-                fix=did_you_mean(error, names),
-            )
-        return code
 
 
 def _arguments(record: Any) -> dict[str, Any]:

@@ -1,15 +1,10 @@
-"""A Kafka whose partitions a test writes down: gaps in offsets, markers, retention, new topics, errors.
-
-The mock broker can't do these. `ScriptedClient` takes the place of `KafkaClient`.
-"""
+"""Runs bundles of the step behind ReadKafka without a pipeline, over a scripted Kafka."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from types import SimpleNamespace
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
-import confluent_kafka
 from apache_beam.io.watermark_estimators import WatermarkEstimator
 from apache_beam.runners.sdf_utils import (
     RestrictionTrackerView,
@@ -23,160 +18,33 @@ from luminosity.io.kafka.reading.emit import Emitter
 from luminosity.io.kafka.reading.positions import parse_start, parse_stop
 from luminosity.io.kafka.reading.read_step import ReadGroup, ReadSettings, ReadStream
 from luminosity.io.kafka.reading.timestamps import GroupWatermarks, TimestampPolicy
+from luminosity.testing import ScriptedKafka
 
-EOF = confluent_kafka.KafkaError._PARTITION_EOF
-LOST = confluent_kafka.KafkaError._AUTO_OFFSET_RESET
-
-
-class Message:
-    def __init__(self, topic: str, partition: int, offset: int, *, error: Any = None, **fields: Any) -> None:
-        self._at = topic, partition, offset
-        self._error = error
-        self._fields = fields
-
-    def topic(self) -> str:
-        return self._at[0]
-
-    def partition(self) -> int:
-        return self._at[1]
-
-    def offset(self) -> int:
-        return self._at[2]
-
-    def error(self) -> Any:
-        return self._error
-
-    def timestamp(self) -> tuple[int, int]:
-        return self._fields.get("timestamp", (1, 1_700_000_000_000 + self._at[2]))
-
-    def key(self) -> bytes | None:
-        return self._fields.get("key", b"k")
-
-    def value(self) -> bytes | None:
-        return self._fields.get("value", b"v%d" % self._at[2])
-
-    def headers(self) -> Any:
-        return self._fields.get("headers")
+FIRST_MS = 1_700_000_000_000  # the time of the record at offset 0; each offset is a millisecond later
 
 
-class Log:
-    """One partition: records by offset, the first offset that is left, and the end, which may follow a gap."""
+class Log(NamedTuple):
+    """The offsets of a partition's records, its end, which may follow a gap, and the first offset that is left."""
 
-    def __init__(self, offsets: Iterable[int] = (), end: int | None = None, first: int = 0, **fields: Any) -> None:
-        self.fields = fields
-        self.offsets = sorted(offsets)
-        self.first = first
-        self.end = (self.offsets[-1] + 1 if self.offsets else first) if end is None else end
-
-
-class ScriptedClient:
-    """Partitions by topic and number. `times` answers questions for offsets by time; `failures` are errors."""
-
-    servers = "scripted:9092"
-
-    def __init__(self, logs: Mapping[tuple[str, int], Log]) -> None:
-        self.logs = dict(logs)
-        self.times: Callable[[tuple[str, int], int], int] = lambda partition, time_ms: -1
-        self.committed: dict[tuple[str, int], int] = {}
-        self.failures: list[tuple[str, int, int]] = []
-        self.is_away = False
-        self.refusal: int | None = None
-        self.opened = self.closed = self.assigned = self.metadata = 0
-
-    def has(self, name: str) -> bool:
-        return False
-
-    def consumer(self, settings: Mapping[str, Any], on_error: Any) -> Any:
-        self.opened += 1
-        self.settings = dict(settings)
-        self.on_error = on_error
-        return ScriptedConsumer(self)
+    offsets: Iterable[int] = ()
+    end: int = 0
+    first: int = 0
+    value: str | None = None  # of all records, instead of one that has the offset
 
 
-class ScriptedConsumer:
-    def __init__(self, client: ScriptedClient) -> None:
-        self._client = client
-        self._at: dict[tuple[str, int], int] = {}
-        self._told: dict[tuple[str, int], int] = {}
-
-    def _answer(self) -> None:
-        if self._client.is_away:
-            raise confluent_kafka.KafkaException(confluent_kafka.KafkaError(confluent_kafka.KafkaError._TRANSPORT))
-
-    def list_topics(self, topic: str | None = None, timeout: float = 0) -> Any:
-        self._answer()
-        self._client.metadata += 1
-        names = {name for name, _ in self._client.logs if topic in (None, name)}
-        numbers = {name: {number: None for each, number in self._client.logs if each == name} for name in names}
-        return SimpleNamespace(
-            topics={name: SimpleNamespace(partitions=found, error=None) for name, found in numbers.items()}
-        )
-
-    def offsets_for_times(self, partitions: list[Any], timeout: float = 0) -> list[Any]:
-        self._answer()
-        return [self._offset(each.topic, each.partition, each.offset) for each in partitions]
-
-    def _offset(self, topic: str, number: int, when: int) -> Any:
-        log = self._client.logs[topic, number]
-        if when == -1:
-            return confluent_kafka.TopicPartition(topic, number, log.end)
-        if when == -2:
-            return confluent_kafka.TopicPartition(topic, number, log.first)
-        return confluent_kafka.TopicPartition(topic, number, self._client.times((topic, number), when))
-
-    def committed(self, partitions: list[Any], timeout: float = 0) -> list[Any]:
-        known = self._client.committed
-        return [
-            confluent_kafka.TopicPartition(p.topic, p.partition, known.get((p.topic, p.partition), -1001))
-            for p in partitions
-        ]
-
-    def assign(self, partitions: list[Any]) -> None:
-        self._client.assigned += 1
-        self._at = {(p.topic, p.partition): p.offset for p in partitions}
-        self._told = {}
-
-    def poll(self, timeout: float = 0) -> Any:
-        found = self.consume(1, timeout)
-        return found[0] if found else None
-
-    def consume(self, count: int, timeout: float = 0) -> list[Any]:
-        if self._client.is_away:
-            if self._client.refusal is not None:
-                self._client.on_error(confluent_kafka.KafkaError(self._client.refusal))
-            return []
-        found: list[Any] = []
-        while self._client.failures and len(found) < count:
-            topic, number, code = self._client.failures.pop()
-            found.append(Message(topic, number, -1, error=confluent_kafka.KafkaError(code)))
-        for (topic, number), at in self._at.items():
-            log = self._client.logs[topic, number]
-            if at < log.first or at > log.end:
-                error = confluent_kafka.KafkaError(LOST)
-                if self._told.get((topic, number)) != at and len(found) < count:
-                    self._told[topic, number] = at
-                    found.append(Message(topic, number, at, error=error))
-                continue
-            for offset in log.offsets:
-                if offset >= at and len(found) < count:
-                    found.append(Message(topic, number, offset, **log.fields))
-                    self._at[topic, number] = offset + 1
-            left = [offset for offset in log.offsets if offset >= self._at[topic, number]]
-            if not left and self._told.get((topic, number)) != log.end and len(found) < count:
-                self._told[topic, number] = log.end
-                found.append(Message(topic, number, log.end, error=confluent_kafka.KafkaError(EOF)))
-        return found
-
-    def get_watermark_offsets(self, partition: Any, cached: bool = False) -> tuple[int, int]:
-        log = self._client.logs[partition.topic, partition.partition]
-        return log.first, log.end
-
-    def commit(self, offsets: list[Any], asynchronous: bool) -> None:
-        for each in offsets:
-            self._client.committed[each.topic, each.partition] = each.offset
-
-    def close(self) -> None:
-        self._client.closed += 1
+def script(kafka: ScriptedKafka, logs: dict[tuple[str, int], Log]) -> ScriptedKafka:
+    """Write records down, behind those that are there already, and return the script."""
+    for (topic, number), log in logs.items():
+        kafka.create_topic(topic, number + 1)
+        reached = log.first
+        for n in sorted(log.offsets):
+            value = f"v{n}" if log.value is None else log.value
+            kafka.produce(topic, value, key="k", timestamp=FIRST_MS + n, partition=number, offset=n)
+            reached = n + 1
+        kafka.delete_records(topic, number, log.first)
+        if log.end > reached:
+            kafka.skip_offsets(topic, number, log.end - reached)
+    return kafka
 
 
 class Callbacks(list[Callable[[], None]]):
@@ -215,7 +83,7 @@ class Bundle:
 
 
 def step_of(
-    client: Any,
+    kafka: ScriptedKafka,
     topics: list[str] | None = None,
     *,
     pattern: str | None = None,
@@ -232,10 +100,10 @@ def step_of(
     value: Any = "bytes",
     keeps_unreadable: bool = False,
 ) -> ReadGroup:
-    """Return a step that reads from `client`; it is bounded if `stop` is given and not in the future."""
+    """Return a step that reads from `kafka`; it is bounded if `stop` is given and not in the future."""
     listed = topics or ([] if pattern else ["t"])
     settings = ReadSettings(
-        ConsumerSettings(client, group_id, "read_committed", max_outage_s, f"test-{id(client)}"),
+        ConsumerSettings(kafka.client, group_id, "read_committed", max_outage_s, f"test-{id(kafka)}"),
         listed,
         pattern,
         parse_start(start, listed),

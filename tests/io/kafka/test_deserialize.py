@@ -18,7 +18,8 @@ from luminosity import KafkaRecord
 from luminosity.errors import KafkaError
 from luminosity.io.kafka.reading.deserialize import deserializer
 from luminosity.io.kafka.reading.registry import SchemaRegistry, Unreadable
-from tests.io.kafka.scripted import Bundle, Log, ScriptedClient, step_of
+from luminosity.testing import ScriptedKafka
+from tests.io.kafka.scripted import Bundle, Log, script, step_of
 
 _REVIEW = {"type": "record", "name": "Review", "fields": [{"name": "stars", "type": "int"}]}
 _PAIR = {"type": "record", "name": "Pair", "fields": [{"name": "one", "type": "Review"}]}
@@ -192,9 +193,9 @@ def test_protobuf_with_and_without_a_registry() -> None:
         value_of(StringValue, b"\0\0\0\0\x07", registry)
 
 
-def test_dead_letters_have_the_record_and_the_reason() -> None:
-    client = ScriptedClient({("t", 0): Log(range(3), value=b"{x")})
-    step = step_of(client, stop="now", value="json", key="utf8", keeps_unreadable=True)
+def test_dead_letters_have_the_record_and_the_reason(kafka: ScriptedKafka) -> None:
+    script(kafka, {("t", 0): Log(range(3), value="{x")})
+    step = step_of(kafka, stop="now", value="json", key="utf8", keeps_unreadable=True)
     bundle = Bundle(step, step.initial_restriction(0))
     letters = [output.value.value for output in bundle.outputs]
     assert [(letter.offset, letter.key, letter.value) for letter, _ in letters] == [(n, b"k", b"{x") for n in range(3)]
@@ -202,17 +203,15 @@ def test_dead_letters_have_the_record_and_the_reason() -> None:
     assert bundle.rest is None
 
 
-def test_without_dead_letters_the_error_has_the_coordinates() -> None:
-    step = step_of(ScriptedClient({("t", 0): Log([4], first=4, value=b"{x")}), stop="now", value="json")
+def test_without_dead_letters_the_error_has_the_coordinates(kafka: ScriptedKafka) -> None:
+    step = step_of(script(kafka, {("t", 0): Log([4], first=4, value="{x")}), stop="now", value="json")
     with pytest.raises(KafkaError, match=r"t\[0\] offset 4: the value is not JSON: .*call .with_exception_handling"):
         Bundle(step, step.initial_restriction(0))
 
 
-def test_a_function_for_the_time_sees_the_value() -> None:
-    client = ScriptedClient({("t", 0): Log(range(1), value=b'{"at": 12.5}'), ("t", 1): Log(range(1), value=b"{}")})
-    step = step_of(
-        client, stop="now", value="json", timestamps=lambda record: record.value["at"], keeps_unreadable=True
-    )
+def test_a_function_for_the_time_sees_the_value(kafka: ScriptedKafka) -> None:
+    script(kafka, {("t", 0): Log(range(1), value='{"at": 12.5}'), ("t", 1): Log(range(1), value="{}")})
+    step = step_of(kafka, stop="now", value="json", timestamps=lambda record: record.value["at"], keeps_unreadable=True)
     bundle = Bundle(step, step.initial_restriction(0))
     good, bad = sorted(bundle.outputs, key=lambda output: hasattr(output, "tag"))
     assert good.timestamp.micros == 12_500_000

@@ -8,15 +8,18 @@ import time
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-import confluent_kafka
 import pytest
 from apache_beam.utils.timestamp import MIN_TIMESTAMP, Timestamp
 
 from luminosity.errors import KafkaError
+from luminosity.io.kafka.client import KafkaClient
 from luminosity.io.kafka.reading import read_step
+from luminosity.io.kafka.reading.consumer import ConsumerSettings
 from luminosity.io.kafka.reading.read_step import check_brokers
 from luminosity.io.kafka.reading.restriction import PartitionGroup, Span
-from tests.io.kafka.scripted import Bundle, Log, ScriptedClient, step_of
+from luminosity.testing import ScriptedKafka
+from tests.io.kafka.scripted import FIRST_MS, Bundle, Log, script, step_of
+from tests.streams import wait_for
 
 _T0, _T1 = ("t", 0), ("t", 1)
 
@@ -25,6 +28,7 @@ _T0, _T1 = ("t", 0), ("t", 1)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bundles without records end at once, and look at idle partitions each time."""
     monkeypatch.setattr(read_step, "_IDLE_BUNDLE_S", 0.0)
+    monkeypatch.setattr(read_step, "_POLL_S", 0.001)
     monkeypatch.setattr(read_step, "_CHECK_EVERY_S", 0.0)
 
 
@@ -45,11 +49,11 @@ def flat(bundles: list[Any]) -> list[Any]:
     return [offset for bundle in bundles for offset in bundle]
 
 
-def test_a_bounded_read_ends_with_its_last_record() -> None:
-    client = ScriptedClient({_T0: Log(range(5)), _T1: Log(range(3))})
-    step = step_of(client, stop="now")
+def test_a_bounded_read_ends_with_its_last_record(kafka: ScriptedKafka) -> None:
+    script(kafka, {_T0: Log(range(5)), _T1: Log(range(3))})
+    step = step_of(kafka, stop="now")
     group = step.initial_restriction(0)
-    client.logs[_T0] = Log(range(50))  # later records are not read
+    script(kafka, {_T0: Log(range(5, 50))})  # later records are not read
     parts = list(step.split(0, group))
     assert [list(part.spans) for part in parts] == [[_T0], [_T1]]
     assert [flat(read_all(step, part)) for part in parts] == [
@@ -67,54 +71,56 @@ def test_a_bounded_read_ends_with_its_last_record() -> None:
         (Log([3, 4], first=3), [3, 4]),
     ],
 )
-def test_gaps_in_offsets_end_as_well(log: Log, expected: list[int]) -> None:
-    step = step_of(ScriptedClient({_T0: log}), stop="now")
+def test_gaps_in_offsets_end_as_well(kafka: ScriptedKafka, log: Log, expected: list[int]) -> None:
+    step = step_of(script(kafka, {_T0: log}), stop="now")
     (part,) = step.split(0, step.initial_restriction(0))
-    assert part.spans[_T0].stop == log.end
+    assert part.spans[_T0].stop == max(log.end, *(offset + 1 for offset in (0, *expected)))
     assert flat(read_all(step, part)) == [("t", 0, offset) for offset in expected]
 
 
-def test_an_offset_to_stop_at_inside_a_gap_ends() -> None:
-    step = step_of(ScriptedClient({_T0: Log([0, 1, 8])}), stop={0: 5})
+def test_an_offset_to_stop_at_inside_a_gap_ends(kafka: ScriptedKafka) -> None:
+    step = step_of(script(kafka, {_T0: Log([0, 1, 8])}), stop={0: 5})
     (part,) = step.split(0, step.initial_restriction(0))
     assert flat(read_all(step, part)) == [("t", 0, 0), ("t", 0, 1)]
 
 
-def test_empty_topics_have_nothing_to_read() -> None:
-    step = step_of(ScriptedClient({_T0: Log(), _T1: Log(first=4)}), stop="now")
+def test_empty_topics_have_nothing_to_read(kafka: ScriptedKafka) -> None:
+    step = step_of(script(kafka, {_T0: Log(), _T1: Log(first=4)}), stop="now")
     assert list(step.split(0, step.initial_restriction(0))) == []
 
 
-def test_an_end_in_the_future_is_waited_for() -> None:
-    client = ScriptedClient({_T0: Log(range(2))})
-    step = step_of(client, stop={0: 4})
+def test_an_end_in_the_future_is_waited_for(kafka: ScriptedKafka) -> None:
+    script(kafka, {_T0: Log(range(2))})
+    step = step_of(kafka, stop={0: 4})
     (part,) = step.split(0, step.initial_restriction(0))
     first = Bundle(step, part)
     assert first.offsets == [("t", 0, 0), ("t", 0, 1)]
-    client.logs[_T0] = Log(range(4))
+    script(kafka, {_T0: Log(range(2, 4))})
     second = Bundle(step, first.rest, first.state)
     assert second.offsets == [("t", 0, 2), ("t", 0, 3)]
     assert second.rest is None
 
 
-def test_a_request_to_split_ends_the_bundle_after_its_claim(monkeypatch: pytest.MonkeyPatch) -> None:
-    client = ScriptedClient({_T0: Log(range(1000))})
-    step = step_of(client)
+def test_a_request_to_split_ends_the_bundle_after_its_claim(
+    kafka: ScriptedKafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script(kafka, {_T0: Log(range(1000))})
+    step = step_of(kafka)
     group = step.initial_restriction(0)
     step.setup()
     bundle = Bundle(step, group, meanwhile=lambda bundle: bundle.tracker.try_split(0.0))
     assert 0 < len(bundle.outputs) < 1000
     rest = Bundle(step, bundle.rest, bundle.state)
     assert [*bundle.offsets, *rest.offsets] == [("t", 0, offset) for offset in range(1000)]
-    assert client.opened == 2  # one that looked for the partitions, one that reads
-    assert client.assigned == 1, "the second bundle goes on where the first has stopped"
+    assert kafka.requests["open"] == 2  # one that looked for the partitions, one that reads
+    assert kafka.requests["assign"] == 1, "the second bundle goes on where the first has stopped"
     step.teardown()
-    assert client.closed == 2
+    assert wait_for(lambda: kafka.open_consumers == 0)
 
 
-def test_a_bundle_has_an_end_on_runners_that_do_not_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bundle_has_an_end_on_runners_that_do_not_ask(kafka: ScriptedKafka, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(read_step, "_RECORDS_PER_BUNDLE", 150)
-    step = step_of(ScriptedClient({_T0: Log(range(1000))}), stop="now")
+    step = step_of(script(kafka, {_T0: Log(range(1000))}), stop="now")
     (part,) = step.split(0, step.initial_restriction(0))
     bundles = read_all(step, part)
     assert flat(bundles) == [("t", 0, offset) for offset in range(1000)]
@@ -123,7 +129,7 @@ def test_a_bundle_has_an_end_on_runners_that_do_not_ask(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_random_stops_and_failures_lose_and_double_nothing(seed: int) -> None:
+def test_random_stops_and_failures_lose_and_double_nothing(kafka: ScriptedKafka, seed: int) -> None:
     """Bundles are asked to stop, fail and are repeated, or go on with another consumer, at random."""
     chance = random.Random(seed)
     logs = {
@@ -131,8 +137,8 @@ def test_random_stops_and_failures_lose_and_double_nothing(seed: int) -> None:
         for number in range(3)
     }
     expected = {partition: list(log.offsets) for partition, log in logs.items()}
-    client = ScriptedClient(logs)
-    steps = [step_of(client), step_of(client)]
+    script(kafka, logs)
+    steps = [step_of(kafka), step_of(kafka)]
     for step in steps:
         step.setup()
     group, state = steps[0].initial_restriction(0), None
@@ -159,12 +165,12 @@ def test_random_stops_and_failures_lose_and_double_nothing(seed: int) -> None:
     assert committed == expected
     for step in steps:
         step.teardown()
-    assert client.opened == client.closed
+    assert wait_for(lambda: kafka.open_consumers == 0)
 
 
-def test_new_partitions_and_topics_are_found_once() -> None:
-    client = ScriptedClient({("reviews-a", 0): Log(range(2)), ("other", 0): Log(range(9))})
-    steps = [step_of(client, pattern=r"reviews-.*", groups=2, look_every_s=1e-9) for _ in range(2)]
+def test_new_partitions_and_topics_are_found_once(kafka: ScriptedKafka) -> None:
+    script(kafka, {("reviews-a", 0): Log(range(2)), ("other", 0): Log(range(9))})
+    steps = [step_of(kafka, pattern=r"reviews-.*", groups=2, look_every_s=1e-9) for _ in range(2)]
     groups = [step.initial_restriction(number) for number, step in enumerate(steps)]
     found: list[Any] = []
 
@@ -175,9 +181,9 @@ def test_new_partitions_and_topics_are_found_once() -> None:
             groups[number] = bundle.rest
 
     read()
-    client.logs["reviews-a", 1] = Log(range(1, 3), first=1)
-    client.logs["reviews-b", 0] = Log([0])
-    client.logs["__reviews-c", 0] = Log([0])
+    script(kafka, {("reviews-a", 1): Log(range(1, 3), first=1)})
+    script(kafka, {("reviews-b", 0): Log([0])})
+    script(kafka, {("__reviews-c", 0): Log([0])})
     for _ in range(3):
         read()
     assert sorted(found) == [
@@ -187,47 +193,48 @@ def test_new_partitions_and_topics_are_found_once() -> None:
     ]
 
 
-def test_start_positions() -> None:
-    client = ScriptedClient({_T0: Log(range(10), first=2), _T1: Log(range(4))})
-    client.committed = {_T0: 5}
-    client.times = lambda partition, time_ms: 6 if partition == _T0 else -1
-    day = datetime(2026, 1, 31, tzinfo=timezone.utc)
+def test_start_positions(kafka: ScriptedKafka) -> None:
+    script(kafka, {_T0: Log(range(10), first=2), _T1: Log(range(4))})
+    kafka.commit("g", {_T0: 5})
+    at_six = Timestamp(micros=1000 * (FIRST_MS + 6))
     for start, expected in (
         ("earliest", {_T0: 2, _T1: 0}),
         ("latest", {_T0: 10, _T1: 4}),
         ("committed", {_T0: 5, _T1: 0}),
-        (day, {_T0: 6, _T1: 4}),
-        (Timestamp(1), {_T0: 6, _T1: 4}),
+        (at_six, {_T0: 6, _T1: 4}),
+        (datetime.fromtimestamp((FIRST_MS + 3) / 1000, timezone.utc), {_T0: 3, _T1: 3}),
+        (datetime(2000, 1, 1, tzinfo=timezone.utc), {_T0: 2, _T1: 0}),
         ({0: 7, 1: 1}, {_T0: 7, _T1: 1}),
     ):
-        group = step_of(client, start=start, group_id="g").initial_restriction(0)
+        group = step_of(kafka, start=start, group_id="g").initial_restriction(0)
         assert {partition: span.start for partition, span in group.spans.items()} == expected
 
 
-def test_stop_positions() -> None:
-    client = ScriptedClient({_T0: Log(range(10)), _T1: Log(range(4))})
-    client.times = lambda partition, time_ms: 6 if partition == _T0 else -1
+def test_stop_positions(kafka: ScriptedKafka) -> None:
+    script(kafka, {_T0: Log(range(10)), _T1: Log(range(4))})
     for stop, expected in (
         ("now", {_T0: 10, _T1: 4}),
-        (datetime(2020, 1, 31, tzinfo=timezone.utc), {_T0: 6, _T1: 4}),
+        (Timestamp(micros=1000 * (FIRST_MS + 6)), {_T0: 6, _T1: 4}),
         ({0: 7, 1: 0}, {_T0: 7, _T1: 0}),
     ):
-        group = step_of(client, stop=stop).initial_restriction(0)
+        group = step_of(kafka, stop=stop).initial_restriction(0)
         assert {partition: span.stop for partition, span in group.spans.items()} == expected
         assert not group.is_open
-    group = step_of(client, start="latest", stop={0: 3, 1: 3}).initial_restriction(0)
+    group = step_of(kafka, start="latest", stop={0: 3, 1: 3}).initial_restriction(0)
     assert group.is_done
 
 
-def test_a_time_in_the_future_stops_when_it_has_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    client = ScriptedClient({_T0: Log(range(3))})
-    client.times = lambda partition, time_ms: 4
-    step = step_of(client, stop=datetime.now(timezone.utc) + timedelta(hours=1))
+def test_a_time_in_the_future_stops_when_it_has_come(kafka: ScriptedKafka, monkeypatch: pytest.MonkeyPatch) -> None:
+    script(kafka, {_T0: Log(range(3))})
+    stop = datetime.now(timezone.utc) + timedelta(hours=1)
+    step = step_of(kafka, stop=stop)
     group = step.initial_restriction(0)
     assert group.is_open
     first = Bundle(step, group)
     assert len(first.outputs) == 3
-    client.logs[_T0] = Log(range(6))
+    at_four = stop.timestamp() * 1000
+    for n, at in ((3, at_four - 60_000), (4, at_four), (5, at_four - 60_000)):
+        kafka.produce("t", f"v{n}", timestamp=round(at))
     later = time.time() + 7200
     monkeypatch.setattr(read_step.time, "time", lambda: later)
     second = Bundle(step, first.rest, first.state)
@@ -236,177 +243,185 @@ def test_a_time_in_the_future_stops_when_it_has_come(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("name", ["start", "stop"])
-def test_offsets_must_name_every_partition_and_no_other(name: str) -> None:
-    client = ScriptedClient({_T0: Log(range(10)), _T1: Log(range(4))})
+def test_offsets_must_name_every_partition_and_no_other(kafka: ScriptedKafka, name: str) -> None:
+    script(kafka, {_T0: Log(range(10)), _T1: Log(range(4))})
     with pytest.raises(KafkaError, match=rf"found no offset for t\[1\] in {name}="):
-        step_of(client, **{name: {0: 1}}).initial_restriction(0)
+        step_of(kafka, **{name: {0: 1}}).initial_restriction(0)
     with pytest.raises(KafkaError, match=rf"found an offset for t\[7\] in {name}=, which does not exist"):
-        step_of(client, **{name: {0: 1, 1: 1, 7: 1}}).initial_restriction(0)
+        step_of(kafka, **{name: {0: 1, 1: 1, 7: 1}}).initial_restriction(0)
 
 
-def test_an_unknown_topic_is_named() -> None:
-    client = ScriptedClient({("reviews", 0): Log()})
+def test_an_unknown_topic_is_named(kafka: ScriptedKafka) -> None:
+    script(kafka, {("reviews", 0): Log()})
     with pytest.raises(KafkaError, match="found no topic 'revews' at scripted:9092; did you mean 'reviews'"):
-        step_of(client, ["revews"]).initial_restriction(0)
-    assert step_of(client, pattern="none.*").initial_restriction(0)[:2] == ({}, True)
+        step_of(kafka, ["revews"]).initial_restriction(0)
+    assert step_of(kafka, pattern="none.*").initial_restriction(0)[:2] == ({}, True)
 
 
-def test_retention_that_has_overtaken_is_an_error_with_the_numbers() -> None:
-    client = ScriptedClient({_T0: Log(range(50, 60), first=50)})
-    step = step_of(client, start={0: 20})
+def test_retention_that_has_overtaken_is_an_error_with_the_numbers(kafka: ScriptedKafka) -> None:
+    script(kafka, {_T0: Log(range(50, 60), first=50)})
+    step = step_of(kafka, start={0: 20})
     with pytest.raises(KafkaError, match=r"t\[0\] begins at offset 50, but offset 20 .*: 30 offsets were removed"):
         Bundle(step, step.initial_restriction(0))
 
 
-def test_retention_that_has_overtaken_is_skipped_if_told(caplog: pytest.LogCaptureFixture) -> None:
-    client = ScriptedClient({_T0: Log(range(50, 60), first=50)})
-    step = step_of(client, start={0: 20}, stop={0: 55}, skips_lost=True)
+def test_retention_that_has_overtaken_is_skipped_if_told(
+    kafka: ScriptedKafka, caplog: pytest.LogCaptureFixture
+) -> None:
+    script(kafka, {_T0: Log(range(50, 60), first=50)})
+    step = step_of(kafka, start={0: 20}, stop={0: 55}, skips_lost=True)
     with caplog.at_level(logging.WARNING, "luminosity"):
         assert flat(read_all(step, step.initial_restriction(0))) == [("t", 0, offset) for offset in range(50, 55)]
     assert "30 offsets were removed" in caplog.text
-    step = step_of(client, start={0: 20}, stop={0: 30}, skips_lost=True)
+    step = step_of(kafka, start={0: 20}, stop={0: 30}, skips_lost=True)
     assert flat(read_all(step, step.initial_restriction(0))) == []
 
 
-def test_a_topic_that_was_created_anew_is_an_error() -> None:
-    step = step_of(ScriptedClient({_T0: Log(range(5))}), start={0: 20}, skips_lost=True)
+def test_a_topic_that_was_created_anew_is_an_error(kafka: ScriptedKafka) -> None:
+    step = step_of(script(kafka, {_T0: Log(range(5))}), start={0: 20}, skips_lost=True)
     with pytest.raises(KafkaError, match=r"t\[0\] ends at offset 5, but offset 20 was to be read"):
         Bundle(step, step.initial_restriction(0))
 
 
-def test_a_partition_that_fails_for_a_while_is_read_again() -> None:
-    client = ScriptedClient({_T0: Log(range(5))})
-    step = step_of(client, stop="now")
-    client.failures = [("t", 0, confluent_kafka.KafkaError.UNKNOWN)] * 3
+def test_a_partition_that_fails_for_a_while_is_read_again(kafka: ScriptedKafka) -> None:
+    script(kafka, {_T0: Log(range(5))})
+    step = step_of(kafka, stop="now")
+    kafka.fail_reads("t", 0, "UNKNOWN", "REQUEST_TIMED_OUT", "UNKNOWN", at=2)
     assert flat(read_all(step, step.initial_restriction(0))) == [("t", 0, offset) for offset in range(5)]
 
 
-def test_a_partition_that_may_not_be_read_is_an_error() -> None:
-    client = ScriptedClient({_T0: Log(range(5))})
-    client.failures = [("t", 0, confluent_kafka.KafkaError.TOPIC_AUTHORIZATION_FAILED)]
-    step = step_of(client)
+def test_a_partition_that_may_not_be_read_is_an_error(kafka: ScriptedKafka) -> None:
+    script(kafka, {_T0: Log(range(5))})
+    kafka.fail_reads("t", 0, "TOPIC_AUTHORIZATION_FAILED", at=5)
+    step = step_of(kafka)
     with pytest.raises(KafkaError, match=r"t\[0\] can't be read from offset 5 on: .*TOPIC_AUTHORIZATION_FAILED"):
         Bundle(step, step.initial_restriction(0))
 
 
-def test_brokers_may_be_away_for_a_while_but_not_for_ever() -> None:
-    client = ScriptedClient({_T0: Log(range(5))})
-    step = step_of(client)
+def test_brokers_may_be_away_for_a_while_but_not_for_ever(kafka: ScriptedKafka) -> None:
+    script(kafka, {_T0: Log(range(5))})
+    step = step_of(kafka)
     group = step.initial_restriction(0)
     step.setup()
-    client.is_away = True
+    kafka.stop_broker()
     bundle = Bundle(step, group)
     assert bundle.outputs == []
     assert bundle.watermark == MIN_TIMESTAMP
-    client.is_away = False
+    kafka.start_broker()
     assert len(Bundle(step, bundle.rest, bundle.state).outputs) == 5
     step.teardown()
-    client.is_away = True
-    impatient = step_of(client, max_outage_s=1e-9)
+    kafka.stop_broker()
+    impatient = step_of(kafka, max_outage_s=1e-9)
     with pytest.raises(KafkaError, match=r"brokers at scripted:9092 have not answered for 0 s: .*transport failure"):
         impatient.initial_restriction(0)
 
 
-def test_watermarks_follow_records_and_idle_partitions() -> None:
-    client = ScriptedClient({_T0: Log(range(3)), _T1: Log([])})
-    step = step_of(client, delay_s=2)
+def test_watermarks_follow_records_and_idle_partitions(kafka: ScriptedKafka) -> None:
+    script(kafka, {_T0: Log(range(3)), _T1: Log([])})
+    step = step_of(kafka, delay_s=2)
     before = time.time()
     bundle = Bundle(step, step.initial_restriction(0))
     after = time.time()
     assert Timestamp(before - 2.001) <= bundle.watermark <= Timestamp(after - 2), "everything is read"
-    client.logs[_T0] = Log(range(10_000))  # and nothing of it is read yet
-    client.is_away = True
+    script(kafka, {_T0: Log(range(3, 10_000))})  # and nothing of it is read yet
+    kafka.stop_broker()
     again = Bundle(step, bundle.rest, bundle.state)
     assert again.watermark == bundle.watermark, "it never moves back"
 
 
-def test_a_partition_with_unread_records_holds_the_watermark(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_partition_with_unread_records_holds_the_watermark(
+    kafka: ScriptedKafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(read_step, "_RECORDS_PER_BUNDLE", 1)
-    client = ScriptedClient({_T0: Log(range(300)), _T1: Log([])})
-    step = step_of(client, delay_s=1)
+    script(kafka, {_T0: Log(range(300)), _T1: Log([])})
+    step = step_of(kafka, delay_s=1)
     bundle = Bundle(step, step.initial_restriction(0))
     newest = max(output.value.offset for output in bundle.outputs)
     assert bundle.rest.spans[_T0].start < 300
     assert bundle.watermark == Timestamp(micros=(1_700_000_000_000 + newest) * 1000 - 1_000_000)
 
 
-def test_a_group_without_partitions_does_not_hold_the_watermark() -> None:
-    step = step_of(ScriptedClient({("x", 0): Log()}), pattern="none.*", delay_s=0)
+def test_a_group_without_partitions_does_not_hold_the_watermark(kafka: ScriptedKafka) -> None:
+    step = step_of(script(kafka, {("x", 0): Log()}), pattern="none.*", delay_s=0)
     before = time.time()
     bundle = Bundle(step, step.initial_restriction(0))
     assert bundle.watermark >= Timestamp(before - 0.001)
 
 
-def test_offsets_are_committed_for_the_group_when_the_bundle_is() -> None:
-    client = ScriptedClient({_T0: Log(range(5)), _T1: Log([], end=2)})
-    step = step_of(client, group_id="g", stop="now")
+def test_offsets_are_committed_for_the_group_when_the_bundle_is(kafka: ScriptedKafka) -> None:
+    script(kafka, {_T0: Log(range(5)), _T1: Log([], end=2)})
+    step = step_of(kafka, group_id="g", stop="now")
     step.setup()
     group = step.initial_restriction(0)
     bundle = Bundle(step, group)
     assert bundle.rest is None
-    assert client.committed == {}, "the bundle is not committed yet"
+    assert kafka.committed("g") == {}, "the bundle is not committed yet"
     for callback in bundle.callbacks:
         callback()
-    assert client.committed == {_T0: 5, _T1: 2}
+    assert kafka.committed("g") == {_T0: 5, _T1: 2}
     step.teardown()
     for callback in bundle.callbacks:
         callback()  # late: the consumer is closed
-    assert Bundle(step_of(client, stop="now"), group).callbacks == [], "there is no group"
+    assert Bundle(step_of(kafka, stop="now"), group).callbacks == [], "there is no group"
 
 
 def test_settings_of_the_consumer() -> None:
-    client = ScriptedClient({_T0: Log()})
-    step_of(client, group_id="g").initial_restriction(0)
-    assert client.settings["group.id"] == "g"
-    assert client.settings["isolation.level"] == "read_committed"
-    assert client.settings["enable.auto.commit"] is False
-    assert client.settings["auto.offset.reset"] == "error"
+    client = KafkaClient("one:9092", {"fetch.wait.max.ms": 7})
+    settings = ConsumerSettings(client, "g", "read_uncommitted", 1.0, "name").settings()
+    assert settings["group.id"] == "g"
+    assert settings["isolation.level"] == "read_uncommitted"
+    assert settings["enable.auto.commit"] is False
+    assert settings["auto.offset.reset"] == "error"
+    assert "fetch.wait.max.ms" not in settings, "the user's own"
+    assert ConsumerSettings(client, None, "read_committed", 1.0, "name").settings()["group.id"] == "name"
 
 
-def test_the_backlog_is_the_size() -> None:
-    client = ScriptedClient({_T0: Log(range(10)), _T1: Log(range(4))})
-    step = step_of(client)
+def test_the_backlog_is_the_size(kafka: ScriptedKafka) -> None:
+    script(kafka, {_T0: Log(range(10)), _T1: Log(range(4))})
+    step = step_of(kafka)
     group = step.initial_restriction(0)
     assert step.restriction_size(0, group) == 14
-    client.logs[_T1] = Log(range(9))
+    script(kafka, {_T1: Log(range(4, 9))})
     bundle = Bundle(step, group)
     assert step.restriction_size(0, bundle.rest) == 0
     assert step.restriction_size(0, PartitionGroup({_T0: Span(4, 6, 100)})) == 2
 
 
-def test_brokers_that_refuse_are_told_before_the_run() -> None:
-    client = ScriptedClient({_T0: Log()})
-    client.is_away, client.refusal = True, confluent_kafka.KafkaError._AUTHENTICATION
+def test_brokers_that_refuse_are_told_before_the_run(kafka: ScriptedKafka) -> None:
+    script(kafka, {_T0: Log()})
+    kafka.refuse_clients()
     with pytest.raises(KafkaError, match=r"refuse this client: .*\(_AUTHENTICATION\); check the settings security"):
-        check_brokers(step_of(client)._settings, 100)
-    assert client.opened == client.closed
+        check_brokers(step_of(kafka)._settings, 100)
+    assert wait_for(lambda: kafka.open_consumers == 0)
 
 
-def test_a_missing_topic_is_told_before_the_run() -> None:
+def test_a_missing_topic_is_told_before_the_run(kafka: ScriptedKafka) -> None:
     with pytest.raises(KafkaError, match="found no topic 't' at"):
-        check_brokers(step_of(ScriptedClient({("x", 0): Log()}))._settings, 100)
+        check_brokers(step_of(script(kafka, {("x", 0): Log()}))._settings, 100)
 
 
-def test_brokers_that_are_away_before_the_run_are_warned_about(caplog: pytest.LogCaptureFixture) -> None:
-    client = ScriptedClient({_T0: Log()})
-    client.is_away = True
+def test_brokers_that_are_away_before_the_run_are_warned_about(
+    kafka: ScriptedKafka, caplog: pytest.LogCaptureFixture
+) -> None:
+    script(kafka, {_T0: Log()})
+    kafka.stop_broker()
     with caplog.at_level(logging.WARNING, "luminosity"):
-        check_brokers(step_of(client)._settings, 1e-9)
+        check_brokers(step_of(kafka)._settings, 1e-9)
     assert "have not answered for 0 s" in caplog.text
     assert "the run waits for them" in caplog.text
 
 
-def test_a_client_that_was_accepted_may_be_refused_for_a_while() -> None:
+def test_a_client_that_was_accepted_may_be_refused_for_a_while(kafka: ScriptedKafka) -> None:
     """A token that has just expired must not end a stream that has run for months."""
-    client = ScriptedClient({_T0: Log(range(5))})
-    step = step_of(client)
+    script(kafka, {_T0: Log(range(5))})
+    step = step_of(kafka)
     group = step.initial_restriction(0)
     step.setup()
     first = Bundle(step, group)
-    client.is_away, client.refusal = True, confluent_kafka.KafkaError._AUTHENTICATION
+    kafka.refuse_clients()
     second = Bundle(step, first.rest, first.state)
-    client.is_away = False
-    client.logs[_T0] = Log(range(7))
+    kafka.start_broker()
+    script(kafka, {_T0: Log(range(5, 7))})
     third = Bundle(step, second.rest, second.state)
     assert [len(bundle.outputs) for bundle in (first, second, third)] == [5, 0, 2]
     step.teardown()

@@ -9,7 +9,6 @@ import apache_beam as beam
 import lancedb
 import pyarrow as pa
 import pytest
-from apache_beam.transforms import trigger
 from apache_beam.transforms.window import FixedWindows
 
 from luminosity import WriteLance
@@ -18,7 +17,7 @@ from luminosity.io.stores import lance_table
 from luminosity.io.stores.lance_table import NOTE_SUFFIX, LanceTable
 from luminosity.io.stores.staging import StagedFile, StagedRows
 from tests.runners import IS_REFERENCE
-from tests.streams import Notes, run_stream, stream_of, tables
+from tests.streams import Notes, early_and_late_panes, run_stream, stream_of, tables
 
 pytestmark = pytest.mark.skipif(IS_REFERENCE, reason="it has no streams")
 
@@ -55,14 +54,8 @@ def test_a_merged_row_never_replaces_that_of_a_later_window(tmp_path: Path) -> N
     def build(pipeline: beam.Pipeline) -> None:
         # The early pane of the second window comes before the first one, and then the first window has a late pane.
         events = rows(11, 1, 2), rows(5, 1, 3), 12, rows(6, 2, 3, 4), 20, rows(7, 1, 5), 100, rows(101, 6)
-        windows = beam.WindowInto(
-            FixedWindows(10),
-            trigger=trigger.AfterWatermark(early=trigger.AfterCount(1), late=trigger.AfterCount(1)),
-            accumulation_mode=trigger.AccumulationMode.DISCARDING,
-            allowed_lateness=50,
-        )
         table = pipeline | stream_of(*events, element_type=pa.RecordBatch)
-        _ = table | windows | WriteLance(path, mode="merge", key="n")
+        _ = table | early_and_late_panes() | WriteLance(path, mode="merge", key="n")
 
     run_stream(build)
     table = lancedb.connect(tmp_path).open_table("data").to_arrow()

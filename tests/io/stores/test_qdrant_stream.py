@@ -22,7 +22,7 @@ from luminosity.io.writing.pane_steps import PaneOf
 from tests.io.stores.qdrant_server import qdrant_server
 from tests.io.stores.test_qdrant import stored
 from tests.runners import IS_REFERENCE
-from tests.streams import Notes, run_stream, stream_of
+from tests.streams import Notes, early_and_late_panes, run_stream, stream_of
 
 pytestmark = pytest.mark.skipif(IS_REFERENCE, reason="it has no streams")
 
@@ -79,14 +79,8 @@ def test_a_point_never_replaces_that_of_a_later_window(tmp_path: Path, is_server
                 100,
                 rows(101, 6),
             )
-            windows = beam.WindowInto(
-                FixedWindows(10),
-                trigger=trigger.AfterWatermark(early=trigger.AfterCount(1), late=trigger.AfterCount(1)),
-                accumulation_mode=trigger.AccumulationMode.DISCARDING,
-                allowed_lateness=50,
-            )
             table = pipeline | stream_of(*events, element_type=pa.RecordBatch)
-            _ = table | windows | WriteQdrant(where, "things", vectors="v")
+            _ = table | early_and_late_panes() | WriteQdrant(where, "things", vectors="v")
 
         run_stream(build)
         points = server.points("things") if is_server else stored(tmp_path / "stores")

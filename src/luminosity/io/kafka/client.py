@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from luminosity.errors import InvalidArgument, InvalidType, KafkaError
@@ -21,6 +21,9 @@ _PLACES = "'env:NAME' for an environment variable or 'file:PATH' for a file"
 
 class KafkaClient:
     """Addresses and settings of a client, which travel with the pipeline; secrets are read where the client is made.
+
+    ``ReadKafka`` and ``WriteKafka`` take it in the place of addresses, so that several of them can share one. Settings
+    that they set themselves, such as ``group.id``, are refused then.
 
     >>> client = KafkaClient("broker:9092", {"client.id": "reviews"}, {"sasl.password": "env:KAFKA_PASSWORD"})
     >>> client
@@ -55,6 +58,25 @@ class KafkaClient:
         self._config = dict(config or {})
         self._secrets = dict(secrets or {})
         _check(self._config, self._secrets, {"bootstrap.servers": "bootstrap_servers=", **(reserved or {})})
+
+    @classmethod
+    def of(
+        cls,
+        bootstrap_servers: str | Sequence[str] | KafkaClient,
+        config: Mapping[str, Any] | None,
+        secrets: Mapping[str, str] | None,
+        reserved: Mapping[str, str],
+    ) -> KafkaClient:
+        """Return the client that a transform's arguments describe: one that is given, or a new one."""
+        if not isinstance(bootstrap_servers, KafkaClient):
+            return cls(bootstrap_servers, config, secrets, reserved=reserved)
+        if config is not None or secrets is not None:
+            raise InvalidArgument(
+                "found a KafkaClient with config= or secrets=, expected the client alone",
+                fix="pass them to KafkaClient(...)",
+            )
+        _check_reserved((*bootstrap_servers._config, *bootstrap_servers._secrets), reserved)
+        return bootstrap_servers
 
     @property
     def servers(self) -> str:
@@ -123,11 +145,15 @@ def _check(config: Mapping[str, Any], secrets: Mapping[str, str], reserved: Mapp
             )
         if name != "oauth_cb" and not isinstance(value, (str, int, float, bool)):
             raise InvalidType(f"found {name!r} of type {type(value).__name__} in config=, expected a text or a number")
-    for name in (*config, *secrets):
-        if name in reserved:
-            raise InvalidArgument(f"found {name!r} in config=, which the transform sets", fix=f"use {reserved[name]}")
+    _check_reserved((*config, *secrets), reserved)
     for name, place in secrets.items():
         check_place(f"secrets[{name!r}]", place)
+
+
+def _check_reserved(names: Iterable[str], reserved: Mapping[str, str]) -> None:
+    for name in names:
+        if name in reserved:
+            raise InvalidArgument(f"found {name!r} in config=, which the transform sets", fix=f"use {reserved[name]}")
 
 
 def check_place(argument: str, place: str) -> None:

@@ -55,7 +55,8 @@ class ReadKafka(beam.PTransform[Any, Any]):
     keep their order. Positions are part of the runner's state, not of the group's.
 
     Args:
-        bootstrap_servers: the addresses of one or more brokers, such as ``"one:9092,two:9092"``, or a list of them.
+        bootstrap_servers: the addresses of one or more brokers, such as ``"one:9092,two:9092"``, or a list of them; or
+            a ``KafkaClient``, which has the settings, too.
         topics: a topic, or several.
         pattern: a regular expression that must match the whole name of a topic, instead of ``topics``.
         config: settings of librdkafka, such as ``{"security.protocol": "SASL_SSL", "sasl.username": "reader"}``.
@@ -103,7 +104,7 @@ class ReadKafka(beam.PTransform[Any, Any]):
 
     def __init__(
         self,
-        bootstrap_servers: str | Sequence[str],
+        bootstrap_servers: str | Sequence[str] | KafkaClient,
         topics: str | Sequence[str] | None = None,
         *,
         pattern: str | None = None,
@@ -146,7 +147,7 @@ class ReadKafka(beam.PTransform[Any, Any]):
         if begin.kind == "committed" and group_id is None:
             raise InvalidArgument("found start='committed' without group_id=, expected the group", fix="pass group_id=")
         self._is_bounded = end is not None and not (end.kind == "time" and end.time_ms > time.time() * 1000)
-        client = KafkaClient(bootstrap_servers, config, secrets, reserved=OWN_SETTINGS)
+        client = KafkaClient.of(bootstrap_servers, config, secrets, OWN_SETTINGS)
         if schema_registry is None and schema_registry_auth is not None:
             raise InvalidArgument("found schema_registry_auth= without schema_registry=, expected both or neither")
         registry = None if schema_registry is None else SchemaRegistry(schema_registry, schema_registry_auth)

@@ -82,7 +82,8 @@ class WriteKafka(beam.PTransform[Any, Any]):
     ``records_unwritten`` (dead letters).
 
     Args:
-        bootstrap_servers: the addresses of one or more brokers, such as ``"one:9092,two:9092"``, or a list of them.
+        bootstrap_servers: the addresses of one or more brokers, such as ``"one:9092,two:9092"``, or a list of them; or
+            a ``KafkaClient``, which has the settings, too.
         topic: the topic, or a function that returns it for an element.
         key: the part of the element that is the key: a function, or the name of a column of a table or of a dict's
             item. So are ``value``, ``headers`` (a dict, or tuples of name and value), ``timestamp`` (milliseconds
@@ -100,7 +101,7 @@ class WriteKafka(beam.PTransform[Any, Any]):
 
     def __init__(
         self,
-        bootstrap_servers: str | Sequence[str],
+        bootstrap_servers: str | Sequence[str] | KafkaClient,
         topic: str | Callable[[Any], str] | None = None,
         *,
         key: Part = None,
@@ -116,7 +117,7 @@ class WriteKafka(beam.PTransform[Any, Any]):
         self._parts = RecordParts(topic, key, value, headers, timestamp, partition)
         if not delivery_timeout_s > 0:
             raise InvalidArgument(f"found delivery_timeout_s={delivery_timeout_s!r}, expected more than 0")
-        self._client = KafkaClient(bootstrap_servers, config, secrets, reserved=OWN_SETTINGS)
+        self._client = KafkaClient.of(bootstrap_servers, config, secrets, OWN_SETTINGS)
         self._delivery_timeout_s = float(delivery_timeout_s)
         self._keeps_unwritten = False
 
