@@ -67,13 +67,13 @@ def test_a_stage_with_bounded_input_does_not_starve_beside_a_stream() -> None:
     assert [stage.id for stage in in_turn(latest_first, {"bounded": 100.0}, 105.0)] == ["bounded", "stream"]
 
 
-def _running(size: BundleSize, queued: int, patient: int) -> list[Any]:
+def _running(size: BundleSize, queued: int, patient: int, slots: int = 4) -> list[Any]:
     """Return the attempts of a source whose slots are all taken, after they were asked to make room."""
     plan = SimpleNamespace(is_splittable=True, can_cut_elements=True)
     stage = cast(Any, SimpleNamespace(size=size, queued=queued, plan=plan))
     attempts = [
         SimpleNamespace(started_at=100.0, split_at=101.6, splits_requested=0, is_patient=number < patient)
-        for number in range(4)
+        for number in range(slots)
     ]
     bundles = [SimpleNamespace(stage=stage, attempt=a, search=None, inputs={"read": []}, count=1) for a in attempts]
     stage.pool = SimpleNamespace(workers={0: SimpleNamespace(bundles=dict(enumerate(bundles)))})
@@ -92,6 +92,13 @@ def test_restrictions_of_a_source_take_turns_if_there_are_more_than_slots() -> N
     assert few[1].split_at == pytest.approx(100.25)
     assert many[1].split_at == pytest.approx(100.0625)
     assert sum(size.next_is_patient() for _ in range(170)) == 10
+
+
+def test_a_source_whose_workers_are_all_lost_has_no_turns() -> None:
+    """Its bundles wait to be retried: they neither run nor are queued."""
+    size = BundleSize(is_endless=True, is_source=True)
+    size.started(0.01)
+    assert _running(size, queued=0, patient=0, slots=0) == []
 
 
 def test_a_short_input_of_unknown_speed_stays_whole() -> None:

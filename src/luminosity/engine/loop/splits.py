@@ -48,6 +48,8 @@ def hasten(stage: StageRun) -> None:
     Otherwise restrictions without records would keep the slots from those that have some.
     """
     running = [b for worker in stage.pool.workers.values() for b in worker.bundles.values() if b.stage is stage]
+    if not running:
+        return  # What waits is a bundle whose worker was lost, and there is no worker yet.
     turn = stage.size.turn_seconds(len(running) + stage.queued, len(running))
     for bundle in running:
         attempt = bundle.attempt
