@@ -26,11 +26,15 @@ class RunFolders:
     The owner calls :meth:`remove`.
     """
 
-    def __init__(self, spill_root: str | None = None) -> None:
+    def __init__(self, spill_root: str | None = None, blocks: str | None = None) -> None:
+        """Make the folders. ``blocks`` is a folder that outlives the run, if its blocks shall."""
         self._locks: list[int] = []
         self.all: list[str] = []
         try:
             self._make_all(spill_root or tempfile.gettempdir(), tempfile.gettempdir())
+            if blocks is not None:
+                os.makedirs(blocks, mode=0o700)
+                self.memory = self.spill = blocks
         except BaseException:
             self.remove()
             raise

@@ -6,16 +6,34 @@ import contextlib
 import itertools
 import os
 from collections.abc import Callable, Collection, Iterable
+from typing import Protocol
 
 from luminosity.engine.data import wire
 from luminosity.engine.plan.codecs import ElementCodec
 from luminosity.engine.spill import frames
 from luminosity.engine.spill.quota import Ledger
 
-__all__ = ["Block", "BlockStore"]
+__all__ = ["Block", "BlockStore", "RestoredContent"]
 
 _PACK_BYTES = 1 << 20  # small pieces of data share a spill file of about this size
 _numbers = itertools.count(1)
+
+
+class RestoredContent(Protocol):
+    """The data of blocks as a checkpoint has it: bytes, or a file."""
+
+    @property
+    def id(self) -> int: ...
+    @property
+    def data(self) -> bytes | None: ...
+    @property
+    def path(self) -> str | None: ...
+    @property
+    def base(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def is_packed(self) -> bool: ...
 
 
 class _File:
@@ -36,9 +54,11 @@ class _File:
 class _Content:
     """The data that blocks have in common after they were cut or shared."""
 
-    __slots__ = ("base", "data", "file", "on_free", "pins", "references")
+    __slots__ = ("base", "data", "file", "number", "on_free", "pins", "references", "token")
 
-    def __init__(self, data: bytes, file: _File | None, on_free: Callable[[], None] | None) -> None:
+    def __init__(self, data: bytes, file: _File | None, on_free: Callable[[], None] | None, token: bytes = b"") -> None:
+        self.number = 0  # in the checkpoint; 0 if it is in none
+        self.token = token  # of the large group to which the elements refer
         self.data = data
         self.file = file  # has the data if it is not in ``data``
         self.base = 0  # where the data starts in the file
@@ -136,9 +156,19 @@ class Block:
         return not self.has_references and not content.pins and (content.file is None or not content.file.is_packed)
 
     @property
+    def token(self) -> bytes:
+        """The token of the large group to which the elements refer; empty if there is none."""
+        return self._content.token
+
+    @property
     def content(self) -> _Content:
-        """The shared data, for the store."""
+        """The shared data, for the store and for checkpoints."""
         return self._content
+
+    @property
+    def start(self) -> int:
+        """Where the elements begin in the content."""
+        return self._start
 
 
 class BlockStore:
@@ -148,6 +178,8 @@ class BlockStore:
         self._spill_folder = spill_folder
         self.ledger = ledger
         self.files: set[str] = set()  # paths that some block refers to
+        self._restored_files: dict[str, _File] = {}
+        self.kept: set[str] = set()  # paths that a checkpoint refers to, which stay until it does not
 
     def of_bytes(
         self,
@@ -157,14 +189,15 @@ class BlockStore:
         *,
         weight: int | None = None,
         on_free: Callable[[], None] | None = None,
+        token: bytes = b"",
     ) -> Block:
         """Make a block of bytes in memory.
 
-        If the elements refer to data elsewhere, ``weight`` counts that data too, and ``on_free`` is called once no
-        block refers to it any more.
+        If the elements refer to data elsewhere, ``weight`` counts that data too, ``on_free`` is called once no block
+        refers to it any more, and ``token`` names the large group that they refer to.
         """
         self.ledger.hold(len(data))
-        content = _Content(data, None, on_free)
+        content = _Content(data, None, on_free, token)
         return Block(self, content, 0, len(data), count, hold, len(data) if weight is None else weight)
 
     def received(self, message: bytes, hold: int, writer: int) -> Block:
@@ -178,6 +211,26 @@ class BlockStore:
         else:
             self.ledger.received(writer, content.size)
         return Block(self, _Content(b"", file, None), content.start, content.size, count, hold, content.size)
+
+    def restored(self, stored: RestoredContent, on_free: Callable[[], None] | None, token: bytes) -> _Content:
+        """Make the content of blocks that a checkpoint has. It has no reference until :meth:`block_of` makes one."""
+        file = None
+        if stored.path is None:
+            self.ledger.hold(len(stored.data or b""))
+        elif (file := self._restored_files.get(stored.path)) is None:
+            self._restored_files[stored.path] = file = self._file(stored.path, stored.size, stored.is_packed, 1)
+            if not stored.is_packed:
+                self.ledger.hold(stored.size)
+        else:
+            file.references += 1
+        content = _Content(stored.data or b"", file, on_free, token)
+        content.base, content.number, content.references = stored.base, stored.id, 0
+        return content
+
+    def block_of(self, content: _Content, start: int, size: int, count: int, hold: int, weight: int) -> Block:
+        """Make a block of a range of a restored content."""
+        content.references += 1
+        return Block(self, content, start, size, count, hold, weight)
 
     def drop(self, content: _Content) -> None:
         """Drop one reference to a block's data, for :meth:`Block.release`."""
@@ -250,6 +303,8 @@ class BlockStore:
 
     def _remove(self, path: str) -> None:
         self.files.discard(path)
+        if path in self.kept:
+            return
         # If the worker died, its files may have been removed before this one was received.
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)

@@ -91,6 +91,29 @@ class StateStore:
         self._side_inputs: dict[tuple[str, str], SideInputReader] = {}
         self._groups: dict[bytes, list[Chunk]] = {}
         self._tokens = itertools.count()
+        self._changed: set[bytes] | None = None  # with checkpoints: the cells that changed since the last one
+
+    def track(self) -> None:
+        """Note changes from now on, for :meth:`take_changed`."""
+        self._changed = set()
+
+    def take_changed(self) -> list[tuple[bytes, Cell]]:
+        """Return the cells that changed since the last call. One that is gone is empty."""
+        changed, self._changed = self._changed or set[bytes](), set()
+        with self._lock:
+            return [(cell_key, self._cells.get(cell_key)) for cell_key in changed]
+
+    def restore(self, cells: Mapping[bytes, Cell], shard: Hashable) -> None:
+        """Put back cells of a shard, as a checkpoint has them."""
+        with self._lock:
+            self._cells.put(cells, shard)
+
+    def restore_group(self, token: bytes, chunks: list[Chunk]) -> None:
+        """Serve a large group under the token that it had before a restart."""
+        self._groups[token] = chunks
+        for file in _files(chunks):
+            file.share()
+        self._tokens = itertools.count(max(next(self._tokens), int(token) + 1))
 
     def add_side_input(self, transform_id: str, tag: str, reader: SideInputReader) -> None:
         """Serve a side input. Call it before the first bundle runs."""
@@ -171,10 +194,15 @@ class StateStore:
         with self._lock:
             for shard, cells in by_shard.items():
                 self._cells.put(cells, shard)
+        if self._changed is not None:
+            self._changed.update(overlay.cells)
         return by_shard
 
     def remove(self, cell_keys: Iterable[bytes], shard: Hashable) -> None:
         """Remove cells of a shard, whose windows have expired."""
+        if self._changed is not None:
+            cell_keys = list(cell_keys)
+            self._changed.update(cell_keys)
         with self._lock:
             self._cells.put({cell_key: [] for cell_key in cell_keys}, shard)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 
 from luminosity.engine.data.watermarks import MAX, Holds
 from luminosity.engine.plan.codecs import TimerRecord
@@ -31,9 +31,32 @@ class TimerStore:
         self._by_window: dict[int, dict[tuple[FamilyKey, bytes], None]] = {}
         self._windows: list[int] = []
         self.holds = Holds()
+        # With checkpoints: what changed since the last one, and the timers that bundles have taken and not committed.
+        self._changed: set[tuple[FamilyKey, bytes]] | None = None
+        self._taken: dict[tuple[FamilyKey, bytes], TimerRecord] = {}
 
     def __len__(self) -> int:
         return self._count
+
+    def track(self) -> None:
+        """Note changes from now on, for :meth:`take_changed`."""
+        self._changed = set()
+
+    def settle(self, taken: Mapping[FamilyKey, Iterable[TimerRecord]]) -> None:
+        """Note that a bundle with these timers is committed. Until then they count as set, if changes are noted."""
+        if self._changed is not None:
+            for family_key, records in taken.items():
+                for record in records:
+                    if self._taken.pop((family_key, record.identity), None) is not None:  # of this shard
+                        self._changed.add((family_key, record.identity))
+
+    def take_changed(self) -> Iterator[tuple[FamilyKey, bytes, TimerRecord | None]]:
+        """Yield the timers that changed since the last call: family, identity, and the timer if it is set."""
+        changed, self._changed = self._changed or set(), set()
+        for family_key, identity in changed:
+            family = self._families.get(family_key)
+            record = family.timers.get(identity) if family is not None else None
+            yield family_key, identity, record or self._taken.get((family_key, identity))
 
     @property
     def entries(self) -> int:
@@ -53,6 +76,8 @@ class TimerStore:
                 family.set(record)
                 self._count += 1
                 self.holds.add(record.hold_micros)
+            if self._changed is not None:
+                self._changed.add((family_key, record.identity))
         family.compact()
 
     def note_windows(self, family_key: FamilyKey, records: Iterable[TimerRecord]) -> None:
@@ -76,8 +101,11 @@ class TimerStore:
         while self._windows and self._windows[0] < micros and dropped < limit:
             timers = self._by_window[self._windows[0]]
             while timers and dropped < limit:
-                self._remove(*next(reversed(timers)))
+                expired = next(reversed(timers))
+                self._remove(*expired)
                 dropped += 1
+                if self._changed is not None:
+                    self._changed.add(expired)
             if not timers:
                 del self._by_window[heapq.heappop(self._windows)]
         if dropped:
@@ -132,6 +160,8 @@ class TimerStore:
             self.apply(family_key, [timer])
             if timer.window_micros in self._by_window:
                 self.note_windows(family_key, [timer])
+        if self._changed is not None:
+            self._taken |= {(f, record.identity): record for f, records in taken.items() for record in records}
         return taken
 
 

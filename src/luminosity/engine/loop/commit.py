@@ -28,6 +28,8 @@ def commit(bundle: Bundle, attempt: Attempt, response: beam_fn_api_pb2.ProcessBu
     _end(bundle, attempt)
     for transform_id, block in attempt.outputs:
         parts.buffers[stage.written_buffers[transform_id]].deliver(block)
+    for shard in bundle.shards if bundle.timers else ():
+        shard.timers.settle(bundle.timers)
     for family, encoded in attempt.timers:
         records = stage.timers_in_time(bundle, family, stage.timer_codecs[family].records(encoded))
         for shard, own in by_shard(records, lambda record: record.key, bundle.shards, stage.shards):

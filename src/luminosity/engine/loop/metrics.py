@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import marshal
+import struct
 import threading
 import time
 from collections import deque
@@ -12,12 +14,15 @@ from apache_beam import coders
 from apache_beam.metrics import monitoring_infos
 from apache_beam.portability.api import metrics_pb2
 
+from luminosity.engine.data.saved_rows import Changes
+
 __all__ = ["DROPPED_LATE", "BusyTime", "RunMetrics"]
 
 DROPPED_LATE = "dropped_late"  # the counter of elements that came later than their windows allow
 _NAMESPACE = "luminosity"
 _MOST_PENDING = 16  # bundles whose metrics are not merged yet: enough for a burst, and responses may be large
 
+_LABELS = struct.Struct(">I")  # the key of the row with the labels of a metric: its number
 _Info = metrics_pb2.MonitoringInfo
 _STRINGS: Any = coders.IterableCoder(coders.StrUtf8Coder())
 _NUMBER: Any = coders.VarIntCoder().get_impl()
@@ -81,6 +86,18 @@ class _Merged:
         """Return the metric as Beam's message."""
         return self._with(_NUMBER.encode(self.count)) if self._is_counter else self._info
 
+    def restore(self, value: int | bytes) -> None:
+        """Set the value that :meth:`value` returned before a restart."""
+        if isinstance(value, int):
+            self.count = value
+        else:
+            self._info = self._with(value)
+
+    @property
+    def value(self) -> int | bytes:
+        """The value alone, without the labels."""
+        return self.count if self._is_counter else self._info.payload
+
     def _with(self, payload: bytes) -> _Info:
         info = _Info()
         info.CopyFrom(self._info)
@@ -99,6 +116,8 @@ class RunMetrics:
         self._lock = threading.Lock()
         self._pending: deque[tuple[str, Iterable[_Info]]] = deque()  # of bundles: stage and metrics
         self._by_stage: dict[str, dict[Any, _Merged]] = {}
+        self._changed: set[str] = set()  # stages, since the last checkpoint
+        self._saved: dict[str, int] = {}  # how many metrics of a stage have their labels in the checkpoint
 
     def add(self, stage: str, infos: Iterable[_Info]) -> None:
         """Take the metrics of a committed bundle, which are added to those of its stage. Takes over the messages."""
@@ -118,6 +137,7 @@ class RunMetrics:
     def _merge_first(self) -> None:
         stage, infos = self._pending.popleft()
         known = self._by_stage.setdefault(stage, {})
+        self._changed.add(stage)
         for info in infos:
             key = monitoring_infos.to_key(info)
             if (merged := known.get(key)) is None:
@@ -128,6 +148,32 @@ class RunMetrics:
     def _merge_all(self) -> None:
         while self._pending:
             self._merge_first()
+
+    def save(self, changes: Changes, owner_of: Callable[[str], str]) -> None:
+        """Add what has changed to a checkpoint. Labels are written once, values together."""
+        with self._lock:
+            self._merge_all()
+            changed, self._changed = self._changed, set()
+            for stage in changed:
+                metrics, owner = list(self._by_stage[stage].values()), owner_of(stage)
+                for number in range(self._saved.get(stage, 0), len(metrics)):
+                    changes.put(owner, _LABELS.pack(number), metrics[number].info().SerializeToString())
+                self._saved[stage] = len(metrics)
+                changes.put(owner, b"", marshal.dumps([metric.value for metric in metrics]))
+
+    def restore(self, stage: str, rows: Iterable[tuple[bytes, bytes]]) -> None:
+        """Put back the metrics of a stage, given the keys and values that :meth:`save` has written."""
+        with self._lock:
+            values, known = list[int | bytes](), self._by_stage.setdefault(stage, {})
+            for key, row in rows:
+                if not key:
+                    values = marshal.loads(row)
+                else:
+                    info = _Info.FromString(row)
+                    known[monitoring_infos.to_key(info)] = _Merged(info)
+            for metric, value in zip(known.values(), values, strict=True):
+                metric.restore(value)
+            self._saved[stage] = len(known)
 
     def count_dropped(self, stage: str, step: str, elements: int) -> None:
         """Count elements that a step dropped because they came later than their windows allow."""

@@ -437,7 +437,7 @@ class Scheduler:
             give_up(bundle, bundle.attempt, self._parts)
             was_alone = len(lost) == 1
             bundle.stage.retry(bundle, self._parts.failures.after_exit(bundle, code, was_alone))
-        self._parts.folders.remove_blocks_of(worker.id, keep=self._parts.blocks.files)
+        self._parts.folders.remove_blocks_of(worker.id, keep=self._parts.blocks.files | self._parts.blocks.kept)
         self._parts.blocks.ledger.writer_lost(worker.writer)
         self._advance()
 

@@ -126,6 +126,10 @@ class Shard:
                     return {read_id: [block]}
         return {}
 
+    def queued(self, read_id: str) -> Iterable[Block]:
+        """Return the queued blocks of a read, the one that will be taken first first."""
+        return self._queues[read_id]
+
     def waiting_blocks(self) -> Iterator[Block]:
         """Yield the queued blocks, the one that will be taken last first."""
         for queue in self._queues.values():
@@ -165,6 +169,7 @@ def cut_by_shard(
             block.hold,
             weight=weight,
             on_free=block.share().release if block.has_references else None,
+            token=block.token,
         )
         yield shards[index], part
     block.release()
@@ -202,6 +207,10 @@ class DelayedInput:
     def blocks(self) -> Iterator[Block]:
         """Yield all residuals."""
         return (block for _, _, _, block in self._heap)
+
+    def entries(self) -> Iterator[tuple[float, str, Block]]:
+        """Yield all residuals, with the times at which they are due and the ids of their reads."""
+        return ((due_at, read_id, block) for due_at, _, read_id, block in self._heap)
 
     def next_due(self) -> float:
         """Return when the next residual is due."""

@@ -12,7 +12,15 @@ from luminosity.engine.loop.bundle import Attempt, Bundle, new_instruction_id, s
 if TYPE_CHECKING:
     from luminosity.engine.loop.stage import StageRun
 
-__all__ = ["apply", "can_split", "hasten", "queue_residual", "request", "request_for_idle_worker"]
+__all__ = [
+    "apply",
+    "can_split",
+    "hasten",
+    "queue_residual",
+    "request",
+    "request_for_idle_worker",
+    "where_residual_goes",
+]
 
 # How much of the rest of the element in progress the bundle keeps. A bounded source refuses 0, so later requests offer
 # more.
@@ -133,8 +141,8 @@ def apply(bundle: Bundle, attempt: Attempt, response: beam_fn_api_pb2.Instructio
         attempt.split_at = now + min(_LONGEST_WAIT_S, wait * 2**rounds)
 
 
-def queue_residual(bundle: Bundle, residual: beam_fn_api_pb2.DelayedBundleApplication, now: float) -> float:
-    """Queue the rest of an element that was cut, after its delay. Returns the size of the work that it stands for."""
+def where_residual_goes(bundle: Bundle, residual: beam_fn_api_pb2.DelayedBundleApplication) -> tuple[str, int, float]:
+    """Return the id of the read in which the rest of an element waits, its hold, and for how many seconds it waits."""
     stage, application = bundle.stage, residual.application
     read_id = stage.plan.residual_reads[application.transform_id, application.input_id]
     # ToMicroseconds() would raise at the first and last timestamps of Beam.
@@ -143,8 +151,14 @@ def queue_residual(bundle: Bundle, residual: beam_fn_api_pb2.DelayedBundleApplic
     if stage.gate is not None:
         # It reads its side inputs again, however far its output is: their windows must not be forgotten meanwhile.
         hold = min(hold, stage.gate.expiry(read_id, application.element))
-    delay = residual.requested_time_delay.ToMicroseconds() / 1e6
-    block = stage.blocks.of_bytes(application.element, 1, hold)
+    return read_id, hold, residual.requested_time_delay.ToMicroseconds() / 1e6
+
+
+def queue_residual(bundle: Bundle, residual: beam_fn_api_pb2.DelayedBundleApplication, now: float) -> float:
+    """Queue the rest of an element that was cut, after its delay. Returns the size of the work that it stands for."""
+    stage = bundle.stage
+    read_id, hold, delay = where_residual_goes(bundle, residual)
+    block = stage.blocks.of_bytes(residual.application.element, 1, hold)
     if stage.is_source and bundle.attempt is not None:
         block.home = bundle.attempt.worker.id  # it may have a reader open
     size = stage.sized_work.size(read_id, (block,)) if stage.sized_work is not None else 0.0

@@ -166,6 +166,19 @@ class StageRun:
             for shard, part in cut_by_shard(block, elements, self.shards, self.blocks):
                 shard.prepend(read_id, [part])
 
+    def restore_input(self, read_id: str, block: Block, due_at: float | None) -> None:
+        """Queue input that waited before a restart, or let it wait until ``due_at``. Takes over the block."""
+        if self.sized_work is not None:
+            self.sized_work.arrived(read_id, block)
+        if due_at is not None:
+            self.delayed.add(read_id, block, due_at)
+        elif len(self.shards) == 1:
+            self.shards[0].append(read_id, block)
+        else:
+            elements = self.codec(read_id).keyed_elements(block.data(), with_header=False)
+            for shard, part in cut_by_shard(block, elements, self.shards, self.blocks):
+                shard.append(read_id, part)
+
     def _in_time(self, read_id: str, block: Block) -> Iterator[KeyedElement]:
         """Return the elements of a block, without the windows that have expired."""
         if self.expiry is None:

@@ -64,11 +64,13 @@ class SpillFile:
     Each holder calls :meth:`release` once. One thread appends; any thread may read, share and release.
     """
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, restored_path: str | None = None) -> None:
+        """Make a new file in ``folder``, or take over one that a checkpoint refers to."""
         self._folder = folder
-        self.path = os.path.join(folder, f"spill.{next(_numbers)}")
+        self.path = restored_path or os.path.join(folder, f"spill.{next(_numbers)}")
+        flags = os.O_RDWR | os.O_CLOEXEC | (0 if restored_path else os.O_CREAT | os.O_EXCL)
         with frames.explain_full_disk(folder):
-            self._descriptor = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            self._descriptor = os.open(self.path, flags, 0o600)
         self._end = 0
         self._references = 1
         self._lock = threading.Lock()
