@@ -276,7 +276,8 @@ def test_a_bundle_with_output_of_unknown_size_stops_long_before_the_queue_is_ful
 def test_a_loop_that_was_stopped_beyond_its_deadline_does_not_take_a_buffer_for_done() -> None:
     """A TestStream plays its next event when no buffer has work."""
     pending = [b"first", b"second"]
-    grouping = SimpleNamespace(pending=pending, absorb=pending.pop, next_block=lambda: None)
+    grouping = SimpleNamespace(pending=pending, absorb=pending.pop, is_exhausted=False)
+    grouping.next_block = lambda: setattr(grouping, "is_exhausted", True)
     buffer = BufferRun(cast(Grouping, grouping), 64, cast(SpillPolicy, SimpleNamespace(check=lambda: None)))
     has_passed = time.monotonic() - 1
     assert [buffer.pump(has_passed) for _ in range(4)] == [True, True, True, False]

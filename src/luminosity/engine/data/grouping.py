@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+import marshal
 import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, Protocol
 
 from apache_beam.transforms import trigger
@@ -22,6 +25,7 @@ from apache_beam.utils.timestamp import Timestamp
 from apache_beam.utils.windowed_value import PaneInfo, PaneInfoTiming, WindowedValue
 
 from luminosity.engine.data.blocks import Block, BlockStore
+from luminosity.engine.data.saved_rows import BlockRows, Changes, SavedRows
 from luminosity.engine.data.state import StateStore
 from luminosity.engine.data.watermarks import MAX, Holds
 from luminosity.engine.data.wire import BLOCK_BYTES
@@ -35,6 +39,7 @@ __all__ = ["VALUES_LENGTH", "Group", "Grouping", "values_in_state"]
 VALUES_LENGTH = struct.Struct(">i")  # Beam's iterable coder begins with the length, or -1 if values come in pieces
 _REST_IN_STATE = b"\xff" * 9 + b"\x01"  # -1 as a variable-length integer, in place of a piece's length
 _MOST_SUFFIXES = 10_000  # bounds the cache of encoded windows to about a megabyte
+_PROGRESS_KEY, _BLOCKS_KEY = b"p", b"b"  # of rows in a checkpoint: the output so far; references to the input
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,9 @@ class Grouping:
 
     The values of a large group stay in ``state``, where workers read them piece by piece. Only the loop's thread uses
     it. Owns the pending blocks and the table; call :meth:`release` when the run ends.
+
+    A checkpoint has the input and the number of groups that have left. After a restart the input is grouped again, and
+    that number of groups is skipped: with :meth:`track` groups leave in the order of their ids.
     """
 
     def __init__(
@@ -71,6 +79,35 @@ class Grouping:
         self._pending_holds = Holds()
         self.may_refer_to_state = True  # whether readers can fetch a large group's values from the state
         self._output: Iterator[Block] | None = None
+        self.is_exhausted = False  # whether all groups have left
+        self.absorbed: list[Block] | None = None  # if the run is saved: the input in the table, in the order of arrival
+        self._groups_out = 0
+        self._rows = BlockRows(_BLOCKS_KEY)
+        self._saved_progress = 0, False
+
+    def track(self) -> None:
+        """Keep what a checkpoint needs: the input, until all groups have left. Call it before the first block."""
+        self.absorbed = []
+
+    def save(self, changes: Changes, owner: str) -> None:
+        """Write what has changed since the last checkpoint."""
+        progress = self._groups_out, self.is_exhausted
+        if progress != self._saved_progress:
+            if self.is_exhausted:
+                changes.remove_all(owner)
+            changes.put(owner, _PROGRESS_KEY, marshal.dumps(progress))
+            self._saved_progress = progress
+        if not self.is_exhausted:
+            self._rows.save((*(self.absorbed or ()), *self.pending), changes, owner)
+
+    def restore(self, saved: SavedRows, owner: str) -> None:
+        """Take over what a checkpoint has. Call it once, after :meth:`track` and before anything else."""
+        for key, value in saved.rows(owner):
+            if key == _PROGRESS_KEY:
+                self._saved_progress = self._groups_out, self.is_exhausted = marshal.loads(value)
+                continue
+            for block in self._rows.restore(key, value, saved):
+                self._queue(block)
 
     @property
     def earliest(self) -> int:
@@ -79,8 +116,11 @@ class Grouping:
 
     def add(self, block: Block) -> None:
         """Add input to be grouped by :meth:`absorb`. Takes over the block."""
-        if self._output is not None:
+        if self._output is not None or self._groups_out or self.is_exhausted:
             raise AssertionError("found input for a grouping whose output has begun: a watermark ran ahead")
+        self._queue(block)
+
+    def _queue(self, block: Block) -> None:
         self.pending.append(block)
         self._pending_holds.add(block.hold)
 
@@ -89,38 +129,67 @@ class Grouping:
         block = self.pending.popleft()
         self._pending_holds.remove(block.hold)
         self._rule.add(self.table, block.data())
-        block.release()
+        if self.absorbed is None:
+            block.release()
+        else:
+            self.absorbed.append(block)
 
     def next_block(self) -> Block | None:
         """Return the next groups, about 1 MB, or None if there are no more. Call it once the input is complete."""
         if self._output is None:
-            self._output = self._release()
-        return next(self._output, None)
+            self._output = self._release(skipped=self._groups_out)
+        block = next(self._output, None)
+        if block is not None:
+            self._groups_out += block.count
+        else:
+            self.is_exhausted = True
+            self._release_absorbed()
+        return block
 
     def release(self) -> None:
         """Release all data."""
         for block in self.pending:
             block.release()
         self.pending.clear()
+        self._release_absorbed()
         self.table.release()
 
-    def _release(self) -> Iterator[Block]:
+    def _release_absorbed(self) -> None:
+        if self.absorbed is not None:
+            for block in self.absorbed:
+                block.release()
+            self.absorbed.clear()
+
+    def _groups(self) -> Iterator[Group]:
+        """Yield all groups. If the run is saved, they come in an order that a restart repeats."""
+        if self.absorbed is None:
+            for entry in self.table.take():
+                yield from self._rule.groups(entry)
+            return
+        for entry in self.table.take(in_order=True):
+            # Windows may come in the order of their hashes, which are others in each process.
+            yield from sorted(self._rule.groups(entry), key=attrgetter("start"))
+
+    def _release(self, skipped: int) -> Iterator[Block]:
+        """Yield the groups in blocks, without the first ``skipped`` ones."""
         parts: list[bytes] = []
         size = count = 0
         hold = MAX
-        for entry in self.table.take():
-            for group in self._rule.groups(entry):
-                value_bytes = sum(chunk.size for chunk in group.chunks)
-                if value_bytes > LARGE_BYTES and self.may_refer_to_state:
-                    yield self._large_group(group, value_bytes)
-                    continue
-                parts += (group.start, VALUES_LENGTH.pack(group.count), *(chunk.read() for chunk in group.chunks))
-                size += len(group.start) + value_bytes
-                count += 1
-                hold = min(hold, group.timestamp_micros)
-                if size >= BLOCK_BYTES:
+        for group in itertools.islice(self._groups(), skipped, None):
+            value_bytes = sum(chunk.size for chunk in group.chunks)
+            if value_bytes > LARGE_BYTES and self.may_refer_to_state:
+                if count and self.absorbed is not None:  # groups must not overtake each other
                     yield self._blocks.of_bytes(b"".join(parts), count, hold)
                     parts, size, count, hold = [], 0, 0, MAX
+                yield self._large_group(group, value_bytes)
+                continue
+            parts += (group.start, VALUES_LENGTH.pack(group.count), *(chunk.read() for chunk in group.chunks))
+            size += len(group.start) + value_bytes
+            count += 1
+            hold = min(hold, group.timestamp_micros)
+            if size >= BLOCK_BYTES:
+                yield self._blocks.of_bytes(b"".join(parts), count, hold)
+                parts, size, count, hold = [], 0, 0, MAX
         if count:
             yield self._blocks.of_bytes(b"".join(parts), count, hold)
 

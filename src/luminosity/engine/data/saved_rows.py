@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import marshal
+import struct
+from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
 from luminosity.engine.data.blocks import Block
 
-__all__ = ["BlockReference", "Changes", "SavedRows"]
+__all__ = ["BlockReference", "BlockRows", "Changes", "SavedRows"]
+
+_MOST_REFERENCES = 1000  # in a row: some tens of kilobytes
+_INDEX = struct.Struct(">I")
 
 # What ``marshal`` writes in place of a block: the number of its content, its range there, count, hold and weight.
 BlockReference = tuple[Any, ...]
@@ -50,3 +55,39 @@ class SavedRows(Protocol):
     def block(self, reference: BlockReference) -> Block:
         """Return a block that was saved. The caller owns it."""
         ...
+
+
+class BlockRows:
+    """Writes the references to a list of blocks that only grows, each reference once.
+
+    Each checkpoint adds rows for the blocks that are new. The key of a row is ``prefix`` and the index of its first
+    block. Only the loop's thread uses it.
+    """
+
+    def __init__(self, prefix: bytes) -> None:
+        self._prefix = prefix
+        self._saved = 0  # blocks that rows refer to
+        self._keys: list[bytes] = []
+
+    def save(self, blocks: Iterable[Block], changes: Changes, owner: str) -> None:
+        """Write the blocks that were added since the last call. ``blocks`` are all of them, in order."""
+        references = [changes.refer(block) for block in blocks]
+        for start in range(self._saved, len(references), _MOST_REFERENCES):
+            key = self._prefix + _INDEX.pack(start)
+            changes.put(owner, key, marshal.dumps(references[start : start + _MOST_REFERENCES]))
+            self._keys.append(key)
+        self._saved = len(references)
+
+    def clear(self, changes: Changes, owner: str) -> None:
+        """Remove all rows. The list begins again."""
+        for key in self._keys:
+            changes.remove(owner, key)
+        self._keys.clear()
+        self._saved = 0
+
+    def restore(self, key: bytes, value: bytes, saved: SavedRows) -> list[Block]:
+        """Return the blocks of one row. Call it for all rows whose keys begin with the prefix, in order."""
+        references = marshal.loads(value)
+        self._keys.append(key)
+        self._saved += len(references)
+        return [saved.block(reference) for reference in references]

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from luminosity.engine.data.blocks import Block
 from luminosity.engine.data.grouping import Grouping
 from luminosity.engine.data.live_grouping import LiveGrouping
+from luminosity.engine.data.saved_rows import Changes, SavedRows
 from luminosity.engine.data.sides.complete_side_input import SideInputData
 from luminosity.engine.data.sides.live_side_input import LiveSideInput
 from luminosity.engine.data.watermarks import MAX
@@ -59,7 +60,31 @@ class BufferRun:
         self.side_input: SideInputData | None = None  # if a stage reads all of it at once
         self.live_side_input: LiveSideInput | None = None  # if it is unbounded
         self.uncommitted_bytes = 0  # output of running bundles, received or expected
-        self._is_exhausted = grouping is None
+
+    @property
+    def _is_exhausted(self) -> bool:
+        """Whether no more groups come out of a grouping that waits for all its input."""
+        return self.grouping is None or self.grouping.is_exhausted
+
+    def track(self) -> None:
+        """Note from now on what changes between two checkpoints. Call it before the first block is delivered."""
+        if self.grouping is not None:
+            self.grouping.track()
+
+    def save(self, changes: Changes, name: str) -> None:
+        """Write what has changed since the last checkpoint. ``name`` is the same after a restart."""
+        if self.grouping is not None:
+            self.grouping.save(changes, f"grouping/{name}")
+        if self.side_input is not None:
+            self.side_input.save(changes, f"side/{name}")
+
+    def restore(self, saved: SavedRows, name: str) -> None:
+        """Take over what a checkpoint has. Call it once, after :meth:`track` and before the first bundle."""
+        if self.grouping is not None:
+            self.grouping.restore(saved, f"grouping/{name}")
+        if self.side_input is not None:
+            self.side_input.restore(saved, f"side/{name}")
+        self._spill_policy.check()
 
     def side_input_data(self) -> Iterator[bytes]:
         """Yield all encoded elements that came through, if a stage reads the buffer as a side input."""
@@ -107,7 +132,6 @@ class BufferRun:
             elif self._is_complete() and self._wants_more():
                 block = self.grouping.next_block()
                 if block is None:
-                    self._is_exhausted = True
                     return True
                 self._fan_out(block)
             else:

@@ -71,6 +71,9 @@ class SpillPolicy:
 
     def _in_order(self) -> Iterator[Callable[[int], int]]:
         """Yield functions that spill a given number of bytes, the least harmful first."""
+        for grouping in self.groupings:
+            if grouping.absorbed:  # read again after a restart only
+                yield lambda wanted, blocks=grouping.absorbed: self._store.spill(blocks, wanted)
         for side_input in self.side_inputs:
             yield lambda wanted, data=side_input: data.spill(self._store, wanted)
         for stage in self._stages:

@@ -90,12 +90,17 @@ class GroupTable:
             run.release()
         self._runs = [merged]
 
-    def take(self) -> Iterator[Entry]:
-        """Yield all groups and remove them. Large groups that were spilled are not read, but referred to."""
+    def take(self, *, in_order: bool = False) -> Iterator[Entry]:
+        """Yield all groups and remove them. Large groups that were spilled are not read, but referred to.
+
+        With ``in_order`` the groups come in the order of their ids, whatever was spilled. This sorts the ids first.
+        """
         if self._runs:
             self.spill(self.memory_bytes)
+        elif in_order:  # what is spilled in the meantime are the last groups of the dictionary
+            self._values = {group_id: self._values[group_id] for group_id in sorted(self._values)}
         freed = 0
-        for group_id in list(self._values):  # in the order of their arrival
+        for group_id in list(self._values):  # in the order of their arrival, or sorted
             if (values := self._values.pop(group_id, None)) is None:
                 break  # the rest was spilled in the meantime
             size = _bytes(group_id, values)

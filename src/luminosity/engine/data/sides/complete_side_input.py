@@ -12,6 +12,7 @@ from apache_beam.portability.api import beam_fn_api_pb2
 from apache_beam.utils.windowed_value import PaneInfoTiming
 
 from luminosity.engine.data.blocks import Block, BlockStore
+from luminosity.engine.data.saved_rows import BlockRows, Changes, SavedRows
 from luminosity.engine.plan.codecs import ElementCodec
 from luminosity.engine.spill.diskmap import DiskMap
 from luminosity.engine.spill.files import Chunk, MemoryChunk, SpillFile, pieces
@@ -41,6 +42,7 @@ class SideInputData:
         self._folder = folder
         self._ledger = ledger
         self.blocks: list[Block] = []
+        self._rows = BlockRows(b"")
         self._lock = threading.Lock()
         self._values: dict[bytes, list[Chunk]] | None = None
         self._multimap: _Multimap | None = None
@@ -52,6 +54,15 @@ class SideInputData:
     def add(self, block: Block) -> None:
         """Add a block. Takes over the block."""
         self.blocks.append(block)
+
+    def save(self, changes: Changes, owner: str) -> None:
+        """Write the blocks that were added since the last checkpoint. The index is built again after a restart."""
+        self._rows.save(self.blocks, changes, owner)
+
+    def restore(self, saved: SavedRows, owner: str) -> None:
+        """Take over the blocks that a checkpoint has. Call it once, before anything else."""
+        for key, value in saved.rows(owner):
+            self.blocks += self._rows.restore(key, value, saved)
 
     def spill(self, store: BlockStore, wanted: int) -> int:
         """Move blocks to disk. Does nothing while they are being indexed. Returns how many bytes were freed."""
