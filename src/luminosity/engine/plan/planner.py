@@ -46,8 +46,17 @@ SINK_STARTS = "/WriteImpl/WindowInto(WindowIntoFn)"  # the first step of the sam
 _IO_URNS = (bundle_processor.DATA_INPUT_URN, bundle_processor.DATA_OUTPUT_URN)
 
 
-def plan(pipeline: beam_runner_api_pb2.Pipeline, *, is_drain: bool = False) -> Graph:
+def plan(
+    pipeline: beam_runner_api_pb2.Pipeline,
+    *,
+    is_drain: bool = False,
+    is_durable: bool = False,
+    roots: frozenset[str] = frozenset(),
+) -> Graph:
     """Return the plan of ``pipeline``, with writers before readers.
+
+    ``is_drain`` truncates restrictions without end. ``is_durable`` leaves out what would let a new step change how an
+    unrelated step stores its data. The steps in ``roots`` start a stage.
 
     Raises :class:`UnsupportedPipeline` if steps wait for each other's side inputs.
     """
@@ -57,14 +66,14 @@ def plan(pipeline: beam_runner_api_pb2.Pipeline, *, is_drain: bool = False) -> G
     sinks = [step for name, step in steps.items() if name.endswith(_BEAM_WRITES_FILE_PER_BUNDLE)]
     starts = [step for name, step in steps.items() if name.endswith(SINK_STARTS)]
     # With a fixed number of files, other steps come first.
-    roots = frozenset(
+    roots |= frozenset(
         start.unique_name
         for start in starts
         for sink in sinks
         if set(start.outputs.values()) & set(sink.inputs.values())
     )
     while True:
-        graph = _fused(pipeline, is_drain, roots)
+        graph = _fused(pipeline, is_drain, is_durable, roots)
         try:
             return replace(graph, stages=_in_order(graph.stages))
         except CycleError as error:
@@ -82,8 +91,8 @@ def plan(pipeline: beam_runner_api_pb2.Pipeline, *, is_drain: bool = False) -> G
             roots |= waiting
 
 
-def _fused(pipeline: beam_runner_api_pb2.Pipeline, is_drain: bool, roots: frozenset[str]) -> Graph:
-    context, fused, aliases = optimize(pipeline, is_drain=is_drain, roots=roots)
+def _fused(pipeline: beam_runner_api_pb2.Pipeline, is_drain: bool, is_durable: bool, roots: frozenset[str]) -> Graph:
+    context, fused, aliases = optimize(pipeline, is_drain=is_drain, is_durable=is_durable, roots=roots)
     # The order of fused stages changes from run to run.
     places = _places(pipeline)
     fused.sort(key=lambda stage: (min(_place(t.unique_name, places) for t in stage.transforms), stage.name))

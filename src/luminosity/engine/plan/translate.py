@@ -29,12 +29,17 @@ _RUNNER_URNS = MOVE_URNS | {_FLATTEN_URN, common_urns.primitives.GROUP_BY_KEY.ur
 
 
 def optimize(
-    pipeline: beam_runner_api_pb2.Pipeline, *, is_drain: bool = False, roots: Collection[str] = ()
+    pipeline: beam_runner_api_pb2.Pipeline,
+    *,
+    is_drain: bool = False,
+    is_durable: bool = False,
+    roots: Collection[str] = (),
 ) -> tuple[translations.TransformContext, list[translations.Stage], dict[bytes, bytes]]:
     """Fuse ``pipeline`` into stages, in no particular order. Doesn't change the proto.
 
-    Steps whose names are in ``roots`` start a new stage. The last item returned maps each buffer that was removed to
-    the buffer that is read in its place.
+    Steps whose names are in ``roots`` start a new stage. If the run is durable, combiners are not packed: a packed one
+    stores its groups together with those of the others, so that each new one changes them. The last item returned maps
+    each buffer that was removed to the buffer that is read in its place.
     """
     aliases: dict[bytes, bytes] = {}
     pipeline = copy.deepcopy(merge_common_environments(pipeline))
@@ -47,9 +52,10 @@ def optimize(
             translations.annotate_stateful_dofns_as_roots,
             lambda stages, _: _as_roots(stages, roots),
             translations.fix_side_input_pcoll_coders,
-            translations.pack_combiners,
+            *([] if is_durable else [translations.pack_combiners]),
             _lift_combiners,
             translations.expand_sdf,
+            lambda stages, _: _as_roots(stages, roots),  # again, for the parts of combiners and splittable steps
             _readers_of_streams_as_roots,
             _expand_moves,
             _expand_test_streams,
@@ -60,7 +66,7 @@ def optimize(
             translations.read_to_impulse,
             translations.impulse_to_input,
             lambda stages, _: _read_shared_buffers_directly(stages, aliases),
-            lambda stages, _: _write_past_relays(stages, aliases),
+            lambda stages, _: _write_past_relays(stages, aliases, roots),
             translations.add_impulse_to_dangling_transforms,
             translations.setup_timer_mapping,
             translations.populate_data_channel_coders,
@@ -285,13 +291,20 @@ def _read_shared_buffers_directly(
     return [s for s in stages if any(t.spec.urn != bundle_processor.DATA_INPUT_URN for t in s.transforms)]
 
 
-def _write_past_relays(stages: Iterable[translations.Stage], aliases: dict[bytes, bytes]) -> list[translations.Stage]:
-    """Remove stages that only copy one buffer into another, as a Flatten before a GroupByKey does."""
+def _write_past_relays(
+    stages: Iterable[translations.Stage], aliases: dict[bytes, bytes], roots: Collection[str]
+) -> list[translations.Stage]:
+    """Remove stages that only copy one buffer into another, as a Flatten before a GroupByKey does.
+
+    Those before a step in ``roots`` stay.
+    """
     stages = list(stages)
     side_inputs = {resolve_alias(aliases, translations.create_buffer_id(p)) for s in stages for p in s.side_inputs()}
     for relay in list(stages):
         source = _only_copies(relay)
         if source is None or source in side_inputs:
+            continue
+        if any(t.unique_name.removesuffix("/Write") in roots for t in relay.transforms):
             continue
         uses = [(s, t) for s in stages for t in s.transforms if t.spec.payload == source]
         if not any(t.spec.urn == bundle_processor.DATA_OUTPUT_URN for _, t in uses):
