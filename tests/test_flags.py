@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.options.pipeline_options import GoogleCloudOptions, PipelineOptions
 
 from luminosity import LuminosityOptions, ModelOptions
 from luminosity._flags import MODEL_FLAGS, RUNNER_FLAGS, Flag, add_arguments, help_text, markdown_table
@@ -39,10 +39,18 @@ def test_help_fits_a_terminal_of_80_columns(flags: tuple[Flag, ...]) -> None:
 
 @pytest.mark.parametrize(("options", "flags"), [(LuminosityOptions, RUNNER_FLAGS), (ModelOptions, MODEL_FLAGS)])
 def test_options_take_all_flags_and_no_others(options: type[PipelineOptions], flags: tuple[Flag, ...]) -> None:
-    given = [f"--{flag.name}" if isinstance(flag.initial, bool) else f"--{flag.name}=x" for flag in flags]
+    ours = [flag for flag in flags if not flag.is_beams]
+    given = [f"--{flag.name}" if isinstance(flag.initial, bool) else f"--{flag.name}=x" for flag in ours]
     parsed = PipelineOptions(given).view_as(options).get_all_options(drop_default=True)
-    assert parsed == {flag.name: True if isinstance(flag.initial, bool) else "x" for flag in flags}
-    assert all(getattr(PipelineOptions([]).view_as(options), flag.name) == flag.initial for flag in flags)
+    expected = {flag.name: True if isinstance(flag.initial, bool) else ["x"] if flag.is_list else "x" for flag in ours}
+    assert parsed == expected
+    assert all(getattr(PipelineOptions([]).view_as(options), flag.name) == flag.initial for flag in ours)
+
+
+def test_flags_that_beam_has_are_described_but_not_added_again() -> None:
+    (flag,) = [flag for flag in RUNNER_FLAGS if flag.is_beams]
+    parsed = PipelineOptions([f'--{flag.name}={{"a": "b"}}']).view_as(GoogleCloudOptions)
+    assert getattr(parsed, flag.name) == {"a": "b"}
 
 
 def test_percent_signs_do_not_confuse_argparse() -> None:

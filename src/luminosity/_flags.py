@@ -32,6 +32,8 @@ class Flag:
     default: str = ""  # the default in words; empty if there is nothing to say
     initial: str | bool | None = None  # the value that options have if nothing is given
     page: str = ""  # the page under docs/ that says more
+    is_list: bool = False  # whether it may be given several times; the value is a list then
+    is_beams: bool = False  # whether Beam's own options have it already
 
     @property
     def usage(self) -> str:
@@ -117,6 +119,49 @@ RUNNER_FLAGS = (
         "save the element that fails the run to FILE, for `lum replay FILE`",
         page="debugging.md",
     ),
+    Flag(
+        "checkpoint_dir",
+        "DIR",
+        "folder in which the run keeps itself, so that the next start with the same folder continues it; on a local or "
+        "mounted disk",
+        page="durable-runs.md",
+    ),
+    Flag(
+        "checkpoint_interval",
+        "TIME",
+        "time between two checkpoints, such as 50ms or 10s",
+        default="50ms if a source is unbounded, 10s otherwise",
+        page="durable-runs.md",
+    ),
+    Flag(
+        "stop_timeout",
+        "TIME",
+        "how long a stop waits for running bundles, such as 30s or 2m; those that take longer run again after the next "
+        "start",
+        default="30s",
+        page="durable-runs.md",
+    ),
+    Flag(
+        "restart",
+        "",
+        "forget what is in --checkpoint_dir and begin again",
+        initial=False,
+        page="durable-runs.md",
+    ),
+    Flag(
+        "transform_name_mapping",
+        "JSON",
+        'the steps that were renamed since the checkpoint, old to new, such as {"Count": "CountWords"}',
+        page="durable-runs.md",
+        is_beams=True,
+    ),
+    Flag(
+        "drop_state",
+        "STEP",
+        "forget everything that the checkpoint has of one step; may be given several times",
+        page="durable-runs.md",
+        is_list=True,
+    ),
 )
 
 MODEL_FLAGS = (
@@ -154,11 +199,15 @@ MODEL_FLAGS = (
 def add_arguments(
     parser: argparse.ArgumentParser, flags: Iterable[Flag], defaults: Mapping[str, Any] | None = None
 ) -> None:
-    """Add ``flags`` to a parser. ``defaults`` override their initial values."""
+    """Add ``flags`` to a parser, but those that Beam has already. ``defaults`` override their initial values."""
     for flag in flags:
+        if flag.is_beams:
+            continue
         default = flag.initial if defaults is None else defaults[flag.name]
         text = flag.help.replace("%", "%%")
-        if flag.metavar:
+        if flag.is_list:
+            parser.add_argument(f"--{flag.name}", metavar=flag.metavar, action="append", default=default, help=text)
+        elif flag.metavar:
             parser.add_argument(f"--{flag.name}", metavar=flag.metavar, default=default, help=text)
         else:
             parser.add_argument(f"--{flag.name}", action="store_true", default=default, help=text)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from luminosity.engine.options import EngineConfig
+from luminosity.engine.options import EngineConfig, LuminosityOptions
+from luminosity.errors import OptionError
 
 
 def config(*flags: str) -> EngineConfig:
@@ -84,3 +86,70 @@ def test_flags_that_beam_or_the_script_reads_are_not(flag: str, caplog: pytest.L
 def test_without_such_flags_nothing_is_said(caplog: pytest.LogCaptureFixture) -> None:
     config("--cpu_workers=1")
     assert [r for r in caplog.records if r.name.startswith("luminosity")] == []
+
+
+def test_options_of_checkpoints(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoint"
+    plain = config(f"--checkpoint_dir={folder}")
+    assert (plain.checkpoint_dir, plain.checkpoint_interval, plain.stop_timeout) == (str(folder), None, 30.0)
+    assert not folder.exists()
+    every = config(
+        f"--checkpoint_dir={folder}",
+        "--checkpoint_interval=50ms",
+        "--stop_timeout=2m",
+        '--transform_name_mapping={"a": "b"}',
+        "--drop_state=x",
+        "--drop_state=y",
+    )
+    assert (every.checkpoint_interval, every.stop_timeout) == (0.05, 120.0)
+    assert (every.renamed_steps, every.drop_state) == ({"a": "b"}, ("x", "y"))
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("10", 10.0), ("0.05", 0.05), ("10s", 10.0), ("1.5 m", 90.0), ("1H", 3600)]
+)
+def test_times(text: str, seconds: float, tmp_path: Path) -> None:
+    assert config(f"--checkpoint_dir={tmp_path}", f"--checkpoint_interval={text}").checkpoint_interval == seconds
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--checkpoint_dir=gs://bucket/x"], "found a URL, expected a folder on a local or mounted disk"),
+        (["--checkpoint_dir=DIR", "--debug"], "--debug and --checkpoint_dir: expected only one of them"),
+        (["--checkpoint_dir=DIR", "--spill_dir=DIR"], "--spill_dir and --checkpoint_dir: expected only one"),
+        (["--checkpoint_dir=DIR", "--restart", "--drop_state=x"], "--restart and --drop_state: expected only one"),
+        (["--checkpoint_dir=DIR", "--checkpoint_interval=1ms"], "expected a time from 10ms up to 1h"),
+        (["--checkpoint_dir=DIR", "--checkpoint_interval=soon"], "--checkpoint_interval=soon: expected a time"),
+        (["--checkpoint_dir=DIR", "--stop_timeout=-1"], "--stop_timeout=-1: expected a time up to 1h"),
+        (
+            ["--checkpoint_dir=DIR", "--transform_name_mapping=[1]"],
+            "found [1], expected the old and new names of steps",
+        ),
+        (["--restart", "--drop_state=x"], "--restart, --drop_state: found no --checkpoint_dir, expected one"),
+        (["--stop_timeout=3"], "--stop_timeout: found no --checkpoint_dir"),
+        (["--checkpoint_interval=3"], "--checkpoint_interval: found no --checkpoint_dir"),
+    ],
+)
+def test_wrong_options_of_checkpoints(flags: list[str], message: str, tmp_path: Path) -> None:
+    with pytest.raises(OptionError) as error:
+        config(*(flag.replace("DIR", str(tmp_path)) for flag in flags))
+    assert message in str(error.value)
+
+
+def test_a_mapping_is_used_only_with_a_checkpoint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    mapping = '--transform_name_mapping={"a": "b"}'
+    config(mapping)
+    assert "--transform_name_mapping: no effect here" in caplog.text
+    caplog.clear()
+    config(mapping, "--update", f"--checkpoint_dir={tmp_path}")
+    assert "no effect" not in caplog.text
+
+
+def test_a_mapping_from_the_command_line_of_lum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "transform_name_mapping"
+    monkeypatch.setitem(LuminosityOptions.defaults, name, '{"a": "b"}')
+    assert config(f"--checkpoint_dir={tmp_path}").renamed_steps == {"a": "b"}
+    monkeypatch.setitem(LuminosityOptions.defaults, name, "{a}")
+    with pytest.raises(OptionError, match="expected JSON"):
+        config(f"--checkpoint_dir={tmp_path}")

@@ -114,7 +114,7 @@ def _apply(options: list[str]) -> list[str]:
     parser.add_argument("--runner", default=_RUNNER)
     for flag in RUNNER_FLAGS:
         if flag.metavar:
-            parser.add_argument(f"--{flag.name}")
+            parser.add_argument(f"--{flag.name}", action="append" if flag.is_list else "store")
         else:
             parser.add_argument(f"--{flag.name}", action="store_true", default=None)
     known = vars(parser.parse_known_args(options)[0])

@@ -6,6 +6,7 @@ import argparse
 import json
 import logging
 import os
+import re
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -30,6 +31,13 @@ _LOGGER = logging.getLogger(__name__)
 _CACHE_MB = 100  # for the side inputs and state that each worker keeps from bundle to bundle
 _BUDGET_PART = 4  # the default memory budget is RAM divided by this: user code needs most of it
 _WORKER_ACCELERATOR = "worker_accelerator="  # of --experiments and --dataflow_service_options
+_STOP_TIMEOUT_S = 30.0  # most bundles take a second, those of slow models some more
+_LEAST_INTERVAL_S = 0.01  # a checkpoint takes some milliseconds
+_LONGEST_INTERVAL_S = 3600.0  # beyond that it is most likely a mistake in the unit
+_FOR_CHECKPOINTS = ("checkpoint_interval", "stop_timeout", "restart", "drop_state")
+_ABOUT_OLD_DATA = ("transform_name_mapping", "drop_state")  # nothing is left of it after --restart
+_TIME = re.compile(r"(\d+\.?\d*|\.\d+)\s*(ms|s|m|h|)")
+_UNITS_S = {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0, "h": 3600.0}
 _LEAST_BUDGET_BYTES = 1_000_000  # a budget below one block of data would spill everything
 
 
@@ -86,7 +94,7 @@ class LuminosityOptions(PipelineOptions):
     """
 
     # The values of flags that a pipeline's own options don't set; the command line of `lum run` changes them.
-    defaults: ClassVar[dict[str, str | bool | None]] = {flag.name: flag.initial for flag in RUNNER_FLAGS}
+    defaults: ClassVar[dict[str, str | bool | list[str] | None]] = {flag.name: flag.initial for flag in RUNNER_FLAGS}
 
     @classmethod
     def _add_argparse_args(cls, parser: argparse.ArgumentParser) -> None:
@@ -109,6 +117,12 @@ class EngineConfig:
     debug: bool = False
     save_failed: str | None = None
     run_dir: str | None = None
+    checkpoint_dir: str | None = None
+    checkpoint_interval: float | None = None  # in seconds; None: as fits the pipeline
+    stop_timeout: float = _STOP_TIMEOUT_S
+    restart: bool = False
+    renamed_steps: dict[str, str] = field(default_factory=dict[str, str])  # --transform_name_mapping, old → new
+    drop_state: tuple[str, ...] = ()
     worker_accelerator: str = ""  # the accelerator of models, written as a resource hint
     worker_options: dict[str, Any] = field(default_factory=dict[str, Any], repr=False)
 
@@ -132,6 +146,7 @@ class EngineConfig:
             debug=ours.debug,
             save_failed=_new_file("save_failed", ours.save_failed),
             run_dir=ours.run_dir,
+            **_checkpoint(options),
             worker_accelerator=_worker_accelerator(options),
             worker_options=_worker_options(options),
         )
@@ -156,6 +171,72 @@ def _choice(name: str, value: Any) -> str:
     if value not in allowed:
         raise OptionError(f"--{name}={value}: expected one of {', '.join(allowed)}")
     return value
+
+
+def _checkpoint(options: PipelineOptions) -> dict[str, Any]:
+    """Return the checked options about checkpoints."""
+    ours = options.view_as(LuminosityOptions)
+    mapping = _renamed_steps(options)
+    folder = ours.checkpoint_dir
+    if not folder:
+        if given := [f"--{name}" for name in _FOR_CHECKPOINTS if getattr(ours, name)]:
+            raise OptionError(
+                f"{', '.join(given)}: found no --checkpoint_dir, expected one", fix="add --checkpoint_dir=DIR"
+            )
+        return {}
+    if "://" in str(folder):
+        raise OptionError(
+            f"--checkpoint_dir={folder}: found a URL, expected a folder on a local or mounted disk",
+            fix="mount it, and pass the folder",
+        )
+    if ours.debug:
+        raise OptionError(
+            "--debug and --checkpoint_dir: expected only one of them", fix="debug without --checkpoint_dir"
+        )
+    if ours.spill_dir:
+        raise OptionError(
+            "--spill_dir and --checkpoint_dir: expected only one of them",
+            fix="leave out --spill_dir: a run with checkpoints spills into its checkpoint folder",
+        )
+    about_old = {"transform_name_mapping": mapping, "drop_state": ours.drop_state}
+    if ours.restart and (given := [f"--{name}" for name in _ABOUT_OLD_DATA if about_old[name]]):
+        raise OptionError(f"--restart and {given[0]}: expected only one of them", fix=f"leave out {given[0]}")
+    interval = ours.checkpoint_interval
+    return {
+        "checkpoint_dir": _folder("checkpoint_dir", folder),
+        "checkpoint_interval": _seconds("checkpoint_interval", interval, _LEAST_INTERVAL_S) if interval else None,
+        "stop_timeout": _seconds("stop_timeout", ours.stop_timeout, 0.0) if ours.stop_timeout else _STOP_TIMEOUT_S,
+        "restart": ours.restart,
+        "renamed_steps": mapping,
+        "drop_state": tuple(ours.drop_state or ()),
+    }
+
+
+def _renamed_steps(options: PipelineOptions) -> dict[str, str]:
+    """Return ``--transform_name_mapping``. Beam has read its JSON, unless it comes from the command line of ``lum``."""
+    name = "transform_name_mapping"
+    given: Any = options.view_as(GoogleCloudOptions).transform_name_mapping
+    if given is None and (default := LuminosityOptions.defaults.get(name)) is not None:
+        try:
+            given = json.loads(str(default))
+        except ValueError as error:
+            raise OptionError(f"--{name}={default}: {error}; expected JSON") from error
+    if given is None:
+        return {}
+    if not isinstance(given, dict) or not all(isinstance(value, str) for value in given.values()):
+        example = json.dumps({"old": "new"})
+        raise OptionError(f"--{name}: found {json.dumps(given)}, expected the old and new names of steps: {example}")
+    return given
+
+
+def _seconds(name: str, value: Any, least: float) -> float:
+    """Return a time in seconds."""
+    found = _TIME.fullmatch(str(value).strip().lower())
+    seconds = float(found[1]) * _UNITS_S[found[2]] if found is not None else -1.0
+    if not least <= seconds <= _LONGEST_INTERVAL_S:
+        shortest = f"from {least * 1000:g}ms " if least else ""
+        raise OptionError(f"--{name}={value}: expected a time {shortest}up to 1h, such as 50ms, 10s or 2m")
+    return seconds
 
 
 def _memory_budget(value: Any) -> int:
@@ -262,7 +343,9 @@ def _warn_of_ignored(options: PipelineOptions) -> None:
     if experiments:
         _LOGGER.info("experiments passed to the workers: %s", ", ".join(experiments))
     packages = [name for name in _FOR_ENVIRONMENTS if given.get(name)]
-    cluster = [name for name in _FOR_CLUSTERS if given.get(name) is not None]
+    # A start with a checkpoint is an update of the pipeline that made it.
+    used = ("transform_name_mapping", "update") if given.get("checkpoint_dir") else ()
+    cluster = [name for name in _FOR_CLUSTERS if given.get(name) is not None and name not in used]
     if packages or cluster:
         reasons = [
             *(["Workers run in this Python environment and use the packages installed in it."] if packages else []),

@@ -18,6 +18,7 @@ from luminosity.engine.resources.hints import Needs
 from luminosity.engine.resources.machine import Machine
 from luminosity.engine.resources.model_devices import give_devices, warn_of_unused
 from luminosity.engine.resources.pools import Assignment, assign, assign_to_this_process
+from luminosity.errors import OptionError
 
 __all__ = ["Prepared", "prepare", "worker_environment"]
 
@@ -42,7 +43,12 @@ def worker_environment(options: PipelineOptions) -> environments.Environment:
     )
 
 
-def prepare(pipeline: beam_runner_api_pb2.Pipeline, options: PipelineOptions, *, is_drain: bool = False) -> Prepared:
+def prepare(
+    pipeline: beam_runner_api_pb2.Pipeline,
+    options: PipelineOptions,
+    *,
+    is_drain: bool = False,
+) -> Prepared:
     """Return how ``pipeline`` would run. Starts nothing.
 
     Raises :class:`OptionError`, :class:`UnsupportedPipeline` or :class:`ResourcesExceeded` if it can't run.
@@ -56,8 +62,14 @@ def prepare(pipeline: beam_runner_api_pb2.Pipeline, options: PipelineOptions, *,
         graph = plan(pipeline, is_drain=is_drain)
         assignments = assign_to_this_process(graph.stages, machine)
     else:
-        graph = plan(give_devices(pipeline, machine, config), is_drain=is_drain)
+        pipeline = give_devices(pipeline, machine, config)
+        graph = plan(pipeline, is_drain=is_drain, is_durable=config.checkpoint_dir is not None)
         needs = {key: Needs.of(e) for key, e in graph.components.environments.items()}
         assignments = assign([(s, needs[s.environment_id]) for s in graph.stages], machine, config)
         warn_of_unused(machine, assignments.values())
+    if config.checkpoint_dir is not None and graph.test_streams:
+        names = ", ".join(repr(stream.name) for stream in graph.test_streams)
+        raise OptionError(
+            f"--checkpoint_dir: found a TestStream ({names}), expected sources that last longer than a test"
+        )
     return Prepared(graph, assignments, config, machine)
