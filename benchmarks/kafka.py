@@ -1,36 +1,29 @@
 """Measures Kafka → Map → Kafka: records a second beside the client's bare loop, latency, and what an idle stream costs.
 
-The broker is librdkafka's mock cluster in the same process, so its work counts on both sides. It keeps about 5 MB of a
-partition: the topics have many partitions.
+The broker is librdkafka's mock cluster in a process of its own, beside both sides. It keeps about 5 MB of a partition:
+the topics have many partitions.
+
+    python benchmarks/kafka.py
+    KAFKA_SECONDS=600 python benchmarks/kafka.py latency    # one side, as JSON
 """
 
 from __future__ import annotations
 
 import os
-import struct
-import threading
 import time
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import _kafka
 import _measure
-import apache_beam as beam
-import psutil
-from apache_beam.options.pipeline_options import PipelineOptions
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Producer
 
-from luminosity import KafkaRecord, LuminosityRunner, ReadKafka, WriteKafka
-from luminosity.testing import KafkaBroker
-
-PARTITIONS = 32
 RECORDS = 300_000
-RECORD_BYTES = 200
-KEYS = 1_000
 RECORDS_PER_SECOND = 1_000
 WARM_UP_S = 5.0  # of records that do not count
 MEASURED_S = float(os.environ.get("KAFKA_SECONDS", "20"))
 IDLE_START_S = 8.0  # until the workers have started
-IDLE_S = 10.0
+IDLE_S = 20.0
 TIMEOUT_S = 300.0
 AT_LEAST_RECORDS_PER_SECOND = 30_000
 AT_MOST_P99_MS = 150.0
@@ -39,153 +32,136 @@ AT_MOST_IDLE_PERCENT = 5.0
 # The mock broker answers a fetch without records after this time, even if some arrive meanwhile.
 AT_ONCE = {"fetch.wait.max.ms": 5}
 
-_SENT_AT = struct.Struct("<d")
 
-
-def padded(head: bytes) -> bytes:
-    return head.ljust(RECORD_BYTES, b".")
-
-
-def upper(record: KafkaRecord) -> KafkaRecord:
-    return record._replace(value=record.value.upper())
-
-
-def same(record: KafkaRecord) -> KafkaRecord:
-    return record
-
-
-def stream(
-    broker: KafkaBroker, function: Callable[[KafkaRecord], KafkaRecord], config: dict[str, Any] | None = None
-) -> Any:
-    """Start a stream from one topic to the other, with two workers."""
-    servers = broker.bootstrap_servers
-    flags = ["--progress=off", "--cpu_workers=2"]
-    pipeline = beam.Pipeline(LuminosityRunner(), PipelineOptions(flags))
-    records = pipeline | ReadKafka(servers, "in", config=config)
-    _ = records | beam.Map(function).with_output_types(KafkaRecord) | WriteKafka(servers, "out")
-    return pipeline.run()
-
-
-def fill(broker: KafkaBroker) -> None:
-    records = (
-        {"key": f"key-{n % KEYS}", "value": padded(b"%d " % n), "partition": n % PARTITIONS} for n in range(RECORDS)
-    )
-    broker.produce_many("in", records, timeout_s=TIMEOUT_S)
-
-
-def consumer_of(broker: KafkaBroker, topic: str) -> Consumer:
-    consumer = Consumer(
-        {"bootstrap.servers": broker.bootstrap_servers, "group.id": "b", "auto.offset.reset": "earliest", **AT_ONCE}
-    )
-    consumer.assign([TopicPartition(topic, partition, 0) for partition in range(PARTITIONS)])
-    return consumer
-
-
-def count_until_all(broker: KafkaBroker) -> float:
-    """Return the records a second in topic ``out``, without the first tenth, in which workers start."""
-    consumer = consumer_of(broker, "out")
+def fill(servers: str) -> None:
+    producer = Producer({"bootstrap.servers": servers, "linger.ms": 50, "log_level": 2})
     deadline = time.monotonic() + TIMEOUT_S
-    began: tuple[float, int] | None = None
-    count = 0
-    while count < RECORDS:
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"found {count} records, expected {RECORDS}")
-        ends = [consumer.get_watermark_offsets(TopicPartition("out", partition))[1] for partition in range(PARTITIONS)]
-        count = sum(ends)
-        if began is None and count >= RECORDS / 10:
-            began = time.monotonic(), count
-        time.sleep(0.05)
-    consumer.close()
-    assert began is not None
-    return (count - began[1]) / (time.monotonic() - began[0])
+    for n in range(RECORDS):
+        while True:
+            try:
+                producer.produce("in", _kafka.padded(b"%d " % n), b"key-%d" % (n % _kafka.KEYS), n % _kafka.PARTITIONS)
+                break
+            except BufferError:
+                if time.monotonic() > deadline:
+                    raise
+                producer.poll(0.1)
+    if producer.flush(TIMEOUT_S):
+        raise TimeoutError(f"found {len(producer)} records that were not delivered")
+
+
+class Meter:
+    """Measures records a second in topic ``out`` and CPU time per record, without the first tenth of the records."""
+
+    def __init__(self, broker: _kafka.BrokerProcess) -> None:
+        self._broker = broker
+        self._began: tuple[float, int, dict[str, float]] | None = None
+
+    def note(self, count: int) -> None:
+        if self._began is None and count >= RECORDS / 10:
+            self._began = time.monotonic(), count, _kafka.cpu_seconds(self._broker.pid)
+
+    def result(self, count: int) -> dict[str, float]:
+        assert self._began is not None
+        began, before, cpu = self._began
+        now = _kafka.cpu_seconds(self._broker.pid)
+        micros = {f"{name} µs": 1e6 * (now[name] - cpu[name]) / (count - before) for name in cpu}
+        return {"records/s": (count - before) / (time.monotonic() - began), **micros}
 
 
 def throughput() -> dict[str, float]:
-    with KafkaBroker({"in": PARTITIONS, "out": PARTITIONS}) as broker:
-        fill(broker)
-        result = stream(broker, upper)
-        rate = count_until_all(broker)
+    with _kafka.BrokerProcess() as broker:
+        fill(broker.servers)
+        result = _kafka.stream(broker.servers, _kafka.upper)
+        ends = _kafka.Ends(broker.servers, "out")
+        meter = Meter(broker)
+        deadline = time.monotonic() + TIMEOUT_S
+        while (count := ends.count()) < RECORDS:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"found {count} records, expected {RECORDS}")
+            meter.note(count)
+            time.sleep(0.05)
+        found = meter.result(count)
+        ends.close()
         result.cancel()
-        return {"records/s": rate}
+        return found
 
 
 def bare() -> dict[str, float]:
     """The ceiling: the client's own loop, with the same settings, in one process."""
-    with KafkaBroker({"in": PARTITIONS, "out": PARTITIONS}) as broker:
-        fill(broker)
-        consumer = consumer_of(broker, "in")
-        producer = Producer({"bootstrap.servers": broker.bootstrap_servers, "enable.idempotence": True, "linger.ms": 5})
-        count, began = 0, 0.0
+    with _kafka.BrokerProcess() as broker:
+        fill(broker.servers)
+        meter = Meter(broker)
+        consumer = _kafka.consumer_of(broker.servers, "in")
+        producer = Producer(
+            {"bootstrap.servers": broker.servers, "enable.idempotence": True, "linger.ms": 5, "log_level": 2}
+        )
+        count = 0
         while count < RECORDS:
             for message in consumer.consume(1_000, 0.02):
                 if message.error() is None:
-                    began = began or time.monotonic()
                     value = message.value() or b""
-                    producer.produce("out", value.upper(), message.key(), timestamp=message.timestamp()[1])
+                    while True:
+                        try:
+                            producer.produce("out", value.upper(), message.key(), timestamp=message.timestamp()[1])
+                            break
+                        except BufferError:
+                            producer.poll(0.1)
                     count += 1
+            meter.note(count)
             producer.poll(0)
         producer.flush()
-        rate = count / (time.monotonic() - began)
+        found = meter.result(count)
         consumer.close()
-        return {"records/s": rate}
+        return found
 
 
-def latency() -> dict[str, float]:
-    with KafkaBroker({"in": PARTITIONS, "out": PARTITIONS}) as broker:
-        result = stream(broker, same, AT_ONCE)
-        stop = threading.Event()
-        thread = threading.Thread(target=produce_steadily, args=(broker, stop), daemon=True)
-        thread.start()
-        consumer = consumer_of(broker, "out")
-        first = 0.0
+def latency(config: dict[str, Any] | None = None) -> dict[str, float]:
+    """From the timestamp of a record, which is when it was produced, to its arrival from the topic ``out``."""
+    with _kafka.BrokerProcess() as broker:
+        result = _kafka.stream(broker.servers, _kafka.same, config)
+        producer = _kafka.SteadyProducer(broker.servers, RECORDS_PER_SECOND)
+        consumer = _kafka.consumer_of(broker.servers, "out", **AT_ONCE)
+        start = 0.0
         found: list[float] = []
-        while not first or time.time() < first + WARM_UP_S + MEASURED_S:
+        while not start or time.time() < start + WARM_UP_S + MEASURED_S:
             for message in consumer.consume(1_000, 0.005):
                 now = time.time()
                 if message.error() is None:
-                    (sent_at,) = _SENT_AT.unpack_from(message.value() or b"")
-                    first = first or now
-                    if sent_at > first + WARM_UP_S:
-                        found.append(now - sent_at)
-        stop.set()
-        thread.join(10)
+                    produced_at = message.timestamp()[1] / 1000
+                    start = start or now
+                    if produced_at > start + WARM_UP_S:
+                        found.append(now - produced_at)
+        producer.stop()
         consumer.close()
         result.cancel()
     found.sort()
     return {
+        "records/s": len(found) / MEASURED_S,
         "p50 ms": found[len(found) // 2] * 1000,
         "p99 ms": found[int(len(found) * 0.99)] * 1000,
-        "records/s": len(found) / MEASURED_S,
+        "max ms": found[-1] * 1000,
     }
 
 
-def produce_steadily(broker: KafkaBroker, stop: threading.Event) -> None:
-    producer = Producer({"bootstrap.servers": broker.bootstrap_servers, "linger.ms": 0})
-    start, sent = time.time(), 0
-    while not stop.is_set():
-        while sent < (time.time() - start) * RECORDS_PER_SECOND:
-            producer.produce("in", padded(_SENT_AT.pack(time.time())), b"key-%d" % (sent % KEYS))
-            sent += 1
-        producer.poll(0)
-        time.sleep(0.001)
-    producer.flush(10)
-
-
 def idle() -> dict[str, float]:
-    """The share of a core that a stream without records takes, with its workers and the broker."""
-    with KafkaBroker({"in": PARTITIONS, "out": PARTITIONS}) as broker:
-        result = stream(broker, same)
+    """The share of a core that a stream without records takes, with its workers, and the broker's."""
+    with _kafka.BrokerProcess() as broker:
+        result = _kafka.stream(broker.servers, _kafka.same)
         time.sleep(IDLE_START_S)
-        before = cpu_seconds()
+        before = _kafka.cpu_seconds(broker.pid)
         time.sleep(IDLE_S)
-        share = 100 * (cpu_seconds() - before) / IDLE_S
+        after = _kafka.cpu_seconds(broker.pid)
         result.cancel()
-    return {"idle %": share}
+    return {f"{name} %": 100 * (after[name] - before[name]) / IDLE_S for name in before}
 
 
-def cpu_seconds() -> float:
-    me = psutil.Process()
-    return sum(sum(each.cpu_times()[:2]) for each in [me, *me.children(recursive=True)])
+SIDES: dict[str, _measure.Side] = {
+    "bare": bare,
+    "throughput": throughput,
+    "latency": latency,
+    "latency, fetches at once": partial(latency, AT_ONCE),
+    "idle": idle,
+}
 
 
 def report(results: _measure.Results) -> None:
@@ -193,9 +169,12 @@ def report(results: _measure.Results) -> None:
     ours, ceiling = results["throughput"]["records/s"], results["bare"]["records/s"]
     _measure.print_figure("Kafka to Kafka, records/s", ours, at_least=AT_LEAST_RECORDS_PER_SECOND)
     print(f"share of the client's bare loop: {ours / ceiling:.2f}")
-    _measure.print_figure("p99 at 1,000 records/s, ms", results["latency"]["p99 ms"], at_most=AT_MOST_P99_MS)
-    _measure.print_figure("idle, % of a core", results["idle"]["idle %"], at_most=AT_MOST_IDLE_PERCENT)
+    for side in ("latency", "latency, fetches at once"):
+        _measure.print_figure(f"{side}: p99 at 1,000 records/s, ms", results[side]["p99 ms"], at_most=AT_MOST_P99_MS)
+    share = results["idle"]["runner %"] + results["idle"]["workers %"]
+    _measure.print_figure("idle without the broker, % of a core", share, at_most=AT_MOST_IDLE_PERCENT)
+    print(f"idle with the broker, % of a core: {share + results['idle']['broker %']:.2f}")
 
 
 if __name__ == "__main__":
-    _measure.main({"bare": bare, "throughput": throughput, "latency": latency, "idle": idle}, report)
+    _measure.main(SIDES, report)

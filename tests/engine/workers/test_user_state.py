@@ -296,3 +296,14 @@ class Point:
 )
 def test_the_size_of_a_cached_cell_is_estimated_from_a_sample(value: Any, least: int) -> None:
     assert least <= estimate_size(value) <= 6 * max(least, 400)
+
+
+def test_tokens_of_a_bundle_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = Runner()
+    worker = FakeWorker(runner, handler=(StreamCache(1 << 20), BatchingStateHandler(runner)))
+    read: list[bytes] = []
+    unpack = wire.unpack_tokens
+    monkeypatch.setattr(wire, "unpack_tokens", lambda packed: read.append(packed) or unpack(packed))
+    with worker.bundle() as bag:
+        bag("a").add(b"1")
+    assert len(read) == 1

@@ -14,7 +14,7 @@ from apache_beam.runners.sdf_utils import (
 
 from luminosity.io.kafka.reading.consumer import ConsumerSettings
 from luminosity.io.kafka.reading.deserialize import deserializer
-from luminosity.io.kafka.reading.emit import Emitter
+from luminosity.io.kafka.reading.emit import Emitter, Unpack
 from luminosity.io.kafka.reading.positions import parse_start, parse_stop
 from luminosity.io.kafka.reading.read_step import ReadGroup, ReadSettings, ReadStream
 from luminosity.io.kafka.reading.timestamps import GroupWatermarks, TimestampPolicy
@@ -65,9 +65,11 @@ class Bundle:
         watermark = ThreadsafeWatermarkEstimator(estimator)
         self.callbacks = Callbacks()
         self.outputs: list[Any] = []
+        self.emitted = 0  # elements of Beam, of which each has many outputs
         view = RestrictionTrackerView(self.tracker)
         for output in step.process(element, self.callbacks, view, watermark):
-            self.outputs.append(output)
+            self.emitted += 1
+            self.outputs += Unpack().process(output.value)
             if meanwhile is not None:
                 meanwhile(self)
         self.tracker.check_done()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from apache_beam.pvalue import TaggedOutput
-from apache_beam.transforms.window import GlobalWindow
+from apache_beam.transforms.window import GlobalWindow, WindowedValue
 from apache_beam.utils.timestamp import Timestamp
 
 from luminosity.io.kafka.client import KafkaClient
@@ -13,7 +13,7 @@ from luminosity.io.kafka.outgoing import RecordParts
 from luminosity.io.kafka.write import WriteDoFn
 from luminosity.testing import KafkaBroker
 
-PLACE = (GlobalWindow(), Timestamp(0))
+_GLOBAL = (GlobalWindow(),)
 
 
 class WriteStep:
@@ -33,8 +33,8 @@ class WriteStep:
             self.process(element)
         return self.finish()
 
-    def process(self, element: Any) -> None:
-        self.step.process(element, *PLACE)
+    def process(self, element: Any, windows: tuple[Any, ...] = _GLOBAL) -> None:
+        self.step.process(element, WindowedValue(element, Timestamp(0), windows))
 
     def finish(self) -> list[Any]:
         outputs = list(self.step.finish_bundle())

@@ -9,12 +9,14 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
+from apache_beam import coders
 from apache_beam.utils.timestamp import MIN_TIMESTAMP, Timestamp
 
 from luminosity.errors import KafkaError
 from luminosity.io.kafka.client import KafkaClient
 from luminosity.io.kafka.reading import read_step
 from luminosity.io.kafka.reading.consumer import ConsumerSettings
+from luminosity.io.kafka.reading.emit import Outputs
 from luminosity.io.kafka.reading.read_step import check_brokers
 from luminosity.io.kafka.reading.restriction import PartitionGroup, Span
 from luminosity.testing import ScriptedKafka
@@ -60,6 +62,23 @@ def test_a_bounded_read_ends_with_its_last_record(kafka: ScriptedKafka) -> None:
         [("t", 0, offset) for offset in range(5)],
         [("t", 1, offset) for offset in range(3)],
     ]
+
+
+def test_records_of_a_poll_are_one_output_with_a_time_each(kafka: ScriptedKafka) -> None:
+    step = step_of(script(kafka, {_T0: Log(range(40)), _T1: Log(range(30))}))
+    bundle = Bundle(step, step.initial_restriction(0))
+    assert (bundle.emitted, len(bundle.outputs)) == (1, 70)
+    assert all(each.timestamp.micros == 1000 * each.value.timestamp for each in bundle.outputs)
+
+
+def test_outputs_survive_their_coder(kafka: ScriptedKafka) -> None:
+    script(kafka, {_T0: Log([0], value="1"), _T1: Log([0], value="{")})
+    step = step_of(kafka, value="json", keeps_unreadable=True)
+    good, bad = Bundle(step, step.initial_restriction(0)).outputs
+    coder = coders.registry.get_coder(Outputs)
+    again = coder.decode(coder.encode(Outputs([good, bad])))
+    assert (again[0], again[1].tag, again[1].value) == (good, "unreadable", bad.value)
+    assert coder.estimate_size(again) > coder.estimate_size(Outputs([good]))
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,13 @@ def test_times_of_records(kind: str, timestamp: int, expected: int) -> None:
     assert tally.newest == expected
 
 
+def test_one_unusual_time_does_not_change_the_others() -> None:
+    emitter, tally = Emitter(TimestampPolicy.of("record", 5), None), Tally()
+    elements = list(emitter.emit([record(7), record(-1), record(9)], _NOW, tally))
+    assert [element.timestamp.micros for element in elements] == [7_000, _NOW, 9_000]
+    assert tally.newest == _NOW
+
+
 def test_processing_time_does_not_look_at_the_record() -> None:
     policy = TimestampPolicy.of("processing", 5)
     assert policy.micros(record(7), _NOW) == _NOW

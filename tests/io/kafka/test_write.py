@@ -7,7 +7,7 @@ import apache_beam as beam
 import pyarrow as pa
 import pytest
 from apache_beam.testing.util import assert_that, equal_to
-from apache_beam.transforms.window import FixedWindows, TimestampedValue
+from apache_beam.transforms.window import FixedWindows, IntervalWindow, TimestampedValue
 
 from luminosity import KafkaRecord, UnwrittenRecord, WriteKafka
 from luminosity.errors import InvalidArgument, InvalidType, KafkaError, may_pass
@@ -45,6 +45,18 @@ def test_a_pipeline_writes_tables_on_another_runner(broker: KafkaBroker) -> None
         (b"a", b'{"id":"a","n":1}'),
         (b"b", b'{"id":"b","n":2}'),
     ]
+
+
+def test_an_element_in_several_windows_is_written_once_and_counted_in_each(broker: KafkaBroker) -> None:
+    first, second, third = (IntervalWindow(start, start + 20) for start in (0, 10, 20))
+    with WriteStep(broker) as step:
+        step.step.start_bundle()
+        step.process("a", (first, second))
+        step.process("b", (second, third))
+        step.process("c", (first, second))
+        found = {output.windows: output.value for output in step.step.finish_bundle()}
+    assert found == {(first, second): ("t", 2), (second, third): ("t", 1)}
+    assert values(broker) == [b"a", b"b", b"c"]
 
 
 def test_windows_are_told_apart(broker: KafkaBroker) -> None:

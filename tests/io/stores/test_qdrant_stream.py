@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import apache_beam as beam
@@ -15,6 +16,7 @@ from qdrant_client import models
 
 from luminosity import WriteQdrant
 from luminosity.errors import StepFailed, StoreError
+from luminosity.io.stores import publish_panes
 from luminosity.io.stores.embedded_qdrant import EmbeddedCollection
 from luminosity.io.stores.qdrant_collection import CollectionAddress
 from luminosity.io.stores.qdrant_server import ServerCollection
@@ -166,3 +168,10 @@ def test_versions_are_ordered_by_window_then_by_pane() -> None:
     first, second = IntervalWindow(0, 10), IntervalWindow(10, 20)
     versions = [PaneOf(window, Timestamp(0), n, None).version for window, n in [(first, 0), (first, 1), (second, 0)]]
     assert versions == sorted(versions)
+
+
+def test_a_pane_is_divided_into_parts_of_a_batch() -> None:
+    (one, _), (two, _) = rows(0, 1)[0], rows(0, 1, 2)[0]
+    pane = SimpleNamespace(index=0)
+    found = list(publish_panes._Parts(3).process((None, [one, one, two, one, two, two]), None, Timestamp(0), pane))
+    assert [[batch.num_rows for batch in pane.content] for _, pane in found] == [[1, 1, 2], [1, 2], [2]]

@@ -172,7 +172,8 @@ def _outgoing(topic: Any, key: Any, value: Any, headers: Any, timestamp: Any, pa
         partition = _ANY_PARTITION
     elif not isinstance(partition, int) or partition < 0:
         raise InvalidArgument(f"found partition {partition!r}, expected a number from 0 on, or None")
-    return Outgoing(topic, value, key, partition, timestamp, [*_pairs(headers)] if headers else None)
+    parts = topic, value, key, partition, timestamp, [*_pairs(headers)] if headers else None
+    return tuple.__new__(Outgoing, parts)  # which takes half as long as Outgoing(...)
 
 
 def _bytes(part: Any, name: str) -> bytes | None:

@@ -29,7 +29,7 @@ OWN_SETTINGS = {
 
 _DEFAULTS = {
     "enable.idempotence": True,  # no duplicates and no changes of order when requests are retried
-    "linger.ms": 5,
+    "linger.ms": 20,  # how long a record waits for others of its partition; a request costs as much as ten records
     "message.max.bytes": 1_048_588,  # the default of brokers, so that records of 1 MB fit
     "partitioner": "murmur2_random",  # as Java's clients: a key has the same partition, whoever writes it
     "queue.buffering.max.kbytes": 65_536,  # memory for records that Kafka does not have yet

@@ -18,7 +18,7 @@ from luminosity.extras import require
 from luminosity.io.kafka.client import KafkaClient
 from luminosity.io.kafka.reading.consumer import OWN_SETTINGS, ConsumerSettings
 from luminosity.io.kafka.reading.deserialize import deserializer
-from luminosity.io.kafka.reading.emit import UNREADABLE, Emitter
+from luminosity.io.kafka.reading.emit import UNREADABLE, Emitter, Outputs, Unpack
 from luminosity.io.kafka.reading.positions import parse_start, parse_stop
 from luminosity.io.kafka.reading.read_step import ReadGroup, ReadSettings, ReadStream, check_brokers
 from luminosity.io.kafka.reading.registry import SchemaRegistry
@@ -202,10 +202,12 @@ class ReadKafka(beam.PTransform[Any, Any]):
             check_brokers(settings, _CHECK_S)
         groups = input_or_inputs | "Groups" >> beam.Create(list(range(settings.groups)), reshuffle=False)
         read: Any = beam.ParDo(ReadGroup(settings) if self._is_bounded else ReadStream(settings))
+        packed = groups | "Read" >> read.with_output_types(Outputs)
         made: Any = self._element_type()
+        unpack: Any = beam.ParDo(Unpack())
         if not settings.emitter.keeps_unreadable:
-            return self._with_schema(groups | "Read" >> read.with_output_types(made))
-        outputs = groups | "Read" >> read.with_outputs(UNREADABLE, main="good").with_output_types(made)
+            return self._with_schema(packed | "Unpack" >> unpack.with_output_types(made))
+        outputs = packed | "Unpack" >> unpack.with_outputs(UNREADABLE, main="good").with_output_types(made)
         outputs[UNREADABLE].element_type = tuple[KafkaRecord, str]
         return self._with_schema(outputs.good), outputs[UNREADABLE]
 

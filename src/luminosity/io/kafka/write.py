@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -160,12 +161,12 @@ class WriteKafka(beam.PTransform[Any, Any]):
 class _Sent:
     """A record of this bundle, with what is needed to send it again or to make it a dead letter."""
 
-    __slots__ = ("element", "failure", "place", "record")
+    __slots__ = ("element", "failure", "record", "windowed")
 
-    def __init__(self, record: Outgoing, element: Any, place: tuple[Any, Any]) -> None:
+    def __init__(self, record: Outgoing, element: Any, windowed: WindowedValue) -> None:
         self.record = record
         self.element = element
-        self.place = place
+        self.windowed = windowed
         self.failure: DeliveryFailure | None = None
 
     def fail(self, failure: DeliveryFailure) -> None:
@@ -193,44 +194,43 @@ class WriteDoFn(beam.DoFn):
     def start_bundle(self) -> None:
         """Forget a bundle that failed: its records that wait would come behind those of the next attempt."""
         self._producer.forget()
-        self._window: Any = None
-        self._of_window: dict[str, int] = {}
-        self._counts: dict[Any, dict[str, int]] = {}  # by window and topic
-        self._times: dict[Any, Any] = {}  # of the first element in each window
+        self._windows: Any = None
+        self._in_windows: dict[str, int] = defaultdict(int)
+        self._counts: dict[tuple[Any, ...], dict[str, int]] = {}  # by windows and topic
+        self._times: dict[tuple[Any, ...], Any] = {}  # of the first element in these windows
         self._size = 0
         self._kept: list[_Sent] = []
         self._kept_bytes = 0
-        self._letters: list[tuple[UnwrittenRecord, tuple[Any, Any]]] = []
+        self._letters: list[tuple[UnwrittenRecord, WindowedValue]] = []
 
-    def process(
-        self, element: Any, window: Any = beam.DoFn.WindowParam, timestamp: Any = beam.DoFn.TimestampParam
-    ) -> None:
+    def process(self, element: Any, windowed: Any = beam.DoFn.WindowedValueParam) -> None:
         """Send the element's record, or those of a table's rows."""
+        # The window and the time of each element as parameters would take Beam as long as all the rest of this step.
         if isinstance(element, pa.RecordBatch):
             for row, make in enumerate(self._parts.rows(element)):
                 if self._keeps_unwritten:
-                    self._keep(make, lambda row=row: element.slice(row, 1), (window, timestamp))
+                    self._keep(make, lambda row=row: element.slice(row, 1), windowed)
                 else:
-                    self._send(make(), window, timestamp)
+                    self._send(make(), windowed)
         elif self._keeps_unwritten:
-            self._keep(lambda: self._parts.record(element), lambda: element, (window, timestamp))
+            self._keep(lambda: self._parts.record(element), lambda: element, windowed)
         else:
-            self._send(self._parts.record(element), window, timestamp)
+            self._send(self._parts.record(element), windowed)
 
-    def _send(self, record: Outgoing, window: Any, timestamp: Any) -> None:
+    def _send(self, record: Outgoing, windowed: WindowedValue) -> None:
         self._producer.send(record)
         if self._producer.failure is not None:
             raise self._failed(self._producer.failure)
-        self._count(record, window, timestamp)
+        self._count(record, windowed)
 
-    def _keep(self, make: Callable[[], Outgoing], element: Callable[[], Any], place: tuple[Any, Any]) -> None:
+    def _keep(self, make: Callable[[], Outgoing], element: Callable[[], Any], windowed: WindowedValue) -> None:
         """Send a record, and keep it until Kafka has it or refuses it."""
         try:
             record = make()
         except Exception as error:
-            self._letters.append((UnwrittenRecord(element(), f"{type(error).__name__}: {error}"), place))
+            self._letters.append((UnwrittenRecord(element(), f"{type(error).__name__}: {error}"), windowed))
             return
-        sent = _Sent(record, element(), place)
+        sent = _Sent(record, element(), windowed)
         self._kept.append(sent)
         self._kept_bytes += len(record.value or b"") + len(record.key or b"")
         self._producer.send(record, sent.fail)
@@ -248,11 +248,11 @@ class WriteDoFn(beam.DoFn):
         self._written.inc(sum(count for counts in self._counts.values() for count in counts.values()))
         self._bytes.inc(self._size)
         self._unwritten.inc(len(self._letters))
-        for window, counts in self._counts.items():
+        for windows, counts in self._counts.items():
             for topic, count in counts.items():
-                yield WindowedValue((topic, count), self._times[window], (window,))
-        for letter, (window, timestamp) in self._letters:
-            yield TaggedOutput(_UNWRITTEN, WindowedValue(letter, timestamp, (window,)))
+                yield WindowedValue((topic, count), self._times[windows], windows)
+        for letter, windowed in self._letters:
+            yield TaggedOutput(_UNWRITTEN, windowed.with_value(letter))
 
     def teardown(self) -> None:
         """Close the connection."""
@@ -262,15 +262,17 @@ class WriteDoFn(beam.DoFn):
         self._producer.abandon()
         return failure.error()
 
-    def _count(self, record: Outgoing, window: Any, timestamp: Any) -> None:
-        if window is not self._window:
-            if window not in self._counts:
-                self._counts[window] = {}
-                self._times[window] = timestamp
-            self._window = window
-            self._of_window = self._counts[window]
+    def _count(self, record: Outgoing, windowed: WindowedValue) -> None:
+        windows = windowed.windows
+        if windows is not self._windows:
+            self._windows = windows
+            windows = tuple(windows)
+            if windows not in self._counts:
+                self._counts[windows] = defaultdict(int)
+                self._times[windows] = windowed.timestamp
+            self._in_windows = self._counts[windows]
         topic, value, key, _, _, _ = record
-        self._of_window[topic] = self._of_window.get(topic, 0) + 1
+        self._in_windows[topic] += 1
         self._size += (len(value) if value is not None else 0) + (len(key) if key is not None else 0)
 
     def _settle(self) -> None:
@@ -293,12 +295,12 @@ class WriteDoFn(beam.DoFn):
             self._check(again)
         for sent in self._kept:
             if sent.failure is None:
-                self._count(sent.record, *sent.place)
+                self._count(sent.record, sent.windowed)
             else:
                 failure = sent.failure
                 reason = f"KafkaError: {failure.reason}"
                 letter = UnwrittenRecord(sent.element, reason, failure.topic, failure.partition, failure.key)
-                self._letters.append((letter, sent.place))
+                self._letters.append((letter, sent.windowed))
         self._kept = []
         self._kept_bytes = 0
 

@@ -89,11 +89,13 @@ class _Parts(beam.DoFn):
         pane: Any = beam.DoFn.PaneInfoParam,
     ) -> Iterator[tuple[bytes, Any]]:
         part: list[pa.RecordBatch] = []
+        rows = 0
         for batch in element[1]:
             part.append(batch)
-            if sum(each.num_rows for each in part) >= self._batch_size:
+            rows += batch.num_rows
+            if rows >= self._batch_size:
                 yield pane_of(window, timestamp, pane, part)
-                part = []
+                part, rows = [], 0
         if part:
             yield pane_of(window, timestamp, pane, part)
 

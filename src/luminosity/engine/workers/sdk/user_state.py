@@ -141,10 +141,10 @@ class CachingHandler(sdk_worker.GlobalCachingStateHandler):
         with super().process_instruction_id(bundle_id, cache_tokens):
             self._context.tokens = _NO_TOKENS
             self._context.only_token = b""
+            tokens = _ShardTokens(token) if token else _NO_TOKENS
             if isinstance(self._state_cache, StreamCache):
-                self._begin_in(self._state_cache, bundle_id, _ShardTokens(token))
+                self._begin_in(self._state_cache, bundle_id, tokens)
             if isinstance(self._underlying, BatchingStateHandler):
-                tokens = _ShardTokens(token)
                 self._underlying.use_tokens(tokens)
                 self._context.tokens = tokens
                 if tokens.only is not None and self._state_cache.is_cache_enabled():

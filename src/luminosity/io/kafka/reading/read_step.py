@@ -9,12 +9,14 @@ from collections.abc import Generator, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import apache_beam as beam
+from apache_beam.transforms.window import GlobalWindow
+from apache_beam.utils import windowed_value
 
 from luminosity.errors import KafkaError
 from luminosity.extras import require
 from luminosity.io.kafka.client import describe
 from luminosity.io.kafka.reading.consumer import ConsumerSettings, GroupConsumer, Pool
-from luminosity.io.kafka.reading.emit import Emitter, Tally
+from luminosity.io.kafka.reading.emit import Emitter, Outputs, Tally
 from luminosity.io.kafka.reading.offsets import name_partitions
 from luminosity.io.kafka.reading.positions import Partition, Position
 from luminosity.io.kafka.reading.read_metrics import ReadMetrics
@@ -36,6 +38,7 @@ _CHUNK_S = 0.01  # how long the steps that follow should take with the records o
 _MOST_RECORDS = 2_000  # of one claim
 
 _NOTHING = Tally().newest
+_GLOBAL = (GlobalWindow(),)
 _POOL = Pool()
 
 _GROUP = beam.DoFn.RestrictionParam()  # The DoFn itself is the provider.
@@ -222,6 +225,7 @@ class ReadGroup(beam.DoFn, beam.RestrictionProvider):
         partition: Partition = topic, number
         run: list[KafkaRecord] = []
         at, stop = 0, None
+        new = tuple.__new__  # which takes half as long as KafkaRecord(...)
         for message in messages:
             if message.topic() != topic or message.partition() != number:
                 if number >= 0:
@@ -250,9 +254,8 @@ class ReadGroup(beam.DoFn, beam.RestrictionProvider):
                 kind, timestamp = message.timestamp()
                 key, value, headers = message.key(), message.value(), message.headers()
                 chunk.bytes += (len(key) if key else 0) + (len(value) if value else 0)
-                run.append(
-                    KafkaRecord(topic, number, offset, timestamp, kind, key, value, tuple(headers) if headers else ())
-                )
+                fields = topic, number, offset, timestamp, kind, key, value, tuple(headers) if headers else ()
+                run.append(new(KafkaRecord, fields))
         if number >= 0:
             positions[partition] = at
         chunk.records = sum(len(each) for _, each in chunk.runs)
@@ -262,14 +265,20 @@ class ReadGroup(beam.DoFn, beam.RestrictionProvider):
         """Emit the records of a chunk, then move the watermarks of their partitions."""
         emitter = self._settings.emitter
         policy = emitter.timestamps
+        outputs = Outputs()
         unreadable = 0
+        moves: list[tuple[Partition, int]] = []
         for partition, records in chunk.runs:
             if records:
                 tally = Tally()
-                yield from emitter.emit(records, now_micros, tally)
+                outputs.extend(emitter.emit(records, now_micros, tally))
                 unreadable += tally.unreadable
                 if tally.newest > _NOTHING:
-                    watermark.move(partition, policy.watermark_after(tally.newest, now_micros))
+                    moves.append((partition, policy.watermark_after(tally.newest, now_micros)))
+        # Each of the outputs has its own time. Theirs as a whole must not be late.
+        yield windowed_value.create(outputs, watermark.current_watermark().micros, _GLOBAL)
+        for partition, micros in moves:
+            watermark.move(partition, micros)
         now_ms = now_micros // 1000
         oldest = min((records[0].timestamp for _, records in chunk.runs if records), default=-1)
         self._metrics.count(chunk.records, chunk.bytes, unreadable, now_ms - oldest if oldest >= 0 else 0)
