@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,8 +49,12 @@ def prepare(
     options: PipelineOptions,
     *,
     is_drain: bool = False,
+    fit: Callable[[EngineConfig, Callable[[frozenset[str]], Graph]], Graph] | None = None,
 ) -> Prepared:
     """Return how ``pipeline`` would run. Starts nothing.
+
+    ``fit`` gets a function that plans the pipeline, given the names of steps that must start a stage, and returns the
+    plan to run: one that can continue from a checkpoint.
 
     Raises :class:`OptionError`, :class:`UnsupportedPipeline` or :class:`ResourcesExceeded` if it can't run.
     """
@@ -58,12 +63,16 @@ def prepare(
     is_streaming = bool(options.view_as(StandardOptions).streaming)
     support.warn(pipeline, is_streaming=is_streaming, is_debug=config.debug)
     machine = Machine.detect(config.accelerators)
+    if not config.debug:
+        pipeline = give_devices(pipeline, machine, config)
+
+    def make_plan(roots: frozenset[str]) -> Graph:
+        return plan(pipeline, is_drain=is_drain, is_durable=config.checkpoint_dir is not None, roots=roots)
+
+    graph = fit(config, make_plan) if fit is not None else make_plan(frozenset())
     if config.debug:
-        graph = plan(pipeline, is_drain=is_drain)
         assignments = assign_to_this_process(graph.stages, machine)
     else:
-        pipeline = give_devices(pipeline, machine, config)
-        graph = plan(pipeline, is_drain=is_drain, is_durable=config.checkpoint_dir is not None)
         needs = {key: Needs.of(e) for key, e in graph.components.environments.items()}
         assignments = assign([(s, needs[s.environment_id]) for s in graph.stages], machine, config)
         warn_of_unused(machine, assignments.values())

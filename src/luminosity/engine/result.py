@@ -11,7 +11,7 @@ from apache_beam.portability.api import metrics_pb2
 from apache_beam.runners.portability.fn_api_runner.fn_runner import FnApiMetrics
 from apache_beam.runners.runner import PipelineResult, PipelineState
 
-from luminosity.engine.run import Run
+from luminosity.engine.run import FinishedRun, Run
 from luminosity.engine.termination import Terminated
 
 __all__ = ["LuminosityResult"]
@@ -23,7 +23,7 @@ _CANCEL_TIMEOUT_S = 30.0  # workers end within seconds; user code may take longe
 class LuminosityResult(PipelineResult):
     """A run of a pipeline that may not have ended yet."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run | FinishedRun) -> None:
         super().__init__(PipelineState.RUNNING)
         self._run = run
         run.on_failure = self._report_at_exit

@@ -9,6 +9,9 @@ from typing import Literal
 
 from apache_beam.runners.runner import PipelineState
 
+from luminosity.engine.durable.names import Names
+from luminosity.engine.durable.restoring import restore_metrics
+from luminosity.engine.durable.resume import Checkpoint
 from luminosity.engine.folders import RunFolders, remove_local
 from luminosity.engine.loop.metrics import RunMetrics
 from luminosity.engine.loop.scheduler import Scheduler
@@ -28,7 +31,7 @@ from luminosity.engine.workers.printed import WorkerPrints
 from luminosity.errors import RunCancelled, RunFailed
 from luminosity.events import MemoryUse, Subscriber
 
-__all__ = ["Ending", "Run", "cancel_all"]
+__all__ = ["Ending", "FinishedRun", "Run", "cancel_all"]
 
 _CHECK_EVERY_S = 1.0  # how late a waiting thread notices the end if Ctrl-C breaks the lock
 
@@ -103,21 +106,26 @@ class Run:
         assignments: dict[str, Assignment],
         config: EngineConfig,
         on_event: Subscriber | None = None,
+        checkpoint: Checkpoint | None = None,
     ) -> None:
+        """Make a run, which takes over the lock of its ``checkpoint``. Continues from it if it has one."""
         self.metrics = RunMetrics()
         self.state: str = PipelineState.RUNNING
         self.failure: BaseException | None = None
         self.on_failure: Callable[[], None] | None = None
         self._ending = Ending()
         self._is_debug = config.debug
-        self._folders = RunFolders(config.spill_dir)
+        self._checkpoint = checkpoint
+        self._folders = RunFolders(config.spill_dir, checkpoint.new_files if checkpoint is not None else None)
         self._of_steps = graph.temporary_folders()
         progress = "off" if config.debug else config.progress
         # A live view needs the terminal for itself, so the workers' output goes through this process.
         self._prints = WorkerPrints(self._folders.sockets) if live.is_live(progress) else None
         try:
             prints = self._prints.sockets if self._prints is not None else {}
-            parts = set_up(graph, assignments, config, self._folders, self.metrics, prints)
+            if checkpoint is not None:
+                checkpoint.begin(graph)
+            parts = set_up(graph, assignments, config, self._folders, self.metrics, prints, checkpoint)
         except BaseException:
             self._remove_folders()
             raise
@@ -169,7 +177,10 @@ class Run:
             try:
                 self._server.stop()
                 self._remove_folders()
-                remove_local(self._of_steps)  # also after success: a stream's steps don't know which is the last
+                if self._checkpoint is not None:
+                    self._checkpoint.close(has_failed=self.state == PipelineState.FAILED)
+                if self._checkpoint is None or self.state == PipelineState.DONE:
+                    remove_local(self._of_steps)  # also after success: a stream's steps don't know which is the last
                 self._sampler.stop()
                 self._reporter.ended(_ENDINGS[self.state], _headline(self.failure))
                 if self.state == PipelineState.FAILED and self.on_failure is not None:
@@ -182,6 +193,31 @@ class Run:
         if self._prints is not None:
             self._prints.stop()
         self._folders.remove()
+
+
+class FinishedRun:
+    """A run that a checkpoint says has finished: there is nothing to do, and its metrics are known."""
+
+    def __init__(self, graph: Graph, checkpoint: Checkpoint) -> None:
+        """Read the metrics, and release the checkpoint."""
+        self.metrics = RunMetrics()
+        self.state: str = PipelineState.DONE
+        self.failure: BaseException | None = None
+        self.on_failure: Callable[[], None] | None = None
+        self.kept = None
+        restore_metrics(checkpoint.folder, Names(graph), graph.stages, self.metrics)
+        checkpoint.tell_finished()
+        checkpoint.close()
+
+    def start(self) -> None:
+        """Do nothing."""
+
+    def wait(self, seconds: float | None) -> bool:
+        """Return True: the run has ended."""
+        return True
+
+    def cancel(self) -> None:
+        """Do nothing: the run has ended."""
 
 
 def _headline(failure: BaseException | None) -> str:

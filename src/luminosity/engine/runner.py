@@ -10,9 +10,10 @@ from apache_beam.runners.runner import PipelineRunner
 from apache_beam.transforms import environments
 
 from luminosity._process_limits import check_address_space, limits_named
+from luminosity.engine.durable.resume import Resumption
 from luminosity.engine.prepare import prepare, worker_environment
 from luminosity.engine.result import LuminosityResult
-from luminosity.engine.run import Run
+from luminosity.engine.run import FinishedRun, Run
 from luminosity.engine.workers import main_classes
 from luminosity.engine.workers.launcher import warm_up
 from luminosity.events import Subscriber
@@ -85,11 +86,21 @@ class LuminosityRunner(PipelineRunner):
 
         Raises :class:`OptionError`, :class:`UnsupportedPipeline` or :class:`ResourcesExceeded` before anything starts.
         """
-        prepared = prepare(pipeline, options, is_drain=self.is_drain)
-        if not prepared.config.debug:
-            check_address_space()
+        resumption = Resumption()
+        try:
+            prepared = prepare(pipeline, options, is_drain=self.is_drain, fit=resumption.fit)
+            if not prepared.config.debug:
+                check_address_space()
+            with limits_named():
+                checkpoint = resumption.checkpoint
+                if checkpoint is not None and checkpoint.is_finished:
+                    run = FinishedRun(prepared.graph, checkpoint)
+                else:
+                    run = Run(prepared.graph, prepared.assignments, prepared.config, self._on_event, checkpoint)
+        except BaseException:
+            resumption.close()
+            raise
         with limits_named():
-            run = Run(prepared.graph, prepared.assignments, prepared.config, self._on_event)
             result = LuminosityResult(run)
             run.start()
         if self._waits:

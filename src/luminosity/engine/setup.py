@@ -22,6 +22,8 @@ from luminosity.engine.data.state import StateStore
 from luminosity.engine.data.test_stream import TestStreams
 from luminosity.engine.data.watermarks import MIN
 from luminosity.engine.debugging.saving import Saver
+from luminosity.engine.durable.names import Names
+from luminosity.engine.durable.resume import Checkpoint
 from luminosity.engine.fnapi.server import FnApiServer
 from luminosity.engine.folders import RunFolders
 from luminosity.engine.loop.buffers import BufferRun, Outflow, queue_limit
@@ -52,6 +54,7 @@ def set_up(
     folders: RunFolders,
     metrics: RunMetrics,
     prints: dict[str, str],
+    checkpoint: Checkpoint | None = None,
 ) -> RunParts:
     """Return the parts of a run. Starts the Fn API server, which the caller stops, but no workers.
 
@@ -87,10 +90,13 @@ def set_up(
         clock = ManualClock()
         test_streams = TestStreams(graph.test_streams, codecs, blocks, clock)
     spill_policy = SpillPolicy(blocks, state, stages)
-    buffers = _buffers(graph, codecs, folders.spill, stages, state, blocks, spill_policy, limit, clock)
+    buffers = _buffers(graph, codecs, folders.spill, stages, state, blocks, spill_policy, limit, clock, checkpoint)
     if test_streams is not None:
         for buffer_id, buffer in buffers.items():
             test_streams.connect(buffer_id, buffer.deliver, buffer.set_source_watermark)
+    hook = None
+    if checkpoint is not None:
+        hook = checkpoint.attach(graph, config, stages, buffers, list(pools.values()), blocks, state, metrics)
     main_classes.save(folders.main_classes)
     saver = None
     if config.save_failed is not None:
@@ -127,7 +133,7 @@ def set_up(
         clock=clock,
         test_streams=test_streams,
         queue_limit=limit,
-        checkpoint=None,
+        checkpoint=hook,
     )
 
 
@@ -152,6 +158,7 @@ def _buffers(
     spill_policy: SpillPolicy,
     limit: int,
     clock: Clock,
+    checkpoint: Checkpoint | None,
 ) -> dict[bytes, BufferRun]:
     buffers: dict[bytes, BufferRun] = {}
     for buffer in graph.buffers.values():
@@ -186,7 +193,8 @@ def _buffers(
             run.feeds_queue |= graph.buffers[write.buffer_id].kind is not BufferKind.GROUP
         for read in run.plan.reads:
             buffers[read.buffer_id].readers.append((run, read.transform_id))
-            if graph.buffers[read.buffer_id].kind is BufferKind.IMPULSE:
+            is_impulse = graph.buffers[read.buffer_id].kind is BufferKind.IMPULSE
+            if is_impulse and (checkpoint is None or checkpoint.sends_impulse(Names(graph).of_read(run.plan, read))):
                 run.add(read.transform_id, blocks.of_bytes(ENCODED_IMPULSE_VALUE, 1, MIN))
     return buffers
 

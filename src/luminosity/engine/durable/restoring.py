@@ -1,0 +1,171 @@
+"""Fills the parts of a run with what its last checkpoint has."""
+
+from __future__ import annotations
+
+import marshal
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+
+from apache_beam.portability.api import beam_fn_api_pb2
+
+from luminosity.engine.data import wire
+from luminosity.engine.data.blocks import Block, BlockStore
+from luminosity.engine.data.saved_rows import BlockReference
+from luminosity.engine.data.state import StateStore
+from luminosity.engine.durable.names import Names
+from luminosity.engine.durable.saving import Contents
+from luminosity.engine.durable.store import CheckpointFolder, StoredContent
+from luminosity.engine.loop.buffers import BufferRun
+from luminosity.engine.loop.metrics import RunMetrics
+from luminosity.engine.loop.shard import Shard
+from luminosity.engine.loop.stage import StageRun
+from luminosity.engine.plan.codecs import TimerRecord
+from luminosity.engine.plan.graph import Stage
+from luminosity.engine.spill.cells import Cell
+from luminosity.engine.spill.files import Chunk, SpillFile, StoredChunk
+
+__all__ = ["remove_other_files", "restore", "restore_metrics"]
+
+_CELLS_AT_ONCE = 10_000  # of a shard: bounds the memory beside the cells themselves
+
+
+class _SavedRows:
+    """The rows of a checkpoint, and the blocks that they refer to."""
+
+    def __init__(self, folder: CheckpointFolder, contents: Contents, blocks: BlockStore, state: StateStore) -> None:
+        self._folder = folder
+        self._blocks = blocks
+        self._state = state
+        self._contents = contents
+        self._stored: dict[int, StoredContent] = {}
+        for stored in folder.contents():
+            path = os.path.join(folder.path, stored.path) if stored.path is not None else None
+            contents.note_restored(stored, path)
+            self._stored[stored.id] = replace(stored, path=path)
+        self._restored: dict[int, Callable[[int, int, int, int, int], Block]] = {}
+        self._users: dict[bytes, int] = {}  # of large groups, by token
+
+    def rows(self, owner: str) -> Iterator[tuple[bytes, bytes]]:
+        return self._folder.rows(owner)
+
+    def block(self, reference: BlockReference) -> Block:
+        number, start, size, count, hold, weight, token = reference
+        if not number:
+            return self._blocks.of_bytes(start, count, hold, weight=weight)
+        if (make := self._restored.get(number)) is None:
+            on_free = partial(self._drop_group, token) if token else None
+            if token:
+                self._users[token] = self._users.get(token, 0) + 1
+            content = self._blocks.restored(self._stored[number], on_free, token)
+            make = self._restored[number] = partial(self._blocks.block_of, content)
+        return make(start, size, count, hold, weight)
+
+    def restore_groups(self) -> None:
+        """Serve the values of large groups."""
+        for token, row in self._folder.rows("groups"):
+            relative, places = marshal.loads(row)
+            path = os.path.join(self._folder.path, relative)
+            self._contents.groups[token] = file = SpillFile(os.path.dirname(path), restored_path=path)
+            chunks: list[Chunk] = [StoredChunk(file, *place) for place in places]
+            self._state.restore_group(token, chunks)
+
+    def _drop_group(self, token: bytes) -> None:
+        self._users[token] -= 1
+        if not self._users[token]:
+            self._state.remove_group(token)
+
+
+def restore(
+    folder: CheckpointFolder,
+    contents: Contents,
+    names: Names,
+    stages: Sequence[StageRun],
+    buffers: dict[bytes, BufferRun],
+    state: StateStore,
+    metrics: RunMetrics,
+    blocks: BlockStore,
+) -> dict[str, bytes]:
+    """Fill fresh parts of a run from its checkpoint. Returns the rows of queues and stages, by their owners."""
+    saved = _SavedRows(folder, contents, blocks, state)
+    saved.restore_groups()
+    single: dict[str, bytes] = {}
+    now, wall = time.monotonic(), time.time()
+    for buffer_id, buffer in buffers.items():
+        buffer.restore(saved, names.of_buffer(buffer_id))
+    for stage in stages:
+        name = names.of_stage(stage.plan)
+        for _, row in saved.rows(owner := f"stage/{name}"):
+            single[owner] = row
+            stage.input_watermark, stage.output_watermark, stage.elements_done, stage.bundles_done = marshal.loads(row)
+        for read in stage.plan.reads:
+            for _, row in saved.rows(owner := f"queue/{names.of_read(stage.plan, read)}"):
+                single[owner] = row
+                for due, reference in marshal.loads(row):
+                    block = saved.block(reference)
+                    stage.restore_input(read.transform_id, block, now + max(0.0, due - wall) if due else None)
+        if stage.plan.is_stateful:
+            _restore_cells(stage, names, saved, state)
+            _restore_timers(stage, names, saved)
+    restore_metrics(folder, names, [stage.plan for stage in stages], metrics)
+    return single
+
+
+def restore_metrics(folder: CheckpointFolder, names: Names, stages: Iterable[Stage], metrics: RunMetrics) -> None:
+    """Put back the metrics of all stages."""
+    for stage in stages:
+        metrics.restore(stage.id, folder.rows(f"metrics/{names.of_stage(stage)}"))
+
+
+def _restore_cells(stage: StageRun, names: Names, saved: _SavedRows, state: StateStore) -> None:
+    total = len(stage.shards)
+    for step in stage.plan.steps:
+        cells: dict[Shard, dict[bytes, Cell]] = {}
+        for cell_key, row in saved.rows(f"state/{names.of_step(step)}"):
+            state_key = beam_fn_api_pb2.StateKey.FromString(cell_key)
+            user_state = getattr(state_key, str(state_key.WhichOneof("type")))
+            if user_state.transform_id != step:  # it was renamed
+                user_state.transform_id = step
+                cell_key = state_key.SerializeToString()
+            shard = stage.shards[wire.shard_index(user_state.key, total)]
+            of_shard = cells.setdefault(shard, {})
+            of_shard[cell_key] = marshal.loads(row)
+            if len(of_shard) >= _CELLS_AT_ONCE:
+                _put_cells(stage, shard, cells.pop(shard), state)
+        for shard, of_shard in cells.items():
+            _put_cells(stage, shard, of_shard, state)
+
+
+def _put_cells(stage: StageRun, shard: Shard, cells: dict[bytes, Cell], state: StateStore) -> None:
+    state.restore(cells, shard)
+    if stage.expiry is not None:
+        shard.cell_expiry.note(cells, stage.expiry)
+
+
+def _restore_timers(stage: StageRun, names: Names, saved: _SavedRows) -> None:
+    total = len(stage.shards)
+    for family in stage.plan.timers:
+        records: dict[Shard, list[TimerRecord]] = {}
+        for _, row in saved.rows(f"timers/{names.of_step(family.transform_id)}/{family.family_id}"):
+            record = TimerRecord(*marshal.loads(row))
+            records.setdefault(stage.shards[wire.shard_index(record.key, total)], []).append(record)
+        for shard, own in records.items():
+            shard.timers.apply(family.key, own)
+            if stage.expiry is not None:
+                shard.timers.note_windows(family.key, own)
+
+
+def remove_other_files(folder: CheckpointFolder, keep: set[str]) -> None:
+    """Remove the files of earlier starts to which the checkpoint does not refer."""
+    if not os.path.isdir(folder.blocks):
+        return
+    for generation in os.listdir(folder.blocks):
+        path = os.path.join(folder.blocks, generation)
+        for name in os.listdir(path):
+            if (file := os.path.join(path, name)) not in keep:
+                os.unlink(file)
+        if not os.listdir(path):
+            shutil.rmtree(path, ignore_errors=True)

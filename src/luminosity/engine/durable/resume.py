@@ -1,0 +1,157 @@
+"""Opens the checkpoint folder of a run, and decides whether the run begins, continues, or has nothing to do."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections.abc import Callable
+from functools import partial
+
+from luminosity._text import format_bytes
+from luminosity.engine.data.blocks import BlockStore
+from luminosity.engine.data.state import StateStore
+from luminosity.engine.durable.comparison import Comparison, fit
+from luminosity.engine.durable.names import Names
+from luminosity.engine.durable.restoring import remove_other_files, restore
+from luminosity.engine.durable.saving import Checkpointer, Contents
+from luminosity.engine.durable.shape import describe
+from luminosity.engine.durable.store import CheckpointFolder
+from luminosity.engine.loop.buffers import BufferRun
+from luminosity.engine.loop.metrics import RunMetrics
+from luminosity.engine.loop.stage import StageRun
+from luminosity.engine.loop.workers import PoolRun
+from luminosity.engine.options import EngineConfig
+from luminosity.engine.plan.graph import Graph
+
+__all__ = ["Checkpoint", "Resumption"]
+
+_LOGGER = logging.getLogger(__name__)
+
+_STREAM_INTERVAL_S = 0.05  # results that wait for a checkpoint, such as those behind a Reshuffle, wait so long at most
+_BATCH_INTERVAL_S = 10.0  # so much work is repeated after a kill
+
+
+class Checkpoint:
+    """The checkpoint folder of one run. The run calls :meth:`close` when it ends."""
+
+    def __init__(self, folder: CheckpointFolder, meta: dict[str, str]) -> None:
+        self.folder = folder
+        self.comparison = Comparison()
+        self.is_finished = meta.get("state") in ("finished", "drained")
+        self.is_resumed = "shape" in meta and not self.is_finished
+        self._meta = meta
+        self._generation = int(meta.get("generation", 0)) + 1
+        # Each start has a folder of its own, so that no two files have the same name.
+        self.new_files = os.path.join(folder.blocks, f"{self._generation}")
+        self._hook: Checkpointer | None = None
+
+    def fit(self, plan: Callable[[frozenset[str]], Graph], config: EngineConfig) -> Graph:
+        """Return a plan that can continue from the checkpoint. Raises :class:`CheckpointError` if none can."""
+        if not self.is_resumed:
+            return plan(frozenset())
+        owners = self.folder.owners()
+        shape = json.loads(self._meta["shape"])
+        graph, self.comparison = fit(plan, shape, config.renamed_steps, config.drop_state, owners)
+        return graph
+
+    def begin(self, graph: Graph) -> None:
+        """Note the pipeline that runs from now on, and give the rows of changed steps to those that take them."""
+        for note in self.comparison.notes:
+            _LOGGER.warning("%s", note)
+        meta = {"state": "running", "generation": f"{self._generation}", "shape": json.dumps(describe(graph))}
+        self.folder.rearrange(self.comparison.moves, self.comparison.dropped, meta)
+
+    def sends_impulse(self, read: str) -> bool:
+        """Return whether the impulse of a read is still to be sent."""
+        return not self.is_resumed or read in self.comparison.new_sources
+
+    def attach(
+        self,
+        graph: Graph,
+        config: EngineConfig,
+        stages: list[StageRun],
+        buffers: dict[bytes, BufferRun],
+        pools: list[PoolRun],
+        blocks: BlockStore,
+        state: StateStore,
+        metrics: RunMetrics,
+    ) -> Checkpointer:
+        """Fill the parts of a run from the checkpoint, if there is one, and return what saves them from now on."""
+        names = Names(graph)
+        contents = Contents(self.folder, self.new_files, blocks, state)
+        interval = config.checkpoint_interval
+        if interval is None:
+            is_stream = any(stage.plan.has_endless_input for stage in stages)
+            interval = _STREAM_INTERVAL_S if is_stream else _BATCH_INTERVAL_S
+        for buffer in buffers.values():
+            buffer.track()
+        make = partial(Checkpointer, self.folder, contents, names, interval, stages, buffers, pools, state, metrics)
+        if not self.is_resumed:
+            self._hook = make({})
+            return self._hook
+        started = time.monotonic()
+        saved = restore(self.folder, contents, names, stages, buffers, state, metrics, blocks)
+        self._hook = make(saved)
+        remove_other_files(self.folder, blocks.kept | {file.path for file in contents.groups.values()})
+        self._tell(stages, state, time.monotonic() - started)
+        return self._hook
+
+    def _tell(self, stages: list[StageRun], state: StateStore, seconds: float) -> None:
+        age = max(0.0, time.time() - float(self._meta.get("saved_at", time.time())))
+        waiting = sum(stage.queued + len(stage.delayed) for stage in stages)
+        _LOGGER.warning(
+            "continuing the run in %s (start %d): checkpoint %s old, %s elements wait, %s of state; read in %.1f s",
+            self.folder.path,
+            self._generation,
+            _age(age),
+            f"{waiting:,}",
+            format_bytes(state.memory_bytes),
+            seconds,
+        )
+
+    def tell_finished(self) -> None:
+        """Say that there is nothing to do."""
+        _LOGGER.warning(
+            "the run in %s has %s already: nothing to do. Add --restart to run it again",
+            self.folder.path,
+            self._meta.get("state"),
+        )
+
+    def close(self, *, has_failed: bool = False) -> None:
+        """Stop writing, and release the folder. The last checkpoint of a run that has failed stays as it is."""
+        if self._hook is not None:
+            self._hook.close()
+        if has_failed:
+            self.folder.note(state="failed")
+        self.folder.close()
+
+
+class Resumption:
+    """Opens the checkpoint folder while a run is prepared. Call :meth:`close` if the run does not start."""
+
+    def __init__(self) -> None:
+        self.checkpoint: Checkpoint | None = None
+
+    def fit(self, config: EngineConfig, plan: Callable[[frozenset[str]], Graph]) -> Graph:
+        """Return a plan that can continue from the checkpoint of ``config``, if that has one."""
+        if config.checkpoint_dir is None:
+            return plan(frozenset())
+        folder = CheckpointFolder(config.checkpoint_dir)
+        if config.restart:
+            folder.clear()
+        self.checkpoint = Checkpoint(folder, folder.meta())
+        return self.checkpoint.fit(plan, config)
+
+    def close(self) -> None:
+        """Release the folder."""
+        if self.checkpoint is not None:
+            self.checkpoint.close()
+
+
+def _age(seconds: float) -> str:
+    for unit, size in (("days", 86400), ("hours", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.1f} s"

@@ -1,0 +1,356 @@
+"""Collects what has changed in a run since its last checkpoint, and hands it to the writer."""
+
+from __future__ import annotations
+
+import contextlib
+import marshal
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from apache_beam.portability.api import beam_fn_api_pb2
+
+from luminosity.engine.data.blocks import Block, BlockStore
+from luminosity.engine.data.saved_rows import BlockReference
+from luminosity.engine.data.state import StateStore
+from luminosity.engine.durable.names import Names
+from luminosity.engine.durable.store import CheckpointFolder, StoredContent, Transaction
+from luminosity.engine.durable.writer import CheckpointWriter
+from luminosity.engine.loop import splits
+from luminosity.engine.loop.buffers import BufferRun
+from luminosity.engine.loop.bundle import Attempt, Bundle
+from luminosity.engine.loop.metrics import RunMetrics
+from luminosity.engine.loop.stage import StageRun
+from luminosity.engine.loop.workers import CheckpointSynced, PoolRun
+from luminosity.engine.spill.files import SpillFile
+
+__all__ = ["Checkpointer", "Contents"]
+
+_LONGEST_SHARE = 0.1  # of the loop's time, for checkpoints: after one that took long, the next one waits
+
+
+class Contents:
+    """The data of blocks that the checkpoint has, and the files of large groups. Only the loop's thread uses it.
+
+    A file stays until no checkpoint that a restart could find refers to it.
+    """
+
+    def __init__(self, folder: CheckpointFolder, new_files: str, blocks: BlockStore, state: StateStore) -> None:
+        """Keep contents in ``folder``, and make files in ``new_files``, a folder below it."""
+        self._folder = folder
+        self._new_files = new_files
+        self._blocks = blocks
+        self._state = state
+        self._next_id = 1
+        self.paths: dict[int, str | None] = {}  # of each content: its file, if it has one
+        self._users = Counter[str]()  # how many contents a file has
+        self.groups: dict[bytes, SpillFile] = {}
+
+    def note_restored(self, content: StoredContent, path: str | None) -> None:
+        """Note a content that the last run saved."""
+        self.paths[content.id] = path
+        self._next_id = max(self._next_id, content.id + 1)
+        if path is not None:
+            self._users[path] += 1
+            self._blocks.kept.add(path)
+
+    def number_of(self, block: Block, changes: Transaction) -> int:
+        """Return the number of a block's content. Adds the content to ``changes`` if the checkpoint lacks it."""
+        content = block.content
+        if content.number:
+            return content.number
+        content.number = number = self._next_id
+        self._next_id += 1
+        if content.file is None:
+            self.paths[number] = None
+            changes.contents.append(StoredContent(number, content.data, None, size=len(content.data)))
+            return number
+        path, is_packed = content.file.place
+        self.paths[number] = path
+        self._users[path] += 1
+        if path not in self._blocks.kept:
+            self._blocks.kept.add(path)
+            changes.files.append(path)
+        relative = os.path.relpath(path, self._folder.path)
+        changes.contents.append(
+            StoredContent(number, None, relative, content.base, content.file.size, is_packed=is_packed)
+        )
+        return number
+
+    def save_group(self, token: bytes, changes: Transaction) -> None:
+        """Add the values of a large group to ``changes`` if the checkpoint lacks them."""
+        if token in self.groups:
+            return
+        self.groups[token] = file = SpillFile(self._new_files)
+        chunks = [file.append(data) for data in self._state.group_data(token)]
+        relative = os.path.relpath(file.path, self._folder.path)
+        row = relative, [(chunk.offset, chunk.stored, chunk.size) for chunk in chunks]
+        changes.rows["groups", token] = marshal.dumps(row)
+        changes.files.append(file.path)
+
+    def drop_unused(self, used: set[int], tokens: set[bytes], changes: Transaction) -> list[Callable[[], None]]:
+        """Remove contents that nothing refers to. Returns what is to be done once that is on the disk."""
+        after: list[Callable[[], None]] = []
+        for number in self.paths.keys() - used:
+            path = self.paths.pop(number)
+            changes.dropped.append(number)
+            if path is not None:
+                self._users[path] -= 1
+                if not self._users[path]:
+                    del self._users[path]
+                    after.append(lambda path=path: self._let_go(path))
+        for token in self.groups.keys() - tokens:
+            changes.rows["groups", token] = None
+            after.append(self.groups.pop(token).release)
+        return after
+
+    def _let_go(self, path: str) -> None:
+        self._blocks.kept.discard(path)
+        if path not in self._blocks.files:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+
+
+class _Collected:
+    """The changes of one checkpoint, as parts of the run add them."""
+
+    def __init__(self, contents: Contents, changes: Transaction) -> None:
+        self._contents = contents
+        self._changes = changes
+        self.used: set[int] = set()
+        self.tokens: set[bytes] = set()
+
+    def put(self, owner: str, key: bytes, value: bytes) -> None:
+        self._changes.rows[owner, key] = value
+
+    def remove(self, owner: str, key: bytes) -> None:
+        self._changes.rows[owner, key] = None
+
+    def remove_all(self, owner: str) -> None:
+        self._changes.cleared.add(owner)
+        for row in [row for row in self._changes.rows if row[0] == owner]:
+            del self._changes.rows[row]
+
+    def refer(self, block: Block) -> BlockReference:
+        number = self._contents.number_of(block, self._changes)
+        self.used.add(number)
+        if block.token:
+            self._contents.save_group(block.token, self._changes)
+            self.tokens.add(block.token)
+        return number, block.start, block.size, block.count, block.hold, block.weight, block.token
+
+
+class Checkpointer:
+    """Saves a run at intervals, once its parts are restored. The loop's hook for checkpoints.
+
+    Between two messages of the loop, the state of all parts is consistent. Bundles that run count as not started: their
+    input is saved with the queue that it came from. So one transaction with what changed is a checkpoint.
+    """
+
+    def __init__(
+        self,
+        folder: CheckpointFolder,
+        contents: Contents,
+        names: Names,
+        interval_s: float,
+        stages: list[StageRun],
+        buffers: dict[bytes, BufferRun],
+        pools: list[PoolRun],
+        state: StateStore,
+        metrics: RunMetrics,
+        saved: dict[str, bytes],
+    ) -> None:
+        """Save into ``folder``, which has the rows ``saved`` of queues and stages, by their owners."""
+        self._folder = folder
+        self._contents = contents
+        self._names = names
+        self._interval_s = interval_s
+        self._stages = stages
+        self._buffers = buffers
+        self._pools = pools
+        self._state = state
+        self._metrics = metrics
+        self._saved = saved
+        self._number = 0
+        self._due = 0.0
+        self._writer: CheckpointWriter | None = None
+        self._unsaved: list[Attempt] = []  # to be finalized after the next checkpoint
+        # What to do once a checkpoint with this number is on the disk.
+        self._after_sync: list[tuple[int, list[Callable[[], None]], list[Attempt]]] = []
+        for stage in stages:
+            for shard in stage.shards:
+                shard.timers.track()
+        state.track()
+
+    def start(self, notify: Callable[[CheckpointSynced], None]) -> None:
+        """Start to write."""
+        self._writer = CheckpointWriter(self._folder, lambda number, error: notify(CheckpointSynced(number, error)))
+        self._due = time.monotonic() + self._interval_s
+
+    def next_due(self) -> float:
+        """Return when the next checkpoint is due."""
+        return self._due
+
+    def tick(self, now: float) -> None:
+        """Save what has changed, if it is time to and the last checkpoint is written."""
+        assert self._writer is not None
+        if now < self._due or self._writer.is_busy:
+            return
+        self._submit({})
+        took = time.monotonic() - now
+        self._due = now + max(self._interval_s, took / _LONGEST_SHARE)
+
+    def finalize_later(self, attempt: Attempt) -> None:
+        """Keep an attempt until the checkpoint that has its commit is on the disk."""
+        self._unsaved.append(attempt)
+
+    def has_unsaved(self) -> bool:
+        """Return whether attempts wait for their finalization."""
+        return bool(self._unsaved or any(attempts for _, _, attempts in self._after_sync))
+
+    def synced(self, message: CheckpointSynced) -> list[Attempt]:
+        """Remove files that are not needed any more. Returns the attempts that may be finalized."""
+        finalizable: list[Attempt] = []
+        while self._after_sync and self._after_sync[0][0] <= message.number:
+            _, actions, attempts = self._after_sync.pop(0)
+            for action in actions:
+                action()
+            finalizable += attempts
+        if message.error is not None:
+            raise message.error
+        return finalizable
+
+    def before_end(self, state: str) -> None:
+        """Save everything with the final state, and wait until it is on the disk."""
+        assert self._writer is not None
+        self._writer.wait_until_written()
+        if state == "finished":
+            self._forget_all()
+        else:
+            self._submit({"state": state})
+        self._writer.finish()
+        self.synced(CheckpointSynced(self._number))
+
+    def close(self) -> None:
+        """End the writer's thread."""
+        if self._writer is not None:
+            self._writer.close()
+
+    def _forget_all(self) -> None:
+        """Save that the run has finished: only its metrics stay."""
+        assert self._writer is not None
+        changes = self._new_transaction({"state": "finished"})
+        collected = _Collected(self._contents, changes)
+        self._metrics.save(collected, self._metrics_owner)
+        changes.cleared.update(owner for owner in self._folder.owners() if not owner.startswith("metrics/"))
+        actions = self._contents.drop_unused(set(), set(), changes)
+        self._after_sync.append((changes.number, actions, []))
+        self._writer.submit(changes)
+
+    def _new_transaction(self, meta: dict[str, str]) -> Transaction:
+        self._number += 1
+        return Transaction(self._number, meta=dict(meta))
+
+    def _submit(self, meta: dict[str, str]) -> None:
+        assert self._writer is not None
+        changes = self._new_transaction(meta)
+        collected = _Collected(self._contents, changes)
+        self._collect(collected)
+        actions = self._contents.drop_unused(collected.used, collected.tokens, changes)
+        if changes.is_empty and not self._unsaved:
+            return
+        changes.meta["saved_at"] = f"{time.time():.3f}"
+        self._after_sync.append((changes.number, actions, self._unsaved))
+        self._unsaved = []
+        self._writer.submit(changes)
+
+    def _collect(self, changes: _Collected) -> None:
+        running: dict[str, list[Bundle]] = {}
+        for pool in self._pools:
+            for worker in pool.workers.values():
+                for bundle in worker.bundles.values():
+                    running.setdefault(bundle.stage.id, []).append(bundle)
+        # Panes that fire while a grouping is brought to rest go to the queues, so groupings come first.
+        for buffer_id, buffer in self._buffers.items():
+            buffer.save(changes, self._names.of_buffer(buffer_id))
+        for stage in self._stages:
+            self._save_stage(stage, [*running.get(stage.id, ()), *stage.retries], changes)
+        for cell_key, cell in self._state.take_changed():
+            owner = f"state/{self._names.of_step(_step_of(cell_key))}"
+            if cell:
+                changes.put(owner, cell_key, marshal.dumps(cell))
+            else:
+                changes.remove(owner, cell_key)
+        self._metrics.save(changes, self._metrics_owner)
+
+    def _metrics_owner(self, stage_id: str) -> str:
+        stage = next(stage for stage in self._stages if stage.id == stage_id)
+        return f"metrics/{self._names.of_stage(stage.plan)}"
+
+    def _save_stage(self, stage: StageRun, bundles: list[Bundle], changes: _Collected) -> None:
+        entries: dict[str, list[tuple[float, BlockReference]]] = {read.transform_id: [] for read in stage.plan.reads}
+        for bundle in bundles:
+            for read_id, due, reference in _remaining(bundle, changes):
+                entries[read_id].append((due, reference))
+        for shard in stage.shards:
+            for read_id, queue in entries.items():
+                queue += [(0.0, changes.refer(block)) for block in shard.queued(read_id)]
+        wall_minus_monotonic = time.time() - time.monotonic()
+        for due_at, read_id, block in stage.delayed.entries():
+            entries[read_id].append((round(due_at + wall_minus_monotonic, 3), changes.refer(block)))
+        for read in stage.plan.reads:
+            queue = entries[read.transform_id]
+            self._put(f"queue/{self._names.of_read(stage.plan, read)}", marshal.dumps(queue) if queue else b"", changes)
+        facts = stage.input_watermark, stage.output_watermark, stage.elements_done, stage.bundles_done
+        self._put(f"stage/{self._names.of_stage(stage.plan)}", marshal.dumps(facts), changes)
+        for shard in stage.shards:
+            for (step, family), identity, record in shard.timers.take_changed():
+                owner = f"timers/{self._names.of_step(step)}/{family}"
+                if record is None:
+                    changes.remove(owner, identity)
+                else:
+                    changes.put(owner, identity, marshal.dumps(tuple(record)))
+
+    def _put(self, owner: str, value: bytes, changes: _Collected) -> None:
+        """Write the only row of an owner if it has changed. Empty: there is none."""
+        if value != self._saved.get(owner, b""):
+            self._saved[owner] = value
+            if value:
+                changes.put(owner, b"", value)
+            else:
+                changes.remove(owner, b"")
+
+
+def _remaining(bundle: Bundle, changes: _Collected) -> Iterator[tuple[str, float, BlockReference]]:
+    """Yield what an uncommitted bundle still has to do: read, when it is due, and a reference.
+
+    What splits took and queued is left out. What they took from a source's restriction waits for the end of the bundle,
+    so it is included.
+    """
+    attempt = bundle.attempt
+    if attempt is None or not (attempt.ends or attempt.primary_roots):
+        for read_id, blocks in bundle.inputs.items():
+            for block in blocks:
+                yield read_id, 0.0, changes.refer(block)
+    else:
+        for read_id, blocks in bundle.kept_inputs(attempt).items():
+            for block in blocks:
+                # A primary part that a split made is in no other block: its bytes go into the row.
+                yield read_id, 0.0, changes.refer(block) if block.content.references > 1 else _inline(block)
+                block.release()
+    for residual in attempt.residuals if attempt is not None else ():
+        read_id, hold, delay = splits.where_residual_goes(bundle, residual)
+        element = residual.application.element
+        yield read_id, time.time() + delay if delay else 0.0, (0, element, len(element), 1, hold, len(element), b"")
+
+
+def _inline(block: Block) -> BlockReference:
+    return 0, block.data(), block.size, block.count, block.hold, block.weight, b""
+
+
+def _step_of(cell_key: bytes) -> str:
+    """Return the step that a cell of state belongs to."""
+    state_key: Any = beam_fn_api_pb2.StateKey.FromString(cell_key)
+    return getattr(state_key, str(state_key.WhichOneof("type"))).transform_id

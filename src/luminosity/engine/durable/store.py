@@ -1,0 +1,270 @@
+"""The folder of a checkpoint: its lock, its rows in SQLite, and the files of its blocks."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import sqlite3
+import time
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from luminosity._locks import try_lock
+from luminosity._text import format_bytes
+from luminosity.errors import CheckpointError, CheckpointFailed
+
+__all__ = ["VERSION", "CheckpointFolder", "StoredContent", "Transaction"]
+
+VERSION = 1  # of the tables below and of what is in them
+_DATABASE = "checkpoint.sqlite"
+_LOCK = "lock"
+_BLOCKS = "blocks"
+_OWN_NAMES = frozenset({_DATABASE, f"{_DATABASE}-wal", f"{_DATABASE}-shm", _LOCK, _BLOCKS, "run-id"})
+_LOG_BYTES = 4 << 20  # the log is written back, and cut to this size, when it is longer
+_LEAST_FREE_PAGES = 1000  # 4 MB: fewer free pages of the database are not given back to the file system
+
+_TABLES = """
+CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS rows (owner TEXT, key BLOB, value BLOB, PRIMARY KEY (owner, key)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS contents (id INTEGER PRIMARY KEY, data BLOB, path TEXT, base INTEGER, size INTEGER,
+    is_packed INTEGER);
+"""
+
+
+@dataclass(frozen=True)
+class StoredContent:
+    """The data of blocks: bytes, or a file below the folder. Blocks refer to it by its number."""
+
+    id: int
+    data: bytes | None
+    path: str | None  # relative to the folder
+    base: int = 0  # where the data starts in the file
+    size: int = 0
+    is_packed: bool = False
+
+
+@dataclass
+class Transaction:
+    """What one checkpoint changes. The loop's thread fills it, then the writer's thread owns it."""
+
+    number: int
+    rows: dict[tuple[str, bytes], bytes | None] = field(default_factory=dict[tuple[str, bytes], bytes | None])
+    cleared: set[str] = field(default_factory=set[str])  # owners that lose all rows they have so far
+    contents: list[StoredContent] = field(default_factory=list[StoredContent])
+    dropped: list[int] = field(default_factory=list[int])  # numbers of contents
+    meta: dict[str, str] = field(default_factory=dict[str, str])
+    files: list[str] = field(default_factory=list[str])  # new files that rows or contents refer to
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing has changed."""
+        return not (self.rows or self.cleared or self.contents or self.dropped or self.meta)
+
+
+class CheckpointFolder:
+    """A checkpoint folder that this process holds the lock of. The owner calls :meth:`close`.
+
+    Any thread may use it, one at a time.
+    """
+
+    def __init__(self, path: str) -> None:
+        """Lock the folder, and make it if there is none.
+
+        Raises :class:`CheckpointError` if another process holds it, or if it is no checkpoint folder of this version.
+        """
+        self.path = path
+        _check_names(path)
+        os.makedirs(path, mode=0o700, exist_ok=True)
+        self._lock = os.open(os.path.join(path, _LOCK), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        if not try_lock(self._lock):
+            holder = holder_of(path)
+            os.close(self._lock)
+            raise CheckpointError(
+                f"the checkpoint folder {path} is in use{f' by {holder}' if holder else ''}",
+                fix="wait for that run, stop it with lum stop, or choose another --checkpoint_dir",
+            )
+        try:
+            self._note_holder()
+            self._database = os.path.join(path, _DATABASE)
+            self._rows = self._open()
+            self.blocks = os.path.join(path, _BLOCKS)
+        except BaseException:
+            os.close(self._lock)
+            raise
+
+    def _note_holder(self) -> None:
+        holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": int(time.time())}
+        os.ftruncate(self._lock, 0)
+        os.pwrite(self._lock, json.dumps(holder).encode(), 0)
+
+    def _open(self) -> sqlite3.Connection:
+        is_new = not os.path.exists(self._database)
+        try:
+            rows = sqlite3.connect(self._database, check_same_thread=False, isolation_level=None)
+            if is_new:
+                os.chmod(self._database, 0o600)
+                rows.execute("PRAGMA auto_vacuum = INCREMENTAL")
+            rows.execute("PRAGMA journal_mode = WAL")
+            # A kill of the process needs no sync; for a power loss :meth:`sync` is called.
+            rows.execute("PRAGMA synchronous = NORMAL")
+            rows.execute(f"PRAGMA journal_size_limit = {_LOG_BYTES}")
+            rows.executescript(_TABLES)
+            found = dict(rows.execute("SELECT key, value FROM meta WHERE key = 'version'"))
+        except sqlite3.DatabaseError as error:
+            raise CheckpointError(
+                f"{self._database} can't be opened: {error}; expected the checkpoint of a run",
+                fix="choose another --checkpoint_dir, or add --restart to begin again",
+            ) from error
+        version = int(found.get("version", VERSION))
+        if version != VERSION:
+            raise CheckpointError(
+                f"the checkpoint in {self.path} has version {version}, and this release reads version {VERSION}",
+                fix="continue it with the release that wrote it, or add --restart to begin again",
+            )
+        if not found:
+            rows.execute("INSERT INTO meta VALUES ('version', ?)", (str(VERSION),))
+        return rows
+
+    def meta(self) -> dict[str, str]:
+        """Return what is noted about the checkpoint as a whole."""
+        return dict(self._rows.execute("SELECT key, value FROM meta"))
+
+    def note(self, **meta: str) -> None:
+        """Note something about the checkpoint as a whole, at once."""
+        self._rows.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", list(meta.items()))
+
+    def owners(self) -> set[str]:
+        """Return the owners of all rows."""
+        return {owner for (owner,) in self._rows.execute("SELECT DISTINCT owner FROM rows")}
+
+    def rows(self, owner: str) -> Iterator[tuple[bytes, bytes]]:
+        """Yield the keys and values of an owner's rows, in the order of their keys."""
+        return iter(self._rows.execute("SELECT key, value FROM rows WHERE owner = ? ORDER BY key", (owner,)))
+
+    def contents(self) -> Iterator[StoredContent]:
+        """Yield the data of all blocks."""
+        for row in self._rows.execute("SELECT id, data, path, base, size, is_packed FROM contents"):
+            yield StoredContent(*row[:5], is_packed=bool(row[5]))
+
+    def write(self, changes: Transaction) -> None:
+        """Write a checkpoint: all of it, or, if this fails or the process is killed, nothing."""
+        with self.explain_errors():
+            for path in changes.files:
+                _sync_file(path)
+            for folder in {os.path.dirname(path) for path in changes.files}:
+                _sync_file(folder)
+            self._rows.execute("BEGIN IMMEDIATE")
+            try:
+                self._apply(changes)
+                self._rows.execute("COMMIT")
+            except BaseException:
+                with contextlib.suppress(sqlite3.Error):
+                    self._rows.execute("ROLLBACK")
+                raise
+
+    def _apply(self, changes: Transaction) -> None:
+        execute = self._rows.executemany
+        execute("DELETE FROM rows WHERE owner = ?", [(owner,) for owner in changes.cleared])
+        removed = [key for key, value in changes.rows.items() if value is None]
+        execute("DELETE FROM rows WHERE owner = ? AND key = ?", removed)
+        written = [(*key, value) for key, value in changes.rows.items() if value is not None]
+        execute("INSERT OR REPLACE INTO rows VALUES (?, ?, ?)", written)
+        execute("DELETE FROM contents WHERE id = ?", [(number,) for number in changes.dropped])
+        execute(
+            "INSERT INTO contents VALUES (?, ?, ?, ?, ?, ?)",
+            [(c.id, c.data, c.path, c.base, c.size, c.is_packed) for c in changes.contents],
+        )
+        execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", list(changes.meta.items()))
+
+    def rearrange(self, moves: Mapping[str, Iterable[str]], dropped: Iterable[str], meta: dict[str, str]) -> None:
+        """Remove the rows of some owners, copy those of others to new owners, and note ``meta``, all at once."""
+        with self.explain_errors():
+            self._rows.execute("BEGIN IMMEDIATE")
+            self._rows.executemany("DELETE FROM rows WHERE owner = ?", [(owner,) for owner in dropped])
+            moved = {old: list(self.rows(old)) for old in moves}
+            self._rows.executemany("DELETE FROM rows WHERE owner = ?", [(owner,) for owner in moves])
+            copies = ((new, *row) for old, rows in moved.items() for new in moves[old] for row in rows)
+            self._rows.executemany("INSERT OR REPLACE INTO rows VALUES (?, ?, ?)", copies)
+            self._rows.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", list(meta.items()))
+            self._rows.execute("COMMIT")
+
+    def sync(self) -> None:
+        """Make everything that was written survive a power loss."""
+        with self.explain_errors():
+            _sync_file(f"{self._database}-wal")
+
+    def shrink(self) -> None:
+        """Give free pages back to the file system, if they are the larger part."""
+        (free,) = self._rows.execute("PRAGMA freelist_count").fetchone()
+        (pages,) = self._rows.execute("PRAGMA page_count").fetchone()
+        if free > _LEAST_FREE_PAGES and 2 * free > pages:
+            self._rows.execute(f"PRAGMA incremental_vacuum({free})").fetchall()
+
+    def clear(self) -> None:
+        """Remove everything that was saved, so that the next run begins anew."""
+        with self.explain_errors():
+            self._rows.execute("BEGIN IMMEDIATE")
+            for table in ("rows", "contents", "meta"):
+                self._rows.execute(f"DELETE FROM {table}")
+            self._rows.execute("INSERT INTO meta VALUES ('version', ?)", (str(VERSION),))
+            self._rows.execute("COMMIT")
+        shutil.rmtree(self.blocks, ignore_errors=True)
+        self.shrink()
+
+    def close(self) -> None:
+        """Close the database and release the lock."""
+        with contextlib.suppress(sqlite3.Error):
+            self._rows.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        self._rows.close()
+        os.ftruncate(self._lock, 0)
+        os.close(self._lock)
+
+    @contextlib.contextmanager
+    def explain_errors(self) -> Generator[None]:
+        """Raise ``CheckpointFailed``, with a remedy, in place of errors of the disk."""
+        try:
+            yield
+        except (sqlite3.Error, OSError) as error:
+            try:
+                usage = shutil.disk_usage(self.path)
+                room = f"{format_bytes(usage.free)} of {format_bytes(usage.total)} free"
+            except OSError as missing:
+                room = missing.strerror or str(missing)
+            raise CheckpointFailed(
+                f"the checkpoint in {self.path} can't be written: {error} ({room}); the last one stays as it is",
+                fix="make room, then start again with the same --checkpoint_dir",
+            ) from error
+
+
+def holder_of(path: str) -> str:
+    """Return who holds the lock of a checkpoint folder, in words. Empty if it is not known."""
+    try:
+        holder = json.loads(Path(path, _LOCK).read_text())
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder["since"]))
+        return f"process {holder['pid']} on {holder['host']} since {since}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+
+
+def _check_names(path: str) -> None:
+    """Refuse a folder with other files: a run removes files of its own there."""
+    if not os.path.isdir(path):
+        return
+    others = sorted(set(os.listdir(path)) - _OWN_NAMES)
+    if others and not os.path.exists(os.path.join(path, _DATABASE)):
+        raise CheckpointError(
+            f"found {others[0]!r} in {path}, expected a new or empty folder, or the checkpoint of a run",
+            fix="choose another --checkpoint_dir",
+        )
+
+
+def _sync_file(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
