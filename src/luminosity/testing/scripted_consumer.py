@@ -74,7 +74,10 @@ class ScriptedConsumer:
     def offsets_for_times(self, partitions: list[Any], timeout: float = -1) -> list[Any]:
         """Return partitions with the offsets of times, or with an error."""
         del timeout
-        return self._listed(self._ask("offsets", [(p.topic, p.partition, p.offset) for p in partitions]))
+        found = self._ask("offsets", [(p.topic, p.partition, p.offset) for p in partitions])
+        if found and all(code for _, _, _, code in found):
+            raise self._kafka.KafkaException(self._error(found[0][3]))
+        return self._listed(found)
 
     def committed(self, partitions: list[Any], timeout: float = -1) -> list[Any]:
         """Return partitions with the offsets that the group has committed."""
@@ -199,7 +202,7 @@ class ScriptedReads:
     def _offset(self, topic: str, number: int, when: int) -> tuple[int, int]:
         log = self._partitions().get((topic, number))
         if log is None:
-            return _UNSET, self._kafka.UNKNOWN_TOPIC_OR_PART
+            return _UNSET, self._kafka._UNKNOWN_PARTITION
         if when == _END:
             return self._limit(log), 0
         return (log.first if when == _BEGINNING else log.offset_of(when)), 0

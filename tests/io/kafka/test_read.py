@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 from apache_beam.testing.util import assert_that, equal_to
 from apache_beam.transforms.window import FixedWindows
+from apache_beam.utils.timestamp import Timestamp
 
 from luminosity import KafkaRecord, LuminosityRunner, ReadKafka
 from luminosity.errors import InvalidArgument, InvalidType
@@ -141,6 +142,9 @@ def test_arguments_are_checked_when_the_transform_is_made() -> None:
         ({"topics": "t", "start": 5}, "start=5, expected 'earliest'"),
         ({"topics": "t", "start": datetime(2026, 1, 1)}, "without a time zone"),
         ({"topics": "t", "start": "committed"}, "without group_id="),
+        ({"topics": "t", "start": datetime(2200, 1, 1, tzinfo=timezone.utc)}, "start= in the future"),
+        ({"topics": "t", "start": Timestamp(5), "stop": Timestamp(4)}, "stop= before start=: 4000 and 5000 ms"),
+        ({"topics": "t", "start": {0: 7, 1: 0}, "stop": {0: 6, 1: 0}}, r"stop= before start= in t\[0\]: 6 and 7"),
         ({"topics": "t", "stop": "latest"}, "stop='latest', expected 'now'"),
         ({"topics": "t", "stop": {}}, "stop={}"),
         ({"topics": "t", "stop": {0: -1}}, "the offset -1 of"),

@@ -47,6 +47,17 @@ def read_all(step: Any, group: PartitionGroup, most: int = 1000, **more: Any) ->
     raise AssertionError(f"{group} is not done after {most} bundles")
 
 
+def read_until(step: Any, bundle: Bundle, count: int, most: int = 1000) -> list[Any]:
+    """Run bundles of a stream until they have so many records; return the offsets of each."""
+    found: list[Any] = []
+    for _ in range(most):
+        bundle = Bundle(step, bundle.rest, bundle.state)
+        found.append(bundle.offsets)
+        if len(flat(found)) >= count:
+            return found
+    raise AssertionError(f"found {found} after {most} bundles")
+
+
 def flat(bundles: list[Any]) -> list[Any]:
     return [offset for bundle in bundles for offset in bundle]
 
@@ -296,10 +307,21 @@ def test_retention_that_has_overtaken_is_skipped_if_told(
     assert flat(read_all(step, step.initial_restriction(0))) == []
 
 
-def test_a_topic_that_was_created_anew_is_an_error(kafka: ScriptedKafka) -> None:
-    step = step_of(script(kafka, {_T0: Log(range(5))}), start={0: 20}, skips_lost=True)
+@pytest.mark.parametrize("stop", [None, "now", {0: 30}])
+def test_an_offset_behind_the_end_is_an_error(kafka: ScriptedKafka, stop: Any) -> None:
+    step = step_of(script(kafka, {_T0: Log(range(5))}), start={0: 20}, stop=stop, skips_lost=True)
     with pytest.raises(KafkaError, match=r"t\[0\] ends at offset 5, but offset 20 was to be read"):
-        Bundle(step, step.initial_restriction(0))
+        step.initial_restriction(0)
+    assert step_of(kafka, start={0: 5}, stop=stop).initial_restriction(0).spans[_T0].start == 5, "the end itself"
+
+
+def test_a_topic_that_was_created_anew_is_an_error(kafka: ScriptedKafka) -> None:
+    step = step_of(script(kafka, {_T0: Log(range(20))}), start={0: 15})
+    group = step.initial_restriction(0)
+    kafka.delete_topic("t")
+    script(kafka, {_T0: Log(range(5))})
+    with pytest.raises(KafkaError, match=r"t\[0\] ends at offset 5, but offset 15 was to be read"):
+        Bundle(step, group)
 
 
 def test_a_partition_that_fails_for_a_while_is_read_again(kafka: ScriptedKafka) -> None:
@@ -315,6 +337,84 @@ def test_a_partition_that_may_not_be_read_is_an_error(kafka: ScriptedKafka) -> N
     step = step_of(kafka)
     with pytest.raises(KafkaError, match=r"t\[0\] can't be read from offset 5 on: .*TOPIC_AUTHORIZATION_FAILED"):
         Bundle(step, step.initial_restriction(0))
+
+
+def test_a_partition_that_fails_now_and_then_has_not_failed_all_the_time(kafka: ScriptedKafka) -> None:
+    """It has no records between its failures, but its end is reached."""
+    script(kafka, {_T0: Log(range(2))})
+    step = step_of(kafka, max_outage_s=0.02)
+    step.setup()
+    bundle = Bundle(step, step.initial_restriction(0))
+    for _ in range(3):
+        time.sleep(0.03)
+        kafka.fail_reads("t", 0, "NOT_LEADER_FOR_PARTITION")
+        before = kafka.requests["assign"]
+        while kafka.requests["assign"] < before + 1:  # It has failed, and is assigned again.
+            bundle = Bundle(step, bundle.rest, bundle.state)
+        bundle = Bundle(step, bundle.rest, bundle.state)
+    step.teardown()
+
+
+def test_a_partition_that_always_fails_is_an_error_although_others_have_records(kafka: ScriptedKafka) -> None:
+    script(kafka, {_T0: Log(range(2)), _T1: Log(range(1000))})
+    kafka.fail_reads("t", 0, *["UNKNOWN"] * 1000)
+    step = step_of(kafka, max_outage_s=0.01)
+    step.setup()
+    group = step.initial_restriction(0)
+    with pytest.raises(KafkaError, match=r"t\[0\] can't be read from offset 0 on: .*UNKNOWN"):
+        read_all(step, group)
+    step.teardown()
+
+
+def test_a_topic_that_is_deleted_is_an_error_with_its_name(
+    kafka: ScriptedKafka, caplog: pytest.LogCaptureFixture
+) -> None:
+    script(kafka, {_T0: Log(range(2)), ("other", 0): Log(range(3))})
+    for pattern in ("t|other", "t"):  # Brokers answer in another way if all partitions are missing.
+        step = step_of(kafka, pattern=pattern, max_outage_s=0.05)
+        step.setup()
+        bundle = Bundle(step, step.initial_restriction(0))
+        assert len(bundle.offsets) == (5 if "other" in pattern else 2)
+        kafka.delete_topic("t")
+        with pytest.raises(KafkaError, match=r"t\[0\] (has not existed at scripted:9092|can't be read from offset 2)"):
+            read_until(step, bundle, 1)
+        step.teardown()
+        script(kafka, {_T0: Log(range(2))})
+    assert "t[0]: not found at scripted:9092 any more; reading waits" in caplog.text
+
+
+def test_retention_that_overtakes_a_reader_is_noticed_in_the_middle(kafka: ScriptedKafka) -> None:
+    for skips in (True, False):
+        kafka.create_topic(f"t{skips}", 1)
+        kafka.produce_many(f"t{skips}", [str(n) for n in range(5)])
+        step = step_of(kafka, [f"t{skips}"], skips_lost=skips)
+        bundle = Bundle(step, step.initial_restriction(0))
+        assert len(bundle.offsets) == 5
+        kafka.produce_many(f"t{skips}", [str(n) for n in range(5, 20)])
+        kafka.delete_records(f"t{skips}", 0, 12)
+        if not skips:
+            with pytest.raises(KafkaError, match=r"begins at offset 12, but offset 5 .*: 7 offsets were removed by"):
+                Bundle(step, bundle.rest, bundle.state)
+            return
+        assert [offset for _, _, offset in flat(read_until(step, bundle, 8))] == list(range(12, 20))
+
+
+def test_partitions_that_come_while_a_read_has_an_end_are_not_read(kafka: ScriptedKafka) -> None:
+    script(kafka, {_T0: Log(range(3))})
+    step = step_of(kafka, stop="now", look_every_s=1e-9)
+    parts = list(step.split(0, step.initial_restriction(0)))
+    script(kafka, {_T0: Log(range(3, 6)), _T1: Log(range(5))})
+    assert [flat(read_all(step, part)) for part in parts] == [[("t", 0, offset) for offset in range(3)]]
+
+
+def test_a_pattern_may_match_nothing_yet(kafka: ScriptedKafka) -> None:
+    bounded = step_of(kafka, pattern="t.*", stop="now")
+    assert list(bounded.split(0, bounded.initial_restriction(0))) == []
+    step = step_of(kafka, pattern="t.*", look_every_s=1e-9)
+    bundle = Bundle(step, step.initial_restriction(0))
+    assert bundle.offsets == []
+    script(kafka, {_T0: Log(range(3))})
+    assert flat(read_until(step, bundle, 3)) == [("t", 0, offset) for offset in range(3)]
 
 
 def test_brokers_may_be_away_for_a_while_but_not_for_ever(kafka: ScriptedKafka) -> None:
@@ -419,15 +519,13 @@ def test_a_missing_topic_is_told_before_the_run(kafka: ScriptedKafka) -> None:
         check_brokers(step_of(script(kafka, {("x", 0): Log()}))._settings, 100)
 
 
-def test_brokers_that_are_away_before_the_run_are_warned_about(
-    kafka: ScriptedKafka, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_brokers_that_are_away_before_the_run_are_named(kafka: ScriptedKafka) -> None:
     script(kafka, {_T0: Log()})
     kafka.stop_broker()
-    with caplog.at_level(logging.WARNING, "luminosity"):
+    words = r"brokers at scripted:9092 have not answered for 0 s: .*; check the addresses, and that the brokers run"
+    with pytest.raises(KafkaError, match=words):
         check_brokers(step_of(kafka)._settings, 1e-9)
-    assert "have not answered for 0 s" in caplog.text
-    assert "the run waits for them" in caplog.text
+    assert wait_for(lambda: kafka.open_consumers == 0)
 
 
 def test_a_client_that_was_accepted_may_be_refused_for_a_while(kafka: ScriptedKafka) -> None:

@@ -19,7 +19,7 @@ from luminosity.io.kafka.client import KafkaClient
 from luminosity.io.kafka.reading.consumer import OWN_SETTINGS, ConsumerSettings
 from luminosity.io.kafka.reading.deserialize import deserializer
 from luminosity.io.kafka.reading.emit import UNREADABLE, Emitter, Outputs, Unpack
-from luminosity.io.kafka.reading.positions import parse_start, parse_stop
+from luminosity.io.kafka.reading.positions import check_order, parse_start, parse_stop
 from luminosity.io.kafka.reading.read_step import ReadGroup, ReadSettings, ReadStream, check_brokers
 from luminosity.io.kafka.reading.registry import SchemaRegistry
 from luminosity.io.kafka.reading.table import TableEmitter, table_schema
@@ -30,7 +30,7 @@ from luminosity.tables.schemas import remember_schema
 __all__ = ["ReadKafka"]
 
 _MOST_GROUPS = 8  # chosen by default; each one polls for itself
-_CHECK_S = 3.0  # how long building a pipeline waits for brokers that are away
+_CHECK_S = 5.0  # how long brokers may take to answer when a pipeline is built
 
 
 class ReadKafka(beam.PTransform[Any, Any]):
@@ -144,6 +144,7 @@ class ReadKafka(beam.PTransform[Any, Any]):
         if groups is not None and groups < 1:
             raise InvalidArgument(f"found groups={groups}, expected 1 or more")
         begin, end = parse_start(start, self._topics), parse_stop(stop, self._topics)
+        check_order(begin, end)
         if begin.kind == "committed" and group_id is None:
             raise InvalidArgument("found start='committed' without group_id=, expected the group", fix="pass group_id=")
         self._is_bounded = end is not None and not (end.kind == "time" and end.time_ms > time.time() * 1000)

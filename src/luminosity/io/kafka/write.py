@@ -17,12 +17,14 @@ from luminosity.errors import InvalidArgument
 from luminosity.io.kafka.client import KafkaClient
 from luminosity.io.kafka.outgoing import Outgoing, Part, RecordParts
 from luminosity.io.kafka.producer import OWN_SETTINGS, BundleProducer, DeliveryFailure
+from luminosity.io.kafka.reading.offsets import BrokerQueries, ErrorLog
 
 __all__ = ["UnwrittenRecord", "WriteKafka"]
 
 _NAMESPACE = "WriteKafka"  # of the counters
 _UNWRITTEN = "unwritten"  # the tag of dead letters
 _MOST_KEPT = 10_000  # records that may have to be sent again; then the step waits for Kafka
+_CHECK_S = 5.0  # how long brokers may take to answer when a pipeline is built
 _MOST_KEPT_BYTES = 16_000_000  # the same, in bytes
 
 
@@ -144,6 +146,8 @@ class WriteKafka(beam.PTransform[Any, Any]):
 
     def expand(self, input_or_inputs: Any) -> Any:
         """Write in the workers that have the elements: a step between would change their order."""
+        if getattr(input_or_inputs.pipeline.runner, "runs_on_this_machine", False):
+            _check_brokers(self._client)
         step = WriteDoFn(self._client, self._parts, self._delivery_timeout_s, self._keeps_unwritten)
         if not self._keeps_unwritten:
             return input_or_inputs | "Write" >> beam.ParDo(step).with_output_types(tuple[str, int])
@@ -156,6 +160,13 @@ class WriteKafka(beam.PTransform[Any, Any]):
         """Return the addresses and the topic."""
         topic = self._parts.topic
         return {"bootstrap_servers": self._client.servers, "topic": topic if isinstance(topic, str) else "per element"}
+
+
+def _check_brokers(client: KafkaClient) -> None:
+    """Raise if the brokers refuse this client, or don't answer: a bundle would wait for them for minutes."""
+    errors = ErrorLog()
+    producer = client.producer({}, errors)
+    BrokerQueries(producer, errors, client.servers, _CHECK_S, producer.poll).check()
 
 
 class _Sent:

@@ -85,7 +85,7 @@ class GroupConsumer:
         self._is_closed = False
         self.released_at = 0.0
         self.checked_at = 0.0  # when it was last looked for the ends of idle partitions
-        self.failing_since: float | None = None  # since when partitions report errors, and no records
+        self.failing_since: dict[Partition, float] = {}  # since when partitions report errors, and no records
         self.chunk = 100  # records that the steps that follow process in a moment
 
     def seek(self, positions: Mapping[Partition, int]) -> None:

@@ -14,7 +14,7 @@ from luminosity.extras import require
 from luminosity.io.kafka.client import describe
 from luminosity.io.kafka.reading.positions import Partition, Position
 
-__all__ = ["BrokerQueries", "ErrorLog", "name_partitions"]
+__all__ = ["BrokerQueries", "ErrorLog", "name_partitions", "partitions_of"]
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -37,6 +37,9 @@ _REFUSALS = frozenset(
         "UNSUPPORTED_SASL_MECHANISM",
     }
 )
+
+# The brokers answer, but a topic or partition is not there.
+_MISSING = frozenset({"UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_PARTITION", "_UNKNOWN_TOPIC"})
 
 _Result = TypeVar("_Result")
 
@@ -81,10 +84,21 @@ class BrokerQueries:
         self._errors = errors
         self._servers = servers
         self._patience_s = patience_s
+        self._timeout_s = min(_REQUEST_TIMEOUT_S, max(_PROBE_TIMEOUT_S, patience_s))
         self._away_since: float | None = None
+        self._missing_since: dict[Partition, float] = {}
         self._warned_at = 0.0
         self._has_answered = False
         self._kafka = require("confluent_kafka", "kafka")
+
+    def check(self) -> dict[str, list[int]]:
+        """Return all topics. Raises ``KafkaError`` if brokers refuse the client, or none answers in time."""
+        try:
+            return self.topics()
+        except KafkaError as error:
+            if not self.are_away:
+                raise
+            raise KafkaError(error.message, fix="check the addresses, and that the brokers run") from None
 
     @property
     def are_away(self) -> bool:
@@ -97,7 +111,7 @@ class BrokerQueries:
 
     def topics(self) -> dict[str, list[int]]:
         """Return all topics with the numbers of their partitions."""
-        found = self._repeat(lambda: self._consumer.list_topics(timeout=_REQUEST_TIMEOUT_S).topics)
+        found = self._repeat(lambda: self._consumer.list_topics(timeout=self._timeout_s).topics)
         return {name: sorted(topic.partitions) for name, topic in found.items() if topic.error is None}
 
     def partitions_now(self, topics: Sequence[str], pattern: str | None) -> list[Partition] | None:
@@ -152,29 +166,38 @@ class BrokerQueries:
 
     def ends_now(self, partitions: Iterable[Partition]) -> dict[Partition, int] | None:
         """Ask once for the ends while reading; None if the brokers don't answer. Partitions may be missing."""
+        wanted = list(partitions)
         try:
-            found = self._consumer.offsets_for_times(self._listed(partitions, _END), timeout=_PROBE_TIMEOUT_S)
+            found = self._consumer.offsets_for_times(self._listed(wanted, _END), timeout=_PROBE_TIMEOUT_S)
         except self._kafka.KafkaException as error:
-            self.note_silence(error.args[0])
-            return None
-        answered = {(each.topic, each.partition): each.offset for each in found if each.error is None}
-        if len(answered) < len(found):
-            self.note_silence(next(each.error for each in found if each.error is not None))
+            if error.args[0].name() not in _MISSING:
+                self.note_silence(error.args[0])
+                return None
+            self._note_missing(wanted)
+            return {}
+        failed = [each for each in found if each.error is not None]
+        missing = [each for each in failed if each.error.name() in _MISSING]
+        self._note_missing([(each.topic, each.partition) for each in missing])
+        if len(missing) < len(failed):
+            self.note_silence(next(each.error for each in failed if each not in missing))
         else:
             self.note_answer()
-        return answered
+        return {(each.topic, each.partition): each.offset for each in found if each.error is None}
 
     def committed(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
         """Return the offsets that the group has committed, for the partitions that have any."""
         listed = self._listed(partitions, _UNSET)
-        found = self._repeat(lambda: _checked(self._consumer.committed(listed, timeout=_REQUEST_TIMEOUT_S)))
+        found = self._repeat(lambda: _checked(self._consumer.committed(listed, timeout=self._timeout_s)))
         return {(each.topic, each.partition): each.offset for each in found if each.offset >= 0}
 
-    def note_silence(self, error: Any) -> None:
-        """Note that brokers don't answer. Warns now and then; raises when they have been away for too long."""
+    def note_silence(self, error: Any, since: float | None = None) -> None:
+        """Note that brokers don't answer. Warns now and then; raises when they have been away for too long.
+
+        ``since`` is when the request was sent; by default they are away from now on.
+        """
         now = time.monotonic()
         if self._away_since is None:
-            self._away_since = self._warned_at = now
+            self._away_since = self._warned_at = now if since is None else since
         away = now - self._away_since
         reason = self._errors.refusal or self._errors.last or describe(error)
         if self._errors.refusal and not self._has_answered:
@@ -197,6 +220,21 @@ class BrokerQueries:
                 reason,
             )
 
+    def _note_missing(self, partitions: Sequence[Partition]) -> None:
+        """Note the partitions that brokers no longer know. Raises if one of them stays away for too long."""
+        now = time.monotonic()
+        known, self._missing_since = self._missing_since, {}
+        for partition in partitions:
+            since = self._missing_since[partition] = known.get(partition, now)
+            if now - since >= self._patience_s:
+                raise KafkaError(
+                    f"{name_partitions([partition])} has not existed at {self._servers} for {now - since:.0f} s",
+                    fix="check that the topic was not deleted; max_outage_s= says how long to wait for it",
+                    may_pass=False,
+                )
+        if new := [partition for partition in partitions if partition not in known]:
+            _LOGGER.warning("%s: not found at %s any more; reading waits", name_partitions(new), self._servers)
+
     def note_answer(self) -> None:
         """Note that the brokers have answered."""
         self._has_answered = True
@@ -211,7 +249,7 @@ class BrokerQueries:
         listed = self._listed(partitions, when)
         if not listed:
             return {}
-        found = self._repeat(lambda: _checked(self._consumer.offsets_for_times(listed, timeout=_REQUEST_TIMEOUT_S)))
+        found = self._repeat(lambda: _checked(self._consumer.offsets_for_times(listed, timeout=self._timeout_s)))
         return {(each.topic, each.partition): each.offset for each in found}
 
     def _listed(self, partitions: Iterable[Partition], offset: int) -> list[Any]:
@@ -219,11 +257,13 @@ class BrokerQueries:
 
     def _repeat(self, request: Callable[[], _Result]) -> _Result:
         """Send a request until it is answered. Blocks for ``patience_s`` at most, and a request's timeout."""
+        began = time.monotonic()
         while True:
             try:
                 result = request()
             except self._kafka.KafkaException as error:
-                self.note_silence(error.args[0])
+                self._wait(0)  # Callbacks say why.
+                self.note_silence(error.args[0], began)
                 self._wait(_RETRY_S)
             else:
                 self.note_answer()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -11,13 +12,14 @@ from apache_beam.utils.timestamp import Timestamp
 from luminosity._text import shorten_repr
 from luminosity.errors import InvalidArgument
 
-__all__ = ["Partition", "Position", "parse_start", "parse_stop"]
+__all__ = ["Partition", "Position", "check_order", "parse_start", "parse_stop"]
 
 Partition = tuple[str, int]
 """A topic and the number of one of its partitions."""
 
 _STARTS = ("earliest", "latest", "committed")
 _STOPS = ("now",)
+_CLOCK_MS = 1_000  # "now" of another clock is not the future
 
 
 class Position(NamedTuple):
@@ -53,6 +55,34 @@ def parse_stop(value: Any, topics: Sequence[str]) -> Position | None:
     'now'
     """
     return None if value is None else _parse("stop", value, _STOPS, topics)
+
+
+def check_order(start: Position, stop: Position | None) -> None:
+    """Raise ``InvalidArgument`` if a read would begin in the future, or behind its own stop.
+
+    Positions of different kinds are compared when the brokers have said which offsets they are.
+
+    >>> check_order(Position("time", time_ms=2_000), Position("time", time_ms=1_000))
+    Traceback (most recent call last):
+    luminosity.errors.InvalidArgument: found stop= before start=: 1000 and 2000 ms since 1970, expected it after start=
+    """
+    if start.kind == "time" and start.time_ms > time.time() * 1000 + _CLOCK_MS:
+        raise InvalidArgument(
+            "found start= in the future, expected a time that has come",
+            fix="pass start='latest' to read what comes from now on",
+        )
+    if stop is None or stop.kind != start.kind:
+        return
+    if stop.time_ms < start.time_ms:
+        raise InvalidArgument(
+            f"found stop= before start=: {stop.time_ms} and {start.time_ms} ms since 1970, expected it after start="
+        )
+    for (topic, number), at in start.offsets.items():
+        if stop.offsets.get((topic, number), at) < at:
+            raise InvalidArgument(
+                f"found stop= before start= in {topic}[{number}]: {stop.offsets[topic, number]} and {at}, expected it "
+                "after start="
+            )
 
 
 def _parse(name: str, value: Any, words: Sequence[str], topics: Sequence[str]) -> Position:

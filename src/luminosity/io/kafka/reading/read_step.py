@@ -17,7 +17,7 @@ from luminosity.extras import require
 from luminosity.io.kafka.client import describe
 from luminosity.io.kafka.reading.consumer import ConsumerSettings, GroupConsumer, Pool
 from luminosity.io.kafka.reading.emit import Emitter, Outputs, Tally
-from luminosity.io.kafka.reading.offsets import name_partitions
+from luminosity.io.kafka.reading.offsets import name_partitions, partitions_of
 from luminosity.io.kafka.reading.positions import Partition, Position
 from luminosity.io.kafka.reading.read_metrics import ReadMetrics
 from luminosity.io.kafka.reading.restriction import LAST, Claim, GroupTracker, PartitionGroup, Span
@@ -118,6 +118,10 @@ class ReadGroup(beam.DoFn, beam.RestrictionProvider):
             ends = queries.ends(mine)
         finally:
             consumer.close()
+        if settings.start.kind == "offsets":
+            for partition in mine:
+                if starts_at[partition] > ends[partition]:
+                    raise _beyond_end(partition, starts_at[partition], ends[partition])
         spans = {
             partition: Span(
                 starts_at[partition],
@@ -327,9 +331,15 @@ class ReadGroup(beam.DoFn, beam.RestrictionProvider):
 
     def _handle_failures(self, chunk: _Chunk, consumer: GroupConsumer, tracker: Any) -> None:
         """Handle what partitions report instead of records: go on, skip what is lost, or raise."""
+        failing = consumer.failing_since
+        if failing:
+            failed = {(message.topic(), message.partition()) for message in chunk.failed}
+            for partition, _ in chunk.runs:  # It has records, or its end is reached.
+                if partition not in failed:
+                    failing.pop(partition, None)
+            if failing and failed:
+                time.sleep(_POLL_S)  # It fails again: the broker and the other partitions need a rest.
         if not chunk.failed:
-            if chunk.records:
-                consumer.failing_since = None
             return
         consumer.restart()
         kafka = require("confluent_kafka", "kafka").KafkaError
@@ -340,8 +350,7 @@ class ReadGroup(beam.DoFn, beam.RestrictionProvider):
                 self._handle_lost(partition, consumer, tracker)
                 continue
             now = time.monotonic()
-            consumer.failing_since = consumer.failing_since or now
-            failed_for = now - consumer.failing_since
+            failed_for = now - failing.setdefault(partition, now)
             refused = error.code() in (kafka.TOPIC_AUTHORIZATION_FAILED, kafka.GROUP_AUTHORIZATION_FAILED)
             if error.fatal() or refused or failed_for > self._settings.consumers.max_outage_s:
                 at = tracker.current_restriction().spans[partition].start
@@ -360,10 +369,7 @@ class ReadGroup(beam.DoFn, beam.RestrictionProvider):
             return  # It is there after all: a leader had not caught up.
         name = name_partitions([partition])
         if span.start > end:
-            raise KafkaError(
-                f"{name} ends at offset {end}, but offset {span.start} was to be read: it was truncated or is new",
-                fix="choose another start=",
-            )
+            raise _beyond_end(partition, span.start, end)
         lost = f"{name} begins at offset {first}, but offset {span.start} was to be read: {first - span.start} offsets"
         if not self._settings.skips_lost:
             raise KafkaError(
@@ -391,18 +397,23 @@ class ReadStream(ReadGroup):
         yield from self._read(element, tracker, watermark, finalizer)
 
 
+def _beyond_end(partition: Partition, start: int, end: int) -> KafkaError:
+    name = name_partitions([partition])
+    return KafkaError(
+        f"{name} ends at offset {end}, but offset {start} was to be read: it was truncated or is new",
+        fix="choose another start=",
+    )
+
+
 def check_brokers(settings: ReadSettings, patience_s: float) -> None:
-    """Raise if the brokers refuse this client, or lack a topic. Brokers that are away are only warned about.
+    """Raise if the brokers refuse this client, lack a topic, or don't answer for so long.
 
     Call it where the pipeline is built, if its workers run on this machine.
     """
     consumer = settings.consumers.open(patience_s)
     try:
-        consumer.queries.partitions(settings.topics, settings.pattern)
-    except KafkaError as error:
-        if not consumer.queries.are_away:
-            raise
-        _LOGGER.warning("%s; the run waits for them", error.message)
+        found = consumer.queries.check()
+        partitions_of(found, settings.topics, settings.pattern, settings.consumers.client.servers)
     finally:
         consumer.close()
 
