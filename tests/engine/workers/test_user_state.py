@@ -298,8 +298,7 @@ def test_the_size_of_a_cached_cell_is_estimated_from_a_sample(value: Any, least:
     assert least <= estimate_size(value) <= 6 * max(least, 400)
 
 
-def test_tokens_of_a_bundle_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    runner = Runner()
+def test_tokens_of_a_bundle_are_read_once(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     worker = FakeWorker(runner, handler=(StreamCache(1 << 20), BatchingStateHandler(runner)))
     read: list[bytes] = []
     unpack = wire.unpack_tokens
