@@ -74,6 +74,8 @@ class Checkpoint:
 
 
 class _Part(Protocol):
+    def finish(self) -> list[Any]: ...
+
     def save(self, changes: Changes) -> None: ...
 
     def restore(self, checkpoint: Checkpoint) -> None: ...
@@ -96,6 +98,7 @@ def interrupted(
     saved_position = saved_output = position = 0
     while position < len(steps):
         if position in saves:
+            output += part.finish()
             checkpoint.save(part.save)
             saved_position, saved_output = position, len(output)
         if position in left:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import marshal
 import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -25,7 +24,7 @@ from apache_beam.utils.timestamp import Timestamp
 from apache_beam.utils.windowed_value import PaneInfo, PaneInfoTiming, WindowedValue
 
 from luminosity.engine.data.blocks import Block, BlockStore
-from luminosity.engine.data.saved_rows import BlockRows, Changes, SavedRows
+from luminosity.engine.data.saved_rows import BlockRows, Changes, SavedRows, SingleRow
 from luminosity.engine.data.state import StateStore
 from luminosity.engine.data.watermarks import MAX, Holds
 from luminosity.engine.data.wire import BLOCK_BYTES
@@ -83,7 +82,7 @@ class Grouping:
         self.absorbed: list[Block] | None = None  # if the run is saved: the input in the table, in the order of arrival
         self._groups_out = 0
         self._rows = BlockRows(_BLOCKS_KEY)
-        self._saved_progress = 0, False
+        self._progress = SingleRow(_PROGRESS_KEY)
 
     def track(self) -> None:
         """Keep what a checkpoint needs: the input, until all groups have left. Call it before the first block."""
@@ -91,20 +90,17 @@ class Grouping:
 
     def save(self, changes: Changes, owner: str) -> None:
         """Write what has changed since the last checkpoint."""
-        progress = self._groups_out, self.is_exhausted
-        if progress != self._saved_progress:
-            if self.is_exhausted:
-                changes.remove_all(owner)
-            changes.put(owner, _PROGRESS_KEY, marshal.dumps(progress))
-            self._saved_progress = progress
-        if not self.is_exhausted:
+        self._progress.save((self._groups_out, self.is_exhausted), changes, owner)
+        if self.is_exhausted:
+            self._rows.clear(changes, owner)
+        else:
             self._rows.save((*(self.absorbed or ()), *self.pending), changes, owner)
 
     def restore(self, saved: SavedRows, owner: str) -> None:
         """Take over what a checkpoint has. Call it once, after :meth:`track` and before anything else."""
         for key, value in saved.rows(owner):
             if key == _PROGRESS_KEY:
-                self._saved_progress = self._groups_out, self.is_exhausted = marshal.loads(value)
+                self._groups_out, self.is_exhausted = self._progress.restore(value)
                 continue
             for block in self._rows.restore(key, value, saved):
                 self._queue(block)

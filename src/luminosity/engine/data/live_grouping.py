@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
 from apache_beam.transforms import trigger
@@ -18,6 +18,7 @@ from luminosity.engine.data.clock import Clock
 from luminosity.engine.data.expiry import expiry_micros
 from luminosity.engine.data.grouping import VALUES_LENGTH, values_in_state
 from luminosity.engine.data.pane_values import PaneValues
+from luminosity.engine.data.saved_rows import Changes, SavedRows, SingleRow
 from luminosity.engine.data.state import StateStore
 from luminosity.engine.data.trigger_panes import TriggerPanes
 from luminosity.engine.data.watermarks import MAX, MIN, Holds
@@ -29,6 +30,8 @@ from luminosity.engine.spill.sorted_runs import LARGE_BYTES
 __all__ = ["LiveGrouping", "panes_of"]
 
 _MOST_KNOWN = 10_000  # bounds the cache of windows to some megabytes
+_RESTORED_STEP_BYTES = 1 << 20  # between two looks at the memory after a restart
+_INPUT_KEY = b"g"  # of the row with the pending input in a checkpoint, which comes before those of the panes
 _BREATH_ELEMENTS = 200  # between two looks at the deadline: about a millisecond
 
 
@@ -58,6 +61,12 @@ class _Panes(Protocol):
     def has_due(self) -> bool: ...
 
     def spill(self, folder: str, wanted: int) -> tuple[int, int]: ...
+
+    def track(self, codec: ElementCodec) -> None: ...
+
+    def save(self, changes: Changes, owner: str) -> None: ...
+
+    def restore(self, saved: Iterable[tuple[bytes, bytes]]) -> Iterator[None]: ...
 
     def release(self) -> None: ...
 
@@ -111,6 +120,64 @@ class LiveGrouping:
         self._parts_hold = MAX
         self.watermark = MIN  # up to which all panes have fired
         self.dropped = 0  # elements that came later than their window allows
+        self._input_row = SingleRow(_INPUT_KEY)
+
+    def track(self) -> None:
+        """Note from now on what changes between two checkpoints. Call it before the first block."""
+        self._panes.track(self._written)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether something that :meth:`pump` has begun is not finished."""
+        return self._work is not None
+
+    def finish_work(self, deadline: float = math.inf) -> bool:
+        """Go on with what :meth:`pump` has begun, until soon after ``deadline``, and begin nothing else.
+
+        Returns whether it is finished. A checkpoint is made then, after you have taken the panes with
+        :meth:`next_block`.
+        """
+        if self._work is None:
+            return True
+        is_complete = self._emit_until(self._work, deadline)
+        self._count_memory()
+        self._close_block()
+        if is_complete:
+            self._work = None
+        return is_complete
+
+    def save(self, changes: Changes, owner: str) -> None:
+        """Write what has changed since the last checkpoint. Call it after :meth:`finish_work`.
+
+        What was late before a restart is late after it, so the watermarks belong to it, also those that wait for
+        pending input.
+        """
+        if self._work is not None or self._output:
+            raise AssertionError("found a grouping with unfinished work or output, expected it to be at rest")
+        marks = [(arrived - self._absorbed, watermark) for arrived, watermark in self._marks]
+        pending = [changes.refer(block) for block in self.pending]
+        self._input_row.save((self.watermark, marks, pending), changes, owner)
+        self._panes.save(changes, owner)
+
+    def restore(self, saved: SavedRows, owner: str, check_memory: Callable[[], None] = lambda: None) -> None:
+        """Take over what a checkpoint has. Call it once, after :meth:`track` and before anything else.
+
+        ``check_memory`` is called now and then, since there may be more than memory has room for.
+        """
+        rows = saved.rows(owner)
+        first = next(rows, None)
+        if first is None:
+            return
+        self.watermark, marks, pending = self._input_row.restore(first[1])
+        self._marks.extend(marks)
+        for reference in pending:
+            self.add(saved.block(reference))
+        for _ in self._panes.restore(rows):
+            if self._panes.memory_bytes > self._held_bytes + _RESTORED_STEP_BYTES:
+                self._count_memory()
+                check_memory()
+        self._count_memory()
+        check_memory()
 
     @property
     def earliest(self) -> int:
@@ -152,12 +219,8 @@ class LiveGrouping:
             if self._work is None:
                 return has_moved
             has_moved = True
-            is_complete = self._emit_until(self._work, deadline)
-            self._count_memory()
-            self._close_block()
-            if not is_complete:
+            if not self.finish_work(deadline):
                 return True
-            self._work = None
 
     def _next_work(self) -> Iterator[tuple[bytes, WindowedValue] | None] | None:
         # Blocks that arrived before a watermark are grouped at the watermark before.

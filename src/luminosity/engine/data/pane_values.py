@@ -8,12 +8,20 @@ from typing import NamedTuple
 from luminosity.engine.spill.files import Chunk, MemoryChunk, SpillFile, StoredChunk, pieces
 from luminosity.engine.spill.sorted_runs import LARGE_BYTES
 
-__all__ = ["ENTRY_BYTES", "PaneValues", "spill_values"]
+__all__ = ["ENTRY_BYTES", "Mark", "PaneValues", "spill_values"]
 
 ENTRY_BYTES = 600  # that Python needs for a key in a window besides its values
 _VALUE_OVERHEAD = 56  # bytes that Python needs for a value besides its data
 _LEAST_SPILLED = 1 << 10  # bytes: the reference to spilled values takes up to a quarter of this
 _FRAME_BYTES = 256 << 10  # of small entries: compresses well, and each file keeps one frame in memory
+
+
+class Mark(NamedTuple):
+    """A place in the values of an entry: what was there before it, and what came later."""
+
+    chunks: int  # on disk
+    in_memory: int  # items of ``values``
+    size: int  # bytes of both
 
 
 class PaneValues:
@@ -22,10 +30,10 @@ class PaneValues:
     __slots__ = ("_files", "_stored", "_stored_count", "data_bytes", "values")
 
     def __init__(self) -> None:
-        self.values: list[bytes] = []  # in memory
+        self.values: list[bytes] = []  # in memory; after a restart, an item may be several values
         self.data_bytes = 0  # of the values in memory
         self._stored: list[Chunk] = []
-        self._stored_count = 0
+        self._stored_count = 0  # of the values besides one for each item of ``values``
         self._files: list[SpillFile] = []
 
     def __len__(self) -> int:
@@ -46,6 +54,32 @@ class PaneValues:
         self.values.append(value)
         self.data_bytes += len(value)
         return len(value) + _VALUE_OVERHEAD
+
+    def append_joined(self, data: bytes, count: int) -> int:
+        """Add several values, one after the other in ``data``. Returns how much memory they take."""
+        self._stored_count += count - 1
+        return self.append(data)
+
+    @property
+    def is_on_disk(self) -> bool:
+        """Whether some values are on disk."""
+        return bool(self._stored)
+
+    def mark(self) -> Mark:
+        """Return the place behind the last value."""
+        return Mark(len(self._stored), len(self.values), self.size)
+
+    def since(self, mark: Mark | None) -> list[bytes]:
+        """Return the values that were added behind a mark, to be joined. Reads them if they are on disk by now."""
+        chunks, in_memory, size = mark or (0, 0, 0)
+        if len(self._stored) == chunks:
+            return self.values[in_memory:]
+        parts: list[bytes] = []
+        for chunk in self._stored:  # all values from before the mark are on disk, and those on disk come first
+            if chunk.size > size:
+                parts.append(chunk.read()[size:])
+            size = max(0, size - chunk.size)
+        return [*parts, *self.values]
 
     def extend(self, other: PaneValues) -> None:
         """Add the values of ``other``. Takes them over."""

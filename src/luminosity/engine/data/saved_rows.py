@@ -9,8 +9,9 @@ from typing import Any, Protocol
 
 from luminosity.engine.data.blocks import Block
 
-__all__ = ["BlockReference", "BlockRows", "Changes", "SavedRows"]
+__all__ = ["MARSHAL_VERSION", "BlockReference", "BlockRows", "Changes", "SavedRows", "SingleRow"]
 
+MARSHAL_VERSION = 2  # the last one that writes the same bytes for equal values, whatever else refers to them
 _MOST_REFERENCES = 1000  # in a row: some tens of kilobytes
 _INDEX = struct.Struct(">I")
 
@@ -55,6 +56,25 @@ class SavedRows(Protocol):
     def block(self, reference: BlockReference) -> Block:
         """Return a block that was saved. The caller owns it."""
         ...
+
+
+class SingleRow:
+    """Writes one row whenever its value has changed. Only the loop's thread uses it."""
+
+    def __init__(self, key: bytes) -> None:
+        self.key = key
+        self._value = b""
+
+    def save(self, value: Any, changes: Changes, owner: str) -> None:
+        """Write the row, unless it has this value. The value has plain types only."""
+        if (packed := marshal.dumps(value, MARSHAL_VERSION)) != self._value:
+            changes.put(owner, self.key, packed)
+            self._value = packed
+
+    def restore(self, value: bytes) -> Any:
+        """Return the value of a row that a checkpoint has."""
+        self._value = value
+        return marshal.loads(value)
 
 
 class BlockRows:

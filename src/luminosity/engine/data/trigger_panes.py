@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import marshal
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from apache_beam.internal import pickler
 from apache_beam.transforms import trigger
 from apache_beam.transforms.core import Windowing
 from apache_beam.transforms.timeutil import TimeDomain, TimestampCombinerImpl
@@ -16,13 +18,17 @@ from apache_beam.utils.windowed_value import PaneInfo, PaneInfoTiming, WindowedV
 
 from luminosity.engine.data.clock import Clock
 from luminosity.engine.data.expiry import expiry_micros
+from luminosity.engine.data.pane_rows import ROWS_BYTES, TIME_KEY, PaneRows
 from luminosity.engine.data.pane_values import ENTRY_BYTES, PaneValues, spill_values
+from luminosity.engine.data.saved_rows import Changes, SingleRow
 from luminosity.engine.data.watermarks import MIN, Holds
+from luminosity.engine.plan.codecs import ElementCodec
 
 __all__ = ["TriggerPanes"]
 
 _COMBINING = type(trigger.GeneralTriggerDriver.INDEX)  # the class of tags whose values are combined
 _EXPIRY = "EXPIRY"  # the domain of the timers that forget windows
+_COMBINE_PREFIX = b"u"  # of rows in a checkpoint: a combining function of triggers. They come before those of entries
 _CLEARED_AT_LEAST = 1000  # timers in a schedule, before the cleared ones are worth removing
 
 
@@ -47,11 +53,70 @@ class TriggerPanes:
         self._merges = not isinstance(windowing.windowfn, NonMergingWindowFn)
         self._keys: dict[bytes, dict[BoundedWindow, _WindowState]] = {}
         self._schedule = _Schedule(clock)
-        self._numbers = itertools.count()
+        self._last_number = 0  # of a window
         self._holds = Holds()
         self._watermark = self.output_watermark = MIN
         self._watermark_time = Timestamp(micros=MIN)
         self.memory_bytes = 0
+        self._entry_bytes = ENTRY_BYTES
+        self._rows: PaneRows[_WindowState] | None = None  # if the run is saved
+        self._time = SingleRow(TIME_KEY)
+        self._combines: dict[str, Any] = {}  # combining functions that a checkpoint has, by tag
+        self._codec: ElementCodec | None = None
+
+    def track(self, codec: ElementCodec) -> None:
+        """Note from now on what changes between two checkpoints. ``codec`` encodes windows."""
+        self._rows = PaneRows()
+        self._codec = codec
+        self._entry_bytes += ROWS_BYTES
+
+    def save(self, changes: Changes, owner: str) -> None:
+        """Write what has changed since the last checkpoint. Call it when nothing is left of :meth:`advance`."""
+        assert self._rows is not None
+        known = len(self._combines)
+        self._time.save((self._watermark, self.output_watermark), changes, owner)
+        self._rows.save(changes, owner, self._fields)
+        for tag, combine in itertools.islice(self._combines.items(), known, None):
+            changes.put(owner, _COMBINE_PREFIX + tag.encode(), pickler.dumps(combine))
+
+    def restore(self, saved: Iterable[tuple[bytes, bytes]]) -> Iterator[None]:
+        """Take over the rows of a checkpoint, in the order of their keys, after :meth:`track`.
+
+        Yields often, so that you can look at the memory. Timers of processing time that are due by now fire with the
+        next :meth:`advance`.
+        """
+        assert self._rows is not None
+        for added in self._rows.restore(saved, self._restored, self._restore_shared):
+            self.memory_bytes += added
+            yield None
+
+    def _restore_shared(self, key: bytes, value: bytes) -> None:
+        if key == TIME_KEY:
+            self._watermark, self.output_watermark = self._time.restore(value)
+            self._watermark_time = Timestamp(micros=self._watermark)
+        elif key.startswith(_COMBINE_PREFIX):
+            self._combines[key[len(_COMBINE_PREFIX) :].decode()] = pickler.loads(value)
+
+    def _fields(self, state: _WindowState, _: None) -> tuple[Any, ...]:
+        assert self._codec is not None
+        time = state.time.micros if state.time is not None else None
+        counts = state.panes, state.nonspeculative_panes, state.is_finished, state.is_unfired
+        machine = state.saved(self._combines)
+        return self._codec.encode_window(state.window), state.key, time, state.hold, counts, machine
+
+    def _restored(self, fields: tuple[Any, ...]) -> _WindowState:
+        assert self._codec is not None
+        encoded, key, time, hold, counts, machine = fields
+        window = self._codec.decode_window(encoded)
+        state = _WindowState(key, window, 0, self._schedule)
+        state.restore(machine, self._combines)
+        state.time = Timestamp(micros=time) if time is not None else None
+        state.panes, state.nonspeculative_panes, state.is_finished, state.is_unfired = counts
+        self._set_hold(state, hold)
+        self._keys.setdefault(key, {})[window] = state
+        self._last_number = max(self._last_number, *state.numbers)
+        self.memory_bytes += self._entry_bytes + len(key)
+        return state
 
     @property
     def earliest(self) -> int:
@@ -90,6 +155,8 @@ class TriggerPanes:
                 state = windows[window] = self._open(key, window)
             if state.is_finished:
                 continue
+            if self._rows is not None:
+                self._rows.change(state)
             self._add_time(state, elements)
             on_element = self._trigger.on_element
             append = state.values.append
@@ -145,6 +212,8 @@ class TriggerPanes:
     def _fire(self, domain: str, now: int) -> Iterator[tuple[bytes, WindowedValue] | None]:
         while (timer := self._schedule.take_due(domain, now)) is not None:
             state = timer.state
+            if self._rows is not None:
+                self._rows.change(state)
             # The time of a processing-time timer says nothing about the window: only the watermark does.
             is_event_time = domain == TimeDomain.WATERMARK
             time = Timestamp(micros=timer.fire_micros) if is_event_time else self._watermark_time
@@ -156,9 +225,10 @@ class TriggerPanes:
             self._settle(state)
 
     def _open(self, key: bytes, window: BoundedWindow) -> _WindowState:
-        state = _WindowState(key, window, next(self._numbers), self._schedule)
+        self._last_number += 1
+        state = _WindowState(key, window, self._last_number, self._schedule)
         state.set_timer("", _EXPIRY, Timestamp(micros=expiry_micros(window, self._windowing)))
-        self.memory_bytes += ENTRY_BYTES + len(key)
+        self.memory_bytes += self._entry_bytes + len(key)
         return state
 
     def _forget(self, state: _WindowState) -> None:
@@ -172,7 +242,9 @@ class TriggerPanes:
     def _close(self, state: _WindowState) -> None:
         self._set_hold(state, None)
         state.clear_timers()
-        self.memory_bytes -= ENTRY_BYTES + len(state.key) + state.values.memory_bytes
+        if self._rows is not None:
+            self._rows.drop(state)
+        self.memory_bytes -= self._entry_bytes + len(state.key) + state.values.memory_bytes
         state.values.release()
 
     def _merge(
@@ -220,9 +292,13 @@ class TriggerPanes:
                 continue
             if other.time is not None:
                 state.time = other.time if state.time is None else self._combiner.combine(state.time, other.time)
+            if self._rows is not None and other.values.is_on_disk:
+                self._rows.rewrite_values(state)  # those on disk come before those in memory
             state.absorb(other)
             self._close(other)
         if state is not None:
+            if self._rows is not None:
+                self._rows.change(state)
             if state.time is not None and not self._keeps_times:
                 state.time = state.last
             self._trigger.on_merge(to_be_merged, result, state)
@@ -295,7 +371,6 @@ class _WindowState:
     """
 
     __slots__ = (
-        "_numbers",
         "_schedule",
         "_tags",
         "_timers",
@@ -305,6 +380,7 @@ class _WindowState:
         "key",
         "last",
         "nonspeculative_panes",
+        "numbers",
         "panes",
         "time",
         "values",
@@ -322,10 +398,35 @@ class _WindowState:
         self.nonspeculative_panes = 0
         self.is_finished = False  # whether the trigger fires no more
         self.is_unfired = False  # whether it has elements that were in no pane yet
-        self._numbers = [number]
+        self.numbers = [number]
         self._schedule = schedule
         self._tags: dict[str, tuple[Any, Any]] = {}  # the combining function, or None for a set, and what it has
         self._timers: dict[tuple[int, str, str], _Timer] = {}
+
+    def saved(self, combines: dict[str, Any]) -> tuple[Any, ...]:
+        """Return the triggers' state and timers, for ``marshal``. Adds their combining functions to ``combines``."""
+        timers = [
+            (*identity, timer.fire_micros, timer.order) for identity, timer in self._timers.items() if timer.is_set
+        ]
+        for name, (combine, _) in self._tags.items():
+            if combine is not None:
+                combines.setdefault(name, combine)
+        kept: Any = {name: (combine is not None, kept) for name, (combine, kept) in self._tags.items()}
+        try:
+            marshal.dumps(kept)
+        except ValueError:  # not of Python's own types
+            kept = pickler.dumps(kept)
+        return self.numbers, timers, kept
+
+    def restore(self, saved: tuple[Any, ...], combines: dict[str, Any]) -> None:
+        """Take over what :meth:`saved` has returned."""
+        self.numbers, timers, tags = saved
+        for number, name, domain, micros, order in timers:
+            self._timers[number, name, domain] = self._schedule.restore(self, domain, micros, order)
+        if isinstance(tags, bytes):
+            tags = pickler.loads(tags)
+        for name, (is_combined, kept) in tags.items():
+            self._tags[name] = combines[name] if is_combined else None, kept
 
     def get_current_time(self) -> float:
         """Return the processing time in seconds, for triggers."""
@@ -355,7 +456,7 @@ class _WindowState:
     def set_timer(self, name: str, time_domain: str, timestamp: Any) -> None:
         """Set a timer, for triggers."""
         micros = timestamp.micros if isinstance(timestamp, Timestamp) else Timestamp.of(timestamp).micros
-        identity = self._numbers[0], name, time_domain
+        identity = self.numbers[0], name, time_domain
         timer = self._timers.get(identity)
         if timer is not None and timer.is_set:
             if timer.fire_micros == micros:
@@ -365,7 +466,7 @@ class _WindowState:
 
     def clear_timer(self, name: str, time_domain: str) -> None:
         """Clear a timer, for triggers."""
-        for number in self._numbers:
+        for number in self.numbers:
             timer = self._timers.pop((number, name, time_domain), None)
             if timer is not None and timer.is_set:
                 self._schedule.clear(timer)
@@ -382,9 +483,9 @@ class _WindowState:
         for timer in other._timers.values():
             timer.state = self
         self._timers.update(other._timers)
-        self._numbers += other._numbers
+        self.numbers += other.numbers
         other._timers = {}
-        for number in other._numbers:
+        for number in other.numbers:
             expiry = self._timers.pop((number, "", _EXPIRY), None)
             if expiry is not None and expiry.is_set:
                 self._schedule.clear(expiry)
@@ -424,15 +525,21 @@ class _Schedule:
         self.clock = clock
         self._heaps: dict[str, list[_Timer]] = {TimeDomain.WATERMARK: [], TimeDomain.REAL_TIME: [], _EXPIRY: []}
         self._cleared = dict.fromkeys(self._heaps, 0)
-        self._order = itertools.count()
+        self._last_order = 0
 
     def __len__(self) -> int:
         return sum(map(len, self._heaps.values()))
 
     def add(self, state: _WindowState, domain: str, micros: int) -> _Timer:
         """Set a timer."""
-        timer = _Timer(state, domain, micros, next(self._order))
+        self._last_order += 1
+        return self.restore(state, domain, micros, self._last_order)
+
+    def restore(self, state: _WindowState, domain: str, micros: int, order: int) -> _Timer:
+        """Set a timer again that was set before a restart. Timers of one moment fire in the order of ``order``."""
+        timer = _Timer(state, domain, micros, order)
         heapq.heappush(self._heaps[domain], timer)
+        self._last_order = max(self._last_order, order)
         return timer
 
     def clear(self, timer: _Timer) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,13 +15,16 @@ from apache_beam.utils.timestamp import Timestamp
 from apache_beam.utils.windowed_value import PaneInfo, PaneInfoTiming, WindowedValue
 
 from luminosity.engine.data.expiry import expiry_micros
+from luminosity.engine.data.pane_rows import ROWS_BYTES, TIME_KEY, PaneRows
 from luminosity.engine.data.pane_values import ENTRY_BYTES, PaneValues, spill_values
+from luminosity.engine.data.saved_rows import Changes, SingleRow
 from luminosity.engine.data.watermarks import MIN, Holds
+from luminosity.engine.plan.codecs import ElementCodec
 
 __all__ = ["WindowPanes"]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Values:
     """What a window has of one key."""
 
@@ -61,6 +64,52 @@ class WindowPanes:
         self._holds = Holds()
         self._watermark = self.output_watermark = MIN
         self.memory_bytes = 0
+        self._entry_bytes = ENTRY_BYTES
+        self._rows: PaneRows[_Values] | None = None  # if the run is saved
+        self._time = SingleRow(TIME_KEY)
+        self._codec: ElementCodec | None = None
+
+    def track(self, codec: ElementCodec) -> None:
+        """Note from now on what changes between two checkpoints. ``codec`` encodes windows."""
+        self._rows = PaneRows()
+        self._codec = codec
+        self._entry_bytes += ROWS_BYTES
+
+    def save(self, changes: Changes, owner: str) -> None:
+        """Write what has changed since the last checkpoint. Call it when nothing is left of :meth:`advance`."""
+        assert self._rows is not None
+        self._time.save((self._watermark, self.output_watermark), changes, owner)
+        self._rows.save(changes, owner, self._fields)
+
+    def restore(self, saved: Iterable[tuple[bytes, bytes]]) -> Iterator[None]:
+        """Take over the rows of a checkpoint, in the order of their keys, after :meth:`track`.
+
+        Yields often, so that you can look at the memory.
+        """
+        assert self._rows is not None
+        for added in self._rows.restore(saved, self._restored, self._restore_time):
+            self.memory_bytes += added
+            yield None
+
+    def _restore_time(self, key: bytes, value: bytes) -> None:
+        if key == TIME_KEY:
+            self._watermark, self.output_watermark = self._time.restore(value)
+
+    def _fields(self, entry: _Values, of: tuple[BoundedWindow, bytes]) -> tuple[Any, ...]:
+        assert self._codec is not None
+        window, key = of
+        time = entry.time.micros if entry.time is not None else None
+        return self._codec.encode_window(window), key, time, entry.panes, entry.hold
+
+    def _restored(self, fields: tuple[Any, ...]) -> _Values:
+        assert self._codec is not None
+        encoded, key, time, panes, hold = fields
+        window = self._codec.decode_window(encoded)
+        of_window = self._windows.get(window) or self._open(window)
+        entry = of_window.keys[key] = _Values(time=Timestamp(micros=time) if time is not None else None, panes=panes)
+        self._set_hold(entry, hold)
+        self.memory_bytes += self._entry_bytes + len(key)
+        return entry
 
     @property
     def earliest(self) -> int:
@@ -90,14 +139,16 @@ class WindowPanes:
                 entry = of_window.keys.get(key)
                 if entry is None:
                     entry = of_window.keys[key] = _Values()
-                    size += ENTRY_BYTES + len(key)
+                    size += self._entry_bytes + len(key)
+                if self._rows is not None:
+                    self._rows.change(entry, (window, key))
                 size += entry.values.append(value.value)
                 self._hold(of_window, entry, value.timestamp)
                 if of_window.end_micros <= self._watermark:
                     late[window] = of_window
         self.memory_bytes += size
         for of_window in late.values():
-            yield key, self._pane(of_window, of_window.keys[key], PaneInfoTiming.LATE)
+            yield key, self._pane(of_window, key, of_window.keys[key], PaneInfoTiming.LATE)
 
     def advance(self, watermark: int) -> Iterator[tuple[bytes, WindowedValue] | None]:
         """Move event time to ``watermark``, and yield the panes of windows that end by then.
@@ -111,11 +162,11 @@ class WindowPanes:
                 # One key after the other, since to free millions of them at once would take long.
                 for key in list(of_window.keys):
                     entry = of_window.keys.pop(key)
-                    yield key, self._pane(of_window, entry, PaneInfoTiming.ON_TIME)
+                    yield key, self._pane(of_window, key, entry, PaneInfoTiming.ON_TIME)
                     self._forget(key, entry)
             else:
                 for key, entry in of_window.keys.items():
-                    yield key, self._pane(of_window, entry, PaneInfoTiming.ON_TIME)
+                    yield key, self._pane(of_window, key, entry, PaneInfoTiming.ON_TIME)
         while self._expiries and self._expiries[0][0] < watermark:
             _, _, of_window = heapq.heappop(self._expiries)
             del self._windows[of_window.window]
@@ -155,7 +206,9 @@ class WindowPanes:
 
     def _forget(self, key: bytes, entry: _Values) -> None:
         self._set_hold(entry, None)
-        self.memory_bytes -= ENTRY_BYTES + len(key) + entry.values.memory_bytes
+        if self._rows is not None:
+            self._rows.drop(entry)
+        self.memory_bytes -= self._entry_bytes + len(key) + entry.values.memory_bytes
         entry.values.release()
 
     def _hold(self, of_window: _Window, entry: _Values, timestamp: Timestamp) -> None:
@@ -170,7 +223,9 @@ class WindowPanes:
         if hold >= self.output_watermark // 1000 * 1000:
             self._set_hold(entry, hold)
 
-    def _pane(self, of_window: _Window, entry: _Values, timing: int) -> WindowedValue:
+    def _pane(self, of_window: _Window, key: bytes, entry: _Values, timing: int) -> WindowedValue:
+        if self._rows is not None:
+            self._rows.change(entry, (of_window.window, key))
         pane = PaneInfo(
             is_first=entry.panes == 0, is_last=False, timing=timing, index=entry.panes, nonspeculative_index=entry.panes
         )

@@ -24,6 +24,7 @@ _QUEUES_PART = 2  # all queues together may fill 1/2 of the memory budget before
 # A bundle with output of unknown size is stopped at this part of a queue's limit: it writes on until the request
 # reaches it.
 _UNEXPECTED_PART = 8
+_FINISH_STEP_S = 0.01  # between two looks at the memory while work is finished
 
 
 def queue_limit(memory_limit: int, buffers: int) -> int:
@@ -70,11 +71,31 @@ class BufferRun:
         """Note from now on what changes between two checkpoints. Call it before the first block is delivered."""
         if self.grouping is not None:
             self.grouping.track()
+        if self.live is not None:
+            self.live.track()
+
+    def finish_work(self) -> None:
+        """Finish what a live grouping has begun, and pass on its panes: a checkpoint can't have half of it.
+
+        Call it for all buffers before any part of the run is saved. ``has_work`` says whether there is anything to do.
+        It may take long if very many keys of a window fire at once.
+        """
+        if self.live is not None:
+            while not self.live.finish_work(time.monotonic() + _FINISH_STEP_S):
+                self._pass_on_panes(self.live)
+            self._pass_on_panes(self.live)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a live grouping has begun something that is not finished."""
+        return self.live is not None and self.live.has_work
 
     def save(self, changes: Changes, name: str) -> None:
         """Write what has changed since the last checkpoint. ``name`` is the same after a restart."""
         if self.grouping is not None:
             self.grouping.save(changes, f"grouping/{name}")
+        if self.live is not None:
+            self.live.save(changes, f"grouping/{name}")
         if self.side_input is not None:
             self.side_input.save(changes, f"side/{name}")
 
@@ -82,6 +103,8 @@ class BufferRun:
         """Take over what a checkpoint has. Call it once, after :meth:`track` and before the first bundle."""
         if self.grouping is not None:
             self.grouping.restore(saved, f"grouping/{name}")
+        if self.live is not None:
+            self.live.restore(saved, f"grouping/{name}", self._spill_policy.check)
         if self.side_input is not None:
             self.side_input.restore(saved, f"side/{name}")
         self._spill_policy.check()
@@ -144,10 +167,13 @@ class BufferRun:
         if self._is_full():
             return False
         has_moved = live.pump(self._input_watermark(), deadline)
+        self._pass_on_panes(live)
+        return has_moved
+
+    def _pass_on_panes(self, live: LiveGrouping) -> None:
         while (block := live.next_block()) is not None:
             self._fan_out(block)
         self._spill_policy.check()
-        return has_moved
 
     def next_fire(self) -> int | None:
         """Return when the next processing-time trigger fires that can fire, in microseconds since 1970."""
