@@ -19,8 +19,10 @@ __all__ = [
     "DeviceView",
     "Event",
     "InferenceView",
+    "KafkaView",
     "MemoryUse",
     "MetricView",
+    "PartitionLag",
     "PoolInfo",
     "PoolView",
     "ProcessMemory",
@@ -107,6 +109,38 @@ class StreamView:
 
 
 @dataclass(frozen=True)
+class PartitionLag:
+    """How far a reader is behind the end of a partition."""
+
+    partition: str  # such as "reviews[0]"; with very many partitions also "of others in group 0"
+    records: int  # offsets that are left
+
+
+@dataclass(frozen=True)
+class KafkaView:
+    """The state of a step that reads or writes Kafka: sums over its committed bundles.
+
+    Rates and times cover the last minute; in the last snapshot of a run, the whole run.
+    """
+
+    step: str
+    kind: Literal["read", "write"]
+    records: int = 0
+    bytes: int = 0  # of keys and values
+    records_per_second: float = 0.0
+    bytes_per_second: float = 0.0
+    dead_letters: int = 0  # records that can't be read, or that Kafka does not take
+    lost: int = 0  # offsets that retention removed before they were read
+    # From a record's timestamp to its reading, or from an element's event time to the moment when Kafka has its record;
+    # within 15%; None if nothing had a time.
+    p50_ms: float | None = None
+    p99_ms: float | None = None
+    lag: int = 0  # this and the following: of a read; summed over partitions
+    partitions: int = 0  # of which the lag is known
+    lags: tuple[PartitionLag, ...] = ()  # the largest ones that are not 0; in the last snapshot all
+
+
+@dataclass(frozen=True)
 class StageView:
     """The state of a stage at one moment."""
 
@@ -124,6 +158,7 @@ class StageView:
     seconds_left: float | None = None  # estimated, if known
     inference: tuple[InferenceView, ...] = ()  # of its steps that run models
     stream: StreamView | None = None  # of a stage of a stream
+    kafka: tuple[KafkaView, ...] = ()  # of its steps that read or write Kafka
 
 
 @dataclass(frozen=True)

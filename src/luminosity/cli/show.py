@@ -15,7 +15,7 @@ from rich.text import Text
 
 from luminosity.cli import runs
 from luminosity.engine.monitor.records import Record, find
-from luminosity.engine.monitor.views import inference, words
+from luminosity.engine.monitor.views import inference, kafka, words
 from luminosity.engine.monitor.views.summary import summary
 from luminosity.events import BundleRetried, Event, MetricView, StageView, WorkerLost, to_json
 
@@ -64,6 +64,8 @@ def show(record: Record, as_json: bool = False) -> int:
         console.print(summary(record.started, record.ended))
     else:
         console.print(Text(f"{record.started.name}  {_unfinished(record)}", style="bold"))
+        for view in kafka.of(record.last) if record.last is not None else ():
+            console.print(Text(f"kafka {kafka.sentence(view)}"))
         for view in inference.of(record.last) if record.last is not None else ():
             console.print(Text(f"model {inference.sentence(view)}"))
     console.print()

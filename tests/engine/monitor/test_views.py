@@ -27,8 +27,10 @@ from luminosity.engine.monitor.views.terminal import Terminal, _Above
 from luminosity.events import (
     DeviceView,
     InferenceView,
+    KafkaView,
     MemoryUse,
     MetricView,
+    PartitionLag,
     PoolInfo,
     PoolView,
     ProcessMemory,
@@ -164,6 +166,9 @@ STREAM_RUN = replace(
 )
 
 
+LAGS = (PartitionLag("t[7]", 800), PartitionLag("t[1]", 400))
+
+
 def stream_at(seconds: float, *, behind: float | None = 2.14) -> Snapshot:
     source = StreamView(1000.0, behind, backlog=1204.0) if behind is not None else StreamView()
     stages = (
@@ -183,13 +188,49 @@ def test_a_stream_has_a_rate_and_a_lag_but_no_end(width: int) -> None:
     assert not {"done", "left"} & set(heads)
     assert ("late" in heads, "backlog" in heads) == (width >= 100, width >= 90)
     assert lines[0] == "pipeline.py  1 min 23 s"
-    assert "1,004/s" in lines[3]
-    assert "2.1 s" in lines[3]
-    assert lines[4].endswith("idle")  # as usual between two windows
+    assert "1,004/s" in lines[2]  # the stage that has ended is left out
+    assert "2.1 s" in lines[2]
+    assert lines[3].endswith("idle")  # as usual between two windows
+
+
+KAFKA = (
+    KafkaView("Read reviews", "read", 12_345, 9_876_543, 101.5, 81_200.0, 0, 0, 12.0, 1450.0, 1204, 1000, LAGS),
+    KafkaView("Publish", "write", 12_000, 987_654, 99.5, 8_120.0, 3, p50_ms=90.0, p99_ms=200.0),
+)
+
+
+def with_kafka(seconds: float) -> Snapshot:
+    source, *others = stream_at(seconds).stages[1:]
+    return replace(stream_at(seconds), stages=(stream_at(seconds).stages[0], replace(source, kafka=KAFKA), *others))
+
+
+@pytest.mark.parametrize("width", [66, 80, 100, 160])
+def test_steps_with_kafka_have_lines_that_fit(width: int) -> None:
+    lines = drawn(frame(STREAM_RUN, with_kafka(83.0), width, 24), width)
+    assert all(len(text) <= width for text in lines)
+    read, write = (text for text in lines if text.startswith("kafka"))
+    assert read.startswith("kafka Read reviews: lag 1,204 · age p50 12 ms, p99 1.4 s")
+    assert write.startswith("kafka Publish: 3 dead letters · latency p50 90 ms, p99")
+    assert ("102/s" in read, "t[7] 800" in read) == (width >= 80, width >= 160)
+
+
+def test_a_summary_says_once_what_steps_with_kafka_did() -> None:
+    ended = RunEnded("r", 100.0, "cancelled", with_kafka(100.0))
+    counted = MetricView("counter", "Read/Read/Process", "ReadKafka", "records_read", of_library=True, value=12_345)
+    text = " ".join(" ".join(drawn(summary(STREAM_RUN, replace(ended, metrics=(counted,))), 100)).split())
+    assert "kafka Read reviews: 12,345 records, 9.88 MB · 102/s, 81.2 kB/s · age p50 12 ms" in text
+    assert "lag 1,204 in 1,000 partitions · most in t[7] 800, t[1] 400 · no dead letters" in text
+    assert "records_read" not in text
+
+
+def test_a_plain_line_has_the_lag_of_a_read() -> None:
+    source, *others = stream_at(83.0).stages[1:]
+    snapshot = replace(stream_at(83.0), stages=(replace(source, kafka=KAFKA[:1]), *others))
+    assert "lag 1,204, age p50 12 ms, p99 1.4 s" in line(STREAM_RUN, snapshot)
 
 
 def test_a_stream_without_data_says_so_and_a_pipeline_without_streams_has_no_such_columns() -> None:
-    assert "no data yet" in drawn(frame(STREAM_RUN, stream_at(83.0, behind=None), 80, 24), 80)[3]
+    assert "no data yet" in drawn(frame(STREAM_RUN, stream_at(83.0, behind=None), 80, 24), 80)[2]
     assert "behind" not in drawn(frame(RUN, SNAPSHOT, 250, 24), 250)[1]
 
 
@@ -216,7 +257,7 @@ def test_a_stream_says_once_how_to_stop_it(
     for event in (STREAM_RUN, *(stream_at(float(second)) for second in range(1, 12))):
         shown(event)
     shown(RunEnded("r", 12.0, "cancelled", stream_at(12.0)))
-    assert terminal.getvalue().count("until you press Ctrl-C") == 1
+    assert terminal.getvalue().count("or you press Ctrl-C") == 1
     assert "stopped after 12 s" in terminal.getvalue()
 
 

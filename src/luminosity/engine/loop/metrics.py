@@ -38,8 +38,9 @@ def _merge_tries(old: _Info, new: _Info) -> bytes:
     return both.to_proto().SerializeToString()
 
 
-def _merge_gauges(old: _Info, new: _Info) -> bytes:
-    return max(old, new, key=lambda info: monitoring_infos.extract_gauge_value(info)[0]).payload
+def _gauge(info: _Info) -> tuple[float, int]:
+    """Return when a gauge was set, and its value."""
+    return monitoring_infos.extract_gauge_value(info)  # pyright: ignore[reportUnknownMemberType]
 
 
 def _merge_distributions(old: _Info, new: _Info) -> bytes:
@@ -47,12 +48,11 @@ def _merge_distributions(old: _Info, new: _Info) -> bytes:
 
 
 # Beam's own merging knows only counters and distributions. It would keep values of the others side by side and show
-# one. Counters, by far the most frequent, are added without a message.
+# one. Counters, by far the most frequent, are added without a message, and of gauges the latest payload is kept.
 _COMBINERS: dict[str, Callable[[_Info, _Info], bytes]] = {
     monitoring_infos.DISTRIBUTION_INT64_TYPE: _merge_distributions,
     monitoring_infos.STRING_SET_TYPE: _merge_string_sets,
     monitoring_infos.BOUNDED_TRIE_TYPE: _merge_tries,
-    monitoring_infos.LATEST_INT64_TYPE: _merge_gauges,
 }
 
 
@@ -72,11 +72,23 @@ class _Merged:
         self.namespace: str = info.labels.get(monitoring_infos.NAMESPACE_LABEL, "")
         self.urn: str = info.urn
         self.count: int = _NUMBER.decode(info.payload) if self._is_counter else 0  # of a counter
+        self._payload: bytes = info.payload
+        self._gauge = _gauge(info) if info.type == monitoring_infos.LATEST_INT64_TYPE else None
+
+    @property
+    def number(self) -> int | None:
+        """The value of a counter or gauge; None for other kinds."""
+        return self.count if self._is_counter else None if self._gauge is None else self._gauge[1]
 
     def add(self, info: _Info) -> None:
         """Merge the metric of one more bundle."""
         if self._is_counter:
             self.count += _NUMBER.decode(info.payload)
+        elif self._gauge is not None:
+            gauge = _gauge(info)
+            if gauge[0] >= self._gauge[0]:
+                self._gauge = gauge
+                self._payload = info.payload
         elif info.type in _COMBINERS:
             self._info = self._with(_COMBINERS[info.type](self._info, info))
         else:
@@ -84,7 +96,9 @@ class _Merged:
 
     def info(self) -> _Info:
         """Return the metric as Beam's message."""
-        return self._with(_NUMBER.encode(self.count)) if self._is_counter else self._info
+        if self._is_counter:
+            return self._with(_NUMBER.encode(self.count))
+        return self._info if self._gauge is None else self._with(self._payload)
 
     def restore(self, value: int | bytes) -> None:
         """Set the value that :meth:`value` returned before a restart."""
@@ -139,7 +153,7 @@ class RunMetrics:
         known = self._by_stage.setdefault(stage, {})
         self._changed.add(stage)
         for info in infos:
-            key = monitoring_infos.to_key(info)
+            key = info.urn, frozenset(info.labels.items())
             if (merged := known.get(key)) is None:
                 known[key] = _Merged(info)
             else:
@@ -201,6 +215,16 @@ class RunMetrics:
                 if metric.urn == monitoring_infos.USER_COUNTER_URN and metric.name in names:
                     of_namespace = found.setdefault(metric.step, {}).setdefault(metric.namespace, {})
                     of_namespace[metric.name] = of_namespace.get(metric.name, 0) + metric.count
+        return found
+
+    def numbers(self, stage: str, namespaces: Collection[str]) -> dict[tuple[str, str], dict[str, int]]:
+        """Return counters and gauges in these namespaces, by step and namespace."""
+        found: dict[tuple[str, str], dict[str, int]] = {}
+        with self._lock:
+            self._merge_all()
+            for metric in self._by_stage.get(stage, {}).values():
+                if metric.namespace in namespaces and (number := metric.number) is not None:
+                    found.setdefault((metric.step, metric.namespace), {})[metric.name] = number
         return found
 
     def by_stage(self) -> dict[str, list[_Info]]:

@@ -14,6 +14,7 @@ from luminosity.engine.data.watermarks import MIN
 from luminosity.engine.loop.bundle import Bundle
 from luminosity.engine.loop.metrics import RunMetrics
 from luminosity.engine.loop.stage import StageRun
+from luminosity.engine.observe.kafka_progress import KafkaProgress
 from luminosity.events import InferenceView, StreamView
 
 __all__ = ["Pace", "RecentRate", "StageProgress", "StreamProgress", "inference_views"]
@@ -55,6 +56,7 @@ class StageProgress:
         self.fraction: float | None = None
         self.seconds_left: float | None = None
         self.inference: tuple[InferenceView, ...] = ()
+        self.kafka = KafkaProgress(stage.id, metrics)
 
     def update(self, seconds: float, running: int, waiting: int, arrived: float | None) -> None:
         """Recompute all attributes, ``seconds`` after the run's start.
@@ -67,6 +69,7 @@ class StageProgress:
             self._bundles_seen = self._stage.bundles_done
             self.elements = self._metrics.elements(self._stage.id)
             self.inference = inference_views(self._stage, self._metrics)
+            self.kafka.update(seconds)
         if self._stage.is_done():
             self.rate, self.fraction, self.seconds_left = 0.0, 1.0, None
             return

@@ -125,6 +125,7 @@ class Snapshots:
             seconds_left=None if progress.seconds_left is None else round(progress.seconds_left, 1),
             inference=progress.inference,
             stream=stream.view(None if is_last else running, self._parts.clock.micros()) if stream else None,
+            kafka=progress.kafka.views(seconds, is_last=is_last),
         )
 
     def _arrived(self, stage: StageRun) -> float | None:

@@ -10,13 +10,16 @@ from apache_beam.portability.api import metrics_pb2
 
 from luminosity.core import InferenceMetrics
 from luminosity.events import MetricView
+from luminosity.kafka_metrics import KafkaMetrics, is_bucket
 
 __all__ = ["MOST_METRICS", "user_metrics"]
 
 MOST_METRICS = 200  # of a run, so that its record stays small
 
 _LIBRARIES = ("apache_beam.", "BeamML", "luminosity")  # how namespaces of their counters begin
-_OUR_NAMESPACES = frozenset({"DetectDrift", "MMDTest", "ReadTable", "WriteTable"})
+_OUR_NAMESPACES = frozenset(
+    {"DetectDrift", "MMDTest", "ReadTable", "WriteTable", KafkaMetrics.READ, KafkaMetrics.WRITE}
+)
 
 _Info = metrics_pb2.MonitoringInfo
 
@@ -25,7 +28,7 @@ def user_metrics(by_stage: Mapping[str, Sequence[_Info]], steps: Iterable[str]) 
     """Return counters, distributions and gauges of committed bundles, in the order of ``steps``, then by name.
 
     Those of libraries come last. The counters of steps that run models are left out: they are shown as rates and
-    shares, see ``InferenceView``.
+    shares, see ``InferenceView``. So are the buckets of times of Kafka, see ``KafkaView``.
     """
     places = {step: place for place, step in enumerate(steps)}
     views = [view for infos in by_stage.values() for info in _without_models(infos) if (view := _view(info))]
@@ -47,6 +50,8 @@ def _view(info: _Info) -> MetricView | None:
     namespace = _label(info, "NAMESPACE")
     of_library = namespace in _OUR_NAMESPACES or namespace.startswith(_LIBRARIES)
     names = _label(info, "PTRANSFORM"), namespace, _label(info, "NAME"), of_library
+    if is_bucket(namespace, _label(info, "NAME")):
+        return None
     if info.urn == monitoring_infos.USER_COUNTER_URN:
         return MetricView("counter", *names, value=int(_extracted(monitoring_infos.extract_counter_value, info)))
     if info.urn == monitoring_infos.USER_DISTRIBUTION_URN:

@@ -97,9 +97,10 @@ class ReadKafka(beam.PTransform[Any, Any]):
         groups: how many readers share the partitions of a stream; by default the number of cores, up to 8.
 
     The counters in the namespace ``"ReadKafka"`` are ``records_read``, ``bytes_read`` (of keys and values),
-    ``records_unreadable`` and ``records_lost``. The distribution ``age_ms`` is the time from the timestamp of the
-    oldest record of each poll to its reading. A gauge for each partition, such as ``lag reviews[0]``, says how many
-    offsets are left.
+    ``records_unreadable`` and ``records_lost``. The time from a record's timestamp to its reading is counted in
+    buckets, such as ``age_ms_to_100`` for those above 80 ms and up to 100 ms; the distribution ``age_ms`` has the
+    oldest record of each poll. A gauge for each partition, such as ``lag reviews[0]``, says how many offsets are left;
+    beyond 100 partitions, ``lag of others in group 0`` is the sum of the rest.
     """
 
     def __init__(

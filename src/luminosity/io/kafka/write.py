@@ -9,7 +9,6 @@ from typing import Any
 
 import apache_beam as beam
 import pyarrow as pa
-from apache_beam.metrics import Metrics
 from apache_beam.pvalue import TaggedOutput
 from apache_beam.transforms.window import WindowedValue
 
@@ -18,10 +17,10 @@ from luminosity.io.kafka.client import KafkaClient
 from luminosity.io.kafka.outgoing import Outgoing, Part, RecordParts
 from luminosity.io.kafka.producer import OWN_SETTINGS, BundleProducer, DeliveryFailure
 from luminosity.io.kafka.reading.offsets import BrokerQueries, ErrorLog
+from luminosity.io.kafka.write_metrics import WriteMetrics
 
 __all__ = ["UnwrittenRecord", "WriteKafka"]
 
-_NAMESPACE = "WriteKafka"  # of the counters
 _UNWRITTEN = "unwritten"  # the tag of dead letters
 _MOST_KEPT = 10_000  # records that may have to be sent again; then the step waits for Kafka
 _CHECK_S = 5.0  # how long brokers may take to answer when a pipeline is built
@@ -82,7 +81,9 @@ class WriteKafka(beam.PTransform[Any, Any]):
     A broker may be away for ``delivery_timeout_s``; then the bundle fails, and is retried.
 
     The counters in the namespace ``"WriteKafka"`` are ``records_written``, ``bytes_written`` (keys and values) and
-    ``records_unwritten`` (dead letters).
+    ``records_unwritten`` (dead letters). The time from the event time of an element to the moment when Kafka has its
+    record is counted in buckets, such as ``latency_ms_to_100`` for those above 80 ms and up to 100 ms; the distribution
+    ``latency_ms`` has the longest of each bundle.
 
     Args:
         bootstrap_servers: the addresses of one or more brokers, such as ``"one:9092,two:9092"``, or a list of them; or
@@ -194,9 +195,7 @@ class WriteDoFn(beam.DoFn):
         self._parts = parts
         self._delivery_timeout_s = delivery_timeout_s
         self._keeps_unwritten = keeps_unwritten
-        self._written = Metrics.counter(_NAMESPACE, "records_written")
-        self._bytes = Metrics.counter(_NAMESPACE, "bytes_written")
-        self._unwritten = Metrics.counter(_NAMESPACE, "records_unwritten")
+        self._metrics = WriteMetrics()
 
     def setup(self) -> None:
         """Prepare a producer. It connects with the first record."""
@@ -205,6 +204,7 @@ class WriteDoFn(beam.DoFn):
     def start_bundle(self) -> None:
         """Forget a bundle that failed: its records that wait would come behind those of the next attempt."""
         self._producer.forget()
+        self._metrics.start()
         self._windows: Any = None
         self._in_windows: dict[str, int] = defaultdict(int)
         self._counts: dict[tuple[Any, ...], dict[str, int]] = {}  # by windows and topic
@@ -218,6 +218,7 @@ class WriteDoFn(beam.DoFn):
         """Send the element's record, or those of a table's rows."""
         # The window and the time of each element as parameters would take Beam as long as all the rest of this step.
         if isinstance(element, pa.RecordBatch):
+            self._metrics.note_rows(element, windowed.timestamp_micros)
             for row, make in enumerate(self._parts.rows(element)):
                 if self._keeps_unwritten:
                     self._keep(make, lambda row=row: element.slice(row, 1), windowed)
@@ -225,8 +226,10 @@ class WriteDoFn(beam.DoFn):
                     self._send(make(), windowed)
         elif self._keeps_unwritten:
             self._keep(lambda: self._parts.record(element), lambda: element, windowed)
+            self._metrics.note(windowed.timestamp_micros)
         else:
             self._send(self._parts.record(element), windowed)
+            self._metrics.note(windowed.timestamp_micros)
 
     def _send(self, record: Outgoing, windowed: WindowedValue) -> None:
         self._producer.send(record)
@@ -256,9 +259,8 @@ class WriteDoFn(beam.DoFn):
             self._producer.wait()
             if self._producer.failure is not None:
                 raise self._failed(self._producer.failure)
-        self._written.inc(sum(count for counts in self._counts.values() for count in counts.values()))
-        self._bytes.inc(self._size)
-        self._unwritten.inc(len(self._letters))
+        written = sum(count for counts in self._counts.values() for count in counts.values())
+        self._metrics.count(written, self._size, len(self._letters))
         for windows, counts in self._counts.items():
             for topic, count in counts.items():
                 yield WindowedValue((topic, count), self._times[windows], windows)

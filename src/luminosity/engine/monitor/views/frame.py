@@ -11,7 +11,7 @@ from rich.console import Group
 from rich.text import Text
 
 from luminosity._text import format_bytes
-from luminosity.engine.monitor.views import inference, words
+from luminosity.engine.monitor.views import inference, kafka, words
 from luminosity.events import DeviceView, PoolView, RunStarted, Snapshot, StageView, Status, StreamView
 
 __all__ = ["frame"]
@@ -31,6 +31,7 @@ _GAP = "  "
 _LEAST_STATUS = 20  # columns
 _MOST_RESOURCES = 6  # lines for pools and devices
 _MOST_MODELS = 4  # lines
+_MOST_KAFKA = 4  # lines
 
 
 @dataclass(frozen=True)
@@ -77,9 +78,13 @@ def _backlog(stream: StreamView | None) -> str:
 
 def frame(run: RunStarted, snapshot: Snapshot, width: int, height: int) -> Group:
     """Return a frame that fits into ``width`` columns and ``height`` lines. The last line is left for the cursor."""
-    resources = inference.lines(inference.of(snapshot), width, _MOST_MODELS) + _resources(snapshot, width)
+    resources = [
+        *kafka.lines(kafka.of(snapshot), width, _MOST_KAFKA),
+        *inference.lines(inference.of(snapshot), width, _MOST_MODELS),
+        *_resources(snapshot, width),
+    ]
     room = max(1, height - len(resources) - 5)  # title, column heads, a line for those left out, memory, the cursor
-    shown, hidden = _choose(snapshot.stages, room)
+    shown, hidden = _choose(_without_setup(snapshot.stages), room)
     lines = [_title(run, snapshot, width), *_table(run, shown, width)]
     if hidden:
         lines.append(Text(_counts(hidden), style="dim", no_wrap=True, overflow="ellipsis"))
@@ -103,6 +108,12 @@ def _title(run: RunStarted, snapshot: Snapshot, width: int) -> Text:
     ending = f"  {words.duration(snapshot.seconds)}" + (f", about {words.duration(left)} left" if left else "")
     title = Text(words.shortened(run.name, max(8, width - len(ending))), style="bold", no_wrap=True)
     return title.append(ending, style="not bold")
+
+
+def _without_setup(stages: Sequence[StageView]) -> Sequence[StageView]:
+    """Leave out stages that have ended while a stream goes on: they prepared it, and say nothing any more."""
+    is_going_on = any(stage.stream is not None and stage.status != "done" for stage in stages)
+    return [stage for stage in stages if stage.status != "done"] if is_going_on else stages
 
 
 def _choose(stages: Sequence[StageView], room: int) -> tuple[list[StageView], list[StageView]]:

@@ -7,7 +7,7 @@ import sys
 
 from rich.console import Console, RenderableType
 
-from luminosity.engine.monitor.views import inference, words
+from luminosity.engine.monitor.views import inference, kafka, words
 from luminosity.engine.monitor.views.summary import is_worth_printing, summary
 from luminosity.events import Event, RunEnded, RunStarted, Snapshot, StageView
 
@@ -19,6 +19,7 @@ _STREAM_AFTER_S = 2.0  # a stream that ends sooner needs no word about how to st
 _MOST_STAGES = 3  # in one line
 _LABEL_CHARACTERS = 40
 _MOST_OF_MODELS = 3  # parts about each model
+_MOST_OF_KAFKA = 2  # parts about each read or write: lag or dead letters, and times
 _WIDTH = 100  # columns of the summary
 
 
@@ -99,4 +100,6 @@ def _stage(label: str, stage: StageView) -> str:
         parts.append(words.status(stage, _LABEL_CHARACTERS))
     if len(stage.inference) == 1:  # figures of several models would need their names: the summary has them
         parts += inference.parts(stage.inference[0])[:_MOST_OF_MODELS]
+    if len(stage.kafka) == 1:
+        parts += kafka.parts(stage.kafka[0])[:_MOST_OF_KAFKA]
     return ", ".join(parts)

@@ -9,8 +9,9 @@ from rich.table import Table
 from rich.text import Text
 
 from luminosity._text import format_bytes
-from luminosity.engine.monitor.views import inference, words
+from luminosity.engine.monitor.views import inference, kafka, words
 from luminosity.events import MetricView, RunEnded, RunStarted
+from luminosity.kafka_metrics import KafkaMetrics
 
 __all__ = ["is_worth_printing", "summary"]
 
@@ -23,6 +24,7 @@ _STREAMS = 3  # stages of a stream named: those nearest to the end, which make t
 _LABEL_CHARACTERS = 40
 _SUMMARY_AFTER_S = 2.0  # shorter runs need none
 _METRICS = 20  # lines
+_SHOWN_ELSEWHERE = frozenset({KafkaMetrics.READ, KafkaMetrics.WRITE})  # namespaces
 
 
 def summary(run: RunStarted, ended: RunEnded) -> Group:
@@ -43,6 +45,8 @@ def summary(run: RunStarted, ended: RunEnded) -> Group:
     for stage in streams[-_STREAMS:]:
         parts = words.stream_parts(stage, seconds=ended.seconds)
         table.add_row("stream", Text(f"{labels[stage.id]}: {' · '.join(parts)}"))
+    for view in kafka.of(last):
+        table.add_row("kafka", Text(kafka.sentence(view)))
     for pool in last.pools:
         use = f"{words.percent(pool.busy_fraction)} busy, {words.duration(pool.busy_seconds)} of work"
         table.add_row("pool", Text(f"{pool.name}: {use}"))
@@ -67,9 +71,10 @@ def is_worth_printing(ended: RunEnded) -> bool:
 
 def _metric_lines(ended: RunEnded, most: int) -> list[tuple[str, str]]:
     """Return the kind and a line for each metric of user code, at most ``most``, and a line for the others."""
-    names = Counter((view.step, view.name) for view in ended.metrics)
-    lines = [(view.kind, _metric(view, is_full=names[view.step, view.name] > 1)) for view in ended.metrics[:most]]
-    hidden = len(ended.metrics) - len(lines) + ended.metrics_left_out
+    metrics = [view for view in ended.metrics if view.namespace not in _SHOWN_ELSEWHERE]
+    names = Counter((view.step, view.name) for view in metrics)
+    lines = [(view.kind, _metric(view, is_full=names[view.step, view.name] > 1)) for view in metrics[:most]]
+    hidden = len(metrics) - len(lines) + ended.metrics_left_out
     return [*lines, *([("", f"and {hidden:,} more metrics")] if hidden else [])]
 
 

@@ -26,6 +26,7 @@ _SEPARATOR = " + "
 _DAY_S = 86_400
 _YEAR_S = 365 * _DAY_S
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_LEAST_BRACKETS = 12  # columns in which a label has room for brackets
 _AHEAD_S = 1.0  # clocks differ by less
 
 
@@ -123,11 +124,11 @@ def how_to_stop(run: RunStarted) -> str:
 
     >>> from luminosity.events import StageInfo
     >>> how_to_stop(RunStarted("r", 0.0, "watch.py", 0.0, (StageInfo("s", "Read", "cpu", is_stream=True),), (), 0))
-    'watch.py reads a stream: it runs until its sources end, or until you press Ctrl-C'
+    'watch.py reads a stream: it runs until its sources end or you press Ctrl-C'
     """
     if not any(stage.is_stream for stage in run.stages):
         return ""
-    return f"{run.name} reads a stream: it runs until its sources end, or until you press Ctrl-C"
+    return f"{run.name} reads a stream: it runs until its sources end or you press Ctrl-C"
 
 
 def rate(per_second: float) -> str:
@@ -155,18 +156,26 @@ def shortened(label: str, width: int) -> str:
 
     >>> shortened("Read + Parse + Copy", 15), shortened("CombineGlobally (UnKey)", 16), shortened("Embed long texts", 9)
     ('Read + … + Copy', 'Combine… (UnKey)', 'Embed …ts')
+    >>> shortened("WriteTable (GlobalNothing)", 21), shortened("WriteDeletions (GlobalNothing)", 21)
+    ('WriteTab… (GlobalNo…)', 'WriteDel… (GlobalNo…)')
     """
     if len(label) <= width:
         return label
     whole, mark, inner = label.partition(" (")
-    if mark and len(inner) + 5 <= width:  # the brackets tell stages with the same name apart
-        return f"{whole[: width - len(inner) - 3]}… ({inner}"
+    if mark and width >= _LEAST_BRACKETS and label.endswith(")"):  # the brackets tell stages of the same name apart
+        room = width - len(" ()")
+        inside = max(min(len(inner) - 1, room // 2), room - len(whole))
+        return f"{_cut(whole, room - inside)} ({_cut(inner[:-1], inside)})"
     steps = label.split(_SEPARATOR)
     around = f"{steps[0]} + … + {steps[-1]}"
     if len(steps) > 2 and len(around) <= width:
         return around
     tail = (width - 1) // 3
     return f"{label[: max(0, width - tail - 1)]}…{label[len(label) - tail :]}"
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 1]}…"
 
 
 def status(stage: StageView, width: int = 80) -> str:

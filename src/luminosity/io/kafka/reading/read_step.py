@@ -177,7 +177,7 @@ class ReadGroup(beam.DoFn, beam.RestrictionProvider):
             left: PartitionGroup = tracker.current_restriction()
             positions = {partition: span.start for partition, span in left.spans.items()}
             ends = consumer.known_ends()
-            self._metrics.set_lags(positions, ends)
+            self._metrics.set_lags(element, positions, ends)
             commit = consumer.commit_later(positions, is_last=left.is_done)
             if commit is not None:
                 finalizer.register(commit)
@@ -283,9 +283,8 @@ class ReadGroup(beam.DoFn, beam.RestrictionProvider):
         yield windowed_value.create(outputs, watermark.current_watermark().micros, _GLOBAL)
         for partition, micros in moves:
             watermark.move(partition, micros)
-        now_ms = now_micros // 1000
-        oldest = min((records[0].timestamp for _, records in chunk.runs if records), default=-1)
-        self._metrics.count(chunk.records, chunk.bytes, unreadable, now_ms - oldest if oldest >= 0 else 0)
+        timestamps = (record.timestamp for _, records in chunk.runs for record in records)
+        self._metrics.count(timestamps, chunk.bytes, unreadable, now_micros // 1000)
 
     def _extend(self, consumer: GroupConsumer, element: int, tracker: Any, watermark: GroupWatermark) -> None:
         """Add new partitions to a stream's group now and then; end the group when the time to stop has come."""
