@@ -18,6 +18,7 @@ from luminosity.engine.data.live_grouping import LiveGrouping
 from luminosity.engine.data.sides.complete_side_input import SideInputData
 from luminosity.engine.data.sides.live_side_input import LiveSideInput
 from luminosity.engine.data.sides.side_gate import Side
+from luminosity.engine.data.stable_input import StableInput
 from luminosity.engine.data.state import StateStore
 from luminosity.engine.data.test_stream import TestStreams
 from luminosity.engine.data.watermarks import MIN
@@ -185,6 +186,8 @@ def _buffers(
             )
             spill_policy.groupings.append(grouping)
         buffers[buffer.id] = BufferRun(grouping, limit, spill_policy, live, buffer.step)
+        if checkpoint is not None and buffer.is_stable:
+            buffers[buffer.id].stable = StableInput()
     for run in stages:
         _add_side_inputs(run, graph, buffers, codecs, spill_folder, state, blocks, spill_policy, clock)
     for run in stages:

@@ -17,7 +17,7 @@ from luminosity.engine.data.blocks import Block, BlockStore
 from luminosity.engine.data.saved_rows import BlockReference
 from luminosity.engine.data.state import StateStore
 from luminosity.engine.durable.names import Names
-from luminosity.engine.durable.saving import Contents
+from luminosity.engine.durable.saving import FROM_UPSTREAM, Contents
 from luminosity.engine.durable.store import CheckpointFolder, StoredContent
 from luminosity.engine.loop.buffers import BufferRun
 from luminosity.engine.loop.metrics import RunMetrics
@@ -106,7 +106,10 @@ def restore(
                 single[owner] = row
                 for due, reference in marshal.loads(row):
                     block = saved.block(reference)
-                    stage.restore_input(read.transform_id, block, now + max(0.0, due - wall) if due else None)
+                    if due == FROM_UPSTREAM:
+                        stage.add(read.transform_id, block)
+                    else:
+                        stage.restore_input(read.transform_id, block, now + max(0.0, due - wall) if due else None)
         if stage.plan.is_stateful:
             _restore_cells(stage, names, saved, state)
             _restore_timers(stage, names, saved)

@@ -23,11 +23,14 @@ from luminosity.engine.loop.buffers import BufferRun
 from luminosity.engine.loop.bundle import Attempt, Bundle
 from luminosity.engine.loop.metrics import RunMetrics
 from luminosity.engine.loop.stage import StageRun
-from luminosity.engine.loop.workers import CheckpointSynced, PoolRun
+from luminosity.engine.loop.workers import CheckpointWritten, PoolRun
 from luminosity.engine.spill.files import SpillFile
 
-__all__ = ["Checkpointer", "Contents"]
+__all__ = ["FROM_UPSTREAM", "Checkpointer", "Contents"]
 
+FROM_UPSTREAM = -1.0  # in place of the time at which an entry of a queue is due: it has not reached the queue yet
+
+_STABLE_S = 0.25  # how long input behind a Reshuffle waits for a checkpoint, if there are few of them
 _LONGEST_SHARE = 0.1  # of the loop's time, for checkpoints: after one that took long, the next one waits
 
 
@@ -174,7 +177,7 @@ class Checkpointer:
         self._metrics = metrics
         self._saved = saved
         self._number = 0
-        self._due = 0.0
+        self._due = self._soonest = 0.0
         self._writer: CheckpointWriter | None = None
         self._unsaved: list[Attempt] = []  # to be finalized after the next checkpoint
         # What to do once a checkpoint with this number is on the disk.
@@ -184,23 +187,27 @@ class Checkpointer:
                 shard.timers.track()
         state.track()
 
-    def start(self, notify: Callable[[CheckpointSynced], None]) -> None:
+    def start(self, notify: Callable[[CheckpointWritten], None]) -> None:
         """Start to write."""
-        self._writer = CheckpointWriter(self._folder, lambda number, error: notify(CheckpointSynced(number, error)))
+        self._writer = CheckpointWriter(
+            self._folder, lambda number, synced, error: notify(CheckpointWritten(number, synced, error))
+        )
         self._due = time.monotonic() + self._interval_s
 
     def next_due(self) -> float:
-        """Return when the next checkpoint is due."""
-        return self._due
+        """Return when the next checkpoint is due: soon, if input waits for it."""
+        waiting = (buffer.stable for buffer in self._buffers.values() if buffer.stable is not None)
+        return min(self._due, self._soonest) if any(stable.is_waiting for stable in waiting) else self._due
 
     def tick(self, now: float) -> None:
         """Save what has changed, if it is time to and the last checkpoint is written."""
         assert self._writer is not None
-        if now < self._due or self._writer.is_busy:
+        if self._writer.is_busy or now < self.next_due():
             return
         self._submit({})
         took = time.monotonic() - now
         self._due = now + max(self._interval_s, took / _LONGEST_SHARE)
+        self._soonest = now + max(min(self._interval_s, _STABLE_S), took / _LONGEST_SHARE)
 
     def finalize_later(self, attempt: Attempt) -> None:
         """Keep an attempt until the checkpoint that has its commit is on the disk."""
@@ -210,10 +217,12 @@ class Checkpointer:
         """Return whether attempts wait for their finalization."""
         return bool(self._unsaved or any(attempts for _, _, attempts in self._after_sync))
 
-    def synced(self, message: CheckpointSynced) -> list[Attempt]:
-        """Remove files that are not needed any more. Returns the attempts that may be finalized."""
+    def written(self, message: CheckpointWritten) -> list[Attempt]:
+        """Pass on stable input, and remove files that are not needed any more. Returns attempts to be finalized."""
+        for buffer in self._buffers.values():
+            buffer.release_saved(message.number)
         finalizable: list[Attempt] = []
-        while self._after_sync and self._after_sync[0][0] <= message.number:
+        while self._after_sync and self._after_sync[0][0] <= message.synced:
             _, actions, attempts = self._after_sync.pop(0)
             for action in actions:
                 action()
@@ -231,7 +240,7 @@ class Checkpointer:
         else:
             self._submit({"state": state})
         self._writer.finish()
-        self.synced(CheckpointSynced(self._number))
+        self.written(CheckpointWritten(self._number, self._number))
 
     def close(self) -> None:
         """End the writer's thread."""
@@ -284,6 +293,9 @@ class Checkpointer:
             else:
                 changes.remove(owner, cell_key)
         self._metrics.save(changes, self._metrics_owner)
+        for buffer in self._buffers.values():
+            if buffer.stable is not None:
+                buffer.stable.submitted(self._number)
 
     def _metrics_owner(self, stage_id: str) -> str:
         stage = next(stage for stage in self._stages if stage.id == stage_id)
@@ -297,6 +309,9 @@ class Checkpointer:
         for shard in stage.shards:
             for read_id, queue in entries.items():
                 queue += [(0.0, changes.refer(block)) for block in shard.queued(read_id)]
+        for read in stage.plan.reads:
+            if (stable := self._buffers[read.buffer_id].stable) is not None:
+                entries[read.transform_id] += [(FROM_UPSTREAM, changes.refer(block)) for block in stable.blocks()]
         wall_minus_monotonic = time.time() - time.monotonic()
         for due_at, read_id, block in stage.delayed.entries():
             entries[read_id].append((round(due_at + wall_minus_monotonic, 3), changes.refer(block)))

@@ -17,13 +17,14 @@ _CLOSE_S = 60.0  # how long the end of a run waits for a slow disk
 class CheckpointWriter:
     """Writes one checkpoint after the other, and syncs them in groups.
 
-    ``on_synced`` is called on the writer's thread with the number of the last checkpoint that is on the disk, or with
-    the error that ended the writing. The loop's thread calls everything else.
+    ``on_written`` is called on the writer's thread with the number of the last checkpoint that is written, the number
+    of the last one that would survive a power loss, and the error that ended the writing, if there is one. The loop's
+    thread calls everything else.
     """
 
-    def __init__(self, folder: CheckpointFolder, on_synced: Callable[[int, Exception | None], None]) -> None:
+    def __init__(self, folder: CheckpointFolder, on_written: Callable[[int, int, Exception | None], None]) -> None:
         self._folder = folder
-        self._on_synced = on_synced
+        self._on_written = on_written
         self._changed = threading.Condition()
         self._next: Transaction | None = None
         self._is_writing = False
@@ -89,11 +90,11 @@ class CheckpointWriter:
                     self._folder.sync()
                     synced_at = time.monotonic()
                     self._synced = self._written
-                    self._on_synced(self._synced, None)
                     self._folder.shrink()
+                self._on_written(self._written, self._synced, None)
             except Exception as error:  # the loop ends the run with it
                 self._error = error
-                self._on_synced(self._synced, error)
+                self._on_written(self._written, self._synced, error)
                 return
             finally:
                 with self._changed:

@@ -11,6 +11,7 @@ from luminosity.engine.data.live_grouping import LiveGrouping
 from luminosity.engine.data.saved_rows import Changes, SavedRows
 from luminosity.engine.data.sides.complete_side_input import SideInputData
 from luminosity.engine.data.sides.live_side_input import LiveSideInput
+from luminosity.engine.data.stable_input import StableInput
 from luminosity.engine.data.watermarks import MAX
 from luminosity.engine.loop.spill_policy import SpillPolicy
 from luminosity.engine.loop.stage import StageRun
@@ -60,6 +61,7 @@ class BufferRun:
         self.readers: list[tuple[StageRun, str]] = []
         self.side_input: SideInputData | None = None  # if a stage reads all of it at once
         self.live_side_input: LiveSideInput | None = None  # if it is unbounded
+        self.stable: StableInput | None = None  # where blocks wait for a checkpoint, if they must
         self.uncommitted_bytes = 0  # output of running bundles, received or expected
 
     @property
@@ -120,8 +122,19 @@ class BufferRun:
             self.grouping.add(block)
         elif self.live is not None:
             self.live.add(block)
+        elif self.stable is not None and self.side_input is None and self.live_side_input is None:
+            self.stable.add(block)
         else:
-            self._fan_out(block)
+            self.pass_on(block)
+
+    def release_saved(self, checkpoint: int) -> bool:
+        """Pass on what has waited for the checkpoint with this number. Returns whether there was anything."""
+        if self.stable is None:
+            return False
+        blocks = list(self.stable.take_saved(checkpoint))
+        for block in blocks:
+            self.pass_on(block)
+        return bool(blocks)
 
     def watermark(self) -> int:
         """Return the watermark of the buffer's future output. A grouping has output once all its input is there."""
@@ -131,7 +144,7 @@ class BufferRun:
         if self.live is not None:
             # Before the watermark has passed through, groups for it may still come out.
             return min(watermark, self.live.watermark, self.live.earliest)
-        return watermark
+        return watermark if self.stable is None else min(watermark, self.stable.holds.minimum)
 
     def set_source_watermark(self, watermark: int) -> None:
         """Note the watermark of input that comes from no stage."""
@@ -156,7 +169,7 @@ class BufferRun:
                 block = self.grouping.next_block()
                 if block is None:
                     return True
-                self._fan_out(block)
+                self.pass_on(block)
             else:
                 return has_moved
             has_moved = True
@@ -172,7 +185,7 @@ class BufferRun:
 
     def _pass_on_panes(self, live: LiveGrouping) -> None:
         while (block := live.next_block()) is not None:
-            self._fan_out(block)
+            self.pass_on(block)
         self._spill_policy.check()
 
     def next_fire(self) -> int | None:
@@ -224,7 +237,7 @@ class BufferRun:
         if self.grouping is not None:
             return None
         for stage, _ in self.readers:
-            waiting = stage.queued_bytes + self.uncommitted_bytes + self._ungrouped_bytes()
+            waiting = stage.queued_bytes + self.uncommitted_bytes + self._held_bytes()
             if stage.is_ready and waiting > self.limit // 2:
                 return stage
         return None
@@ -232,9 +245,11 @@ class BufferRun:
     def room(self) -> int:
         """Return how many bytes may still be written before the limit is reached."""
         queued = max((stage.queued_bytes for stage, _ in self.readers if stage.is_ready), default=0)
-        return max(0, self.limit - queued - self.uncommitted_bytes - self._ungrouped_bytes())
+        return max(0, self.limit - queued - self.uncommitted_bytes - self._held_bytes())
 
-    def _ungrouped_bytes(self) -> int:
+    def _held_bytes(self) -> int:
+        if self.stable is not None:
+            return self.stable.bytes
         return self.live.pending_bytes if self.live is not None else 0
 
     def release(self) -> None:
@@ -243,11 +258,14 @@ class BufferRun:
             self.grouping.release()
         if self.live is not None:
             self.live.release()
+        if self.stable is not None:
+            self.stable.release()
         for side_input in (self.side_input, self.live_side_input):
             if side_input is not None:
                 side_input.release()
 
-    def _fan_out(self, block: Block) -> None:
+    def pass_on(self, block: Block) -> None:
+        """Hand a block to all readers. Takes over the block."""
         for stage, read_id in self.readers:
             stage.add(read_id, block.share())
         for side_input in (self.side_input, self.live_side_input):

@@ -18,7 +18,7 @@ from luminosity.engine.loop.failures import Failures
 from luminosity.engine.loop.metrics import RunMetrics
 from luminosity.engine.loop.spill_policy import SpillPolicy
 from luminosity.engine.loop.stage import StageRun
-from luminosity.engine.loop.workers import CheckpointSynced, PoolRun, Worker
+from luminosity.engine.loop.workers import CheckpointWritten, PoolRun, Worker
 from luminosity.engine.options import EngineConfig
 from luminosity.engine.workers.failure import Failure
 from luminosity.engine.workers.launcher import Launcher
@@ -60,8 +60,8 @@ class CheckpointHook(Protocol):
     All calls come on the loop's thread, and only :meth:`before_end` waits.
     """
 
-    def start(self, notify: Callable[[CheckpointSynced], None]) -> None:
-        """Start to write. ``notify`` is called on another thread for each checkpoint that is on the disk."""
+    def start(self, notify: Callable[[CheckpointWritten], None]) -> None:
+        """Start to write. ``notify`` is called on another thread for each checkpoint that was written."""
         ...
 
     def tick(self, now: float) -> None:
@@ -76,8 +76,11 @@ class CheckpointHook(Protocol):
         """Keep a committed attempt until it is saved: its finalization callbacks must not run earlier."""
         ...
 
-    def synced(self, message: CheckpointSynced) -> list[Attempt]:
-        """Return the attempts whose finalization callbacks may run now. Raises what prevented a checkpoint."""
+    def written(self, message: CheckpointWritten) -> list[Attempt]:
+        """Pass on what waited for a checkpoint, and return the attempts whose finalization callbacks may run now.
+
+        Raises what prevented a checkpoint.
+        """
         ...
 
     def has_unsaved(self) -> bool:

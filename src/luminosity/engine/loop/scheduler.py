@@ -22,7 +22,7 @@ from luminosity.engine.loop.parts import LoopListener, RunParts
 from luminosity.engine.loop.stage import StageRun
 from luminosity.engine.loop.workers import (
     CancelRequested,
-    CheckpointSynced,
+    CheckpointWritten,
     Connected,
     EventSent,
     Exited,
@@ -349,10 +349,11 @@ class Scheduler:
             self._handle_exit(message.worker, message.code)
         elif isinstance(message, CancelRequested):
             raise RunCancelled("the run was cancelled")
-        elif isinstance(message, CheckpointSynced):
+        elif isinstance(message, CheckpointWritten):
             assert self._parts.checkpoint is not None
-            for attempt in self._parts.checkpoint.synced(message):
+            for attempt in self._parts.checkpoint.written(message):
                 self._finalize(attempt)
+            self._advance()
 
     def _take_response(self, message: Responded) -> None:
         instruction_id = message.response.instruction_id

@@ -24,7 +24,7 @@ from luminosity.engine.workers.request import WorkerRequest
 
 __all__ = [
     "CancelRequested",
-    "CheckpointSynced",
+    "CheckpointWritten",
     "Connected",
     "EventSent",
     "Exited",
@@ -261,15 +261,16 @@ class EventSent:
 
 
 @dataclass(frozen=True)
-class CheckpointSynced:
-    """All checkpoints up to this number are on the disk, or writing them failed."""
+class CheckpointWritten:
+    """All checkpoints up to ``number`` survive the end of all processes, and those up to ``synced`` a power loss."""
 
     number: int
+    synced: int
     error: Exception | None = None
 
 
 # What other threads put into the loop's queue.
-Message = Connected | Responded | Sent | Exited | CancelRequested | EventSent | CheckpointSynced
+Message = Connected | Responded | Sent | Exited | CancelRequested | EventSent | CheckpointWritten
 
 
 def start(

@@ -47,6 +47,7 @@ class Buffer:
     output_coder_id: str = ""  # of the elements read, if it differs (GROUP)
     is_unbounded: bool = False  # whether its input may never end
     step: str = ""  # the name of the GroupByKey (GROUP)
+    is_stable: bool = False  # whether it is a Reshuffle: its readers get the same elements again after a restart
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
@@ -97,7 +97,9 @@ def _fused(pipeline: beam_runner_api_pb2.Pipeline, is_drain: bool, is_durable: b
     places = _places(pipeline)
     fused.sort(key=lambda stage: (min(_place(t.unique_name, places) for t in stage.transforms), stage.name))
     components = context.components
-    buffers = _buffers(fused, context)
+    transforms = pipeline.components.transforms.values()
+    reshuffles = {t.unique_name for t in transforms if t.spec.urn == common_urns.composites.RESHUFFLE.urn}
+    buffers = _buffers(fused, context, reshuffles)
     # For stages that only move data: the environment with the fewest hints.
     default_environment = min(components.environments, key=lambda e: len(components.environments[e].resource_hints))
     stages = tuple(
@@ -155,7 +157,9 @@ def _transforms(stages: Iterable[translations.Stage], urn: str) -> Iterator[beam
                 yield transform
 
 
-def _buffers(stages: list[translations.Stage], context: translations.TransformContext) -> dict[bytes, Buffer]:
+def _buffers(
+    stages: list[translations.Stage], context: translations.TransformContext, reshuffles: Collection[str]
+) -> dict[bytes, Buffer]:
     coders: dict[str, str] = context.data_channel_coders
     buffers: dict[bytes, Buffer] = {}
     written = {
@@ -196,7 +200,9 @@ def _buffers(stages: list[translations.Stage], context: translations.TransformCo
             pcollection = written.get(buffer_id) or read[buffer_id]
             if buffer_id in tested:
                 context.add_data_channel_coder(pcollection)
-            buffers[buffer_id] = Buffer(buffer_id, BufferKind.QUEUE, coders[pcollection], pcollection)
+            buffers[buffer_id] = Buffer(
+                buffer_id, BufferKind.QUEUE, coders[pcollection], pcollection, is_stable=name in reshuffles
+            )
     return buffers
 
 
