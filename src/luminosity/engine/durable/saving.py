@@ -281,7 +281,8 @@ class Checkpointer:
             for worker in pool.workers.values():
                 for bundle in worker.bundles.values():
                     running.setdefault(bundle.stage.id, []).append(bundle)
-        # Panes that fire while a grouping is brought to rest go to the queues, so groupings come first.
+        for buffer in self._buffers.values():
+            buffer.finish_work()  # first, since panes that fire meanwhile go to the queues
         for buffer_id, buffer in self._buffers.items():
             buffer.save(changes, self._names.of_buffer(buffer_id))
         for stage in self._stages:
