@@ -198,6 +198,7 @@ class Grouping:
             group.timestamp_micros,
             weight=len(data) + value_bytes,
             on_free=lambda: self._state.remove_group(token),
+            token=token,
         )
 
 

@@ -333,7 +333,7 @@ class LiveGrouping:
             self._state.remove_group(token)
             values.release()
 
-        return self._blocks.of_bytes(data, 1, hold, weight=len(data) + size, on_free=free)
+        return self._blocks.of_bytes(data, 1, hold, weight=len(data) + size, on_free=free, token=token)
 
     def _close_block(self) -> None:
         if self._parts_count:

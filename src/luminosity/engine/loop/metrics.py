@@ -56,6 +56,11 @@ _COMBINERS: dict[str, Callable[[_Info, _Info], bytes]] = {
 }
 
 
+def _key(info: _Info) -> tuple[str, frozenset[tuple[str, str]]]:
+    """Return what tells a metric of a stage from the others."""
+    return info.urn, frozenset(info.labels.items())
+
+
 class _Merged:
     """One metric of a stage, over all its committed bundles.
 
@@ -153,7 +158,7 @@ class RunMetrics:
         known = self._by_stage.setdefault(stage, {})
         self._changed.add(stage)
         for info in infos:
-            key = info.urn, frozenset(info.labels.items())
+            key = _key(info)
             if (merged := known.get(key)) is None:
                 known[key] = _Merged(info)
             else:
@@ -184,7 +189,7 @@ class RunMetrics:
                     values = marshal.loads(row)
                 else:
                     info = _Info.FromString(row)
-                    known[monitoring_infos.to_key(info)] = _Merged(info)
+                    known[_key(info)] = _Merged(info)
             for metric, value in zip(known.values(), values, strict=True):
                 metric.restore(value)
             self._saved[stage] = len(known)

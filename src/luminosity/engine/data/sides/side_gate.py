@@ -145,6 +145,7 @@ class SideGate:
                     weight=len(data),
                     # If elements refer to a large group's values, each part keeps the block, and thereby them, alive.
                     on_free=block.share().release if block.has_references else None,
+                    token=block.token,
                 ),
             )
             for needs, elements in parts.items()
