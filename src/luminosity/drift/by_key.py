@@ -17,11 +17,11 @@ from luminosity.drift.report.in_notebook import keys_html
 from luminosity.drift.report.key_page import key_page
 from luminosity.drift.report.page import Contents
 from luminosity.drift.report.witness_rows import Details
-from luminosity.drift.report.write import write_page
 from luminosity.drift.result import MMDTestResult, Verdict, untested
 from luminosity.drift.samples import SampledRows, prepare_samples, sample_rows
 from luminosity.drift.sums.bin_sums import Progress
 from luminosity.errors import DriftError, InvalidType
+from luminosity.report_page.document import write_page
 
 __all__ = ["KeyedComparison", "compare_keys"]
 
@@ -118,7 +118,7 @@ class KeyedComparison:
                 progress(done + 1, len(drifted))
         shown = {key_text(key): result for key, result in self.results.items()}
         whole = Contents(replace(next(iter(shown.values())), level=self.level), names, settings=settings or {})
-        write_page(path, key_page(self.by, self.verdict, shown, detailed, whole))
+        write_page(path, key_page(self.by, self.verdict, shown, detailed, whole), DriftError)
 
 
 def key_text(key: Any) -> str:

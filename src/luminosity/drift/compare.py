@@ -14,13 +14,15 @@ from luminosity.drift.mmd import mmd_test
 from luminosity.drift.report.in_notebook import result_html
 from luminosity.drift.report.page import Contents, page
 from luminosity.drift.report.witness_rows import Details
-from luminosity.drift.report.write import report_contents, write_page
+from luminosity.drift.report.write import report_contents
 from luminosity.drift.result import MMDTestResult
 from luminosity.drift.rows import Precision, has_same_rows
 from luminosity.drift.samples import PreparedSamples, prepare_samples
 from luminosity.drift.sums.bin_sums import Progress
 from luminosity.drift.sums.bins import BINS
 from luminosity.drift.witness_function import Extremes, find_extremes, strongest_kernel
+from luminosity.errors import DriftError
+from luminosity.report_page.document import write_page
 
 __all__ = ["SampleComparison", "compare_prepared", "compare_samples"]
 
@@ -81,7 +83,7 @@ class SampleComparison:
         only some of their rows were compared.
         """
         contents = self.report_contents(names, details, history, settings, progress)
-        write_page(path, page(contents))
+        write_page(path, page(contents), DriftError)
 
     def report_contents(
         self,

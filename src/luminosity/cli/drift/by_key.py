@@ -19,9 +19,10 @@ from luminosity.cli.drift.job import (
     open_sources,
     warn_of_same_file,
 )
-from luminosity.cli.drift.report import ProgressLine, describe_settings, print_verdicts, settings_by_key
+from luminosity.cli.drift.report import describe_settings, print_verdicts, settings_by_key
 from luminosity.cli.drift.sources import Source, read_keyed_sample
 from luminosity.cli.drift.table_source import TableSource
+from luminosity.cli.output import ProgressLine
 from luminosity.drift.by_key import KeyedComparison, compare_keys
 from luminosity.drift.history import DriftHistory, PastTest
 from luminosity.drift.samples import SampledRows

@@ -14,9 +14,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from luminosity.cli.csv_options import csv_arguments
-from luminosity.cli.drift.report import ProgressLine, describe_settings, print_verdict, settings_of
+from luminosity.cli.drift.report import describe_settings, print_verdict, settings_of
 from luminosity.cli.drift.sources import Source, open_source, read_sample
 from luminosity.cli.exits import DRIFT, TOO_FEW_ROWS
+from luminosity.cli.output import ProgressLine, check_report
 from luminosity.drift.compare import SampleComparison, compare_prepared
 from luminosity.drift.history import DriftHistory, PastTest
 from luminosity.drift.samples import SampledRows, prepare_samples
@@ -91,12 +92,7 @@ def _check(parsed: argparse.Namespace) -> None:
             f"--permutations={parsed.permutations}: expected at least {math.ceil(1 / parsed.level - 1)}, "
             f"since with fewer no p-value can be as low as --level={parsed.level:g}"
         )
-    if parsed.report:
-        folder = os.path.dirname(os.path.abspath(parsed.report))
-        if not os.path.isdir(folder) or os.path.isdir(parsed.report):
-            raise OptionError(f"--report={parsed.report}: expected the name of a file in a folder that exists")
-        if not os.access(folder, os.W_OK):
-            raise OptionError(f"--report={parsed.report}: can't write into the folder {folder}")
+    check_report(parsed.report)
 
 
 def open_sources(parsed: argparse.Namespace) -> tuple[Source, Source]:

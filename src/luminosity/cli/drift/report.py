@@ -1,25 +1,20 @@
-"""Prints for ``lum drift``: a progress line, the verdict or JSON; and describes the settings for the HTML report."""
+"""Prints for ``lum drift`` the verdict or JSON, and describes the settings for the HTML report."""
 
 from __future__ import annotations
 
 import argparse
-import json
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
 from luminosity.cli.drift.sources import Source
 from luminosity.cli.exits import print_ignoring_closed_pipe
+from luminosity.cli.output import json_text
 from luminosity.drift.by_key import KeyedComparison, key_text
 from luminosity.drift.result import MMDTestResult
 from luminosity.drift.samples import PreparedSamples
 
 __all__ = [
-    "ProgressLine",
     "describe_settings",
     "print_verdict",
     "print_verdicts",
@@ -73,11 +68,6 @@ def _json(result: MMDTestResult, settings: Mapping[str, Any], seconds: float) ->
     return json_text({**result.as_dict(), "settings": settings, "seconds": round(seconds, 3)})
 
 
-def json_text(value: Any) -> str:
-    """Return strict JSON; keys that JSON has no type for, such as dates, are texts."""
-    return json.dumps(_strict(value), indent=2, default=str)
-
-
 def settings_of(parsed: argparse.Namespace, sources: tuple[Source, Source], samples: PreparedSamples) -> dict[str, Any]:
     """Return settings that are not in the result of a test: files, columns, preparation of rows, versions, device."""
     prepared = samples.settings()
@@ -123,50 +113,6 @@ def describe_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     return described
 
 
-class ProgressLine:
-    """A line on standard error that says what the command does now. It disappears at the end.
-
-    Nothing is printed if standard error is not a terminal.
-    """
-
-    def __init__(self) -> None:
-        console = Console(stderr=True)
-        columns = (
-            TimeElapsedColumn(),
-            BarColumn(24),
-            TextColumn("{task.description}"),
-            TextColumn("{task.fields[more]}"),
-            TimeRemainingColumn(compact=True),
-        )
-        self._progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-        self._task: TaskID | None = None
-
-    def __enter__(self) -> ProgressLine:
-        self._progress.start()
-        self.begin("starting")
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self._progress.stop()
-
-    def begin(self, what: str) -> TaskID:
-        """Show that the next part of the work begins."""
-        if self._task is not None:
-            self._progress.remove_task(self._task)
-        self._task = self._progress.add_task(what, total=None, more="")
-        return self._task
-
-    def rows(self, what: str) -> Callable[[int], None]:
-        """Begin a part of the work, and return a function to call with the number of rows done."""
-        task = self.begin(what)
-        return lambda done: self._progress.update(task, more=f"{done:,} rows")
-
-    def tiles(self, what: str) -> Callable[[int, int], None]:
-        """Begin a part of the work, and return a function to call with the number of tiles done and of all tiles."""
-        task = self.begin(what)
-        return lambda done, in_all: self._progress.update(task, completed=done, total=in_all)
-
-
 def _columns(sources: tuple[Source, Source]) -> str:
     """Return the compared columns; of both tables, if their only columns of vectors have different names."""
     return " against ".join(dict.fromkeys(", ".join(each.columns) for each in sources if each.columns))
@@ -186,12 +132,3 @@ def _device() -> str:
 
     device = jax.devices()[0]
     return f"{jax.device_count()} of {device.device_kind}" if jax.device_count() > 1 else str(device.device_kind)
-
-
-def _strict(value: Any) -> Any:
-    """Replace NaN and infinity, which Python's ``json`` writes and JSON does not have, by None."""
-    if isinstance(value, Mapping):
-        return {str(name): _strict(each) for name, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_strict(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -5,10 +5,10 @@ from __future__ import annotations
 import base64
 from collections.abc import Mapping
 
-from luminosity.drift.report.markup import Markup, element, joined, plain
 from luminosity.drift.report.null_histogram import null_histogram
-from luminosity.drift.report.style import STYLE
 from luminosity.drift.result import MMDTestResult
+from luminosity.report_page.markup import Markup, element, joined, plain
+from luminosity.report_page.style import STYLE
 
 __all__ = ["detector_html", "keys_html", "result_html"]
 

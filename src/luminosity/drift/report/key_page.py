@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from luminosity.drift.report.markup import MISSING, Markup, element, joined, plain
-from luminosity.drift.report.page import Contents, document, kind_of, section, settings_table, test_sections
+from luminosity.drift.report.page import Contents, kind_of, settings_table, test_sections
 from luminosity.drift.result import MMDTestResult
+from luminosity.report_page.document import document, section
+from luminosity.report_page.markup import MISSING, Markup, element, joined, plain
 
 __all__ = ["key_page"]
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from luminosity.drift.report.axes import Frame, Scale, drawing, with_room
-from luminosity.drift.report.markup import Markup, element, joined, plain
 from luminosity.drift.result import MMDTestResult
+from luminosity.report_page.axes import Frame, Scale, drawing, with_room
+from luminosity.report_page.markup import Markup, element, joined, plain
 
 __all__ = ["null_histogram"]
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from luminosity.drift.history import PastTest
-from luminosity.drift.report.axes import Frame, Scale, drawing
-from luminosity.drift.report.markup import Markup, element, joined, plain
+from luminosity.report_page.axes import Frame, Scale, drawing
+from luminosity.report_page.markup import Markup, element, joined, plain
 
 __all__ = ["over_time"]
 

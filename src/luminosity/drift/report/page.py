@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
-from importlib.metadata import version
 from typing import Any
 
 from luminosity.drift.history import PastTest
-from luminosity.drift.report.markup import MISSING, Markup, element, joined, plain
 from luminosity.drift.report.null_histogram import null_histogram
 from luminosity.drift.report.over_time import over_time
 from luminosity.drift.report.scatter import POINTS
-from luminosity.drift.report.style import STYLE
 from luminosity.drift.report.witness_rows import WitnessRow, witness_tables
 from luminosity.drift.result import KernelResult, MMDTestResult
 from luminosity.drift.witness_function import Extremes
+from luminosity.report_page.document import document, headline, section, settings_section
+from luminosity.report_page.markup import MISSING, Markup, element, joined, plain
 
-__all__ = ["Contents", "document", "kind_of", "page", "section", "settings_table", "test_sections"]
+__all__ = ["Contents", "kind_of", "page", "settings_table", "test_sections"]
 
 _HEADS = ("kernel", "bandwidth", "MMD²", "95% interval", "MMD² in standard deviations of the null", "p-value")
 _BAR_PIXELS = 200.0  # of the longest bar
@@ -50,18 +48,6 @@ def page(contents: Contents) -> str:
     return document(title, [_headline(contents), *test_sections(contents), _settings(contents)])
 
 
-def document(title: str, sections: Sequence[Markup]) -> str:
-    """Return a whole HTML document with these sections."""
-    head = element(
-        "head",
-        Markup('<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'),
-        element("title", title),
-        element("style", Markup(STYLE)),
-    )
-    body = element("body", element("main", *sections))
-    return f"<!doctype html>\n{element('html', head, body, lang='en')}\n"
-
-
 def test_sections(contents: Contents) -> list[Markup]:
     """Return the sections on one test, without its headline and settings."""
     sections = [_chance(contents.result), _kernels(contents.result)]
@@ -88,10 +74,8 @@ def _headline(contents: Contents) -> Markup:
         f": {f'{reached:,}' if reached else 'none'} of {result.permutations:,} random permutations of the rows "
         f"gave a difference as large (p = {plain(result.p_value)}, level {plain(result.level)})."
     )
-    names = element("p", f"{contents.names[1]} against {contents.names[0]}", class_="muted")
     if result.same_rows:
         chance += " Both samples have the same rows: perhaps one file was taken for two."
-    verdict_box = element("div", element("h1", verdict), names, element("p", said + chance), class_=f"verdict {kind}")
     low, high = result.interval
     facts = [
         ("p-value", plain(result.p_value), f"{result.permutations:,} permutations"),
@@ -99,16 +83,8 @@ def _headline(contents: Contents) -> Markup:
         ("reference", f"{result.reference_rows:,}", "rows"),
         ("current", f"{result.current_rows:,}", "rows"),
     ]
-    boxes = [
-        element("div", element("dt", name), element("dd", value, element("small", more)), class_="fact")
-        for name, value, more in facts
-    ]
-    return joined([verdict_box, element("dl", *boxes, class_="facts")])
-
-
-def section(title: str, said: str, *parts: Markup) -> Markup:
-    """Return a section with a heading and an explanation."""
-    return element("section", element("h2", title), element("p", said, class_="muted"), *parts)
+    names = f"{contents.names[1]} against {contents.names[0]}"
+    return headline(verdict, kind, names, said + chance, facts)
 
 
 def _chance(result: MMDTestResult) -> Markup:
@@ -169,21 +145,9 @@ def settings_table(contents: Contents, permutations: str) -> Markup:
         "level": plain(result.level),
         "seed": str(result.seed),
         "precision": result.precision,
-        **{str(name): _setting(value) for name, value in contents.settings.items() if value is not None},
-        "versions": ", ".join(f"{name} {version(name)}" for name in ("luminosity", "jax", "numpy")),
-        "created": datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S %Z"),
+        **contents.settings,
     }
-    rows = [element("tr", element("th", name), element("td", value)) for name, value in shown.items()]
-    table = element("table", element("tbody", *rows), class_="settings")
-    return element("section", element("h2", "Settings"), table)
-
-
-def _setting(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, (int, float)):
-        return plain(float(value), 4)
-    return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+    return settings_section(shown, ("luminosity", "jax", "numpy"))
 
 
 def _kernel_table(result: MMDTestResult) -> Markup:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from luminosity.drift.pca import PCA
-from luminosity.drift.report.axes import Frame, Scale, drawing, with_room
-from luminosity.drift.report.markup import Markup, element, joined
+from luminosity.report_page.axes import Frame, Scale, drawing, with_room
+from luminosity.report_page.markup import Markup, element, joined
 
 __all__ = ["POINTS", "scatter"]
 

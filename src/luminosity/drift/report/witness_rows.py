@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from luminosity._text import shorten
-from luminosity.drift.report.markup import MISSING, Markup, element, joined, plain
 from luminosity.drift.witness_function import Extremes
+from luminosity.report_page.markup import MISSING, Markup, element, joined, plain
 
 __all__ = ["Details", "WitnessRow", "shown_rows", "witness_tables"]
 

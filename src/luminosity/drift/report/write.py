@@ -17,8 +17,9 @@ from luminosity.drift.rows import as_rows, same_width
 from luminosity.drift.sums.bin_sums import Progress
 from luminosity.drift.witness_function import find_extremes, strongest_kernel
 from luminosity.errors import DriftError
+from luminosity.report_page.document import write_page
 
-__all__ = ["report_contents", "write_page", "write_report"]
+__all__ = ["report_contents", "write_report"]
 
 
 def write_report(
@@ -61,7 +62,7 @@ def write_report(
         settings=settings,
         progress=progress,
     )
-    write_page(path, page(contents))
+    write_page(path, page(contents), DriftError)
 
 
 def report_contents(
@@ -90,23 +91,3 @@ def report_contents(
         drawn = scatter(reference, current, marked, result.seed)
     drawable = [test for test in history if isfinite(test.statistic)]
     return Contents(result, names, drawn, extremes, gone, new, drawable, settings or {})
-
-
-def write_page(path: str | os.PathLike[str], text: str) -> None:
-    """Write the whole file or nothing: an existing file stays until the new one is complete."""
-    target = os.path.realpath(path)
-    is_special = os.path.exists(target) and not os.path.isfile(
-        target
-    )  # such as /dev/stdout, which must not be replaced
-    unfinished = target if is_special else f"{target}.{os.getpid()}.unfinished"
-    try:
-        try:
-            with open(unfinished, "w", encoding="utf-8", errors="replace") as file:
-                file.write(text)
-            if not is_special:
-                os.replace(unfinished, target)
-        finally:
-            if not is_special and os.path.exists(unfinished):
-                os.remove(unfinished)
-    except OSError as error:
-        raise DriftError(f"{path}: can't write the report there; {error.strerror}") from error

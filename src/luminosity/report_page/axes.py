@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from luminosity.drift.report.markup import Markup, element, joined, plain, power_of, times_power
+from luminosity.report_page.markup import Markup, element, joined, plain, power_of, times_power
 
 __all__ = ["Frame", "Scale", "drawing", "with_room"]
 
