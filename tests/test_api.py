@@ -21,6 +21,7 @@ MODULES = {
     "luminosity": "api.md",
     "luminosity.drift": "api-drift.md",
     "luminosity.errors": "errors.md",
+    "luminosity.evaluation": "api-evaluation.md",
     "luminosity.events": "api-events.md",
     "luminosity.testing": "api-testing.md",
 }

@@ -23,6 +23,7 @@
     ├── KafkaError (RuntimeError)             Kafka refuses a request, can't be reached, or has lost records
     ├── DriftError (ValueError)               samples can't be compared
     ├── CheckpointError (ValueError)          a checkpoint folder can't be used, or belongs to another pipeline
+    ├── EvaluationError (ValueError)          predictions can't be evaluated, or a table can't be described
     ├── RecordError (ValueError)              a recorded run is missing or can't be read
     ├── ReplayError (ValueError)              a file can't be replayed
     └── RunFailed (RuntimeError)              the run ended before the pipeline was done
@@ -53,6 +54,7 @@ __all__ = [
     "DriftError",
     "ElementKillsWorker",
     "EndpointError",
+    "EvaluationError",
     "Fix",
     "HandlerError",
     "HostUnavailable",
@@ -241,6 +243,10 @@ class DriftError(LuminosityError, ValueError):
 
 class CheckpointError(LuminosityError, ValueError):
     """A checkpoint folder can't be used: it is in use, of another version, or belongs to another pipeline."""
+
+
+class EvaluationError(LuminosityError, ValueError):
+    """Predictions can't be evaluated, a table can't be described, or the settings for it contradict each other."""
 
 
 class RecordError(LuminosityError, ValueError):

@@ -1,0 +1,202 @@
+"""The metrics, as functions of cells and weights.
+
+A cell stands for rows that are equal for the metric. ``weights`` is a matrix: its first index is the replicate, of
+which the exact metric has one, and the second is the cell. NaN means that a metric is not defined for a replicate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+__all__ = [
+    "PER_CLASS",
+    "ScoreCells",
+    "calibration_bins",
+    "class_counts",
+    "class_metrics",
+    "curves",
+    "mean_metrics",
+    "number_sums",
+    "numbers_from_sums",
+    "quantile_of",
+    "score_cells",
+    "score_metrics",
+]
+
+PER_CLASS = ("precision", "recall", "f1")
+_LEAST = float(np.finfo(np.float64).eps)  # probabilities are clipped here for the log loss, as scikit-learn does
+_CURVE_POINTS = 300  # of a curve in the report
+
+
+def _share(part: Any, whole: Any, otherwise: float = np.nan) -> Any:
+    """Divide, with ``otherwise`` where the whole is 0."""
+    return np.divide(part, whole, out=np.full(np.broadcast(part, whole).shape, otherwise), where=np.asarray(whole) != 0)
+
+
+def class_counts(label: Any, prediction: Any, weights: Any, classes: int) -> tuple[Any, Any, Any]:
+    """Return the weight of right predictions, labels and predictions, each by replicate and class."""
+    right, labels, predictions = (np.zeros((classes, len(weights))) for _ in range(3))
+    np.add.at(labels, label, weights.T)
+    np.add.at(predictions, prediction, weights.T)
+    same = label == prediction
+    np.add.at(right, label[same], weights.T[same])
+    return right.T, labels.T, predictions.T
+
+
+def class_metrics(counts: tuple[Any, Any, Any], positive: int | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the metrics of all classes together, and those of each class (by replicate and class).
+
+    A class counts as 0 in an average if its precision or recall is not defined, as in scikit-learn.
+    """
+    right, labels, predictions = counts
+    rows = labels.sum(axis=1)
+    of_class = {
+        "precision": _share(right, predictions),
+        "recall": _share(right, labels),
+        "f1": _share(2 * right, labels + predictions),
+    }
+    found = {"accuracy": _share(right.sum(axis=1), rows)}
+    is_there = labels > 0
+    found["balanced_accuracy"] = _share(
+        np.where(is_there, np.nan_to_num(of_class["recall"]), 0).sum(axis=1), is_there.sum(axis=1)
+    )
+    if positive is not None:
+        found.update({name: values[:, positive] for name, values in of_class.items()})
+    for name, values in of_class.items():
+        found[f"{name}_macro"] = np.nan_to_num(values).mean(axis=1)
+    for name, values in of_class.items():
+        found[f"{name}_weighted"] = _share((np.nan_to_num(values) * labels).sum(axis=1), rows)
+    return found, of_class
+
+
+@dataclass(frozen=True)
+class ScoreCells:
+    """Cells with a score each, in ascending order; ``event`` says whether what the score predicts is true.
+
+    ``brier`` and ``log_loss`` are the mean losses of a cell's rows.
+    """
+
+    score: Any
+    event: Any
+    brier: Any
+    log_loss: Any
+    order: Any
+
+
+def score_cells(score: Any, event: Any, brier: Any = None, log_loss: Any = None) -> ScoreCells:
+    """Return cells in the order of their scores. By default, losses are those of the scores."""
+    order = np.argsort(score, kind="stable")
+    if brier is None:
+        clipped = np.clip(score, _LEAST, 1 - _LEAST)
+        brier = (score - event) ** 2
+        log_loss = -np.log(np.where(event, clipped, 1 - clipped))
+    return ScoreCells(score[order], event[order], brier[order], log_loss[order], order)
+
+
+def score_metrics(cells: ScoreCells, weights: Any, bins: int, are_probabilities: bool) -> dict[str, Any]:
+    """Return AUC and average precision, and if scores are probabilities, Brier score, log loss and ECE."""
+    weights = np.asarray(weights, dtype=np.float64)[:, cells.order]
+    starts = np.flatnonzero(np.r_[True, cells.score[1:] != cells.score[:-1]])
+    events = np.add.reduceat(np.where(cells.event, weights, 0.0), starts, axis=1)
+    others = np.add.reduceat(np.where(cells.event, 0.0, weights), starts, axis=1)
+    in_all, not_events = events.sum(axis=1), others.sum(axis=1)
+    below = np.cumsum(others, axis=1) - others / 2
+    found = {"auc": _share((events * below).sum(axis=1), in_all * not_events)}
+    above = np.cumsum(events[:, ::-1], axis=1)[:, ::-1]
+    chosen = above + np.cumsum(others[:, ::-1], axis=1)[:, ::-1]
+    found["average_precision"] = _share((events * _share(above, chosen, 0.0)).sum(axis=1), in_all)
+    if not are_probabilities:
+        return found
+    rows = in_all + not_events
+    found["brier"] = _share((weights * cells.brier).sum(axis=1), rows)
+    found["log_loss"] = _share((weights * cells.log_loss).sum(axis=1), rows)
+    edges = np.searchsorted(np.linspace(0, 1, bins + 1)[1:-1], cells.score)
+    bin_starts = np.flatnonzero(np.r_[True, edges[1:] != edges[:-1]])
+    gaps = np.add.reduceat(weights * (cells.score - cells.event), bin_starts, axis=1)
+    found["ece"] = _share(np.abs(gaps).sum(axis=1), rows)
+    return found
+
+
+def calibration_bins(cells: ScoreCells, counts: Any, bins: int) -> list[tuple[int, float | None, float | None]]:
+    """Return for each bin of equal width its rows, the mean of their scores, and the share of events.
+
+    A score at the edge of two bins belongs to the lower one, as in scikit-learn.
+    """
+    counts = counts[cells.order]
+    at = np.searchsorted(np.linspace(0, 1, bins + 1)[1:-1], cells.score)
+    rows = np.bincount(at, weights=counts, minlength=bins)
+    scores = np.bincount(at, weights=counts * cells.score, minlength=bins)
+    events = np.bincount(at, weights=counts * cells.event, minlength=bins)
+    return [
+        (int(rows[each]), float(scores[each] / rows[each]), float(events[each] / rows[each]))
+        if rows[each]
+        else (0, None, None)
+        for each in range(bins)
+    ]
+
+
+def curves(cells: ScoreCells, counts: Any) -> dict[str, tuple[list[float], list[float]]]:
+    """Return some points of the ROC curve and of the precision-recall curve."""
+    counts = counts[cells.order][::-1].astype(np.float64)
+    event, score = cells.event[::-1], cells.score[::-1]
+    ends = np.flatnonzero(np.r_[score[1:] != score[:-1], True])
+    true = np.r_[0.0, np.cumsum(np.where(event, counts, 0))[ends]]
+    false = np.r_[0.0, np.cumsum(np.where(event, 0, counts))[ends]]
+    if not true[-1] or not false[-1]:
+        return {}
+    roc = _thinned(false / false[-1], true / true[-1])
+    return {"roc": roc, "precision_recall": _thinned(true[1:] / true[-1], true[1:] / (true[1:] + false[1:]))}
+
+
+def _thinned(x: Any, y: Any) -> tuple[list[float], list[float]]:
+    """Return points at about equal distances along the curve."""
+    if len(x) > _CURVE_POINTS:
+        along = np.r_[0.0, np.cumsum(np.abs(np.diff(x)) + np.abs(np.diff(y)))]
+        at = np.searchsorted(along, np.linspace(0, along[-1], _CURVE_POINTS))
+        at = np.unique(np.clip(at, 0, len(x) - 1))
+        x, y = x[at], y[at]
+    return x.tolist(), y.tolist()
+
+
+def number_sums(label: Any, prediction: Any, centre: float) -> Any:
+    """Return, for each row, the columns whose sums give the metrics of numbers. ``centre`` is the mean label."""
+    error, apart = prediction - label, label - centre
+    return np.stack([np.abs(error), error * error, error, apart, apart * apart, np.ones_like(error)])
+
+
+def numbers_from_sums(sums: Any) -> dict[str, Any]:
+    """Return the metrics from sums of ``number_sums``: the first index is the column, the second the replicate."""
+    absolute, squared, error, apart, spread, rows = sums
+    total = spread - _share(apart * apart, rows, 0.0)
+    return {
+        "mae": _share(absolute, rows),
+        "rmse": np.sqrt(_share(squared, rows)),
+        "mean_error": _share(error, rows),
+        "r2": 1 - _share(squared, total),
+    }
+
+
+def quantile_of(values: Any, counts: Any, share: float) -> float:
+    """Return a quantile of sorted values with counts, interpolated as in NumPy.
+
+    >>> quantile_of(np.array([1.0, 2.0]), np.array([1, 1]), 0.5)
+    1.5
+    """
+    ends = np.cumsum(counts)
+    at = share * (int(ends[-1]) - 1)
+    low, high = (float(values[np.searchsorted(ends, rank, side="right")]) for rank in (np.floor(at), np.ceil(at)))
+    return low + (high - low) * (at - float(np.floor(at)))
+
+
+def mean_metrics(columns: Any, names: Sequence[str], weights: Any) -> dict[str, Any]:
+    """Return the mean of each column over the cells in which it is not negative (negative: not defined)."""
+    found: dict[str, Any] = {}
+    for name, column in zip(names, columns.T, strict=True):
+        is_defined = column >= 0
+        here = weights[:, is_defined]
+        found[name] = _share((here * column[is_defined]).sum(axis=1), here.sum(axis=1))
+    return found
