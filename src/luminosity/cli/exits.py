@@ -20,6 +20,7 @@ from luminosity.errors import LuminosityError
 __all__ = [
     "DRIFT",
     "FAILED",
+    "NOT_MET",
     "TOO_FEW_ROWS",
     "WRONG_USE",
     "cancel_runs",
@@ -38,6 +39,7 @@ __all__ = [
 FAILED = 1  # the work was started and failed
 WRONG_USE = 2  # the command line or the input is wrong; also what argparse exits with
 DRIFT = 3  # `lum drift` found drift
+NOT_MET = 3  # `lum evaluate`: a metric does not meet a requirement
 TOO_FEW_ROWS = 4  # `lum drift` has too few rows to find drift, however different they are
 _INTERRUPTED = 130  # as a shell reports a command that Ctrl-C ended
 _TERMINATED = 143  # as a shell reports a command that SIGTERM ended

@@ -29,6 +29,7 @@ try:
         from luminosity.cli.bench import command as bench
         from luminosity.cli.drift import command as drift
         from luminosity.cli.enrich import command as enrich
+        from luminosity.cli.evaluate import command as evaluate
 except ResourcesExceeded as error:
     raise SystemExit(f"lum: {error.for_command()}") from None
 
@@ -55,6 +56,7 @@ examples:
   lum bench embed:MODEL --data docs.parquet   find the best settings for a model
   lum serve embed:MODEL                       serve a model over HTTP
   lum drift old.parquet new.parquet           test embeddings for drift
+  lum evaluate t.csv --label y --prediction p  compare predictions with labels
 """
 _WITH_USER_CODE = ("plan", "replay", "run")  # commands whose script may have registered functions for its exit
 
@@ -69,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"luminosity {version('luminosity')}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for subcommand in (run, plan, runs, show, replay, enrich, bench, serve, drift):
+    for subcommand in (run, plan, runs, show, replay, enrich, bench, serve, drift, evaluate):
         subcommand.add_to(commands)
     set_options(_options(commands.choices))
     words = list(sys.argv[1:] if arguments is None else arguments)

@@ -14,14 +14,33 @@ import pyarrow as pa
 from luminosity._text import did_you_mean, list_some
 from luminosity.errors import EvaluationError, Fix
 
-__all__ = ["batch_of_rows", "codes_of", "column_of", "is_boolean", "is_number", "is_text", "numbers_of", "plain_value"]
+__all__ = [
+    "batch_of_rows",
+    "codes_of",
+    "column_of",
+    "is_boolean",
+    "is_number",
+    "is_text",
+    "numbers_of",
+    "plain_value",
+    "roots_of",
+]
 
 _SHOWN_COLUMNS = 20  # names of columns in a message
 
 
 def column_of(batch: pa.RecordBatch, name: str) -> Any:
-    """Return a column, with dictionaries decoded and extension types as what they are stored as."""
+    """Return a column, with dictionaries decoded and extension types as what they are stored as.
+
+    ``outer.inner`` is the field of a column of structs, unless a column has this name.
+    """
     names = batch.schema.names
+    root, _, inner = name.rpartition(".")
+    if name not in names and root and (root in names or "." in root):
+        outer = column_of(batch, root)
+        kind = outer.type
+        fields = [kind.field(at).name for at in range(kind.num_fields)] if pa.types.is_struct(kind) else []
+        return column_of(pa.RecordBatch.from_arrays(outer.flatten() if fields else [], names=fields), inner)
     if name not in names:
         raise EvaluationError(
             f"found no column {name!r}, "
@@ -33,6 +52,21 @@ def column_of(batch: pa.RecordBatch, name: str) -> Any:
     column = batch.column(name)
     column = column.storage if isinstance(column, pa.ExtensionArray) else column
     return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+
+
+def roots_of(columns: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Return the columns of a table that hold these columns, some of which may be fields of others.
+
+    >>> roots_of(["label", "mood.label", "mood.score"], ["text", "label", "mood"])
+    ['label', 'mood']
+    """
+    found: list[str] = []
+    for column in columns:
+        root = column
+        while root not in names and "." in root:
+            root = root.rpartition(".")[0]
+        found.append(root)
+    return list(dict.fromkeys(found))
 
 
 def is_text(kind: pa.DataType) -> bool:
@@ -99,7 +133,7 @@ def batch_of_rows(rows: Sequence[Any], columns: Sequence[str] | None) -> pa.Reco
     """
     dicts = [_as_dict(row) for row in rows]
     there = dict.fromkeys(name for row in dicts for name in row)
-    names = list(there) if columns is None else [name for name in columns if name in there]
+    names = list(there) if columns is None else [name for name in roots_of(columns, list(there)) if name in there]
     arrays: list[Any] = []
     for name in names:
         values = [row.get(name) for row in dicts]

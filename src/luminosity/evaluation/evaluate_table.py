@@ -12,7 +12,7 @@ import pyarrow as pa
 from apache_beam.transforms.window import GlobalWindows
 
 from luminosity.errors import EvaluationError
-from luminosity.evaluation.columns import batch_of_rows, codes_of, column_of
+from luminosity.evaluation.columns import batch_of_rows, codes_of, column_of, roots_of
 from luminosity.evaluation.conclude import conclude
 from luminosity.evaluation.result import Evaluation, Task
 from luminosity.evaluation.settings import ScoreOf, Settings, Slices, as_slices
@@ -153,7 +153,7 @@ def _by_query(element: Any, settings: Settings) -> Iterator[tuple[int, pa.Record
     name = settings.query or ""
     codes, queries = codes_of(column_of(batch, name), name)
     shards = np.array([zlib.crc32(repr(query).encode()) % _QUERY_SHARDS for query in queries] or [0])[codes]
-    batch = batch.select([name for name in settings.columns if name in batch.schema.names])
+    batch = batch.select(roots_of(settings.columns, batch.schema.names))
     for shard in np.unique(shards).tolist():
         yield shard, batch.filter(pa.array(shards == shard))
 

@@ -14,11 +14,7 @@ __all__ = ["CalibrationBin", "ClassMetrics", "Confusion", "Curve", "Evaluation",
 
 Task = Literal["classes", "numbers", "ranking"]
 
-_HEADLINE = {  # the metrics of the one-line summary, by task
-    "classes": ("accuracy", "f1", "f1_macro", "auc", "average_precision"),
-    "numbers": ("mae", "rmse", "r2"),
-    "ranking": ("ndcg", "recall"),
-}
+_MAIN = ("accuracy", "f1", "auc", "mae", "rmse", "r2", "ndcg", "recall")  # with those at k
 
 
 @dataclass(frozen=True)
@@ -117,12 +113,19 @@ class Evaluation:
         return metric.value
 
     def __str__(self) -> str:
-        known = _HEADLINE.get(self.task or "", ())
-        shown = [name for name in self.metrics if name in known or name.partition("@")[0] in known]
-        parts = [f"{name} {metric}" for name in shown if (metric := self.metrics[name]).value is not None]
-        return ", ".join(parts) or next(
-            (f"{name} {each}" for name, each in self.metrics.items()), "nothing to evaluate"
-        )
+        parts = [f"{name} {metric}" for name in self.main_metrics if (metric := self.metrics[name]).value is not None]
+        undefined = (f"{name} {metric}" for name, metric in self.metrics.items())
+        return ", ".join(parts) or next(undefined, "nothing to evaluate")
+
+    @property
+    def main_metrics(self) -> list[str]:
+        """The names of the metrics that summarise the others."""
+        is_ranking, has_f1 = self.task == "ranking", "f1" in self.metrics
+        found = [name for name in self.metrics if name in _MAIN or (is_ranking and name.partition("@")[0] in _MAIN)]
+        found = [name for name in found if name != "recall"]
+        if not has_f1 and "f1_macro" in self.metrics:
+            found.insert(1, "f1_macro")
+        return found
 
     def metric(self, name: str) -> Metric:
         """Return a metric by name. Raises an error that lists the names if it is not there."""

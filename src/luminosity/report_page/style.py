@@ -61,5 +61,8 @@ svg text.drifted, .drifted.fill, .drifted.mark { fill: var(--drifted); } svg tex
 .outline.current { stroke: var(--current); stroke-dasharray: 6 3; }
 span.key { display: inline-block; width: 11px; height: 11px; border-radius: 50%; margin-right: 8px; }
 span.key.current { background: var(--current); } span.key.reference { background: var(--reference); }
+.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(300px, 1fr)); gap: 12px 24px; }
+.interval { stroke: var(--reference); stroke-width: 2.5; }
+.cell { fill: var(--panel); } td small { color: var(--muted); }
 @media print { main { max-width: none; } h2 { break-after: avoid; } svg { break-inside: avoid; } }
 """

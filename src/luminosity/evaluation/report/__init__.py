@@ -1,0 +1,1 @@
+"""Evaluations and descriptions of tables as HTML pages without scripts."""

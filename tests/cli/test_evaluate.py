@@ -1,0 +1,119 @@
+"""``lum evaluate``: the verdict, exit codes, JSON and the report."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from luminosity.cli.main import main
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    random = np.random.default_rng(0)
+    label = random.integers(2, size=400)
+    score = np.clip(label * 0.5 + random.random(400) / 2, 0, 1)
+    names = np.array(["ham", "spam"])
+    mood = pa.StructArray.from_arrays([names[(score > 0.4).astype(int)], score], names=["label", "score"])
+    path = tmp_path / "test.parquet"
+    columns = {"label": names[label], "mood": mood, "other": names[label], "by": random.choice(["x", "<y>"], 400)}
+    pq.write_table(pa.table({**columns, "number": score, "query": np.arange(400) // 10}), path)
+    return path
+
+
+def test_the_verdict_is_one_line(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(
+        ["evaluate", str(table), "--label", "label", "--prediction", "mood.label", "--at-least", "accuracy=0.5"]
+    )
+    printed = capsys.readouterr().out
+    assert code == 0
+    assert printed.startswith("met: accuracy 0.895 (0.8")
+    assert " · 400 rows · " in printed
+    assert printed.count("\n") == 1
+
+
+def test_a_requirement_that_is_not_met_exits_with_3(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["evaluate", str(table), "--label", "label", "--prediction", "mood.label", "--slice", "by"]
+    assert main([*command, "--at-least", "accuracy=0.999", "--at-least", "recall=0.1"]) == 3
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("not met: accuracy 0.895 is below 0.999 · ")
+    assert lines[1] == "by by:"
+    assert {line.split()[0] for line in lines[2:]} == {"x", "<y>"}
+    assert main([*command, "--at-most", "accuracy=0.1", "--each-slice"]) == 3
+    assert "by=<y>: accuracy 0." in capsys.readouterr().out
+
+
+def test_json_and_report(table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = tmp_path / "report.html"
+    command = ["evaluate", str(table), "--label", "label", "--prediction", "mood.label", "--score", "mood.score"]
+    second = ["--prediction-b", "other", "--score-b", "number", "--slice", "by", "--slice", "by,query"]
+    assert main([*command, *second, "--json", "--report", str(report), "--at-least", "auc=0.9"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["passed"] is True
+    assert found["rows"] == 400
+    assert found["metrics_b"]["accuracy"]["value"] == 1
+    assert found["differences"]["accuracy"]["low"] > 0
+    assert {each["value"] for each in found["slices"]["by"]} == {"x", "<y>"}
+    page = report.read_text()
+    assert "All requirements are met." in page
+    assert "&lt;y&gt;" in page
+    assert "<y>" not in page
+    assert "<small>(" in page
+    for title in ("Metrics", "The second model against the first", "Confusion matrix", "Classes", "Scores", "By by"):
+        assert f"<h2>{title}</h2>" in page
+    assert "http://" not in page.replace("http://www.w3.org/2000/svg", "")
+    assert "nan" not in page.lower().replace("finance", "")
+
+
+def test_numbers_and_rankings(table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = tmp_path / "numbers.html"
+    command = ["evaluate", str(table), "--label", "number", "--prediction", "mood.score", "--report", str(report)]
+    assert main(command) == 0
+    assert "mae 0 (0 to 0), rmse 0 (0 to 0), r2 1 (1 to 1)" in capsys.readouterr().out
+    assert "5% of the rows have a smaller error" in report.read_text()
+    command = ["evaluate", str(table), "--label", "number", "--score", "mood.score", "--query", "query", "--k", "3"]
+    assert main([*command, "--report", str(report)]) == 0
+    assert "recall@3 0.3 (" in capsys.readouterr().out
+    assert "among the first 3 rows of a query" in report.read_text()
+
+
+WRONG = [
+    (["--prediction", "mood.labl"], 1, "found no column 'labl', expected one of label, score; did you mean 'label'?"),
+    (["--prediction", "nothing"], 1, "nothing"),
+    (["--prediction", "other", "--at-least", "acuracy=1"], 1, "found no metric 'acuracy'"),
+    (["--prediction", "number"], 1, "holds double"),
+    ([], 1, "found neither --prediction nor --score"),
+    (["--prediction", "other", "--each-slice"], 1, "expected --slice and --at-least or --at-most"),
+    (["--prediction", "other", "--report", "/nowhere/at/all.html"], 1, "expected the name of a file in a folder"),
+]
+
+
+@pytest.mark.parametrize(("options", "code", "message"), WRONG)
+def test_errors(options: list[str], code: int, message: str, table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["evaluate", str(table), "--label", "label", *options]) == code
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("lum evaluate: ")
+    assert message in said.err
+
+
+@pytest.mark.parametrize("text", ["accuracy", "=1", "accuracy=high", "accuracy=nan"])
+def test_a_requirement_needs_a_number(text: str, table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["evaluate", str(table), "--label", "label", "--prediction", "other", "--at-least", text])
+    assert "such as accuracy=0.9" in capsys.readouterr().err
+
+
+def test_a_missing_value_names_the_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "test.jsonl"
+    path.write_text('{"label": "a", "prediction": "a"}\n{"label": "b", "prediction": null}\n')
+    command = ["evaluate", str(path), "--label", "label", "--prediction", "prediction"]
+    assert main(command) == 1
+    assert "add --skip-missing" in capsys.readouterr().err
+    assert main([*command, "--skip-missing"]) == 0
+    assert "1 rows · 1 rows with missing values skipped" in capsys.readouterr().out
