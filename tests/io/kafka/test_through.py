@@ -84,7 +84,7 @@ def test_a_stream_while_brokers_leave_leaders_change_and_requests_fail(broker: K
         produce(broker, 200, 300)
         broker.consume("out", 300, timeout_s=60)
         broker.stop_broker()
-        time.sleep(1)  # long enough that all clients notice
+        time.sleep(10)  # long enough that all clients notice, try again, and wait
         broker.start_broker()
         produce(broker, 300, 400)
         broker.consume("out", 400, timeout_s=60)

@@ -19,6 +19,7 @@ __all__ = ["BrokerQueries", "ErrorLog", "name_partitions", "partitions_of"]
 _LOGGER = logging.getLogger(__name__)
 
 _REQUEST_TIMEOUT_S = 5.0  # how long one request may take
+_FIRST_TIMEOUT_S = 0.5  # the same for the first: then callbacks can say that the client is refused
 _PROBE_TIMEOUT_S = 1.0  # the same in the middle of a read, which has to report to its runner
 _RETRY_S = 0.2  # between two requests while the brokers don't answer
 _WARN_EVERY_S = 10.0
@@ -84,7 +85,6 @@ class BrokerQueries:
         self._errors = errors
         self._servers = servers
         self._patience_s = patience_s
-        self._timeout_s = min(_REQUEST_TIMEOUT_S, max(_PROBE_TIMEOUT_S, patience_s))
         self._away_since: float | None = None
         self._missing_since: dict[Partition, float] = {}
         self._warned_at = 0.0
@@ -111,7 +111,7 @@ class BrokerQueries:
 
     def topics(self) -> dict[str, list[int]]:
         """Return all topics with the numbers of their partitions."""
-        found = self._repeat(lambda: self._consumer.list_topics(timeout=self._timeout_s).topics)
+        found = self._repeat(lambda timeout: self._consumer.list_topics(timeout=timeout).topics)
         return {name: sorted(topic.partitions) for name, topic in found.items() if topic.error is None}
 
     def partitions_now(self, topics: Sequence[str], pattern: str | None) -> list[Partition] | None:
@@ -187,7 +187,7 @@ class BrokerQueries:
     def committed(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
         """Return the offsets that the group has committed, for the partitions that have any."""
         listed = self._listed(partitions, _UNSET)
-        found = self._repeat(lambda: _checked(self._consumer.committed(listed, timeout=self._timeout_s)))
+        found = self._repeat(lambda timeout: _checked(self._consumer.committed(listed, timeout=timeout)))
         return {(each.topic, each.partition): each.offset for each in found if each.offset >= 0}
 
     def note_silence(self, error: Any, since: float | None = None) -> None:
@@ -249,22 +249,25 @@ class BrokerQueries:
         listed = self._listed(partitions, when)
         if not listed:
             return {}
-        found = self._repeat(lambda: _checked(self._consumer.offsets_for_times(listed, timeout=self._timeout_s)))
+        found = self._repeat(lambda timeout: _checked(self._consumer.offsets_for_times(listed, timeout=timeout)))
         return {(each.topic, each.partition): each.offset for each in found}
 
     def _listed(self, partitions: Iterable[Partition], offset: int) -> list[Any]:
         return [self._kafka.TopicPartition(topic, partition, offset) for topic, partition in partitions]
 
-    def _repeat(self, request: Callable[[], _Result]) -> _Result:
+    def _repeat(self, request: Callable[[float], _Result]) -> _Result:
         """Send a request until it is answered. Blocks for ``patience_s`` at most, and a request's timeout."""
         began = time.monotonic()
+        timeout = _FIRST_TIMEOUT_S
         while True:
             try:
-                result = request()
+                result = request(timeout)
             except self._kafka.KafkaException as error:
                 self._wait(0)  # Callbacks say why.
                 self.note_silence(error.args[0], began)
                 self._wait(_RETRY_S)
+                left = self._patience_s - (time.monotonic() - began)
+                timeout = max(_FIRST_TIMEOUT_S, min(2 * timeout, _REQUEST_TIMEOUT_S, left))
             else:
                 self.note_answer()
                 return result
