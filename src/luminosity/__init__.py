@@ -11,7 +11,6 @@ from luminosity.noise import quiet
 if TYPE_CHECKING:
     from luminosity.core import WorkerShare
     from luminosity.engine.explain.pipeline_plan import PipelinePlan, plan_pipeline
-    from luminosity.engine.options import LuminosityOptions
     from luminosity.engine.runner import LuminosityRunner
     from luminosity.errors import LuminosityError
     from luminosity.events import BundleRetried, RunEnded, RunStarted, Snapshot, WorkerLost, WorkerStarted
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
     from luminosity.io.stores.write_lance import WriteLance
     from luminosity.io.stores.write_qdrant import WriteQdrant
     from luminosity.io.write_table import WriteTable
+    from luminosity.runner_options import LuminosityOptions
     from luminosity.tables.map_table import MapTable
     from luminosity.tables.row_ids import AddRowIds
     from luminosity.tables.row_times import WindowTable
@@ -101,7 +101,7 @@ _HOMES = {
     "KafkaClient": "luminosity.io.kafka.client",
     "KafkaRecord": "luminosity.io.kafka.record",
     "LuminosityError": "luminosity.errors",
-    "LuminosityOptions": "luminosity.engine.options",
+    "LuminosityOptions": "luminosity.runner_options",
     "LuminosityRunner": "luminosity.engine.runner",
     "MapTable": "luminosity.tables.map_table",
     "ModelOptions": "luminosity.inference.options",

@@ -19,7 +19,7 @@ from apache_beam.options.pipeline_options import StandardOptions
 from apache_beam.testing import test_pipeline
 
 from luminosity.engine.loop import idle_workers, sizing
-from luminosity.engine.options import LuminosityOptions
+from luminosity.runner_options import LuminosityOptions
 from tests.runners import RUNNER_NAME
 
 

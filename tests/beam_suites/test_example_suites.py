@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions
 
-from luminosity.engine.options import LuminosityOptions
+from luminosity.runner_options import LuminosityOptions
 from tests.beam_suites.imported import (
     beam_modules_containing,
     beam_test_pipelines_with,

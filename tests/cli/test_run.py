@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from luminosity.engine.monitor.recorder import Recorder
-from luminosity.engine.options import LuminosityOptions
 from luminosity.events import RunStarted
 from luminosity.inference.options import ModelOptions
+from luminosity.runner_options import LuminosityOptions
 
 _PIPELINE = """
 import sys

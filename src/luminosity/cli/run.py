@@ -108,7 +108,7 @@ def _apply(options: list[str]) -> list[str]:
     """Make the runner's options among ``options`` the defaults of all pipelines; return the script's options."""
     from apache_beam.options.pipeline_options import StandardOptions
 
-    from luminosity.engine.options import LuminosityOptions
+    from luminosity.runner_options import LuminosityOptions
 
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--runner", default=_RUNNER)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import os
 import re
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 from apache_beam.options.pipeline_options import (
     DebugOptions,
@@ -19,12 +18,14 @@ from apache_beam.options.pipeline_options import (
 )
 
 from luminosity._accelerators import parse_accelerator
-from luminosity._flags import RUNNER_FLAGS, add_arguments
+from luminosity._flags import RUNNER_FLAGS
 from luminosity._text import parse_size
 from luminosity.core import machine_ram_bytes
 from luminosity.errors import OptionError
+from luminosity.run_ids import run_to_store
+from luminosity.runner_options import LuminosityOptions
 
-__all__ = ["EngineConfig", "LuminosityOptions"]
+__all__ = ["EngineConfig"]
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -85,23 +86,6 @@ _FOR_CLUSTERS = (
 )
 
 
-class LuminosityOptions(PipelineOptions):
-    """The flags of ``LuminosityRunner``. ``docs/options.md`` lists them.
-
-    >>> options = PipelineOptions(["--cpu_workers=4"]).view_as(LuminosityOptions)
-    >>> options.cpu_workers
-    '4'
-    """
-
-    # The values of flags that a pipeline's own options don't set; the command line of `lum run` changes them.
-    defaults: ClassVar[dict[str, str | bool | list[str] | None]] = {flag.name: flag.initial for flag in RUNNER_FLAGS}
-
-    @classmethod
-    def _add_argparse_args(cls, parser: argparse.ArgumentParser) -> None:
-        # EngineConfig checks the values: its messages say more than argparse's.
-        add_arguments(parser, RUNNER_FLAGS, cls.defaults)
-
-
 @dataclass(frozen=True)
 class EngineConfig:
     """The checked values of all flags of one run."""
@@ -118,6 +102,7 @@ class EngineConfig:
     save_failed: str | None = None
     run_dir: str | None = None
     checkpoint_dir: str | None = None
+    checkpoint_run: str = ""  # the identity that the pipeline's steps have, to be stored if a new run begins
     checkpoint_interval: float | None = None  # in seconds; None: as fits the pipeline
     stop_timeout: float = _STOP_TIMEOUT_S
     restart: bool = False
@@ -204,6 +189,7 @@ def _checkpoint(options: PipelineOptions) -> dict[str, Any]:
     interval = ours.checkpoint_interval
     return {
         "checkpoint_dir": _folder("checkpoint_dir", folder),
+        "checkpoint_run": run_to_store(options) if folder else "",
         "checkpoint_interval": _seconds("checkpoint_interval", interval, _LEAST_INTERVAL_S) if interval else None,
         "stop_timeout": _seconds("stop_timeout", ours.stop_timeout, 0.0) if ours.stop_timeout else _STOP_TIMEOUT_S,
         "restart": ours.restart,

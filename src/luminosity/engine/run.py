@@ -124,7 +124,7 @@ class Run:
         try:
             prints = self._prints.sockets if self._prints is not None else {}
             if checkpoint is not None:
-                checkpoint.begin(graph)
+                checkpoint.begin(graph, config)
             parts = set_up(graph, assignments, config, self._folders, self.metrics, prints, checkpoint)
         except BaseException:
             self._remove_folders()

@@ -1,21 +1,21 @@
 """The process that runs a pipeline, as part of the names of its temporary files and collections.
 
 So another run can tell whether what it finds is left over from a run that was killed, or belongs to one that still
-works. The kernel reuses process ids, so the time at which the process started belongs to its identity.
+works. The kernel reuses process ids, so the time at which the process started belongs to its identity. A run with a
+checkpoint may be continued by another process: its names contain the identity of the run instead.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import re
-import socket
 from dataclasses import dataclass
 
 from luminosity._text import shorten
+from luminosity.run_ids import CheckpointedRun, RunIdentity, machine_name
 
-__all__ = ["RunOwner"]
+__all__ = ["RunOwner", "owner_in_name", "owner_of"]
 
 _NAME = re.compile(r"m(?P<machine>[0-9a-f]{6})-p(?P<pid>\d+)-t(?P<started>\d+)(?!\d)")
 _START_TIME = 19  # its place in /proc/PID/stat, counted from the field after the command's name
@@ -43,7 +43,7 @@ class RunOwner:
     @classmethod
     def of(cls, pid: int) -> RunOwner:
         """Return a process of this machine."""
-        return cls(_machine(), pid, _started(pid) or 0)
+        return cls(machine_name(), pid, _started(pid) or 0)
 
     @classmethod
     def in_name(cls, name: str) -> RunOwner | None:
@@ -51,9 +51,9 @@ class RunOwner:
         found = _NAME.search(name)
         return cls(found["machine"], int(found["pid"]), int(found["started"])) if found else None
 
-    def is_alive(self) -> bool | None:
-        """Return whether the process still runs; None if it ran on another machine."""
-        if self.machine != _machine():
+    def is_alive(self, folder: str = "") -> bool | None:
+        """Return whether the process still runs; None if it ran on another machine. The folder does not matter."""
+        if self.machine != machine_name():
             return None
         if self.started:
             return _started(self.pid) == self.started
@@ -82,12 +82,14 @@ class RunOwner:
         return f"m{self.machine}-p{self.pid}-t{self.started}"
 
 
-def _machine() -> str:
-    """Return a short name of the machine; containers of one machine count as several, as their ids differ."""
-    space = ""
-    with contextlib.suppress(OSError):
-        space = os.readlink("/proc/self/ns/pid")
-    return hashlib.sha256(f"{socket.gethostname()} {space}".encode()).hexdigest()[:6]
+def owner_of(identity: RunIdentity) -> RunOwner | CheckpointedRun:
+    """Return the owner of what a run is about to write: the run itself if it has a checkpoint, or this process."""
+    return identity.run or RunOwner.current()
+
+
+def owner_in_name(name: str) -> RunOwner | CheckpointedRun | None:
+    """Return the owner that a name contains, or None if it contains none."""
+    return CheckpointedRun.in_name(name) or RunOwner.in_name(name)
 
 
 def _started(pid: int) -> int | None:

@@ -17,12 +17,20 @@ from luminosity.core import TEMPORARY_FOLDER, WRITES_A_FILE_PER_BUNDLE
 from luminosity.errors import WriteError
 from luminosity.io.writing import existing
 from luminosity.io.writing.destination import Destination, IfExists
-from luminosity.io.writing.finish_step import BeginDoFn, FinishDoFn
+from luminosity.io.writing.file_writer import WrittenFile
+from luminosity.io.writing.finish_step import BeginDoFn, CollectDoFn, FinishDoFn
 from luminosity.io.writing.pane_steps import RemoveDropped
 from luminosity.io.writing.schema_checks import check_writable
-from luminosity.io.writing.window_files import BeginStreamDoFn, GroupByPane, PublishPaneDoFn, check_windows
+from luminosity.io.writing.window_files import (
+    BeginStreamDoFn,
+    GroupByPane,
+    NamePaneDoFn,
+    PublishPaneDoFn,
+    check_windows,
+)
 from luminosity.io.writing.write_errors import clear_errors
 from luminosity.io.writing.write_step import WriteDoFn
+from luminosity.run_ids import run_identity
 
 __all__ = ["WriteTable"]
 
@@ -117,11 +125,13 @@ class WriteTable(beam.PTransform[beam.PCollection[pa.RecordBatch], beam.PCollect
     def expand(self, input_or_inputs: beam.PCollection[pa.RecordBatch]) -> beam.PCollection[str]:
         """Write temporary files in parallel, then give them their final names in one last step."""
         table: Any = input_or_inputs
-        destination = self._destination.for_another_run()  # The transform may be applied to several tables.
+        identity = run_identity(table.pipeline)
+        destination = self._destination.for_another_run(identity)  # The transform may be applied to several tables.
         if not table.is_bounded:
             self._check_stream(table)
         with clear_errors(destination.path):
-            existing.check(destination)
+            if not identity.is_resumed:  # Otherwise the files may be this run's own. The last step checks again.
+                existing.check(destination)
             existing.check_access(destination)
         # Bytes, because Beam takes only ASCII in texts, and the names of folders may have other letters.
         annotations = {WRITES_A_FILE_PER_BUNDLE: b"", TEMPORARY_FOLDER: destination.temporary_folder.encode()}
@@ -135,12 +145,15 @@ class WriteTable(beam.PTransform[beam.PCollection[pa.RecordBatch], beam.PCollect
             written: beam.PCollection[Any] = table | "Write" >> beam.ParDo(WriteDoFn(destination))  # pyright: ignore
         if table.is_bounded:
             made = once | "Begin" >> beam.ParDo(BeginDoFn(destination)).with_output_types(str)
-            finish = FinishDoFn(destination)
-            return once | "Finish" >> beam.ParDo(finish, AsIter(written), AsIter(made)).with_output_types(str)
+            collect = beam.ParDo(CollectDoFn(), AsIter(written), AsIter(made))
+            files = once | "Collect" >> collect.with_output_types(tuple[list[WrittenFile], list[str]])
+            return identity.stable(files) | "Finish" >> beam.ParDo(FinishDoFn(destination)).with_output_types(str)
         begun = once | "Begin" >> beam.ParDo(BeginStreamDoFn(destination)).with_output_types(list[str])
-        publish = PublishPaneDoFn(destination, table.windowing.windowfn.get_window_coder())
+        name = beam.ParDo(NamePaneDoFn(table.windowing.windowfn.get_window_coder()))
         panes: Any = written | "ByPane" >> GroupByPane()
-        published: Any = panes | "Finish" >> beam.ParDo(publish, AsIter(begun)).with_output_types(str)
+        named = panes | "Name" >> name.with_output_types(tuple[str, list[WrittenFile]])
+        publish = beam.ParDo(PublishPaneDoFn(destination), AsIter(begun)).with_output_types(str)
+        published: Any = identity.stable(named) | "Finish" >> publish
         if not isinstance(table.windowing.windowfn, GlobalWindows):
             names = written | "Names" >> beam.Map(lambda file: file.path).with_output_types(str)
             _ = (names, published) | "CleanUp" >> RemoveDropped(table.windowing.allowed_lateness)

@@ -254,10 +254,12 @@ def test_names_are_unique_where_folders_have_no_locks() -> None:
 
 def test_a_runner_that_does_not_number_panes_loses_none(tmp_path: Path) -> None:
     destination, written = _written(tmp_path, 1, 2)
-    publish = window_files.PublishPaneDoFn(destination, FixedWindows(10).get_window_coder())
+    name = window_files.NamePaneDoFn(FixedWindows(10).get_window_coder())
+    publish = window_files.PublishPaneDoFn(destination)
     for file in written:
         for _ in range(2):  # the step is retried
-            list(publish.process([file], [[]], IntervalWindow(0, 10), PANE_INFO_UNKNOWN))
+            (named,) = name.process([file], IntervalWindow(0, 10), PANE_INFO_UNKNOWN)
+            list(publish.process(named, [[]]))
     assert sorted(row["n"] for name in names_in(tmp_path) for row in rows_of(tmp_path / name)) == [1, 2]
 
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+from luminosity import run_ids
 from luminosity._text import format_bytes
 from luminosity.engine.data.blocks import BlockStore
 from luminosity.engine.data.state import StateStore
@@ -40,7 +41,8 @@ class Checkpoint:
         self.folder = folder
         self.comparison = Comparison()
         self.is_finished = meta.get("state") in ("finished", "drained")
-        self.is_resumed = "shape" in meta and not self.is_finished
+        # A start that was killed before its first checkpoint has left nothing but the pipeline's shape.
+        self.is_resumed = "saved_at" in meta and not self.is_finished
         self._meta = meta
         self._generation = int(meta.get("generation", 0)) + 1
         # Each start has a folder of its own, so that no two files have the same name.
@@ -56,11 +58,16 @@ class Checkpoint:
         graph, self.comparison = fit(plan, shape, config.renamed_steps, config.drop_state, owners)
         return graph
 
-    def begin(self, graph: Graph) -> None:
+    def begin(self, graph: Graph, config: EngineConfig) -> None:
         """Note the pipeline that runs from now on, and give the rows of changed steps to those that take them."""
         for note in self.comparison.notes:
             _LOGGER.warning("%s", note)
-        meta = {"state": "running", "generation": f"{self._generation}", "shape": json.dumps(describe(graph))}
+        meta = {
+            "state": "running",
+            "generation": f"{self._generation}",
+            "shape": json.dumps(describe(graph)),
+            run_ids.META_KEY: config.checkpoint_run,  # the one of the checkpoint, unless the run begins anew
+        }
         self.folder.rearrange(self.comparison.moves, self.comparison.dropped, meta)
 
     def sends_impulse(self, read: str) -> bool:

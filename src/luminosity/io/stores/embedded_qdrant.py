@@ -7,6 +7,7 @@ no other.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import errno
 import json
@@ -35,6 +36,7 @@ from luminosity.io.stores.qdrant_collection import (
 __all__ = ["EmbeddedCollection", "copy_folder", "lock_file"]
 
 
+_MARK = "luminosity-run"  # a file in a collection: the run with a checkpoint that published it
 _CHUNK_BYTES = 4 << 20  # copied at once: more would not be faster
 _PID_BYTES = 20  # more than any process id has
 _POLL_S = 0.05  # how late a folder that another program closes is noticed at most
@@ -58,17 +60,23 @@ class EmbeddedCollection(QdrantCollection):
                 os.rename(self._unfinished, self._folder)
             check_vectors(self._address, self._vectors(), sizes, distance)
 
-    def publish(self, writes: Iterable[Write], sizes: Mapping[str, int], mode: WriteMode) -> None:
+    def publish(self, writes: Iterable[Write], sizes: Mapping[str, int], mode: WriteMode, run: str = "") -> None:
         """Make all writes visible at once. An error leaves the collection as it was.
 
         The writes go to a copy of the collection, or to a new one, which then takes the place of the old one. Other
         runs that write wait for the end of this; readers wait only while files are copied and while they are swapped.
+
+        ``run`` names a run with a checkpoint, which may repeat the call after a restart: if the collection has its
+        mark, nothing is written.
         """
         self._make_folder()
         with self._writing(), contextlib.ExitStack() as at_end:
             self._remove_unfinished()  # of a run that was killed
             at_end.callback(self._remove_unfinished)
             with self._locked():
+                if self._has_mark(run):
+                    collections.deque(writes, maxlen=0)  # The caller counts them.
+                    return
                 there = self._vectors() if self._exists() else None
                 mode.check(self._address, there is not None)
                 if there is not None:
@@ -79,8 +87,18 @@ class EmbeddedCollection(QdrantCollection):
             if not os.path.isdir(self._unfinished):
                 self._create(self._unfinished, sizes, mode.distance)
             self._write_all(self._unfinished, writes)
+            if run:
+                with open(os.path.join(self._unfinished, _MARK), "w") as file:
+                    file.write(run)
             with self._locked():
                 self._swap()
+
+    def is_published_by(self, run: str) -> bool:
+        """Return whether the collection is what the last call of ``publish`` for this run has left, or others since."""
+        if not os.path.isdir(self._address.where):
+            return False
+        with self._locked():
+            return self._has_mark(run)
 
     def writer(self) -> RunOwner | None:
         """Return the process that writes the collection at this moment, if there is one."""
@@ -146,6 +164,11 @@ class EmbeddedCollection(QdrantCollection):
 
     def _exists(self) -> bool:
         return os.path.isdir(self._folder)
+
+    def _has_mark(self, run: str) -> bool:
+        with contextlib.suppress(FileNotFoundError), open(os.path.join(self._folder, _MARK)) as file:
+            return bool(run) and file.read() == run
+        return False
 
     @property
     def _unfinished(self) -> str:

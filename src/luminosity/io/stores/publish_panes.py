@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import uuid
 from collections.abc import Collection, Hashable, Iterable, Iterator
 from typing import Any
 
@@ -16,20 +14,19 @@ from apache_beam.transforms.core import Windowing
 from apache_beam.transforms.trigger import DefaultTrigger
 from apache_beam.transforms.window import GlobalWindows
 
-from luminosity.io.run_owner import RunOwner
 from luminosity.io.stores.connect import open_collection
 from luminosity.io.stores.embedded_qdrant import EmbeddedCollection
 from luminosity.io.stores.points import PointColumns
 from luminosity.io.stores.qdrant_collection import CollectionAddress, Write, WriteMode
-from luminosity.io.stores.staging import Staged, StageDoFn, StagedRows
+from luminosity.io.stores.staging import Staged, StageDoFn, StagedRows, StagingFolder
 from luminosity.io.stores.upsert_step import NAMESPACE, check_sizes, known_sizes, point_writes
 from luminosity.io.writing import filesystem
 from luminosity.io.writing.pane_steps import CommitPanes, PaneCommitter, PaneOfElement, RemoveDropped, pane_of
 from luminosity.io.writing.window_files import GroupByPane, KeyByPane
+from luminosity.run_ids import RunIdentity
 
 __all__ = ["has_panes", "publish_panes"]
 
-_STAGED = ".staged-"  # in the names of folders with the rows of a run
 _ROWS_PER_FILE = 100_000
 
 
@@ -43,7 +40,9 @@ def has_panes(windowing: Windowing) -> bool:
     return not (isinstance(windowing.windowfn, GlobalWindows) and isinstance(windowing.triggerfn, DefaultTrigger))
 
 
-def publish_panes(rows: Any, address: CollectionAddress, columns: PointColumns, mode: WriteMode) -> Any:
+def publish_panes(
+    rows: Any, address: CollectionAddress, columns: PointColumns, mode: WriteMode, identity: RunIdentity
+) -> Any:
     """Write the rows of a stream pane by pane, and return the number of rows of each write, in its window."""
     windowing = rows.windowing
     if address.is_server:
@@ -51,21 +50,20 @@ def publish_panes(rows: Any, address: CollectionAddress, columns: PointColumns, 
         parts = rows | "KeyByPane" >> KeyByPane(pa.RecordBatch) | "Group" >> beam.GroupByKey()
         panes = parts | "Parts" >> beam.ParDo(_Parts(address.batch_size)).with_output_types(tuple[bytes, Any])
         commit = CommitPanes(_WriteToServer(address, columns, mode), windowing)
-        return panes | "Publish" >> commit.with_output_types(int)
+        return identity.stable(panes) | "Publish" >> commit.with_output_types(int)
     start = rows.pipeline | "One" >> beam.Create([None])
-    folder = AsSingleton(start | "Folder" >> beam.Map(_new_folder, address, str(RunOwner.current())))
+    staging = StagingFolder.of(os.path.join(address.where, address.collection), identity)
+    folder = AsSingleton(start | "Folder" >> beam.Map(_make_folder, staging))
     stage = beam.ParDo(StageDoFn(_Check(columns), _ROWS_PER_FILE), folder).with_output_types(tuple[str, int])
-    # A source of a stream has short bundles: too many files.
-    staged = rows | "Gather" >> beam.Reshuffle() | "Stage" >> stage
+    with rows.pipeline.transform_annotations(**staging.annotations()):
+        # A source of a stream has short bundles: too many files.
+        staged = rows | "Gather" >> beam.Reshuffle() | "Stage" >> stage
     commit = CommitPanes(_WriteToFolder(address, columns, mode), windowing)
-    written = (
-        staged
-        | "ByPane" >> GroupByPane()
-        | "Pane" >> beam.ParDo(PaneOfElement()).with_output_types(tuple[bytes, Any])
-        | "Publish" >> commit
-    )
+    number = beam.ParDo(PaneOfElement()).with_output_types(tuple[bytes, Any])
+    panes = staged | "ByPane" >> GroupByPane() | "Pane" >> number
     done = (
-        written
+        identity.stable(panes)
+        | "Publish" >> commit
         | "Once" >> beam.Reshuffle()  # Files stay until the points are committed: the step before may be retried.
         | "CleanUp" >> beam.FlatMap(_remove_files).with_output_types(int)
     )
@@ -196,14 +194,5 @@ def _remove_files(written: tuple[list[int], list[str]]) -> list[int]:
     return counts
 
 
-def _new_folder(_: None, address: CollectionAddress, owner: str) -> str:
-    """Make the folder of a run's files, and remove those that killed runs left. Runs when the pipeline starts."""
-    prefix = f"{address.collection}{_STAGED}"
-    os.makedirs(address.where, exist_ok=True)
-    for name in os.listdir(address.where):
-        other = RunOwner.in_name(name) if name.startswith(prefix) else None
-        if other is not None and other.is_alive() is False:
-            shutil.rmtree(os.path.join(address.where, name), ignore_errors=True)
-    folder = os.path.join(address.where, f"{prefix}{owner}-{uuid.uuid4().hex[:12]}")
-    os.makedirs(folder)
-    return folder
+def _make_folder(_: None, staging: StagingFolder) -> str:
+    return staging.make()

@@ -19,7 +19,7 @@ from apache_beam.pvalue import AsIter, AsSingleton
 from apache_beam.transforms.window import GlobalWindows
 
 from luminosity.errors import StoreError
-from luminosity.io.run_owner import RunOwner
+from luminosity.io.run_owner import owner_in_name, owner_of
 from luminosity.io.stores.embedded_qdrant import EmbeddedCollection
 from luminosity.io.stores.points import PointColumns
 from luminosity.io.stores.qdrant_collection import CollectionAddress, WriteMode, check_vectors
@@ -32,6 +32,7 @@ from luminosity.io.stores.upsert_step import (
     known_sizes,
     point_writes,
 )
+from luminosity.run_ids import RunIdentity
 
 __all__ = ["TableFacts", "begin_on_server", "publish_table"]
 
@@ -47,27 +48,39 @@ class TableFacts:
     sizes: dict[str, int] = field(default_factory=dict[str, int])
 
 
-def publish_table(rows: Any, address: CollectionAddress, columns: PointColumns, mode: WriteMode) -> Any:
+def publish_table(
+    rows: Any, address: CollectionAddress, columns: PointColumns, mode: WriteMode, identity: RunIdentity
+) -> Any:
     """Write the rows of a PCollection, and return the numbers of rows of the writes, once all points are visible."""
     rows |= "Global" >> beam.WindowInto(GlobalWindows())
+    if address.is_server:
+        rows = identity.stable(
+            rows, "StableRows"
+        )  # They are written before all are there, and must be the same if they come again.
     checked = (
         rows
         | "Check" >> beam.ParDo(_Check(columns)).with_output_types(TableFacts)
         | "Facts" >> beam.CombineGlobally(_MergeFacts(columns)).with_output_types(TableFacts)
     )
-    once = rows.pipeline | "Once" >> beam.Impulse()
     if not address.is_server:
-        publish = _PublishInFolder(address, columns, mode)
-        return once | "Publish" >> beam.ParDo(publish, AsSingleton(checked), AsIter(rows)).with_output_types(int)
-    owner = str(RunOwner.current())
+        publish = _PublishInFolder(address, columns, mode, _run_of(address, identity))
+        return identity.stable(checked) | "Publish" >> beam.ParDo(publish, AsIter(rows)).with_output_types(int)
+    once = rows.pipeline | "Once" >> beam.Impulse()
+    owner = str(owner_of(identity))
     begun = once | "Begin" >> beam.Map(lambda _: begin_on_server(address, mode, owner)).with_output_types(str)
     target = AsSingleton(
         checked
         | "Target" >> beam.Map(_target_on_server, AsSingleton(begun), address, columns, mode).with_output_types(Target)
     )
     counts = rows | "Upsert" >> beam.ParDo(UpsertDoFn(address, columns, mode), target).with_output_types(int)
-    publish = _PublishOnServer(address)
-    return once | "Publish" >> beam.ParDo(publish, target, AsIter(counts)).with_output_types(int)
+    collect = beam.Map(lambda _, target, counts: (target, list(counts)), target, AsIter(counts))
+    written = once | "Collect" >> collect.with_output_types(tuple[Target, list[int]])
+    return identity.stable(written) | "Publish" >> beam.ParDo(_PublishOnServer(address)).with_output_types(int)
+
+
+def _run_of(address: CollectionAddress, identity: RunIdentity) -> str:
+    """Return the mark that a run with a checkpoint leaves in the collection that it publishes."""
+    return f"{identity.run}-{identity.number(str(address))}" if identity.is_durable else ""
 
 
 class _Check(beam.DoFn):
@@ -107,18 +120,21 @@ class _MergeFacts(beam.CombineFn):
 class _PublishInFolder(beam.DoFn):
     """Writes all rows in one step, since only one process at a time may have the folder open anyway."""
 
-    def __init__(self, address: CollectionAddress, columns: PointColumns, mode: WriteMode) -> None:
+    def __init__(self, address: CollectionAddress, columns: PointColumns, mode: WriteMode, run: str) -> None:
         self._address = address
         self._columns = columns
         self._mode = mode
+        self._run = run
         self._upserted = Metrics.counter(NAMESPACE, "points_upserted")
         self._deleted = Metrics.counter(NAMESPACE, "points_deleted")
 
-    def process(self, element: Any, facts: TableFacts, batches: Iterable[pa.RecordBatch]) -> Iterator[int]:
+    def process(self, element: TableFacts, batches: Iterable[pa.RecordBatch]) -> Iterator[int]:
+        facts = element
         self._mode.check_rows(self._address, facts.rows)
         collection = EmbeddedCollection(self._address)
         there = collection.vectors()
-        self._mode.check(self._address, there is not None)
+        if not collection.is_published_by(self._run):  # Otherwise the step is repeated after a restart.
+            self._mode.check(self._address, there is not None)
         if not facts.points and self._mode.if_exists != "replace" and (there is None or not facts.rows):
             yield from ([facts.rows] if facts.rows else [])
             return
@@ -131,7 +147,7 @@ class _PublishInFolder(beam.DoFn):
                 self._upserted.inc(len(upserts))
                 self._deleted.inc(len(deletes))
 
-        collection.publish(writes(), _sizes(facts, there, self._columns), self._mode)
+        collection.publish(writes(), _sizes(facts, there, self._columns), self._mode, self._run)
         yield from counts
 
 
@@ -152,25 +168,30 @@ def begin_on_server(address: CollectionAddress, mode: WriteMode, owner: str) -> 
         )
     for name in sorted(names - set(aliases.values())):
         if name.startswith(f"{address.collection}--"):
-            _remove_if_abandoned(server, address, name)
+            _remove_if_abandoned(server, address, name, owner)
     return f"{address.collection}--{owner}-{int(time.time()):x}-{secrets.token_hex(2)}"
 
 
-def _remove_if_abandoned(server: ServerCollection, address: CollectionAddress, name: str) -> None:
-    """Remove a collection that a killed run left; raise if the run still writes it."""
-    owner = RunOwner.in_name(name)
+def _remove_if_abandoned(server: ServerCollection, address: CollectionAddress, name: str, mine: str) -> None:
+    """Remove a collection that a killed run left; raise if the run still writes it.
+
+    If this step is repeated, ``mine`` owns a collection that no step knows. The folder that tells whether a run with a
+    checkpoint is over is not known here: its collection counts as that of another machine.
+    """
+    owner = owner_in_name(name)
     if owner is None:
         return  # It belongs to the user.
-    is_alive = owner.is_alive()
+    is_mine = str(owner) == mine
+    is_alive = owner.is_alive("")
     if is_alive is None:
         made_at = int(name.split("-")[-2], 16)
         is_alive = time.time() - made_at < _ABANDONED_S
-    elif is_alive and not owner.is_this_process():
+    elif is_alive and not is_mine:
         raise StoreError(
             f"{address}: {owner.describe()} is writing it right now, to {name!r}",
             fix="wait until that run has ended, or write to another collection",
         )
-    if not is_alive or owner.is_this_process():
+    if not is_alive or is_mine:
         server.drop(name)
 
 
@@ -199,8 +220,8 @@ class _PublishOnServer(beam.DoFn):
     def __init__(self, address: CollectionAddress) -> None:
         self._address = address
 
-    def process(self, element: Any, target: Target, counts: Iterable[int]) -> Iterator[int]:
-        written = list(counts)
+    def process(self, element: tuple[Target, list[int]]) -> Iterator[int]:
+        target, written = element
         if target.staged:
             self._publish(_server(self._address), target)
         yield from written
@@ -215,7 +236,7 @@ class _PublishOnServer(beam.DoFn):
                     fix="run it again",
                 )
             server.point_alias(name, target.staged, is_new=found is None)
-        if RunOwner.in_name(target.replaces):  # Otherwise the user has made the collection.
+        if owner_in_name(target.replaces):  # Otherwise the user has made the collection.
             server.drop(target.replaces)
 
 

@@ -140,7 +140,11 @@ class ServerCollection(QdrantCollection):
 
     def drop(self, name: str) -> None:
         """Delete the collection ``name`` if it exists."""
-        self._request(lambda: self._client.delete_collection(name))
+        try:
+            self._request(lambda: self._client.delete_collection(name))
+        except _Refused as refused:
+            if refused.status != _NOT_FOUND:
+                raise
 
     def close(self) -> None:
         """Close the client's connections."""

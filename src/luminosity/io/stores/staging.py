@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import apache_beam as beam
@@ -11,13 +14,67 @@ import pyarrow as pa
 from apache_beam.io.filesystems import FileSystems
 from apache_beam.transforms.window import WindowedValue
 
+from luminosity.core import TEMPORARY_FOLDER
 from luminosity.errors import StoreError
+from luminosity.io.run_owner import RunOwner, owner_in_name, owner_of
+from luminosity.run_ids import CheckpointedRun, RunIdentity, new_id
 
-__all__ = ["StageDoFn", "Staged", "StagedFile", "StagedRows"]
+__all__ = ["StageDoFn", "Staged", "StagedFile", "StagedRows", "StagingFolder", "staging_folders"]
 
+_STAGED = ".staged-"  # in the names of folders with the rows of a run
 _MOST_WINDOWS = 20  # with open files at once: a bundle of old data may have rows of thousands of windows
 Staged = tuple[str, int]
 """The path of a file and its number of rows."""
+
+
+@dataclass(frozen=True)
+class StagingFolder:
+    """The folder in which a run stages rows. Its name tells which process, or which run with a checkpoint, owns it."""
+
+    store: str  # the path of what the rows are written to, without a suffix
+    identity: RunIdentity
+    owner: str
+
+    @classmethod
+    def of(cls, store: str, identity: RunIdentity) -> StagingFolder:
+        """Return the folder beside a store. Call it when the pipeline is built."""
+        is_local = FileSystems.get_scheme(store) is None
+        owner = str(owner_of(identity))
+        if identity.is_durable:
+            owner += f"-{identity.number(store)}"
+        return cls(os.path.abspath(store) if is_local else store, identity, owner)
+
+    def annotations(self) -> dict[str, bytes]:
+        """Return the annotations of a step, so that a run with a checkpoint removes the folder at its end."""
+        return {TEMPORARY_FOLDER: self._path("").encode()} if self.identity.is_durable else {}
+
+    def make(self) -> str:
+        """Make the folder, remove those that killed runs left, and return its path. Runs when the pipeline starts.
+
+        The folder is new for each run of the pipeline, unless the run has a checkpoint: then it is always the same.
+        """
+        folder = self._path("" if self.identity.is_durable else f"-{new_id()}")
+        if FileSystems.get_scheme(folder) is None:
+            for left, other in staging_folders(self.store):
+                if other.is_alive(left) is False:
+                    shutil.rmtree(left, ignore_errors=True)
+            os.makedirs(folder, exist_ok=True)
+            if self.identity.run is not None:
+                self.identity.run.mark(folder, self.identity.checkpoint_dir)
+        return folder
+
+    def _path(self, suffix: str) -> str:
+        return f"{self.store}{_STAGED}{self.owner}{suffix}"
+
+
+def staging_folders(store: str) -> list[tuple[str, RunOwner | CheckpointedRun]]:
+    """Return the folders beside a store of this machine in which runs stage its rows, with their owners."""
+    folder, name = os.path.split(store)
+    try:
+        names = [found for found in os.listdir(folder or ".") if found.startswith(f"{name}{_STAGED}")]
+    except FileNotFoundError:
+        return []
+    return [(os.path.join(folder, each), owner) for each in names if (owner := owner_in_name(each)) is not None]
 
 
 class StagedFile:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import shutil
-import uuid
 from collections.abc import Collection, Hashable, Sequence
 from typing import Any, Literal, get_args
 
@@ -19,18 +17,18 @@ from apache_beam.transforms import window
 
 from luminosity.errors import Fix, InvalidArgument, StoreError
 from luminosity.io.folder_access import why_not_writable
-from luminosity.io.run_owner import RunOwner
+from luminosity.io.run_owner import RunOwner, owner_of
 from luminosity.io.stores.lance_table import NOTE_SUFFIX, LanceTable
 from luminosity.io.stores.points import DELETED
-from luminosity.io.stores.staging import Staged, StageDoFn, StagedRows
+from luminosity.io.stores.staging import Staged, StageDoFn, StagedRows, StagingFolder, staging_folders
 from luminosity.io.writing.pane_steps import CommitPanes, PaneCommitter, PaneOfElement, RemoveDropped
 from luminosity.io.writing.window_files import GroupByPane, check_windows
+from luminosity.run_ids import CheckpointedRun, RunIdentity, run_identity
 
 __all__ = ["WriteLance"]
 
 Mode = Literal["append", "overwrite", "merge"]
 _NAME = r"[A-Za-z0-9_.-]+"  # Lance refuses other names, but only after all rows are written.
-_STAGED = ".staged-"  # in the names of folders with the rows of a run
 
 
 class WriteLance(beam.PTransform[Any, Any]):
@@ -96,50 +94,62 @@ class WriteLance(beam.PTransform[Any, Any]):
 
     def check_writable(self) -> None:
         """Raise if the dataset can't be written there. This is also checked when the transform is applied."""
+        self._check_writable(RunOwner.current())
+
+    def _check_writable(self, *mine: RunOwner | CheckpointedRun) -> None:
         if FileSystems.get_scheme(self._path) is not None:
             return
         if reason := why_not_writable(self._path):
             raise StoreError(f"{self._path}: {reason}", fix="choose another path, or make this one writable")
-        for _, owner in _staged_folders(self._path) if self._mode == "overwrite" else ():
-            if owner != RunOwner.current() and owner.is_alive():
+        for folder, owner in staging_folders(self._store) if self._mode == "overwrite" else ():
+            if owner not in mine and owner.is_alive(folder):
                 raise StoreError(
                     f"{self._path}: {owner.describe()} is writing it right now", fix="wait until that run has ended"
                 )
 
     def expand(self, input_or_inputs: Any) -> Any:
         """Stage rows in files, commit them in one step, or in one for each pane of a stream, then remove the files."""
-        self.check_writable()
+        pipeline = input_or_inputs.pipeline
+        identity = run_identity(pipeline)
+        self._check_writable(RunOwner.current(), owner_of(identity))
         if not input_or_inputs.is_bounded:
             self._check_stream(input_or_inputs)
-        pipeline = input_or_inputs.pipeline
         one = pipeline | "One" >> beam.Create([None])
         # The folder is named when the pipeline runs, since it may run twice.
-        folder = AsSingleton(one | "Folder" >> beam.Map(_new_folder, self._path, str(RunOwner.current())))
+        staging = StagingFolder.of(self._store, identity)
+        folder = AsSingleton(one | "Folder" >> beam.Map(_make_folder, staging))
         stage = beam.ParDo(StageDoFn(_Prepare(self._key), self._rows_per_file), folder).with_output_types(
             tuple[str, int]
         )
         if not input_or_inputs.is_bounded:
-            return self._write_stream(input_or_inputs, stage, folder)
-        staged = input_or_inputs | "Global" >> beam.WindowInto(window.GlobalWindows()) | "Stage" >> stage
+            with pipeline.transform_annotations(**staging.annotations()):
+                # A source has short bundles: too many files.
+                staged = input_or_inputs | "Gather" >> beam.Reshuffle() | "Stage" >> stage
+            return self._commit_panes(staged, input_or_inputs.windowing, folder, identity)
+        rows = input_or_inputs | "Global" >> beam.WindowInto(window.GlobalWindows())
+        with pipeline.transform_annotations(**staging.annotations()):
+            staged = rows | "Stage" >> stage
+        files = one | "Collect" >> beam.Map(_collect, AsList(staged)).with_output_types(list[tuple[str, int]])
         return (
-            one
-            | "Commit"
-            >> beam.Map(_commit, self._path, self._mode, self._key, folder, AsList(staged), self._allow_empty)
+            identity.stable(files)
+            | "Commit" >> beam.Map(_commit, self._path, self._mode, self._key, folder, self._allow_empty)
             | "Once" >> beam.Reshuffle()
             | "CleanUp" >> beam.Map(_clean_up, self._path).with_output_types(str)
         )
 
-    def _write_stream(self, rows: Any, stage: Any, folder: AsSingleton) -> Any:
-        windowing = rows.windowing
-        staged = rows | "Gather" >> beam.Reshuffle() | "Stage" >> stage  # A source has short bundles: too many files.
+    @property
+    def _store(self) -> str:
+        return self._path.removesuffix(".lance")
+
+    def _commit_panes(self, staged: Any, windowing: Any, folder: AsSingleton, identity: RunIdentity) -> Any:
         panes = staged | "ByPane" >> GroupByPane()
         if self._key is None:
-            committed = panes | "Commit" >> beam.Map(_append_pane, self._path, folder).with_output_types(list[str])
+            append = beam.Map(_append_pane, self._path, folder).with_output_types(list[str])
+            committed = identity.stable(panes) | "Commit" >> append
         else:
             merge = CommitPanes(_MergePane(self._path, self._key), windowing)
-            committed = (
-                panes | "Pane" >> beam.ParDo(PaneOfElement()).with_output_types(tuple[bytes, Any]) | "Commit" >> merge
-            )
+            numbered = panes | "Pane" >> beam.ParDo(PaneOfElement()).with_output_types(tuple[bytes, Any])
+            committed = identity.stable(numbered) | "Commit" >> merge
         done = (
             committed
             | "Once" >> beam.Reshuffle()
@@ -176,31 +186,16 @@ class _Prepare:
         return batch
 
 
-def _new_folder(_: None, path: str, owner: str) -> str:
-    """Make the folder of a run's files, and remove those that killed runs left. Runs when the pipeline starts."""
-    folder = f"{path.removesuffix('.lance')}{_STAGED}{owner}-{uuid.uuid4().hex[:12]}"
-    if FileSystems.get_scheme(path) is None:
-        for left, other in _staged_folders(path):
-            if other.is_alive() is False:
-                shutil.rmtree(left, ignore_errors=True)
-        os.makedirs(folder, exist_ok=True)
-    return folder
+def _make_folder(_: None, staging: StagingFolder) -> str:
+    return staging.make()
 
 
-def _staged_folders(path: str) -> list[tuple[str, RunOwner]]:
-    """Return the folders beside a dataset of this machine in which runs stage its rows, with their owners."""
-    folder, name = os.path.split(path)
-    prefix = f"{name.removesuffix('.lance')}{_STAGED}"
-    try:
-        names = [name for name in os.listdir(folder or ".") if name.startswith(prefix)]
-    except FileNotFoundError:
-        return []
-    return [(os.path.join(folder, name), owner) for name in names if (owner := RunOwner.in_name(name)) is not None]
+def _collect(_: None, staged: list[Staged]) -> list[Staged]:
+    return staged
 
 
-def _commit(
-    _: None, path: str, mode: Mode, key: str | None, folder: str, staged: Sequence[Staged], allow_empty: bool
-) -> str:
+def _commit(staged: Sequence[Staged], path: str, mode: Mode, key: str | None, folder: str, allow_empty: bool) -> str:
+    """Commit the rows of all files. May be repeated with the same arguments."""
     count = sum(rows for _, rows in staged)
     if not count and mode == "overwrite" and not allow_empty:
         raise StoreError(

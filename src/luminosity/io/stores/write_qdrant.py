@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, get_args
 
 import apache_beam as beam
@@ -15,6 +16,7 @@ from luminosity.io.stores.publish_panes import has_panes, publish_panes
 from luminosity.io.stores.publish_points import publish_table
 from luminosity.io.stores.qdrant_collection import DISTANCES, CollectionAddress, Distance, IfExists, WriteMode
 from luminosity.io.stores.upsert_step import UpsertDoFn
+from luminosity.run_ids import RunIdentity, run_identity
 
 __all__ = ["WriteQdrant"]
 
@@ -112,9 +114,10 @@ class WriteQdrant(beam.PTransform[Any, Any]):
     def expand(self, input_or_inputs: Any) -> Any:
         """Write points, and emit the number of rows of each write."""
         rows = input_or_inputs
+        identity = run_identity(rows.pipeline)
         if rows.is_bounded:
-            self.check_writable()
-            return publish_table(rows, self._address, self._columns, self._mode)
+            self._check_writable(identity)
+            return publish_table(rows, self._address, self._columns, self._mode, identity)
         if self._mode.if_exists != "append":
             raise StoreError(
                 f"{self._address}: found unbounded input and if_exists={self._mode.if_exists!r}, expected bounded "
@@ -122,10 +125,16 @@ class WriteQdrant(beam.PTransform[Any, Any]):
                 fix=Fix("pass if_exists='append'"),
             )
         if has_panes(rows.windowing):
-            self.check_writable()
-            return publish_panes(rows, self._address, self._columns, self._mode)
+            self._check_writable(identity)
+            return publish_panes(rows, self._address, self._columns, self._mode, identity)
         upsert = UpsertDoFn(self._address, self._columns, self._mode)
-        return rows | "Upsert" >> beam.ParDo(upsert, None).with_output_types(int)
+        return identity.stable(rows) | "Upsert" >> beam.ParDo(upsert, None).with_output_types(int)
+
+    def _check_writable(self, identity: RunIdentity) -> None:
+        # A run that continues may have published the collection itself. The last step checks again.
+        mode = replace(self._mode, if_exists="append") if identity.is_resumed else self._mode
+        if not self._address.is_server:
+            check_folder(self._address, mode)
 
     def default_label(self) -> str:
         """Return a label with the collection's name, such as ``WriteQdrant(reviews)``."""

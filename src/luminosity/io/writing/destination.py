@@ -7,14 +7,14 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
-from uuid import uuid4
 
 import pyarrow as pa
 
 from luminosity.errors import Fix, InvalidArgument, InvalidType, TableError
 from luminosity.io.formats import Format, recognise
-from luminosity.io.run_owner import RunOwner
+from luminosity.io.run_owner import RunOwner, owner_in_name, owner_of
 from luminosity.io.writing import filesystem
+from luminosity.run_ids import CheckpointedRun, RunIdentity, new_id
 
 __all__ = ["TEMPORARY_PREFIX", "Destination", "IfEmpty", "IfExists"]
 
@@ -23,6 +23,7 @@ IfEmpty = Literal["fail", "keep", "write"]
 """What to do instead of replacing a table by one without rows. ``"keep"`` leaves the old table without an error."""
 TEMPORARY_PREFIX = ".luminosity-write-"
 
+_NO_CHECKPOINT = RunIdentity()
 _SUFFIXES = {"gzip": ".gz", "bz2": ".bz2", "zstd": ".zst", "lz4": ".lz4"}
 _CODECS = {
     Format.PARQUET: ("zstd", "snappy", "gzip", "lz4", "brotli", "none"),
@@ -31,10 +32,6 @@ _CODECS = {
     Format.CSV: (*_SUFFIXES, "none"),
     Format.TSV: (*_SUFFIXES, "none"),
 }
-
-
-def _new_id() -> str:
-    return uuid4().hex[:12]
 
 
 @dataclass(frozen=True)
@@ -59,7 +56,8 @@ class Destination:
     schema: pa.Schema | None
     if_empty: IfEmpty = "fail"
     empty_schema: pa.Schema | None = None  # of the file that is written if there are no rows
-    run_id: str = field(default_factory=_new_id)
+    run_id: str = field(default_factory=new_id)
+    checkpoint_dir: str = ""  # of a run with a checkpoint
 
     @classmethod
     def of(
@@ -106,9 +104,19 @@ class Destination:
             empty_schema=allow_empty if isinstance(allow_empty, pa.Schema) else schema,
         )
 
-    def for_another_run(self) -> Destination:
-        """Return the same destination with a new folder for temporary files of a run of this process."""
-        return replace(self, run_id=f"{RunOwner.current()}-{self.table_id}-{_new_id()}")
+    def for_another_run(self, identity: RunIdentity = _NO_CHECKPOINT) -> Destination:
+        """Return the same destination with a folder for temporary files of a run.
+
+        The folder is new, unless the run has a checkpoint: then it is the same for all starts of the run.
+        """
+        last = str(identity.number(self.path)) if identity.is_durable else new_id()
+        run_id = f"{owner_of(identity)}-{self.table_id}-{last}"
+        return replace(self, run_id=run_id, checkpoint_dir=identity.checkpoint_dir)
+
+    @property
+    def owner(self) -> RunOwner | CheckpointedRun | None:
+        """The process or the run with a checkpoint that writes the table."""
+        return owner_in_name(self.run_id)
 
     @property
     def table_id(self) -> str:

@@ -12,11 +12,12 @@ from luminosity.errors import Fix, TableError, WriteError
 from luminosity.io.folder_access import why_not_writable
 from luminosity.io.formats import recognise
 from luminosity.io.remote import explain_remote, give_options
-from luminosity.io.run_owner import RunOwner
+from luminosity.io.run_owner import RunOwner, owner_in_name
 from luminosity.io.writing import filesystem
 from luminosity.io.writing.destination import TEMPORARY_PREFIX, Destination
+from luminosity.run_ids import CheckpointedRun
 
-__all__ = ["check", "check_access", "leftovers", "table_files"]
+__all__ = ["check", "check_access", "leftovers", "make_temporary_folder", "table_files"]
 
 _ABANDONED_S = 86_400  # how long nothing was written to a folder whose run may still work without its first process
 _SHOWN_FILES = 3  # enough to recognise what is in a folder
@@ -41,6 +42,13 @@ def check(destination: Destination) -> None:
         _check_folder(destination)
 
 
+def make_temporary_folder(destination: Destination) -> None:
+    """Make the folder of temporary files, which tells other runs who writes the table. The path is of this machine."""
+    filesystem.make_folder(destination.temporary_folder)
+    if isinstance(destination.owner, CheckpointedRun):
+        destination.owner.mark(destination.temporary_folder, destination.checkpoint_dir)
+
+
 def table_files(destination: Destination) -> list[str]:
     """Return the files of the table at the destination."""
     if destination.is_one_file:
@@ -59,10 +67,10 @@ def check_access(destination: Destination) -> None:
         raise WriteError(f"{destination.path}: {reason}", fix="choose another path, or make this one writable")
     if destination.if_exists == "append":
         return
-    here = RunOwner.current()
+    mine = (RunOwner.current(), destination.owner)
     for name in _temporary_folders(destination):
-        owner = RunOwner.in_name(name)
-        if owner is not None and owner != here and owner.is_alive():
+        owner = owner_in_name(name)
+        if owner is not None and owner not in mine and owner.is_alive(filesystem.join(destination.folder, name)):
             raise WriteError(
                 f"{destination.path}: {owner.describe()} is writing it right now",
                 fix="wait until that run has ended, or choose another path",
@@ -85,10 +93,12 @@ def leftovers(destination: Destination) -> list[str]:
 
 
 def _is_abandoned(destination: Destination, name: str, folder: str) -> bool:
-    owner = RunOwner.in_name(name)
+    owner = owner_in_name(name)
     if owner is None:  # Only runs of earlier releases have such names.
         return destination.if_exists == "replace"
-    is_alive = owner.is_alive()
+    is_alive = owner.is_alive(folder)
+    if isinstance(owner, CheckpointedRun):
+        return is_alive is False  # Otherwise the run may be continued, at any time.
     # On another runner, a run may outlive the process that started it, and several runs may append at the same time.
     may_outlive = is_alive is False and destination.if_exists == "append"
     if (is_alive is None and filesystem.is_local(folder)) or may_outlive:
@@ -102,7 +112,7 @@ def _temporary_folders(destination: Destination) -> list[str]:
         name
         for name in filesystem.names_in(destination.folder)
         if name.startswith(TEMPORARY_PREFIX)
-        and (f"-{destination.table_id}-" in name or (not destination.is_one_file and RunOwner.in_name(name) is None))
+        and (f"-{destination.table_id}-" in name or (not destination.is_one_file and owner_in_name(name) is None))
     ]
 
 

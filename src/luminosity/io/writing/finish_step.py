@@ -18,7 +18,7 @@ from luminosity.io.writing.schema_checks import check_same, check_writable
 from luminosity.io.writing.write_errors import clear_errors
 from luminosity.io.writing.write_step import NAMESPACE
 
-__all__ = ["BeginDoFn", "FinishDoFn", "finish"]
+__all__ = ["BeginDoFn", "CollectDoFn", "FinishDoFn", "finish"]
 
 _LOGGER = logging.getLogger(__name__)
 _BEGUN = "begun"
@@ -41,23 +41,33 @@ class BeginDoFn(beam.DoFn):
             return
         with clear_errors(self._destination.path):
             is_new = not filesystem.exists(self._destination.folder)
-            filesystem.make_folder(self._destination.temporary_folder)
+            existing.make_temporary_folder(self._destination)
         if is_new:
             yield self._destination.folder
 
 
+class CollectDoFn(beam.DoFn):
+    """Collects the temporary files of all bundles, and what ``BeginDoFn`` emits, into one element."""
+
+    def process(
+        self, element: object, written: Iterable[WrittenFile], made: Iterable[str]
+    ) -> Iterator[tuple[list[WrittenFile], list[str]]]:
+        """Emit two lists."""
+        yield list(written), list(made)
+
+
 class FinishDoFn(beam.DoFn):
-    """Finishes the table and emits the names of its files."""
+    """Finishes the table and emits the names of its files. May be repeated with the same element."""
 
     def __init__(self, destination: Destination) -> None:
         self._destination = destination
 
-    def process(self, element: object, written: Iterable[WrittenFile], made: Iterable[str]) -> Iterator[str]:
-        """Give the temporary files their final names, and emit these. ``made`` is what ``BeginDoFn`` emits."""
-        folders = list(made)
+    def process(self, element: tuple[list[WrittenFile], list[str]]) -> Iterator[str]:
+        """Give the temporary files their final names, and emit these. The element is of ``CollectDoFn``."""
+        written, folders = element
         with clear_errors(self._destination.path):
             try:
-                names = finish(self._destination, list(written))
+                names = finish(self._destination, written)
             finally:
                 for folder in folders:
                     filesystem.remove_folders_if_empty(folder, filesystem.split(folder)[0])
@@ -101,7 +111,10 @@ def finish(destination: Destination, written: list[WrittenFile]) -> list[str]:
             for folder in existing.leftovers(destination):
                 filesystem.remove_folder(folder)
         _remove_temporary(destination, moves)
-    return [_checked(destination, move.final) for move in moves]
+        return [_checked(destination, move.final) for move in moves]
+    names = [_checked(destination, move.final) for move in moves]
+    filesystem.remove_folder(destination.temporary_folder)  # The earlier attempt may have been killed while it did so.
+    return names
 
 
 def _keep_old(destination: Destination) -> list[str]:

@@ -30,6 +30,7 @@ __all__ = [
     "BeginStreamDoFn",
     "GroupByPane",
     "KeyByPane",
+    "NamePaneDoFn",
     "PublishPaneDoFn",
     "check_windows",
     "pane_name",
@@ -114,37 +115,46 @@ class BeginStreamDoFn(beam.DoFn):
         """Check the destination again, and make the folder. Other file systems know no folders without files."""
         destination = self._destination
         with clear_errors(destination.path):
-            existing.check(destination)
+            # After a restart, the step may be repeated although panes are published: then no old files are left.
+            if not filesystem.exists(filesystem.join(destination.temporary_folder, _BEGUN)):
+                existing.check(destination)
             old = existing.table_files(destination) if destination.if_exists == "replace" else []
             if filesystem.is_local(destination.path):
-                filesystem.make_folder(destination.temporary_folder)
+                existing.make_temporary_folder(destination)
                 for folder in existing.leftovers(destination):
                     filesystem.remove_folder(folder)
         yield old
 
 
-class PublishPaneDoFn(beam.DoFn):
-    """Gives the files of one pane their final names, and emits these."""
+class NamePaneDoFn(beam.DoFn):
+    """Adds the part of the final names that tells the window and the pane."""
 
-    def __init__(self, destination: Destination, window_coder: Coder) -> None:
-        self._destination = destination
+    def __init__(self, window_coder: Coder) -> None:
         self._window_coder = window_coder
 
     def process(
-        self,
-        element: list[WrittenFile],
-        begun: Iterable[list[str]],
-        window: Any = beam.DoFn.WindowParam,
-        pane: Any = beam.DoFn.PaneInfoParam,
-    ) -> Iterator[str]:
-        """Publish the files of ``element``. ``begun`` is what ``BeginStreamDoFn`` emits."""
-        old = [path for paths in begun for path in paths]
+        self, element: list[WrittenFile], window: Any = beam.DoFn.WindowParam, pane: Any = beam.DoFn.PaneInfoParam
+    ) -> Iterator[tuple[str, list[WrittenFile]]]:
+        """Emit the name with the files of the pane."""
         name = pane_name(window, pane, self._window_coder)
         if pane.timing == PaneInfoTiming.UNKNOWN:
             # This runner does not number panes: a late one must not replace the files of the first.
             name += "-" + hashlib.sha256("\n".join(sorted(file.path for file in element)).encode()).hexdigest()[:12]
+        yield name, element
+
+
+class PublishPaneDoFn(beam.DoFn):
+    """Gives the files of one pane their final names, and emits these. May be repeated with the same element."""
+
+    def __init__(self, destination: Destination) -> None:
+        self._destination = destination
+
+    def process(self, element: tuple[str, list[WrittenFile]], begun: Iterable[list[str]]) -> Iterator[str]:
+        """Publish the files of a pane, named by ``NamePaneDoFn``. ``begun`` is what ``BeginStreamDoFn`` emits."""
+        old = [path for paths in begun for path in paths]
+        name, written = element
         with clear_errors(self._destination.path):
-            names = publish_pane(self._destination, element, name, old)
+            names = publish_pane(self._destination, written, name, old)
             Metrics.counter(NAMESPACE, "files_written").inc(len(names))
             Metrics.counter(NAMESPACE, "bytes_written").inc(sum(map(filesystem.size, names)))
         yield from names

@@ -1,0 +1,31 @@
+"""The runner's own flags as a view of a pipeline's options, for all parts that read one of them."""
+
+from __future__ import annotations
+
+import argparse
+from typing import ClassVar
+
+from apache_beam.options.pipeline_options import PipelineOptions
+
+from luminosity._flags import RUNNER_FLAGS, add_arguments
+
+__all__ = ["LuminosityOptions"]
+
+
+class LuminosityOptions(PipelineOptions):
+    """The flags of ``LuminosityRunner``. ``docs/options.md`` lists them.
+
+    >>> options = PipelineOptions(["--cpu_workers=4"]).view_as(LuminosityOptions)
+    >>> options.cpu_workers
+    '4'
+    """
+
+    # The values of flags that a pipeline's own options don't set; the command line of `lum run` changes them.
+    defaults: ClassVar[dict[str, str | bool | list[str] | None]] = {flag.name: flag.initial for flag in RUNNER_FLAGS}
+
+    @classmethod
+    def _add_argparse_args(cls, parser: argparse.ArgumentParser) -> None:
+        # EngineConfig checks the values: its messages say more than argparse's.
+        add_arguments(parser, RUNNER_FLAGS, cls.defaults)
+        # Set when the pipeline is built: the identity that its steps have, see luminosity/run_ids.py.
+        parser.add_argument("--checkpoint_run", help=argparse.SUPPRESS)
