@@ -226,14 +226,15 @@ class ScriptedReads:
         return (_UNSET, _UNSET) if log is None else (log.first, self._limit(log))
 
     def seen(self, topic: str, number: int) -> tuple[int, int]:
-        """Return the same as the last poll has found it."""
+        """Return the first offset and the end as the last poll has found them, with the records of all transactions."""
         return self._seen.get((topic, number), (_UNSET, _UNSET))
 
     def poll(self, most: int) -> list[_Found]:
         """Return records and errors, partition by partition."""
         found: list[_Found] = []
         for partition in self._at:
-            self._seen[partition] = self.watermarks(*partition)
+            if (log := self._partitions().get(partition)) is not None:
+                self._seen[partition] = log.first, log.end
             if len(found) < most:
                 found += self._poll(partition, most - len(found))
         return found

@@ -460,6 +460,30 @@ def test_a_partition_with_unread_records_holds_the_watermark(
     assert bundle.watermark == Timestamp(micros=(1_700_000_000_000 + newest) * 1000 - 1_000_000)
 
 
+@pytest.mark.parametrize("commit", [True, False])
+def test_an_open_transaction_holds_the_watermark(kafka: ScriptedKafka, commit: bool) -> None:
+    """Its records come when it is committed, with the times at which they were written."""
+    kafka.create_topic("t")
+    old = (time.time() - 3600) * 1000
+    kafka.produce("t", "before", timestamp=round(old))
+    kafka.produce("t", "in it", timestamp=round(old) + 1000, transaction="long")
+    step = step_of(kafka)
+    step.setup()
+    bundle = Bundle(step, step.initial_restriction(0))
+    for _ in range(3):
+        bundle = Bundle(step, bundle.rest, bundle.state)
+        assert bundle.offsets == []
+        assert bundle.watermark == Timestamp(micros=round(old) * 1000), "that of the last record"
+    kafka.end_transaction("long", commit=commit)
+    found: list[Any] = []
+    for _ in range(5):
+        bundle = Bundle(step, bundle.rest, bundle.state)
+        found += bundle.offsets
+    assert found == ([("t", 0, 1)] if commit else [])
+    assert bundle.watermark > Timestamp(micros=round(old + 60_000) * 1000), "it follows the clock again"
+    step.teardown()
+
+
 def test_a_group_without_partitions_does_not_hold_the_watermark(kafka: ScriptedKafka) -> None:
     step = step_of(script(kafka, {("x", 0): Log()}), pattern="none.*", delay_s=0)
     before = time.time()

@@ -125,7 +125,10 @@ class GroupConsumer:
         self._buffer.clear()
 
     def known_ends(self) -> dict[Partition, int]:
-        """Return the ends of the partitions as the last fetches have brought them, without a request."""
+        """Return the ends of the partitions as the last fetches have brought them, without a request.
+
+        They count records of open transactions, too. A partition that was not fetched yet is missing.
+        """
         ends: dict[Partition, int] = {}
         for topic, number in self._positions:
             found = self._consumer.get_watermark_offsets(self._kafka.TopicPartition(topic, number), cached=True)

@@ -324,8 +324,10 @@ class ReadGroup(beam.DoFn, beam.RestrictionProvider):
         if ends is None:
             return
         tracker.try_claim(Claim(ends=ends))
+        fetched = consumer.known_ends()
         for partition, end in ends.items():
-            if spans[partition].start >= end:
+            # Records of an open transaction lie behind the end that `read_committed` sees. They will have old times.
+            if partition in fetched and spans[partition].start >= max(end, fetched[partition]):
                 watermark.move(partition, policy.watermark_when_idle(checked_micros))
 
     def _handle_failures(self, chunk: _Chunk, consumer: GroupConsumer, tracker: Any) -> None:
