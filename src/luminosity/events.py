@@ -220,6 +220,7 @@ class RunStarted(Event):
     pools: tuple[PoolInfo, ...]
     queue_limit: int  # bytes in a queue at which its writers are held back
     memory_limit: int = 0
+    checkpoint_dir: str = ""  # the folder in which the run keeps itself, if it does
 
 
 @dataclass(frozen=True)
@@ -288,7 +289,7 @@ class MetricView:
 class RunEnded(Event):
     """The last event of a run: how it ended."""
 
-    state: Literal["done", "failed", "cancelled"]
+    state: Literal["done", "failed", "cancelled", "stopped", "drained"]  # the last two: with a checkpoint
     last: Snapshot  # the state at the end
     failure: str = ""  # in one line
     metrics: tuple[MetricView, ...] = ()  # of user code, by step

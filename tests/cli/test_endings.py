@@ -112,7 +112,7 @@ def test_a_choice_of_the_user_stays(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_sigterm_without_a_run_ends_the_process_as_usual(monkeypatch: pytest.MonkeyPatch) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    cancel_on_sigterm(lambda: False)
+    cancel_on_sigterm(lambda: "")
     sent: list[tuple[int, int]] = []
     handler: Any = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(os, "kill", lambda *what: sent.append(what))
@@ -124,7 +124,7 @@ def test_sigterm_without_a_run_ends_the_process_as_usual(monkeypatch: pytest.Mon
 def test_the_handler_of_a_script_stays() -> None:
     own: Any = lambda *_: None  # noqa: E731
     signal.signal(signal.SIGTERM, own)
-    cancel_on_sigterm(lambda: True)
+    cancel_on_sigterm(lambda: "the run is cancelled")
     assert signal.getsignal(signal.SIGTERM) is own
 
 

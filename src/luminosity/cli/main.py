@@ -25,7 +25,7 @@ from luminosity.errors import LuminosityError, ResourcesExceeded
 
 try:
     with limits_named():
-        from luminosity.cli import plan, replay, run, runs, serve, show
+        from luminosity.cli import plan, replay, run, runs, serve, show, stop
         from luminosity.cli.bench import command as bench
         from luminosity.cli.drift import command as drift
         from luminosity.cli.enrich import command as enrich
@@ -52,6 +52,7 @@ examples:
   lum plan pipeline.py --svg plan.svg         draw them
   lum runs                                    list past and current runs
   lum show last                               show the newest run
+  lum stop last                               stop it; its next start continues
   lum enrich in.parquet out --embed text=MODEL  run models over a table
   lum bench embed:MODEL --data docs.parquet   find the best settings for a model
   lum serve embed:MODEL                       serve a model over HTTP
@@ -71,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"luminosity {version('luminosity')}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for subcommand in (run, plan, runs, show, replay, enrich, bench, serve, drift, evaluate):
+    for subcommand in (run, plan, runs, show, stop, replay, enrich, bench, serve, drift, evaluate):
         subcommand.add_to(commands)
     set_options(_options(commands.choices))
     words = list(sys.argv[1:] if arguments is None else arguments)

@@ -23,11 +23,15 @@ _LIMIT = 20  # runs; about a screen
 _HEADS = ("run", "started", "script", "state", "took")
 _GAP = 2  # columns between fields
 _LEAST_REASON = 12  # columns; a shorter piece of a reason says nothing
-_STYLES = {"done": "green", "failed": "red", "cancelled": "yellow", "running": "cyan", "lost": "red"}
+_STYLES = {"done": "green", "failed": "red", "cancelled": "yellow", "running": "cyan", "lost": "red"} | {
+    "stopped": "yellow",
+    "drained": "green",
+}
 _EPILOG = """\
 Runs are recorded in ~/.luminosity/runs, or in the folder that --run_dir or
 LUMINOSITY_RUN_DIR names. A run is done, failed, cancelled, running, or lost:
-the process of a lost run was killed.
+the process of a lost run was killed. A run with --checkpoint_dir may also be
+stopped, so that its next start continues it, or drained.
 
 On a terminal you get a table. In a pipe you get one line for each run, with
 its fields separated by tabs.

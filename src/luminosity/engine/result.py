@@ -40,7 +40,8 @@ class LuminosityResult(PipelineResult):
 
         Returns the final state, or None if the time is up first. Raises the error of a failed run. Ctrl-C while
         waiting cancels the run and is raised when the run has ended. So does SIGTERM, as ``SystemExit`` with code 143,
-        unless the script has a handler for it.
+        unless the script has a handler for it. A run with ``--checkpoint_dir`` is stopped, as by :meth:`cancel`; a
+        second Ctrl-C ends it at once.
         """
         try:
             has_ended = self._wait(duration)
@@ -55,10 +56,25 @@ class LuminosityResult(PipelineResult):
         return self._run.state
 
     def cancel(self) -> str:
-        """Cancel the run and wait until it has ended."""
-        self._run.cancel()
-        self._run.wait(_CANCEL_TIMEOUT_S)
+        """Cancel the run and wait until it has ended. Returns the state.
+
+        With ``--checkpoint_dir``, the run starts no more bundles, waits up to ``--stop_timeout`` for those that run,
+        and saves a last checkpoint, from which the next start continues. The state is ``STOPPED`` then.
+        """
+        self._cancel(at_once=False)
         return self._run.state
+
+    def drain(self) -> None:
+        """Let the sources read nothing new, and let everything that they have read go through the pipeline.
+
+        Windows close and timers fire, then the state is ``DRAINED``. Does not wait: call :meth:`wait_until_finish`.
+        Raises :class:`OptionError` if the run has no ``--checkpoint_dir``.
+        """
+        self._run.drain()
+
+    def _cancel(self, *, at_once: bool) -> None:
+        self._run.cancel(at_once=at_once)
+        self._run.wait(_CANCEL_TIMEOUT_S + (0.0 if at_once else self._run.stop_timeout))
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self.state}>"
@@ -75,12 +91,15 @@ class LuminosityResult(PipelineResult):
             raise
 
     def _end(self) -> None:
-        """Cancel the run, even if Ctrl-C is pressed or SIGTERM sent several times meanwhile."""
+        """Cancel the run, even if Ctrl-C or SIGTERM come several times meanwhile: the second one ends it at once."""
+        at_once = False
         while True:
             try:
-                self.cancel()
+                self._cancel(at_once=at_once)
                 return
-            except (KeyboardInterrupt, Terminated, RuntimeError):
+            except (KeyboardInterrupt, Terminated):
+                at_once = True
+            except RuntimeError:
                 continue
 
     def _report_at_exit(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -12,10 +13,13 @@ from apache_beam.runners.runner import PipelineState
 from luminosity.engine.durable.names import Names
 from luminosity.engine.durable.restoring import restore_metrics
 from luminosity.engine.durable.resume import Checkpoint
+from luminosity.engine.durable.store import CheckpointFolder
 from luminosity.engine.folders import RunFolders, remove_local
 from luminosity.engine.loop.metrics import RunMetrics
+from luminosity.engine.loop.parts import RunParts
 from luminosity.engine.loop.scheduler import Scheduler
 from luminosity.engine.monitor.recorder import recorder
+from luminosity.engine.monitor.requests import Action
 from luminosity.engine.monitor.sampling import Sampler
 from luminosity.engine.monitor.subscribers import EventStream
 from luminosity.engine.monitor.views import live
@@ -24,19 +28,24 @@ from luminosity.engine.observe.reporter import Reporter
 from luminosity.engine.observe.snapshots import Snapshots
 from luminosity.engine.options import EngineConfig
 from luminosity.engine.plan.graph import Graph
+from luminosity.engine.prepare import Prepared
 from luminosity.engine.resources.pools import Assignment
 from luminosity.engine.setup import set_up
 from luminosity.engine.termination import Terminated, cancel_on_sigterm
 from luminosity.engine.workers.printed import WorkerPrints
-from luminosity.errors import RunCancelled, RunFailed
+from luminosity.errors import OptionError, RunCancelled, RunFailed
 from luminosity.events import MemoryUse, Subscriber
 
 __all__ = ["Ending", "FinishedRun", "Run", "cancel_all"]
 
+_LOGGER = logging.getLogger(__name__)
+
 _CHECK_EVERY_S = 1.0  # how late a waiting thread notices the end if Ctrl-C breaks the lock
 
-_ENDINGS: dict[str, Literal["done", "failed", "cancelled"]] = {
+_ENDINGS: dict[str, Literal["done", "failed", "cancelled", "stopped", "drained"]] = {
     PipelineState.DONE: "done",
+    PipelineState.STOPPED: "stopped",
+    PipelineState.DRAINED: "drained",
     PipelineState.FAILED: "failed",
     PipelineState.CANCELLED: "cancelled",
 }
@@ -83,22 +92,27 @@ class Ending:
 
 
 def cancel_all(seconds: float) -> None:
-    """Cancel all runs of this process, and wait up to ``seconds`` for each."""
+    """Cancel all runs of this process, and wait up to ``seconds`` for each, and longer for one that stops."""
     for run in list(_active):
         run.cancel()
-        run.wait(seconds)
+        run.wait(seconds + run.stop_timeout)
 
 
-def _request_cancellation() -> bool:
-    """Ask all runs of this process to end; return whether there are any. A signal handler may call it."""
+def _request_cancellation() -> str:
+    """Ask all runs of this process to end; say so, or nothing if there are none. A signal handler may call it."""
     runs = list(_active)
     for run in runs:
         run.cancel()
-    return bool(runs)
+    if not runs:
+        return ""
+    return "the run stops and keeps its checkpoint" if any(run.is_durable for run in runs) else "the run is cancelled"
 
 
 class Run:
-    """A run of a planned pipeline. ``state``, ``failure``, ``metrics``, ``wait`` and ``cancel`` are thread-safe."""
+    """A run of a planned pipeline.
+
+    ``state``, ``failure``, ``metrics``, ``wait``, ``cancel`` and ``drain`` are thread-safe.
+    """
 
     def __init__(
         self,
@@ -107,20 +121,49 @@ class Run:
         config: EngineConfig,
         on_event: Subscriber | None = None,
         checkpoint: Checkpoint | None = None,
+        plan_drain: Callable[[CheckpointFolder], tuple[Prepared, Checkpoint]] | None = None,
     ) -> None:
-        """Make a run, which takes over the lock of its ``checkpoint``. Continues from it if it has one."""
+        """Make a run, which takes over the lock of its ``checkpoint``. Continues from it if it has one.
+
+        ``plan_drain`` plans the same pipeline once more, so that its sources end.
+        """
         self.metrics = RunMetrics()
         self.state: str = PipelineState.RUNNING
         self.failure: BaseException | None = None
         self.on_failure: Callable[[], None] | None = None
         self._ending = Ending()
         self._is_debug = config.debug
-        self._checkpoint = checkpoint
-        self._folders = RunFolders(config.spill_dir, checkpoint.new_files if checkpoint is not None else None)
+        self._plan_drain = plan_drain
+        self._request: Literal["", "drain", "stop", "cancel"] = ""  # what has been asked for last
+        self.is_durable = checkpoint is not None
+        self.stop_timeout = config.stop_timeout if self.is_durable else 0.0  # how long :meth:`cancel` lets bundles run
         self._of_steps = graph.temporary_folders()
         progress = "off" if config.debug else config.progress
+        self._progress = progress
+        parts = self._open(graph, assignments, config, checkpoint)
+        self.kept = kept_events()
+        listeners = (live.view_for(progress), recorder(config.run_dir, self._take_request), self.kept, on_event)
+        stream = EventStream([listener for listener in listeners if listener is not None])
+        self._sampler = Sampler([d for pool in parts.pools for group in pool.plan.device_groups for d in group])
+        if stream.is_heard:
+            self._sampler.start()
+        self._reporter = Reporter(
+            self._snapshots(parts),
+            stream,
+            parts.queue_limit,
+            parts.blocks.ledger.limit,
+            config.checkpoint_dir or "",
+        )
+        self._scheduler = Scheduler(parts, self._reporter)
+
+    def _open(
+        self, graph: Graph, assignments: dict[str, Assignment], config: EngineConfig, checkpoint: Checkpoint | None
+    ) -> RunParts:
+        """Make folders and parts for a plan. Takes over the checkpoint."""
+        self._checkpoint = checkpoint
+        self._folders = RunFolders(config.spill_dir, checkpoint.new_files if checkpoint is not None else None)
         # A live view needs the terminal for itself, so the workers' output goes through this process.
-        self._prints = WorkerPrints(self._folders.sockets) if live.is_live(progress) else None
+        self._prints = WorkerPrints(self._folders.sockets) if live.is_live(self._progress) else None
         try:
             prints = self._prints.sockets if self._prints is not None else {}
             if checkpoint is not None:
@@ -130,19 +173,15 @@ class Run:
             self._remove_folders()
             raise
         self._server = parts.server
-        self.kept = kept_events()
-        listeners = (live.view_for(progress), recorder(config.run_dir), self.kept, on_event)
-        stream = EventStream([listener for listener in listeners if listener is not None])
-        self._sampler = Sampler([d for pool in parts.pools for group in pool.plan.device_groups for d in group])
-        if stream.is_heard:
-            self._sampler.start()
+        return parts
+
+    def _snapshots(self, parts: RunParts) -> Snapshots:
         ledger = parts.blocks.ledger
 
         def memory() -> MemoryUse:
             return MemoryUse(ledger.used, ledger.peak, ledger.limit, ledger.spilled)
 
-        self._reporter = Reporter(Snapshots(parts, memory, self._sampler), stream, parts.queue_limit, ledger.limit)
-        self._scheduler = Scheduler(parts, self._reporter)
+        return Snapshots(parts, memory, self._sampler)
 
     def start(self) -> None:
         """Start the run on a thread of its own. With ``--debug``, run everything before returning."""
@@ -160,14 +199,64 @@ class Run:
         """Wait up to ``seconds``, or without a limit for None; return whether the run has ended."""
         return self._ending.wait(seconds)
 
-    def cancel(self) -> None:
-        """Ask the run to end. Does not wait."""
-        self._scheduler.cancel()
+    def cancel(self, *, at_once: bool = False) -> None:
+        """Ask the run to end. Does not wait.
+
+        With a checkpoint, the run stops when its running bundles have ended, or after ``stop_timeout`` seconds, and
+        saves a last checkpoint. ``at_once`` ends it without both.
+        """
+        self._request = "stop" if self.is_durable and not at_once else "cancel"
+        self._forward_request()
+
+    def drain(self) -> None:
+        """Ask the run to read nothing new and to finish what it has read. Does not wait.
+
+        Raises :class:`OptionError` if the run has no checkpoint.
+        """
+        if self._plan_drain is None or self._checkpoint is None:
+            raise OptionError(
+                "found a run without --checkpoint_dir; a drain continues a run from its checkpoint",
+                fix="start the run with --checkpoint_dir, or cancel it",
+            )
+        if not self._request:
+            self._request = "drain"
+            self._forward_request()
+
+    def _forward_request(self) -> None:
+        if self._request == "cancel":
+            self._scheduler.cancel()
+        elif self._request:
+            self._scheduler.stop()
+
+    def _take_request(self, action: Action) -> None:
+        """Do what another process asks for."""
+        if action == "drain" and self._checkpoint is not None:
+            self.drain()
+        else:
+            self.cancel()
+
+    def _run_all(self) -> str:
+        """Run the pipeline and, if a drain is requested, what is left of it then. Returns the final state."""
+        if self._scheduler.run() == "finished":
+            return PipelineState.DONE
+        if self._request != "drain":
+            return PipelineState.STOPPED
+        assert self._plan_drain is not None
+        assert self._checkpoint is not None
+        self._server.stop()
+        self._remove_folders()
+        prepared, checkpoint = self._plan_drain(self._checkpoint.pause())
+        self.metrics = RunMetrics()  # the checkpoint has the values
+        parts = self._open(prepared.graph, prepared.assignments, prepared.config, checkpoint)
+        self._reporter.continue_with(self._snapshots(parts))
+        self._scheduler = Scheduler(parts, self._reporter)
+        if self._request != "drain":
+            self._forward_request()  # it was changed meanwhile
+        return PipelineState.DRAINED if self._scheduler.run(is_drain=True) == "finished" else PipelineState.STOPPED
 
     def _run(self) -> None:
         try:
-            self._scheduler.run()
-            self.state = PipelineState.DONE
+            self.state = self._run_all()
         except (RunCancelled, KeyboardInterrupt, Terminated) as error:
             self.state, self.failure = PipelineState.CANCELLED, error
         except BaseException as error:
@@ -179,10 +268,16 @@ class Run:
                 self._remove_folders()
                 if self._checkpoint is not None:
                     self._checkpoint.close(has_failed=self.state == PipelineState.FAILED)
-                if self._checkpoint is None or self.state == PipelineState.DONE:
+                if self._checkpoint is None or self.state in (PipelineState.DONE, PipelineState.DRAINED):
                     remove_local(self._of_steps)  # also after success: a stream's steps don't know which is the last
                 self._sampler.stop()
                 self._reporter.ended(_ENDINGS[self.state], _headline(self.failure))
+                if self._checkpoint is not None and self.state in (PipelineState.STOPPED, PipelineState.CANCELLED):
+                    _LOGGER.warning(
+                        "the run is %s; start it again with --checkpoint_dir=%s to continue",
+                        _ENDINGS[self.state],
+                        self._checkpoint.folder.path,
+                    )
                 if self.state == PipelineState.FAILED and self.on_failure is not None:
                     self.on_failure()
             finally:
@@ -205,6 +300,7 @@ class FinishedRun:
         self.failure: BaseException | None = None
         self.on_failure: Callable[[], None] | None = None
         self.kept = None
+        self.stop_timeout = 0.0
         restore_metrics(checkpoint.folder, Names(graph), graph.stages, self.metrics)
         checkpoint.tell_finished()
         checkpoint.close()
@@ -216,7 +312,10 @@ class FinishedRun:
         """Return True: the run has ended."""
         return True
 
-    def cancel(self) -> None:
+    def cancel(self, *, at_once: bool = False) -> None:
+        """Do nothing: the run has ended."""
+
+    def drain(self) -> None:
         """Do nothing: the run has ended."""
 
 

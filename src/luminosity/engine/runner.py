@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import ClassVar
 
 from apache_beam.options.pipeline_options import PipelineOptions
@@ -10,8 +13,11 @@ from apache_beam.runners.runner import PipelineRunner
 from apache_beam.transforms import environments
 
 from luminosity._process_limits import check_address_space, limits_named
-from luminosity.engine.durable.resume import Resumption
-from luminosity.engine.prepare import prepare, worker_environment
+from luminosity.engine.durable.resume import Checkpoint, Resumption
+from luminosity.engine.durable.store import CheckpointFolder
+from luminosity.engine.options import EngineConfig
+from luminosity.engine.plan.graph import Graph
+from luminosity.engine.prepare import Prepared, prepare, worker_environment
 from luminosity.engine.result import LuminosityResult
 from luminosity.engine.run import FinishedRun, Run
 from luminosity.engine.workers import main_classes
@@ -96,7 +102,10 @@ class LuminosityRunner(PipelineRunner):
                 if checkpoint is not None and checkpoint.is_finished:
                     run = FinishedRun(prepared.graph, checkpoint)
                 else:
-                    run = Run(prepared.graph, prepared.assignments, prepared.config, self._on_event, checkpoint)
+                    plan_drain = partial(_plan_drain, pipeline, options, checkpoint) if checkpoint is not None else None
+                    run = Run(
+                        prepared.graph, prepared.assignments, prepared.config, self._on_event, checkpoint, plan_drain
+                    )
         except BaseException:
             resumption.close()
             raise
@@ -106,3 +115,17 @@ class LuminosityRunner(PipelineRunner):
         if self._waits:
             result.wait_until_finish()
         return result
+
+
+def _plan_drain(
+    pipeline: beam_runner_api_pb2.Pipeline, options: PipelineOptions, first: Checkpoint, folder: CheckpointFolder
+) -> tuple[Prepared, Checkpoint]:
+    """Plan a pipeline so that its sources end, and so that it continues from the checkpoint of its ``first`` plan."""
+    checkpoint = Checkpoint(folder, folder.meta())
+
+    def fit(config: EngineConfig, plan: Callable[[frozenset[str]], Graph]) -> Graph:
+        # The first plan has done what these options ask for. With the same roots, the stages are the same as well.
+        config = replace(config, renamed_steps={}, drop_state=(), restart=False)
+        return checkpoint.fit(lambda roots: plan(roots | first.comparison.roots), config)
+
+    return prepare(pipeline, options, is_drain=True, fit=fit), checkpoint

@@ -12,7 +12,6 @@ from typing import Any
 __all__ = ["Terminated", "cancel_on_sigterm"]
 
 _STANDARD_ERROR = 2  # its file descriptor
-_MESSAGE = b"terminated: the run is cancelled\n"
 
 
 class Terminated(SystemExit):
@@ -25,12 +24,12 @@ class Terminated(SystemExit):
         super().__init__(128 + signal.SIGTERM)
 
 
-def cancel_on_sigterm(cancel: Callable[[], bool]) -> None:
+def cancel_on_sigterm(cancel: Callable[[], str]) -> None:
     """Handle SIGTERM from now on: call ``cancel``, then raise :class:`Terminated` in the main thread.
 
-    ``cancel`` returns whether there was anything to cancel; if not, SIGTERM ends the process as without a handler. It
-    must not block or take locks. Does nothing outside the main thread, if the script or ``lum`` handles SIGTERM itself,
-    or in a notebook, whose kernel does not end with an exception.
+    ``cancel`` returns what happens to the runs, in words; if it returns nothing, there are none, and SIGTERM ends the
+    process as without a handler. It must not block or take locks. Does nothing outside the main thread, if the script
+    or ``lum`` handles SIGTERM itself, or in a notebook, whose kernel does not end with an exception.
     """
     if threading.current_thread() is not threading.main_thread() or "ipykernel" in sys.modules:
         return
@@ -39,8 +38,8 @@ def cancel_on_sigterm(cancel: Callable[[], bool]) -> None:
     owner = os.getpid()
 
     def end(*_: object) -> None:
-        if os.getpid() == owner and cancel():
-            os.write(_STANDARD_ERROR, _MESSAGE)  # print is not safe in a handler
+        if os.getpid() == owner and (what := cancel()):
+            os.write(_STANDARD_ERROR, f"terminated: {what}\n".encode())  # print is not safe in a handler
             raise Terminated
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTERM)

@@ -35,7 +35,8 @@ class Comparison:
     notes: list[str] = field(default_factory=list[str])  # sentences for the log
     renamed: dict[str, str] = field(default_factory=dict[str, str])  # unique names of steps, old → new
     new_sources: set[str] = field(default_factory=set[str])  # reads of an impulse that has not been sent yet
-    # Steps that must start a stage, so that only they get the elements that wait for them. Plan again with these.
+    # Steps that must start a stage, so that only they get the elements that wait for them. After `compare`, plan again
+    # with these; after `fit`, the plan has them.
     roots: set[str] = field(default_factory=set[str])
 
 
@@ -55,6 +56,7 @@ def fit(
         graph = plan(roots)
         comparison = compare(old, describe(graph), mapping, dropped, has_data)
         if not comparison.roots:
+            comparison.roots = set(roots)
             return graph, comparison
         if comparison.roots <= roots:
             steps = ", ".join(repr(step) for step in sorted(comparison.roots))
@@ -120,9 +122,14 @@ class _Comparing:
         given += [("--transform_name_mapping", step, "pipeline") for step in mapping.values()]
         given += [("--drop_state", step, "checkpoint") for step in self._dropped]
         for option, step, where in given:
-            if not any(_is_within(quoted(plain_step(name)), plain_step(step)) for name in steps[where]):
+            if where == "checkpoint" and self._is_known(steps[where], mapping.get(step, "")):
+                continue  # the start before this one has renamed it
+            if not self._is_known(steps[where], step):
                 hint = did_you_mean(step, steps[where])
                 self.problems.append(f"{option}: the {where} has no step {step!r}{f'; {hint}' if hint else ''}")
+
+    def _is_known(self, names: list[str], step: str) -> bool:
+        return any(_is_within(quoted(plain_step(name)), plain_step(step)) for name in names)
 
     def place(self, owner: str) -> None:
         """Find the new owners of one owner's rows."""

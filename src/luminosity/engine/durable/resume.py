@@ -126,6 +126,13 @@ class Checkpoint:
             self._meta.get("state"),
         )
 
+    def pause(self) -> CheckpointFolder:
+        """Stop writing, and return the folder, which stays locked for another plan of the same run."""
+        if self._hook is not None:
+            self._hook.close()
+            self._hook = None
+        return self.folder
+
     def close(self, *, has_failed: bool = False) -> None:
         """Stop writing, and release the folder. The last checkpoint of a run that has failed stays as it is."""
         if self._hook is not None:

@@ -235,8 +235,8 @@ class Checkpointer:
         """Save everything with the final state, and wait until it is on the disk."""
         assert self._writer is not None
         self._writer.wait_until_written()
-        if state == "finished":
-            self._forget_all()
+        if state in ("finished", "drained"):
+            self._forget_all(state)
         else:
             self._submit({"state": state})
         self._writer.finish()
@@ -247,10 +247,10 @@ class Checkpointer:
         if self._writer is not None:
             self._writer.close()
 
-    def _forget_all(self) -> None:
+    def _forget_all(self, state: str) -> None:
         """Save that the run has finished: only its metrics stay."""
         assert self._writer is not None
-        changes = self._new_transaction({"state": "finished"})
+        changes = self._new_transaction({"state": state})
         collected = _Collected(self._contents, changes)
         self._metrics.save(collected, self._metrics_owner)
         changes.cleared.update(owner for owner in self._folder.owners() if not owner.startswith("metrics/"))

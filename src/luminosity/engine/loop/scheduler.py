@@ -6,6 +6,7 @@ import logging
 import queue
 import time
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 from apache_beam.portability.api import beam_fn_api_pb2
 
@@ -30,6 +31,7 @@ from luminosity.engine.loop.workers import (
     PoolRun,
     Responded,
     Sent,
+    StopRequested,
     Worker,
 )
 from luminosity.engine.workers.failure import Failure
@@ -88,15 +90,26 @@ class Scheduler:
         self._saturated_since: dict[int, float] = {}  # by id(pool)
         self._waiting_since: dict[str, float] = {}  # by the id of a stage that has input but no worker
         self._is_pumping = False
+        self._stop_at = float("inf")  # when running bundles are given up; without end unless the run is to stop
         self._latest_first = parts.stages[::-1]
 
     def cancel(self) -> None:
         """Ask the run to end soon. Any thread may call this; it does not wait."""
         self._messages.put(CancelRequested())
 
-    def run(self) -> None:
-        """Run the pipeline. Blocks until it is done, or raises what ended it; no worker is left either way."""
-        is_done = False
+    def stop(self) -> None:
+        """Ask the run to stop when its running bundles have ended. Any thread may call this; it does not wait.
+
+        The run must have a checkpoint.
+        """
+        self._messages.put(StopRequested())
+
+    def run(self, *, is_drain: bool = False) -> Literal["finished", "stopped"]:
+        """Run the pipeline. Blocks until it is done or was stopped; no worker is left either way.
+
+        ``is_drain`` says how the checkpoint names the end. Raises what ended the run before.
+        """
+        is_done = has_stopped = False
         test_streams = self._parts.test_streams
         try:
             if test_streams is not None:
@@ -107,8 +120,11 @@ class Scheduler:
             if checkpoint is not None:
                 checkpoint.start(self._messages.put)
             while not self._is_done():
+                if has_stopped := self._has_stopped():
+                    break
                 self._pump()
-                self._dispatch()
+                if not self._is_stopping:
+                    self._dispatch()
                 self._play_test_events()
                 self._merge_metrics()
                 self._handle_messages(self._wait_seconds())
@@ -116,8 +132,9 @@ class Scheduler:
                 if checkpoint is not None:
                     checkpoint.tick(time.monotonic())
             if checkpoint is not None:
-                checkpoint.before_end("finished")
+                checkpoint.before_end("stopped" if has_stopped else "drained" if is_drain else "finished")
             is_done = True
+            return "stopped" if has_stopped else "finished"
         finally:
             if test_streams is not None:
                 test_streams.close()
@@ -283,7 +300,7 @@ class Scheduler:
         if self._is_pumping:
             return 0.0
         now, micros = time.monotonic(), self._parts.clock.micros()
-        wake = now + _IDLE_WAKE_S
+        wake = min(now + _IDLE_WAKE_S, self._stop_at)
         if self._parts.checkpoint is not None:
             wake = min(wake, self._parts.checkpoint.next_due())
         for worker in self._workers:
@@ -349,6 +366,8 @@ class Scheduler:
             self._handle_exit(message.worker, message.code)
         elif isinstance(message, CancelRequested):
             raise RunCancelled("the run was cancelled")
+        elif isinstance(message, StopRequested):
+            self._begin_to_stop()
         elif isinstance(message, CheckpointWritten):
             assert self._parts.checkpoint is not None
             for attempt in self._parts.checkpoint.written(message):
@@ -476,6 +495,32 @@ class Scheduler:
         buffers = (self._parts.buffers[s.buffer_id] for s in stage.plan.side_inputs)
         return {buffer.live_side_input: buffer for buffer in buffers if buffer.live_side_input is not None}
 
+    @property
+    def _is_stopping(self) -> bool:
+        return self._stop_at < float("inf")
+
+    def _begin_to_stop(self) -> None:
+        """Start no more bundles, and ask those that run to end early."""
+        now = time.monotonic()
+        self._stop_at = min(self._stop_at, now + self._parts.config.stop_timeout)
+        for worker in self._workers:
+            for bundle in worker.bundles.values():
+                attempt = bundle.attempt
+                if attempt is not None and not attempt.pending_splits and splits.can_split(bundle):
+                    attempt.split_at = now
+
+    def _has_stopped(self) -> bool:
+        """Return whether the run is to stop, and either no bundle runs any more or the time for them is up.
+
+        Bundles that still run count as not started: the checkpoint has their input.
+        """
+        if not self._is_stopping:
+            return False
+        if time.monotonic() >= self._stop_at:
+            return True
+        has_unsaved = self._parts.checkpoint is not None and self._parts.checkpoint.has_unsaved()
+        return not has_unsaved and not self._finalizing and not any(worker.bundles for worker in self._workers)
+
     def _is_done(self) -> bool:
         if self._parts.checkpoint is not None and self._parts.checkpoint.has_unsaved():
             return False
@@ -487,7 +532,7 @@ class Scheduler:
         """Let workers tear down, or kill them. Blocks until they have exited or the timeouts have passed."""
         for worker in self._workers:
             worker.is_stopping = True
-            if gracefully and worker.connection is not None and worker.is_connected:
+            if gracefully and worker.connection is not None and worker.is_connected and not worker.bundles:
                 worker.connection.finish()
             else:
                 worker.kill()

@@ -256,6 +256,10 @@ class CancelRequested:
     """The user has cancelled the run."""
 
 
+class StopRequested:
+    """The user wants the run to stop when its running bundles have ended, and to keep its checkpoint."""
+
+
 class EventSent:
     """A service has sent an event of a TestStream, or the end of it."""
 
@@ -270,7 +274,7 @@ class CheckpointWritten:
 
 
 # What other threads put into the loop's queue.
-Message = Connected | Responded | Sent | Exited | CancelRequested | EventSent | CheckpointWritten
+Message = Connected | Responded | Sent | Exited | CancelRequested | StopRequested | EventSent | CheckpointWritten
 
 
 def start(

@@ -7,10 +7,11 @@ import json
 import logging
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from luminosity.engine.monitor import records
+from luminosity.engine.monitor import records, requests
 from luminosity.events import Event, RunEnded, RunStarted, Snapshot, Subscriber, to_json
 
 __all__ = ["Recorder", "Thinned", "recorder"]
@@ -26,25 +27,30 @@ _UNFINISHED = ".unfinished"
 _UNFINISHED_FOR_S = 3600.0  # no write takes this long: its process was killed
 
 
-def recorder(run_dir: str | None) -> Subscriber | None:
-    """Return a recorder that writes to the folder of ``--run_dir``, or None if runs are not recorded."""
+def recorder(run_dir: str | None, on_request: Callable[[requests.Action], None] | None = None) -> Subscriber | None:
+    """Return a recorder that writes to the folder of ``--run_dir``, or None if runs are not recorded.
+
+    ``on_request`` is called on the thread of the recorder if another process asks the run for something.
+    """
     try:
         folder = records.folder(run_dir)
     except RuntimeError as error:
         _warn(error)  # the user has no home folder
         return None
-    return None if folder is None else Recorder(folder)
+    return None if folder is None else Recorder(folder, on_request)
 
 
 class Recorder:
     """Writes the events of one run to a file in ``folder``.
 
     The pipeline's options are not recorded: they may contain secrets. If writing fails, the recorder warns once and
-    stops; the run goes on.
+    stops; the run goes on. The recorder also looks for requests of other processes, which lie beside the record.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, on_request: Callable[[requests.Action], None] | None = None) -> None:
         self._folder = folder
+        self._on_request = on_request
+        self._requests: requests.RequestFile | None = None
         self._path = folder
         self._content: dict[str, Any] = {}
         self._snapshots = Thinned(_MOST_SNAPSHOTS)
@@ -56,6 +62,7 @@ class Recorder:
             return
         try:
             self._take(event)
+            self._look_for_requests(event)
         except OSError as error:
             self._is_broken = True
             _warn(error)
@@ -76,10 +83,19 @@ class Recorder:
             self._write_at = event.seconds + min(records.WRITE_EVERY_S, max(_FIRST_AFTER_S, event.seconds))
             self._write()
 
+    def _look_for_requests(self, event: Event) -> None:
+        if self._requests is None or self._on_request is None:
+            return
+        if isinstance(event, RunEnded):
+            self._requests.remove()
+        elif (action := self._requests.take(event.seconds)) is not None:
+            self._on_request(action)
+
     def _begin(self, event: RunStarted) -> None:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         _prune(self._folder)
         self._path = records.path_of(self._folder, event.run)
+        self._requests = requests.RequestFile(self._folder, event.run)
         self._content = {
             "format": records.FORMAT,
             "process": records.this_process(),
@@ -118,7 +134,8 @@ class Thinned:
 
 
 def _prune(folder: Path) -> None:
-    """Remove the oldest records, to make room for one more, and files that a killed run did not finish."""
+    """Remove the oldest records, to make room for one more, and files that a killed run left."""
+    requests.remove_old(folder)
     for run_id in records.run_ids(folder)[_MOST_RUNS - 1 :]:
         with contextlib.suppress(FileNotFoundError):  # another run may remove it first
             records.path_of(folder, run_id).unlink()

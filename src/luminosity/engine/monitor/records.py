@@ -51,7 +51,10 @@ class Record:
 
     @property
     def state(self) -> str:
-        """``done``, ``failed``, ``cancelled``, ``running``, or ``lost`` if its process ended without a word."""
+        """How the run has ended, or ``running``, or ``lost`` if its process ended without a word.
+
+        A run ends ``done``, ``failed`` or ``cancelled``; with a checkpoint, also ``stopped`` or ``drained``.
+        """
         if self.ended is not None:
             return self.ended.state
         return "running" if self.is_alive else "lost"

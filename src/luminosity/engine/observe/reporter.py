@@ -41,7 +41,14 @@ class Reporter:
     subscribers; only :meth:`ended` does.
     """
 
-    def __init__(self, snapshots: Snapshots, stream: EventStream, queue_limit: int, memory_limit: int) -> None:
+    def __init__(
+        self,
+        snapshots: Snapshots,
+        stream: EventStream,
+        queue_limit: int,
+        memory_limit: int,
+        checkpoint_dir: str = "",
+    ) -> None:
         self._snapshots = snapshots
         self._stream = stream
         self._began_at = self._next_at = time.monotonic()
@@ -57,8 +64,13 @@ class Reporter:
                 pools=snapshots.pools(),
                 queue_limit=queue_limit,
                 memory_limit=memory_limit,
+                checkpoint_dir=checkpoint_dir,
             )
         )
+
+    def continue_with(self, snapshots: Snapshots) -> None:
+        """Look at other parts from now on: those of a new plan of the same pipeline."""
+        self._snapshots = snapshots
 
     def tick(self) -> None:
         """Emit a snapshot if it is time for one and there is a subscriber."""
@@ -84,7 +96,7 @@ class Reporter:
         line = first_line(failure.exception, _LINE_CHARACTERS)
         self._stream.emit(BundleRetried(self.run_id, self._seconds(), step, line, bundle.failures, bundle.count))
 
-    def ended(self, state: Literal["done", "failed", "cancelled"], failure: str) -> None:
+    def ended(self, state: Literal["done", "failed", "cancelled", "stopped", "drained"], failure: str) -> None:
         """Emit the end of the run. Blocks until all subscribers have received it, or a timeout has passed."""
         seconds = self._seconds()
         last = self._snapshots.take(self.run_id, seconds, is_last=True)

@@ -16,8 +16,13 @@ from luminosity.kafka_metrics import KafkaMetrics
 __all__ = ["is_worth_printing", "summary"]
 
 
-_ENDINGS = {"done": "done in", "failed": "failed after", "cancelled": "cancelled after"}
-_STYLES = {"done": "bold green", "failed": "bold red", "cancelled": "bold yellow"}
+_ENDINGS = {
+    "done": ("done in", "bold green"),
+    "failed": ("failed after", "bold red"),
+    "cancelled": ("cancelled after", "bold yellow"),
+    "stopped": ("stopped after", "bold green"),
+    "drained": ("drained after", "bold green"),
+}
 _STOPPED = "stopped after", "bold green"  # a stream has no other end
 _SLOWEST = 3  # stages named
 _STREAMS = 3  # stages of a stream named: those nearest to the end, which make the results
@@ -34,13 +39,15 @@ def summary(run: RunStarted, ended: RunEnded) -> Group:
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     title = Text(run.name, style="bold")
-    how, style = _ENDINGS[ended.state], _STYLES[ended.state]
+    how, style = _ENDINGS[ended.state]
     streams = [stage for stage in last.stages if stage.stream is not None]
     if streams and ended.state == "cancelled":
         how, style = _STOPPED
     title.append(f"  {how} {words.duration(ended.seconds)}", style=style)
     if ended.state == "failed":
         table.add_row("failure", Text(ended.failure))
+    if run.checkpoint_dir and ended.state in ("stopped", "failed", "cancelled"):
+        table.add_row("checkpoint", Text(f"{run.checkpoint_dir}: the next start with it continues"))
     labels = {stage.id: words.shortened(stage.label, _LABEL_CHARACTERS) for stage in run.stages}
     for stage in streams[-_STREAMS:]:
         parts = words.stream_parts(stage, seconds=ended.seconds)

@@ -1,0 +1,157 @@
+"""``lum stop RUN`` and ``lum drain RUN``: end a run that another terminal has started."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from luminosity.cli import runs
+from luminosity.cli.exits import FAILED, fail
+from luminosity.engine.monitor import requests
+from luminosity.engine.monitor.records import Record, find
+from luminosity.engine.monitor.requests import Action
+from luminosity.engine.monitor.views import words
+from luminosity.errors import RecordError
+
+__all__ = ["add_to", "end"]
+
+_LOOK_EVERY_S = 0.2  # how late the end of the run is noticed
+_TELL_EVERY_S = 10.0  # as often as a run writes its record
+_PATIENCE_S: dict[Action, float] = {"stop": 120.0, "drain": 3600.0}
+_DOING: dict[Action, str] = {"stop": "stopping", "drain": "draining"}
+_GOOD_ENDS: dict[Action, tuple[str, ...]] = {
+    "stop": ("stopped", "cancelled", "done", "drained"),
+    "drain": ("drained", "done"),
+}
+_RUN_HELP = "the id of a run, its unique start or end, or last; see `lum runs`"
+_EXITS = """\
+exit codes:
+  0  the run has ended as you asked, or was done before that
+  1  the run has failed, or has not ended in time
+  2  there is no such run, or it does not run
+"""
+_STOP_EPILOG = f"""\
+The run starts no more bundles, waits for those that run (up to --stop_timeout
+of the run, 30 s unless it says otherwise), and saves a last checkpoint. Start
+it again with the same --checkpoint_dir, and it continues there. A run without
+--checkpoint_dir has nothing to continue from: it is cancelled.
+
+SIGTERM and Ctrl-C stop a run in the same way.
+
+{_EXITS}
+examples:
+  lum stop last                       stop the newest run
+  lum stop 4f2a9c                     the start or end of an id is enough
+  lum stop last --timeout=600         wait up to ten minutes for its end
+"""
+_DRAIN_EPILOG = f"""\
+The sources of the run read nothing new. What they have read goes through the
+pipeline to its end: windows close, timers fire, and sinks write their last
+files. The run needs --checkpoint_dir, and its folder says afterwards that the
+run has finished. If you want to continue later, use `lum stop`.
+
+{_EXITS}
+examples:
+  lum drain last                      drain the newest run
+  lum drain 4f2a9c --timeout=60       wait up to a minute for its end
+"""
+
+
+def add_to(commands: Any) -> None:
+    """Add both commands to the subparsers of ``lum``."""
+    texts: dict[Action, tuple[str, str, str]] = {
+        "stop": ("stop a run", "Stop a run that runs now. It keeps its checkpoint.", _STOP_EPILOG),
+        "drain": ("let a stream finish", "Let a run finish what it has read, and read nothing new.", _DRAIN_EPILOG),
+    }
+    for action, (summary, description, epilog) in texts.items():
+        parser = commands.add_parser(
+            action,
+            help=summary,
+            description=description,
+            epilog=epilog,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        parser.add_argument("run", metavar="RUN", help=_RUN_HELP)
+        parser.add_argument(
+            "--timeout",
+            type=_seconds,
+            default=_PATIENCE_S[action],
+            metavar="SECONDS",
+            help=f"how long to wait for the end of the run (default: {_PATIENCE_S[action]:.0f})",
+        )
+        runs.add_folder_option(parser)
+        parser.set_defaults(command=_command(action))
+
+
+def _command(action: Action) -> Any:
+    return lambda parsed: end(runs.chosen_folder(parsed), parsed.run, action, parsed.timeout)
+
+
+def end(folder: Path, wanted: str, action: Action, timeout_s: float) -> int:
+    """Ask a run to end, wait for that, and say how it ended. Returns the exit code.
+
+    Raises :class:`RecordError` if there is no such run, or if it can't be ended in this way.
+    """
+    record = find(folder, wanted)
+    run_id = record.started.run
+    if record.state != "running":
+        raise RecordError(
+            f"run {run_id} is {record.state}, expected one that runs", fix="list the runs with `lum runs`"
+        )
+    if action == "drain" and not record.started.checkpoint_dir:
+        raise RecordError(
+            f"run {run_id} has no --checkpoint_dir, and a drain continues a run from its checkpoint",
+            fix="end it with `lum stop`; it is cancelled then",
+        )
+    requests.send(folder, run_id, action)
+    _tell(f"{_DOING[action]} run {run_id} ({record.started.name})")
+    record = _wait_for_end(folder, run_id, action, timeout_s)
+    if record.state == "running":
+        message = f"run {run_id} is still {_DOING[action]} after {words.duration(timeout_s)}, and goes on with that"
+        return fail(action, f"{message}; look at it with `lum show {run_id}`", FAILED)
+    print(f"run {run_id}: {_how_it_ended(record)}")
+    return 0 if record.state in _GOOD_ENDS[action] else FAILED
+
+
+def _wait_for_end(folder: Path, run_id: str, action: Action, timeout_s: float) -> Record:
+    """Wait until a run has ended, or until the time is up; return its record."""
+    began = told = time.monotonic()
+    while True:
+        record = find(folder, run_id)
+        now = time.monotonic()
+        if record.state != "running" or now - began >= timeout_s:
+            return record
+        if now - told >= _TELL_EVERY_S:
+            told = now
+            waiting = sum(stage.queued for stage in record.last.stages) if record.last is not None else 0
+            _tell(f"{_DOING[action]} for {words.duration(now - began)}, {words.number(waiting)} elements wait")
+        time.sleep(min(_LOOK_EVERY_S, max(0.0, timeout_s - (now - began))))
+
+
+def _how_it_ended(record: Record) -> str:
+    folder = record.started.checkpoint_dir
+    if record.state == "stopped":
+        return f"stopped; start it again with --checkpoint_dir={folder} to continue"
+    if record.state == "cancelled":
+        kept = f"start it again with --checkpoint_dir={folder} to continue" if folder else "it had no checkpoint"
+        return f"cancelled; {kept}"
+    if record.state == "failed" and record.ended is not None:
+        return f"failed: {record.ended.failure}"
+    return "lost: its process ended without a word" if record.state == "lost" else record.state
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a number of seconds from 0")
+    return seconds
