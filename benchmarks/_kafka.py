@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import apache_beam as beam
 import psutil
@@ -23,27 +22,55 @@ RECORD_BYTES = 200
 KEYS = 1_000
 
 _END = -1  # Kafka's number for the end of a partition, in the place of a timestamp
-_TICK_S = 0.001  # of the steady producer
+_TICK_S = 0.001  # how often the producer looks whether records are due
 
 
-class BrokerProcess:
-    """librdkafka's mock broker in a process of its own, with the topics ``in`` and ``out``.
+class _Process:
+    """This module in a process of its own, which ends with the context, or with the process that started it."""
 
-    It keeps about 5 MB of a partition: older records vanish, so its memory is bounded.
-    """
+    def __init__(self, *arguments: str) -> None:
+        self._arguments = arguments
 
-    def __enter__(self) -> BrokerProcess:
-        command = [sys.executable, __file__, "--partitions", str(PARTITIONS)]
+    def __enter__(self) -> Self:
+        command = [sys.executable, __file__, *self._arguments]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None
-        self.servers = self._process.stdout.readline().strip()
-        if not self.servers:
-            raise RuntimeError("the broker did not start")
-        self.pid = self._process.pid
+        self.answer = self._process.stdout.readline().strip()
+        if not self.answer:
+            raise RuntimeError(f"{' '.join(self._arguments)} did not start")
+        _own.add(self._process.pid)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._process.communicate()  # which closes its input: it ends
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+
+_own: set[int] = set()  # processes that are no part of the pipeline
+
+
+class BrokerProcess(_Process):
+    """librdkafka's mock broker, with the topics ``in`` and ``out``.
+
+    It keeps about 5 MB of a partition: older records vanish, so its memory is bounded.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("broker")
+
+    @property
+    def servers(self) -> str:
+        return self.answer
+
+
+class ProducerProcess(_Process):
+    """Writes records to topic ``in`` at a steady rate. A record has the time of its call of ``produce``."""
+
+    def __init__(self, servers: str, per_second: float, linger_ms: float = 0) -> None:
+        super().__init__("producer", servers, str(per_second), str(linger_ms))
 
 
 def padded(head: bytes) -> bytes:
@@ -95,45 +122,16 @@ class Ends:
         self._consumer.close()
 
 
-class SteadyProducer:
-    """Writes records to topic ``in`` at a steady rate, in a thread, until ``stop``."""
-
-    def __init__(self, servers: str, per_second: float) -> None:
-        # The broker keeps whole batches, each in memory of its own: with few records in a batch it needs much more.
-        self._producer = Producer({"bootstrap.servers": servers, "linger.ms": 0, "log_level": 2})
-        self._per_second = per_second
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self.sent = 0
-        self._thread.start()
-
-    def _run(self) -> None:
-        started_at = time.monotonic()
-        value = padded(b"")
-        while not self._stop.wait(_TICK_S):
-            due = (time.monotonic() - started_at) * self._per_second
-            while self.sent < due:
-                self._producer.produce("in", value, b"key-%d" % (self.sent % KEYS))
-                self.sent += 1
-            self._producer.poll(0)
-
-    def stop(self) -> None:
-        """Stop, and wait until the broker has all records."""
-        self._stop.set()
-        self._thread.join(10)
-        self._producer.flush(10)
-
-
-def children(broker_pid: int) -> list[psutil.Process]:
-    """Return the processes of the pipeline besides this one, without the broker."""
-    return [child for child in psutil.Process().children(recursive=True) if child.pid != broker_pid]
+def children() -> list[psutil.Process]:
+    """Return the processes of the pipeline besides this one."""
+    return [child for child in psutil.Process().children(recursive=True) if child.pid not in _own]
 
 
 def cpu_seconds(broker_pid: int) -> dict[str, float]:
     """Return the processor time of this process, of its workers, and of the broker."""
     return {
         "runner": _cpu(psutil.Process()),
-        "workers": sum(map(_cpu, children(broker_pid))),
+        "workers": sum(map(_cpu, children())),
         "broker": _cpu(psutil.Process(broker_pid)),
     }
 
@@ -143,13 +141,28 @@ def _cpu(process: psutil.Process) -> float:
 
 
 def _serve() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--partitions", type=int, required=True)
-    partitions = parser.parse_args().partitions
-    with KafkaBroker({"in": partitions, "out": partitions}) as broker:
+    with KafkaBroker({"in": PARTITIONS, "out": PARTITIONS}) as broker:
         print(broker.bootstrap_servers, flush=True)
         sys.stdin.read()
 
 
+def _produce(servers: str, per_second: float, linger_ms: float) -> None:
+    producer = Producer({"bootstrap.servers": servers, "linger.ms": linger_ms, "log_level": 2})
+    is_over = threading.Event()
+    threading.Thread(target=lambda: (sys.stdin.read(), is_over.set()), daemon=True).start()
+    print("started", flush=True)
+    started_at, sent, value = time.monotonic(), 0, padded(b"")
+    while not is_over.wait(_TICK_S):
+        due = (time.monotonic() - started_at) * per_second
+        while sent < due:
+            producer.produce("in", value, b"key-%d" % (sent % KEYS))
+            sent += 1
+        producer.poll(0)
+    producer.flush(10)
+
+
 if __name__ == "__main__":
-    _serve()
+    if sys.argv[1] == "broker":
+        _serve()
+    else:
+        _produce(sys.argv[2], float(sys.argv[3]), float(sys.argv[4]))

@@ -119,19 +119,18 @@ def latency(config: dict[str, Any] | None = None) -> dict[str, float]:
     """From the timestamp of a record, which is when it was produced, to its arrival from the topic ``out``."""
     with _kafka.BrokerProcess() as broker:
         result = _kafka.stream(broker.servers, _kafka.same, config)
-        producer = _kafka.SteadyProducer(broker.servers, RECORDS_PER_SECOND)
         consumer = _kafka.consumer_of(broker.servers, "out", **AT_ONCE)
         start = 0.0
         found: list[float] = []
-        while not start or time.time() < start + WARM_UP_S + MEASURED_S:
-            for message in consumer.consume(1_000, 0.005):
-                now = time.time()
-                if message.error() is None:
-                    produced_at = message.timestamp()[1] / 1000
-                    start = start or now
-                    if produced_at > start + WARM_UP_S:
-                        found.append(now - produced_at)
-        producer.stop()
+        with _kafka.ProducerProcess(broker.servers, RECORDS_PER_SECOND):
+            while not start or time.time() < start + WARM_UP_S + MEASURED_S:
+                for message in consumer.consume(1_000, 0.005):
+                    now = time.time()
+                    if message.error() is None:
+                        produced_at = message.timestamp()[1] / 1000
+                        start = start or now
+                        if produced_at > start + WARM_UP_S:
+                            found.append(now - produced_at)
         consumer.close()
         result.cancel()
     found.sort()

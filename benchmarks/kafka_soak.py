@@ -25,6 +25,7 @@ import psutil
 SETTLED_AFTER_S = 120.0  # until then, caches fill and workers start
 MOST_GROWTH_MB = 20.0  # of the runner and all its workers
 DRAIN_S = 10.0  # for the last records to arrive
+LINGER_MS = 50.0  # of the producer: the broker needs memory for each batch
 
 
 @dataclass(frozen=True)
@@ -52,10 +53,10 @@ class Sample:
         )
 
 
-def take(began_at: float, broker: _kafka.BrokerProcess, producer: _kafka.SteadyProducer, ends: _kafka.Ends) -> Sample:
+def take(began_at: float, broker: _kafka.BrokerProcess, sent: _kafka.Ends, arrived: _kafka.Ends) -> Sample:
     runner = psutil.Process().memory_full_info()
-    workers = [worker.memory_full_info() for worker in _kafka.children(broker.pid)]  # and the process that forks them
-    arrived = ends.count()
+    workers = [worker.memory_full_info() for worker in _kafka.children()]  # and the process that forks them
+    done = arrived.count()  # first, so that a record in between does not count as arrived and not sent
     return Sample(
         time.monotonic() - began_at,
         runner.rss / 1e6,
@@ -63,8 +64,8 @@ def take(began_at: float, broker: _kafka.BrokerProcess, producer: _kafka.SteadyP
         sum(each.pss for each in [runner, *workers]) / 1e6,
         len(workers),
         psutil.Process(broker.pid).memory_info().rss / 1e6,
-        producer.sent,
-        arrived,
+        sent.count(),
+        done,
     )
 
 
@@ -99,23 +100,23 @@ def main() -> int:
     samples: list[Sample] = []
     with _kafka.BrokerProcess() as broker:
         result = _kafka.stream(broker.servers, _kafka.upper)
-        producer = _kafka.SteadyProducer(broker.servers, own.rate)
-        ends = _kafka.Ends(broker.servers, "out")
+        sent, arrived = _kafka.Ends(broker.servers, "in"), _kafka.Ends(broker.servers, "out")
         began_at = time.monotonic()
-        try:
-            while (left := 60 * own.minutes - (time.monotonic() - began_at)) > 0:
-                if result.wait_until_finish(duration=1000 * min(own.every, left)) is not None:
-                    print(f"FAIL the run ended: {result.state}")
-                    return 1
-                samples.append(take(began_at, broker, producer, ends))
-                print(samples[-1].line(), flush=True)
-        except KeyboardInterrupt:
-            print("interrupted")
-        producer.stop()
+        with _kafka.ProducerProcess(broker.servers, own.rate, LINGER_MS):
+            try:
+                while (left := 60 * own.minutes - (time.monotonic() - began_at)) > 0:
+                    if result.wait_until_finish(duration=1000 * min(own.every, left)) is not None:
+                        print(f"FAIL the run ended: {result.state}")
+                        return 1
+                    samples.append(take(began_at, broker, sent, arrived))
+                    print(samples[-1].line(), flush=True)
+            except KeyboardInterrupt:
+                print("interrupted")
         deadline = time.monotonic() + DRAIN_S
-        while (missing := producer.sent - ends.count()) and time.monotonic() < deadline:
+        while (missing := sent.count() - arrived.count()) and time.monotonic() < deadline:
             time.sleep(0.1)
-        ends.close()
+        sent.close()
+        arrived.close()
         result.cancel()
     return 0 if verdict(samples, missing) or not own.check else 1
 

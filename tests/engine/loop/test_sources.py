@@ -26,6 +26,7 @@ from apache_beam.utils.timestamp import Duration, Timestamp
 
 from luminosity.engine.loop import scheduler
 from luminosity.engine.loop.bundle import Bundle
+from luminosity.engine.loop.sizing import BundleSize
 from tests.marks import first_time, note, notes, wait_for_file
 from tests.runners import IS_REFERENCE, run, start
 
@@ -185,6 +186,59 @@ def test_a_restriction_is_not_read_again_before_its_bundle_has_ended(
     assert len(found) > 2
     assert not notes(tmp_path / "twice")
     assert len({pid for _, pid in found}) == 1  # the rest returns to the worker that has the reader
+
+
+class _RefusingTracker(OffsetRestrictionTracker):
+    """Takes a request to split for a request to stop; the reader gives back the rest itself."""
+
+    def __init__(self, restriction: OffsetRange) -> None:
+        super().__init__(restriction)
+        self._is_asked = self._is_ending = False
+
+    def try_claim(self, position: Any) -> bool:
+        if position == "goes on":
+            return not self._is_asked
+        if position == "ends":
+            self._is_ending = True
+            return True
+        return super().try_claim(position)
+
+    def try_split(self, fraction_of_remainder: float) -> Any:
+        self._is_asked = True
+        return super().try_split(fraction_of_remainder) if self._is_ending else None
+
+
+class _Refused(_Numbers):
+    def initial_restriction(self, element: Any) -> OffsetRange:
+        return OffsetRange(0, 4)
+
+    def create_tracker(self, restriction: OffsetRange) -> OffsetRestrictionTracker:
+        return _RefusingTracker(restriction)
+
+
+_REFUSING_TRACKER: Any = beam.DoFn.RestrictionParam(_Refused())
+
+
+class _EndsIfAsked(beam.DoFn):
+    @beam.DoFn.unbounded_per_element()
+    def process(self, _: Any, tracker: Any = _REFUSING_TRACKER) -> Iterable[int]:
+        deadline = time.monotonic() + _WAIT_S
+        while tracker.try_claim("goes on") and time.monotonic() < deadline:
+            time.sleep(0.001)
+        restriction = tracker.current_restriction()
+        tracker.try_claim(restriction.start)
+        if restriction.size() > 1:
+            tracker.try_claim("ends")
+            tracker.defer_remainder()
+        return []
+
+
+def test_a_source_that_refuses_splits_gets_more_time_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise an idle one is asked twenty times a second."""
+    found: list[bool] = []
+    monkeypatch.setattr(BundleSize, "was_split", lambda size, *, has_output: found.append(has_output))
+    run(lambda pipeline: pipeline | beam.Create([0]) | beam.ParDo(_EndsIfAsked()), "--cpu_workers=1")
+    assert found == [False] * 4
 
 
 def _until_seen(

@@ -91,6 +91,16 @@ def test_progress_and_size_are_in_offsets() -> None:
     assert PartitionGroup({_A: Span(50, None, 3)}).backlog == 0
 
 
+def test_a_reader_that_keeps_up_has_something_left() -> None:
+    """Beam asks no reader to split whose progress is 1: its bundle would go on for as long as records come."""
+    tracker = GroupTracker(PartitionGroup({_A: Span(5, None, 5)}, is_open=True))
+    assert tracker.current_progress().fraction_completed == 0
+    assert tracker.try_claim(Claim({_A: 7}, ends={_A: 7}))
+    assert 0 < tracker.current_progress().fraction_completed < 1
+    assert tracker.try_claim(Claim(stops={_A: 7}))
+    assert tracker.current_progress().fraction_completed == 1
+
+
 def test_groups_are_pickled() -> None:
     group = PartitionGroup({_A: Span(5, 10, 3)}, is_open=True)
     assert pickle.loads(pickle.dumps(group)) == group

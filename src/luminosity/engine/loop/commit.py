@@ -21,7 +21,7 @@ def commit(bundle: Bundle, attempt: Attempt, response: beam_fn_api_pb2.ProcessBu
     stage.finished(bundle)
     left = attempt.given_back_size + _queue_residuals(bundle, attempt, now)
     left += sum(splits.queue_residual(bundle, residual, now) for residual in response.residual_roots)
-    if attempt.residuals:
+    if attempt.residuals or (stage.is_source and attempt.splits_requested):  # it may have refused, and ended itself
         stage.size.was_split(has_output=bool(attempt.outputs))
     if stage.sized_work is not None:
         stage.sized_work.committed(bundle.inputs, left)

@@ -169,9 +169,15 @@ class GroupTracker(RestrictionTracker):
         return True
 
     def current_progress(self) -> RestrictionProgress:
-        """Return how many offsets are claimed and how many wait."""
+        """Return how many offsets are claimed and how many wait.
+
+        A group that is not done has always one left: Beam does not ask a reader to split that has nothing left, and
+        one that keeps up with its topic would not end its bundle.
+        """
         claimed = sum(span.start - self._began[partition] for partition, span in self._spans.items())
         waiting = 0 if self._has_split else sum(span.backlog for span in self._spans.values())
+        if not waiting and not self._has_split and not PartitionGroup(self._spans, self._is_open).is_done:
+            waiting = 1
         return RestrictionProgress(completed=float(claimed), remaining=float(waiting))
 
     def is_bounded(self) -> bool:
