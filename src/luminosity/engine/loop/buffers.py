@@ -75,6 +75,8 @@ class BufferRun:
             self.grouping.track()
         if self.live is not None:
             self.live.track()
+        if self.live_side_input is not None:
+            self.live_side_input.track()
 
     def finish_work(self) -> None:
         """Finish what a live grouping has begun, and pass on its panes: a checkpoint can't have half of it.
@@ -100,6 +102,8 @@ class BufferRun:
             self.live.save(changes, f"grouping/{name}")
         if self.side_input is not None:
             self.side_input.save(changes, f"side/{name}")
+        if self.live_side_input is not None:
+            self.live_side_input.save(changes, f"side/{name}")
 
     def restore(self, saved: SavedRows, name: str) -> None:
         """Take over what a checkpoint has. Call it once, after :meth:`track` and before the first bundle."""
@@ -109,6 +113,8 @@ class BufferRun:
             self.live.restore(saved, f"grouping/{name}", self._spill_policy.check)
         if self.side_input is not None:
             self.side_input.restore(saved, f"side/{name}")
+        if self.live_side_input is not None:
+            self.live_side_input.restore(saved, f"side/{name}")
         self._spill_policy.check()
 
     def side_input_data(self) -> Iterator[bytes]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import logging
+import struct
 import threading
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
@@ -18,6 +19,7 @@ from apache_beam.utils.windowed_value import PaneInfoTiming, WindowedValue
 
 from luminosity.engine.data.blocks import Block, BlockStore
 from luminosity.engine.data.clock import Clock
+from luminosity.engine.data.saved_rows import BlockRows, Changes, SavedRows, SingleRow
 from luminosity.engine.data.sides.complete_side_input import SideInputData
 from luminosity.engine.data.trigger_panes import TriggerPanes
 from luminosity.engine.data.watermarks import MAX, MIN
@@ -27,6 +29,10 @@ from luminosity.engine.spill.files import Chunk, MemoryChunk
 __all__ = ["LiveSideInput", "shows_first_pane"]
 
 _LOGGER = logging.getLogger(__name__)
+
+# Keys of rows in a checkpoint, beside those of panes: pending blocks; times and version; windows; blocks of windows.
+_PENDING_KEY, _TIMES_KEY, _WINDOW_PREFIX, _BLOCKS_PREFIX = b"p", b"s", b"w", b"x"
+_NUMBER = struct.Struct(">Q")  # of a window
 
 
 @dataclass
@@ -45,6 +51,26 @@ class _Window:
             block.release()
         for _, content, _ in self.contents:
             content.release()
+
+
+@dataclass
+class _WindowRows:
+    """What a checkpoint has of one window."""
+
+    fields: SingleRow
+    references: BlockRows
+    blocks: list[Block]  # the list that the references belong to
+
+    @classmethod
+    def of_number(cls, number: bytes, blocks: list[Block]) -> _WindowRows:
+        return cls(SingleRow(_WINDOW_PREFIX + number), BlockRows(_BLOCKS_PREFIX + number), blocks)
+
+    def save(self, key: bytes, window: _Window, changes: Changes, owner: str) -> None:
+        self.fields.save((key, window.end, window.last, window.first_panes), changes, owner)
+        if window.blocks is not self.blocks:
+            self.references.clear(changes, owner)
+            self.blocks = window.blocks
+        self.references.save(window.blocks, changes, owner)
 
 
 class LiveSideInput:
@@ -86,11 +112,68 @@ class LiveSideInput:
         self.version = 1
         self.watermark = MIN
         self.changes = 0  # rises with each event that may make windows ready
+        self._pending_row, self._times = SingleRow(_PENDING_KEY), SingleRow(_TIMES_KEY)
+        self._rows: dict[bytes, _WindowRows] = {}  # by encoded window
+        self._gone: list[_WindowRows] = []
+        self._last_number = 0
 
     @property
     def windows(self) -> int:
         """The number of windows that have elements."""
         return len(self._windows)
+
+    # Checkpoints
+
+    def track(self) -> None:
+        """Note from now on what changes between two checkpoints. Call it before the first block."""
+        if self._panes is not None:
+            self._panes.track(self._codec)
+
+    def save(self, changes: Changes, owner: str) -> None:
+        """Write what has changed since the last checkpoint.
+
+        Contents for running bundles are left out, since these bundles count as not started.
+        """
+        self._pending_row.save([changes.refer(block) for block in self._pending], changes, owner)
+        self._times.save((self.watermark, self._readers_watermark, self.version), changes, owner)
+        for rows in self._gone:
+            changes.remove(owner, rows.fields.key)
+            rows.references.clear(changes, owner)
+        self._gone.clear()
+        for key, window in self._windows.items():
+            rows = self._rows.get(key)
+            if rows is None:
+                self._last_number += 1
+                rows = self._rows[key] = _WindowRows.of_number(_NUMBER.pack(self._last_number), window.blocks)
+            rows.save(key, window, changes, owner)
+        if self._panes is not None:
+            self._panes.save(changes, owner)
+
+    def restore(self, saved: SavedRows, owner: str) -> None:
+        """Take over what a checkpoint has. Call it once, after :meth:`track` and before anything else."""
+        by_number: dict[bytes, tuple[_Window, _WindowRows]] = {}
+        for row, value in saved.rows(owner):
+            number = row[1:]
+            if row == _PENDING_KEY:
+                self._pending += map(saved.block, self._pending_row.restore(value))
+            elif row == _TIMES_KEY:
+                self.watermark, self._readers_watermark, self.version = self._times.restore(value)
+            elif row.startswith(_WINDOW_PREFIX):
+                window = _Window(0)
+                rows = _WindowRows.of_number(number, window.blocks)
+                key, window.end, window.last, window.first_panes = rows.fields.restore(value)
+                self._windows[key], self._rows[key], by_number[number] = window, rows, (window, rows)
+                heapq.heappush(self._ends, (window.end, key))
+                self._changed.add(key)
+                (self._last_number,) = _NUMBER.unpack(number)
+            elif row.startswith(_BLOCKS_PREFIX):
+                window, rows = by_number[number[: _NUMBER.size]]
+                window.blocks += rows.references.restore(row, value, saved)
+        self.changes += 1
+        if self._panes is not None:
+            for _ in self._panes.restore(saved.rows(owner)):
+                pass
+            self._count_memory(self._panes)
 
     # Input
 
@@ -103,7 +186,7 @@ class LiveSideInput:
         if self._pending:
             self._absorb()
         if self._panes is not None:
-            for fired in self._panes.advance(watermark):
+            for fired in self._panes.advance(max(watermark, self.watermark)):
                 if fired is not None:
                     self._show(fired[1])
             self._count_memory(self._panes)
@@ -166,7 +249,7 @@ class LiveSideInput:
         if replaces:
             for block in known.blocks:
                 block.release()
-            known.blocks.clear()
+            known.blocks = []
         if values:
             known.blocks.append(self._store.of_bytes(b"".join(values), count, MAX))
         self._changed.add(key)
@@ -287,6 +370,8 @@ class LiveSideInput:
                 window = self._windows.pop(key)
             self._changed.discard(key)
             self._replaced.discard(key)
+            if (rows := self._rows.pop(key, None)) is not None:
+                self._gone.append(rows)
             window.release()
 
     def spill(self, store: BlockStore, wanted: int) -> int:

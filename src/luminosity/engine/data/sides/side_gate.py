@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -10,12 +11,14 @@ from apache_beam.transforms.window import BoundedWindow, GlobalWindow
 from apache_beam.utils.windowed_value import WindowedValue
 
 from luminosity.engine.data.blocks import Block, BlockStore
+from luminosity.engine.data.saved_rows import BlockRows, Changes, SavedRows
 from luminosity.engine.data.sides.live_side_input import LiveSideInput
 from luminosity.engine.data.watermarks import MAX, Holds
 from luminosity.engine.plan.codecs import ElementCodec
 
 __all__ = ["Side", "SideGate"]
 
+_NUMBER = struct.Struct(">Q")  # of blocks that wait for the same, in a checkpoint
 _MOST_KNOWN_WINDOWS = 10_000  # whose side windows are remembered: more than are open at a time
 
 
@@ -59,6 +62,50 @@ class SideGate:
         self.holds = Holds()
         self.count = 0  # waiting elements
         self.dropped = 0
+        self._rows: dict[_Needs, dict[str, BlockRows]] = {}  # by read, what a checkpoint has
+        self._gone: list[tuple[str, BlockRows]] = []  # what it need not have any more, by read
+        self._last_number = 0
+
+    def save(self, changes: Changes, owners: Mapping[str, str]) -> None:
+        """Write what has changed since the last checkpoint. ``owners`` has the owner of the rows of each read."""
+        for read_id, rows in self._gone:
+            rows.clear(changes, owners[read_id])
+        self._gone.clear()
+        for needs, waiting in self._waiting.items():
+            by_read: dict[str, list[Block]] = {}
+            for read_id, block in waiting:
+                by_read.setdefault(read_id, []).append(block)
+            known = self._rows.setdefault(needs, {})
+            for read_id, blocks in by_read.items():
+                if read_id not in known:
+                    known[read_id] = self._new_rows()
+                known[read_id].save(blocks, changes, owners[read_id])
+
+    def _new_rows(self) -> BlockRows:
+        self._last_number += 1
+        return BlockRows(_NUMBER.pack(self._last_number))
+
+    def restore(self, saved: SavedRows, owners: Mapping[str, str]) -> None:
+        """Let the blocks wait that a checkpoint has. Call it once, after the side inputs were restored.
+
+        Drops none of them, since their side windows were kept for them. Those that can run by now come with
+        :meth:`take_ready`.
+        """
+        for read_id, owner in owners.items():
+            rows = BlockRows(b"")  # of the last run: the next checkpoint writes others
+            for key, value in saved.rows(owner):
+                for block in rows.restore(key, value, saved):
+                    self._wait(self._needs_of(read_id, block), read_id, block)
+                self._last_number = max(self._last_number, *_NUMBER.unpack_from(key))
+            self._gone.append((read_id, rows))
+
+    def _needs_of(self, read_id: str, block: Block) -> _Needs:
+        """Return what a block waits for: all its elements wait for the same."""
+        codec = self._codecs[read_id]
+        if codec.is_global or self._is_same_for_all:
+            return self._needs(GlobalWindow())
+        header, _ = next(codec.elements(block.data()))
+        return self._needs(header.windows[0])
 
     def admit(self, read_id: str, block: Block, watermark: int) -> list[Block]:
         """Return the elements of a block that can run now, and keep the others. Takes over the block."""
@@ -66,12 +113,15 @@ class SideGate:
         ready: list[Block] = []
         for needs, part in parts:
             if needs:
-                self._waiting.setdefault(needs, []).append((read_id, part))
-                self.holds.add(part.hold)
-                self.count += part.count
+                self._wait(needs, read_id, part)
             else:
                 ready.append(part)
         return ready
+
+    def _wait(self, needs: _Needs, read_id: str, block: Block) -> None:
+        self._waiting.setdefault(needs, []).append((read_id, block))
+        self.holds.add(block.hold)
+        self.count += block.count
 
     def expiry(self, read_id: str, data: bytes) -> int:
         """Return the last watermark at which the side windows that encoded elements read are still there."""
@@ -86,6 +136,7 @@ class SideGate:
             return
         self._seen = changes
         for needs in [needs for needs in self._waiting if self._is_ready(needs)]:
+            self._gone += self._rows.pop(needs, {}).items()
             for read_id, block in self._waiting.pop(needs):
                 self.holds.remove(block.hold)
                 self.count -= block.count
