@@ -96,6 +96,10 @@ class Names:
         """Return the name of what a stage reads: the step that makes the elements, and the steps that take them."""
         return self._reads[stage.id, read.transform_id]
 
+    def of_gates(self, stage: Stage) -> dict[str, str]:
+        """Return the owners of the elements of a stage that wait for side inputs, by the ids of their reads."""
+        return {read.transform_id: f"gate/{self.of_read(stage, read)}" for read in stage.reads}
+
     def of_buffer(self, buffer_id: bytes) -> str:
         """Return the name of a buffer: the GroupByKey, Reshuffle or Flatten, or else the step that writes it."""
         return self._buffers[buffer_id]

@@ -110,6 +110,8 @@ def restore(
                         stage.add(read.transform_id, block)
                     else:
                         stage.restore_input(read.transform_id, block, now + max(0.0, due - wall) if due else None)
+        if stage.gate is not None:
+            stage.gate.restore(saved, names.of_gates(stage.plan))
         if stage.plan.is_stateful:
             _restore_cells(stage, names, saved, state)
             _restore_timers(stage, names, saved)

@@ -319,6 +319,8 @@ class Checkpointer:
         for read in stage.plan.reads:
             queue = entries[read.transform_id]
             self._put(f"queue/{self._names.of_read(stage.plan, read)}", marshal.dumps(queue) if queue else b"", changes)
+        if stage.gate is not None:
+            stage.gate.save(changes, self._names.of_gates(stage.plan))
         facts = stage.input_watermark, stage.output_watermark, stage.elements_done, stage.bundles_done
         self._put(f"stage/{self._names.of_stage(stage.plan)}", marshal.dumps(facts), changes)
         for shard in stage.shards:
