@@ -48,6 +48,10 @@ class _Process:
     def pid(self) -> int:
         return self._process.pid
 
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
 
 _own: set[int] = set()  # processes that are no part of the pipeline
 
@@ -154,9 +158,12 @@ def _produce(servers: str, per_second: float, linger_ms: float) -> None:
     started_at, sent, value = time.monotonic(), 0, padded(b"")
     while not is_over.wait(_TICK_S):
         due = (time.monotonic() - started_at) * per_second
-        while sent < due:
-            producer.produce("in", value, b"key-%d" % (sent % KEYS))
-            sent += 1
+        while sent < due and not is_over.is_set():
+            try:
+                producer.produce("in", value, b"key-%d" % (sent % KEYS))
+                sent += 1
+            except BufferError:  # the broker is slower than that, or gets no processor time
+                producer.poll(0.1)
         producer.poll(0)
     producer.flush(10)
 

@@ -102,11 +102,14 @@ def main() -> int:
         result = _kafka.stream(broker.servers, _kafka.upper)
         sent, arrived = _kafka.Ends(broker.servers, "in"), _kafka.Ends(broker.servers, "out")
         began_at = time.monotonic()
-        with _kafka.ProducerProcess(broker.servers, own.rate, LINGER_MS):
+        with _kafka.ProducerProcess(broker.servers, own.rate, LINGER_MS) as producer:
             try:
                 while (left := 60 * own.minutes - (time.monotonic() - began_at)) > 0:
                     if result.wait_until_finish(duration=1000 * min(own.every, left)) is not None:
                         print(f"FAIL the run ended: {result.state}")
+                        return 1
+                    if not producer.is_alive:
+                        print("FAIL the producer ended")
                         return 1
                     samples.append(take(began_at, broker, sent, arrived))
                     print(samples[-1].line(), flush=True)
