@@ -27,6 +27,7 @@ try:
     with limits_named():
         from luminosity.cli import plan, replay, run, runs, serve, show, stop
         from luminosity.cli.bench import command as bench
+        from luminosity.cli.describe import command as describe
         from luminosity.cli.drift import command as drift
         from luminosity.cli.enrich import command as enrich
         from luminosity.cli.evaluate import command as evaluate
@@ -57,6 +58,7 @@ examples:
   lum bench embed:MODEL --data docs.parquet   find the best settings for a model
   lum serve embed:MODEL                       serve a model over HTTP
   lum drift old.parquet new.parquet           test embeddings for drift
+  lum describe reviews.parquet                describe the columns of a table
   lum evaluate t.csv --label y --prediction p  compare predictions with labels
 """
 _WITH_USER_CODE = ("plan", "replay", "run")  # commands whose script may have registered functions for its exit
@@ -72,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"luminosity {version('luminosity')}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for subcommand in (run, plan, runs, show, stop, replay, enrich, bench, serve, drift, evaluate):
+    for subcommand in (run, plan, runs, show, stop, replay, enrich, bench, serve, drift, describe, evaluate):
         subcommand.add_to(commands)
     set_options(_options(commands.choices))
     words = list(sys.argv[1:] if arguments is None else arguments)

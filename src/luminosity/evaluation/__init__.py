@@ -9,20 +9,30 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from luminosity.evaluation.description.describe_table import Describe, describe
+    from luminosity.evaluation.description.result import ColumnChange, ColumnDescription, Description, Histogram
     from luminosity.evaluation.evaluate_table import Evaluate, evaluate
     from luminosity.evaluation.result import CalibrationBin, ClassMetrics, Confusion, Evaluation, Metric
 
 __all__ = [
     "CalibrationBin",
     "ClassMetrics",
+    "ColumnChange",
+    "ColumnDescription",
     "Confusion",
+    "Describe",
+    "Description",
     "Evaluate",
     "Evaluation",
+    "Histogram",
     "Metric",
+    "describe",
     "evaluate",
 ]
 
 _NAMES_BY_MODULE = {
+    "description.describe_table": ["Describe", "describe"],
+    "description.result": ["ColumnChange", "ColumnDescription", "Description", "Histogram"],
     "evaluate_table": ["Evaluate", "evaluate"],
     "result": ["CalibrationBin", "ClassMetrics", "Confusion", "Evaluation", "Metric"],
 }

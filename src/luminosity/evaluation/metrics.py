@@ -189,7 +189,7 @@ def quantile_of(values: Any, counts: Any, share: float) -> float:
     ends = np.cumsum(counts)
     at = share * (int(ends[-1]) - 1)
     low, high = (float(values[np.searchsorted(ends, rank, side="right")]) for rank in (np.floor(at), np.ceil(at)))
-    return low + (high - low) * (at - float(np.floor(at)))
+    return low if low == high else low + (high - low) * (at - float(np.floor(at)))
 
 
 def mean_metrics(columns: Any, names: Sequence[str], weights: Any) -> dict[str, Any]:

@@ -1,0 +1,119 @@
+"""The work of ``lum describe``: read one table or two, describe them, write the report, print a line for each column.
+
+The description itself is ``luminosity.evaluation.describe``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from typing import Any
+
+from luminosity._text import shorten
+from luminosity.cli.csv_options import csv_arguments
+from luminosity.cli.exits import print_ignoring_closed_pipe
+from luminosity.cli.output import ProgressLine, check_report, json_text
+from luminosity.errors import OptionError
+from luminosity.evaluation.columns import roots_of
+from luminosity.evaluation.description.describe_table import DescriptionState, describe_states
+from luminosity.evaluation.description.result import ColumnDescription, Description
+from luminosity.io.read_table import ReadTable
+
+__all__ = ["run"]
+
+_VALUE_CHARACTERS = 24  # of a frequent value
+_MOST_CHANGES = 20  # lines
+_SMALLEST_P = 1e-16  # smaller p-values are not computed exactly
+
+
+def run(parsed: argparse.Namespace) -> int:
+    """Run the command with its parsed options, and return its exit code."""
+    began = time.monotonic()
+    patterns = [parsed.table, *([] if parsed.reference is None else [parsed.reference])]
+    if any(not pattern.strip() for pattern in patterns):
+        raise OptionError("the name of a table is empty, expected a file; perhaps a shell variable is not set")
+    columns = [name for text in parsed.column for name in text.split(",") if name] or None
+    check_report(parsed.report)
+    with ProgressLine() as progress:
+        arguments = csv_arguments(parsed, *patterns)
+        states = [_read(*each, columns, progress) for each in zip(patterns, arguments, strict=True)]
+        found = states[0].description() if len(states) == 1 else describe_states(*states)
+        if parsed.report:
+            settings = {"table": parsed.table, "reference": parsed.reference, "columns": columns}
+            found.write_report(parsed.report, title=parsed.table, settings=settings)
+    seconds = time.monotonic() - began
+    if parsed.json:
+        about = {"table": parsed.table, "seconds": round(seconds, 3)}
+        print_ignoring_closed_pipe(json_text({**found.as_dict(), **about}))
+    else:
+        print_ignoring_closed_pipe("\n".join(_lines(found, seconds)))
+    return 0
+
+
+def _read(pattern: str, csv: Any, columns: Sequence[str] | None, progress: ProgressLine) -> DescriptionState:
+    state = DescriptionState(columns)
+    source = ReadTable(pattern, **csv)
+    if columns is not None:
+        source = ReadTable(pattern, roots_of(columns, source.schema.names), **csv)
+    done = progress.rows(f"reading {pattern}")
+    for _, batch in source.all():
+        state.add(batch)
+        done(state.rows)
+    return state
+
+
+def _lines(found: Description, seconds: float) -> list[str]:
+    against = f" against {found.reference.rows:,} rows of the reference" if found.reference is not None else ""
+    lines = [f"{found}{against} · {seconds:.1f} s"]
+    cells = [_cells(column, found.rows) for column in found.columns.values()]
+    heads = ("column", "kind", "missing", "distinct", "values")
+    widths = [max(len(row[at]) for row in [heads, *cells]) for at in range(len(heads) - 1)]
+    for row in [heads, *cells] if cells else []:
+        aligned = [f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False)]
+        lines.append("  ".join(["", *aligned, row[-1]]).rstrip())
+    if found.reference is not None:
+        lines.append("what changed most:")
+        width = max((len(change.name) for change in found.changes), default=0)
+        for change in found.changes[:_MOST_CHANGES]:
+            p_value = "" if change.p_value is None else f", p = {change.p_value:.2g}"
+            p_value = (
+                f", p < {_SMALLEST_P:g}" if change.p_value is not None and change.p_value < _SMALLEST_P else p_value
+            )
+            lines.append(f"  {change.name:<{width}}  {change.distance:.3f}{p_value} · {change.said}")
+        if len(found.changes) > _MOST_CHANGES:
+            lines.append(f"  and {len(found.changes) - _MOST_CHANGES:,} more; --json and --report show all")
+    return lines
+
+
+def _cells(column: ColumnDescription, rows: int) -> tuple[str, ...]:
+    missing = column.nulls + column.nan
+    share = f"{100 * missing / rows:.3g}%" if missing else "-"
+    about = "" if column.distinct_is_exact else "≈ "
+    distinct = "" if column.distinct is None else f"{about}{column.distinct:,}"
+    return column.name, column.kind, share, distinct, _values(column)
+
+
+def _values(column: ColumnDescription) -> str:
+    parts: list[str] = []
+    if column.kind in ("texts", "booleans") and column.top:
+        some = (f"{shorten(str(value), _VALUE_CHARACTERS)} ({count:,})" for value, count in column.top[:3])
+        parts.append(", ".join(some))
+    if column.quantiles and column.kind != "booleans":
+        low, middle, high = (_shown(column, column.quantiles[share]) for share in (0.0, 0.5, 1.0))
+        name = f"{column.of} " if column.of in ("length", "norm") else ""
+        parts.append(f"{name}{low} to {high}, median {middle}")
+    if column.width is not None:
+        low, high = column.width
+        parts.append(f"{low:,} numbers each" if low == high else f"{low:,} to {high:,} numbers each")
+    return " · ".join(parts)
+
+
+def _shown(column: ColumnDescription, value: float) -> str:
+    if column.kind != "times":
+        return f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}" if abs(value) < 1e15 else f"{value:.4g}"
+    try:
+        return datetime.fromtimestamp(value, timezone.utc).strftime("%Y-%m-%d %H:%M:%S").removesuffix(" 00:00:00")
+    except (OverflowError, ValueError, OSError):  # beyond the years that Python knows
+        return f"{value:g} s"

@@ -1,0 +1,1 @@
+"""Descriptions of tables: one pass over the rows, mergeable, in bounded memory."""
