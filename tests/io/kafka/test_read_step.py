@@ -315,6 +315,20 @@ def test_an_offset_behind_the_end_is_an_error(kafka: ScriptedKafka, stop: Any) -
     assert step_of(kafka, start={0: 5}, stop=stop).initial_restriction(0).spans[_T0].start == 5, "the end itself"
 
 
+def test_a_group_that_has_read_behind_the_end_is_warned_about(
+    kafka: ScriptedKafka, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The topic may be new, or the group has read an open transaction."""
+    script(kafka, {_T0: Log(range(5))}).commit("g", {_T0: 9})
+    step = step_of(kafka, start="committed", stop="now", group_id="g")
+    with caplog.at_level(logging.WARNING, "luminosity"):
+        assert step.initial_restriction(0).is_done
+    assert "t[0] ends at offset 5, but offset 9 was to be read" in caplog.text
+    stream = step_of(kafka, start="committed", group_id="g")
+    with pytest.raises(KafkaError, match=r"t\[0\] ends at offset 5, but offset 9 was to be read"):
+        Bundle(stream, stream.initial_restriction(0))
+
+
 def test_a_topic_that_was_created_anew_is_an_error(kafka: ScriptedKafka) -> None:
     step = step_of(script(kafka, {_T0: Log(range(20))}), start={0: 15})
     group = step.initial_restriction(0)
