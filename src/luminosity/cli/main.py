@@ -25,7 +25,7 @@ from luminosity.errors import LuminosityError, ResourcesExceeded
 
 try:
     with limits_named():
-        from luminosity.cli import plan, replay, run, runs, serve, show, stop
+        from luminosity.cli import checkpoint, plan, replay, run, runs, serve, show, stop
         from luminosity.cli.bench import command as bench
         from luminosity.cli.describe import command as describe
         from luminosity.cli.drift import command as drift
@@ -74,7 +74,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"luminosity {version('luminosity')}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for subcommand in (run, plan, runs, show, stop, replay, enrich, bench, serve, drift, describe, evaluate):
+    for subcommand in (
+        run,
+        plan,
+        runs,
+        show,
+        stop,
+        checkpoint,
+        replay,
+        enrich,
+        bench,
+        serve,
+        drift,
+        describe,
+        evaluate,
+    ):
         subcommand.add_to(commands)
     set_options(_options(commands.choices))
     words = list(sys.argv[1:] if arguments is None else arguments)

@@ -24,7 +24,7 @@ from luminosity.engine.monitor.sampling import Sampler
 from luminosity.engine.monitor.subscribers import EventStream
 from luminosity.engine.monitor.views import live
 from luminosity.engine.monitor.views.notebook import kept_events
-from luminosity.engine.observe.reporter import Reporter
+from luminosity.engine.observe.reporter import Reporter, script_name
 from luminosity.engine.observe.snapshots import Snapshots
 from luminosity.engine.options import EngineConfig
 from luminosity.engine.plan.graph import Graph
@@ -167,7 +167,7 @@ class Run:
         try:
             prints = self._prints.sockets if self._prints is not None else {}
             if checkpoint is not None:
-                checkpoint.begin(graph, config)
+                checkpoint.begin(graph, config, script_name())
             parts = set_up(graph, assignments, config, self._folders, self.metrics, prints, checkpoint)
         except BaseException:
             self._remove_folders()

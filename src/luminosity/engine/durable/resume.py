@@ -58,14 +58,15 @@ class Checkpoint:
         graph, self.comparison = fit(plan, shape, config.renamed_steps, config.drop_state, owners)
         return graph
 
-    def begin(self, graph: Graph, config: EngineConfig) -> None:
-        """Note the pipeline that runs from now on, and give the rows of changed steps to those that take them."""
+    def begin(self, graph: Graph, config: EngineConfig, script: str) -> None:
+        """Note the pipeline and its script, and give the rows of changed steps to those that take them."""
         for note in self.comparison.notes:
             _LOGGER.warning("%s", note)
         meta = {
             "state": "running",
             "generation": f"{self._generation}",
             "shape": json.dumps(describe(graph)),
+            "pipeline": script,
             run_ids.META_KEY: config.checkpoint_run,  # the one of the checkpoint, unless the run begins anew
         }
         self.folder.rearrange(self.comparison.moves, self.comparison.dropped, meta)

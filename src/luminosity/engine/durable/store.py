@@ -17,13 +17,13 @@ from luminosity._locks import try_lock
 from luminosity._text import format_bytes
 from luminosity.errors import CheckpointError, CheckpointFailed
 
-__all__ = ["VERSION", "CheckpointFolder", "StoredContent", "Transaction"]
+__all__ = ["DATABASE", "LOCK", "VERSION", "CheckpointFolder", "StoredContent", "Transaction"]
 
 VERSION = 1  # of the tables below and of what is in them
-_DATABASE = "checkpoint.sqlite"
-_LOCK = "lock"
+DATABASE = "checkpoint.sqlite"
+LOCK = "lock"
 _BLOCKS = "blocks"
-_OWN_NAMES = frozenset({_DATABASE, f"{_DATABASE}-wal", f"{_DATABASE}-shm", _LOCK, _BLOCKS, "run-id"})
+_OWN_NAMES = frozenset({DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", LOCK, _BLOCKS, "run-id"})
 _LOG_BYTES = 4 << 20  # the log is written back, and cut to this size, when it is longer
 _LEAST_FREE_PAGES = 1000  # 4 MB: fewer free pages of the database are not given back to the file system
 
@@ -79,7 +79,7 @@ class CheckpointFolder:
         self.path = path
         _check_names(path)
         os.makedirs(path, mode=0o700, exist_ok=True)
-        self._lock = os.open(os.path.join(path, _LOCK), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        self._lock = os.open(os.path.join(path, LOCK), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         if not try_lock(self._lock):
             holder = holder_of(path)
             os.close(self._lock)
@@ -89,7 +89,7 @@ class CheckpointFolder:
             )
         try:
             self._note_holder()
-            self._database = os.path.join(path, _DATABASE)
+            self._database = os.path.join(path, DATABASE)
             self._rows = self._open()
             self.blocks = os.path.join(path, _BLOCKS)
         except BaseException:
@@ -243,7 +243,7 @@ class CheckpointFolder:
 def holder_of(path: str) -> str:
     """Return who holds the lock of a checkpoint folder, in words. Empty if it is not known."""
     try:
-        holder = json.loads(Path(path, _LOCK).read_text())
+        holder = json.loads(Path(path, LOCK).read_text())
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder["since"]))
         return f"process {holder['pid']} on {holder['host']} since {since}"
     except (OSError, ValueError, KeyError, TypeError):
@@ -255,7 +255,7 @@ def _check_names(path: str) -> None:
     if not os.path.isdir(path):
         return
     others = sorted(set(os.listdir(path)) - _OWN_NAMES)
-    if others and not os.path.exists(os.path.join(path, _DATABASE)):
+    if others and not os.path.exists(os.path.join(path, DATABASE)):
         raise CheckpointError(
             f"found {others[0]!r} in {path}, expected a new or empty folder, or the checkpoint of a run",
             fix="choose another --checkpoint_dir",

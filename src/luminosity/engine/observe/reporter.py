@@ -19,7 +19,7 @@ from luminosity.engine.observe.user_metrics import MOST_METRICS
 from luminosity.engine.workers.failure import Failure
 from luminosity.events import BundleRetried, RunEnded, RunStarted, WorkerLost, WorkerStarted
 
-__all__ = ["Reporter", "new_run_id"]
+__all__ = ["Reporter", "new_run_id", "script_name"]
 
 _SNAPSHOT_EVERY_S = 0.2  # views feel live, and a snapshot costs about a millisecond
 _LINE_CHARACTERS = 300  # enough for the message of most exceptions
@@ -58,7 +58,7 @@ class Reporter:
             RunStarted(
                 self.run_id,
                 0.0,
-                name=_script_name(),
+                name=script_name(),
                 started_at=round(now.timestamp(), 3),
                 stages=snapshots.stages(),
                 pools=snapshots.pools(),
@@ -118,7 +118,8 @@ class Reporter:
         return round(time.monotonic() - self._began_at, 3)
 
 
-def _script_name() -> str:
+def script_name() -> str:
+    """Return the name of the script, or of the notebook, that runs a pipeline."""
     if notebook := notebook_name():
         return notebook
     name = os.path.basename(sys.argv[0]) if sys.argv else ""

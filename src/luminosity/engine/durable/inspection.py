@@ -1,0 +1,195 @@
+"""Looks into a checkpoint folder without taking part in its run."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import marshal
+import os
+import socket
+import sqlite3
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from apache_beam.portability.api import beam_fn_api_pb2
+
+from luminosity.engine.data.watermarks import MAX, MIN
+from luminosity.engine.durable.names import unquoted
+from luminosity.engine.durable.store import DATABASE, LOCK, VERSION
+from luminosity.errors import CheckpointError
+
+__all__ = ["Inspection", "StoredStep", "inspect"]
+
+_MOST_CELLS = 500_000  # of a step whose keys are counted: some seconds
+_PARTS_OF_STEPS = ("/Process", "/Precombine", "/Merge", "/Group", "/PairWithRestriction")  # that only the plan has
+
+
+@dataclass
+class StoredStep:
+    """What a checkpoint has of one step."""
+
+    name: str
+    queued: int = 0  # elements that wait for it, those of running bundles among them
+    queued_bytes: int = 0
+    keys: int | None = None  # with state; None if it has no state, or too much to count
+    cells: int = 0
+    state_bytes: int = 0
+    timers: int = 0
+    group_rows: int = 0  # rows about groups and side inputs; their values may be in blocks
+    group_bytes: int = 0
+    watermark: float | None = None  # of its input, in seconds since 1970; None at the beginning and at the end of time
+
+
+@dataclass
+class Inspection:
+    """What is in a checkpoint folder."""
+
+    folder: str
+    pipeline: str
+    state: str  # running, stopped, drained, finished or failed; "killed" if it says running and nothing holds it
+    generation: int  # how often the run was started
+    saved_at: float | None  # seconds since 1970
+    holder: dict[str, Any] | None  # the process that holds the folder now
+    live_bytes: int  # of rows and blocks
+    folder_bytes: int  # on the disk
+    version: int = VERSION
+    steps: list[StoredStep] = field(default_factory=list[StoredStep])
+
+    @property
+    def age_seconds(self) -> float | None:
+        """How long ago the last checkpoint was saved."""
+        return max(0.0, time.time() - self.saved_at) if self.saved_at is not None else None
+
+
+def inspect(folder: str) -> Inspection:
+    """Return what is in a checkpoint folder. Works while a run holds it, and changes nothing.
+
+    Raises :class:`CheckpointError` if the folder has no checkpoint, or one of a newer version.
+    """
+    database = os.path.join(folder, DATABASE)
+    if not os.path.isfile(database):
+        found = "no such folder" if not os.path.exists(folder) else "found no checkpoint in it"
+        raise CheckpointError(f"{folder}: {found}, expected a folder that --checkpoint_dir of a run names")
+    try:
+        with contextlib.closing(sqlite3.connect(f"{Path(database).absolute().as_uri()}?mode=ro", uri=True)) as rows:
+            rows.execute("BEGIN")  # all of the following is of one checkpoint
+            return _inspect(folder, rows)
+    except sqlite3.Error as error:
+        raise CheckpointError(f"{database} can't be read: {error}; expected the checkpoint of a run") from error
+
+
+def _inspect(folder: str, rows: sqlite3.Connection) -> Inspection:
+    meta = dict(rows.execute("SELECT key, value FROM meta"))
+    version = int(meta.get("version", 0))
+    if version > VERSION:
+        raise CheckpointError(
+            f"the checkpoint in {folder} has version {version}, and this release reads version {VERSION}",
+            fix="look at it with the release that wrote it",
+        )
+    holder = _holder(folder)
+    state = meta.get("state", "empty")
+    (of_rows,) = rows.execute(
+        "SELECT coalesce(sum(length(owner) + length(key) + length(value)), 0) FROM rows"
+    ).fetchone()
+    (of_contents,) = rows.execute("SELECT coalesce(sum(coalesce(length(data), size)), 0) FROM contents").fetchone()
+    return Inspection(
+        folder=folder,
+        pipeline=meta.get("pipeline", ""),
+        state="killed" if state == "running" and holder is None else state,
+        generation=int(meta.get("generation", 0)),
+        saved_at=float(meta["saved_at"]) if "saved_at" in meta else None,
+        holder=holder,
+        live_bytes=of_rows + of_contents,
+        folder_bytes=sum(_sizes(folder)),
+        version=version,
+        steps=_steps(json.loads(meta["shape"]), rows) if "shape" in meta else [],
+    )
+
+
+def _steps(shape: dict[str, Any], rows: sqlite3.Connection) -> list[StoredStep]:
+    """Return the steps that have something in the checkpoint, with writers before readers."""
+    found: dict[str, StoredStep] = {}
+
+    def step(names: list[str]) -> StoredStep:
+        shown = " + ".join(dict.fromkeys(_shown(name, shape) for name in names))
+        return found.setdefault(shown, StoredStep(shown))
+
+    totals = rows.execute(
+        "SELECT owner, count(*), sum(length(key) + length(value)) FROM rows GROUP BY owner ORDER BY owner"
+    )
+    for owner, count, size in totals.fetchall():
+        kind, _, rest = owner.partition("/")
+        name = rest.partition("/")[0]
+        if kind in ("queue", "gate") and name in shape["reads"]:
+            stored = step(list(shape["reads"][name]["consumers"]))
+            for elements, data in _blocks(rows, owner) if kind == "queue" else ((count, size),):
+                stored.queued += elements
+                stored.queued_bytes += data
+        elif kind == "state":
+            stored = step([name])
+            stored.cells, stored.state_bytes = count, size
+            stored.keys = _count_keys(rows, owner) if count <= _MOST_CELLS else None
+        elif kind == "timers":
+            step([name]).timers += count
+        elif kind == "grouping":
+            stored = step([name])
+            stored.group_rows, stored.group_bytes = stored.group_rows + count, stored.group_bytes + size
+        elif kind == "side" and name in shape["buffers"]:
+            stored = step([reader for reader, _ in shape["buffers"][name]["side_inputs"]])
+            stored.group_rows, stored.group_bytes = stored.group_rows + count, stored.group_bytes + size
+        elif kind == "stage" and name in shape["stages"]:
+            consumers = [c for read in shape["stages"][name] for c in shape["reads"][read]["consumers"]]
+            step(consumers).watermark = _watermark(rows, owner)
+    return [stored for stored in found.values() if stored != StoredStep(stored.name)]
+
+
+def _shown(name: str, shape: dict[str, Any]) -> str:
+    """Return the name of a step as its author knows it."""
+    full = shape["steps"].get(name, {}).get("name", unquoted(name))
+    for part in _PARTS_OF_STEPS:
+        full = full.removesuffix(part)
+    return full
+
+
+def _blocks(rows: sqlite3.Connection, owner: str) -> Iterator[tuple[int, int]]:
+    """Yield the elements and bytes of the blocks in a queue."""
+    for (value,) in rows.execute("SELECT value FROM rows WHERE owner = ?", (owner,)):
+        for _, (_, _, size, count, *_) in marshal.loads(value):
+            yield count, size
+
+
+def _count_keys(rows: sqlite3.Connection, owner: str) -> int:
+    keys: set[bytes] = set()
+    for (cell_key,) in rows.execute("SELECT key FROM rows WHERE owner = ?", (owner,)):
+        state_key: Any = beam_fn_api_pb2.StateKey.FromString(cell_key)
+        keys.add(getattr(state_key, str(state_key.WhichOneof("type"))).key)
+    return len(keys)
+
+
+def _watermark(rows: sqlite3.Connection, owner: str) -> float | None:
+    (value,) = rows.execute("SELECT value FROM rows WHERE owner = ?", (owner,)).fetchone()
+    micros = marshal.loads(value)[0]
+    return micros / 1e6 if MIN < micros < MAX else None
+
+
+def _holder(folder: str) -> dict[str, Any] | None:
+    """Return the process that holds the folder, if it lives. Does not try the lock: a run may just want it."""
+    try:
+        holder = json.loads(Path(folder, LOCK).read_text())
+        if holder["host"] == socket.gethostname():
+            os.kill(holder["pid"], 0)
+        return holder
+    except PermissionError:
+        return None  # the process has ended, and its number belongs to another user's
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _sizes(folder: str) -> Iterator[int]:
+    for path, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):  # a run may remove it just now
+                yield os.stat(os.path.join(path, name)).st_size
