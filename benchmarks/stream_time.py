@@ -32,7 +32,7 @@ from apache_beam.utils.windowed_value import WindowedValue
 from luminosity import LuminosityRunner
 from luminosity.engine.data.blocks import BlockStore
 from luminosity.engine.data.clock import ManualClock
-from luminosity.engine.data.trigger_panes import TriggerPanes
+from luminosity.engine.data.panes.trigger_panes import TriggerPanes
 from luminosity.engine.loop.stage import StageRun
 from luminosity.engine.plan.codecs import Codecs, TimerRecord
 from luminosity.engine.plan.planner import plan

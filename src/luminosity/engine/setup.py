@@ -14,7 +14,7 @@ from apache_beam.transforms.window import BoundedWindow
 from luminosity.engine.data.blocks import BlockStore
 from luminosity.engine.data.clock import Clock, ManualClock, WallClock
 from luminosity.engine.data.grouping import Grouping
-from luminosity.engine.data.live_grouping import LiveGrouping
+from luminosity.engine.data.panes.live_grouping import LiveGrouping
 from luminosity.engine.data.sides.complete_side_input import SideInputData
 from luminosity.engine.data.sides.live_side_input import LiveSideInput
 from luminosity.engine.data.sides.side_gate import Side

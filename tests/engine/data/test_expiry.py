@@ -29,9 +29,9 @@ from apache_beam.transforms.window import (
 )
 
 from luminosity.engine.data.expiry import CellExpiry, WindowExpiry
+from luminosity.engine.data.panes.trigger_panes import TriggerPanes
 from luminosity.engine.data.state import StateStore
 from luminosity.engine.data.timers import TimerStore
-from luminosity.engine.data.trigger_panes import TriggerPanes
 from luminosity.engine.data.watermarks import MAX
 from luminosity.engine.loop.metrics import DROPPED_LATE
 from luminosity.engine.loop.scheduler import Scheduler

@@ -23,10 +23,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from luminosity import LuminosityRunner
-from luminosity.engine.data import pane_values
 from luminosity.engine.data.blocks import Block, BlockStore
 from luminosity.engine.data.clock import ManualClock
-from luminosity.engine.data.live_grouping import LiveGrouping
+from luminosity.engine.data.panes import pane_values
+from luminosity.engine.data.panes.live_grouping import LiveGrouping
 from luminosity.engine.data.saved_rows import Changes
 from luminosity.engine.data.state import StateStore
 from luminosity.engine.data.watermarks import MAX, MIN

@@ -25,9 +25,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from luminosity import LuminosityRunner
-from luminosity.engine.data import pane_values
 from luminosity.engine.data.blocks import Block, BlockStore
 from luminosity.engine.data.clock import ManualClock
+from luminosity.engine.data.panes import pane_values
 from luminosity.engine.data.saved_rows import Changes
 from luminosity.engine.data.sides.live_side_input import LiveSideInput
 from luminosity.engine.data.sides.side_gate import Side, SideGate

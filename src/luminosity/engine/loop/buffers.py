@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from luminosity.engine.data.blocks import Block
 from luminosity.engine.data.grouping import Grouping
-from luminosity.engine.data.live_grouping import LiveGrouping
+from luminosity.engine.data.panes.live_grouping import LiveGrouping
 from luminosity.engine.data.saved_rows import Changes, SavedRows
 from luminosity.engine.data.sides.complete_side_input import SideInputData
 from luminosity.engine.data.sides.live_side_input import LiveSideInput

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from luminosity._text import format_bytes
 from luminosity.engine.data.blocks import BlockStore
 from luminosity.engine.data.grouping import Grouping
-from luminosity.engine.data.live_grouping import LiveGrouping
+from luminosity.engine.data.panes.live_grouping import LiveGrouping
 from luminosity.engine.data.sides.complete_side_input import SideInputData
 from luminosity.engine.data.sides.live_side_input import LiveSideInput
 from luminosity.engine.data.state import StateStore

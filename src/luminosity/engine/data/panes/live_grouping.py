@@ -17,12 +17,12 @@ from luminosity.engine.data.blocks import Block, BlockStore
 from luminosity.engine.data.clock import Clock
 from luminosity.engine.data.expiry import expiry_micros
 from luminosity.engine.data.grouping import VALUES_LENGTH, values_in_state
-from luminosity.engine.data.pane_values import PaneValues
+from luminosity.engine.data.panes.pane_values import PaneValues
+from luminosity.engine.data.panes.trigger_panes import TriggerPanes
+from luminosity.engine.data.panes.window_panes import WindowPanes
 from luminosity.engine.data.saved_rows import Changes, SavedRows, SingleRow
 from luminosity.engine.data.state import StateStore
-from luminosity.engine.data.trigger_panes import TriggerPanes
 from luminosity.engine.data.watermarks import MAX, MIN, Holds
-from luminosity.engine.data.window_panes import WindowPanes
 from luminosity.engine.data.wire import BLOCK_BYTES
 from luminosity.engine.plan.codecs import ElementCodec
 from luminosity.engine.spill.sorted_runs import LARGE_BYTES

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import heapq
 import itertools
-import marshal
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -18,18 +16,16 @@ from apache_beam.utils.windowed_value import PaneInfo, PaneInfoTiming, WindowedV
 
 from luminosity.engine.data.clock import Clock
 from luminosity.engine.data.expiry import expiry_micros
-from luminosity.engine.data.pane_rows import ROWS_BYTES, TIME_KEY, PaneRows
-from luminosity.engine.data.pane_values import ENTRY_BYTES, PaneValues, spill_values
+from luminosity.engine.data.panes.pane_rows import ROWS_BYTES, TIME_KEY, PaneRows
+from luminosity.engine.data.panes.pane_values import ENTRY_BYTES, PaneValues, spill_values
+from luminosity.engine.data.panes.trigger_state import EXPIRY, Schedule, WindowState
 from luminosity.engine.data.saved_rows import Changes, SingleRow
 from luminosity.engine.data.watermarks import MIN, Holds
 from luminosity.engine.plan.codecs import ElementCodec
 
 __all__ = ["TriggerPanes"]
 
-_COMBINING = type(trigger.GeneralTriggerDriver.INDEX)  # the class of tags whose values are combined
-_EXPIRY = "EXPIRY"  # the domain of the timers that forget windows
 _COMBINE_PREFIX = b"u"  # of rows in a checkpoint: a combining function of triggers. They come before those of entries
-_CLEARED_AT_LEAST = 1000  # timers in a schedule, before the cleared ones are worth removing
 
 
 class TriggerPanes:
@@ -51,15 +47,15 @@ class TriggerPanes:
         self._keeps_times = windowing.timestamp_combiner != TimestampCombiner.OUTPUT_AT_EOW
         self._accumulates = windowing.accumulation_mode == trigger.AccumulationMode.ACCUMULATING
         self._merges = not isinstance(windowing.windowfn, NonMergingWindowFn)
-        self._keys: dict[bytes, dict[BoundedWindow, _WindowState]] = {}
-        self._schedule = _Schedule(clock)
+        self._keys: dict[bytes, dict[BoundedWindow, WindowState]] = {}
+        self._schedule = Schedule(clock)
         self._last_number = 0  # of a window
         self._holds = Holds()
         self._watermark = self.output_watermark = MIN
         self._watermark_time = Timestamp(micros=MIN)
         self.memory_bytes = 0
         self._entry_bytes = ENTRY_BYTES
-        self._rows: PaneRows[_WindowState] | None = None  # if the run is saved
+        self._rows: PaneRows[WindowState] | None = None  # if the run is saved
         self._time = SingleRow(TIME_KEY)
         self._combines: dict[str, Any] = {}  # combining functions that a checkpoint has, by tag
         self._codec: ElementCodec | None = None
@@ -97,18 +93,18 @@ class TriggerPanes:
         elif key.startswith(_COMBINE_PREFIX):
             self._combines[key[len(_COMBINE_PREFIX) :].decode()] = pickler.loads(value)
 
-    def _fields(self, state: _WindowState, _: None) -> tuple[Any, ...]:
+    def _fields(self, state: WindowState, _: None) -> tuple[Any, ...]:
         assert self._codec is not None
         time = state.time.micros if state.time is not None else None
         counts = state.panes, state.nonspeculative_panes, state.is_finished, state.is_unfired
         machine = state.saved(self._combines)
         return self._codec.encode_window(state.window), state.key, time, state.hold, counts, machine
 
-    def _restored(self, fields: tuple[Any, ...]) -> _WindowState:
+    def _restored(self, fields: tuple[Any, ...]) -> WindowState:
         assert self._codec is not None
         encoded, key, time, hold, counts, machine = fields
         window = self._codec.decode_window(encoded)
-        state = _WindowState(key, window, 0, self._schedule)
+        state = WindowState(key, window, 0, self._schedule)
         state.restore(machine, self._combines)
         state.time = Timestamp(micros=time) if time is not None else None
         state.panes, state.nonspeculative_panes, state.is_finished, state.is_unfired = counts
@@ -180,7 +176,7 @@ class TriggerPanes:
         self._watermark_time = Timestamp(micros=watermark)
         yield from self._fire(TimeDomain.WATERMARK, watermark)
         yield from self._fire(TimeDomain.REAL_TIME, self._clock.micros())
-        while (timer := self._schedule.take_due(_EXPIRY, watermark - 1)) is not None:
+        while (timer := self._schedule.take_due(EXPIRY, watermark - 1)) is not None:
             state = timer.state
             if state.is_unfired:  # what the trigger has left over
                 yield state.key, self._pane(state, True, may_be_on_time=True)
@@ -224,14 +220,14 @@ class TriggerPanes:
             yield state.key, self._pane(state, is_last, may_be_on_time=is_event_time)
             self._settle(state)
 
-    def _open(self, key: bytes, window: BoundedWindow) -> _WindowState:
+    def _open(self, key: bytes, window: BoundedWindow) -> WindowState:
         self._last_number += 1
-        state = _WindowState(key, window, self._last_number, self._schedule)
-        state.set_timer("", _EXPIRY, Timestamp(micros=expiry_micros(window, self._windowing)))
+        state = WindowState(key, window, self._last_number, self._schedule)
+        state.set_timer("", EXPIRY, Timestamp(micros=expiry_micros(window, self._windowing)))
         self.memory_bytes += self._entry_bytes + len(key)
         return state
 
-    def _forget(self, state: _WindowState) -> None:
+    def _forget(self, state: WindowState) -> None:
         """Drop all that is kept of a window."""
         windows = self._keys[state.key]
         del windows[state.window]
@@ -239,7 +235,7 @@ class TriggerPanes:
             del self._keys[state.key]
         self._close(state)
 
-    def _close(self, state: _WindowState) -> None:
+    def _close(self, state: WindowState) -> None:
         self._set_hold(state, None)
         state.clear_timers()
         if self._rows is not None:
@@ -248,11 +244,11 @@ class TriggerPanes:
         state.values.release()
 
     def _merge(
-        self, windows: dict[BoundedWindow, _WindowState], added: dict[BoundedWindow, list[WindowedValue]]
+        self, windows: dict[BoundedWindow, WindowState], added: dict[BoundedWindow, list[WindowedValue]]
     ) -> dict[BoundedWindow, list[WindowedValue]]:
         """Merge the windows of a key with those of new elements. Returns the elements by merged window."""
         merged_into: dict[BoundedWindow, BoundedWindow] = {}
-        results: dict[BoundedWindow, _WindowState] = {}
+        results: dict[BoundedWindow, WindowState] = {}
         merge_states = self._merge_states
 
         class Context(WindowFn.MergeContext):
@@ -278,8 +274,8 @@ class TriggerPanes:
         return merged
 
     def _merge_states(
-        self, windows: dict[BoundedWindow, _WindowState], to_be_merged: list[BoundedWindow], result: BoundedWindow
-    ) -> _WindowState | None:
+        self, windows: dict[BoundedWindow, WindowState], to_be_merged: list[BoundedWindow], result: BoundedWindow
+    ) -> WindowState | None:
         """Merge what is kept of windows. Returns the state of the result, or None if nothing was kept of any."""
         state = windows.get(result)
         for window in to_be_merged:
@@ -302,10 +298,10 @@ class TriggerPanes:
             if state.time is not None and not self._keeps_times:
                 state.time = state.last
             self._trigger.on_merge(to_be_merged, result, state)
-            state.set_timer("", _EXPIRY, Timestamp(micros=expiry_micros(result, self._windowing)))
+            state.set_timer("", EXPIRY, Timestamp(micros=expiry_micros(result, self._windowing)))
         return state
 
-    def _add_time(self, state: _WindowState, elements: list[WindowedValue]) -> None:
+    def _add_time(self, state: WindowState, elements: list[WindowedValue]) -> None:
         """Combine the timestamps of new elements with that of the next pane."""
         time: Timestamp | None = state.last
         if self._keeps_times:
@@ -316,7 +312,7 @@ class TriggerPanes:
             is_new = state.time is None or state.time is time
             state.time = time if is_new else self._combiner.combine(state.time, time)
 
-    def _pane(self, state: _WindowState, is_last: bool, *, may_be_on_time: bool) -> WindowedValue:
+    def _pane(self, state: WindowState, is_last: bool, *, may_be_on_time: bool) -> WindowedValue:
         """Return the next pane of a window.
 
         A pane is early until the watermark of the input has passed the window. Beam's own machine looks at the
@@ -349,222 +345,16 @@ class TriggerPanes:
             state.time = None
         return WindowedValue(values, time, (state.window,), pane)
 
-    def _settle(self, state: _WindowState) -> None:
+    def _settle(self, state: WindowState) -> None:
         """Hold the watermark for the next pane of a window, unless that pane is late already."""
         hold = state.time.micros // 1000 * 1000 if state.time is not None else None
         is_late = hold is not None and hold < self.output_watermark // 1000 * 1000
         self._set_hold(state, None if is_late else hold)
 
-    def _set_hold(self, state: _WindowState, hold: int | None) -> None:
+    def _set_hold(self, state: WindowState, hold: int | None) -> None:
         if hold != state.hold:
             if state.hold is not None:
                 self._holds.remove(state.hold)
             if hold is not None:
                 self._holds.add(hold)
             state.hold = hold
-
-
-class _WindowState:
-    """What is kept of a key in one window. Beam's triggers use it as their context.
-
-    A window that came of merging has several numbers: it keeps the timers of all windows that it came of.
-    """
-
-    __slots__ = (
-        "_schedule",
-        "_tags",
-        "_timers",
-        "hold",
-        "is_finished",
-        "is_unfired",
-        "key",
-        "last",
-        "nonspeculative_panes",
-        "numbers",
-        "panes",
-        "time",
-        "values",
-        "window",
-    )
-
-    def __init__(self, key: bytes, window: BoundedWindow, number: int, schedule: _Schedule) -> None:
-        self.key = key
-        self.window = window
-        self.last: Timestamp = window.max_timestamp()
-        self.values = PaneValues()
-        self.time: Timestamp | None = None  # of the next pane
-        self.hold: int | None = None
-        self.panes = 0
-        self.nonspeculative_panes = 0
-        self.is_finished = False  # whether the trigger fires no more
-        self.is_unfired = False  # whether it has elements that were in no pane yet
-        self.numbers = [number]
-        self._schedule = schedule
-        self._tags: dict[str, tuple[Any, Any]] = {}  # the combining function, or None for a set, and what it has
-        self._timers: dict[tuple[int, str, str], _Timer] = {}
-
-    def saved(self, combines: dict[str, Any]) -> tuple[Any, ...]:
-        """Return the triggers' state and timers, for ``marshal``. Adds their combining functions to ``combines``."""
-        timers = [
-            (*identity, timer.fire_micros, timer.order) for identity, timer in self._timers.items() if timer.is_set
-        ]
-        for name, (combine, _) in self._tags.items():
-            if combine is not None:
-                combines.setdefault(name, combine)
-        kept: Any = {name: (combine is not None, kept) for name, (combine, kept) in self._tags.items()}
-        try:
-            marshal.dumps(kept)
-        except ValueError:  # not of Python's own types
-            kept = pickler.dumps(kept)
-        return self.numbers, timers, kept
-
-    def restore(self, saved: tuple[Any, ...], combines: dict[str, Any]) -> None:
-        """Take over what :meth:`saved` has returned."""
-        self.numbers, timers, tags = saved
-        for number, name, domain, micros, order in timers:
-            self._timers[number, name, domain] = self._schedule.restore(self, domain, micros, order)
-        if isinstance(tags, bytes):
-            tags = pickler.loads(tags)
-        for name, (is_combined, kept) in tags.items():
-            self._tags[name] = combines[name] if is_combined else None, kept
-
-    def get_current_time(self) -> float:
-        """Return the processing time in seconds, for triggers."""
-        return self._schedule.clock.micros() / 1e6
-
-    def add_state(self, tag: Any, value: Any) -> None:
-        """Add a value to the state of a trigger."""
-        if isinstance(tag, _COMBINING):
-            combine, kept = self._tags.get(tag.tag) or (tag.combine_fn, tag.combine_fn.create_accumulator())
-            self._tags[tag.tag] = combine, combine.add_input(kept, value)
-        else:
-            self._tags[tag.tag] = None, {*self.get_state(tag), value}
-
-    def get_state(self, tag: Any) -> Any:
-        """Return the state of a trigger."""
-        combine, kept = self._tags.get(tag.tag) or (None, None)
-        if not isinstance(tag, _COMBINING):
-            return kept or ()
-        if combine is None:
-            return tag.combine_fn.extract_output(tag.combine_fn.create_accumulator())
-        return combine.extract_output(kept)
-
-    def clear_state(self, tag: Any) -> None:
-        """Clear the state of a trigger."""
-        self._tags.pop(tag.tag, None)
-
-    def set_timer(self, name: str, time_domain: str, timestamp: Any) -> None:
-        """Set a timer, for triggers."""
-        micros = timestamp.micros if isinstance(timestamp, Timestamp) else Timestamp.of(timestamp).micros
-        identity = self.numbers[0], name, time_domain
-        timer = self._timers.get(identity)
-        if timer is not None and timer.is_set:
-            if timer.fire_micros == micros:
-                return  # as for each element of a window
-            self._schedule.clear(timer)
-        self._timers[identity] = self._schedule.add(self, time_domain, micros)
-
-    def clear_timer(self, name: str, time_domain: str) -> None:
-        """Clear a timer, for triggers."""
-        for number in self.numbers:
-            timer = self._timers.pop((number, name, time_domain), None)
-            if timer is not None and timer.is_set:
-                self._schedule.clear(timer)
-
-    def clear_timers(self) -> None:
-        """Clear all timers."""
-        for timer in self._timers.values():
-            if timer.is_set:
-                self._schedule.clear(timer)
-        self._timers.clear()
-
-    def absorb(self, other: _WindowState) -> None:
-        """Take over the values, the state and the timers of another window of the same key."""
-        for timer in other._timers.values():
-            timer.state = self
-        self._timers.update(other._timers)
-        self.numbers += other.numbers
-        other._timers = {}
-        for number in other.numbers:
-            expiry = self._timers.pop((number, "", _EXPIRY), None)
-            if expiry is not None and expiry.is_set:
-                self._schedule.clear(expiry)
-        self.is_finished |= other.is_finished
-        self.is_unfired |= other.is_unfired
-        for name, (combine, kept) in other._tags.items():
-            if name not in self._tags:
-                self._tags[name] = combine, kept
-            elif combine is None:
-                self._tags[name] = None, self._tags[name][1] | kept
-            else:
-                self._tags[name] = combine, combine.merge_accumulators([self._tags[name][1], kept])
-        self.values.extend(other.values)
-        other.values = PaneValues()
-
-
-class _Timer:
-    """A timer of a trigger, or the expiry of a window."""
-
-    __slots__ = ("domain", "fire_micros", "is_set", "order", "state")
-
-    def __init__(self, state: _WindowState, domain: str, fire_micros: int, order: int) -> None:
-        self.state = state
-        self.domain = domain
-        self.fire_micros = fire_micros
-        self.order = order
-        self.is_set = True
-
-    def __lt__(self, other: _Timer) -> bool:
-        return (self.fire_micros, self.order) < (other.fire_micros, other.order)
-
-
-class _Schedule:
-    """The timers of all keys, each domain in a heap. Cleared ones are removed once they are the larger part."""
-
-    def __init__(self, clock: Clock) -> None:
-        self.clock = clock
-        self._heaps: dict[str, list[_Timer]] = {TimeDomain.WATERMARK: [], TimeDomain.REAL_TIME: [], _EXPIRY: []}
-        self._cleared = dict.fromkeys(self._heaps, 0)
-        self._last_order = 0
-
-    def __len__(self) -> int:
-        return sum(map(len, self._heaps.values()))
-
-    def add(self, state: _WindowState, domain: str, micros: int) -> _Timer:
-        """Set a timer."""
-        self._last_order += 1
-        return self.restore(state, domain, micros, self._last_order)
-
-    def restore(self, state: _WindowState, domain: str, micros: int, order: int) -> _Timer:
-        """Set a timer again that was set before a restart. Timers of one moment fire in the order of ``order``."""
-        timer = _Timer(state, domain, micros, order)
-        heapq.heappush(self._heaps[domain], timer)
-        self._last_order = max(self._last_order, order)
-        return timer
-
-    def clear(self, timer: _Timer) -> None:
-        """Clear a timer that is set."""
-        timer.is_set = False
-        self._cleared[timer.domain] += 1
-        heap = self._heaps[timer.domain]
-        if 2 * self._cleared[timer.domain] > len(heap) + _CLEARED_AT_LEAST:
-            heap[:] = [timer for timer in heap if timer.is_set]
-            heapq.heapify(heap)
-            self._cleared[timer.domain] = 0
-
-    def next_fire(self, domain: str) -> int | None:
-        """Return when the next timer fires, in microseconds, or None if none is set."""
-        heap = self._heaps[domain]
-        while heap and not heap[0].is_set:
-            heapq.heappop(heap)
-            self._cleared[domain] -= 1
-        return heap[0].fire_micros if heap else None
-
-    def take_due(self, domain: str, now: int) -> _Timer | None:
-        """Remove and return the first timer that is due, or None if there is none."""
-        fire = self.next_fire(domain)
-        if fire is None or fire > now:
-            return None
-        timer = heapq.heappop(self._heaps[domain])
-        timer.is_set = False
-        return timer

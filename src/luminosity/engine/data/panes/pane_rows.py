@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-from luminosity.engine.data.pane_values import Mark, PaneValues
+from luminosity.engine.data.panes.pane_values import Mark, PaneValues
 from luminosity.engine.data.saved_rows import MARSHAL_VERSION, Changes
 from luminosity.engine.spill.files import pieces
 

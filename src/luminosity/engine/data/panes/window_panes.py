@@ -15,8 +15,8 @@ from apache_beam.utils.timestamp import Timestamp
 from apache_beam.utils.windowed_value import PaneInfo, PaneInfoTiming, WindowedValue
 
 from luminosity.engine.data.expiry import expiry_micros
-from luminosity.engine.data.pane_rows import ROWS_BYTES, TIME_KEY, PaneRows
-from luminosity.engine.data.pane_values import ENTRY_BYTES, PaneValues, spill_values
+from luminosity.engine.data.panes.pane_rows import ROWS_BYTES, TIME_KEY, PaneRows
+from luminosity.engine.data.panes.pane_values import ENTRY_BYTES, PaneValues, spill_values
 from luminosity.engine.data.saved_rows import Changes, SingleRow
 from luminosity.engine.data.watermarks import MIN, Holds
 from luminosity.engine.plan.codecs import ElementCodec
