@@ -43,7 +43,7 @@ class WriteMetrics:
 
     def note(self, micros: int) -> None:
         """Note the event time of an element that is sent."""
-        if len(self._times) < _MOST_TIMES and _NO_TIME < micros < _END_OF_TIME:
+        if len(self._times) < _MOST_TIMES:
             self._times.append(micros)
 
     def note_rows(self, batch: pa.RecordBatch, micros: int) -> None:
@@ -54,7 +54,6 @@ class WriteMetrics:
             times: Any = column.cast(pa.int64()).to_numpy()
         else:
             times = np.full(batch.num_rows, micros, np.int64)
-        times = times[(times > _NO_TIME) & (times < _END_OF_TIME)]
         self._times.frombytes(times[: _MOST_TIMES - len(self._times)].tobytes())
 
     def count(self, written: int, size: int, unwritten: int) -> None:
@@ -62,8 +61,10 @@ class WriteMetrics:
         self._written.inc(written)
         self._bytes.inc(size)
         self._unwritten.inc(unwritten)
-        if self._times:
-            latencies: Any = (time.time_ns() // 1000 - np.frombuffer(self._times, np.int64)) // 1000
+        times: Any = np.array(self._times, np.int64)
+        times = times[(times > _NO_TIME) & (times < _END_OF_TIME)]
+        if len(times):
+            latencies = (time.time_ns() // 1000 - times) // 1000
             self._latencies.count(latencies)
             self._latency.update(max(0, int(latencies.max())))
-            self._times = array("q")
+        self.start()
