@@ -45,7 +45,7 @@ SLOW = {
     "docs/remote.md",
     "docs/serving.md",
     "docs/stores.md",
-    "docs/streams.md",
+    "docs/streaming.md",
     "docs/tables.md",
     "docs/tutorial-drift.md",
     "docs/tutorial-tables.md",

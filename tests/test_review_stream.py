@@ -23,6 +23,9 @@ import stream
 from rich.console import Console
 from luminosity.testing import KafkaBroker
 
+def offset_of(record):
+    return int(dict(record.headers)["offset"])
+
 def main():
     out, windows = Path(sys.argv[2]), (0, 10_000, 20_000)
     (out / "prepared").mkdir(parents=True)
@@ -52,6 +55,7 @@ def main():
             "back": [row["text"] for row in live.to_pylist() if row["id"] == reviews[2]["id"]],
             "enriched": len(enriched),
             "tombstones": [record.key.decode() for record in enriched if record.value is None],
+            "last": {record.key.decode(): record.value is not None for record in sorted(enriched, key=offset_of)},
             "windows": sorted(json.loads(record.value)["from"] for record in drift),
         }))
 
@@ -80,6 +84,7 @@ def test_stream_and_backfill_are_equal_and_tombstones_delete(tmp_path: Path) -> 
     assert found["back"] == ["it is back"]
     assert found["enriched"] == 34
     assert sorted(found["tombstones"]) == sorted(map(str, (first, second, third)))
+    assert {int(key) for key, has_value in found["last"].items() if has_value} == set(found["ids"])
     assert found["windows"] == [1_700_000_000.0, 1_700_000_010.0, 1_700_000_020.0]
     live, past = points_of(tmp_path / "stream" / "store"), points_of(tmp_path / "backfill" / "store")
     assert sorted(live) == found["ids"]

@@ -35,7 +35,7 @@ import pyarrow.parquet
 import sentiment
 from apache_beam.metrics import Metrics
 from apache_beam.options.pipeline_options import PipelineOptions
-from apache_beam.transforms.window import FixedWindows
+from apache_beam.transforms.window import FixedWindows, GlobalWindows
 from cleaning import clean
 from feed import Feed
 from language import Language
@@ -103,7 +103,15 @@ def build(pipeline: beam.Pipeline, topics: Topics, out: Path, prepared: Path, wi
     _ = (
         enriched
         | "WithoutVectors" >> MapTable(lambda rows: rows.drop_columns(["semantic", "tone"]))
-        | "Publish" >> WriteKafka(topics.servers, topics.enriched, key=lambda row: str(row["id"]), value=record_of)
+        | "Publish"
+        >> WriteKafka(
+            topics.servers,
+            topics.enriched,
+            key=lambda row: str(row["id"]),
+            value=record_of,
+            # Models run in parallel, so records of a key may change places: the offset says which is the last.
+            headers=lambda row: {"offset": str(row["_offset"])},
+        )
     )
     latest = (
         enriched
@@ -115,7 +123,7 @@ def build(pipeline: beam.Pipeline, topics: Topics, out: Path, prepared: Path, wi
     _ = latest | "Rows" >> MapTable(lambda rows: chosen(rows, deleted=False)) | WriteTable(out / "enriched")
     _ = latest | "Deletions" >> MapTable(deletions_of) | "WriteDeletions" >> WriteTable(out / "deleted")
     _ = (
-        latest
+        for_store(latest)
         | "Points" >> MapTable(lambda rows: rows.select(["id", "text", "sentiment", "semantic", "_deleted"]))
         | "Store" >> WriteQdrant(out / "store", COLLECTION, vectors="semantic")
     )
@@ -125,6 +133,23 @@ def build(pipeline: beam.Pipeline, topics: Topics, out: Path, prepared: Path, wi
         | "Drift" >> MMDTest(prepared / "reference.npy", column="semantic", id="id").with_exception_handling()
     )
     _ = results | "Report" >> beam.ParDo(ReportDrift()) | "PublishDrift" >> WriteKafka(topics.servers, topics.drift)
+
+
+def for_store(latest: Any) -> Any:
+    """Return the rows that the store gets.
+
+    A stream writes one window after the other. A batch has all windows at once, in any order, so that a deletion may
+    come before the row: there, only the last row of each id is kept.
+    """
+    if not latest.is_bounded:
+        return latest
+    return (
+        latest
+        | "AllWindows" >> beam.WindowInto(GlobalWindows())
+        | "ByPartitionAgain" >> beam.Map(lambda rows: (rows["_partition"][0].as_py(), rows))
+        | "CollectAll" >> beam.GroupByKey()
+        | "LatestOfAll" >> beam.MapTuple(lambda _, batches: latest_of(batches)).with_output_types(pa.RecordBatch)
+    )
 
 
 def embedder() -> SentenceEmbedder:
@@ -266,7 +291,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             feed.start()
             own.bootstrap_servers = broker.bootstrap_servers
         topics = Topics(own.bootstrap_servers, own.topic)
+        console.print(f"Stream of {own.seconds:g} s: {topics.reviews} to {topics.enriched}, {topics.drift}, and {out}")
         run(flags, topics, out / "stream", prepared, own.window, end)
+        console.print("Backfill: the same pipeline, as a batch over what is in the topic")
         run(flags, topics, out / "backfill", prepared, own.window, end)
         report(console, broker, topics, out)
 
