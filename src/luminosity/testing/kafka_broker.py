@@ -192,6 +192,7 @@ class KafkaBroker:
         """
         self._cluster.check_open()
         deadline = time.monotonic() + timeout_s
+        present: int | None = None
         consumer = self._kafka.Consumer(
             {
                 "bootstrap.servers": self.bootstrap_servers,
@@ -213,6 +214,8 @@ class KafkaBroker:
                     raise KafkaError(f"{topic}: found {present} records, expected {count} within {timeout_s:g} s")
                 time.sleep(_POLL_S)
         except self._kafka.KafkaException as error:
+            if count is not None and present is not None and time.monotonic() >= deadline:
+                raise KafkaError(f"{topic}: found {present} records, expected {count} within {timeout_s:g} s") from None
             raise KafkaError(f"{topic}: can't be read: {error.args[0].str()}") from error
         finally:
             consumer.close()
