@@ -179,6 +179,9 @@ class Checkpointer:
         self._number = 0
         self._due = self._soonest = 0.0
         self._writer: CheckpointWriter | None = None
+        self._notify: Callable[[CheckpointWritten], None] | None = None
+        self._written = self._synced = 0  # the numbers of the last checkpoints that were written, and are on the disk
+        self._awaited: dict[str, int] = {}  # by stage: the checkpoint with which its side inputs are saved
         self._unsaved: list[Attempt] = []  # to be finalized after the next checkpoint
         # What to do once a checkpoint with this number is on the disk.
         self._after_sync: list[tuple[int, list[Callable[[], None]], list[Attempt]]] = []
@@ -189,6 +192,7 @@ class Checkpointer:
 
     def start(self, notify: Callable[[CheckpointWritten], None]) -> None:
         """Start to write."""
+        self._notify = notify
         self._writer = CheckpointWriter(
             self._folder, lambda number, synced, error: notify(CheckpointWritten(number, synced, error))
         )
@@ -196,8 +200,10 @@ class Checkpointer:
 
     def next_due(self) -> float:
         """Return when the next checkpoint is due: soon, if input waits for it."""
-        waiting = (buffer.stable for buffer in self._buffers.values() if buffer.stable is not None)
-        return min(self._due, self._soonest) if any(stable.is_waiting for stable in waiting) else self._due
+        stables = (buffer.stable for buffer in self._buffers.values() if buffer.stable is not None)
+        is_awaited = any(number > self._number for number in self._awaited.values())
+        is_urgent = is_awaited or any(stable.is_waiting for stable in stables)
+        return min(self._due, self._soonest) if is_urgent else self._due
 
     def tick(self, now: float) -> None:
         """Save what has changed, if it is time to and the last checkpoint is written."""
@@ -209,6 +215,13 @@ class Checkpointer:
         self._due = now + max(self._interval_s, took / _LONGEST_SHARE)
         self._soonest = now + max(min(self._interval_s, _STABLE_S), took / _LONGEST_SHARE)
 
+    def has_side_inputs(self, stage_id: str) -> bool:
+        """Return whether a checkpoint was written since the first call for this stage. If not, one is due soon."""
+        if self._written >= self._awaited.setdefault(stage_id, self._number + 1):
+            del self._awaited[stage_id]
+            return True
+        return False
+
     def finalize_later(self, attempt: Attempt) -> None:
         """Keep an attempt until the checkpoint that has its commit is on the disk."""
         self._unsaved.append(attempt)
@@ -219,6 +232,8 @@ class Checkpointer:
 
     def written(self, message: CheckpointWritten) -> list[Attempt]:
         """Pass on stable input, and remove files that are not needed any more. Returns attempts to be finalized."""
+        self._written = max(self._written, message.number)
+        self._synced = max(self._synced, message.synced)
         for buffer in self._buffers.values():
             buffer.release_saved(message.number)
         finalizable: list[Attempt] = []
@@ -269,6 +284,8 @@ class Checkpointer:
         self._collect(collected)
         actions = self._contents.drop_unused(collected.used, collected.tokens, changes)
         if changes.is_empty and not self._unsaved:
+            if self._awaited and self._notify is not None:  # The last checkpoint has it already.
+                self._notify(CheckpointWritten(changes.number, self._synced))
             return
         changes.meta["saved_at"] = f"{time.time():.3f}"
         self._after_sync.append((changes.number, actions, self._unsaved))

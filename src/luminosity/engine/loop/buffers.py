@@ -128,7 +128,7 @@ class BufferRun:
             self.grouping.add(block)
         elif self.live is not None:
             self.live.add(block)
-        elif self.stable is not None and self.side_input is None and self.live_side_input is None:
+        elif self.stable is not None and self._is_only_queued():
             self.stable.add(block)
         else:
             self.pass_on(block)
@@ -145,12 +145,14 @@ class BufferRun:
     def watermark(self) -> int:
         """Return the watermark of the buffer's future output. A grouping has output once all its input is there."""
         watermark = self._input_watermark()
+        if self.stable is not None:
+            watermark = min(watermark, self.stable.holds.minimum)
         if self.grouping is not None and not self._is_exhausted:
             return min(watermark, self.grouping.earliest, MAX - 1)
         if self.live is not None:
             # Before the watermark has passed through, groups for it may still come out.
             return min(watermark, self.live.watermark, self.live.earliest)
-        return watermark if self.stable is None else min(watermark, self.stable.holds.minimum)
+        return watermark
 
     def set_source_watermark(self, watermark: int) -> None:
         """Note the watermark of input that comes from no stage."""
@@ -175,7 +177,7 @@ class BufferRun:
                 block = self.grouping.next_block()
                 if block is None:
                     return True
-                self.pass_on(block)
+                self._pass_on_group(block)
             else:
                 return has_moved
             has_moved = True
@@ -191,8 +193,18 @@ class BufferRun:
 
     def _pass_on_panes(self, live: LiveGrouping) -> None:
         while (block := live.next_block()) is not None:
-            self.pass_on(block)
+            self._pass_on_group(block)
         self._spill_policy.check()
+
+    def _pass_on_group(self, block: Block) -> None:
+        if self.stable is not None and self._is_only_queued():
+            self.stable.add(block)
+        else:
+            self.pass_on(block)
+
+    def _is_only_queued(self) -> bool:
+        """Return whether no stage reads the buffer as a side input."""
+        return self.side_input is None and self.live_side_input is None
 
     def next_fire(self) -> int | None:
         """Return when the next processing-time trigger fires that can fire, in microseconds since 1970."""
@@ -218,7 +230,8 @@ class BufferRun:
         if self.side_input is not None or not self.readers:
             return True
         ready = [stage for stage, _ in self.readers if stage.is_ready]
-        return bool(ready) and all(stage.queued_bytes <= self.limit // 2 for stage in ready)
+        held = self.stable.bytes if self.stable is not None else 0
+        return bool(ready) and all(stage.queued_bytes + held <= self.limit // 2 for stage in ready)
 
     def take_dropped(self) -> int:
         """Return how many elements were dropped since the last call, because they came too late."""

@@ -83,6 +83,13 @@ class CheckpointHook(Protocol):
         """
         ...
 
+    def has_side_inputs(self, stage_id: str) -> bool:
+        """Return whether a checkpoint was written since the first call for this stage, whose side inputs are complete.
+
+        If not, one is written soon.
+        """
+        ...
+
     def has_unsaved(self) -> bool:
         """Return whether attempts wait for their finalization."""
         ...

@@ -476,8 +476,11 @@ class Scheduler:
         readers: dict[LiveSideInput, int] = {}  # the watermark of all input that is still to read the side input
         for stage in self._parts.stages:
             if not stage.is_ready:
-                bounded = (buffers[s.buffer_id] for s in stage.plan.side_inputs if not s.is_unbounded)
-                stage.is_ready = all(buffer.watermark() >= MAX for buffer in bounded)
+                bounded = [buffers[s.buffer_id] for s in stage.plan.side_inputs if not s.is_unbounded]
+                is_complete = all(buffer.watermark() >= MAX for buffer in bounded)
+                # Beam's sinks remove files that their side inputs don't name: these must not change after a restart.
+                is_saved = not (is_complete and bounded) or self._are_saved(stage)
+                stage.is_ready = is_complete and is_saved
             sides = self._live_side_inputs(stage)
             for side_input, buffer in sides.items():
                 side_input.advance(buffer.watermark())
@@ -487,6 +490,10 @@ class Scheduler:
                 readers[side_input] = min(stage.input_watermark, readers.get(side_input, MAX))
         for side_input, watermark in readers.items():
             side_input.forget(watermark)
+
+    def _are_saved(self, stage: StageRun) -> bool:
+        """Return whether a checkpoint has the side inputs of a stage, which are complete."""
+        return self._parts.checkpoint is None or self._parts.checkpoint.has_side_inputs(stage.id)
 
     def _live_side_inputs(self, stage: StageRun) -> dict[LiveSideInput, BufferRun]:
         """Return the unbounded side inputs of a stage, and the buffers that they belong to."""

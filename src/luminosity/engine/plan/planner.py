@@ -41,6 +41,7 @@ _ONE_WINDOW_URNS = {
 }
 _SDF_TRUNCATE_URN = common_urns.sdf_components.TRUNCATE_SIZED_RESTRICTION.urn
 # Beam's sinks without a fixed number of shards. Only their name tells them in the proto; our sinks are annotated.
+_BEFORE_MOVING_FILES = "/GroupTempFilesByDestination"  # in fileio.WriteToFiles: the next step gives files their names
 _BEAM_WRITES_FILE_PER_BUNDLE = "/WriteImpl/WriteBundles"
 SINK_STARTS = "/WriteImpl/WindowInto(WindowIntoFn)"  # the first step of the same sinks
 _IO_URNS = (bundle_processor.DATA_INPUT_URN, bundle_processor.DATA_OUTPUT_URN)
@@ -195,6 +196,7 @@ def _buffers(
                 coders[output],
                 is_unbounded,
                 gbk.unique_name,
+                is_stable=gbk.unique_name.endswith(_BEFORE_MOVING_FILES),
             )
         else:
             pcollection = written.get(buffer_id) or read[buffer_id]

@@ -1,0 +1,205 @@
+"""Pipelines with a checkpoint that are killed and started again, as a script. Their results tell every repetition.
+
+``python -m tests.durability.jobs NAME FOLDER [OPTION ...]`` runs one. With ``CRASH=POINT:N`` in the environment, the
+process ends at the N-th time that it comes to a point: see ``_CRASHES``.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import apache_beam as beam
+import pyarrow as pa
+from apache_beam.coders import VarIntCoder
+from apache_beam.io import fileio
+from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.pvalue import AsDict, AsSingleton
+from apache_beam.transforms.userstate import ReadModifyWriteStateSpec
+from apache_beam.transforms.window import FixedWindows
+
+from luminosity import (
+    Handler,
+    KafkaRecord,
+    LuminosityRunner,
+    ReadKafka,
+    RunInference,
+    TableFromRows,
+    WriteLance,
+    WriteQdrant,
+    WriteTable,
+)
+from luminosity.engine.durable import saving, store
+from tests.marks import first_time
+
+_WINDOW_S = 20
+RECORDS_PER_SECOND = 100  # of event time: how many records have timestamps in one second
+
+COUNTS = pa.schema([("key", pa.int64()), ("n", pa.int64()), ("vector", pa.list_(pa.float32(), 2))])
+GROUPS = pa.schema([("key", pa.int64()), ("sum", pa.int64()), ("count", pa.int64()), ("name", pa.string())])
+
+ELEMENTS, KEYS = 1_500, 50
+SINK_ROWS = 20
+
+
+class Count(beam.DoFn):
+    """Emits each key with the number of its records so far."""
+
+    _COUNT = beam.DoFn.StateParam(ReadModifyWriteStateSpec("count", VarIntCoder()))
+
+    def process(self, element: tuple[int, None], count: Any = _COUNT) -> Iterator[dict[str, Any]]:
+        number = (count.read() or 0) + 1
+        count.write(number)
+        yield {"key": element[0], "n": number, "vector": [1.0, float(number)]}
+
+
+def slowly(seconds: float) -> Callable[[Any], Any]:
+    """Return a function that returns its argument after a while."""
+
+    def wait(value: Any) -> Any:
+        time.sleep(seconds)
+        return value
+
+    return wait
+
+
+def count_stream(pipeline: beam.Pipeline, folder: Path) -> None:
+    """Count the records of each key of a topic, and write each count to a table and the last one to a store."""
+    servers = (folder / "servers").read_text()
+    records: Any = pipeline | ReadKafka(servers, "in", max_out_of_orderness=0)
+    counted = (
+        records
+        | "Slowly" >> beam.Map(slowly(0.0005)).with_output_types(KafkaRecord)
+        | "Key" >> beam.Map(lambda record: (int(record.key), None)).with_output_types(tuple[int, None])
+        | "Count" >> beam.ParDo(Count()).with_output_types(dict[str, Any])
+        | beam.WindowInto(FixedWindows(_WINDOW_S))
+        | TableFromRows(COUNTS)
+    )
+    _ = counted | WriteTable(folder / "table")
+    _ = counted | WriteQdrant(folder / "qdrant", "counts", vectors="vector", id="key")
+    _ = counted | WriteLance(folder / "counts.lance")
+
+
+class Triple(Handler[int, int, None]):
+    """A model in the shared host."""
+
+    def load_model(self) -> None:
+        return None
+
+    def share_model_across_processes(self) -> bool:
+        return True
+
+    def predict(self, model: None, batch: Sequence[int], inference_args: Any = None) -> list[int]:
+        time.sleep(0.001 * len(batch))
+        return [3 * example for example in batch]
+
+
+def group_batch(pipeline: beam.Pipeline, folder: Path) -> None:
+    """Run a model, group its predictions, join them with side inputs, and write them with several sinks."""
+    numbers = pipeline | beam.Create(range(ELEMENTS)) | beam.Reshuffle()
+    total: Any = numbers | "Total" >> beam.CombineGlobally(sum)
+    names = pipeline | "Keys" >> beam.Create([(key, f"key {key}") for key in range(KEYS)])
+    predicted = numbers | "Slowly" >> beam.Map(slowly(0.002)) | RunInference(Triple())
+
+    def describe(group: tuple[int, Any], total: int, names: dict[int, str]) -> dict[str, Any]:
+        key, values = group[0], list(group[1])
+        assert total == sum(range(ELEMENTS)), f"the side input is {total}"
+        return {"key": key, "sum": sum(values), "count": len(values), "name": names[key]}
+
+    groups = (
+        predicted
+        | beam.Map(lambda result: (result.example % KEYS, result.inference))
+        | beam.GroupByKey()
+        | "SlowlyToo" >> beam.Map(slowly(0.02))
+        | beam.Map(describe, AsSingleton(total), AsDict(names))
+    )
+    table = groups | TableFromRows(GROUPS)
+    _ = table | WriteTable(folder / "table")
+    _ = table | WriteLance(folder / "groups.lance")
+    lines = groups | beam.Map(lambda row: f"{row['key']} {row['sum']} {row['count']}")
+    _ = lines | beam.io.WriteToText(str(folder / "text" / "part"))
+    _ = lines | fileio.WriteToFiles(str(folder / "files"))
+
+
+class KillOnce(beam.DoFn):
+    """Kills the whole run, once, right after the step before has done its work: nothing of it is saved yet."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self._mark = folder / f"killed-{name}"
+
+    def process(self, element: object) -> None:
+        if first_time(self._mark):
+            os.killpg(os.getpgid(0), signal.SIGKILL)
+
+
+def publish_with_all_sinks(pipeline: beam.Pipeline, folder: Path) -> None:
+    """Write a few rows with each sink. The run is killed after each of them."""
+    rows = pipeline | beam.Create([{"key": key, "n": key, "vector": [1.0, float(key)]} for key in range(SINK_ROWS)])
+    table = rows | TableFromRows(COUNTS)
+    lines = rows | "Lines" >> beam.Map(lambda row: f"{row['key']}")
+    (folder / "appended").mkdir(exist_ok=True)
+    sinks: dict[str, Any] = {
+        "table": table | "Table" >> WriteTable(folder / "table"),
+        "appended": table | "Appended" >> WriteTable(folder / "appended", if_exists="append"),
+        "one file": table | "OneFile" >> WriteTable(folder / "one.jsonl", if_exists="replace"),
+        "lance": table | WriteLance(folder / "rows.lance"),
+        "qdrant": table | WriteQdrant(folder, "points", vectors="vector", id="key", if_exists="fail"),
+        "text": lines | beam.io.WriteToText(str(folder / "text" / "part"), num_shards=3),
+        "files": lines | fileio.WriteToFiles(str(folder / "files")),
+    }
+    for name, written in sinks.items():
+        _ = written | f"Kill after {name}" >> beam.ParDo(KillOnce(folder, name))
+
+
+JOBS: dict[str, Callable[[beam.Pipeline, Path], None]] = {
+    "stream": count_stream,
+    "batch": group_batch,
+    "sinks": publish_with_all_sinks,
+}
+
+
+def _crash_in(owner: Any, name: str, number: int, *, after: bool = False) -> None:
+    """Let a method end the process when it is called for the n-th time, before or after it has done its work."""
+    real, left = getattr(owner, name), number
+
+    def crash(*arguments: Any, **options: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left == 0 and not after:
+            os._exit(1)
+        result = real(*arguments, **options)
+        if left == 0:
+            os._exit(1)
+        return result
+
+    setattr(owner, name, crash)
+
+
+_CRASHES: dict[str, Callable[[int], None]] = {
+    "in a transaction": lambda number: _crash_in(store.CheckpointFolder, "_apply", number, after=True),
+    "before files are removed": lambda number: _crash_in(saving.Contents, "_let_go", number),
+    "before finalization": lambda number: _crash_in(saving.Checkpointer, "written", number),
+}
+
+
+def main(name: str, folder: str, *options: str) -> None:
+    if crash := os.environ.get("CRASH"):
+        point, _, number = crash.rpartition(":")
+        _CRASHES[point](int(number))
+    pipeline = beam.Pipeline(
+        LuminosityRunner(),
+        PipelineOptions(["--progress=off", "--cpu_workers=2", f"--checkpoint_dir={folder}/checkpoint", *options]),
+    )
+    JOBS[name](pipeline, Path(folder))
+    result = pipeline.run()
+    result.wait_until_finish()
+    print("ended:", result.state)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,146 @@
+"""Starts a job in a process group of its own, kills all of it at random times, and starts it again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow.parquet as pq
+
+from luminosity.testing import KafkaBroker
+from tests.durability import jobs
+
+_ROOT = Path(__file__).resolve().parent.parent.parent
+_POLL_S = 0.05
+_LONGEST_S = 240.0  # until a start saves its first checkpoint, or a job ends, on a busy machine
+
+
+class Job:
+    """A job whose process is killed and started again. Use it as a context: the last process is killed at its end."""
+
+    def __init__(self, name: str, folder: Path, *options: str) -> None:
+        self.name = name
+        self.folder = folder
+        self.starts = 0
+        self._options = options
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.kill()
+
+    @property
+    def output(self) -> str:
+        """What all processes have printed."""
+        return (self.folder / "output").read_text(errors="replace")
+
+    def start(self, crash: str = "") -> None:
+        """Start a process, as leader of a new group. ``crash`` is a point at which it ends: see ``jobs``."""
+        self.starts += 1
+        with open(self.folder / "output", "ab") as output:
+            output.write(f"--- start {self.starts} {crash}\n".encode())
+            output.flush()
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.durability.jobs", self.name, str(self.folder), *self._options],
+                cwd=_ROOT,
+                env={**os.environ, "PYTHONPATH": f"{_ROOT / 'src'}", "CRASH": crash},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def wait_for(self, condition: Callable[[], Any], what: str) -> None:
+        """Wait until a condition holds, or the process has ended. Raises if that takes too long."""
+        deadline = time.monotonic() + _LONGEST_S
+        while not condition() and self.is_running:
+            assert time.monotonic() < deadline, f"waited {_LONGEST_S:.0f} s for {what}:\n{self.output[-5_000:]}"
+            time.sleep(_POLL_S)
+
+    def wait_for_checkpoint(self) -> None:
+        """Wait until this start has saved something."""
+        before = time.time()
+        self.wait_for(lambda: self.saved_at() > before, "a checkpoint")
+
+    def saved_at(self) -> float:
+        """Return when the last checkpoint was saved; 0 if there is none."""
+        path = self.folder / "checkpoint" / "checkpoint.sqlite"
+        with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(path, timeout=5)) as database:
+            found = database.execute("SELECT value FROM meta WHERE key = 'saved_at'").fetchone()
+            return float(found[0]) if found else 0.0
+        return 0.0
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the process has not ended."""
+        return self._process is not None and self._process.poll() is None
+
+    def wait(self) -> int:
+        """Wait for the end of the process, and return its status."""
+        assert self._process is not None
+        self.wait_for(lambda: False, "the end of the job")
+        return self._process.wait()
+
+    def kill(self) -> None:
+        """Kill the process, its workers and its model host, all at once."""
+        if self._process is None:
+            return
+        with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+            family = psutil.Process(self._process.pid).children(recursive=True)
+            os.killpg(self._process.pid, signal.SIGKILL)
+            for each in family:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    each.kill()
+            psutil.wait_procs(family, timeout=30)
+        self._process.wait()
+        self._process = None
+
+    def kill_at_random(self, chance: random.Random, kills: int, spread_s: float) -> int:
+        """Start and kill the job some times, each within ``spread_s`` after its first checkpoint.
+
+        Returns how often it was killed; it may have ended before.
+        """
+        for done in range(kills):
+            self.start()
+            self.wait_for_checkpoint()
+            time.sleep(chance.uniform(0, spread_s))
+            if not self.is_running:
+                return done
+            self.kill()
+        return kills
+
+
+def produce(broker: KafkaBroker, folder: Path, keys: int, per_key: int) -> None:
+    """Write all records of the stream: ``keys`` different ones in turn, ``per_key`` times."""
+    broker.create_topic("in", 4)
+    (folder / "servers").write_text(broker.bootstrap_servers)
+    second_ms = 1_000 // jobs.RECORDS_PER_SECOND
+    records: list[Any] = [
+        {
+            "key": str(number % keys),
+            "value": b"",
+            "timestamp": 1_000_000_000 + number * second_ms,
+            "partition": number % 4,
+        }
+        for number in range(keys * per_key)
+    ]
+    broker.produce_many("in", records)
+
+
+def published_rows(table: Path) -> int:
+    """Return how many rows the published files of a table have. Files may be added meanwhile."""
+    if not table.is_dir():
+        return 0
+    return sum(pq.read_metadata(path).num_rows for path in table.glob("*.parquet"))
