@@ -11,15 +11,17 @@ from typing import Any
 
 import apache_beam as beam
 import pytest
+from apache_beam.coders import VarIntCoder
 from apache_beam.io.restriction_trackers import OffsetRange, OffsetRestrictionTracker
 from apache_beam.io.watermark_estimators import ManualWatermarkEstimator
 from apache_beam.runners.runner import PipelineState
+from apache_beam.transforms.userstate import ReadModifyWriteStateSpec
 from apache_beam.transforms.window import FixedWindows, TimestampedValue
 from apache_beam.utils.timestamp import Duration, Timestamp
 
 from luminosity.cli import stop
 from luminosity.engine.monitor import records
-from luminosity.errors import OptionError, RecordError
+from luminosity.errors import CheckpointError, OptionError, RecordError
 from tests.marks import first_time, note, notes, wait_for_file
 from tests.runners import IS_REFERENCE, finished, start
 
@@ -79,6 +81,34 @@ def counting(notes_of: Path, window_s: float = 3600) -> Callable[[beam.Pipeline]
     return build
 
 
+_TOTAL = beam.DoFn.StateParam(ReadModifyWriteStateSpec("total", VarIntCoder()))
+
+
+class Total(beam.DoFn):
+    """Counts its elements in state, and notes the count."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def process(self, element: Any, total: Any = _TOTAL) -> None:
+        count = (total.read() or 0) + 1
+        total.write(count)
+        note(self._path, count)
+
+
+def totals(folder: Path, name: str, *branches: str) -> Callable[[beam.Pipeline], Any]:
+    """Return a stream with a stateful step of this name, and some branches beside it."""
+
+    def build(pipeline: beam.Pipeline) -> None:
+        numbers = pipeline | beam.Impulse() | "Count" >> beam.ParDo(Count()).with_output_types(int)
+        keyed = numbers | "Key" >> beam.Map(lambda number: ("all", number)).with_output_types(tuple[str, int])
+        for branch in branches:
+            keyed | branch >> beam.Map(lambda _, path=folder / branch: note(path))
+        keyed | name >> beam.ParDo(Total(folder / "numbers"))
+
+    return build
+
+
 def wait_until(is_so: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 60
     while not is_so():
@@ -120,6 +150,26 @@ def test_a_stopped_stream_continues_and_a_drained_one_closes_its_windows(tmp_pat
 
     assert finished(start(counting(tmp_path), *options)).state == PipelineState.DONE  # there is nothing to do
     assert len(notes(tmp_path / "numbers")) == len(numbers)
+
+
+def test_a_changed_pipeline_continues_with_the_state_of_a_renamed_step(tmp_path: Path) -> None:
+    options = [f"--checkpoint_dir={tmp_path / 'checkpoint'}", "--cpu_workers=1"]
+    result = start(totals(tmp_path, "Old"), *options)
+    wait_for_numbers(tmp_path)
+    result.cancel()
+    before = len(notes(tmp_path / "numbers"))
+    changed = totals(tmp_path, "New", "Branch")
+    with pytest.raises(CheckpointError, match="'Old': is missing, and 'Branch' is new there"):
+        start(changed, *options)
+    mapping = '--transform_name_mapping={"Old": "New"}'
+    for _ in range(2):  # the second start finds the new name
+        result = start(changed, *options, mapping)
+        wait_for_numbers(tmp_path, more_than=before)
+        assert result.cancel() == PipelineState.STOPPED
+        before = len(notes(tmp_path / "numbers"))
+    counts = [int(count) for count in notes(tmp_path / "numbers")]
+    assert counts == list(range(1, len(counts) + 1))
+    assert notes(tmp_path / "Branch")
 
 
 def test_a_bundle_that_takes_too_long_to_stop_runs_again(tmp_path: Path) -> None:

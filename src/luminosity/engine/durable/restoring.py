@@ -28,7 +28,7 @@ from luminosity.engine.plan.graph import Stage
 from luminosity.engine.spill.cells import Cell
 from luminosity.engine.spill.files import Chunk, SpillFile, StoredChunk
 
-__all__ = ["remove_other_files", "restore", "restore_metrics"]
+__all__ = ["remove_other_files", "restore", "restore_metrics", "with_step"]
 
 _CELLS_AT_ONCE = 10_000  # of a shard: bounds the memory beside the cells themselves
 
@@ -132,9 +132,6 @@ def _restore_cells(stage: StageRun, names: Names, saved: _SavedRows, state: Stat
         for cell_key, row in saved.rows(f"state/{names.of_step(step)}"):
             state_key = beam_fn_api_pb2.StateKey.FromString(cell_key)
             user_state = getattr(state_key, str(state_key.WhichOneof("type")))
-            if user_state.transform_id != step:  # it was renamed
-                user_state.transform_id = step
-                cell_key = state_key.SerializeToString()
             shard = stage.shards[wire.shard_index(user_state.key, total)]
             of_shard = cells.setdefault(shard, {})
             of_shard[cell_key] = marshal.loads(row)
@@ -142,6 +139,13 @@ def _restore_cells(stage: StageRun, names: Names, saved: _SavedRows, state: Stat
                 _put_cells(stage, shard, cells.pop(shard), state)
         for shard, of_shard in cells.items():
             _put_cells(stage, shard, of_shard, state)
+
+
+def with_step(cell_key: bytes, step: str) -> bytes:
+    """Return the key of a cell of state after its step was renamed."""
+    state_key = beam_fn_api_pb2.StateKey.FromString(cell_key)
+    getattr(state_key, str(state_key.WhichOneof("type"))).transform_id = step
+    return state_key.SerializeToString()
 
 
 def _put_cells(stage: StageRun, shard: Shard, cells: dict[bytes, Cell], state: StateStore) -> None:

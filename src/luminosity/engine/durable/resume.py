@@ -15,7 +15,7 @@ from luminosity.engine.data.blocks import BlockStore
 from luminosity.engine.data.state import StateStore
 from luminosity.engine.durable.comparison import Comparison, fit
 from luminosity.engine.durable.names import Names
-from luminosity.engine.durable.restoring import remove_other_files, restore
+from luminosity.engine.durable.restoring import remove_other_files, restore, with_step
 from luminosity.engine.durable.saving import Checkpointer, Contents
 from luminosity.engine.durable.shape import describe
 from luminosity.engine.durable.store import CheckpointFolder
@@ -62,14 +62,26 @@ class Checkpoint:
         """Note the pipeline and its script, and give the rows of changed steps to those that take them."""
         for note in self.comparison.notes:
             _LOGGER.warning("%s", note)
+        shape = describe(graph)
         meta = {
             "state": "running",
             "generation": f"{self._generation}",
-            "shape": json.dumps(describe(graph)),
+            "shape": json.dumps(shape),
             "pipeline": script,
             run_ids.META_KEY: config.checkpoint_run,  # the one of the checkpoint, unless the run begins anew
         }
-        self.folder.rearrange(self.comparison.moves, self.comparison.dropped, meta)
+        moves = dict(self.comparison.moves)
+        # The keys of cells have the unique name of their step, which may change though its durable name does not.
+        names = Names(graph)
+        placed = {new for owners in moves.values() for new in owners}
+        owners = {f"state/{names.of_step(new)}" for new in self.comparison.renamed.values()} - placed
+        moves.update({owner: (owner,) for owner in owners})
+
+        def key_of(owner: str, key: bytes) -> bytes:
+            kind, _, step = owner.partition("/")
+            return with_step(key, shape["steps"][step]["name"]) if kind == "state" else key
+
+        self.folder.rearrange(moves, self.comparison.dropped, meta, key_of)
 
     def sends_impulse(self, read: str) -> bool:
         """Return whether the impulse of a read is still to be sent."""

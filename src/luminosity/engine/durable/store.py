@@ -9,7 +9,7 @@ import shutil
 import socket
 import sqlite3
 import time
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -180,14 +180,28 @@ class CheckpointFolder:
         )
         execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", list(changes.meta.items()))
 
-    def rearrange(self, moves: Mapping[str, Iterable[str]], dropped: Iterable[str], meta: dict[str, str]) -> None:
-        """Remove the rows of some owners, copy those of others to new owners, and note ``meta``, all at once."""
+    def rearrange(
+        self,
+        moves: Mapping[str, Iterable[str]],
+        dropped: Iterable[str],
+        meta: dict[str, str],
+        key_of: Callable[[str, bytes], bytes] = lambda _, key: key,
+    ) -> None:
+        """Remove the rows of some owners, move those of others to new owners, and note ``meta``, all at once.
+
+        ``key_of`` returns the key that a row has at its new owner.
+        """
         with self.explain_errors():
             self._rows.execute("BEGIN IMMEDIATE")
             self._rows.executemany("DELETE FROM rows WHERE owner = ?", [(owner,) for owner in dropped])
             moved = {old: list(self.rows(old)) for old in moves}
             self._rows.executemany("DELETE FROM rows WHERE owner = ?", [(owner,) for owner in moves])
-            copies = ((new, *row) for old, rows in moved.items() for new in moves[old] for row in rows)
+            copies = (
+                (new, key_of(new, key), value)
+                for old, rows in moved.items()
+                for new in moves[old]
+                for key, value in rows
+            )
             self._rows.executemany("INSERT OR REPLACE INTO rows VALUES (?, ?, ?)", copies)
             self._rows.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", list(meta.items()))
             self._rows.execute("COMMIT")
