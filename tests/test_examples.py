@@ -186,3 +186,23 @@ def test_a_stream_of_reviews_is_written_window_by_window_and_its_drift_is_report
     assert sum(pq.read_table(file).num_rows for file in files) == 2 * 50
     assert [line for line in done.stdout.splitlines() if line.endswith(".parquet")]
     assert re.search(r"^drift after \d+ reviews$", done.stdout, re.MULTILINE)
+
+
+def test_evaluation_compares_two_classifiers(tmp_path: Path) -> None:
+    report = tmp_path / "digits.html"
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / "evaluation" / "pipeline.py", f"--runner={FN_API_RUNNER}", f"--report={report}"],
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("logistic regression: accuracy 0.9")
+    assert lines[0].endswith(" · 897 rows")
+    difference = re.fullmatch(r".*: accuracy -0\.\d+ \(-0\.\d+ to (-?0\.\d+)\)", lines[1])
+    assert difference is not None
+    assert float(difference[1]) < 0, "the simpler model is worse by more than chance explains"
+    assert {line.partition(" ")[0] for line in lines[2:]} == {"dark", "light"}
+    assert "Confusion matrix" in report.read_text()
