@@ -347,7 +347,7 @@ def test_a_mapping_renames_a_composite_with_its_parts() -> None:
 @pytest.mark.parametrize(
     ("mapping", "dropped", "message"),
     [
-        ({"Remembr": "Remember"}, [], "the checkpoint has no step 'Remembr'; did you mean 'Remember'?"),
+        ({"Remembr": "Recall"}, [], "the checkpoint has no step 'Remembr'; did you mean 'Remember'?"),
         ({"Remember": "Recall"}, [], "the pipeline has no step 'Recall'"),
         ({}, ["Parsed"], "--drop_state: the checkpoint has no step 'Parsed'; did you mean 'Parse'?"),
     ],
