@@ -35,7 +35,7 @@ from luminosity import (
     WriteTable,
 )
 from luminosity.engine.durable import saving, store
-from tests.marks import first_time
+from tests.marks import first_time, note
 
 _WINDOW_S = 20
 RECORDS_PER_SECOND = 100  # of event time: how many records have timestamps in one second
@@ -126,6 +126,35 @@ def group_batch(pipeline: beam.Pipeline, folder: Path) -> None:
     _ = lines | fileio.WriteToFiles(str(folder / "files"))
 
 
+class Total(beam.DoFn):
+    """Keeps the sum and the number of the values of each key, and emits them with the last value."""
+
+    _TOTAL = beam.DoFn.StateParam(ReadModifyWriteStateSpec("total", VarIntCoder()))
+    _NUMBER = beam.DoFn.StateParam(ReadModifyWriteStateSpec("number", VarIntCoder()))
+
+    def process(self, element: tuple[int, int], total: Any = _TOTAL, number: Any = _NUMBER) -> Iterator[str]:
+        total.write((total.read() or 0) + element[1])
+        number.write((number.read() or 0) + 1)
+        if number.read() == ELEMENTS // KEYS:
+            yield f"{element[0]} {total.read()} {number.read()}"
+
+
+def sum_in_state(pipeline: beam.Pipeline, folder: Path) -> None:
+    """Sum the values of each key, and note the sums in a file."""
+    numbers = pipeline | beam.Create(range(ELEMENTS)) | beam.Reshuffle() | "Slowly" >> beam.Map(slowly(0.003))
+    keyed = numbers | beam.Map(lambda n: (n % KEYS, n)).with_output_types(tuple[int, int])
+    _ = keyed | beam.ParDo(Total()) | beam.Map(lambda line: note(folder / "result", line))
+    sync = store.CheckpointFolder.sync
+
+    def sync_and_note(checkpoint: store.CheckpointFolder) -> None:
+        size = os.path.getsize(folder / "checkpoint" / "checkpoint.sqlite-wal")
+        sync(checkpoint)
+        (folder / "synced.new").write_text(str(size))
+        (folder / "synced.new").replace(folder / "synced")
+
+    setattr(store.CheckpointFolder, "sync", sync_and_note)  # noqa: B010  # Its parameter has another name.
+
+
 class KillOnce(beam.DoFn):
     """Kills the whole run, once, right after the step before has done its work: nothing of it is saved yet."""
 
@@ -160,6 +189,7 @@ JOBS: dict[str, Callable[[beam.Pipeline, Path], None]] = {
     "stream": count_stream,
     "batch": group_batch,
     "sinks": publish_with_all_sinks,
+    "sums": sum_in_state,
 }
 
 

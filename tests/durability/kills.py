@@ -10,7 +10,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +92,21 @@ class Job:
         assert self._process is not None
         self.wait_for(lambda: False, "the end of the job")
         return self._process.wait()
+
+    @contextlib.contextmanager
+    def stopped(self) -> Generator[None]:
+        """Hold all processes of the job while the context lasts, so that the disk does not change."""
+        assert self._process is not None
+        os.killpg(self._process.pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.killpg(self._process.pid, signal.SIGCONT)
+
+    def sleep(self, seconds: float) -> None:
+        """Let the job work for a while."""
+        time.sleep(seconds)
+        assert self.is_running, self.output[-5_000:]
 
     def kill(self) -> None:
         """Kill the process, its workers and its model host, all at once."""

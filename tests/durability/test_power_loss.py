@@ -1,0 +1,103 @@
+"""A checkpoint folder after a power loss: the end of the log may be missing, but what is left is a whole checkpoint."""
+
+from __future__ import annotations
+
+import contextlib
+import marshal
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+from luminosity.engine.durable.store import CheckpointFolder, StoredContent, Transaction
+from tests.durability import jobs
+from tests.durability.kills import Job
+from tests.marks import notes
+
+_TRANSACTIONS, _CUTS = 60, 40
+
+
+def _transaction(number: int, chance: random.Random) -> Transaction:
+    """Return changes that leave the number in several rows, and the data of the last three contents."""
+    value = marshal.dumps(number)
+    rows: dict[tuple[str, bytes], bytes | None] = {(owner, b""): value for owner in ("queue/a", "state/b", "timers/c")}
+    rows |= {("state/b", b"%d" % key): value + bytes(chance.randrange(2_000)) for key in chance.sample(range(1, 50), 5)}
+    contents = [StoredContent(number, bytes(chance.randrange(20_000)), None)]
+    return Transaction(number, rows, contents=contents, dropped=[number - 3], meta={"number": str(number)})
+
+
+def _check(folder: Path) -> int:
+    """Open a checkpoint, raise unless all parts are of the same transaction, and return its number."""
+    with contextlib.closing(CheckpointFolder(str(folder))) as opened:
+        number = int(opened.meta().get("number", 0))
+        rows = [row for owner in ("queue/a", "state/b", "timers/c") for row in opened.rows(owner)]
+        found = {marshal.loads(value) for key, value in rows if not key}
+        assert found == ({number} if number else set())
+        assert [content.id for content in opened.contents()] == list(range(max(1, number - 2), number + 1))
+        return number
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_log_that_is_cut_off_leaves_a_whole_checkpoint(tmp_path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    copies: list[tuple[Path, int, int]] = []  # with the last checkpoint, and the last one that was synced
+    synced = 0
+    with contextlib.closing(CheckpointFolder(str(tmp_path / "run"))) as folder:
+        for number in range(1, _TRANSACTIONS + 1):
+            folder.write(_transaction(number, chance))
+            if number % 20 == 0:
+                folder.sync()
+                synced = number
+            if chance.random() < _CUTS / _TRANSACTIONS:
+                copy = tmp_path / f"copy-{number}"
+                shutil.copytree(tmp_path / "run", copy)  # No process writes meanwhile: as the disk is at one moment.
+                copies.append((copy, number, synced))
+    assert copies
+    last: list[int] = []
+    for copy, number, _ in copies:
+        assert _check(_cut(copy, None, chance)) == number
+        last.append(_check(_cut(copy, chance, chance)))
+    assert all(found <= number for found, (_, number, _) in zip(last, copies, strict=True))
+    assert any(found < number for found, (_, number, _) in zip(last, copies, strict=True))  # Something was cut off.
+
+
+@pytest.mark.alone
+@pytest.mark.timeout(900)
+def test_a_run_continues_from_what_the_disk_had(tmp_path: Path) -> None:
+    """The folder as it is at some moment, with a part of the log that was not synced: state and groups are exact."""
+    seed = random.randrange(1_000_000)
+    print(f"seed {seed}")  # pytest shows it if the test fails
+    chance = random.Random(seed)
+    first = tmp_path / "first"
+    first.mkdir()
+    with Job("sums", first, "--checkpoint_interval=50ms") as job:
+        job.start()
+        job.wait_for_checkpoint()
+        job.sleep(chance.uniform(0, 2))
+        with job.stopped():
+            shutil.copytree(first, copy := tmp_path / "copy")
+    log = copy / "checkpoint" / "checkpoint.sqlite-wal"
+    (copy / "checkpoint" / "checkpoint.sqlite-shm").unlink()
+    size = log.stat().st_size
+    synced = int((copy / "synced").read_text()) if (copy / "synced").exists() else 0
+    with open(log, "rb+") as file:
+        file.truncate(chance.randint(min(synced, size), size))
+    with Job("sums", copy) as job:
+        job.start()
+        assert job.wait() == 0, job.output[-5_000:]
+    members = [[n for n in range(jobs.ELEMENTS) if n % jobs.KEYS == key] for key in range(jobs.KEYS)]
+    expected = {f"{key} {sum(values)} {len(values)}" for key, values in enumerate(members)}
+    assert set(notes(copy / "result")) == expected  # The last step may be repeated.
+
+
+def _cut(copy: Path, cutting: random.Random | None, chance: random.Random) -> Path:
+    """Return another copy of the folder, the log of which ends somewhere."""
+    again = copy.with_name(f"{copy.name}-{chance.randrange(1 << 30)}")
+    shutil.copytree(copy, again)
+    log = again / "checkpoint.sqlite-wal"
+    (again / "checkpoint.sqlite-shm").unlink(missing_ok=True)  # It is in memory only, and lost with the power.
+    if cutting is not None:
+        with open(log, "rb+") as file:
+            file.truncate(cutting.randrange(log.stat().st_size + 1))
+    return again
