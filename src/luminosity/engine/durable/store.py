@@ -85,7 +85,7 @@ class CheckpointFolder:
             os.close(self._lock)
             raise CheckpointError(
                 f"the checkpoint folder {path} is in use{f' by {holder}' if holder else ''}",
-                fix="wait for that run, stop it with lum stop, or choose another --checkpoint_dir",
+                fix="choose another --checkpoint_dir, wait for that run, or stop it with lum stop",
             )
         try:
             self._note_holder()
