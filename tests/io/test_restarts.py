@@ -378,3 +378,23 @@ def test_an_alias_is_set_once(replaces: bool) -> None:
                 assert list(step.process((target, [3, 2]))) == [3, 2]
         assert [each.name for each in server.store.get_collections().collections] == [staged]
         assert [each.collection_name for each in server.store.get_aliases().aliases] == [staged]
+
+
+def test_files_are_on_the_disk_before_a_checkpoint_names_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+
+    def sync(descriptor: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+
+    monkeypatch.setattr(os, "fsync", sync)
+    _written(Destination.of(str(tmp_path / "out")).for_another_run(), 1)
+    assert synced == []
+    destination = _destination(tmp_path)
+    files = _written(destination, 1, 2)
+    assert synced == [path for file in files for path in (file.path, destination.temporary_folder)]
+    synced.clear()
+    finish(destination, files)
+    assert synced[-1] == destination.path
+    folder = _staging(tmp_path).make()
+    synced.clear()
+    assert [_staged(folder, 1)[0], folder] == synced

@@ -17,6 +17,7 @@ from apache_beam.transforms.window import WindowedValue
 from luminosity.core import TEMPORARY_FOLDER
 from luminosity.errors import StoreError
 from luminosity.io.run_owner import RunOwner, owner_in_name, owner_of
+from luminosity.io.writing import filesystem
 from luminosity.run_ids import CheckpointedRun, RunIdentity, new_id
 
 __all__ = ["StageDoFn", "Staged", "StagedFile", "StagedRows", "StagingFolder", "staging_folders"]
@@ -107,6 +108,8 @@ class StagedFile:
             self._writer.close()
             self._sink.close()
             self._writer = None
+            if CheckpointedRun.in_name(self._folder):  # The checkpoint says soon that the rows are written.
+                filesystem.sync(self.path, self._folder)
 
 
 class StageDoFn(beam.DoFn):

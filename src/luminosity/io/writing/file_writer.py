@@ -41,6 +41,7 @@ class FileWriter:
         self._partition = partition
         self._schema = schema
         self._most_rows = destination.rows_per_file
+        self._is_durable = bool(destination.checkpoint_dir)
         self._waiting: list[pa.RecordBatch] = []
         self._waiting_rows = 0
         self._rows = 0
@@ -83,6 +84,8 @@ class FileWriter:
         self.flush()
         self._encoder.close()
         self._file.close()
+        if self._is_durable:  # The checkpoint says soon that the rows are written.
+            filesystem.sync(self._file.path, filesystem.split(self._file.path)[0])
         return WrittenFile(self._file.path, self._partition, self._rows, filesystem.size(self._file.path), schema)
 
     def abandon(self) -> None:

@@ -140,6 +140,8 @@ def _new_file(destination: Destination, codec: str | None) -> Generator[filesyst
     try:
         yield output
         output.close()
+        if destination.checkpoint_dir:
+            filesystem.sync(output.path)
     except BaseException:
         output.abandon()
         raise

@@ -106,6 +106,8 @@ def finish(destination: Destination, written: list[WrittenFile]) -> list[str]:
                     filesystem.OutputFile(filesystem.join(destination.temporary_folder, _BEGUN), None).close()
             for source, final in complete:
                 filesystem.move(source, final)
+            if destination.checkpoint_dir:
+                filesystem.sync(*{filesystem.split(final)[0] for _, final in complete})
             if destination.if_exists == "replace":
                 _remove_old(destination, {move.final for move in moves})
             for folder in existing.leftovers(destination):

@@ -184,6 +184,8 @@ def publish_pane(destination: Destination, written: list[WrittenFile], pane: str
         _begin(destination, written[0].schema, old)
         for source, final in complete:
             filesystem.move(source, final)
+        if destination.checkpoint_dir:
+            filesystem.sync(*{filesystem.split(final)[0] for _, final in complete})
     for move in moves:
         for source in move.sources:
             filesystem.remove_file(source.path)
