@@ -210,7 +210,8 @@ def kernel_offsets(kernels: Sequence[Kernel], sample: Any) -> list[float]:
     with np.errstate(over="ignore", invalid="ignore"):
         rows = np.asarray(sample, dtype=np.float32)[:_OFFSET_ROWS]
         different = ~np.eye(len(rows), dtype=bool)
-        filled = np.pad(rows, ((0, _OFFSET_ROWS - len(rows)), (0, 0)), mode="edge")  # One size: compiled once.
+        widths = np.array([(0, _OFFSET_ROWS - len(rows)), (0, 0)])
+        filled = np.pad(rows, widths, mode="edge")  # One size: compiled once.
         here = np.ix_(*[range(len(rows))] * 2)
         return [_rounded(_values(kernel, filled)[here][different].mean(dtype=np.float64)) for kernel in kernels]
 

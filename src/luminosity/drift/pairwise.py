@@ -128,7 +128,7 @@ class _Distances:
         """Return the rows in whole tiles, filled up with zeros, so that all tiles share compiled code."""
         import jax
 
-        filled = np.pad(rows.astype(self._precision, copy=False), ((0, -len(rows) % self._tile), (0, 0)))
+        filled = np.pad(rows.astype(self._precision, copy=False), np.array([(0, -len(rows) % self._tile), (0, 0)]))
         with double_precision(self._precision):
             return [jax.device_put(tile) for tile in filled.reshape(-1, self._tile, rows.shape[1])]
 

@@ -235,4 +235,4 @@ def _strips(rows: Rows, bins: Any, filler: int) -> Iterator[tuple[Rows, Any]]:
     for start in range(0, len(rows), size):
         strip, of_strip = rows[start : start + size], bins[start : start + size]
         missing = size - len(strip)
-        yield np.pad(strip, ((0, missing), (0, 0))), np.pad(of_strip, (0, missing), constant_values=filler)
+        yield np.pad(strip, np.array([(0, missing), (0, 0)])), np.pad(of_strip, (0, missing), constant_values=filler)

@@ -33,6 +33,7 @@ class RunFolders:
         try:
             self._make_all(spill_root or tempfile.gettempdir(), tempfile.gettempdir())
             if blocks is not None:
+                shutil.rmtree(blocks, ignore_errors=True)  # of a start that was killed before it began
                 os.makedirs(blocks, mode=0o700)
                 self.memory = self.spill = blocks
         except BaseException:

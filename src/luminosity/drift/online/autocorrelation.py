@@ -61,7 +61,7 @@ class Autocorrelation:
     def _add_stretches(self, excess: Any, in_stretch: int) -> None:
         rows = excess.shape[1]
         starts = np.concatenate([[0], np.arange(_STRETCH - in_stretch, rows + 1, _STRETCH)])
-        sums = np.add.reduceat(np.pad(excess, ((0, 0), (0, 1))), starts, axis=1)
+        sums = np.add.reduceat(np.pad(excess, np.array([(0, 0), (0, 1)])), starts, axis=1)
         sums[:, 0] += self._open_stretch
         self._squares = self._squares + (sums[:, :-1] ** 2).sum(axis=1)
         self._open_stretch = sums[:, -1]

@@ -13,7 +13,7 @@ from luminosity.engine.plan.codecs import ElementCodec
 from luminosity.engine.spill import frames
 from luminosity.engine.spill.quota import Ledger
 
-__all__ = ["Block", "BlockStore", "RestoredContent"]
+__all__ = ["Block", "BlockStore", "Content", "RestoredContent"]
 
 _PACK_BYTES = 1 << 20  # small pieces of data share a spill file of about this size
 _numbers = itertools.count(1)
@@ -51,7 +51,7 @@ class _File:
         return self.place[1]
 
 
-class _Content:
+class Content:
     """The data that blocks have in common after they were cut or shared."""
 
     __slots__ = ("base", "data", "file", "number", "on_free", "pins", "references", "token")
@@ -79,7 +79,7 @@ class Block:
     __slots__ = ("_content", "_start", "_store", "count", "hold", "home", "size", "weight")
 
     def __init__(
-        self, store: BlockStore, content: _Content, start: int, size: int, count: int, hold: int, weight: int
+        self, store: BlockStore, content: Content, start: int, size: int, count: int, hold: int, weight: int
     ) -> None:
         self._store = store
         self._content = content
@@ -161,7 +161,7 @@ class Block:
         return self._content.token
 
     @property
-    def content(self) -> _Content:
+    def content(self) -> Content:
         """The shared data, for the store and for checkpoints."""
         return self._content
 
@@ -197,7 +197,7 @@ class BlockStore:
         refers to it any more, and ``token`` names the large group that they refer to.
         """
         self.ledger.hold(len(data))
-        content = _Content(data, None, on_free, token)
+        content = Content(data, None, on_free, token)
         return Block(self, content, 0, len(data), count, hold, len(data) if weight is None else weight)
 
     def received(self, message: bytes, hold: int, writer: int) -> Block:
@@ -210,9 +210,9 @@ class BlockStore:
             self.ledger.add_spilled(content.size)
         else:
             self.ledger.received(writer, content.size)
-        return Block(self, _Content(b"", file, None), content.start, content.size, count, hold, content.size)
+        return Block(self, Content(b"", file, None), content.start, content.size, count, hold, content.size)
 
-    def restored(self, stored: RestoredContent, on_free: Callable[[], None] | None, token: bytes) -> _Content:
+    def restored(self, stored: RestoredContent, on_free: Callable[[], None] | None, token: bytes) -> Content:
         """Make the content of blocks that a checkpoint has. It has no reference until :meth:`block_of` makes one."""
         file = None
         if stored.path is None:
@@ -223,16 +223,16 @@ class BlockStore:
                 self.ledger.hold(stored.size)
         else:
             file.references += 1
-        content = _Content(stored.data or b"", file, on_free, token)
+        content = Content(stored.data or b"", file, on_free, token)
         content.base, content.number, content.references = stored.base, stored.id, 0
         return content
 
-    def block_of(self, content: _Content, start: int, size: int, count: int, hold: int, weight: int) -> Block:
+    def block_of(self, content: Content, start: int, size: int, count: int, hold: int, weight: int) -> Block:
         """Make a block of a range of a restored content."""
         content.references += 1
         return Block(self, content, start, size, count, hold, weight)
 
-    def drop(self, content: _Content) -> None:
+    def drop(self, content: Content) -> None:
         """Drop one reference to a block's data, for :meth:`Block.release`."""
         content.references -= 1
         if content.references:
@@ -252,7 +252,7 @@ class BlockStore:
     def spill(self, blocks: Iterable[Block], wanted: int) -> int:
         """Move blocks to disk until ``wanted`` bytes of memory are free. Returns how many were freed."""
         freed = 0
-        small: dict[int, _Content] = {}
+        small: dict[int, Content] = {}
         small_bytes = 0
         for block in blocks:
             if freed + small_bytes >= wanted:
@@ -281,7 +281,7 @@ class BlockStore:
         self.ledger.add_spilled(file.size)
         return file.size
 
-    def _spill_together(self, contents: Collection[_Content]) -> int:
+    def _spill_together(self, contents: Collection[Content]) -> int:
         """Write small pieces of data into one file."""
         data = b"".join(content.data for content in contents)
         path = os.path.join(self._spill_folder, f"blocks.{next(_numbers)}{frames.SUFFIX}")

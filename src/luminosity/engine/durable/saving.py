@@ -12,7 +12,7 @@ from typing import Any
 
 from apache_beam.portability.api import beam_fn_api_pb2
 
-from luminosity.engine.data.blocks import Block, BlockStore
+from luminosity.engine.data.blocks import Block, BlockStore, Content
 from luminosity.engine.data.saved_rows import BlockReference
 from luminosity.engine.data.state import StateStore
 from luminosity.engine.durable.names import Names
@@ -48,6 +48,7 @@ class Contents:
         self._state = state
         self._next_id = 1
         self.paths: dict[int, str | None] = {}  # of each content: its file, if it has one
+        self._numbered: dict[int, Content] = {}
         self._users = Counter[str]()  # how many contents a file has
         self.groups: dict[bytes, SpillFile] = {}
 
@@ -65,6 +66,7 @@ class Contents:
         if content.number:
             return content.number
         content.number = number = self._next_id
+        self._numbered[number] = content
         self._next_id += 1
         if content.file is None:
             self.paths[number] = None
@@ -99,6 +101,8 @@ class Contents:
         for number in self.paths.keys() - used:
             path = self.paths.pop(number)
             changes.dropped.append(number)
+            if (content := self._numbered.pop(number, None)) is not None:
+                content.number = 0  # a later checkpoint that refers to it again has to save it again
             if path is not None:
                 self._users[path] -= 1
                 if not self._users[path]:
