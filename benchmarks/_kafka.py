@@ -22,6 +22,7 @@ RECORD_BYTES = 200
 KEYS = 1_000
 
 _END = -1  # Kafka's number for the end of a partition, in the place of a timestamp
+_RETENTION_S = 5.0  # between two looks at partitions that keep their newest records only
 _TICK_S = 0.001  # how often the producer looks whether records are due
 
 
@@ -59,11 +60,13 @@ _own: set[int] = set()  # processes that are no part of the pipeline
 class BrokerProcess(_Process):
     """librdkafka's mock broker, with the topics ``in`` and ``out``.
 
-    It keeps about 5 MB of a partition: older records vanish, so its memory is bounded.
+    It keeps about 5 MB of a partition: older records vanish, so its memory is bounded. ``newest`` bounds the records of
+    a partition as well. The mock broker searches a partition from its first record for each fetch, so if thousands of
+    records came one by one, it is slow; real brokers have an index.
     """
 
-    def __init__(self) -> None:
-        super().__init__("broker")
+    def __init__(self, newest: int = 0) -> None:
+        super().__init__("broker", str(newest))
 
     @property
     def servers(self) -> str:
@@ -144,10 +147,19 @@ def _cpu(process: psutil.Process) -> float:
     return sum(process.cpu_times()[:2])
 
 
-def _serve() -> None:
+def _serve(newest: int) -> None:
     with KafkaBroker({"in": PARTITIONS, "out": PARTITIONS}) as broker:
         print(broker.bootstrap_servers, flush=True)
-        sys.stdin.read()
+        is_over = threading.Event()
+        threading.Thread(target=lambda: (sys.stdin.read(), is_over.set()), daemon=True).start()
+        consumer = Consumer({"bootstrap.servers": broker.bootstrap_servers, "group.id": "ends", "log_level": 2})
+        while not is_over.wait(_RETENTION_S if newest else None):
+            for topic in ("in", "out"):
+                for partition in range(PARTITIONS):
+                    low, high = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=10)
+                    if high - low > newest:
+                        broker.delete_records(topic, partition, high - newest)
+        consumer.close()
 
 
 def _produce(servers: str, per_second: float, linger_ms: float) -> None:
@@ -170,6 +182,6 @@ def _produce(servers: str, per_second: float, linger_ms: float) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1] == "broker":
-        _serve()
+        _serve(int(sys.argv[2]))
     else:
         _produce(sys.argv[2], float(sys.argv[3]), float(sys.argv[4]))
