@@ -7,6 +7,7 @@ exists, so the time until the source sees it is included.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 import tempfile
@@ -62,11 +63,8 @@ class Records(RestrictionProvider):
 
 def start_time(path: str) -> float:
     """Return when the first record exists, which the first caller decides."""
-    try:
-        with open(path, "x") as file:
-            file.write(f"{time.time() + START_S}\n")
-    except FileExistsError:
-        pass
+    with contextlib.suppress(FileExistsError), open(path, "x") as file:  # Another caller was the first.
+        file.write(f"{time.time() + START_S}\n")
     while not (text := Path(path).read_text()).endswith("\n"):
         time.sleep(0.001)
     return float(text)

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from luminosity.cli.numbers import count
 from luminosity.engine.monitor import records
 from luminosity.engine.monitor.records import Damaged, Record
 from luminosity.engine.monitor.views import words
@@ -52,7 +53,7 @@ def add_to(commands: Any) -> None:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--limit", type=_count, default=_LIMIT, metavar="N", help=f"at most N runs (default: {_LIMIT})")
+    parser.add_argument("--limit", type=count, default=_LIMIT, metavar="N", help=f"at most N runs (default: {_LIMIT})")
     add_folder_option(parser)
     parser.set_defaults(command=lambda parsed: runs(chosen_folder(parsed), parsed.limit))
 
@@ -93,12 +94,6 @@ def runs(folder: Path, limit: int) -> int:
         if isinstance(damaged, Damaged):
             print(f"lum runs: {damaged.path} is damaged: {damaged.reason}", file=sys.stderr)
     return 0
-
-
-def _count(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number from 1")
-    return int(text)
 
 
 def _fields(record: Record) -> dict[str, str]:

@@ -23,7 +23,6 @@ from luminosity.engine.data.state import StateStore
 from luminosity.engine.data.test_stream import TestStreams
 from luminosity.engine.data.watermarks import MIN
 from luminosity.engine.debugging.saving import Saver
-from luminosity.engine.durable.names import Names
 from luminosity.engine.durable.resume import Checkpoint
 from luminosity.engine.fnapi.server import FnApiServer
 from luminosity.engine.folders import RunFolders
@@ -97,7 +96,7 @@ def set_up(
             test_streams.connect(buffer_id, buffer.deliver, buffer.set_source_watermark)
     hook = None
     if checkpoint is not None:
-        hook = checkpoint.attach(graph, config, stages, buffers, list(pools.values()), blocks, state, metrics)
+        hook = checkpoint.attach(config, stages, buffers, list(pools.values()), blocks, state, metrics)
     main_classes.save(folders.main_classes)
     saver = None
     if config.save_failed is not None:
@@ -197,7 +196,7 @@ def _buffers(
         for read in run.plan.reads:
             buffers[read.buffer_id].readers.append((run, read.transform_id))
             is_impulse = graph.buffers[read.buffer_id].kind is BufferKind.IMPULSE
-            if is_impulse and (checkpoint is None or checkpoint.sends_impulse(Names(graph).of_read(run.plan, read))):
+            if is_impulse and (checkpoint is None or checkpoint.sends_impulse(run.plan, read)):
                 run.add(read.transform_id, blocks.of_bytes(ENCODED_IMPULSE_VALUE, 1, MIN))
     return buffers
 

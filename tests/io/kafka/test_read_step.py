@@ -366,6 +366,10 @@ def test_a_partition_that_fails_now_and_then_has_not_failed_all_the_time(kafka: 
         while kafka.requests["assign"] < before + 1:  # It has failed, and is assigned again.
             bundle = Bundle(step, bundle.rest, bundle.state)
         bundle = Bundle(step, bundle.rest, bundle.state)
+    kafka.produce("t", b"2")
+    while not bundle.offsets:  # It reads on.
+        bundle = Bundle(step, bundle.rest, bundle.state)
+    assert bundle.offsets == [("t", 0, 2)]
     step.teardown()
 
 

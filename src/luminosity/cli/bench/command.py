@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from luminosity.cli.exits import FAILED, interrupted, was_terminated
+from luminosity.cli.numbers import count
 from luminosity.errors import OptionError
 from luminosity.inference.model_names import HANDLER_HELP, handler_of
 
@@ -52,7 +53,7 @@ def add_to(commands: Any) -> None:
     parser.add_argument("--data", required=True, metavar="FILE", help="Parquet, JSON lines, CSV, TSV or lines of text")
     parser.add_argument("--column", metavar="C", help="the column with the examples (default: the only column)")
     parser.add_argument(
-        "--rows", type=_count, default=_ROWS, metavar="N", help=f"sample N rows of the file (default: {_ROWS:,})"
+        "--rows", type=count, default=_ROWS, metavar="N", help=f"sample N rows of the file (default: {_ROWS:,})"
     )
     parser.add_argument(
         "--seconds",
@@ -128,12 +129,6 @@ def _write(path: str, text: str) -> None:
         raise OptionError(f"--json={path}: {error.strerror}") from error
 
 
-def _count(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number, at least 1")
-    return int(text)
-
-
 def _seconds(text: str) -> float:
     try:
         seconds = float(text)
@@ -149,4 +144,4 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def _counts(text: str) -> tuple[int, ...]:
-    return tuple(_count(name) for name in _names(text))
+    return tuple(count(name) for name in _names(text))

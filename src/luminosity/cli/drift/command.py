@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from typing import Any
 
 from luminosity._process_limits import check_address_space
 from luminosity.cli.csv_options import add_csv_options
 from luminosity.cli.exits import FAILED, fail
+from luminosity.cli.numbers import at_least, count, fraction, number, whole_number
 from luminosity.errors import LuminosityError
 
 __all__ = ["add_to"]
@@ -62,7 +64,9 @@ def add_to(commands: Any) -> None:
         metavar="COLUMN",
         help="one test for each value of this column; a value that only one sample has is drift",
     )
-    parser.add_argument("--rows", type=_rows, metavar="N", help="compare only N random rows of each sample (or value)")
+    parser.add_argument(
+        "--rows", type=partial(at_least, 2), metavar="N", help="compare only N random rows of each sample (or value)"
+    )
     parser.add_argument(
         "--skip-missing", action="store_true", help="leave out rows with null, NaN or infinity (default: an error)"
     )
@@ -97,20 +101,20 @@ def _add_test_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--permutations",
-        type=_count,
+        type=count,
         default=1000,
         metavar="N",
         help="random permutations that the p-value is computed from (default: 1000)",
     )
     parser.add_argument(
         "--level",
-        type=_level,
+        type=partial(fraction, example="0.05"),
         default=0.05,
         metavar="A",
         help="false-alarm rate: how often drift is reported when there is none (default: 0.05)",
     )
     parser.add_argument(
-        "--seed", type=_whole, default=0, metavar="N", help="seed of everything that is random (default: 0)"
+        "--seed", type=whole_number, default=0, metavar="N", help="seed of everything that is random (default: 0)"
     )
 
 
@@ -128,46 +132,14 @@ def _drift(parsed: argparse.Namespace) -> int:
         return fail("drift", error, FAILED)
 
 
-def _whole(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number from 0")
-    return int(text)
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number from 1")
-    return int(text)
-
-
-def _rows(text: str) -> int:
-    if not text.isdecimal() or int(text) < 2:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number from 2")
-    return int(text)
-
-
 def _components(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number, or 0 to compare rows as they are")
     return int(text)
 
 
-def _level(text: str) -> float:
-    level = _number(text)
-    if not 0 < level < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a number between 0 and 1, such as 0.05")
-    return level
-
-
 def _bandwidths(text: str) -> tuple[float, ...]:
-    found = tuple(_number(part) for part in text.split(","))
+    found = tuple(number(part) for part in text.split(","))
     if not all(0 < each < float("inf") for each in found):
         raise argparse.ArgumentTypeError(f"{text!r}: expected positive numbers, such as 0.5 or 0.5,1,2")
     return found
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return float("nan")

@@ -10,6 +10,7 @@ from luminosity._text import did_you_mean
 from luminosity.cli.csv_options import add_csv_options
 from luminosity.cli.enrich.columns import DEFAULT_SUFFIXES, parse_request
 from luminosity.cli.exits import FAILED, WRONG_USE, fail
+from luminosity.cli.numbers import count
 from luminosity.engine.workers.launcher import warm_up
 from luminosity.errors import LuminosityError, OptionError, RunFailed
 from luminosity.lean_beam import import_beam
@@ -89,10 +90,10 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         )
     parser.add_argument("--columns", metavar="C,...", help="read and keep only these columns of IN (default: all)")
     add_csv_options(parser)
-    parser.add_argument("--rows", type=_count, metavar="N", help="process only the first N rows")
+    parser.add_argument("--rows", type=count, metavar="N", help="process only the first N rows")
     parser.add_argument(
         "--show",
-        type=_count,
+        type=count,
         nargs="?",
         const=_SHOWN_ROWS,
         metavar="N",
@@ -162,9 +163,3 @@ def _check_known(options: list[str]) -> None:
     flags = [flag for flag in parser._option_string_actions if flag.startswith("--")]
     name = unknown[0].partition("=")[0]
     raise OptionError(f"there is no option {name}", fix=did_you_mean(name, flags) or None)
-
-
-def _count(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"found {text!r}, expected a whole number of 1 or more")
-    return int(text)

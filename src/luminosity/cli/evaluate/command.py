@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from typing import Any
 
 from luminosity.cli.csv_options import add_csv_options
 from luminosity.cli.exits import FAILED, fail
+from luminosity.cli.numbers import count, fraction, number, whole_number
 from luminosity.errors import LuminosityError
 
 __all__ = ["add_to"]
@@ -107,18 +109,22 @@ def _add_numbers(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--k", type=_counts, default=(1, 5, 10), metavar="N,...", help="for rankings: recall@N (default: 1,5,10)"
     )
-    parser.add_argument("--bins", type=_count, default=10, metavar="N", help="bins of the calibration (default: 10)")
+    parser.add_argument("--bins", type=count, default=10, metavar="N", help="bins of the calibration (default: 10)")
     parser.add_argument(
         "--resamples",
-        type=_whole,
+        type=whole_number,
         default=500,
         metavar="N",
         help="replicates of the bootstrap; 0 for no intervals (default: 500)",
     )
     parser.add_argument(
-        "--confidence", type=_confidence, default=0.95, metavar="C", help="confidence of intervals (default: 0.95)"
+        "--confidence",
+        type=partial(fraction, example="0.95"),
+        default=0.95,
+        metavar="C",
+        help="confidence of intervals (default: 0.95)",
     )
-    parser.add_argument("--seed", type=_whole, default=0, metavar="N", help="seed of the bootstrap (default: 0)")
+    parser.add_argument("--seed", type=whole_number, default=0, metavar="N", help="seed of the bootstrap (default: 0)")
 
 
 def _evaluate(parsed: argparse.Namespace) -> int:
@@ -137,36 +143,11 @@ def _requirement(text: str) -> tuple[str, float]:
     ('accuracy', 0.9)
     """
     name, separator, value = text.partition("=")
-    try:
-        limit = float(value)
-    except ValueError:
-        limit = float("nan")
+    limit = number(value)
     if not (name.strip() and separator) or limit != limit:
         raise argparse.ArgumentTypeError(f"{text!r}: expected a metric and a number, such as accuracy=0.9")
     return name.strip(), limit
 
 
-def _whole(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number from 0")
-    return int(text)
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number from 1")
-    return int(text)
-
-
 def _counts(text: str) -> tuple[int, ...]:
-    return tuple(_count(part) for part in text.split(","))
-
-
-def _confidence(text: str) -> float:
-    try:
-        found = float(text)
-    except ValueError:
-        found = float("nan")
-    if not 0 < found < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a number between 0 and 1, such as 0.95")
-    return found
+    return tuple(count(part) for part in text.split(","))

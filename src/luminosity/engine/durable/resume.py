@@ -24,7 +24,7 @@ from luminosity.engine.loop.metrics import RunMetrics
 from luminosity.engine.loop.stage import StageRun
 from luminosity.engine.loop.workers import PoolRun
 from luminosity.engine.options import EngineConfig
-from luminosity.engine.plan.graph import Graph
+from luminosity.engine.plan.graph import Graph, Read, Stage
 
 __all__ = ["Checkpoint", "Resumption"]
 
@@ -62,6 +62,7 @@ class Checkpoint:
         """Note the pipeline and its script, and give the rows of changed steps to those that take them."""
         for note in self.comparison.notes:
             _LOGGER.warning("%s", note)
+        self._names = Names(graph)
         shape = describe(graph)
         meta = {
             "state": "running",
@@ -72,9 +73,8 @@ class Checkpoint:
         }
         moves = dict(self.comparison.moves)
         # The keys of cells have the unique name of their step, which may change though its durable name does not.
-        names = Names(graph)
         placed = {new for owners in moves.values() for new in owners}
-        owners = {f"state/{names.of_step(new)}" for new in self.comparison.renamed.values()} - placed
+        owners = {f"state/{self._names.of_step(new)}" for new in self.comparison.renamed.values()} - placed
         moves.update({owner: (owner,) for owner in owners})
 
         def key_of(owner: str, key: bytes) -> bytes:
@@ -83,13 +83,12 @@ class Checkpoint:
 
         self.folder.rearrange(moves, self.comparison.dropped, meta, key_of)
 
-    def sends_impulse(self, read: str) -> bool:
-        """Return whether the impulse of a read is still to be sent."""
-        return not self.is_resumed or read in self.comparison.new_sources
+    def sends_impulse(self, stage: Stage, read: Read) -> bool:
+        """Return whether the impulse of a stage's read is still to be sent. Call it after :meth:`begin`."""
+        return not self.is_resumed or self._names.of_read(stage, read) in self.comparison.new_sources
 
     def attach(
         self,
-        graph: Graph,
         config: EngineConfig,
         stages: list[StageRun],
         buffers: dict[bytes, BufferRun],
@@ -99,7 +98,7 @@ class Checkpoint:
         metrics: RunMetrics,
     ) -> Checkpointer:
         """Fill the parts of a run from the checkpoint, if there is one, and return what saves them from now on."""
-        names = Names(graph)
+        names = self._names
         contents = Contents(self.folder, self.new_files, blocks, state)
         interval = config.checkpoint_interval
         if interval is None:

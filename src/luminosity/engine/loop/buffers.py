@@ -128,19 +128,21 @@ class BufferRun:
             self.grouping.add(block)
         elif self.live is not None:
             self.live.add(block)
-        elif self.stable is not None and self._is_only_queued():
+        else:
+            self._emit(block)
+
+    def _emit(self, block: Block) -> None:
+        """Hand a block to all readers, or let it wait for a checkpoint first. Takes over the block."""
+        if self.stable is not None and self._is_only_queued():
             self.stable.add(block)
         else:
-            self.pass_on(block)
+            self._fan_out(block)
 
-    def release_saved(self, checkpoint: int) -> bool:
-        """Pass on what has waited for the checkpoint with this number. Returns whether there was anything."""
-        if self.stable is None:
-            return False
-        blocks = list(self.stable.take_saved(checkpoint))
-        for block in blocks:
-            self.pass_on(block)
-        return bool(blocks)
+    def release_saved(self, checkpoint: int) -> None:
+        """Pass on what has waited for the checkpoint with this number."""
+        if self.stable is not None:
+            for block in self.stable.take_saved(checkpoint):
+                self._fan_out(block)
 
     def watermark(self) -> int:
         """Return the watermark of the buffer's future output. A grouping has output once all its input is there."""
@@ -177,7 +179,7 @@ class BufferRun:
                 block = self.grouping.next_block()
                 if block is None:
                     return True
-                self._pass_on_group(block)
+                self._emit(block)
             else:
                 return has_moved
             has_moved = True
@@ -193,14 +195,8 @@ class BufferRun:
 
     def _pass_on_panes(self, live: LiveGrouping) -> None:
         while (block := live.next_block()) is not None:
-            self._pass_on_group(block)
+            self._emit(block)
         self._spill_policy.check()
-
-    def _pass_on_group(self, block: Block) -> None:
-        if self.stable is not None and self._is_only_queued():
-            self.stable.add(block)
-        else:
-            self.pass_on(block)
 
     def _is_only_queued(self) -> bool:
         """Return whether no stage reads the buffer as a side input."""
@@ -283,8 +279,7 @@ class BufferRun:
             if side_input is not None:
                 side_input.release()
 
-    def pass_on(self, block: Block) -> None:
-        """Hand a block to all readers. Takes over the block."""
+    def _fan_out(self, block: Block) -> None:
         for stage, read_id in self.readers:
             stage.add(read_id, block.share())
         for side_input in (self.side_input, self.live_side_input):
