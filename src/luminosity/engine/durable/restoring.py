@@ -28,13 +28,17 @@ from luminosity.engine.plan.graph import Stage
 from luminosity.engine.spill.cells import Cell
 from luminosity.engine.spill.files import Chunk, SpillFile, StoredChunk
 
-__all__ = ["remove_other_files", "restore", "restore_metrics", "with_step"]
+__all__ = ["RestoredRows", "remove_other_files", "restore", "restore_metrics", "with_step"]
 
 _CELLS_AT_ONCE = 10_000  # of a shard: bounds the memory beside the cells themselves
 
 
-class _SavedRows:
-    """The rows of a checkpoint, and the blocks that they refer to."""
+class RestoredRows:
+    """The rows of a checkpoint, and the blocks that they refer to. Call :meth:`close` once all parts have theirs.
+
+    Parts of one block may be in several places, such as a bundle that ran and the queue that it came from. The first
+    place may release its part before the second one asks for its own, so all data stays until then.
+    """
 
     def __init__(self, folder: CheckpointFolder, contents: Contents, blocks: BlockStore, state: StateStore) -> None:
         self._folder = folder
@@ -47,12 +51,15 @@ class _SavedRows:
             contents.note_restored(stored, path)
             self._stored[stored.id] = replace(stored, path=path)
         self._restored: dict[int, Callable[[int, int, int, int, int], Block]] = {}
+        self._held: list[Block] = []  # one for each content
         self._users: dict[bytes, int] = {}  # of large groups, by token
 
     def rows(self, owner: str) -> Iterator[tuple[bytes, bytes]]:
+        """Yield the keys and values of an owner's rows."""
         return self._folder.rows(owner)
 
     def block(self, reference: BlockReference) -> Block:
+        """Return the block that a row refers to. The caller owns it."""
         number, start, size, count, hold, weight, token = reference
         if not number:
             return self._blocks.of_bytes(start, count, hold, weight=weight)
@@ -62,6 +69,7 @@ class _SavedRows:
                 self._users[token] = self._users.get(token, 0) + 1
             content = self._blocks.restored(self._stored[number], on_free, token)
             make = self._restored[number] = partial(self._blocks.block_of, content)
+            self._held.append(make(0, 0, 0, 0, 0))
         return make(start, size, count, hold, weight)
 
     def restore_groups(self) -> None:
@@ -72,6 +80,12 @@ class _SavedRows:
             self._contents.groups[token] = file = SpillFile(os.path.dirname(path), restored_path=path)
             chunks: list[Chunk] = [StoredChunk(file, *place) for place in places]
             self._state.restore_group(token, chunks)
+
+    def close(self) -> None:
+        """Let go of data that no part has taken."""
+        for block in self._held:
+            block.release()
+        self._held.clear()
 
     def _drop_group(self, token: bytes) -> None:
         self._users[token] -= 1
@@ -90,7 +104,7 @@ def restore(
     blocks: BlockStore,
 ) -> dict[str, bytes]:
     """Fill fresh parts of a run from its checkpoint. Returns the rows of queues and stages, by their owners."""
-    saved = _SavedRows(folder, contents, blocks, state)
+    saved = RestoredRows(folder, contents, blocks, state)
     saved.restore_groups()
     single: dict[str, bytes] = {}
     now, wall = time.monotonic(), time.time()
@@ -115,6 +129,7 @@ def restore(
         if stage.plan.is_stateful:
             _restore_cells(stage, names, saved, state)
             _restore_timers(stage, names, saved)
+    saved.close()
     restore_metrics(folder, names, [stage.plan for stage in stages], metrics)
     return single
 
@@ -125,7 +140,7 @@ def restore_metrics(folder: CheckpointFolder, names: Names, stages: Iterable[Sta
         metrics.restore(stage.id, folder.rows(f"metrics/{names.of_stage(stage)}"))
 
 
-def _restore_cells(stage: StageRun, names: Names, saved: _SavedRows, state: StateStore) -> None:
+def _restore_cells(stage: StageRun, names: Names, saved: RestoredRows, state: StateStore) -> None:
     total = len(stage.shards)
     for step in stage.plan.steps:
         cells: dict[Shard, dict[bytes, Cell]] = {}
@@ -154,7 +169,7 @@ def _put_cells(stage: StageRun, shard: Shard, cells: dict[bytes, Cell], state: S
         shard.cell_expiry.note(cells, stage.expiry)
 
 
-def _restore_timers(stage: StageRun, names: Names, saved: _SavedRows) -> None:
+def _restore_timers(stage: StageRun, names: Names, saved: RestoredRows) -> None:
     total = len(stage.shards)
     for family in stage.plan.timers:
         records: dict[Shard, list[TimerRecord]] = {}
