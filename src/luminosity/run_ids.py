@@ -26,7 +26,16 @@ from apache_beam.options.pipeline_options import PipelineOptions
 
 from luminosity._locks import try_lock, unlock
 
-__all__ = ["META_KEY", "CheckpointedRun", "RunIdentity", "machine_name", "new_id", "run_identity", "run_to_store"]
+__all__ = [
+    "META_KEY",
+    "CheckpointedRun",
+    "RunIdentity",
+    "is_at_work",
+    "machine_name",
+    "new_id",
+    "run_identity",
+    "run_to_store",
+]
 
 META_KEY = "sinks"
 """The key of the identity in the table ``meta`` of a checkpoint."""
@@ -80,7 +89,7 @@ class CheckpointedRun:
                 return False
         except sqlite3.Error:
             return None
-        return True if _is_locked(checkpoint_dir) else None
+        return True if is_at_work(checkpoint_dir) else None
 
     def describe(self) -> str:
         """Return the run in words."""
@@ -187,8 +196,8 @@ def _stored(checkpoint_dir: str) -> str | None:
     return str(found[0]) if found else None
 
 
-def _is_locked(checkpoint_dir: str) -> bool:
-    """Return whether a process works on the checkpoint."""
+def is_at_work(checkpoint_dir: str) -> bool:
+    """Return whether a process works on the checkpoint in this folder."""
     try:
         descriptor = os.open(os.path.join(checkpoint_dir, _LOCK), os.O_RDWR | os.O_CLOEXEC)
     except OSError:

@@ -99,9 +99,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 return _run(parser, words)
         except ResourcesExceeded as error:
             return fail(words[0], error, FAILED)
-        except KeyboardInterrupt:  # the command has not handled it, and may not have begun
+        except KeyboardInterrupt as error:  # the command has not handled it, and may not have begun
             cancel_runs()
-            code = interrupted(words[0])
+            code = interrupted(words[0], str(error))
             if arguments is None and words[0] not in _WITH_USER_CODE:
                 end_process(code)
             return code

@@ -107,6 +107,11 @@ class ReadTable(beam.PTransform[Any, Any]):
         return self._settings.selection.output
 
     @property
+    def files(self) -> Sequence[TableFile]:
+        """The files of the table, sorted by path."""
+        return self._files
+
+    @property
     def has_lines(self) -> bool:
         """Whether some files are text, so that there may be lines that can't be read."""
         return any(file.format.is_text for file in self._files)

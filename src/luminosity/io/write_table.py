@@ -15,7 +15,7 @@ from apache_beam.transforms.window import GlobalWindows
 
 from luminosity.core import TEMPORARY_FOLDER, WRITES_A_FILE_PER_BUNDLE
 from luminosity.errors import WriteError
-from luminosity.io.writing import existing
+from luminosity.io.writing import existing, filesystem
 from luminosity.io.writing.destination import Destination, IfExists
 from luminosity.io.writing.file_writer import WrittenFile
 from luminosity.io.writing.finish_step import BeginDoFn, CollectDoFn, FinishDoFn
@@ -121,6 +121,14 @@ class WriteTable(beam.PTransform[beam.PCollection[pa.RecordBatch], beam.PCollect
             check_writable(self._destination, schema)
             existing.check(self._destination)
             existing.check_access(self._destination)
+
+    def remove_leftovers(self) -> None:
+        """Remove temporary files that runs of the same table have left which can't be continued.
+
+        A run does so itself when it publishes its files. Call it if a checkpoint folder was removed since.
+        """
+        for folder in existing.leftovers(self._destination):
+            filesystem.remove_folder(folder)
 
     def expand(self, input_or_inputs: beam.PCollection[pa.RecordBatch]) -> beam.PCollection[str]:
         """Write temporary files in parallel, then give them their final names in one last step."""

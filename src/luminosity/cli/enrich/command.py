@@ -9,7 +9,7 @@ from typing import Any
 from luminosity._text import did_you_mean
 from luminosity.cli.csv_options import add_csv_options
 from luminosity.cli.enrich.columns import DEFAULT_SUFFIXES, parse_request
-from luminosity.cli.exits import FAILED, WRONG_USE, fail
+from luminosity.cli.exits import FAILED, WRONG_USE, cancel_runs, fail
 from luminosity.cli.numbers import count
 from luminosity.engine.workers.launcher import warm_up
 from luminosity.errors import LuminosityError, OptionError, RunFailed
@@ -41,6 +41,8 @@ examples:
                         run any model handler, here one from my_models.py
   lum enrich in.parquet try.parquet --embed text=MODEL --rows 100 --show
                         try it on the first 100 rows, and print some
+  lum enrich in.parquet out.parquet --embed text=MODEL --resume
+                        continue a run that was interrupted
   lum enrich in.parquet out --embed text=MODEL --vector-store store
                         also write to Qdrant, here without a server
 """
@@ -71,8 +73,6 @@ def enrich(words: list[str]) -> int:
     parsed, rest = parser.parse_known_args(words)
     try:
         return _run(parsed, rest)
-    except RunFailed as error:
-        return fail("enrich", error, FAILED)
     except LuminosityError as error:
         return fail("enrich", error, WRONG_USE)
 
@@ -117,6 +117,17 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "(default: the run fails)",
     )
     parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="continue the run of the same command that was interrupted or has failed; begin if there is none",
+    )
+    parser.add_argument(
+        "--no-checkpoint",
+        dest="checkpoint",
+        action="store_false",
+        help="keep nothing from which --resume could continue (default: a hidden folder beside OUT)",
+    )
+    parser.add_argument(
         "--vector-store",
         metavar="WHERE",
         help="also write to Qdrant: the address of a server, or a folder; adds points, whatever --if-exists says",
@@ -136,10 +147,22 @@ def _run(parsed: argparse.Namespace, rest: list[str]) -> int:
     sys.argv = ["lum enrich", *rest]  # The run is named after it, and its workers look there for --debug.
     warm_up("auto")  # Workers import their modules while this process imports its own.
     import_beam()
-    from luminosity.cli.enrich.job import Job, run
+    from luminosity.cli.enrich.job import Job, advise, run
 
     _check_known(rest)
-    return run(Job.of(parsed, requests), rest)
+    job = Job.of(parsed, requests, rest)
+    try:
+        return run(job, rest)
+    except KeyboardInterrupt:
+        cancel_runs()
+        advice = advise(job)
+        raise KeyboardInterrupt(f"; {advice}" if advice else "") from None
+    except LuminosityError as error:
+        code = fail("enrich", error, FAILED if isinstance(error, RunFailed) else WRONG_USE)
+        advice = advise(job)
+        if advice and isinstance(error, RunFailed):
+            fail("enrich", advice, code)
+        return code
 
 
 def _check_known(options: list[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import time
 from collections.abc import Sequence
@@ -13,17 +14,20 @@ import apache_beam as beam
 import pyarrow as pa
 from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions
+from apache_beam.runners.runner import PipelineState
 
 from luminosity import AddRowIds, Enrich, LuminosityOptions, LuminosityRunner, ReadTable, WriteQdrant, WriteTable
 from luminosity.cli.csv_options import csv_arguments
 from luminosity.cli.enrich.columns import ColumnRequest, check_requests, no_column
 from luminosity.cli.enrich.progress import RowProgress
 from luminosity.cli.enrich.report import print_report
+from luminosity.cli.enrich.resume import Command, ResumableRun, checkpointed, find_run, places, rows_of
 from luminosity.engine.monitor.views.live import is_live
 from luminosity.errors import OptionError, RunFailed
+from luminosity.io.reading.readers import RowCount
 from luminosity.io.reading.text_lines import LETTERS
 
-__all__ = ["Job", "run"]
+__all__ = ["Job", "advise", "run"]
 
 _OUTPUT_TYPES = {
     "embed": pa.list_(pa.float32()),
@@ -53,10 +57,11 @@ class Job:
     vector_store: str | None
     collection: str
     id: str | None  # None: a hash of the row
+    kept: ResumableRun | None  # None: the run has no checkpoint of this command
 
     @classmethod
-    def of(cls, parsed: argparse.Namespace, requests: Sequence[ColumnRequest]) -> Job:
-        """Check the options and make the transforms; models are not loaded."""
+    def of(cls, parsed: argparse.Namespace, requests: Sequence[ColumnRequest], flags: Sequence[str]) -> Job:
+        """Check the options and make the transforms; models are not loaded. ``flags`` are the runner's."""
         columns = [name.strip() for name in (parsed.columns or "").split(",") if name.strip()] or None
         [csv] = csv_arguments(parsed, parsed.table)
         reading = ReadTable(parsed.table, columns, **csv)
@@ -71,7 +76,9 @@ class Job:
         _check_keeps_input(parsed)
         if parsed.id and parsed.id not in existing:
             raise no_column(f"--id {parsed.id}", parsed.id, existing)
-        writing, writing_dead_letters = _outputs(parsed, requests, reading)
+        kept = _kept_run(parsed, requests, reading, flags)
+        is_resumed = kept is not None and kept.is_resumed
+        writing, writing_dead_letters = _outputs(parsed, requests, reading, is_resumed=is_resumed)
         collection = parsed.collection or _stem(parsed.table)
         row_id = parsed.id or (_ROW_ID if _ROW_ID in existing else None)
         return cls(
@@ -87,25 +94,91 @@ class Job:
             writing_dead_letters=writing_dead_letters,
             dead_letters=parsed.dead_letters,
             writing_store=_store(parsed.vector_store, collection, requests, row_id) if parsed.vector_store else None,
+            kept=kept,
             vector_store=parsed.vector_store,
             collection=collection,
             id=row_id,
         )
 
+    def count(self) -> RowCount | None:
+        """Return how many rows there are to process, or None if it can't be told."""
+        total = self.reading.count()
+        if total is not None and self.rows is not None:
+            return total._replace(rows=min(total.rows, self.rows))
+        return total
+
 
 def run(job: Job, flags: Sequence[str]) -> int:
-    """Run the pipeline, print what it did, and return the exit code; ``flags`` are the runner's."""
-    options = PipelineOptions(flags)
-    runner = options.view_as(StandardOptions).runner or LuminosityRunner(on_event=_progress(job, options))
-    pipeline = beam.Pipeline(runner=runner, options=options)
-    _build(pipeline, job)
+    """Run the pipeline, print what it did, and return the exit code; ``flags`` are the runner's.
+
+    Raises :class:`RunFailed` if the run was stopped, or if no row is written.
+    """
     began = time.monotonic()
-    result = pipeline.run()
-    result.wait_until_finish()
+    options = PipelineOptions(flags)
+    with contextlib.ExitStack() as stack:
+        if job.kept is not None:
+            stack.enter_context(checkpointed(job.kept, options, job.count()))
+        runner = options.view_as(StandardOptions).runner or LuminosityRunner(on_event=_progress(job, options))
+        pipeline = beam.Pipeline(runner=runner, options=options)
+        _build(pipeline, job)
+        result = pipeline.run()
+        result.wait_until_finish()
+        if result.state in (PipelineState.STOPPED, PipelineState.CANCELLED):
+            raise RunFailed("the run was stopped before the table was complete")
+    if job.kept is not None:
+        job.kept.remove()
+        _remove_leftovers(job)
     written = print_report(job, result.metrics(), time.monotonic() - began)
     if not written and not job.allow_empty:
         raise _no_rows(job)
     return 0
+
+
+def advise(job: Job) -> str:
+    """Return how to continue a run that has not finished, in words; empty if there is nothing to continue from.
+
+    Removes what it has left in that case.
+    """
+    if job.kept is None or not job.kept.is_begun:
+        return ""
+    rows = job.kept.rows_saved()
+    if rows:
+        return f"{rows_of(rows, job.count())} are done and kept; repeat the command with --resume to continue"
+    job.kept.remove()
+    _remove_leftovers(job)
+    return ""
+
+
+def _remove_leftovers(job: Job) -> None:
+    """Remove temporary files of runs that can't be continued any more, since their checkpoints are gone."""
+    for writing in (job.writing, job.writing_dead_letters):
+        if writing is not None:
+            writing.remove_leftovers()
+
+
+def _kept_run(
+    parsed: argparse.Namespace, requests: Sequence[ColumnRequest], reading: ReadTable, flags: Sequence[str]
+) -> ResumableRun | None:
+    """Return the run as one that can be continued; None if the options exclude that."""
+    options = PipelineOptions(flags)
+    ours = options.view_as(LuminosityOptions)
+    given = {
+        "--checkpoint_dir": ours.checkpoint_dir,
+        "--debug": ours.debug,
+        "--no-checkpoint": not parsed.checkpoint,
+        "--restart": ours.restart,
+        "--runner": options.view_as(StandardOptions).runner,
+    }
+    excluding = [name for name, value in given.items() if value]
+    if parsed.resume and excluding:
+        why = ": a run with a checkpoint folder of its own continues by itself" if ours.checkpoint_dir else ""
+        raise OptionError(
+            f"--resume and {excluding[0]}: expected only one of them{why}", fix=f"leave out {excluding[0]}"
+        )
+    roots = places(parsed.out, ours.spill_dir)
+    if excluding or not roots:
+        return None
+    return find_run(Command.of(parsed, requests, reading.files), roots, resume=parsed.resume)
 
 
 def _progress(job: Job, options: PipelineOptions) -> RowProgress | None:
@@ -113,10 +186,7 @@ def _progress(job: Job, options: PipelineOptions) -> RowProgress | None:
     ours = options.view_as(LuminosityOptions)
     if ours.progress not in ("auto", "plain"):
         return None  # off, or wrong, which the runner says
-    total = job.reading.count()
-    if total is not None and job.rows is not None:
-        total = total._replace(rows=min(total.rows, job.rows))
-    shown = RowProgress(len(job.requests), total, is_line=is_live(ours.progress))
+    shown = RowProgress(len(job.requests), job.count(), is_line=is_live(ours.progress))
     ours.progress = "off"
     return shown
 
@@ -158,9 +228,12 @@ def _no_rows(job: Job) -> RunFailed:
 
 
 def _outputs(
-    parsed: argparse.Namespace, requests: Sequence[ColumnRequest], reading: ReadTable
+    parsed: argparse.Namespace, requests: Sequence[ColumnRequest], reading: ReadTable, *, is_resumed: bool
 ) -> tuple[WriteTable, WriteTable | None]:
-    """Make the writing transforms, and check them now: models may run for long before the first row is written."""
+    """Make the writing transforms, and check them now: models may run for long before the first row is written.
+
+    The first start of a run that is resumed has checked them, and may have published its files since.
+    """
     added = [pa.field(each.name, _OUTPUT_TYPES[each.option]) for each in requests if each.option in _OUTPUT_TYPES]
     whole = pa.schema([*reading.schema, *added])
     if parsed.allow_empty:
@@ -169,12 +242,14 @@ def _outputs(
     else:
         # An error inside the run could end it before the dead letters are written, which tell why there is no row.
         writing = WriteTable(parsed.out, if_exists=parsed.if_exists).keep_if_empty()
-    writing.check(whole)
+    if not is_resumed:
+        writing.check(whole)
     if not parsed.dead_letters:
         return writing, None
     # No dead letters are a good result: those of an earlier run must go.
     dead_letters = WriteTable(parsed.dead_letters, if_exists=parsed.if_exists, allow_empty=True)
-    dead_letters.check(_letters_schema(reading))
+    if not is_resumed:
+        dead_letters.check(_letters_schema(reading))
     return writing, dead_letters
 
 

@@ -9,7 +9,7 @@ import os
 import socket
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,13 @@ from apache_beam.portability.api import beam_fn_api_pb2
 from luminosity.engine.data.watermarks import MAX, MIN
 from luminosity.engine.durable.names import unquoted
 from luminosity.engine.durable.store import DATABASE, LOCK, VERSION
+from luminosity.engine.loop.metrics import RunMetrics
 from luminosity.errors import CheckpointError
 
-__all__ = ["Inspection", "StoredStep", "inspect"]
+__all__ = ["Inspection", "SavedCounters", "StoredStep", "inspect", "saved_counters"]
+
+SavedCounters = dict[str, dict[str, int]]
+"""The counters of a checkpoint: namespace, name, value, summed over all steps."""
 
 _MOST_CELLS = 500_000  # of a step whose keys are counted: some seconds
 _PARTS_OF_STEPS = ("/Process", "/Precombine", "/Merge", "/Group", "/PairWithRestriction")  # that only the plan has
@@ -79,6 +83,34 @@ def inspect(folder: str) -> Inspection:
             return _inspect(folder, rows)
     except sqlite3.Error as error:
         raise CheckpointError(f"{database} can't be read: {error}; expected the checkpoint of a run") from error
+
+
+def saved_counters(folder: str, names: Collection[str]) -> SavedCounters | None:
+    """Return the user counters with these names that a checkpoint has; None if nothing is saved, or can't be read."""
+    database = os.path.join(folder, DATABASE)
+    if not os.path.isfile(database):
+        return None
+    metrics, found = RunMetrics(), SavedCounters()
+    try:
+        with contextlib.closing(sqlite3.connect(f"{Path(database).absolute().as_uri()}?mode=ro", uri=True)) as rows:
+            rows.execute("BEGIN")  # all of the following is of one checkpoint
+            meta = dict(rows.execute("SELECT key, value FROM meta WHERE key IN ('version', 'saved_at')"))
+            if "saved_at" not in meta or int(meta["version"]) != VERSION:
+                return None
+            owners = rows.execute("SELECT DISTINCT owner FROM rows WHERE owner GLOB 'metrics/*'").fetchall()
+            for (owner,) in owners:
+                metrics.restore(
+                    owner, rows.execute("SELECT key, value FROM rows WHERE owner = ? ORDER BY key", (owner,))
+                )
+    except sqlite3.Error:
+        return None
+    for (owner,) in owners:
+        for namespaces in metrics.counters(owner, names).values():
+            for namespace, counters in namespaces.items():
+                of_namespace = found.setdefault(namespace, {})
+                for name, count in counters.items():
+                    of_namespace[name] = of_namespace.get(name, 0) + count
+    return found
 
 
 def _inspect(folder: str, rows: sqlite3.Connection) -> Inspection:
