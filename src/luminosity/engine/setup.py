@@ -96,7 +96,8 @@ def set_up(
             test_streams.connect(buffer_id, buffer.deliver, buffer.set_source_watermark)
     hook = None
     if checkpoint is not None:
-        hook = checkpoint.attach(config, stages, buffers, list(pools.values()), blocks, state, metrics)
+        running = list(pools.values())
+        hook = checkpoint.attach(config, stages, buffers, running, blocks, state, metrics, spill_policy.check)
     main_classes.save(folders.main_classes)
     saver = None
     if config.save_failed is not None:

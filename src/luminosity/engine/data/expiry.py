@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sized
 from typing import Any
 
 from apache_beam.coders.coder_impl import IntervalWindowCoderImpl
-from apache_beam.portability.api import beam_fn_api_pb2
 from apache_beam.transforms.core import Windowing
 from apache_beam.transforms.window import BoundedWindow
 from apache_beam.utils.windowed_value import WindowedValue
 
+from luminosity.engine.data.state_keys import StateKeys
 from luminosity.engine.data.watermarks import MAX
 from luminosity.engine.plan.codecs import Codecs, ElementCodec, KeyedElement, TimerRecord
 from luminosity.engine.plan.graph import may_never_end
@@ -96,15 +96,15 @@ class CellExpiry:
 
     def note(self, cells: Mapping[bytes, Sized], expiry: WindowExpiry) -> None:
         """Note cells that a bundle has written. Empty ones are no longer there."""
+        state_keys = StateKeys()
         for cell_key, cell in cells.items():
             known = self._expiry_of.get(cell_key)
             if known is not None and not cell:
                 del self._expiry_of[cell_key]
                 del self._cells[known][cell_key]
             elif known is None and cell:
-                state_key = beam_fn_api_pb2.StateKey.FromString(cell_key)
-                user_state = getattr(state_key, str(state_key.WhichOneof("type")))
-                time = expiry.of_state_key(user_state.window)
+                state_keys.read(cell_key)
+                time = expiry.of_state_key(state_keys.window)
                 self._expiry_of[cell_key] = time
                 if time not in self._cells:
                     self._cells[time] = {}

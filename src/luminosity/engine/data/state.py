@@ -16,6 +16,7 @@ from apache_beam.coders import coder_impl, coders
 from apache_beam.portability.api import beam_fn_api_pb2
 
 from luminosity.engine.data import wire
+from luminosity.engine.data.state_keys import StateKeys
 from luminosity.engine.spill.cells import Cell, Cells
 from luminosity.engine.spill.files import Chunk, MemoryChunk, SpillFile, StoredChunk
 from luminosity.engine.spill.quota import Ledger
@@ -56,8 +57,9 @@ class BundleShards:
         if len(self.members) == 1:
             return {first: cells}
         found: dict[Hashable, dict[bytes, Cell]] = {}
+        key_of = StateKeys().read
         for cell_key, cell in cells.items():
-            shard = self.members.get(wire.shard_index(_key_of_cell(cell_key), self.total), first)
+            shard = self.members.get(wire.shard_index(key_of(cell_key), self.total), first)
             found.setdefault(shard, {})[cell_key] = cell
         return found
 
@@ -104,9 +106,9 @@ class StateStore:
             return [(cell_key, self._cells.get(cell_key)) for cell_key in changed]
 
     def restore(self, cells: Mapping[bytes, Cell], shard: Hashable) -> None:
-        """Put back cells of a shard, as a checkpoint has them."""
+        """Put back cells of a shard, as a checkpoint has them. No cell comes twice."""
         with self._lock:
-            self._cells.put(cells, shard)
+            self._cells.fill(cells, shard)
 
     def restore_group(self, token: bytes, chunks: list[Chunk]) -> None:
         """Serve a large group under the token that it had before a restart."""
@@ -160,10 +162,9 @@ class StateStore:
         """Return the committed cells of these steps and keys: each cell's ``StateKey`` and content, both encoded."""
         found: list[tuple[bytes, bytes]] = []
         with self._lock:
+            state_keys = StateKeys()
             for cell_key, cell in self._cells.items():
-                state_key = beam_fn_api_pb2.StateKey.FromString(cell_key)
-                user_state = getattr(state_key, str(state_key.WhichOneof("type")))
-                if user_state.transform_id in transform_ids and user_state.key in keys:
+                if state_keys.read(cell_key) in keys and state_keys.step in transform_ids:
                     chunks = [chunk if isinstance(chunk, bytes) else chunk[1] for chunk in cell]
                     found.append((cell_key, b"".join(chunks)))
         return found
@@ -343,12 +344,6 @@ class StateStore:
         requested = key.ordered_list_user_state.range
         first = bisect_left(cell, requested.start, key=lambda entry: entry[0])
         return cell, first, bisect_left(cell, requested.end, key=lambda entry: entry[0])
-
-
-def _key_of_cell(cell_key: bytes) -> bytes:
-    """Return the encoded key of the user's element, given the encoded ``StateKey`` of a cell."""
-    state_key = beam_fn_api_pb2.StateKey.FromString(cell_key)
-    return getattr(state_key, str(state_key.WhichOneof("type"))).key
 
 
 def _require_bag(kind: str | None) -> None:

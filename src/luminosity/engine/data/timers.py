@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from luminosity.engine.data.watermarks import MAX, Holds
 from luminosity.engine.plan.codecs import TimerRecord
@@ -79,6 +79,12 @@ class TimerStore:
             if self._changed is not None:
                 self._changed.add((family_key, record.identity))
         family.compact()
+
+    def restore(self, family_key: FamilyKey, records: Collection[TimerRecord]) -> None:
+        """Put back timers that are set, as a checkpoint has them. No timer comes twice. Quicker than :meth:`apply`."""
+        self._families.setdefault(family_key, _Family()).fill(records)
+        self._count += len(records)
+        self.holds.fill(record.hold_micros for record in records)
 
     def note_windows(self, family_key: FamilyKey, records: Iterable[TimerRecord]) -> None:
         """Note when the windows of timers end, so that :meth:`drop_expired` finds them. Call it after :meth:`apply`."""
@@ -182,6 +188,10 @@ class _Family:
         self.timers[record.identity] = record
         heapq.heappush(self.heap, (record.fire_micros, record.identity))
 
+    def fill(self, records: Iterable[TimerRecord]) -> None:
+        self.timers.update((record.identity, record) for record in records)
+        self._make_heap()
+
     def remove(self, identity: bytes) -> TimerRecord:
         self._invalid += 1
         return self.timers.pop(identity)
@@ -200,6 +210,9 @@ class _Family:
     def compact(self) -> None:
         """Remove the invalid entries of the heap if they are the larger part."""
         if 2 * self._invalid > len(self.heap) + _INVALID_AT_LEAST:
-            self.heap = [(record.fire_micros, identity) for identity, record in self.timers.items()]
-            heapq.heapify(self.heap)
-            self._invalid = 0
+            self._make_heap()
+
+    def _make_heap(self) -> None:
+        self.heap = [(record.fire_micros, identity) for identity, record in self.timers.items()]
+        heapq.heapify(self.heap)
+        self._invalid = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterable
 
 from apache_beam.utils import timestamp
 
@@ -37,6 +38,14 @@ class Holds:
             if len(self._heap) > 2 * len(self._counts) + _REMOVED_AT_LEAST:
                 self._heap = list(self._counts)
                 heapq.heapify(self._heap)
+
+    def fill(self, holds: Iterable[int]) -> None:
+        """Add many timestamps. Quicker than :meth:`add`."""
+        for hold in holds:
+            hold = hold if hold < MAX else MAX - 1
+            self._counts[hold] = self._counts.get(hold, 0) + 1
+        self._heap = list(self._counts)
+        heapq.heapify(self._heap)
 
     def remove(self, hold: int) -> None:
         """Remove one occurrence of a timestamp that was added."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import marshal
 import os
 import shutil
@@ -14,8 +15,9 @@ from apache_beam.portability.api import beam_fn_api_pb2
 
 from luminosity.engine.data import wire
 from luminosity.engine.data.blocks import Block, BlockStore
-from luminosity.engine.data.saved_rows import BlockReference
+from luminosity.engine.data.saved_rows import BlockReference, SavedRows
 from luminosity.engine.data.state import StateStore
+from luminosity.engine.data.state_keys import StateKeys
 from luminosity.engine.durable.names import Names
 from luminosity.engine.durable.saving import FROM_UPSTREAM, Contents
 from luminosity.engine.durable.store import CheckpointFolder, StoredContent
@@ -28,9 +30,17 @@ from luminosity.engine.plan.graph import Stage
 from luminosity.engine.spill.cells import Cell
 from luminosity.engine.spill.files import Chunk, SpillFile, StoredChunk
 
-__all__ = ["RestoredRows", "remove_other_files", "restore", "restore_metrics", "with_step"]
+__all__ = [
+    "RestoredRows",
+    "remove_other_files",
+    "restore",
+    "restore_cells",
+    "restore_metrics",
+    "restore_timers",
+    "with_step",
+]
 
-_CELLS_AT_ONCE = 10_000  # of a shard: bounds the memory beside the cells themselves
+_ROWS_AT_ONCE = 10_000  # of state: bounds the memory beside the cells themselves, and how often memory is checked
 
 
 class RestoredRows:
@@ -102,8 +112,12 @@ def restore(
     state: StateStore,
     metrics: RunMetrics,
     blocks: BlockStore,
+    check_memory: Callable[[], None],
 ) -> dict[str, bytes]:
-    """Fill fresh parts of a run from its checkpoint. Returns the rows of queues and stages, by their owners."""
+    """Fill fresh parts of a run from its checkpoint. Returns the rows of queues and stages, by their owners.
+
+    ``check_memory`` is called now and then, since there may be more than memory has room for.
+    """
     saved = RestoredRows(folder, contents, blocks, state)
     saved.restore_groups()
     single: dict[str, bytes] = {}
@@ -127,8 +141,8 @@ def restore(
         if stage.gate is not None:
             stage.gate.restore(saved, names.of_gates(stage.plan))
         if stage.plan.is_stateful:
-            _restore_cells(stage, names, saved, state)
-            _restore_timers(stage, names, saved)
+            restore_cells(stage, names, saved, state, check_memory)
+            restore_timers(stage, names, saved)
     saved.close()
     restore_metrics(folder, names, [stage.plan for stage in stages], metrics)
     return single
@@ -140,20 +154,23 @@ def restore_metrics(folder: CheckpointFolder, names: Names, stages: Iterable[Sta
         metrics.restore(stage.id, folder.rows(f"metrics/{names.of_stage(stage)}"))
 
 
-def _restore_cells(stage: StageRun, names: Names, saved: RestoredRows, state: StateStore) -> None:
+def restore_cells(
+    stage: StageRun, names: Names, saved: SavedRows, state: StateStore, check_memory: Callable[[], None]
+) -> None:
+    """Put back the state of a stage. Calls ``check_memory`` every few thousand cells."""
     total = len(stage.shards)
     for step in stage.plan.steps:
-        cells: dict[Shard, dict[bytes, Cell]] = {}
-        for cell_key, row in saved.rows(f"state/{names.of_step(step)}"):
-            state_key = beam_fn_api_pb2.StateKey.FromString(cell_key)
-            user_state = getattr(state_key, str(state_key.WhichOneof("type")))
-            shard = stage.shards[wire.shard_index(user_state.key, total)]
-            of_shard = cells.setdefault(shard, {})
-            of_shard[cell_key] = marshal.loads(row)
-            if len(of_shard) >= _CELLS_AT_ONCE:
-                _put_cells(stage, shard, cells.pop(shard), state)
-        for shard, of_shard in cells.items():
-            _put_cells(stage, shard, of_shard, state)
+        cells: list[dict[bytes, Cell]] = [{} for _ in stage.shards]
+        key_of, hash_of, load = StateKeys().read, wire.key_hash, marshal.loads
+        rows = saved.rows(f"state/{names.of_step(step)}")
+        while at_once := list(itertools.islice(rows, _ROWS_AT_ONCE)):
+            for cell_key, row in at_once:
+                cells[hash_of(key_of(cell_key)) % total][cell_key] = load(row)
+            for shard, of_shard in zip(stage.shards, cells, strict=True):
+                if of_shard:
+                    _put_cells(stage, shard, of_shard, state)
+                    of_shard.clear()
+            check_memory()
 
 
 def with_step(cell_key: bytes, step: str) -> bytes:
@@ -169,25 +186,32 @@ def _put_cells(stage: StageRun, shard: Shard, cells: dict[bytes, Cell], state: S
         shard.cell_expiry.note(cells, stage.expiry)
 
 
-def _restore_timers(stage: StageRun, names: Names, saved: RestoredRows) -> None:
+def restore_timers(stage: StageRun, names: Names, saved: SavedRows) -> None:
+    """Put back the timers of a stage."""
     total = len(stage.shards)
+    hash_of, load, record_of = wire.key_hash, marshal.loads, TimerRecord._make
     for family in stage.plan.timers:
-        records: dict[Shard, list[TimerRecord]] = {}
+        records: list[list[TimerRecord]] = [[] for _ in stage.shards]
         for _, row in saved.rows(f"timers/{names.of_step(family.transform_id)}/{family.family_id}"):
-            record = TimerRecord(*marshal.loads(row))
-            records.setdefault(stage.shards[wire.shard_index(record.key, total)], []).append(record)
-        for shard, own in records.items():
-            shard.timers.apply(family.key, own)
+            record = record_of(load(row))
+            records[hash_of(record.key) % total].append(record)
+        for shard, own in zip(stage.shards, records, strict=True):
+            shard.timers.restore(family.key, own)
             if stage.expiry is not None:
                 shard.timers.note_windows(family.key, own)
 
 
-def remove_other_files(folder: CheckpointFolder, keep: set[str]) -> None:
-    """Remove the files of earlier starts to which the checkpoint does not refer."""
+def remove_other_files(folder: CheckpointFolder, keep: set[str], new_files: str) -> None:
+    """Remove the files of earlier starts to which the checkpoint does not refer.
+
+    Those in ``new_files`` stay: they have what was spilled while the checkpoint was read.
+    """
     if not os.path.isdir(folder.blocks):
         return
     for generation in os.listdir(folder.blocks):
         path = os.path.join(folder.blocks, generation)
+        if path == new_files:
+            continue
         for name in os.listdir(path):
             if (file := os.path.join(path, name)) not in keep:
                 os.unlink(file)

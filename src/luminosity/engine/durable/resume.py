@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from functools import partial
 
 from luminosity import run_ids
@@ -96,8 +98,12 @@ class Checkpoint:
         blocks: BlockStore,
         state: StateStore,
         metrics: RunMetrics,
+        check_memory: Callable[[], None],
     ) -> Checkpointer:
-        """Fill the parts of a run from the checkpoint, if there is one, and return what saves them from now on."""
+        """Fill the parts of a run from the checkpoint, if there is one, and return what saves them from now on.
+
+        ``check_memory`` spills data if there is more than memory has room for.
+        """
         names = self._names
         contents = Contents(self.folder, self.new_files, blocks, state)
         interval = config.checkpoint_interval
@@ -111,9 +117,11 @@ class Checkpoint:
             self._hook = make({})
             return self._hook
         started = time.monotonic()
-        saved = restore(self.folder, contents, names, stages, buffers, state, metrics, blocks)
+        with _without_garbage_collection():
+            saved = restore(self.folder, contents, names, stages, buffers, state, metrics, blocks, check_memory)
         self._hook = make(saved)
-        remove_other_files(self.folder, blocks.kept | {file.path for file in contents.groups.values()})
+        kept = blocks.kept | {file.path for file in contents.groups.values()}
+        remove_other_files(self.folder, kept, self.new_files)
         self._tell(stages, state, time.monotonic() - started)
         return self._hook
 
@@ -174,6 +182,18 @@ class Resumption:
         """Release the folder."""
         if self.checkpoint is not None:
             self.checkpoint.close()
+
+
+@contextlib.contextmanager
+def _without_garbage_collection() -> Generator[None]:
+    """Let Python not look for cycles while millions of objects are made that have none."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _age(seconds: float) -> str:

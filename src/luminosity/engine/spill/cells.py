@@ -70,6 +70,19 @@ class Cells:
         finally:
             self._count(size)
 
+    def fill(self, cells: Mapping[bytes, Cell], group: Hashable) -> None:
+        """Add cells of a group that are not empty, and were not there before. Quicker than :meth:`put`."""
+        self._memory.update(cells)
+        self._groups.setdefault(group, {}).update(dict.fromkeys(cells))
+        size = sum(map(len, cells)) + (_CELL_OVERHEAD + _CHUNK_OVERHEAD) * len(cells)
+        for cell in cells.values():
+            chunk = cell[0]
+            if len(cell) == 1 and type(chunk) is bytes:  # as most are
+                size += len(chunk)
+            else:
+                size += _bytes(b"", cell) - _CELL_OVERHEAD - _CHUNK_OVERHEAD
+        self._count(size)
+
     def items(self) -> Iterator[tuple[bytes, Cell]]:
         """Yield all cells, those in memory first."""
         yield from self._memory.items()

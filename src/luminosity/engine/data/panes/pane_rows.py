@@ -17,6 +17,7 @@ __all__ = ["ROWS_BYTES", "TIME_KEY", "PaneRows"]
 TIME_KEY = b"t"  # of the row with the watermarks of panes, which comes before those of entries
 _ENTRY_PREFIX = b"v"  # of the keys of entries' rows
 ROWS_BYTES = 500  # that Python needs for what is known of an entry's rows
+_YIELD_BYTES = 64 << 10  # of restored values, before memory is looked at
 _KEY = struct.Struct(">QI")  # the number of the entry, and of its row
 
 
@@ -119,22 +120,36 @@ class PaneRows(Generic[_T]):
         """Take over the rows of a checkpoint, in the order of their keys.
 
         ``restored`` makes an entry of its fields. ``restore_other`` gets keys and values of rows that belong to no
-        entry. Yields how much memory each row of values takes.
+        entry. Yields often: how much memory the values take that were added since it yielded last.
         """
-        entry: _T | None = None
+        values: PaneValues | None = None  # of the entry whose rows come now
         rows = _Rows(0)
+        load, unpack, prefix = marshal.loads, _KEY.unpack_from, len(_ENTRY_PREFIX)
+        added = 0
         for key, value in saved:
             if not key.startswith(_ENTRY_PREFIX):
                 restore_other(key, value)
                 continue
-            number, row = _KEY.unpack_from(key, len(_ENTRY_PREFIX))
+            number, row = unpack(key, prefix)
             if not row:
-                entry = restored(marshal.loads(value))
-                rows = self._rows[entry] = _Rows(number, value, values=entry.values)
+                if values is not None:
+                    rows.mark = values.mark()
+                if added >= _YIELD_BYTES:
+                    yield added
+                    added = 0
+                entry = restored(load(value))
+                values = entry.values
+                rows = self._rows[entry] = _Rows(number, value, 0, values)
                 self._number = number
                 continue
-            assert entry is not None, "found values without their entry"
-            count, data = marshal.loads(value)
-            added = entry.values.append_joined(data, count)
-            rows.last, rows.count, rows.mark = row, rows.count + count, entry.values.mark()
-            yield added
+            assert values is not None, "found values without their entry"
+            count, data = load(value)
+            added += values.append_joined(data, count)
+            rows.last = row
+            rows.count += count
+            if added >= _YIELD_BYTES:
+                yield added
+                added = 0
+        if values is not None:
+            rows.mark = values.mark()
+        yield added

@@ -47,7 +47,7 @@ class PaneValues:
     @property
     def size(self) -> int:
         """The bytes of all values, in memory and on disk."""
-        return self.data_bytes + sum(chunk.size for chunk in self._stored)
+        return self.data_bytes + (sum(chunk.size for chunk in self._stored) if self._stored else 0)
 
     def append(self, value: bytes) -> int:
         """Add a value. Returns how much memory it takes."""

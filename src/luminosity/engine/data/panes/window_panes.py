@@ -68,6 +68,7 @@ class WindowPanes:
         self._rows: PaneRows[_Values] | None = None  # if the run is saved
         self._time = SingleRow(TIME_KEY)
         self._codec: ElementCodec | None = None
+        self._restored_windows: dict[bytes, _Window] = {}  # by their encoding, which is quicker to compare
 
     def track(self, codec: ElementCodec) -> None:
         """Note from now on what changes between two checkpoints. ``codec`` encodes windows."""
@@ -90,6 +91,7 @@ class WindowPanes:
         for added in self._rows.restore(saved, self._restored, self._restore_time):
             self.memory_bytes += added
             yield None
+        self._restored_windows.clear()
 
     def _restore_time(self, key: bytes, value: bytes) -> None:
         if key == TIME_KEY:
@@ -104,8 +106,10 @@ class WindowPanes:
     def _restored(self, fields: tuple[Any, ...]) -> _Values:
         assert self._codec is not None
         encoded, key, time, panes, hold = fields
-        window = self._codec.decode_window(encoded)
-        of_window = self._windows.get(window) or self._open(window)
+        of_window = self._restored_windows.get(encoded)
+        if of_window is None:
+            window = self._codec.decode_window(encoded)
+            self._restored_windows[encoded] = of_window = self._windows.get(window) or self._open(window)
         entry = of_window.keys[key] = _Values(time=Timestamp(micros=time) if time is not None else None, panes=panes)
         self._set_hold(entry, hold)
         self.memory_bytes += self._entry_bytes + len(key)
