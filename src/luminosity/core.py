@@ -15,6 +15,7 @@ __all__ = [
     "BUNDLES_PER_DEVICE",
     "ELEMENT_AT_FAULT",
     "LOADS_MODELS",
+    "MODEL_VERSIONS",
     "OF_BLOCKS",
     "OPENMP_VARIABLES",
     "SORTS_ITS_BUNDLE",
@@ -98,6 +99,9 @@ BUNDLES_PER_DEVICE = "luminosity:bundles_per_device"
 
 SORTS_ITS_BUNDLE = "luminosity:sorts_its_bundle"
 """Annotation of steps that work better on many elements at once: the engine gives them long bundles."""
+
+MODEL_VERSIONS = "luminosity:model_versions"
+"""Annotation of steps that run models of a registry: a JSON list with name, version, path and digest of each."""
 
 OF_BLOCKS = "blocks"
 """The value of :data:`SORTS_ITS_BUNDLE` if elements are blocks of rows, of which a few are a bundle already."""

@@ -22,6 +22,7 @@ __all__ = [
     "KafkaView",
     "MemoryUse",
     "MetricView",
+    "ModelVersion",
     "PartitionLag",
     "PoolInfo",
     "PoolView",
@@ -70,6 +71,17 @@ class PoolInfo:
     workers: int  # at most
     slots: int  # bundles that one worker runs at once
     devices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ModelVersion:
+    """The version of a registered model that a step starts with."""
+
+    step: str
+    name: str  # as the handler names it, such as models:/sentiment@champion
+    version: str
+    path: str  # where the registry keeps its files
+    digest: str = ""  # empty if it is not known before a worker has loaded the model
 
 
 @dataclass(frozen=True)
@@ -221,6 +233,7 @@ class RunStarted(Event):
     queue_limit: int  # bytes in a queue at which its writers are held back
     memory_limit: int = 0
     checkpoint_dir: str = ""  # the folder in which the run keeps itself, if it does
+    models: tuple[ModelVersion, ...] = ()  # those that a registry names
 
 
 @dataclass(frozen=True)

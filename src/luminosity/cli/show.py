@@ -64,6 +64,8 @@ def show(record: Record, as_json: bool = False) -> int:
         console.print(summary(record.started, record.ended))
     else:
         console.print(Text(f"{record.started.name}  {_unfinished(record)}", style="bold"))
+        for version in dict.fromkeys(words.model_version(each) for each in record.started.models):
+            console.print(Text(f"version {version}"))
         for view in kafka.of(record.last) if record.last is not None else ():
             console.print(Text(f"kafka {kafka.sentence(view)}"))
         for view in inference.of(record.last) if record.last is not None else ():

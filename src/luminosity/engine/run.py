@@ -153,6 +153,7 @@ class Run:
             parts.queue_limit,
             parts.blocks.ledger.limit,
             config.checkpoint_dir or "",
+            graph.model_versions(),
         )
         self._scheduler = Scheduler(parts, self._reporter)
 

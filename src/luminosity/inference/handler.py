@@ -89,6 +89,13 @@ class Handler(ModelHandler[ExampleT, PredictionT, ModelT]):
         """The ``model_id`` of this model's ``PredictionResult``."""
         return None
 
+    def path_of_model(self) -> str | None:
+        """Return the path, or the name in a registry, that the handler was given; None if it has none.
+
+        The default is ``model_id``.
+        """
+        return self.model_id
+
     def check_files(self) -> None:
         """Raise ``ModelUnavailable`` if the model's files can't be found from this process.
 

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 __all__ = ["HANDLER_HELP", "handler_of", "named_handler"]
 
 HANDLER_HELP = (
-    "embed:MODEL or classify:MODEL (a folder, or a name on the Hugging Face hub), or module:object (a handler, or a "
-    "class or function that makes one)"
+    "embed:MODEL or classify:MODEL (a folder, a name on the Hugging Face hub or in a registry), or module:object (a "
+    "handler, or a class or function that makes one)"
 )
 
 _TEXT = "luminosity.inference.handlers.text"
@@ -31,8 +31,9 @@ _KINDS = {"embed": (f"{_TEXT}.embedder", "SentenceEmbedder"), "classify": (f"{_T
 def handler_of(name: str) -> Handler[Any, Any, Any]:
     """Return the handler of this name, with all hooks. Raises ``ModelUnavailable`` if its model can't be found."""
     from luminosity.inference.adapting.adapt import adapt
+    from luminosity.inference.steps.pinning import pin_here
 
-    handler = adapt(named_handler(name))
+    handler = adapt(pin_here(named_handler(name)).handler)
     handler.check_files()
     return handler
 

@@ -24,9 +24,10 @@ from luminosity.inference.host.model import Clock
 from luminosity.inference.steps.expanding import ModelNeeds, by_needs, in_pipeline
 from luminosity.inference.steps.infer import FAILED, InferDoFn, ResultsDoFn
 from luminosity.inference.steps.messages import PreparedBlock, ResultBlock
+from luminosity.inference.steps.pinning import PinnedModels, annotate_versions, pin_models, registry_watch
 from luminosity.inference.steps.prepare import PrepareDoFn
 from luminosity.inference.steps.settings import StepSettings
-from luminosity.inference.steps.watch import Watch
+from luminosity.inference.steps.watch import RegistryWatch, Watch
 
 __all__ = ["RunInference"]
 
@@ -68,6 +69,7 @@ class RunInference(beam.PTransform[Any, Any]):
         *,
         model_metadata_pcoll: Collection | None = None,
         watch_model_pattern: str | None = None,
+        watch_registry: bool = False,
         model_identifier: str | None = None,
         use_model_manager: bool = False,
         model_manager_args: dict[str, Any] | None = None,
@@ -87,14 +89,17 @@ class RunInference(beam.PTransform[Any, Any]):
                 key, a list of KeyModelPathMapping. The old version is used until the new one is loaded, unless the
                 side input has windows: then each window gets the model that it names.
             watch_model_pattern: files to watch, on any file system of Beam's. The newest file that appears while the
-                pipeline runs is the model to use. With a model for each key, ``{key}`` stands for the key. Each worker
-                looks for itself, so this needs no streaming pipeline.
+                pipeline runs is the model to use. A pattern that ends with ``/`` or ``/_SUCCESS`` means folders. With a
+                model for each key, ``{key}`` stands for the key. Each worker looks for itself, so this needs no
+                streaming pipeline.
+            watch_registry: whether to use the new version if the handler names its model by an alias of a registry,
+                such as ``models:/sentiment@champion``, and the alias gets another version while the pipeline runs.
             model_identifier: transforms with the same one share a model.
             use_model_manager: no effect: models always share the device's memory.
             model_manager_args: not allowed: the model host replaces Beam's model manager.
             monitoring_transform: gets the predictions before the postprocess functions.
             drop_example: leave the example out of the results, to save memory.
-            interval: seconds between two looks for ``watch_model_pattern``; 360 unless given.
+            interval: seconds between two looks for new versions; 360 unless given.
             stop_timestamp: when to stop looking.
         """
         super().__init__()
@@ -105,18 +110,14 @@ class RunInference(beam.PTransform[Any, Any]):
                 "model host replaces it",
                 fix="leave model_manager_args out",
             )
-        if model_metadata_pcoll is not None and watch_model_pattern is not None:
-            raise InvalidArgument("found model_metadata_pcoll and watch_model_pattern, expected one of them")
-        if (interval is not None or stop_timestamp is not None) and not watch_model_pattern:
-            raise InvalidArgument(
-                "found interval or stop_timestamp without watch_model_pattern", fix="pass watch_model_pattern, too"
-            )
+        _check_updates(model_metadata_pcoll, watch_model_pattern, watch_registry, (interval, stop_timestamp))
         self._model_handler = model_handler
         self._clock = clock
         self._inference_args = inference_args
         self._metrics_namespace = metrics_namespace
         self._model_metadata_pcoll = model_metadata_pcoll
         self._watch_model_pattern = watch_model_pattern
+        self._watch_registry = watch_registry
         self._interval = interval
         self._stop_timestamp = stop_timestamp
         self._step_id = uuid.uuid4().hex
@@ -200,19 +201,21 @@ class RunInference(beam.PTransform[Any, Any]):
         return results, RunInferenceDLQ(failed, failed_before, failed_after)
 
     def _predict(self, examples: Collection) -> tuple[Collection, Collection | None]:
-        models = ModelSet(self._model_handler)
+        pinned = pin_models(self._model_handler, examples.pipeline)
+        models = ModelSet(pinned.handler)
         check_batching(models.handlers.values())
         if self._watch_model_pattern is not None or self._model_metadata_pcoll is not None:
             for name in models.without_updates():
                 _LOGGER.warning("%s has no update_model_path: new versions of its model will change nothing.", name)
         elif not models.is_keyed or self._exception_handling is None:  # otherwise the other keys' examples may succeed
             check_files(models.handlers.values(), examples.pipeline)
-        settings = replace(self._settings(examples.pipeline, models), is_stream=not examples.is_bounded)
+        settings = self._settings(examples.pipeline, models, pinned)
+        settings = replace(settings, is_stream=not examples.is_bounded)
         if settings.is_stream:
             # A source without end may have one bundle at a time: its elements go to all workers, and it need not wait
             # for the model.
             examples = examples | "Spread" >> beam.Reshuffle()
-        blocks = self._infer(examples, models, settings)
+        blocks = self._infer(examples, pinned.handler, models, settings)
         results = beam.ParDo(ResultsDoFn(models, self._drop_example))
         if self._exception_handling is None:
             return blocks | "Results" >> results, None
@@ -222,7 +225,9 @@ class RunInference(beam.PTransform[Any, Any]):
             check_threshold(outputs.predicted, outputs[FAILED], threshold)
         return outputs.predicted, outputs[FAILED]
 
-    def _infer(self, examples: Collection, models: ModelSet, settings: StepSettings) -> Collection:
+    def _infer(
+        self, examples: Collection, handler: ModelHandler[Any, Any, Any], models: ModelSet, settings: StepSettings
+    ) -> Collection:
         """Apply Prepare and Infer; with several Infer steps if models need different resources."""
         metadata = self._model_metadata_pcoll
         side_input = None if metadata is None else pvalue.AsSingleton(metadata)
@@ -234,13 +239,14 @@ class RunInference(beam.PTransform[Any, Any]):
             mine = prepared
             if len(groups) > 1:
                 mine = prepared | f"For {label}" >> beam.Filter(_is_for, frozenset(names))
-            infer = beam.ParDo(InferDoFn(self._model_handler, settings), side_input).with_output_types(ResultBlock)
-            annotations = {LOADS_MODELS: "", SORTS_ITS_BUNDLE: "", **needs.annotations()}
+            infer = beam.ParDo(InferDoFn(handler, settings), side_input).with_output_types(ResultBlock)
+            versions = annotate_versions(each for name, each in settings.registered.items() if name in names)
+            annotations = {LOADS_MODELS: "", SORTS_ITS_BUNDLE: "", **needs.annotations(), **versions}
             with examples.pipeline.transform_annotations(**annotations):
                 results.append(mine | label >> infer.with_resource_hints(**needs.shared_hints()))
         return results[0] if len(results) == 1 else results | beam.Flatten()
 
-    def _settings(self, pipeline: beam.Pipeline, models: ModelSet) -> StepSettings:
+    def _settings(self, pipeline: beam.Pipeline, models: ModelSet, pinned: PinnedModels) -> StepSettings:
         metadata = self._model_metadata_pcoll
         handling = self._exception_handling or {}
         caught = handling.get("exc_class", ())
@@ -256,15 +262,18 @@ class RunInference(beam.PTransform[Any, Any]):
             timeout=timeout,
             use_subprocess=bool(handling.get("use_subprocess")),
             updates_may_lag=metadata is None or isinstance(metadata.windowing.windowfn, window.GlobalWindows),
-            watch=self._watch(models),
+            watch=self._watch(models, pinned),
+            registered=pinned.registered,
         )
         return in_pipeline(settings, pipeline)
 
-    def _watch(self, models: ModelSet) -> Watch | None:
-        if self._watch_model_pattern is None:
-            return None
+    def _watch(self, models: ModelSet, pinned: PinnedModels) -> Watch | RegistryWatch | None:
         until = MAX_TIMESTAMP if self._stop_timestamp is None else Timestamp.of(self._stop_timestamp)
         interval = _LOOK_EVERY_S if self._interval is None else float(self._interval)
+        if self._watch_registry:
+            return registry_watch(models, pinned.registered, interval, float(until))
+        if self._watch_model_pattern is None:
+            return None
         watch = Watch(self._watch_model_pattern, interval, float(until))
         if watch.is_per_key != models.is_keyed:
             raise InvalidArgument(
@@ -293,3 +302,20 @@ class RunInference(beam.PTransform[Any, Any]):
 
 def _is_for(block: PreparedBlock, names: frozenset[Hashable]) -> bool:
     return block.model in names
+
+
+def _check_updates(metadata: Any, pattern: str | None, registry: bool, when: tuple[Any, Any]) -> None:
+    """Raise ``InvalidArgument`` if new versions come from two places, or times are given without a place."""
+    given = {
+        "model_metadata_pcoll": metadata is not None,
+        "watch_model_pattern": pattern is not None,
+        "watch_registry": registry,
+    }
+    found = [name for name, is_given in given.items() if is_given]
+    if len(found) > 1:
+        raise InvalidArgument(f"found {' and '.join(found)}, expected one of them")
+    if when != (None, None) and not (pattern or registry):
+        raise InvalidArgument(
+            "found interval or stop_timestamp without watch_model_pattern or watch_registry",
+            fix="pass watch_model_pattern or watch_registry, too",
+        )

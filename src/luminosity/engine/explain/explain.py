@@ -50,6 +50,7 @@ def explain(prepared: Prepared, pipeline: beam_runner_api_pb2.Pipeline, *, is_fu
         pools=tuple(pools.values()),
         stages=tuple(_stages(graph, prepared.assignments, outline)),
         breaks=tuple(sorted(_breaks(graph, outline), key=lambda b: (b.reader or inf, b.is_side_input, b.writers))),
+        models=graph.model_versions(),
         absorbed=tuple(_absorbed(graph, Outline(pipeline))),
     )
 

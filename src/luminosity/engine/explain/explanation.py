@@ -7,6 +7,7 @@ from enum import Enum
 
 from luminosity.engine.resources.machine import Machine
 from luminosity.engine.resources.pools import Pool
+from luminosity.events import ModelVersion
 
 __all__ = ["Break", "ExplainedStage", "Explanation", "Reason", "ReasonKind", "Step"]
 
@@ -85,6 +86,7 @@ class Explanation:
     pools: tuple[Pool, ...]
     stages: tuple[ExplainedStage, ...]
     breaks: tuple[Break, ...]
+    models: tuple[ModelVersion, ...]  # versions that registries name now
     absorbed: tuple[str, ...]  # steps without a stage or a break of their own, such as a Reshuffle after a GroupByKey
 
     @property

@@ -17,7 +17,7 @@ from luminosity.engine.monitor.subscribers import EventStream
 from luminosity.engine.observe.snapshots import Snapshots
 from luminosity.engine.observe.user_metrics import MOST_METRICS
 from luminosity.engine.workers.failure import Failure
-from luminosity.events import BundleRetried, RunEnded, RunStarted, WorkerLost, WorkerStarted
+from luminosity.events import BundleRetried, ModelVersion, RunEnded, RunStarted, WorkerLost, WorkerStarted
 
 __all__ = ["Reporter", "new_run_id", "script_name"]
 
@@ -48,6 +48,7 @@ class Reporter:
         queue_limit: int,
         memory_limit: int,
         checkpoint_dir: str = "",
+        models: tuple[ModelVersion, ...] = (),
     ) -> None:
         self._snapshots = snapshots
         self._stream = stream
@@ -65,6 +66,7 @@ class Reporter:
                 queue_limit=queue_limit,
                 memory_limit=memory_limit,
                 checkpoint_dir=checkpoint_dir,
+                models=models,
             )
         )
 

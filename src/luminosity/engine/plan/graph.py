@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from enum import Enum
 
 from apache_beam.portability.api import beam_fn_api_pb2, beam_runner_api_pb2
 
-from luminosity.core import TEMPORARY_FOLDER
+from luminosity.core import MODEL_VERSIONS, TEMPORARY_FOLDER
+from luminosity.events import ModelVersion
 
 __all__ = [
     "Buffer",
@@ -143,6 +145,16 @@ class Graph:
         """Return the temporary folders of steps, to be removed if the run fails."""
         annotations = [transform.annotations for stage in self.stages for transform in stage.transforms]
         return [found[TEMPORARY_FOLDER].decode() for found in annotations if TEMPORARY_FOLDER in found]
+
+    def model_versions(self) -> tuple[ModelVersion, ...]:
+        """Return the versions of registered models with which steps start."""
+        found: dict[ModelVersion, None] = {}  # in the order of the steps
+        for stage in self.stages:
+            for transform in stage.transforms:
+                annotation = transform.annotations.get(MODEL_VERSIONS)
+                for fields in json.loads(annotation) if annotation else ():
+                    found[ModelVersion(step=transform.unique_name, **fields)] = None
+        return tuple(found)
 
     def descriptor(self, stage: Stage, url: str) -> beam_fn_api_pb2.ProcessBundleDescriptor:
         """Return the descriptor with which a worker runs ``stage``, using the Fn API services at ``url``."""

@@ -40,6 +40,14 @@ class BeamContract(Handler[Any, Any, Any]):
         """The kinds of accelerators that the wrapped handler's model uses."""
         return accelerators_of(self._handler)
 
+    def path_of_model(self) -> str | None:
+        """Return the path that the wrapped handler was given. Beam's handlers keep it in a private attribute."""
+        inner: Any = self._handler
+        if isinstance(inner, Handler):
+            return inner.path_of_model()
+        named = (getattr(inner, name, None) for name in (*_BEAM_PATHS, "model_id"))
+        return next((each for each in named if isinstance(each, str) and each), None)
+
     def check_files(self) -> None:
         """Raise if a file that the wrapped handler names is not on this machine.
 
@@ -147,6 +155,10 @@ class WrappedHandler(BeamContract):
 
     def __str__(self) -> str:
         return str(self._inner)
+
+    def path_of_model(self) -> str | None:
+        """Return the path that the wrapped handler was given."""
+        return self._inner.path_of_model()
 
     def check_files(self) -> None:
         """Raise if the files of the wrapped handler's model can't be found from this process."""

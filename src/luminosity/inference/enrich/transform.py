@@ -13,13 +13,16 @@ import pyarrow as pa
 from luminosity.core import LOADS_MODELS, OF_BLOCKS, SORTS_ITS_BUNDLE
 from luminosity.errors import InvalidArgument, InvalidType
 from luminosity.inference.adapting.checks import check_batching, check_files
+from luminosity.inference.adapting.model_set import THE_MODEL
 from luminosity.inference.deadletters import check_threshold
 from luminosity.inference.enrich.column import Column, levels, model_of
 from luminosity.inference.enrich.infer_columns import InferColumnsDoFn
 from luminosity.inference.enrich.prepare_columns import PrepareColumnsDoFn
 from luminosity.inference.enrich.table_block import TableBlock
 from luminosity.inference.enrich.table_steps import FAILED, BeginDoFn, FinishDoFn, check_schema
+from luminosity.inference.registry.resolved import ResolvedModel
 from luminosity.inference.steps.expanding import ModelNeeds, by_needs, in_pipeline
+from luminosity.inference.steps.pinning import PinnedModels, annotate_versions, pin_models
 from luminosity.inference.steps.settings import StepSettings
 from luminosity.tables.schemas import known_schema
 
@@ -119,14 +122,15 @@ class Enrich(beam.PTransform[Any, Any]):
 
     def expand(self, input_or_inputs: Any) -> Any:
         """Apply the steps of all models; return the table, or ``(good, bad)`` with exception handling."""
-        models = {name: model_of(column.handler) for name, column in self._columns.items()}
+        self._running, self._registered = self._pin(input_or_inputs.pipeline)
+        models = {name: model_of(column.handler) for name, column in self._running.items()}
         check_batching(models.values())
         if (schema := known_schema(input_or_inputs)) is not None:
             self.check(schema)
         check_files(models.values(), input_or_inputs.pipeline)
         self._slow = [name for name, model in models.items() if not model.columnar]
         """Columns whose models prepare each row, or may do so."""
-        begin = beam.ParDo(BeginDoFn(self._columns, cuts=bool(self._slow)))
+        begin = beam.ParDo(BeginDoFn(self._running, cuts=bool(self._slow)))
         blocks = input_or_inputs | "Begin" >> begin.with_output_types(TableBlock)
         if self._slow:
             blocks = blocks | "Spread" >> beam.Reshuffle()  # share the rows of one file between all workers
@@ -138,8 +142,22 @@ class Enrich(beam.PTransform[Any, Any]):
                 blocks = self._infer(blocks, group, settings, needs)
         return self._finish(blocks)
 
+    def _pin(self, pipeline: beam.Pipeline) -> tuple[dict[str, Column], dict[str, ResolvedModel]]:
+        """Return the columns with the versions of their models that a registry names now, and these versions."""
+        columns: dict[str, Column] = {}
+        registered: dict[str, ResolvedModel] = {}
+        by_handler: dict[int, PinnedModels] = {}  # a handler of two columns stays one
+        for name, column in self._columns.items():
+            if id(column.handler) not in by_handler:
+                by_handler[id(column.handler)] = pin_models(column.handler, pipeline)
+            pinned = by_handler[id(column.handler)]
+            columns[name] = replace(column, handler=pinned.handler)
+            if THE_MODEL in pinned.registered:
+                registered[name] = pinned.registered[THE_MODEL]
+        return columns, registered
+
     def _prepare(self, blocks: Any, names: Sequence[str], settings: StepSettings) -> Any:
-        mine = {name: self._columns[name] for name in names if name in self._slow}
+        mine = {name: self._running[name] for name in names if name in self._slow}
         if not mine:
             return blocks
         prepare = beam.ParDo(PrepareColumnsDoFn(mine, settings))
@@ -148,12 +166,14 @@ class Enrich(beam.PTransform[Any, Any]):
     def _infer(self, blocks: Any, names: Sequence[str], settings: StepSettings, needs: ModelNeeds) -> Any:
         infer = beam.ParDo(
             InferColumnsDoFn(
-                {name: self._columns[name] for name in names},
+                {name: self._running[name] for name in names},
                 {name: self._settings_of(name, settings) for name in names},
             )
         ).with_output_types(TableBlock)
         sorts = any(name in self._slow for name in names)
-        annotations = {LOADS_MODELS: "", **({SORTS_ITS_BUNDLE: OF_BLOCKS} if sorts else {}), **needs.annotations()}
+        versions = annotate_versions(self._registered[name] for name in names if name in self._registered)
+        sorting = {SORTS_ITS_BUNDLE: OF_BLOCKS} if sorts else {}
+        annotations = {LOADS_MODELS: "", **sorting, **needs.annotations(), **versions}
         with blocks.pipeline.transform_annotations(**annotations):
             return blocks | self._label("Infer", names) >> infer.with_resource_hints(**needs.shared_hints())
 
@@ -167,6 +187,7 @@ class Enrich(beam.PTransform[Any, Any]):
             model_tag=f"{settings.step_id}/{first}",
             metrics_namespace=name,
             inference_args=column.inference_args,
+            registered={THE_MODEL: self._registered[name]} if name in self._registered else {},
         )
 
     def _label(self, step: str, names: Sequence[str]) -> str:

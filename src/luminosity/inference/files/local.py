@@ -18,7 +18,7 @@ from luminosity.inference.files.entry import damage, model_path
 from luminosity.inference.files.source import Source, download, find
 from luminosity.inference.options import ModelCacheConfig
 
-__all__ = ["check_exists", "local_copy", "near_path", "use_cache"]
+__all__ = ["cached_copy", "check_exists", "local_copy", "near_path", "use_cache"]
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -58,7 +58,11 @@ def local_copy(path: str) -> str:
         return path
     if scheme == "file":
         return unquote(urlsplit(path).path)
-    source = find(path.strip())
+    return cached_copy(find(path.strip()))
+
+
+def cached_copy(source: Source) -> str:
+    """Return the local path of a model's files, which are fetched into the cache unless they are there."""
     folder = CacheFolder(_process.config)
     entry = folder.entry(source.key)
     lock = folder.use(source.key)

@@ -8,9 +8,11 @@ import os
 import posixpath
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
 
 from apache_beam.io.filesystem import BeamIOError, CompressionTypes, FileMetadata
 from apache_beam.io.filesystems import FileSystems
@@ -18,12 +20,17 @@ from apache_beam.io.filesystems import FileSystems
 from luminosity.errors import ModelUnavailable, may_pass
 from luminosity.inference.files.entry import CHUNK, FileRecord, fsync, model_path, write_manifest
 
-__all__ = ["Source", "download", "find"]
+__all__ = ["Source", "SourceFile", "download", "find"]
 
 
 _GLOB = re.compile(r"[*?\[]")
 _DEEPEST = 32  # nested folders; more must be a loop
 _FILES_AT_ONCE = 4  # large models have many files, and one connection rarely fills the network
+
+
+def _open(address: str) -> Any:
+    # Otherwise Beam decompresses a file whose name ends in .gz, and the copy differs from the model.
+    return FileSystems.open(address, compression_type=CompressionTypes.UNCOMPRESSED)
 
 
 @dataclass(frozen=True)
@@ -46,6 +53,8 @@ class Source:
     name: str
     """The file or folder with all of them in the local copy. It keeps its suffix, on which libraries rely."""
     files: tuple[SourceFile, ...]
+    open_file: Callable[[str], AbstractContextManager[Any]] = field(default=_open, compare=False)
+    """Opens the address of a file, to be read as it is stored."""
 
     @property
     def size(self) -> int:
@@ -128,7 +137,7 @@ def download(source: Source, into: str) -> None:
 
     def fetch(file: SourceFile) -> FileRecord | None:
         try:
-            return _fetch(file, into, stop)
+            return _fetch(file, source.open_file, into, stop)
         except Exception as error:
             errors.append(error)
             stop.set()
@@ -146,13 +155,13 @@ def download(source: Source, into: str) -> None:
     write_manifest(into, source.address, records)
 
 
-def _fetch(file: SourceFile, into: str, stop: threading.Event) -> FileRecord | None:
+def _fetch(
+    file: SourceFile, open_file: Callable[[str], AbstractContextManager[Any]], into: str, stop: threading.Event
+) -> FileRecord | None:
     path = model_path(into, file.relative)
     os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
     digest = hashlib.sha256()
-    # Otherwise Beam decompresses a file whose name ends in .gz, and the copy differs from the model.
-    unchanged = CompressionTypes.UNCOMPRESSED
-    with FileSystems.open(file.address, compression_type=unchanged) as remote, open(path, "xb") as local:
+    with open_file(file.address) as remote, open(path, "xb") as local:
         while chunk := remote.read(CHUNK):
             if stop.is_set():
                 return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Collection, Hashable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ from apache_beam import pvalue
 
 from luminosity.inference.adapting.isolated import IsolatedHandler
 from luminosity.inference.adapting.model_set import THE_MODEL, ModelSet
+from luminosity.inference.adapting.registered import RegisteredHandler
 from luminosity.inference.adapting.wrapping import NewVersion
 from luminosity.inference.blocks import take
 from luminosity.inference.handler import Handler
@@ -24,8 +24,8 @@ from luminosity.inference.steps.counters import StepCounters
 from luminosity.inference.steps.messages import PreparedBlock
 from luminosity.inference.steps.placement import PlacedLane, Placement
 from luminosity.inference.steps.settings import StepSettings
-from luminosity.inference.steps.versions import Version, Versions, version_of_all, versions_of_keys
-from luminosity.inference.steps.watch import Watcher
+from luminosity.inference.steps.versions import Versions, version_of_all, versions_of_keys
+from luminosity.inference.steps.watch import Version
 
 __all__ = ["EnteredLane", "LaneRouter"]
 
@@ -66,7 +66,7 @@ class LaneRouter:
         self._by_lane: dict[Any, EnteredLane] = {}
         self._versions = Versions(self._load_ahead, self._take_over, settings.updates_may_lag)
         watch = settings.watch
-        self._watcher = None if watch is None else Watcher(watch, models.keys or [THE_MODEL])
+        self._watcher = None if watch is None else watch.watcher(models.keys or [THE_MODEL])
         self._last_metadata: tuple[Any, Mapping[Hashable, Version]] = (None, {})
 
     def set_up(self) -> None:
@@ -138,10 +138,9 @@ class LaneRouter:
         self._entered, self._by_lane = {}, {}
 
     def _wanted(self, model: Hashable, key: Hashable, metadata: Any) -> Version:
-        """Return the version that the watched files or the side input name; if they name none, the current one."""
+        """Return the version that the watched files, the registry or the side input name, or the current one."""
         if self._watcher is not None:
-            path = self._watcher.newest(key)
-            return Version(path, os.path.splitext(os.path.basename(path))[0])
+            return self._watcher.newest(key)
         if not metadata or isinstance(metadata, pvalue.EmptySideInput):
             return self._versions.current(model, key)
         return version_of_all(metadata)
@@ -170,7 +169,7 @@ class LaneRouter:
             placed = self._placement.enter(
                 model,
                 (self._settings.step_id, model, version.path),
-                lambda: self._handler(model, version.path),
+                lambda: self._handler(model, version),
                 self._lane_settings(model, version.path),
             )
             prefixes = [version.name]
@@ -181,11 +180,17 @@ class LaneRouter:
             self._entered[model, version.path] = self._by_lane[placed.lane] = entered
         return entered
 
-    def _handler(self, model: Hashable, path: str) -> Handler[Any, Any, Any]:
+    def _handler(self, model: Hashable, version: Version) -> Handler[Any, Any, Any]:
         handler = self._models.handlers[model]
-        if path:
+        registered = version.registered
+        if not version.path:
+            registered = self._settings.registered.get(model)
+        else:
             handler = NewVersion(deepcopy(handler), handler)
-            handler.update_model_path(path)
+            if registered is None:
+                handler.update_model_path(version.path)
+        if registered is not None:
+            handler = RegisteredHandler(handler, registered)
         return IsolatedHandler(handler) if self._settings.use_subprocess else handler
 
     def _lane_settings(self, model: Hashable, path: str) -> LaneSettings:

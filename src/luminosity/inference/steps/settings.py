@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from luminosity.inference.files.local import use_cache
 from luminosity.inference.host.model import Clock
 from luminosity.inference.options import ModelCacheConfig
-from luminosity.inference.steps.watch import Watch
+from luminosity.inference.registry.resolved import ResolvedModel
+from luminosity.inference.steps.watch import RegistryWatch, Watch
 from luminosity.inference.threads import limit_threads
 
 __all__ = ["StepSettings"]
@@ -35,7 +37,9 @@ class StepSettings:
 
     updates_may_lag: bool = False
     """Whether the old version is used while a new one is loading; False if each window names its version."""
-    watch: Watch | None = None
+    watch: Watch | RegistryWatch | None = None
+    registered: Mapping[Hashable, ResolvedModel] = field(default_factory=dict[Hashable, ResolvedModel])
+    """The versions that models of a registry start with, by the name of the model in its ``ModelSet``."""
     is_stream: bool = False
     """Whether the input may never end, so that examples must not wait for others."""
     model_cache: ModelCacheConfig = field(default_factory=ModelCacheConfig)

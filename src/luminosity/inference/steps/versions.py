@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from apache_beam.ml.inference.base import KeyModelPathMapping, ModelMetadata
@@ -11,17 +10,9 @@ from apache_beam.ml.inference.base import KeyModelPathMapping, ModelMetadata
 from luminosity.errors import InvalidArgument, InvalidType
 from luminosity.inference.adapting.model_set import ModelSet
 from luminosity.inference.host.interface import Ahead
+from luminosity.inference.steps.watch import Version
 
-__all__ = ["Version", "Versions", "version_of_all", "versions_of_keys"]
-
-
-@dataclass(frozen=True)
-class Version:
-    """A version of a model, by the path of its files; without a path, the one that its handler names."""
-
-    path: str = ""
-    name: str = ""
-    """Its name in the metrics."""
+__all__ = ["Versions", "version_of_all", "versions_of_keys"]
 
 
 class Versions:

@@ -14,6 +14,7 @@ __all__ = ["print_plan"]
 
 
 _BOUNDLESS = 10_000  # columns: wider than any table
+_DIGEST_CHARACTERS = 19  # enough to tell versions apart
 _POOL_STYLES = ("cyan", "yellow", "green", "magenta", "blue", "red")
 
 
@@ -33,7 +34,8 @@ def _print(console: Console, plan: Explanation, title: str) -> None:
     stages = _stages(plan)
     if console.measure(stages, options=console.options.update_width(_BOUNDLESS)).maximum > console.width:
         stages = _stacked_stages(plan)
-    for heading, table in (("Pools", _pools(plan)), ("Stages", stages), ("Breaks", _breaks(plan))):
+    tables = (("Pools", _pools(plan)), ("Stages", stages), ("Models", _models(plan)), ("Breaks", _breaks(plan)))
+    for heading, table in tables:
         if table.row_count:
             console.print()
             console.print(Text(heading, "bold"))
@@ -98,6 +100,14 @@ def _sources(plan: Explanation, stage: ExplainedStage) -> str:
     parts += [ranges(main)] if main else []
     parts += [f"side input {ranges(side)}"] if side else []
     return ", ".join(parts)
+
+
+def _models(plan: Explanation) -> Table:
+    """Return the versions of registered models."""
+    table = _table("model", "version", "digest", "step", "files")
+    for model in plan.models:
+        table.add_row(Text(model.name), model.version, model.digest[:_DIGEST_CHARACTERS], model.step, Text(model.path))
+    return table
 
 
 def _breaks(plan: Explanation) -> Table:

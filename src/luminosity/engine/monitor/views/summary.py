@@ -59,6 +59,8 @@ def summary(run: RunStarted, ended: RunEnded) -> Group:
         table.add_row("pool", Text(f"{pool.name}: {use}"))
     for device in last.devices:
         table.add_row("device", Text(f"{device.id}: {words.percent(device.busy_fraction)} busy"))
+    for version in dict.fromkeys(words.model_version(each) for each in run.models):
+        table.add_row("version", Text(version))
     for view in inference.of(last):
         table.add_row("model", Text(inference.sentence(view)))
     table.add_row("memory", Text(", ".join(_memory(ended))))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime, timedelta, timezone
 
-from luminosity.events import RunStarted, StageView, StreamView
+from luminosity.events import ModelVersion, RunStarted, StageView, StreamView
 
 __all__ = [
     "amount",
@@ -13,6 +13,7 @@ __all__ = [
     "duration",
     "how_to_stop",
     "milliseconds",
+    "model_version",
     "number",
     "percent",
     "rate",
@@ -27,6 +28,7 @@ _DAY_S = 86_400
 _YEAR_S = 365 * _DAY_S
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _LEAST_BRACKETS = 12  # columns in which a label has room for brackets
+_DIGEST_CHARACTERS = 23  # enough to tell versions apart; `lum show --json` has all
 _AHEAD_S = 1.0  # clocks differ by less
 
 
@@ -117,6 +119,16 @@ def stream_parts(stage: StageView, *, seconds: float | None = None) -> list[str]
     parts.append(f"backlog {amount(stream.backlog)}" if stream.backlog else "")
     parts.append(f"{number(stream.dropped_late)} late" if stream.dropped_late else "")
     return [part for part in parts if part]
+
+
+def model_version(model: ModelVersion) -> str:
+    """Return the version of a registered model, with its digest, in one line.
+
+    >>> model_version(ModelVersion("Infer", "models:/mood@champion", "7", "s3://b/mood", "sha256:" + "0f" * 32))
+    'models:/mood@champion: version 7 · sha256:0f0f0f0f0f0f0f0f… · s3://b/mood'
+    """
+    digest = f"{model.digest[:_DIGEST_CHARACTERS]}…" if model.digest else "digest not known"
+    return f"{model.name}: version {model.version} · {digest} · {model.path}"
 
 
 def how_to_stop(run: RunStarted) -> str:
