@@ -43,6 +43,8 @@ class BeamContract(Handler[Any, Any, Any]):
     def path_of_model(self) -> str | None:
         """Return the path that the wrapped handler was given. Beam's handlers keep it in a private attribute."""
         inner: Any = self._handler
+        while not isinstance(inner, Handler) and isinstance(getattr(inner, "_base", None), ModelHandler):
+            inner = getattr(inner, "_base")  # noqa: B009  # Beam's wrapper for batches that the user made
         if isinstance(inner, Handler):
             return inner.path_of_model()
         named = (getattr(inner, name, None) for name in (*_BEAM_PATHS, "model_id"))

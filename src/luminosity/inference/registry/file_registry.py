@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import json
 import os
-import posixpath
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -218,7 +217,7 @@ def _write(address: str, registry: _Registry) -> None:
 def _absolute(address: str, path: str) -> str:
     if FileSystems.get_scheme(path) is not None or path.startswith("/"):
         return path
-    folder = posixpath.dirname(address)
+    folder = _folder(address)
     if FileSystems.get_scheme(address) is not None:
         return f"{folder}/{path}"
     return os.path.normpath(os.path.join(os.path.abspath(folder or "."), path))
@@ -229,9 +228,13 @@ def _stored(address: str, model: str) -> str:
     if FileSystems.get_scheme(model) is None and FileSystems.get_scheme(address) is None:
         folder, model = os.path.abspath(os.path.dirname(address) or "."), os.path.abspath(model)
     else:
-        folder = posixpath.dirname(address)
+        folder = _folder(address)
     model = model.rstrip("/")
     return model[len(folder) + 1 :] if model.startswith(f"{folder}/") else model
+
+
+def _folder(address: str) -> str:
+    return address.rpartition("/")[0]
 
 
 def _is_missing(address: str) -> bool:
@@ -243,7 +246,7 @@ def _is_missing(address: str) -> bool:
 
 def _neighbours(address: str) -> list[str]:
     try:
-        found = FileSystems.match([f"{posixpath.dirname(address) or '.'}/*.json"])[0].metadata_list
+        found = FileSystems.match([f"{_folder(address) or '.'}/*.json"])[0].metadata_list
     except Exception:  # only a suggestion is lost
         return []
     return [each.path.removeprefix("./") for each in found]

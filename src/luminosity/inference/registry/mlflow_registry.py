@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import socket
 import tempfile
+import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import unquote, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from luminosity._text import did_you_mean, first_line, list_some
 from luminosity.errors import ModelUnavailable
@@ -24,6 +27,10 @@ _SHOWN = 5  # names in an error
 _MOST_NAMES = 200  # registered models that are compared with a misspelt name
 _REASON_CHARACTERS = 300
 _DEEPEST = 32  # nested folders; more must be a loop
+_ATTEMPTS = 3  # connections to a server, before it counts as away
+_CONNECT_TIMEOUT_S = 5.0
+_BETWEEN_ATTEMPTS_S = 1.0  # long enough for a server that restarts its socket
+_PORTS = {"http": 80, "https": 443}
 _DIGEST_TAG = "digest"
 _NO_BAR = "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR"
 _LATEST = "latest"
@@ -39,6 +46,7 @@ def resolve_in_mlflow(name: RegistryName, text: str) -> ResolvedModel:
     such model, alias or version.
     """
     mlflow = require("mlflow", "mlflow")
+    _check_reachable(mlflow.get_registry_uri())
     client = mlflow.MlflowClient()
     try:
         found = _version(client, name)
@@ -174,6 +182,23 @@ def _unavailable(client: Any, name: RegistryName, text: str, error: Exception) -
         f"{list_some((f'{alias!r} (version {version})' for alias, version in known.items()), _SHOWN) or 'none yet'}",
         fix=did_you_mean(name.wanted, known) or None,
     )
+
+
+def _check_reachable(address: str) -> None:
+    """Raise ``ModelUnavailable`` if nothing listens at a server's address: MLflow would retry for minutes first."""
+    parts = urlsplit(address)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        return
+    if parts.scheme in getproxies() and not proxy_bypass(parts.hostname):
+        return  # the proxy knows
+    for attempt in range(_ATTEMPTS):
+        try:
+            with socket.create_connection((parts.hostname, parts.port or _PORTS[parts.scheme]), _CONNECT_TIMEOUT_S):
+                return
+        except OSError as error:
+            if attempt + 1 == _ATTEMPTS:
+                raise _away(error) from error
+            time.sleep(_BETWEEN_ATTEMPTS_S)
 
 
 def _away(error: Exception) -> ModelUnavailable:

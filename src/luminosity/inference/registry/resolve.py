@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 
 from luminosity.errors import ModelUnavailable
@@ -12,6 +13,8 @@ from luminosity.inference.registry.resolved import ResolvedModel
 
 __all__ = ["resolve"]
 
+_CLIENTS_LOGGER = logging.getLogger("urllib3.connectionpool")
+_THREAD = "resolve-model"
 _TIMEOUT_S = 60.0  # a registry that has not answered by then counts as away; MLflow retries for minutes
 
 
@@ -45,13 +48,14 @@ class _Request(threading.Thread):
     """
 
     def __init__(self, name: str) -> None:
-        super().__init__(name="resolve-model", daemon=True)
+        super().__init__(name=_THREAD, daemon=True)
         self._model = name
         self.found: ResolvedModel | None = None
         self.error: BaseException | None = None
 
     def run(self) -> None:
         """Keep the answer, or the error."""
+        _CLIENTS_LOGGER.addFilter(_is_other_thread)  # once: a logger keeps a filter only once
         try:
             self.found = _resolve_now(self._model)
         except BaseException as error:  # the calling thread raises it
@@ -59,6 +63,11 @@ class _Request(threading.Thread):
         finally:
             with _lock:
                 del _requests[self._model]
+
+
+def _is_other_thread(record: logging.LogRecord) -> bool:
+    """Return whether a record is not about the retries of a request to a registry, of which its error tells."""
+    return record.threadName != _THREAD
 
 
 _lock = threading.Lock()
