@@ -13,20 +13,17 @@ import argparse
 import contextlib
 import os
 import re
-import shutil
-import signal
 import sqlite3
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import _measure
 import apache_beam as beam
-import psutil
+from _killable import Killable
 from apache_beam.coders import VarIntCoder
 from apache_beam.io.restriction_trackers import OffsetRange, OffsetRestrictionTracker
 from apache_beam.options.pipeline_options import PipelineOptions
@@ -39,8 +36,8 @@ _AT_MOST_MEMORY = 1.5  # the peak while the checkpoint is read / what the runner
 _PAUSE_S = 0.02  # between two records, once each key has one
 _DAY_S = 86_400
 _VALUES_AT_ONCE = 5  # that a record adds to its bag
-_LONGEST_S = 900.0  # until all keys are saved, or the first result comes
-_POLL_S = 0.02
+_SOME_RESULTS = 200  # bytes, before the kill
+_SETTLE_S = 2.0  # after the first result, until memory is looked at again
 
 _COUNT = beam.DoFn.StateParam(ReadModifyWriteStateSpec("count", VarIntCoder()))
 _VALUES = beam.DoFn.StateParam(BagStateSpec("values", VarIntCoder()))
@@ -82,8 +79,12 @@ class _Source(beam.DoFn):
 class _CountInValue(beam.DoFn):
     """Counts the records of each key, and sets a timer for one key in ten."""
 
+    def __init__(self, keys: int) -> None:
+        self._keys = keys
+
     def process(self, element: tuple[str, int], count: Any = _COUNT, timer: Any = _TIMER) -> Iterator[tuple[int, int]]:
-        number = (count.read() or 0) + 1
+        is_first = element[1] < self._keys  # there is nothing to read, which takes longest
+        number = 1 if is_first else (count.read() or 0) + 1
         count.write(number)
         if element[0].endswith("0"):
             timer.set(Timestamp.of(time.time() + _DAY_S))
@@ -97,18 +98,22 @@ class _CountInValue(beam.DoFn):
 class _CountInBag(beam.DoFn):
     """Adds several values to the bag of each key."""
 
+    def __init__(self, keys: int) -> None:
+        self._keys = keys
+
     def process(self, element: tuple[str, int], values: Any = _VALUES) -> Iterator[tuple[int, int]]:
         for value in range(_VALUES_AT_ONCE):
             values.add(value)
-        yield element[1], sum(1 for _ in values.read()) // _VALUES_AT_ONCE
+        is_first = element[1] < self._keys
+        yield element[1], 1 if is_first else sum(1 for _ in values.read()) // _VALUES_AT_ONCE
 
 
-def _in_value(records: Any) -> Any:
-    return records | beam.ParDo(_CountInValue()).with_output_types(tuple[int, int])
+def _in_value(records: Any, keys: int) -> Any:
+    return records | beam.ParDo(_CountInValue(keys)).with_output_types(tuple[int, int])
 
 
-def _in_bag(records: Any) -> Any:
-    return records | beam.ParDo(_CountInBag()).with_output_types(tuple[int, int])
+def _in_bag(records: Any, keys: int) -> Any:
+    return records | beam.ParDo(_CountInBag(keys)).with_output_types(tuple[int, int])
 
 
 def _in_windows(records: Any, keys: int) -> Any:
@@ -131,59 +136,9 @@ def run(case: str, folder: str, keys: int, flags: list[str]) -> None:
     options = PipelineOptions(["--progress=off", "--run_dir=off", f"--checkpoint_dir={folder}/checkpoint", *flags])
     pipeline = beam.Pipeline(LuminosityRunner(), options)
     source = pipeline | beam.Create([keys]) | beam.ParDo(_Source()).with_output_types(tuple[str, int])
-    results = {"value": _in_value, "bag": _in_bag, "windows": lambda each: _in_windows(each, keys)}[case](source)
+    results = {"value": _in_value, "bag": _in_bag, "windows": _in_windows}[case](source, keys)
     _ = results | "Note" >> beam.Map(_note_result, f"{folder}/results", keys)
     pipeline.run().wait_until_finish()
-
-
-class _Job:
-    """A process with the stream of a case, as leader of a group of its own."""
-
-    def __init__(self, case: str, folder: str, keys: int, flags: list[str]) -> None:
-        self._output = Path(folder, "output")
-        self.started_at = time.monotonic()
-        with open(self._output, "wb") as output:
-            self._process = subprocess.Popen(
-                [sys.executable, __file__, "--run", case, "--folder", folder, f"--keys={keys}", *flags],
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-
-    @property
-    def output(self) -> str:
-        return self._output.read_text(errors="replace")
-
-    def wait_for(self, is_there: Callable[[], Any], what: str, every_s: float = _POLL_S) -> float:
-        """Wait, and return the seconds since the process was started."""
-        while not is_there():
-            if self._process.poll() is not None or self.seconds > _LONGEST_S:
-                raise RuntimeError(f"found no {what} after {self.seconds:.0f} s:\n{self.output[-5_000:]}")
-            time.sleep(every_s)
-        return self.seconds
-
-    @property
-    def seconds(self) -> float:
-        return time.monotonic() - self.started_at
-
-    @property
-    def cpu_seconds(self) -> float:
-        return sum(psutil.Process(self._process.pid).cpu_times()[:2])
-
-    def memory_mb(self, name: str) -> float:
-        """Return the resident memory of the runner now (VmRSS) or at its peak (VmHWM)."""
-        status = Path(f"/proc/{self._process.pid}/status").read_text()
-        return int(re.findall(rf"{name}:\s+(\d+) kB", status)[0]) / 1000
-
-    def kill(self) -> None:
-        family = psutil.Process(self._process.pid).children(recursive=True)
-        os.killpg(self._process.pid, signal.SIGKILL)
-        for each in family:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                each.kill()
-        self._process.wait()
-        psutil.wait_procs(family, timeout=30)
 
 
 def _saved_keys(folder: str) -> int:
@@ -200,28 +155,23 @@ def _saved_keys(folder: str) -> int:
 
 def measure(case: str, keys: int, flags: list[str]) -> dict[str, float]:
     """Let a case save all keys, kill it, start it again, and return figures of the second start."""
-    folder = tempfile.mkdtemp(dir=os.environ.get("CHECKPOINTS"))
-    job = _Job(case, folder, keys, flags)
-    try:
-        job.wait_for(lambda: _saved_keys(folder) >= keys, "checkpoint with all keys", every_s=5.0)
+    with tempfile.TemporaryDirectory(dir=os.environ.get("CHECKPOINTS")) as folder:
         results = Path(folder, "results")
-        job.wait_for(lambda: results.exists() and results.stat().st_size > 200, "results")
-        print(f"{case}: all keys are saved after {job.seconds:.0f} s", flush=True)
-        job.kill()
+        arguments = Path(folder, "output"), "--run", case, "--folder", folder, f"--keys={keys}", *flags
+        with Killable(*arguments) as job:
+            job.wait_for(lambda: _saved_keys(folder) >= keys, "checkpoint with all keys", every_s=5.0)
+            job.wait_for(lambda: results.exists() and results.stat().st_size > _SOME_RESULTS, "results")
+            print(f"{case}: all keys are saved after {job.seconds:.0f} s", flush=True)
         before = results.stat().st_size
-        job = _Job(case, folder, keys, flags)
-        job.wait_for(lambda: "read in" in job.output, "line about the checkpoint")
-        figures = {"read s": float(re.findall(r"read in ([\d.]+) s", job.output)[0]), "CPU s": job.cpu_seconds}
-        peak = job.memory_mb("VmHWM")
-        figures["first result s"] = job.wait_for(lambda: results.stat().st_size > before, "new result")
-        time.sleep(2.0)
-        figures |= {"peak MB": peak, "afterwards MB": job.memory_mb("VmRSS")}
+        with Killable(*arguments) as job:
+            job.wait_for(lambda: "read in" in job.output, "line about the checkpoint")
+            figures = {"read s": float(re.findall(r"read in ([\d.]+) s", job.output)[0]), "CPU s": job.cpu_seconds}
+            figures["peak MB"] = job.memory_mb("VmHWM")
+            figures["first result s"] = job.wait_for(lambda: results.stat().st_size > before, "new result")
+            time.sleep(_SETTLE_S)
+            figures["afterwards MB"] = job.memory_mb("VmRSS")
         _check(results, keys)
         return figures
-    finally:
-        with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
-            job.kill()
-        shutil.rmtree(folder)
 
 
 def _check(results: Path, keys: int) -> None:

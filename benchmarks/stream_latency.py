@@ -2,7 +2,8 @@
 
 1,000 records a second go through a Reshuffle and a stateful step with 10,000 keys. One source checkpoints itself if no
 record is there; the other waits for the next record inside its poll. A record's latency counts from the moment it
-exists, so the time until the source sees it is included.
+exists, so the time until the source sees it is included. Both run once more with ``--checkpoint_dir``, where elements
+behind the Reshuffle wait for the next checkpoint, every 50 ms. The folder is below ``CHECKPOINTS``, if that is set.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ MEASURED_S = float(os.environ.get("STREAM_LATENCY_SECONDS", "20"))
 IDLE_S = 10.0
 LONGEST_POLL_S = 1.0  # of the source that blocks
 AT_MOST_P99_MS = 100.0
+AT_MOST_DURABLE_P99_MS = 150.0
 AT_MOST_IDLE_PERCENT = 5.0
 
 _LATENCY = "<dd"  # when the record existed, and its latency in seconds
@@ -135,14 +137,15 @@ def build(pipeline: beam.Pipeline, step: beam.DoFn, start_path: str, path: str) 
     )
 
 
-def latency(is_blocking: bool) -> dict[str, float]:
+def latency(is_blocking: bool, is_durable: bool = False) -> dict[str, float]:
     """Return the median and the 99th percentile of all latencies, in milliseconds."""
     records = int((WARM_UP_S + MEASURED_S) * RECORDS_PER_SECOND)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=os.environ.get("CHECKPOINTS")) as folder:
         path, start_path = str(Path(folder, "latencies")), str(Path(folder, "start"))
+        flags = [*_FLAGS, f"--checkpoint_dir={folder}/checkpoint"] if is_durable else _FLAGS
         step = source(records, is_blocking, pause_s=0.01)
         cpu = _cpu_seconds()
-        seconds = _measure.run_ours(lambda pipeline: build(pipeline, step, start_path, path), *_FLAGS)
+        seconds = _measure.run_ours(lambda pipeline: build(pipeline, step, start_path, path), *flags)
         cores = (_cpu_seconds() - cpu) / seconds
         start = start_time(start_path)
         notes = [(at, late) for at, late in struct.iter_unpack(_LATENCY, Path(path).read_bytes())]
@@ -202,6 +205,8 @@ _FLAGS = ("--cpu_workers=2",)
 SIDES: dict[str, _measure.Side] = {
     "checkpoints itself": partial(latency, is_blocking=False),
     "blocks in its poll": partial(latency, is_blocking=True),
+    "checkpoints itself, durable": partial(latency, is_blocking=False, is_durable=True),
+    "blocks in its poll, durable": partial(latency, is_blocking=True, is_durable=True),
     "idle": idle,
 }
 
@@ -210,6 +215,8 @@ def report(results: _measure.Results) -> None:
     _measure.print_table(results)
     for name in ("checkpoints itself", "blocks in its poll"):
         _measure.print_figure(f"{name}: p99 in ms", results[name]["p99 ms"], at_most=AT_MOST_P99_MS)
+        durable = f"{name}, durable"
+        _measure.print_figure(f"{durable}: p99 in ms", results[durable]["p99 ms"], at_most=AT_MOST_DURABLE_P99_MS)
     _measure.print_figure("idle: runner's CPU in percent", results["idle"]["runner %"], at_most=AT_MOST_IDLE_PERCENT)
 
 

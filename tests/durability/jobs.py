@@ -35,7 +35,7 @@ from luminosity import (
     WriteTable,
 )
 from luminosity.engine.durable import saving, store
-from tests.marks import first_time, note
+from tests.marks import first_time, note, wait_for_file
 
 _WINDOW_S = 20
 RECORDS_PER_SECOND = 100  # of event time: how many records have timestamps in one second
@@ -155,6 +155,18 @@ def sum_in_state(pipeline: beam.Pipeline, folder: Path) -> None:
     setattr(store.CheckpointFolder, "sync", sync_and_note)  # noqa: B010  # Its parameter has another name.
 
 
+def note_slowly(pipeline: beam.Pipeline, folder: Path) -> None:
+    """Note each element in a file, slowly, so that a repeated one is there twice. One waits for the file ``go``."""
+
+    def note_one(number: int) -> None:
+        if number == ELEMENTS - 1:
+            wait_for_file(folder / "go", timeout_s=300)
+        note(folder / "notes", number)
+
+    numbers = pipeline | beam.Create(range(ELEMENTS)) | beam.Reshuffle()
+    _ = numbers | "Slowly" >> beam.Map(slowly(0.002)) | "Note" >> beam.Map(note_one)
+
+
 class KillOnce(beam.DoFn):
     """Kills the whole run, once, right after the step before has done its work: nothing of it is saved yet."""
 
@@ -190,6 +202,7 @@ JOBS: dict[str, Callable[[beam.Pipeline, Path], None]] = {
     "batch": group_batch,
     "sinks": publish_with_all_sinks,
     "sums": sum_in_state,
+    "notes": note_slowly,
 }
 
 
