@@ -33,6 +33,21 @@ def test_bulk_inference_writes_a_prediction_for_every_row(tmp_path: Path) -> Non
     assert sum(row["digit"] == row["prediction"] for row in rows) / len(rows) > 0.95
 
 
+def test_registry_takes_over_the_version_that_is_promoted(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / "registry" / "pipeline.py", f"--runner={FN_API_RUNNER}", f"--registry={tmp_path}"],
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+
+    assert done.returncode == 0, done.stderr
+    counts = {version: int(count) for version, count in re.findall(r"version (\d): (\d+) predictions", done.stdout)}
+    assert set(counts) == {"1", "2"}
+    assert sum(counts.values()) == 897
+    assert json.loads((tmp_path / "digits.json").read_text())["aliases"] == {"champion": "2", "challenger": "2"}
+
+
 @pytest.mark.slow
 def test_embeddings_finds_what_is_meant(tmp_path: Path) -> None:
     output = tmp_path / "nearest.json"

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from luminosity.inference.handlers.text.token_classifier import TokenClassifier
     from luminosity.inference.handlers.torch import TorchModelHandler
     from luminosity.inference.options import ModelOptions
+    from luminosity.inference.registry.file_registry import register_model
     from luminosity.inference.run_inference import RunInference
     from luminosity.io.kafka.client import KafkaClient
     from luminosity.io.kafka.read import ReadKafka
@@ -83,6 +84,7 @@ __all__ = [
     "WriteTable",
     "adapt",
     "plan_pipeline",
+    "register_model",
 ]
 
 without_tensorflow.install()  # workers import Beam's handlers, too
@@ -126,6 +128,7 @@ _HOMES = {
     "PipelinePlan": "luminosity.engine.explain.pipeline_plan",
     "adapt": "luminosity.inference.adapting.adapt",
     "plan_pipeline": "luminosity.engine.explain.pipeline_plan",
+    "register_model": "luminosity.inference.registry.file_registry",
 }
 
 
