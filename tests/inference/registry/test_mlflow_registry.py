@@ -12,12 +12,14 @@ from typing import Any
 
 import pytest
 
+from luminosity import TextClassifier
 from luminosity.errors import MissingExtra, ModelUnavailable
 from luminosity.inference.files.local import cached_copy, use_cache
 from luminosity.inference.options import ModelCacheConfig
 from luminosity.inference.registry import mlflow_registry
 from luminosity.inference.registry.digests import model_digest
 from luminosity.inference.registry.resolve import resolve
+from tests.inference.texts import MINILM, tiny_bert_config
 
 with_mlflow = pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reason="needs the extra mlflow")
 
@@ -165,3 +167,16 @@ def test_files_of_a_server_are_fetched_once(tmp_path: Path) -> None:
     assert sorted(repository.downloads) == ["a/b/more", "a/weights", "config.json"]
     with pytest.raises(ModelUnavailable, match="found no files"):
         mlflow_registry._source(Repository({}), address)
+
+
+def test_a_tokenizer_that_mlflow_saved_beside_its_model(tmp_path: Path) -> None:
+    """As ``mlflow.transformers.save_model`` writes them."""
+    from transformers import AutoTokenizer, BertForSequenceClassification
+
+    BertForSequenceClassification(tiny_bert_config()).save_pretrained(tmp_path / "model")
+    AutoTokenizer.from_pretrained(MINILM).save_pretrained(tmp_path / "components" / "tokenizer")
+    (tmp_path / "MLmodel").write_text("flavors:\n  transformers: {model_binary: model, components: [tokenizer]}\n")
+    handler = TextClassifier(str(tmp_path / mlflow_registry._loadable(str(tmp_path))), device="CPU")
+    assert handler.plain is not None, "read without transformers, as from one folder"
+    (result,) = handler.run_inference(["a good film"], handler.load_model())
+    assert result.inference["label"].startswith("LABEL_")

@@ -51,7 +51,7 @@ class Pretrained:
 
     def tokenizer(self) -> Any:
         """Load the model's tokenizer."""
-        return self._load("AutoTokenizer", self._where)
+        return self._load("AutoTokenizer", self._where, self._mlflow_tokenizer)
 
     def plain(self) -> PlainModel | None:
         """Read the tokenizer and what preparing needs of the configuration without transformers; None if it can't."""
@@ -90,6 +90,8 @@ class Pretrained:
         folder = self._folder
         if os.path.isdir(folder):
             path = os.path.join(folder, where.get("subfolder") or "", name)
+            if not os.path.isfile(path) and self._mlflow_tokenizer is not None:
+                path = os.path.join(self._mlflow_tokenizer, name)
             return path if os.path.isfile(path) else None
         hub = require("huggingface_hub", "transformers")
         where |= self._offline_arguments
@@ -111,6 +113,13 @@ class Pretrained:
         return folder
 
     @property
+    def _mlflow_tokenizer(self) -> str | None:
+        """The folder of the tokenizer, if MLflow has saved it beside the model's folder; otherwise None."""
+        parent = os.path.dirname(os.path.abspath(self._folder))
+        folder = os.path.join(parent, "components", "tokenizer")
+        return folder if os.path.isfile(os.path.join(parent, "MLmodel")) and os.path.isdir(folder) else None
+
+    @property
     def _is_offline(self) -> bool:
         """Whether only the local cache has the model. Raises ``ModelUnavailable`` if neither it nor the hub has it."""
         folder = self._folder
@@ -125,12 +134,12 @@ class Pretrained:
         where = {name: value for name, value in self.arguments.items() if name in _WHERE}
         return {**where, "gguf_file": os.path.basename(self.path)} if self.path.endswith(".gguf") else where
 
-    def _load(self, kind: str, arguments: Mapping[str, Any]) -> Any:
+    def _load(self, kind: str, arguments: Mapping[str, Any], folder: str | None = None) -> Any:
         transformers = require("transformers", "transformers")
         if "gguf_file" in arguments:
             require("gguf", "gguf")
             require("accelerate", "gguf")
-        folder = self._folder
+        folder = folder or self._folder
         arguments = {**arguments, **self._offline_arguments}
         with _without_noise():
             try:
