@@ -139,9 +139,9 @@ class Total(beam.DoFn):
             yield f"{element[0]} {total.read()} {number.read()}"
 
 
-def sum_in_state(pipeline: beam.Pipeline, folder: Path) -> None:
-    """Sum the values of each key, and note the sums in a file."""
-    numbers = pipeline | beam.Create(range(ELEMENTS)) | beam.Reshuffle() | "Slowly" >> beam.Map(slowly(0.003))
+def sum_in_state(pipeline: beam.Pipeline, folder: Path, step: Callable[[Any], Any] = slowly(0.003)) -> None:
+    """Sum the values of each key, and note the sums in a file. ``step`` gets each value before, and returns it."""
+    numbers = pipeline | beam.Create(range(ELEMENTS)) | beam.Reshuffle() | "Slowly" >> beam.Map(step)
     keyed = numbers | beam.Map(lambda n: (n % KEYS, n)).with_output_types(tuple[int, int])
     _ = keyed | beam.ParDo(Total()) | beam.Map(lambda line: note(folder / "result", line))
     sync = store.CheckpointFolder.sync
@@ -165,6 +165,25 @@ def note_slowly(pipeline: beam.Pipeline, folder: Path) -> None:
 
     numbers = pipeline | beam.Create(range(ELEMENTS)) | beam.Reshuffle()
     _ = numbers | "Slowly" >> beam.Map(slowly(0.002)) | "Note" >> beam.Map(note_one)
+
+
+def sum_with_a_step_that_hangs(pipeline: beam.Pipeline, folder: Path) -> None:
+    """Sum the values of each key. In the first start, a step does not end for one of them."""
+
+    def hang(number: int) -> int:
+        if number == ELEMENTS // 2 and first_time(folder / "hangs"):
+            time.sleep(3600)
+        return number
+
+    sum_in_state(pipeline, folder, hang)
+
+
+def sum_large_elements(pipeline: beam.Pipeline, folder: Path) -> None:
+    """Sum the values of each key. Some megabytes wait for a slow step."""
+    numbers = pipeline | beam.Create(range(ELEMENTS)) | "Bytes" >> beam.Map(lambda n: (n, os.urandom(4_000)))
+    small = numbers | beam.Reshuffle() | "Slowly" >> beam.Map(slowly(0.003)) | "Number" >> beam.Map(lambda pair: pair[0])
+    keyed = small | beam.Map(lambda n: (n % KEYS, n)).with_output_types(tuple[int, int])
+    _ = keyed | beam.ParDo(Total()) | beam.Map(lambda line: note(folder / "result", line))
 
 
 class KillOnce(beam.DoFn):
@@ -203,6 +222,8 @@ JOBS: dict[str, Callable[[beam.Pipeline, Path], None]] = {
     "sinks": publish_with_all_sinks,
     "sums": sum_in_state,
     "notes": note_slowly,
+    "large": sum_large_elements,
+    "hanging": sum_with_a_step_that_hangs,
 }
 
 

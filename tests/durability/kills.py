@@ -93,6 +93,18 @@ class Job:
         self.wait_for(lambda: False, "the end of the job")
         return self._process.wait()
 
+    def terminate(self) -> int:
+        """Send SIGTERM to the process alone, as service managers do, and return its status."""
+        assert self._process is not None
+        self._process.terminate()
+        return self.wait()
+
+    def state(self) -> str:
+        """Return the state that the checkpoint has."""
+        path = self.folder / "checkpoint" / "checkpoint.sqlite"
+        with contextlib.closing(sqlite3.connect(path, timeout=5)) as database:
+            return database.execute("SELECT value FROM meta WHERE key = 'state'").fetchone()[0]
+
     @contextlib.contextmanager
     def stopped(self) -> Generator[None]:
         """Hold all processes of the job while the context lasts, so that the disk does not change."""
