@@ -139,9 +139,9 @@ class Total(beam.DoFn):
             yield f"{element[0]} {total.read()} {number.read()}"
 
 
-def sum_in_state(pipeline: beam.Pipeline, folder: Path, step: Callable[[Any], Any] = slowly(0.003)) -> None:
+def sum_in_state(pipeline: beam.Pipeline, folder: Path, step: Callable[[Any], Any] | None = None) -> None:
     """Sum the values of each key, and note the sums in a file. ``step`` gets each value before, and returns it."""
-    numbers = pipeline | beam.Create(range(ELEMENTS)) | beam.Reshuffle() | "Slowly" >> beam.Map(step)
+    numbers = pipeline | beam.Create(range(ELEMENTS)) | beam.Reshuffle() | "Slowly" >> beam.Map(step or slowly(0.003))
     keyed = numbers | beam.Map(lambda n: (n % KEYS, n)).with_output_types(tuple[int, int])
     _ = keyed | beam.ParDo(Total()) | beam.Map(lambda line: note(folder / "result", line))
     sync = store.CheckpointFolder.sync
@@ -181,7 +181,9 @@ def sum_with_a_step_that_hangs(pipeline: beam.Pipeline, folder: Path) -> None:
 def sum_large_elements(pipeline: beam.Pipeline, folder: Path) -> None:
     """Sum the values of each key. Some megabytes wait for a slow step."""
     numbers = pipeline | beam.Create(range(ELEMENTS)) | "Bytes" >> beam.Map(lambda n: (n, os.urandom(4_000)))
-    small = numbers | beam.Reshuffle() | "Slowly" >> beam.Map(slowly(0.003)) | "Number" >> beam.Map(lambda pair: pair[0])
+    small = (
+        numbers | beam.Reshuffle() | "Slowly" >> beam.Map(slowly(0.003)) | "Number" >> beam.Map(lambda pair: pair[0])
+    )
     keyed = small | beam.Map(lambda n: (n % KEYS, n)).with_output_types(tuple[int, int])
     _ = keyed | beam.ParDo(Total()) | beam.Map(lambda line: note(folder / "result", line))
 

@@ -33,7 +33,7 @@ from luminosity.engine.resources.pools import Assignment
 from luminosity.engine.setup import set_up
 from luminosity.engine.termination import Terminated, cancel_on_sigterm
 from luminosity.engine.workers.printed import WorkerPrints
-from luminosity.errors import OptionError, RunCancelled, RunFailed
+from luminosity.errors import OptionError, RunCancelled, RunFailed, SpillFailed
 from luminosity.events import MemoryUse, Subscriber
 
 __all__ = ["Ending", "FinishedRun", "Run", "cancel_all"]
@@ -262,7 +262,7 @@ class Run:
             self.state, self.failure = PipelineState.CANCELLED, error
         except BaseException as error:
             # Whatever it is, the thread that waits for the run gets it.
-            self.state, self.failure = PipelineState.FAILED, error
+            self.state, self.failure = PipelineState.FAILED, self._with_remedy(error)
         finally:
             try:
                 self._server.stop()
@@ -284,6 +284,12 @@ class Run:
             finally:
                 _active.discard(self)
                 self._ending.set()  # in any case: a thread may wait without a limit
+
+    def _with_remedy(self, error: BaseException) -> BaseException:
+        """Return the error, with a remedy for a run with a checkpoint, which has no ``--spill_dir``."""
+        if not isinstance(error, SpillFailed) or not self.is_durable:
+            return error
+        return SpillFailed(error.message, fix="make room, then start again with the same --checkpoint_dir")
 
     def _remove_folders(self) -> None:
         if self._prints is not None:

@@ -28,7 +28,7 @@ from luminosity.cli.enrich.columns import ColumnRequest
 from luminosity.core import InferenceMetrics
 from luminosity.engine.durable.inspection import saved_counters
 from luminosity.engine.durable.store import CheckpointFolder
-from luminosity.errors import CheckpointError, CheckpointFailed, LuminosityError
+from luminosity.errors import CheckpointError, CheckpointFailed, LuminosityError, SpillFailed
 from luminosity.io.folder_access import why_not_writable
 from luminosity.io.reading.find_files import TableFile
 from luminosity.io.reading.readers import RowCount
@@ -227,8 +227,8 @@ def checkpointed(run: ResumableRun, options: PipelineOptions, total: RowCount | 
     except CheckpointError as error:
         fix = "leave out --resume to begin again" if run.is_resumed else "add --no-checkpoint"
         raise CheckpointError(error.message, fix=fix) from error
-    except CheckpointFailed as error:
-        raise CheckpointFailed(error.message, fix="make room, then repeat the command with --resume") from error
+    except (CheckpointFailed, SpillFailed) as error:
+        raise type(error)(error.message, fix="make room, then repeat the command with --resume") from error
 
 
 def rows_of(done: int, total: RowCount | None) -> str:

@@ -7,6 +7,7 @@ import gc
 import json
 import logging
 import os
+import sqlite3
 import time
 from collections.abc import Callable, Generator
 from functools import partial
@@ -158,7 +159,8 @@ class Checkpoint:
         if self._hook is not None:
             self._hook.close()
         if has_failed:
-            self.folder.note(state="failed")
+            with contextlib.suppress(sqlite3.Error):  # the disk is full: what it has is that of a killed run
+                self.folder.note(state="failed")
         self.folder.close()
 
 

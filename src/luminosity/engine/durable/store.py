@@ -24,6 +24,7 @@ DATABASE = "checkpoint.sqlite"
 LOCK = "lock"
 _BLOCKS = "blocks"
 _OWN_NAMES = frozenset({DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", LOCK, _BLOCKS, "run-id"})
+_FULL = "disk is full"  # in the message of SQLite
 _LOG_BYTES = 4 << 20  # the log is written back, and cut to this size, when it is longer
 _LEAST_FREE_PAGES = 1000  # 4 MB: fewer free pages of the database are not given back to the file system
 
@@ -74,12 +75,14 @@ class CheckpointFolder:
     def __init__(self, path: str) -> None:
         """Lock the folder, and make it if there is none.
 
-        Raises :class:`CheckpointError` if another process holds it, or if it is no checkpoint folder of this version.
+        Raises :class:`CheckpointError` if another process holds it, or if it is no checkpoint folder of this version,
+        and :class:`CheckpointFailed` if it can't be written.
         """
         self.path = path
         _check_names(path)
-        os.makedirs(path, mode=0o700, exist_ok=True)
-        self._lock = os.open(os.path.join(path, LOCK), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        with self.explain_errors():
+            os.makedirs(path, mode=0o700, exist_ok=True)
+            self._lock = os.open(os.path.join(path, LOCK), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         if not try_lock(self._lock):
             holder = holder_of(path)
             os.close(self._lock)
@@ -88,7 +91,8 @@ class CheckpointFolder:
                 fix="choose another --checkpoint_dir, wait for that run, or stop it with lum stop",
             )
         try:
-            self._note_holder()
+            with self.explain_errors():
+                self._note_holder()
             self._database = os.path.join(path, DATABASE)
             self._rows = self._open()
             self.blocks = os.path.join(path, _BLOCKS)
@@ -102,9 +106,17 @@ class CheckpointFolder:
         os.pwrite(self._lock, json.dumps(holder).encode(), 0)
 
     def _open(self) -> sqlite3.Connection:
+        with contextlib.ExitStack() as on_error:
+            rows = self._connect(on_error)
+            on_error.pop_all()
+        return rows
+
+    def _connect(self, on_error: contextlib.ExitStack) -> sqlite3.Connection:
+        """Open the database, and let ``on_error`` close it."""
         is_new = not os.path.exists(self._database)
         try:
             rows = sqlite3.connect(self._database, check_same_thread=False, isolation_level=None)
+            on_error.callback(rows.close)
             if is_new:
                 os.chmod(self._database, 0o600)
                 rows.execute("PRAGMA auto_vacuum = INCREMENTAL")
@@ -115,6 +127,9 @@ class CheckpointFolder:
             rows.executescript(_TABLES)
             found = dict(rows.execute("SELECT key, value FROM meta WHERE key = 'version'"))
         except sqlite3.DatabaseError as error:
+            if _FULL in str(error):
+                with self.explain_errors():
+                    raise
             raise CheckpointError(
                 f"{self._database} can't be opened: {error}; expected the checkpoint of a run",
                 fix="choose another --checkpoint_dir, or add --restart to begin again",
