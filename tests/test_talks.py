@@ -5,8 +5,6 @@ from __future__ import annotations
 import doctest
 import importlib
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,8 @@ from typing import Any
 import apache_beam as beam
 import pytest
 from apache_beam.testing.util import assert_that, equal_to
+
+from tests.warm import run_module
 
 TALKS = Path(__file__).parent.parent / "examples" / "talks"
 RUNNERS = {
@@ -60,12 +60,8 @@ def percent(what: str, printed: str) -> list[int]:
 
 
 def test_lum_run_runs_an_example_as_users_do() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "luminosity.cli.main", "run", TALKS / "linear_regression.py", "--rows=100"],
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
+    script = str(TALKS / "linear_regression.py")
+    done = run_module("luminosity.cli.main", "run", script, "--rows=100", "--cpu_workers=1")
     assert done.returncode == 0, done.stderr
     assert "      0       151        206" in done.stdout
     assert "Of 100 patients, predictions are off by" in done.stdout

@@ -23,6 +23,7 @@ from luminosity.cli.main import main
 from luminosity.drift import MMDTest
 from luminosity.errors import MissingExtra, OptionError, PipelineFileError, RunFailed
 from luminosity.extras import require
+from tests.warm import run_module
 
 _MODELS = "tests.beam_yaml.yaml_models"
 
@@ -106,14 +107,7 @@ def _variables(folder: Path) -> str:
 
 
 def _lum(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "luminosity.cli.main", *arguments],
-        env={**os.environ, "COLUMNS": "80"},
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
+    return run_module("luminosity.cli.main", *arguments, env={**os.environ, "COLUMNS": "80"})
 
 
 def _read(pattern: Path) -> list[dict[str, Any]]:

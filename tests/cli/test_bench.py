@@ -6,7 +6,6 @@ import json
 import os
 import pickle
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from luminosity.inference.tuning.sample_rows import read_rows
 from luminosity.inference.tuning.search import Search, Space, Trial, difference
 from luminosity.inference.tuning.trial_runner import Survey
 from luminosity.inference.tuning.tune import Choices, Tuning
+from tests.warm import run_module
 
 _TEXTS = ["A short text.", "Another one, which is a little longer.", "And one more."] * 20
 _ALL_CORES = f"--threads={usable_cores()}"  # one process
@@ -57,15 +57,7 @@ handler = Fragile()
 
 
 def lum(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "luminosity.cli.main", *arguments],
-        cwd=folder,
-        env={**os.environ, "HF_HUB_OFFLINE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
+    return run_module("luminosity.cli.main", *arguments, cwd=folder, env={**os.environ, "HF_HUB_OFFLINE": "1"})
 
 
 @pytest.fixture

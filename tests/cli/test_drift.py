@@ -22,6 +22,7 @@ import pytest
 from luminosity.cli.main import main
 from luminosity.drift import PCA, DriftHistory, mmd_test
 from tests.processes import wait_for
+from tests.warm import run_module
 
 _RANDOM = np.random.default_rng(0)
 _OLD = _RANDOM.normal(size=(400, 8)).astype(np.float32)
@@ -44,8 +45,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def lum(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "luminosity.cli.main", "drift", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    return run_module("luminosity.cli.main", "drift", *arguments)
 
 
 def test_the_exit_code_says_whether_there_is_drift() -> None:

@@ -20,6 +20,7 @@ from sklearn.linear_model import LinearRegression
 from luminosity import SearchQdrant, SentenceEmbedder
 from luminosity.cli.main import main
 from tests.inference.texts import MINILM, save_with_tokenizer, sentences, tiny_bert_config
+from tests.warm import run_module
 
 _TEXTS = [text for text in sentences(40) if text]
 _HANDLERS = """
@@ -63,14 +64,8 @@ def classifier(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def lum(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "luminosity.cli.main", "enrich", *arguments, "--run_dir=off", "--progress=off"],
-        cwd=folder,
-        env={**os.environ, "HF_HUB_OFFLINE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
+    words = ("enrich", *arguments, "--run_dir=off", "--progress=off")
+    return run_module("luminosity.cli.main", *words, cwd=folder, env={**os.environ, "HF_HUB_OFFLINE": "1"})
 
 
 @pytest.mark.timeout(600)  # two models are loaded here and two in the command, which takes minutes on a busy machine

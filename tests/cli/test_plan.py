@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
 from tests.processes import files_of_luminosity, wait_for
+from tests.warm import run_module
 
 pytestmark = pytest.mark.alone
 
@@ -37,14 +37,8 @@ if __name__ == "__main__":
 
 
 def lum_plan(*arguments: object, columns: int = 100) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "luminosity.cli.main", "plan", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-        env={**os.environ, "COLUMNS": str(columns)},
-    )
+    environment = {**os.environ, "COLUMNS": str(columns)}
+    return run_module("luminosity.cli.main", "plan", *map(str, arguments), env=environment)
 
 
 @pytest.fixture

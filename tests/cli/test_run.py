@@ -13,6 +13,7 @@ from luminosity.engine.monitor.recorder import Recorder
 from luminosity.events import RunStarted
 from luminosity.inference.options import ModelOptions
 from luminosity.runner_options import LuminosityOptions
+from tests.warm import run_module
 
 _PIPELINE = """
 import sys
@@ -32,14 +33,8 @@ if __name__ == "__main__":
 
 
 def lum(*arguments: str, run_dir: Path | str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "luminosity.cli.main", *arguments],
-        env={**os.environ, "COLUMNS": "80", **({"LUMINOSITY_RUN_DIR": str(run_dir)} if run_dir else {})},
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
+    environment = {**os.environ, "COLUMNS": "80", **({"LUMINOSITY_RUN_DIR": str(run_dir)} if run_dir else {})}
+    return run_module("luminosity.cli.main", *arguments, env=environment)
 
 
 @pytest.fixture

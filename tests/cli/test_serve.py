@@ -9,7 +9,6 @@ import os
 import signal
 import socket
 import struct
-import subprocess
 import sys
 import urllib.error
 import urllib.request
@@ -28,6 +27,7 @@ from luminosity import HttpModelHandler, SentenceEmbedder
 from luminosity.cli.main import main
 from luminosity.errors import OptionError
 from luminosity.inference.model_names import handler_of
+from tests.warm import WarmProcess, run_module
 
 pytestmark = pytest.mark.alone
 
@@ -103,7 +103,7 @@ class Answer:
 
 @dataclass
 class Served:
-    process: subprocess.Popen[str]
+    process: WarmProcess
     url: str
     said: str
 
@@ -120,28 +120,24 @@ class Served:
         return self.ask(f"/v2/models/{model}/infer", {"inputs": inputs, **more})
 
 
-def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "luminosity.cli.main", "serve", *arguments]
-
-
 @contextlib.contextmanager
 def served(folder: Path, *arguments: str, **environment: str) -> Iterator[Served]:
     (folder / "handlers.py").write_text(_HANDLERS)
-    process = subprocess.Popen(
-        command(*arguments, "--port", "0"),
-        cwd=folder,
-        env={**os.environ, "HF_HUB_OFFLINE": "1", **environment},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    try:
-        said = "".join(process.stdout.readline() for _ in range(3))
-        yield Served(process, said.partition(" at ")[2].partition("\n")[0], said)
-    finally:
-        process.terminate()
-        process.wait(timeout=60)
-        process.stdout.close()
+    reading, writing = os.pipe()
+    with open(reading) as stdout:
+        with open(writing, "wb") as theirs:
+            process = WarmProcess(
+                *("luminosity.cli.main", "serve", *arguments, "--port", "0"),
+                cwd=folder,
+                env={**os.environ, "HF_HUB_OFFLINE": "1", **environment},
+                stdout=theirs,
+            )
+        try:
+            said = "".join(stdout.readline() for _ in range(3))
+            yield Served(process, said.partition(" at ")[2].partition("\n")[0], said)
+        finally:
+            process.terminate()
+            process.wait(timeout=60)
 
 
 @pytest.fixture(scope="module")
@@ -355,8 +351,7 @@ def test_it_ends_and_leaves_nothing(
 
 def test_a_model_that_does_not_load_is_told(tmp_path: Path) -> None:
     (tmp_path / "handlers.py").write_text(_HANDLERS)
-    words = command("handlers:Unloadable", "--port", "0")
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False)
+    done = run_module("luminosity.cli.main", "serve", "handlers:Unloadable", "--port", "0", cwd=tmp_path)
     assert done.returncode == 1
     assert done.stderr.startswith("lum serve: handlers:Unloadable can't be loaded: RuntimeError: no weights")
     assert "Traceback" not in done.stderr

@@ -7,8 +7,6 @@ import os
 import random
 import signal
 import sqlite3
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -19,6 +17,7 @@ import pyarrow.parquet as pq
 
 from luminosity.testing import KafkaBroker
 from tests.durability import jobs
+from tests.warm import WarmProcess
 
 _ROOT = Path(__file__).resolve().parent.parent.parent
 _POLL_S = 0.05
@@ -33,7 +32,7 @@ class Job:
         self.folder = folder
         self.starts = 0
         self._options = options
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: WarmProcess | None = None
 
     def __enter__(self) -> Job:
         return self
@@ -52,13 +51,12 @@ class Job:
         with open(self.folder / "output", "ab") as output:
             output.write(f"--- start {self.starts} {crash}\n".encode())
             output.flush()
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.durability.jobs", self.name, str(self.folder), *self._options],
+            self._process = WarmProcess(
+                *("tests.durability.jobs", self.name, str(self.folder), *self._options),
                 cwd=_ROOT,
                 env={**os.environ, "PYTHONPATH": f"{_ROOT / 'src'}", "CRASH": crash},
-                stdin=subprocess.DEVNULL,
                 stdout=output,
-                stderr=subprocess.STDOUT,
+                stderr=output,
                 start_new_session=True,
             )
 

@@ -24,6 +24,7 @@ from luminosity.engine.debugging.replay import Replay
 from luminosity.errors import ElementKillsWorker, OptionError, ReplayError, StepFailed
 from tests.marks import note, notes
 from tests.runners import IS_REFERENCE, new_pipeline, new_runner, run
+from tests.warm import run_module
 
 pytestmark = [
     pytest.mark.alone,
@@ -316,8 +317,7 @@ _MENDED = "def divide(pair):\n    a, b = pair.numbers\n    print('divides')\n   
 
 
 def lum(*words: str, **named: Any) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "luminosity.cli.main", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, **named)
+    return run_module("luminosity.cli.main", *words, timeout=120, **named)
 
 
 def test_a_replay_shows_whether_a_change_helps(tmp_path: Path, saved: Path) -> None:
