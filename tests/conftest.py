@@ -60,6 +60,13 @@ def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Skip files that don't name the marker if only tests with it run: importing all files takes half a minute."""
+    if config.option.markexpr not in ("alone", "alone and not slow") or collection_path.suffix != ".py":
+        return None
+    return None if "pytest.mark.alone" in collection_path.read_text() else True
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the files that take longest, those of this folder, so that no worker is left with them at the end."""
