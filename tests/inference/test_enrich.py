@@ -1,4 +1,7 @@
-"""Enrich as users see it, on both runners."""
+"""Enrich as users see it, on both runners.
+
+Workers import this module for its handlers, so it imports torch and scikit-learn only in the tests that need them.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,7 @@ import apache_beam as beam
 import numpy as np
 import pyarrow as pa
 import pytest
-import torch
 from apache_beam.ml.inference.base import KeyedModelHandler, ModelHandler, PredictionResult
-from apache_beam.ml.inference.sklearn_inference import SklearnModelHandlerNumpy
 from apache_beam.testing.util import assert_that, equal_to
 from apache_beam.transforms import window
 from pyarrow import parquet
@@ -310,6 +311,7 @@ def test_an_element_that_is_no_table() -> None:
 
 
 def test_a_model_of_scikit_learn(pipelines: Pipelines, tmp_path: Path) -> None:
+    from apache_beam.ml.inference.sklearn_inference import SklearnModelHandlerNumpy
     from sklearn.linear_model import LinearRegression
 
     path = tmp_path / "line.pkl"
@@ -513,14 +515,20 @@ MATRICES = pa.struct({"m": pa.list_(pa.list_(pa.float32()))})
         ([{"label": "x"}, None], pa.array([{"label": "x"}, None])),
         (pa.record_batch({"a": [1, 2]}), pa.array([{"a": 1}, {"a": 2}])),
         ([{"m": np.ones((1, 2), np.float32)}] * 2, pa.array([{"m": [[1, 1]]}] * 2, MATRICES)),
-        ([{"m": torch.ones((1, 2), dtype=torch.bfloat16)}] * 2, pa.array([{"m": [[1, 1]]}] * 2, MATRICES)),
-        ([torch.tensor(1.5), torch.tensor(2.5)], pa.array([1.5, 2.5], pa.float32())),
     ],
 )
 def test_values_become_arrow(values: Any, expected: Any) -> None:
     found = NewColumn("new", None).of(2, [(np.array([0, 1]), values)])
     assert found.type == expected.type
     assert found.equals(expected)
+
+
+def test_tensors_become_arrow() -> None:
+    import torch
+
+    matrices = [{"m": torch.ones((1, 2), dtype=torch.bfloat16)}] * 2
+    test_values_become_arrow(matrices, pa.array([{"m": [[1, 1]]}] * 2, MATRICES))
+    test_values_become_arrow([torch.tensor(1.5), torch.tensor(2.5)], pa.array([1.5, 2.5], pa.float32()))
 
 
 def test_types_are_asked_for_or_stay() -> None:

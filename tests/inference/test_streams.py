@@ -10,9 +10,7 @@ from typing import Any
 import apache_beam as beam
 import pyarrow as pa
 import pytest
-import torch
 from apache_beam.ml.inference.base import KeyedModelHandler, KeyModelMapping
-from apache_beam.ml.inference.pytorch_inference import PytorchModelHandlerTensor
 from apache_beam.transforms.periodicsequence import PeriodicImpulse
 from apache_beam.transforms.window import FixedWindows
 
@@ -120,23 +118,16 @@ def test_columns_of_a_stream(tmp_path: Path) -> None:
     assert len(found) == 6
 
 
-class Halves(torch.nn.Module):
-    """A real model, of one weight."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.tensor([0.5]))
-
-    def forward(self, batch: torch.Tensor) -> torch.Tensor:
-        return batch * self.weight
-
-
 def test_a_stream_without_end_gets_the_results_of_a_batch_that_is_not_full(tmp_path: Path) -> None:
     """A handler of Beam's with a real model, which wants more examples than will ever come at once."""
+    import torch  # here alone, since workers import this module for its other handler
+    from apache_beam.ml.inference.pytorch_inference import PytorchModelHandlerTensor
+
     notes = Notes(tmp_path / "notes")
     path = str(tmp_path / "model.pt")
-    torch.save(Halves().state_dict(), path)
-    handler = PytorchModelHandlerTensor(path, Halves, {}, min_batch_size=10_000, max_batch_size=10_000)
+    torch.save({"weight": torch.tensor([[0.5]])}, path)
+    one_weight = {"in_features": 1, "out_features": 1, "bias": False}
+    handler = PytorchModelHandlerTensor(path, torch.nn.Linear, one_weight, min_batch_size=10_000, max_batch_size=10_000)
 
     def build(pipeline: beam.Pipeline) -> None:
         ticks = pipeline | PeriodicImpulse(fire_interval=0.2)

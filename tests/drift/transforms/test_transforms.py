@@ -24,6 +24,7 @@ _RANDOM = np.random.default_rng(0)
 X, Y = _RANDOM.normal(size=(700, 5)), _RANDOM.normal(0.05, 1, size=(600, 5))
 X_IDS, Y_IDS = np.arange(700), np.array([f"y{number}" for number in range(600)])
 MANY_STRIPS = Cutting(few_rows=0, strip_rows=300)
+_ONE_WORKER = "--cpu_workers=1"  # where rows of several batches matter, not processes: each imports JAX
 
 
 def table(rows: Any, ids: Any, **more: Any) -> pa.RecordBatch:
@@ -85,7 +86,7 @@ def test_vectors_and_several_kernels(pipelines: Pipelines, monkeypatch: pytest.M
     monkeypatch.setattr(plan, "CUTTING", MANY_STRIPS)
     kernels = [RBF(), RowKernel(lambda x, y: (x @ y + 1.0) ** 2)]
     expected = mmd_test(X, Y, kernels, ids=(row_ids(X), row_ids(Y)), precision="float64", seed=3)
-    with pipelines() as (pipeline, _):
+    with pipelines(_ONE_WORKER) as (pipeline, _):
         current = pipeline | beam.Create([*Y[:200], Y[200:450], Y[450:].tolist()])
         assert_that(current | MMDTest(X, kernels, precision="float64", seed=3), same(expected))
 
@@ -205,7 +206,7 @@ def test_windows(pipelines: Pipelines) -> None:
             same(expected[start])([result])
 
     rows = [(row, start + 0.07 * number) for start, place in places.items() for number, row in enumerate(Y[place])]
-    with pipelines() as (pipeline, _):
+    with pipelines(_ONE_WORKER) as (pipeline, _):
         reference = pipeline | "X" >> beam.Create(list(X))
         current = (
             pipeline
@@ -233,7 +234,7 @@ def test_references_in_files(pipelines: Pipelines, tmp_path: Path) -> None:
         return check
 
     settings: Any = {"kernel": RBF(2.0), "column": "embedding", "id": "id", "precision": "float64"}
-    with pipelines() as (pipeline, _):
+    with pipelines(_ONE_WORKER) as (pipeline, _):
         current = pipeline | beam.Create(batches(Y, Y_IDS, 200, 6))
         parquet, npy = tmp_path / "x-*.parquet", tmp_path / "x.npy"
         assert_that(current | "Parquet" >> MMDTest(parquet, **settings), same(by_id), label="as parquet")
@@ -250,7 +251,7 @@ def test_pca(pipelines: Pipelines) -> None:
     def check(found: list[PCA]) -> None:
         np.testing.assert_allclose(found[0].components, pca.components, atol=1e-12)
 
-    with pipelines() as (pipeline, _):
+    with pipelines(_ONE_WORKER) as (pipeline, _):
         reference = pipeline | "X" >> beam.Create([X[:100], X[100:]])
         current = pipeline | "Y" >> beam.Create(list(Y))
         assert_that(current | MMDTest(reference, pca=2, precision="float64"), same(expected), label="tested")

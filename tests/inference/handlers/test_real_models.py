@@ -16,6 +16,8 @@ from tests.both_runners import Pipelines, counters
 from tests.inference.handlers.test_torch import TinyConvNet, TinyTagger
 from tests.inference.texts import MINILM, sentences
 
+_ONE_WORKER = "--cpu_workers=1"  # each imports torch or JAX, which takes seconds
+
 
 def check_against_alone(pipelines: Pipelines, handler: Handler[Any, Any, Any], examples: list[Any]) -> dict[str, int]:
     """Check that a pipeline predicts the same as the handler for each example alone; return the run's counters."""
@@ -31,7 +33,7 @@ def check_against_alone(pipelines: Pipelines, handler: Handler[Any, Any, Any], e
 
     from apache_beam.ml.inference.base import KeyedModelHandler
 
-    with pipelines() as (pipeline, run):
+    with pipelines(_ONE_WORKER) as (pipeline, run):
         keyed = pipeline | beam.Create(list(enumerate(examples))) | RunInference(KeyedModelHandler(handler))
         assert_that(keyed | beam.MapTuple(lambda number, result: (number, result.inference)), check)
     sizes = run.result.metrics().query(MetricsFilter().with_name("inference_request_batch_byte_size"))
@@ -82,7 +84,7 @@ def check_against_mean(pipelines: Pipelines, handler: Any, examples: list[Any]) 
     def check(found: list[float]) -> None:
         np.testing.assert_allclose(sorted(found), expected, atol=1e-5)
 
-    with pipelines() as (pipeline, run):
+    with pipelines(_ONE_WORKER) as (pipeline, run):
         results = pipeline | beam.Create(examples) | RunInference(handler)
         assert_that(results | beam.Map(lambda result: float(result.inference["mean"].sum())), check)
     return counters(run.result)
