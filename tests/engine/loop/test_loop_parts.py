@@ -109,6 +109,13 @@ def test_the_first_bundle_has_a_limit() -> None:
     assert BundleSize().next(0.0, queued=10**9, slots=1) == 1000
 
 
+def test_a_step_that_begins_all_its_elements_gets_few_groups_at_first() -> None:
+    assert BundleSize(sorts=True).next(0.0, queued=100, slots=2) == 50
+    size = BundleSize(sorts=True)
+    size.expect_large_elements()
+    assert size.next(0.0, queued=100, slots=2) == 2
+
+
 def test_bundles_grow_to_a_second_of_work() -> None:
     size = BundleSize()
     now = 0.0

@@ -113,6 +113,10 @@ class Checkpoint:
             interval = _STREAM_INTERVAL_S if is_stream else _BATCH_INTERVAL_S
         for buffer in buffers.values():
             buffer.track()
+        for stage in stages:
+            if any(buffers[read.buffer_id].grouping is not None for read in stage.plan.reads):
+                # A bundle that takes all groups of a model's input would be repeated as a whole.
+                stage.size.expect_large_elements()
         make = partial(Checkpointer, self.folder, contents, names, interval, stages, buffers, pools, state, metrics)
         if not self.is_resumed:
             self._hook = make({})

@@ -97,6 +97,13 @@ class BundleSize:
         self._turns = 0
         self._starts: deque[float] = deque(maxlen=_REMEMBERED_STARTS)
 
+    def expect_large_elements(self) -> None:
+        """Begin with few elements: each may stand for many, as a group does, and a step that sorts begins all at once.
+
+        Call it before the first bundle.
+        """
+        self._first_sorted = _FIRST_SORTED_BLOCKS
+
     def target_seconds(self, now: float) -> float:
         """Return how long a bundle that starts now should take."""
         if self._is_sink:
