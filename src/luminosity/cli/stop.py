@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from pathlib import Path
@@ -16,17 +17,18 @@ from luminosity.engine.monitor.requests import Action
 from luminosity.engine.monitor.views import words
 from luminosity.errors import RecordError
 
-__all__ = ["add_to", "end"]
+__all__ = ["add_to", "end", "end_by_checkpoint"]
 
+_DATABASE = "checkpoint.sqlite"  # a folder with it is a checkpoint
 _LOOK_EVERY_S = 0.2  # how late the end of the run is noticed
 _TELL_EVERY_S = 10.0  # as often as a run writes its record
 _PATIENCE_S: dict[Action, float] = {"stop": 120.0, "drain": 3600.0}
 _DOING: dict[Action, str] = {"stop": "stopping", "drain": "draining"}
 _GOOD_ENDS: dict[Action, tuple[str, ...]] = {
-    "stop": ("stopped", "cancelled", "done", "drained"),
-    "drain": ("drained", "done"),
+    "stop": ("stopped", "cancelled", "done", "drained", "finished"),
+    "drain": ("drained", "done", "finished"),
 }
-_RUN_HELP = "the id of a run, its unique start or end, or last; see `lum runs`"
+_RUN_HELP = "the id of a run, its unique start or end, or last; see `lum runs`; or the run's checkpoint folder"
 _EXITS = """\
 exit codes:
   0  the run has ended as you asked, or was done before that
@@ -46,6 +48,7 @@ examples:
   lum stop last                       stop the newest run
   lum stop 4f2a9c                     the start or end of an id is enough
   lum stop last --timeout=600         wait up to ten minutes for its end
+  lum stop work/checkpoint            stop the run with this --checkpoint_dir
 """
 _DRAIN_EPILOG = f"""\
 The sources of the run read nothing new. What they have read goes through the
@@ -87,7 +90,12 @@ def add_to(commands: Any) -> None:
 
 
 def _command(action: Action) -> Any:
-    return lambda parsed: end(runs.chosen_folder(parsed), parsed.run, action, parsed.timeout)
+    def command(parsed: argparse.Namespace) -> int:
+        if os.sep in parsed.run or os.path.isfile(os.path.join(parsed.run, _DATABASE)):
+            return end_by_checkpoint(parsed.run, action, parsed.timeout)
+        return end(runs.chosen_folder(parsed), parsed.run, action, parsed.timeout)
+
+    return command
 
 
 def end(folder: Path, wanted: str, action: Action, timeout_s: float) -> int:
@@ -116,6 +124,38 @@ def end(folder: Path, wanted: str, action: Action, timeout_s: float) -> int:
     return 0 if record.state in _GOOD_ENDS[action] else FAILED
 
 
+def end_by_checkpoint(folder: str, action: Action, timeout_s: float) -> int:
+    """End the run that uses a checkpoint folder as :func:`end` does. The run needs no record.
+
+    Raises :class:`CheckpointError` if there is no checkpoint in the folder, and :class:`RecordError` if no run uses it.
+    """
+    from luminosity.engine.durable.inspection import inspect  # these import Beam
+    from luminosity.run_ids import is_at_work
+
+    found = inspect(folder)
+    if not is_at_work(folder):
+        raise RecordError(
+            f"no run uses {folder}, expected one that runs; its last run is {found.state}",
+            fix="list the runs with `lum runs`",
+        )
+    requests.send(Path(folder), requests.IN_CHECKPOINT, action)
+    _tell(f"{_DOING[action]} the run in {folder} ({found.pipeline})")
+    began = told = time.monotonic()
+    while is_at_work(folder):
+        now = time.monotonic()
+        if now - began >= timeout_s:
+            message = f"the run is still {_DOING[action]} after {words.duration(timeout_s)}, and goes on with that"
+            return fail(action, f"{message}; look at it with `lum checkpoint {folder}`", FAILED)
+        if now - told >= _TELL_EVERY_S:
+            told = now
+            _tell(f"{_DOING[action]} for {words.duration(now - began)}")
+        time.sleep(min(_LOOK_EVERY_S, max(0.0, timeout_s - (now - began))))
+    state = inspect(folder).state
+    again = f"; start it again with --checkpoint_dir={folder} to continue" if state not in _GOOD_ENDS["drain"] else ""
+    print(f"{folder}: {state}{again}")
+    return 0 if state in _GOOD_ENDS[action] else FAILED
+
+
 def _wait_for_end(folder: Path, run_id: str, action: Action, timeout_s: float) -> Record:
     """Wait until a run has ended, or until the time is up; return its record."""
     began = told = time.monotonic()
@@ -133,11 +173,13 @@ def _wait_for_end(folder: Path, run_id: str, action: Action, timeout_s: float) -
 
 def _how_it_ended(record: Record) -> str:
     folder = record.started.checkpoint_dir
+    again = f"start it again with --checkpoint_dir={folder} to continue"
+    if record.started.name == "lum enrich":
+        again = "repeat the command with --resume to continue"
     if record.state == "stopped":
-        return f"stopped; start it again with --checkpoint_dir={folder} to continue"
+        return f"stopped; {again}"
     if record.state == "cancelled":
-        kept = f"start it again with --checkpoint_dir={folder} to continue" if folder else "it had no checkpoint"
-        return f"cancelled; {kept}"
+        return f"cancelled; {again if folder else 'it had no checkpoint'}"
     if record.state == "failed" and record.ended is not None:
         return f"failed: {record.ended.failure}"
     return "lost: its process ended without a word" if record.state == "lost" else record.state

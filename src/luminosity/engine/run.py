@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Literal
 
 from apache_beam.runners.runner import PipelineState
@@ -19,7 +20,7 @@ from luminosity.engine.loop.metrics import RunMetrics
 from luminosity.engine.loop.parts import RunParts
 from luminosity.engine.loop.scheduler import Scheduler
 from luminosity.engine.monitor.recorder import recorder
-from luminosity.engine.monitor.requests import Action
+from luminosity.engine.monitor.requests import Action, RequestWatcher
 from luminosity.engine.monitor.sampling import Sampler
 from luminosity.engine.monitor.subscribers import EventStream
 from luminosity.engine.monitor.views import live
@@ -156,6 +157,9 @@ class Run:
             graph.model_versions(),
         )
         self._scheduler = Scheduler(parts, self._reporter)
+        self._requests = (
+            RequestWatcher(Path(checkpoint.folder.path), self._take_request) if checkpoint is not None else None
+        )
 
     def _open(
         self, graph: Graph, assignments: dict[str, Assignment], config: EngineConfig, checkpoint: Checkpoint | None
@@ -267,6 +271,8 @@ class Run:
             try:
                 self._server.stop()
                 self._remove_folders()
+                if self._requests is not None:
+                    self._requests.close()
                 if self._checkpoint is not None:
                     self._checkpoint.close(has_failed=self.state == PipelineState.FAILED)
                 if self._checkpoint is None or self.state in (PipelineState.DONE, PipelineState.DRAINED):

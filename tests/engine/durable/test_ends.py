@@ -20,7 +20,7 @@ from apache_beam.transforms.window import FixedWindows, TimestampedValue
 from apache_beam.utils.timestamp import Duration, Timestamp
 
 from luminosity.cli import stop
-from luminosity.engine.monitor import records
+from luminosity.engine.monitor import records, requests
 from luminosity.errors import CheckpointError, OptionError, RecordError
 from tests.marks import first_time, note, notes, wait_for_file
 from tests.runners import IS_REFERENCE, finished, start
@@ -215,6 +215,32 @@ def test_another_process_drains_a_run(tmp_path: Path, capsys: pytest.CaptureFixt
     assert [path.suffix for path in runs.iterdir()] == [".json"]
     with pytest.raises(RecordError, match="is drained, expected one that runs"):
         stop.end(runs, "last", "drain", 60)
+
+
+def test_another_process_ends_a_run_that_has_no_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    options = [f"--checkpoint_dir={checkpoint}", "--run_dir=off", "--cpu_workers=1"]
+    with pytest.raises(CheckpointError, match="found no checkpoint in it"):
+        stop.end_by_checkpoint(str(tmp_path), "stop", 60)
+    result = start(counting(tmp_path), *options)
+    wait_for_numbers(tmp_path)
+    assert stop.end_by_checkpoint(str(checkpoint), "stop", 60) == 0
+    assert finished(result).state == PipelineState.STOPPED
+    assert (
+        capsys.readouterr().out
+        == f"{checkpoint}: stopped; start it again with --checkpoint_dir={checkpoint} to continue\n"
+    )
+    with pytest.raises(RecordError, match=r"no run uses .*; its last run is stopped"):
+        stop.end_by_checkpoint(str(checkpoint), "drain", 60)
+    requests.send(checkpoint, requests.IN_CHECKPOINT, "stop")  # it came too late, and is not for the next start
+
+    before = len(notes(tmp_path / "numbers"))
+    result = start(counting(tmp_path), *options)
+    wait_for_numbers(tmp_path, more_than=before)
+    assert stop.end_by_checkpoint(str(checkpoint), "drain", 60) == 0
+    assert finished(result).state == PipelineState.DRAINED
+    assert capsys.readouterr().out == f"{checkpoint}: drained\n"
+    assert not list(checkpoint.glob("*.request*"))
 
 
 def test_a_second_cancel_ends_a_durable_run_at_once(tmp_path: Path) -> None:

@@ -1,16 +1,21 @@
-"""Requests from other processes to a run: one small file beside the run's record, at which the run looks."""
+"""Requests from other processes to a run: one small file beside its record or in its checkpoint folder."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-__all__ = ["Action", "RequestFile", "remove_old", "send"]
+__all__ = ["IN_CHECKPOINT", "Action", "RequestFile", "RequestWatcher", "remove_old", "send"]
 
 Action = Literal["stop", "drain"]
+
+IN_CHECKPOINT = "run"
+"""What stands for the id of a run in the name of a request in a checkpoint folder, which belongs to one run."""
 
 _SUFFIX = ".request"
 _LOOK_EVERY_S = 1.0  # how late a run notices a request, at most
@@ -52,6 +57,38 @@ class RequestFile:
     def remove(self) -> None:
         """Remove a request that came too late."""
         self._path.unlink(missing_ok=True)
+
+
+class RequestWatcher:
+    """Looks for requests in the checkpoint folder of a run, on a thread of its own: such a run may have no record.
+
+    The owner calls :meth:`close`. Requests to an earlier start are removed.
+    """
+
+    def __init__(self, folder: Path, on_request: Callable[[Action], None]) -> None:
+        """Call ``on_request`` on the thread of the watcher for each request."""
+        self._file = RequestFile(folder, IN_CHECKPOINT)
+        self._on_request = on_request
+        self._is_closed = threading.Event()
+        self._file.remove()
+        self._thread = threading.Thread(target=self._run, name="luminosity-requests", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._is_closed.wait(_LOOK_EVERY_S):
+            try:
+                action = self._file.take(float("inf"))
+            except OSError:
+                continue  # the disk is unavailable now; the checkpoint reports it
+            if action is not None:
+                self._on_request(action)
+
+    def close(self) -> None:
+        """End the thread, and remove a request that came too late."""
+        self._is_closed.set()
+        self._thread.join()
+        with contextlib.suppress(OSError):  # the next start removes it
+            self._file.remove()
 
 
 def remove_old(folder: Path) -> None:
