@@ -5,14 +5,13 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any
 
 from luminosity._text import list_some
-from luminosity.errors import InvalidArgument, InvalidType, KafkaError
+from luminosity.errors import InvalidArgument, KafkaError
 from luminosity.extras import require
 from luminosity.io.kafka.record import KafkaRecord
-from luminosity.testing.kafka_errors import error_code
+from luminosity.testing.kafka_in_tests import KafkaInTests, check_partitions, error_codes
 from luminosity.testing.mock_cluster import MockCluster
 
 __all__ = ["KafkaBroker"]
@@ -43,7 +42,7 @@ _REQUESTS = {
 _ARGUMENTS = frozenset({"value", "key", "headers", "timestamp", "partition"})
 
 
-class KafkaBroker:
+class KafkaBroker(KafkaInTests):
     """A Kafka for tests, inside this process: librdkafka's mock cluster, which speaks Kafka's protocol over TCP.
 
     It starts in a tenth of a second and needs no Java. Clients of any process on this machine can connect to
@@ -67,6 +66,8 @@ class KafkaBroker:
         brokers: the number of brokers.
     """
 
+    _sent_instead = ("address", "broker.bootstrap_servers")
+
     def __init__(self, topics: Mapping[str, int] | None = None, *, brokers: int = 1) -> None:
         if brokers < 1:
             raise InvalidArgument(f"found brokers={brokers}, expected at least 1")
@@ -87,29 +88,14 @@ class KafkaBroker:
         """The addresses of the brokers, as clients take them: ``127.0.0.1:40001,127.0.0.1:40002``."""
         return self._cluster.addresses
 
-    def __enter__(self) -> KafkaBroker:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
     def close(self) -> None:
         """Stop all brokers and drop all records. A second call does nothing."""
         self._producer = None  # It has delivered everything: produce waits.
         self._cluster.close()
 
-    def __reduce__(self) -> NoReturn:
-        raise InvalidType(
-            "found a KafkaBroker in code that goes to workers, expected its address",
-            fix="take broker.bootstrap_servers outside of the function",
-        )
-
     def create_topic(self, name: str, partitions: int = 1) -> None:
         """Create a topic that does not exist yet. All brokers have a copy; they lead its partitions in turn."""
-        if partitions < 1:
-            raise InvalidArgument(f"found partitions={partitions}, expected at least 1")
+        check_partitions(partitions)
         self._cluster.create_topic(name, partitions, self._brokers)
 
     def produce(
@@ -256,9 +242,7 @@ class KafkaBroker:
             errors: names of errors of ``confluent_kafka.KafkaError``, or their numbers. ``"_TRANSPORT"`` closes the
                 connection.
         """
-        if not errors:
-            raise InvalidArgument("found no errors, expected at least one", fix='pass one, such as "REQUEST_TIMED_OUT"')
-        self._cluster.push_errors(_request(kind), [error_code(error) for error in errors])
+        self._cluster.push_errors(_request(kind), error_codes(errors))
 
     def clear_failures(self, kind: str) -> None:
         """Forget the errors for a kind of request that no client has received yet."""

@@ -8,13 +8,12 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from multiprocessing.connection import Connection, Listener
-from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any
 
-from luminosity.errors import InvalidArgument, InvalidType
+from luminosity.errors import InvalidArgument
 from luminosity.extras import require
 from luminosity.io.kafka.client import KafkaClient
-from luminosity.testing.kafka_errors import error_code
+from luminosity.testing.kafka_in_tests import KafkaInTests, check_partitions, error_code, error_codes
 from luminosity.testing.scripted_consumer import ScriptedClient, ScriptedReads
 from luminosity.testing.scripted_log import Entry, ScriptedPartition, Transactions
 
@@ -23,7 +22,7 @@ __all__ = ["ScriptedKafka"]
 _CREATE_TIME, _NO_TIMESTAMP = 1, 0  # the numbers of librdkafka
 
 
-class ScriptedKafka:
+class ScriptedKafka(KafkaInTests):
     """A Kafka for tests of ``ReadKafka`` that does what ``KafkaBroker`` can't: your test writes its partitions down.
 
     Pass ``client`` to ``ReadKafka`` in the place of the addresses. Workers in other processes read the same script, and
@@ -50,6 +49,8 @@ class ScriptedKafka:
         topics: the topics to create, with the number of their partitions.
     """
 
+    _sent_instead = ("client", "kafka.client")
+
     def __init__(self, topics: Mapping[str, int] | None = None) -> None:
         require("confluent_kafka", extra="kafka")
         self._lock = threading.Lock()
@@ -73,14 +74,6 @@ class ScriptedKafka:
         """The client for ``ReadKafka``, which takes it in the place of addresses."""
         return self._client
 
-    def __enter__(self) -> ScriptedKafka:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
     def close(self) -> None:
         """End the script: its consumers get no more answers. A second call does nothing."""
         if not self._is_closed:
@@ -88,18 +81,11 @@ class ScriptedKafka:
             self._client.connect().close()  # wakes the thread that accepts
             self._listener.close()
 
-    def __reduce__(self) -> NoReturn:
-        raise InvalidType(
-            "found a ScriptedKafka in code that goes to workers, expected its client",
-            fix="take kafka.client outside of the function",
-        )
-
     # What the test writes down
 
     def create_topic(self, name: str, partitions: int = 1) -> None:
         """Create a topic, or add partitions to one that has fewer."""
-        if partitions < 1:
-            raise InvalidArgument(f"found partitions={partitions}, expected at least 1")
+        check_partitions(partitions)
         with self._lock:
             for number in range(partitions):
                 self._partitions.setdefault((name, number), ScriptedPartition())
@@ -186,9 +172,7 @@ class ScriptedKafka:
             errors: names of errors of ``confluent_kafka.KafkaError``, or their numbers.
             at: the offset that a consumer must have reached.
         """
-        if not errors:
-            raise InvalidArgument("found no errors, expected at least one", fix='pass one, such as "REQUEST_TIMED_OUT"')
-        codes = [error_code(error) for error in errors]
+        codes = error_codes(errors)
         with self._lock:
             self._partition(topic, partition).fail(at, codes)
 
