@@ -126,6 +126,7 @@ class Checkpoint:
             saved = restore(self.folder, contents, names, stages, buffers, state, metrics, blocks, check_memory)
         self._hook = make(saved)
         kept = blocks.kept | {file.path for file in contents.groups.values()}
+        self.folder.sync(kept)  # Only then no start after a power loss needs the others.
         remove_other_files(self.folder, kept, self.new_files)
         self._tell(stages, state, time.monotonic() - started)
         return self._hook

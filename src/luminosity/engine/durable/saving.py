@@ -8,7 +8,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from apache_beam.portability.api import beam_fn_api_pb2
 
@@ -26,12 +26,27 @@ from luminosity.engine.loop.stage import StageRun
 from luminosity.engine.loop.workers import CheckpointWritten, PoolRun
 from luminosity.engine.spill.files import SpillFile
 
-__all__ = ["FROM_UPSTREAM", "Checkpointer", "Contents"]
+__all__ = ["FROM_UPSTREAM", "Checkpointer", "Contents", "Removal"]
 
 FROM_UPSTREAM = -1.0  # in place of the time at which an entry of a queue is due: it has not reached the queue yet
 
-_STABLE_S = 0.25  # how long input behind a Reshuffle waits for a checkpoint, if there are few of them
+_STABLE_S = 0.05  # how long input behind a Reshuffle waits for a checkpoint, if they are quick
 _LONGEST_SHARE = 0.1  # of the loop's time, for checkpoints: after one that took long, the next one waits
+
+
+class Removal(NamedTuple):
+    """The removal of a file that a checkpoint does not refer to any more."""
+
+    first: int  # number of the first checkpoint of this start that had the file; 0 if the last start left it
+    last: int  # number of the first one that does not have it
+    remove: Callable[[], None]
+
+    def is_safe(self, written: int, synced: int) -> bool:
+        """Return whether no start could need the file, given the last checkpoints that are written and synced.
+
+        A file that came and went between two syncs is in no checkpoint that a start after a power loss could find.
+        """
+        return self.last <= synced or (self.last <= written and self.first > synced)
 
 
 class Contents:
@@ -50,6 +65,7 @@ class Contents:
         self.paths: dict[int, str | None] = {}  # of each content: its file, if it has one
         self._numbered: dict[int, Content] = {}
         self._users = Counter[str]()  # how many contents a file has
+        self._first: dict[str, int] = {}  # of each file: the number of the first checkpoint that had it
         self.groups: dict[bytes, SpillFile] = {}
 
     def note_restored(self, content: StoredContent, path: str | None) -> None:
@@ -77,6 +93,7 @@ class Contents:
         self._users[path] += 1
         if path not in self._blocks.kept:
             self._blocks.kept.add(path)
+            self._first[path] = changes.number
             changes.files.append(path)
         relative = os.path.relpath(path, self._folder.path)
         changes.contents.append(
@@ -93,11 +110,16 @@ class Contents:
         relative = os.path.relpath(file.path, self._folder.path)
         row = relative, [(chunk.offset, chunk.stored, chunk.size) for chunk in chunks]
         changes.rows["groups", token] = marshal.dumps(row)
+        self._first[file.path] = changes.number
         changes.files.append(file.path)
 
-    def drop_unused(self, used: set[int], tokens: set[bytes], changes: Transaction) -> list[Callable[[], None]]:
-        """Remove contents that nothing refers to. Returns what is to be done once that is on the disk."""
-        after: list[Callable[[], None]] = []
+    def drop_unused(self, used: set[int], tokens: set[bytes], changes: Transaction) -> list[Removal]:
+        """Remove contents that nothing refers to. Returns the files that go with them, once that is safe."""
+        removals: list[Removal] = []
+
+        def add(path: str, remove: Callable[[], None]) -> None:
+            removals.append(Removal(self._first.pop(path, 0), changes.number, remove))
+
         for number in self.paths.keys() - used:
             path = self.paths.pop(number)
             changes.dropped.append(number)
@@ -107,11 +129,12 @@ class Contents:
                 self._users[path] -= 1
                 if not self._users[path]:
                     del self._users[path]
-                    after.append(lambda path=path: self._let_go(path))
+                    add(path, lambda path=path: self._let_go(path))
         for token in self.groups.keys() - tokens:
             changes.rows["groups", token] = None
-            after.append(self.groups.pop(token).release)
-        return after
+            file = self.groups.pop(token)
+            add(file.path, file.release)
+        return removals
 
     def _let_go(self, path: str) -> None:
         self._blocks.kept.discard(path)
@@ -187,8 +210,8 @@ class Checkpointer:
         self._written = self._synced = 0  # the numbers of the last checkpoints that were written, and are on the disk
         self._awaited: dict[str, int] = {}  # by stage: the checkpoint with which its side inputs are saved
         self._unsaved: list[Attempt] = []  # to be finalized after the next checkpoint
-        # What to do once a checkpoint with this number is on the disk.
-        self._after_sync: list[tuple[int, list[Callable[[], None]], list[Attempt]]] = []
+        self._saved_attempts: list[tuple[int, list[Attempt]]] = []  # to be finalized once this checkpoint is synced
+        self._removals: list[Removal] = []
         for stage in stages:
             for shard in stage.shards:
                 shard.timers.track()
@@ -233,7 +256,7 @@ class Checkpointer:
 
     def has_unsaved(self) -> bool:
         """Return whether attempts wait for their finalization."""
-        return bool(self._unsaved or any(attempts for _, _, attempts in self._after_sync))
+        return bool(self._unsaved or self._saved_attempts)
 
     def written(self, message: CheckpointWritten) -> list[Attempt]:
         """Pass on stable input, and remove files that are not needed any more. Returns attempts to be finalized."""
@@ -241,12 +264,16 @@ class Checkpointer:
         self._synced = max(self._synced, message.synced)
         for buffer in self._buffers.values():
             buffer.release_saved(message.number)
+        waiting: list[Removal] = []
+        for removal in self._removals:
+            if removal.is_safe(self._written, self._synced):
+                removal.remove()
+            else:
+                waiting.append(removal)
+        self._removals = waiting
         finalizable: list[Attempt] = []
-        while self._after_sync and self._after_sync[0][0] <= message.synced:
-            _, actions, attempts = self._after_sync.pop(0)
-            for action in actions:
-                action()
-            finalizable += attempts
+        while self._saved_attempts and self._saved_attempts[0][0] <= message.synced:
+            finalizable += self._saved_attempts.pop(0)[1]
         if message.error is not None:
             raise message.error
         return finalizable
@@ -274,8 +301,7 @@ class Checkpointer:
         collected = _Collected(self._contents, changes)
         self._metrics.save(collected, self._metrics_owner)
         changes.cleared.update(owner for owner in self._folder.owners() if not owner.startswith("metrics/"))
-        actions = self._contents.drop_unused(set(), set(), changes)
-        self._after_sync.append((changes.number, actions, []))
+        self._removals += self._contents.drop_unused(set(), set(), changes)
         self._writer.submit(changes)
 
     def _new_transaction(self, meta: dict[str, str]) -> Transaction:
@@ -287,14 +313,15 @@ class Checkpointer:
         changes = self._new_transaction(meta)
         collected = _Collected(self._contents, changes)
         self._collect(collected)
-        actions = self._contents.drop_unused(collected.used, collected.tokens, changes)
+        self._removals += self._contents.drop_unused(collected.used, collected.tokens, changes)
         if changes.is_empty and not self._unsaved:
             if self._awaited and self._notify is not None:  # The last checkpoint has it already.
                 self._notify(CheckpointWritten(changes.number, self._synced))
             return
         changes.meta["saved_at"] = f"{time.time():.3f}"
-        self._after_sync.append((changes.number, actions, self._unsaved))
-        self._unsaved = []
+        if self._unsaved:
+            self._saved_attempts.append((changes.number, self._unsaved))
+            self._unsaved = []
         self._writer.submit(changes)
 
     def _collect(self, changes: _Collected) -> None:

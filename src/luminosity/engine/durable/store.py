@@ -15,6 +15,7 @@ from pathlib import Path
 
 from luminosity._locks import try_lock
 from luminosity._text import format_bytes
+from luminosity.engine.durable.synced_log import MARK, SyncedLog, sync_files
 from luminosity.errors import CheckpointError, CheckpointFailed
 
 __all__ = ["DATABASE", "LOCK", "VERSION", "CheckpointFolder", "StoredContent", "Transaction"]
@@ -23,9 +24,10 @@ VERSION = 1  # of the tables below and of what is in them
 DATABASE = "checkpoint.sqlite"
 LOCK = "lock"
 _BLOCKS = "blocks"
-_OWN_NAMES = frozenset({DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", LOCK, _BLOCKS, "run-id"})
+_OWN_NAMES = frozenset({DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", LOCK, MARK, _BLOCKS, "run-id"})
+_LOG_BYTES = 4 << 20  # the log is written back when it is longer
+_LONGEST_LOG_BYTES = 16 << 20  # a log that is longer is synced and written back soon
 _FULL = "disk is full"  # in the message of SQLite
-_LOG_BYTES = 4 << 20  # the log is written back, and cut to this size, when it is longer
 _LEAST_FREE_PAGES = 1000  # 4 MB: fewer free pages of the database are not given back to the file system
 
 _TABLES = """
@@ -91,9 +93,11 @@ class CheckpointFolder:
                 fix="choose another --checkpoint_dir, wait for that run, or stop it with lum stop",
             )
         try:
+            self._database = os.path.join(path, DATABASE)
+            self._unsynced: set[str] = set()  # files that checkpoints refer to
             with self.explain_errors():
                 self._note_holder()
-            self._database = os.path.join(path, DATABASE)
+                self._synced_log = SyncedLog(self._database)
             self._rows = self._open()
             self.blocks = os.path.join(path, _BLOCKS)
         except BaseException:
@@ -121,9 +125,10 @@ class CheckpointFolder:
                 os.chmod(self._database, 0o600)
                 rows.execute("PRAGMA auto_vacuum = INCREMENTAL")
             rows.execute("PRAGMA journal_mode = WAL")
-            # A kill of the process needs no sync; for a power loss :meth:`sync` is called.
+            # A kill of the process needs no sync; for a power loss :meth:`sync` is called, which also writes the log
+            # back: what is not synced must not get into the database.
             rows.execute("PRAGMA synchronous = NORMAL")
-            rows.execute(f"PRAGMA journal_size_limit = {_LOG_BYTES}")
+            rows.execute("PRAGMA wal_autocheckpoint = 0")
             rows.executescript(_TABLES)
             found = dict(rows.execute("SELECT key, value FROM meta WHERE key = 'version'"))
         except sqlite3.DatabaseError as error:
@@ -168,10 +173,7 @@ class CheckpointFolder:
     def write(self, changes: Transaction) -> None:
         """Write a checkpoint: all of it, or, if this fails or the process is killed, nothing."""
         with self.explain_errors():
-            for path in changes.files:
-                _sync_file(path)
-            for folder in {os.path.dirname(path) for path in changes.files}:
-                _sync_file(folder)
+            self._unsynced.update(changes.files)
             self._rows.execute("BEGIN IMMEDIATE")
             try:
                 self._apply(changes)
@@ -221,10 +223,30 @@ class CheckpointFolder:
             self._rows.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", list(meta.items()))
             self._rows.execute("COMMIT")
 
-    def sync(self) -> None:
-        """Make everything that was written survive a power loss."""
+    @property
+    def must_sync(self) -> bool:
+        """Whether :meth:`sync` should be called soon: the log is long, or a start would not notice a reboot."""
+        return not self._synced_log.can_tell_reboots or self._log_bytes() > _LONGEST_LOG_BYTES
+
+    def sync(self, files: Iterable[str] = ()) -> None:
+        """Make everything that was written survive a power loss, with ``files`` of an earlier start."""
         with self.explain_errors():
-            _sync_file(f"{self._database}-wal")
+            sync_files(self._unsynced.union(files))
+            self._unsynced.clear()
+            self._synced_log.note()
+            if self._log_bytes() > _LOG_BYTES:
+                self._write_back()
+
+    def _write_back(self) -> None:
+        """Move the log, which is synced, into the database."""
+        self._rows.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()  # Does nothing while another process reads.
+        self._synced_log.note()
+
+    def _log_bytes(self) -> int:
+        try:
+            return os.path.getsize(f"{self._database}-wal")
+        except FileNotFoundError:
+            return 0
 
     def shrink(self) -> None:
         """Give free pages back to the file system, if they are the larger part."""
@@ -246,9 +268,11 @@ class CheckpointFolder:
 
     def close(self) -> None:
         """Close the database and release the lock."""
-        with contextlib.suppress(sqlite3.Error):
-            self._rows.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        with contextlib.suppress(sqlite3.Error, OSError, CheckpointFailed):  # The log stays: that is as good.
+            self.sync()
+            self._write_back()
         self._rows.close()
+        self._synced_log.close()
         os.ftruncate(self._lock, 0)
         os.close(self._lock)
 
@@ -289,11 +313,3 @@ def _check_names(path: str) -> None:
             f"found {others[0]!r} in {path}, expected a new or empty folder, or the checkpoint of a run",
             fix="choose another --checkpoint_dir",
         )
-
-
-def _sync_file(path: str) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

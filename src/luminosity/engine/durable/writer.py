@@ -86,7 +86,7 @@ class CheckpointWriter:
                     self._folder.write(changes)
                     self._written = changes.number
                 is_due = self._is_urgent or time.monotonic() - synced_at >= _SYNC_S
-                if self._written > self._synced and is_due:
+                if self._written > self._synced and (is_due or self._folder.must_sync):
                     self._folder.sync()
                     synced_at = time.monotonic()
                     self._synced = self._written
