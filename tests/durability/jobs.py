@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ from luminosity import (
     WriteQdrant,
     WriteTable,
 )
-from luminosity.engine.durable import saving, store
+from luminosity.engine.durable import saving, store, synced_log
 from tests.marks import first_time, note, wait_for_file
 
 _WINDOW_S = 20
@@ -101,7 +101,8 @@ class Triple(Handler[int, int, None]):
 
 def group_batch(pipeline: beam.Pipeline, folder: Path) -> None:
     """Run a model, group its predictions, join them with side inputs, and write them with several sinks."""
-    numbers = pipeline | beam.Create(range(ELEMENTS)) | beam.Reshuffle()
+    padded = pipeline | beam.Create(range(ELEMENTS)) | "Pad" >> beam.Map(lambda number: (number, bytes(4_000)))
+    numbers = padded | beam.Reshuffle() | "Unpad" >> beam.Map(lambda padded: padded[0])  # Blocks of it are files.
     total: Any = numbers | "Total" >> beam.CombineGlobally(sum)
     names = pipeline | "Keys" >> beam.Create([(key, f"key {key}") for key in range(KEYS)])
     predicted = numbers | "Slowly" >> beam.Map(slowly(0.002)) | RunInference(Triple())
@@ -144,15 +145,6 @@ def sum_in_state(pipeline: beam.Pipeline, folder: Path, step: Callable[[Any], An
     numbers = pipeline | beam.Create(range(ELEMENTS)) | beam.Reshuffle() | "Slowly" >> beam.Map(step or slowly(0.003))
     keyed = numbers | beam.Map(lambda n: (n % KEYS, n)).with_output_types(tuple[int, int])
     _ = keyed | beam.ParDo(Total()) | beam.Map(lambda line: note(folder / "result", line))
-    sync = store.CheckpointFolder.sync
-
-    def sync_and_note(checkpoint: store.CheckpointFolder) -> None:
-        size = os.path.getsize(folder / "checkpoint" / "checkpoint.sqlite-wal")
-        sync(checkpoint)
-        (folder / "synced.new").write_text(str(size))
-        (folder / "synced.new").replace(folder / "synced")
-
-    setattr(store.CheckpointFolder, "sync", sync_and_note)  # noqa: B010  # Its parameter has another name.
 
 
 def note_slowly(pipeline: beam.Pipeline, folder: Path) -> None:
@@ -253,7 +245,24 @@ _CRASHES: dict[str, Callable[[int], None]] = {
 }
 
 
+def _note_syncs(folder: Path) -> None:
+    """Note after each sync which files there are: the disk need not have others after a power loss."""
+    sync = store.CheckpointFolder.sync
+
+    def sync_and_note(checkpoint: store.CheckpointFolder, files: Iterable[str] = ()) -> None:
+        sync(checkpoint, files)
+        names = [str(path.relative_to(folder)) for path in Path(checkpoint.blocks).rglob("*")]
+        (folder / "synced.new").write_text("\n".join(names))
+        (folder / "synced.new").replace(folder / "synced")
+
+    store.CheckpointFolder.sync = sync_and_note
+
+
 def main(name: str, folder: str, *options: str) -> None:
+    if os.environ.get("NOTE_SYNCS"):
+        _note_syncs(Path(folder))
+    if boot_id := os.environ.get("BOOT_ID"):
+        synced_log.boot_id = lambda: boot_id
     if crash := os.environ.get("CRASH"):
         point, _, number = crash.rpartition(":")
         _CRASHES[point](int(number))

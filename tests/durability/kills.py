@@ -45,7 +45,7 @@ class Job:
         """What all processes have printed."""
         return (self.folder / "output").read_text(errors="replace")
 
-    def start(self, crash: str = "") -> None:
+    def start(self, crash: str = "", **environment: str) -> None:
         """Start a process, as leader of a new group. ``crash`` is a point at which it ends: see ``jobs``."""
         self.starts += 1
         with open(self.folder / "output", "ab") as output:
@@ -54,7 +54,7 @@ class Job:
             self._process = WarmProcess(
                 *("tests.durability.jobs", self.name, str(self.folder), *self._options),
                 cwd=_ROOT,
-                env={**os.environ, "PYTHONPATH": f"{_ROOT / 'src'}", "CRASH": crash},
+                env={**os.environ, "PYTHONPATH": f"{_ROOT / 'src'}", "CRASH": crash, **environment},
                 stdout=output,
                 stderr=output,
                 start_new_session=True,

@@ -98,7 +98,10 @@ class CheckpointFolder:
             with self.explain_errors():
                 self._note_holder()
                 self._synced_log = SyncedLog(self._database)
-            self._rows = self._open()
+            with contextlib.ExitStack() as on_error:
+                on_error.callback(self._synced_log.close)
+                self._rows = self._connect(on_error)
+                on_error.pop_all()
             self.blocks = os.path.join(path, _BLOCKS)
         except BaseException:
             os.close(self._lock)
@@ -108,12 +111,6 @@ class CheckpointFolder:
         holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": int(time.time())}
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, json.dumps(holder).encode(), 0)
-
-    def _open(self) -> sqlite3.Connection:
-        with contextlib.ExitStack() as on_error:
-            rows = self._connect(on_error)
-            on_error.pop_all()
-        return rows
 
     def _connect(self, on_error: contextlib.ExitStack) -> sqlite3.Connection:
         """Open the database, and let ``on_error`` close it."""
