@@ -32,6 +32,7 @@ FROM_UPSTREAM = -1.0  # in place of the time at which an entry of a queue is due
 
 _STABLE_S = 0.05  # how long input behind a Reshuffle waits for a checkpoint, if they are quick
 _LONGEST_SHARE = 0.1  # of the loop's time, for checkpoints: after one that took long, the next one waits
+_LONGEST_PAUSE_S = 10.0  # but no longer than this: a kill repeats what was done since, and later changes cost as much
 
 
 class Removal(NamedTuple):
@@ -240,8 +241,9 @@ class Checkpointer:
         before = time.thread_time()
         self._submit({})
         took = time.thread_time() - before  # not the clock's time: on a busy machine, the thread waits for a core
-        self._due = now + max(self._interval_s, took / _LONGEST_SHARE)
-        self._soonest = now + max(min(self._interval_s, _STABLE_S), took / _LONGEST_SHARE)
+        pause = min(took / _LONGEST_SHARE, _LONGEST_PAUSE_S)
+        self._due = now + max(self._interval_s, pause)
+        self._soonest = now + max(min(self._interval_s, _STABLE_S), pause)
 
     def has_side_inputs(self, stage_id: str) -> bool:
         """Return whether a checkpoint was written since the first call for this stage. If not, one is due soon."""
