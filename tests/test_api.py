@@ -19,6 +19,7 @@ _DOCS = Path(__file__).parent.parent / "docs"
 # Every public module, with the page of the reference that lists its names.
 MODULES = {
     "luminosity": "api.md",
+    "luminosity.answering": "api-answering.md",
     "luminosity.drift": "api-drift.md",
     "luminosity.errors": "errors.md",
     "luminosity.evaluation": "api-evaluation.md",

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import re
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -99,6 +102,58 @@ def test_reviews_get_their_columns_and_neighbours(tmp_path: Path) -> None:
     assert {each["text"] for each in nearest} <= set(reviews["text"].to_pylist())
     assert "Nearest to a scary film:" in done.stdout
     assert "pool" not in done.stdout
+
+
+class _Chat(BaseHTTPRequestHandler):
+    """Cites the first review of a prompt, one that does not exist, and writes something without a citation."""
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        prompt = body["messages"][-1]["content"]
+        first = re.search(r'^\[1\] "(.*)"$', prompt, re.MULTILINE)
+        text = f"- {first[1][:40]} [1]\n- Somebody says so [99]\n- Nobody says so\n? And the music?" if first else ""
+        answer = {"model": "chat", "choices": [{"message": {"role": "assistant", "content": text}}]}
+        content = json.dumps(answer).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Print nothing."""
+
+
+def test_answers_about_reviews_cite_reviews_that_are_there(tmp_path: Path) -> None:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Chat)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    out = tmp_path / "answers.jsonl"
+    options = [f"--runner={FN_API_RUNNER}", "--rows=40", "--filter=source=imdb", f"--out={out}"]
+    options.append(f"--server=http://127.0.0.1:{server.server_port}")
+    try:
+        done = subprocess.run(
+            [sys.executable, EXAMPLES / "reviews" / "ask.py", "Is it scary?", "Is it funny?", *options],
+            capture_output=True,
+            text=True,
+            timeout=280,
+            env={**os.environ, "TMPDIR": str(tmp_path)},
+        )
+    finally:
+        server.shutdown()
+        server.server_close()
+
+    assert done.returncode == 0, done.stderr
+    answers = [json.loads(line) for line in out.read_text().splitlines()]
+    assert {answer["question"] for answer in answers} == {"Is it scary?", "Is it funny?"}
+    for answer in answers:
+        assert answer["outcome"] == "answered"
+        [bullet] = answer["bullets"]
+        assert bullet["citations"] == [1]
+        [row] = answer["rows"]
+        assert row["number"] == 1
+        assert row["fields"]["source"] == "imdb"
+        assert answer["citations_removed"] == 1
+        assert answer["follow_ups"] == ["And the music?"]
+        assert answer["text"] in done.stdout
 
 
 @pytest.mark.slow

@@ -26,6 +26,7 @@ from luminosity.errors import LuminosityError, ResourcesExceeded
 try:
     with limits_named():
         from luminosity.cli import checkpoint, plan, replay, run, runs, serve, show, stop
+        from luminosity.cli.ask import command as ask
         from luminosity.cli.bench import command as bench
         from luminosity.cli.describe import command as describe
         from luminosity.cli.drift import command as drift
@@ -60,6 +61,7 @@ examples:
   lum drift old.parquet new.parquet           test embeddings for drift
   lum describe reviews.parquet                describe the columns of a table
   lum evaluate t.csv --label y --prediction p  compare predictions with labels
+  lum ask store "Is it scary?"                answer from a store, with citations
 """
 _WITH_USER_CODE = ("plan", "replay", "run")  # commands whose script may have registered functions for its exit
 
@@ -88,6 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         drift,
         describe,
         evaluate,
+        ask,
     ):
         subcommand.add_to(commands)
     set_options(_options(commands.choices))

@@ -76,6 +76,8 @@ def test_filters_thresholds_and_payloads_as_text(where: str) -> None:
     names = ["visits", "tags"]
     one = searched(where, rows, filter={"kind": "main", "visits": [1, 3]}, with_payload=names, output="main")
     assert [(hit["visits"], hit["tags"]) for hit in one.column("main")[0].as_py()] == [("1", '["cold"]'), ("3", "[]")]
+    between = searched(where, rows, filter={"visits": {"gt": 1, "lte": 3}}, with_payload=names)
+    assert {hit["visits"] for hit in between.column("neighbours")[0].as_py()} <= {"2", "3"}
     near = searched(where, rows, score_threshold=0.9).column("neighbours")
     assert len(near[0]) == 1
     assert list(near[0].as_py()[0]) == ["id", "score"]
@@ -160,7 +162,8 @@ def test_settings_are_checked() -> None:
     for settings, message in [
         ({"limit": 0}, "found limit=0"),
         ({"with_payload": ["id"]}, "found 'id' in with_payload"),
-        ({"filter": {"a": 0.5}}, "expected a text, an integer, a boolean"),
+        ({"filter": {"a": None}}, "expected a text, a number, a boolean"),
+        ({"filter": {"a": {"from": 1}}}, "expected numbers for some of gt, gte, lt, lte"),
     ]:
         with pytest.raises(ValueError, match=message):
             SearchQdrant("folder", "things", vector_column="v", **settings)

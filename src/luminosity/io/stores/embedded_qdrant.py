@@ -159,6 +159,15 @@ class EmbeddedCollection(QdrantCollection):
             answers = shard.query_batch(engine.QueryBatchRequest(requests))
         return [[Hit(_plain(found.id), found.score, found.payload or {}) for found in answer] for answer in answers]
 
+    def sample(self, limit: int, field: str | None = None) -> list[dict[str, Any]]:
+        """Open the folder, and return the payloads of its first points."""
+        engine = self._engine
+        has_value = None if field is None else engine.Filter(must_not=[engine.IsEmptyCondition(field)])
+        request = engine.ScrollRequest(limit=limit, filter=has_value, with_payload=True)
+        with self._opened() as shard:
+            found, _ = shard.scroll(request)
+        return [dict(point.payload or {}) for point in found]
+
     def close(self) -> None:
         """Do nothing: the folder is not open between calls."""
 
@@ -291,14 +300,20 @@ class EmbeddedCollection(QdrantCollection):
     def _filter(self, equal: Mapping[str, Any]) -> Any:
         if not equal:
             return None
+        return self._engine.Filter(must=[self._condition(key, value) for key, value in equal.items()])
+
+    def _condition(self, key: str, value: Any) -> Any:
         engine = self._engine
-        return engine.Filter(
-            must=[
-                engine.FieldCondition(
-                    key, engine.MatchAny(value) if isinstance(value, list) else engine.MatchValue(value)
-                )
-                for key, value in equal.items()
-            ]
+        if any(isinstance(each, bool) for each in (value if isinstance(value, list) else [value])):
+            # The engine takes True as the number 1, and would find nothing.
+            raise StoreError(
+                f"found the filter {key}={value}, but Qdrant's engine compares no booleans in a folder",
+                fix="write the column as numbers or texts, or use a server",
+            )
+        if isinstance(value, Mapping):
+            return engine.FieldCondition(key, range=engine.RangeFloat(**value))
+        return engine.FieldCondition(
+            key, engine.MatchAny(value) if isinstance(value, list) else engine.MatchValue(value)
         )
 
 

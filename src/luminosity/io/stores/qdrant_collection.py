@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, Protocol, cast, get_args
 from urllib.parse import urlsplit
 
 from luminosity._text import did_you_mean, list_some
@@ -23,6 +24,7 @@ __all__ = [
     "Query",
     "Write",
     "WriteMode",
+    "check_filter",
     "check_vectors",
     "chosen_vector",
 ]
@@ -33,6 +35,7 @@ IfExists = Literal["append", "replace", "fail"]
 Write = tuple[Sequence[Point], Sequence[PointId]]
 """Points to upsert, and ids of points to delete."""
 
+_BOUNDS = frozenset({"gt", "gte", "lt", "lte"})  # of a range in a filter
 _SHOWN_VECTORS = 20  # in a message, which stays readable
 _COLLECTION = re.compile(r"[^/\\.\s][^/\\]*")
 _OTHER_COLLECTION = Fix(
@@ -77,7 +80,7 @@ class Query:
     payload: Sequence[str]
     score_threshold: float | None
     equal: Mapping[str, Any]
-    """The value that each payload field must have, or a list of values that it may have."""
+    """The value that each payload field must have, a list of values that it may have, or a range: ``{"gte": 4}``."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +113,10 @@ class QdrantCollection(Protocol):
 
     def search(self, vectors: Sequence[Sequence[float]], query: Query) -> list[list[Hit]]:
         """Return the nearest points of each vector, the best first."""
+        ...
+
+    def sample(self, limit: int, field: str | None = None) -> list[dict[str, Any]]:
+        """Return the payloads of some points, at most ``limit``; with ``field``, of points that have a value there."""
         ...
 
     def close(self) -> None:
@@ -174,6 +181,36 @@ class CollectionAddress:
 
     def __str__(self) -> str:
         return f"the collection {self.collection!r} at {self.where}"
+
+
+def check_filter(equal: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a filter as :class:`Query` takes it. Raises if a value is of a type that stores don't compare.
+
+    >>> check_filter({"language": ["en", "de"], "rating": {"gte": 4}, "score": 0.5})["score"]
+    {'gte': 0.5, 'lte': 0.5}
+    """
+    checked: dict[str, Any] = {}
+    for name, value in equal.items():
+        if isinstance(value, Mapping):
+            bounds: dict[str, Any] = dict(cast("Mapping[str, Any]", value))
+            numbers = all(isinstance(each, int | float) and not isinstance(each, bool) for each in bounds.values())
+            if not bounds or not numbers or not bounds.keys() <= _BOUNDS:
+                raise InvalidArgument(
+                    f"found filter={{{name!r}: {bounds!r}}}, expected numbers for some of {', '.join(sorted(_BOUNDS))}"
+                )
+            checked[name] = bounds
+            continue
+        values = cast("list[Any]", value) if isinstance(value, list) else [value]
+        if isinstance(value, float) and math.isfinite(value):
+            checked[name] = {"gte": value, "lte": value}  # stores compare whole numbers only
+            continue
+        if not values or not all(isinstance(each, str | int | bool) for each in values):
+            raise InvalidArgument(
+                f"found filter={{{name!r}: {value!r}}}, expected a text, a number, a boolean, a list of texts or of "
+                'integers, or bounds such as {"gte": 4}'
+            )
+        checked[name] = value
+    return checked
 
 
 def chosen_vector(address: CollectionAddress, found: Mapping[str, tuple[int, str]] | None, using: str | None) -> str:

@@ -122,6 +122,18 @@ class ServerCollection(QdrantCollection):
         answers = self._request(lambda: self._client.query_batch_points(self._address.name_to_use, requests))
         return [[Hit(found.id, found.score, found.payload or {}) for found in answer.points] for answer in answers]
 
+    def sample(self, limit: int, field: str | None = None) -> list[dict[str, Any]]:
+        """Return the payloads of the server's first points."""
+        models = self._models
+        empty = None if field is None else models.IsEmptyCondition(is_empty=models.PayloadField(key=field))
+        has_value = None if empty is None else models.Filter(must_not=[empty])
+        found, _ = self._request(
+            lambda: self._client.scroll(
+                self._address.name_to_use, scroll_filter=has_value, limit=limit, with_payload=True
+            )
+        )
+        return [dict(point.payload or {}) for point in found]
+
     def names(self) -> list[str]:
         """Return the names of all collections of the server."""
         return [found.name for found in self._request(self._client.get_collections).collections]
@@ -162,14 +174,15 @@ class ServerCollection(QdrantCollection):
                 raise
 
     def _filter(self, equal: Mapping[str, Any]) -> Any:
+        must = [self._condition(key, value) for key, value in equal.items()]
+        return self._models.Filter(must=must) if must else None
+
+    def _condition(self, key: str, value: Any) -> Any:
         models = self._models
-        must = [
-            models.FieldCondition(
-                key=key, match=models.MatchAny(any=value) if isinstance(value, list) else models.MatchValue(value=value)
-            )
-            for key, value in equal.items()
-        ]
-        return models.Filter(must=must) if must else None
+        if isinstance(value, Mapping):
+            return models.FieldCondition(key=key, range=models.Range(**value))
+        match = models.MatchAny(any=value) if isinstance(value, list) else models.MatchValue(value=value)
+        return models.FieldCondition(key=key, match=match)
 
     def _request(self, send: Callable[[], T]) -> T:
         return retry(lambda: self._send_once(send), self._address.timeout, self._on_retry)

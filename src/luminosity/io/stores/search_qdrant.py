@@ -14,7 +14,14 @@ from apache_beam.metrics import Metrics
 
 from luminosity.errors import Fix, InvalidArgument, StoreError
 from luminosity.io.stores.connect import open_collection
-from luminosity.io.stores.qdrant_collection import CollectionAddress, Hit, QdrantCollection, Query, chosen_vector
+from luminosity.io.stores.qdrant_collection import (
+    CollectionAddress,
+    Hit,
+    QdrantCollection,
+    Query,
+    check_filter,
+    chosen_vector,
+)
 from luminosity.io.stores.vectors import read_vectors
 
 __all__ = ["SearchQdrant"]
@@ -67,7 +74,8 @@ class SearchQdrant(beam.PTransform[Any, Any]):
                 Arrow types.
             output: the name of the new column.
             score_threshold: leave out points that are less similar (farther away, for distances).
-            filter: the value that a payload field of a point must have, or a list of values that it may have.
+            filter: the value that a payload field of a point must have, a list of values that it may have, or bounds
+                such as ``{"gte": 4}``.
             batch_size: the most vectors of one request.
             timeout: how many seconds to retry while a server fails or other workers use the folder.
             api_key_env: the environment variable of the workers that holds the server's key.
@@ -84,7 +92,7 @@ class SearchQdrant(beam.PTransform[Any, Any]):
             raise InvalidArgument(
                 f"found {min(taken)!r} in with_payload, expected other names: every neighbour has this field"
             )
-        query = Query(using, limit, list(types), score_threshold, _conditions(filter or {}))
+        query = Query(using, limit, list(types), score_threshold, check_filter(filter or {}))
         self._address = address
         self._step = _Search(address, query, vector_column, output, types)
 
@@ -170,13 +178,3 @@ def _field(name: str, values: list[Any], kind: Any) -> Any:
             f"the payload field {name!r} can't be read as {kind}: {error}",
             fix=Fix("pass another type in with_payload="),
         ) from error
-
-
-def _conditions(equal: Mapping[str, Any]) -> dict[str, Any]:
-    for name, value in equal.items():
-        values = value if isinstance(value, list) else [value]
-        if not values or not all(isinstance(each, str | int | bool) for each in values):
-            raise InvalidArgument(
-                f"found filter={{{name!r}: {value!r}}}, expected a text, an integer, a boolean, or a list of these"
-            )
-    return dict(equal)

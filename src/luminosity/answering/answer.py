@@ -1,0 +1,94 @@
+"""An answer: bullets with citations, the rows that they cite, and further questions."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+__all__ = ["Answer", "Bullet", "Outcome", "SourceRow"]
+
+Outcome = Literal["answered", "quoted", "not_told", "no_rows"]
+_SHOWN_CHARACTERS = 240  # of a cited row in the text of an answer; ``rows`` has all that the model saw
+
+
+@dataclass(frozen=True)
+class Bullet:
+    """A statement, without marks of citations, and the numbers of the rows that it cites."""
+
+    text: str
+    citations: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"- {self.text} {''.join(f'[{number}]' for number in self.citations)}"
+
+
+@dataclass(frozen=True)
+class SourceRow:
+    """A row that the search found. ``text`` is the excerpt that the model saw, not the whole text."""
+
+    number: int
+    id: str
+    score: float
+    text: str
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        about = ", ".join(f"{name}: {value}" for name, value in self.fields.items() if value is not None)
+        shown = textwrap.shorten(self.text, _SHOWN_CHARACTERS, placeholder=" …")
+        return f"[{self.number}] {shown} (id {self.id}{', ' if about else ''}{about})"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer to a question. ``str(answer)`` is its text, always in the same format."""
+
+    question: str
+    outcome: Outcome
+    """``"answered"``: the model cites rows. ``"quoted"``: it cites none, and bullets quote the nearest rows.
+    ``"not_told"``: it cites none. ``"no_rows"``: the search found no row, and no model was asked."""
+    bullets: tuple[Bullet, ...] = ()
+    rows: tuple[SourceRow, ...] = ()
+    """The rows that bullets cite, by number. A citation of a bullet is always the number of one of them."""
+    follow_ups: tuple[str, ...] = ()
+    retrieved: int = 0
+    """How many rows the search found."""
+    citations_removed: int = 0
+    """How many citations of the model named no row that it was given."""
+    citations_unsupported: int = 0
+    """How many citations named a row that has too few of the statement's words: see ``least_shared``."""
+    withheld: int = 0
+    """How many sentences of rows were left out of the prompt because they read like instructions to a model."""
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    """The other fields of the question's row."""
+    rows_name: str = "reviews"
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether the model answered with at least one citation that resolves."""
+        return self.outcome == "answered"
+
+    @property
+    def citations(self) -> tuple[int, ...]:
+        """The citations of all bullets, in order."""
+        return tuple(number for bullet in self.bullets for number in bullet.citations)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the answer as plain values, for JSON."""
+        found = asdict(self)
+        found.pop("rows_name")
+        return {**found, "is_answered": self.is_answered, "text": str(self)}
+
+    def __str__(self) -> str:
+        lines = [str(bullet) for bullet in self.bullets]
+        if not self.is_answered:
+            why = " None match the question's filters." if self.outcome == "no_rows" else ""
+            lines.insert(0, f"The {self.rows_name} do not tell.{why}")
+        if self.outcome == "quoted":
+            lines.insert(1, f"The nearest {self.rows_name} say:")
+        if self.rows:
+            lines += ["", *map(str, self.rows)]
+        if self.follow_ups:
+            lines += ["", "Further questions:", *(f"- {each}" for each in self.follow_ups)]
+        return "\n".join(lines)

@@ -1,0 +1,175 @@
+"""From what a model wrote to the parts of an answer. Nothing here runs a model or looks at a store."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container, Mapping
+from dataclasses import dataclass
+
+from luminosity._text import shorten
+from luminosity.answering.answer import Bullet
+from luminosity.answering.excerpts import clean, is_instruction, sentences_of, shared_share
+
+__all__ = ["ParsedAnswer", "parse_answer"]
+
+_MOST_CHARACTERS = 40_000  # of a model's text that are read: some 10,000 tokens, far more than an answer has
+_BULLET_CHARACTERS = 400  # of a bullet: a model that writes more has not understood, and a reader does not read it
+_FOLLOW_UP_CHARACTERS = 200
+_LONGEST_RANGE = 20  # of [1-3]: a longer one cites everything, so nothing
+
+_THOUGHTS = re.compile(r"<(think|thinking|reasoning)>.*?(?:</\1>|\Z)", re.DOTALL | re.IGNORECASE)
+_TERMINAL_CODE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|.)")
+_SOURCES_TITLE = re.compile(r"^[\W_]*(?:sources?|references?|citations?|cited\s+\w+)[\W_]*$", re.IGNORECASE)
+_BULLET = re.compile(r"^\s*(?:[-*•‣\u2013\u2014·]+|\(?\d{1,2}[.)])\s+")
+_FOLLOW_UP_LINE = re.compile(r"^\s*(?:[-*•]\s*)?(?:Q\d*[:.]|\?)\s*")
+_FOLLOW_UP_TITLE = re.compile(r"^[\W_]*(?:follow.?ups?|further|more|other)\b[^?]{0,40}\bquestions?\b", re.IGNORECASE)
+_NUMBERS = r"\#?\d{1,9}(?:\s*(?:,|;|&|and|[-\u2013])\s*(?:(?:reviews?|rows?|source)\s*)?\#?\d{1,9})*"
+_CITATION = re.compile(
+    rf"[\[【(]\s*\^?(?:reviews?|rows?|sources?|no\.?)\s*:?\s*({_NUMBERS})\s*[\]】)]"
+    rf"|[\[【]\s*\^?({_NUMBERS})\s*[\]】]",
+    re.IGNORECASE,
+)
+_PART = re.compile(r"(\d{1,9})(?:\s*[-\u2013]\s*\#?(\d{1,9}))?")
+_LEFTOVER = re.compile(r"[\[\]【】]")
+_EMPHASIS = re.compile(r"\*\*|__|`+")
+
+
+@dataclass(frozen=True)
+class ParsedAnswer:
+    """What a model's text holds: bullets whose citations all resolve, further questions, and what was removed."""
+
+    bullets: tuple[Bullet, ...] = ()
+    follow_ups: tuple[str, ...] = ()
+    citations_removed: int = 0
+    """Citations of rows that the model was not given."""
+    citations_unsupported: int = 0
+    """Citations of rows that have too few of the statement's words."""
+    statements_removed: int = 0
+    """Statements without a citation that resolves, repeated ones, and those beyond the limit."""
+
+
+def parse_answer(
+    raw: str,
+    rows: Mapping[int, str],
+    question: str = "",
+    *,
+    most_bullets: int = 5,
+    most_follow_ups: int = 3,
+    least_shared: float = 0.0,
+) -> ParsedAnswer:
+    """Return the parts of an answer. ``rows`` are the texts that the model was given, by number.
+
+    A statement counts only with a citation that resolves. Models that don't write bullets are read sentence by
+    sentence.
+
+    >>> rows = {1: "The lid leaks.", 2: "A blue kettle."}
+    >>> found = parse_answer("Sure!\\n- The lid leaks [1][9].\\n- It is blue.\\n? Is it loud?", rows)
+    >>> found.bullets, found.follow_ups
+    ((Bullet(text='The lid leaks.', citations=(1,)),), ('Is it loud?',))
+    >>> found.citations_removed, found.statements_removed
+    (1, 2)
+
+    Args:
+        raw: the model's text.
+        rows: the texts of the rows, by the number that the prompt gives them.
+        question: the question, which is not suggested again.
+        most_bullets: further bullets are removed.
+        most_follow_ups: further questions are removed.
+        least_shared: the least share of a statement's words that a row must have to be cited for it.
+    """
+    bullets: list[Bullet] = []
+    follow_ups: list[str] = []
+    removed = unsupported = dropped = 0
+    seen: set[str] = {_plain(question)}
+    in_follow_ups = False
+    for line in _lines(raw):
+        if _SOURCES_TITLE.match(line):
+            break  # the model lists the rows, which the answer does itself
+        if _FOLLOW_UP_TITLE.match(line):
+            in_follow_ups = True
+            continue
+        if (asked := _follow_up(line, in_follow_ups)) is not None:
+            if asked and _plain(asked) not in seen and len(follow_ups) < most_follow_ups:
+                follow_ups.append(asked)
+                seen.add(_plain(asked))
+            continue
+        for statement in _statements(line):
+            cited, missing = _citations(statement, rows)
+            removed += missing
+            text = _statement_text(statement)
+            supported = tuple(number for number in cited if shared_share(text, rows[number]) >= least_shared)
+            unsupported += len(cited) - len(supported)
+            is_useful = supported and _has_words(text) and not is_instruction(text) and _plain(text) not in seen
+            if not is_useful or len(bullets) >= most_bullets:
+                dropped += 1
+            else:
+                seen.add(_plain(text))
+                bullets.append(Bullet(text, supported))
+    return ParsedAnswer(tuple(bullets), tuple(follow_ups), removed, unsupported, dropped)
+
+
+def _lines(raw: str) -> list[str]:
+    text = _THOUGHTS.sub("\n", _TERMINAL_CODE.sub("", raw[:_MOST_CHARACTERS])).replace("\x00", "")
+    return [line for line in text.splitlines() if line.strip()]
+
+
+def _follow_up(line: str, in_follow_ups: bool) -> str | None:
+    """Return a line's question, an empty text if it has none to show, or None if the line is no further question."""
+    marked = _FOLLOW_UP_LINE.match(line)
+    text = clean(_EMPHASIS.sub("", _BULLET.sub("", _FOLLOW_UP_LINE.sub("", line, count=1))))
+    if not (marked or in_follow_ups or text.endswith("?")) or (not text.endswith("?") and not marked):
+        return None
+    if _CITATION.search(line):
+        return None if not marked else ""
+    if not text.endswith("?") or len(text) > _FOLLOW_UP_CHARACTERS or is_instruction(text) or not _has_words(text):
+        return ""
+    return text
+
+
+def _statements(line: str) -> list[str]:
+    """Return a bullet as it is, and the sentences of another line, each with the citations behind its full stop."""
+    if _BULLET.match(line):
+        return [_BULLET.sub("", line, count=1)]
+    found: list[str] = []
+    for sentence in sentences_of(line):
+        if found and not _CITATION.sub("", sentence).strip(" .,;"):
+            found[-1] += f" {sentence}"
+        elif found and (start := _CITATION.match(sentence)):
+            found[-1] += f" {start[0]}"
+            found.append(sentence[start.end() :])
+        else:
+            found.append(sentence)
+    return found
+
+
+def _citations(statement: str, numbers: Container[int]) -> tuple[tuple[int, ...], int]:
+    """Return the citations that resolve, each once, and how many do not."""
+    cited: dict[int, None] = {}
+    missing = 0
+    for match in _CITATION.finditer(statement):
+        for first, last in _PART.findall(match[1] or match[2]):
+            low, high = int(first), int(last or first)
+            if not low <= high < low + _LONGEST_RANGE:
+                missing += 1
+                continue
+            for number in range(low, high + 1):
+                if number in numbers:
+                    cited[number] = None
+                else:
+                    missing += 1
+    return tuple(cited), missing
+
+
+def _statement_text(statement: str) -> str:
+    text = _EMPHASIS.sub("", _CITATION.sub(" ", statement))
+    text = clean(_LEFTOVER.sub(" ", text))
+    text = re.sub(r"\s+([.,;:!?])", r"\1", text).strip(" ,;:-")
+    return shorten(re.sub(r"([.!?])[.,;]+$", r"\1", text), _BULLET_CHARACTERS)
+
+
+def _has_words(text: str) -> bool:
+    return any(character.isalpha() for character in text)
+
+
+def _plain(text: str) -> str:
+    return " ".join(re.findall(r"\w+", text.lower()))

@@ -1,0 +1,249 @@
+"""The work of ``lum ask``: find the store and the models, answer the questions, and print the answers.
+
+The answers are those of ``luminosity.answering.Answerer``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import time
+from typing import Any
+
+from luminosity._text import did_you_mean, list_some, shorten
+from luminosity.answering import Answer, Answerer, Question
+from luminosity.answering.default_models import default_embedder
+from luminosity.answering.retrieval import Retriever, SearchSettings
+from luminosity.cli.exits import FAILED, fail, print_ignoring_closed_pipe
+from luminosity.cli.output import ProgressLine, json_text
+from luminosity.errors import LuminosityError, OptionError, StoreError
+from luminosity.inference.handlers.http.http_handler import HttpModelHandler
+from luminosity.inference.handlers.text.embedder import SentenceEmbedder
+from luminosity.inference.handlers.text.generator import TextGenerator
+from luminosity.inference.model_names import named_handler
+from luminosity.io.stores.connect import check_reachable
+from luminosity.io.stores.qdrant_collection import CollectionAddress
+from luminosity.io.stores.qdrant_server import ServerCollection
+
+__all__ = ["run"]
+
+_CONFIGURATION = "edge_config.json"  # a file of every collection in a folder
+_SHOWN_NAMES = 10  # of collections in a message
+_SHOWN_CHARACTERS = 60  # of a question in a message
+_NEW_TOKENS = 300  # of a model that the user names: five bullets and three questions
+_FILTER = re.compile(r"\s*([^<>=]+?)\s*(>=|<=|=|>|<)(.*)", re.DOTALL)
+_BOUNDS = {">=": "gte", "<=": "lte", ">": "gt", "<": "lt"}
+
+
+def run(parsed: argparse.Namespace) -> int:
+    """Run the command with its parsed options, and return its exit code."""
+    began = time.monotonic()
+    if parsed.timeout <= 0:
+        raise OptionError(f"--timeout={parsed.timeout:g}: expected a positive number of seconds")
+    address = _address(parsed)
+    columns = [name for name in parsed.columns.split(",") if name]
+    with ProgressLine() as progress:
+        filters = _filters(parsed.filter, address, parsed.text)
+        answerer = Answerer(
+            address.where,
+            address.collection,
+            embed=_embedders(parsed),
+            generator=_generator(parsed),
+            text_column=parsed.text,
+            columns=columns,
+            filters=filters,
+            k=parsed.k,
+            score_threshold=parsed.min_score,
+            quotes=parsed.quotes,
+            rows_name=parsed.rows_name,
+            timeout=parsed.timeout,
+            api_key_env=parsed.api_key_env,
+        )
+        with answerer:
+            results = [_answered(answerer, question, progress) for question in parsed.questions]
+    if parsed.json:
+        about = {"store": str(address), "filters": filters, "seconds": round(time.monotonic() - began, 3)}
+        shown = [_as_dict(*each) for each in zip(parsed.questions, results, strict=True)]
+        print_ignoring_closed_pipe(json_text({"answers": shown, **about}))
+    elif answers := [each for each in results if isinstance(each, Answer)]:
+        texts = [str(each) if len(results) == 1 else f"{each.question}\n{each}" for each in answers]
+        print_ignoring_closed_pipe("\n\n".join(texts))
+    return _end(parsed.questions, results)
+
+
+def _as_dict(question: str, result: Answer | LuminosityError) -> dict[str, Any]:
+    if isinstance(result, Answer):
+        return result.as_dict()
+    return {"question": question, "error": result.for_command()}
+
+
+def _end(questions: list[str], results: list[Answer | LuminosityError]) -> int:
+    """Print the errors of questions that have no answer, and return the exit code."""
+    code = 0
+    for question, result in zip(questions, results, strict=True):
+        if isinstance(result, LuminosityError):
+            where = "" if len(results) == 1 else f"{shorten(question, _SHOWN_CHARACTERS)!r}: "
+            code = fail("ask", LuminosityError(where + result.message, fix=result.fix), FAILED)
+    return code
+
+
+def _answered(answerer: Answerer, question: str, progress: ProgressLine) -> Answer | LuminosityError:
+    """Return the answer to a question, or the error that it meets: the others are still answered."""
+    progress.begin(f"answering {shorten(question, _SHOWN_CHARACTERS)}")
+    try:
+        return answerer.answer(Question(question))
+    except LuminosityError as error:
+        return error
+
+
+def _address(parsed: argparse.Namespace) -> CollectionAddress:
+    where, name = parsed.store, parsed.collection
+    if not where.strip():
+        raise OptionError("the name of the store is empty, expected a folder; perhaps a shell variable is not set")
+    if where.startswith(("http://", "https://")):
+        settings: dict[str, Any] = {"timeout": parsed.timeout, "api_key_env": parsed.api_key_env}
+        check_reachable(CollectionAddress.of(where, name or "any", **settings))
+        if name is None:
+            server = ServerCollection(CollectionAddress.of(where, "any", **settings), lambda: None)
+            try:
+                name = _only(where, sorted(server.names()))
+            finally:
+                server.close()
+        return CollectionAddress.of(where, name, **settings)
+    where = where.rstrip("/") or "/"
+    if name is None and os.path.isfile(os.path.join(where, _CONFIGURATION)):
+        where, name = os.path.split(os.path.abspath(where))
+    if not os.path.isdir(where):
+        what = "is a file" if os.path.exists(where) else "does not exist"
+        raise StoreError(
+            f"{parsed.store} {what}, expected the folder of a store", fix="name a folder that WriteQdrant wrote"
+        )
+    there = _collections(where)
+    name = _only(where, there) if name is None else name
+    if name not in there:
+        raise StoreError(
+            f"found --collection {name}, but {where} has {list_some(there, _SHOWN_NAMES) or 'no collection'}",
+            fix=did_you_mean(name, there) or "check the folder, and that it was written before",
+        )
+    return CollectionAddress.of(where, name, timeout=parsed.timeout, api_key_env=parsed.api_key_env)
+
+
+def _collections(folder: str) -> list[str]:
+    """Return the names of the collections in a folder."""
+    names = sorted(os.listdir(folder))
+    unfinished = (".unfinished", ".replaced")
+    return [
+        name
+        for name in names
+        if not name.endswith(unfinished) and os.path.isfile(os.path.join(folder, name, _CONFIGURATION))
+    ]
+
+
+def _only(where: str, names: list[str]) -> str:
+    if len(names) == 1:
+        return names[0]
+    if not names:
+        raise StoreError(
+            f"{where} is no store: found no collection in it", fix="name a folder that WriteQdrant wrote, or a server"
+        )
+    raise StoreError(
+        f"{where} has {len(names)} collections, {list_some(names, _SHOWN_NAMES)}",
+        fix=f"choose one, such as --collection {names[0]}",
+    )
+
+
+def _filters(texts: list[str], address: CollectionAddress, text_column: str) -> dict[str, Any]:
+    """Return the filters, with values of the type that the store's column has."""
+    filters: dict[str, Any] = {}
+    if not texts:
+        return filters
+    retriever = Retriever(SearchSettings(address, text_column))
+    try:
+        for text in texts:
+            match = _FILTER.fullmatch(text)
+            if match is None:
+                raise OptionError(f"--filter {text}: expected COLUMN=VALUE, or >=, <=, > or < and a number")
+            column, sign, value = match.groups()
+            if sign in _BOUNDS:
+                bounds = filters.setdefault(column, {})
+                if not isinstance(bounds, dict):
+                    raise OptionError(f"--filter {text}: {column} has a value already, expected bounds or values")
+                retriever.values_of(column)
+                bounds[_BOUNDS[sign]] = _number(text, value.strip())
+            elif isinstance(filters.get(column), dict):
+                raise OptionError(f"--filter {text}: {column} has bounds already, expected bounds or values")
+            else:
+                typed = _typed(text, value, retriever.values_of(column))
+                filters[column] = [*filters[column], typed] if column in filters else [typed]
+    finally:
+        retriever.close()
+    return {name: each[0] if isinstance(each, list) and len(each) == 1 else each for name, each in filters.items()}
+
+
+def _typed(text: str, value: str, there: list[Any]) -> Any:
+    """Return a value as the values of its column are: a text, a number or a boolean."""
+    kinds = {type(each) for each in there if each is not None}
+    if kinds == {bool}:
+        if value.lower() not in ("true", "false"):
+            raise OptionError(f"--filter {text}: the column is true or false, found {value!r}")
+        return value.lower() == "true"
+    return _number(text, value) if kinds and kinds <= {int, float} else value
+
+
+def _number(text: str, value: str) -> int | float:
+    try:
+        number = json.loads(value)
+    except ValueError:
+        number = None
+    if isinstance(number, bool) or not isinstance(number, int | float):
+        raise OptionError(f"--filter {text}: found {value!r}, expected a number")
+    return number
+
+
+def _embedders(parsed: argparse.Namespace) -> Any:
+    named: dict[str, Any] = {}
+    for text in parsed.embed:
+        name, equals, model = text.partition("=")
+        name, model = (name, model) if equals else ("", text)
+        if not model.strip():
+            raise OptionError(f"--embed {text}: expected a model")
+        named[name] = named_handler(model) if _is_name(model) else SentenceEmbedder(model)
+    if not parsed.vector:
+        return named or None
+    if "" in named or not named:
+        one = named.get("") or default_embedder()
+        return {vector: named.get(vector, one) for vector in parsed.vector}
+    lacking = [vector for vector in parsed.vector if vector not in named]
+    if lacking:
+        raise OptionError(f"found no model for the vector {lacking[0]}", fix=f"pass --embed {lacking[0]}=MODEL")
+    return {vector: named[vector] for vector in parsed.vector}
+
+
+def _generator(parsed: argparse.Namespace) -> Any:
+    if parsed.server is not None:
+        if parsed.model is None:
+            raise OptionError("found --server without --model, expected the server's name of the model")
+        return HttpModelHandler.chat(
+            parsed.server,
+            parsed.model,
+            parameters={"temperature": 0},
+            api_key_env=parsed.server_key_env,
+            timeout=parsed.timeout,
+            deadline=parsed.timeout,
+        )
+    if parsed.server_key_env is not None:
+        raise OptionError("found --server-key-env without --server")
+    if parsed.model is None:
+        return None
+    if not parsed.model.strip():
+        raise OptionError("--model is empty, expected a model; perhaps a shell variable is not set")
+    if _is_name(parsed.model):
+        return named_handler(parsed.model)
+    return TextGenerator(parsed.model, max_new_tokens=_NEW_TOKENS, generation_args={"do_sample": False})
+
+
+def _is_name(model: str) -> bool:
+    """Return whether a model is given as module:object, and not as a path or an address."""
+    return ":" in model and "://" not in model and not os.path.exists(model)
