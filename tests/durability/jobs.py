@@ -20,7 +20,8 @@ from apache_beam.coders import VarIntCoder
 from apache_beam.io import fileio
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.pvalue import AsDict, AsSingleton
-from apache_beam.transforms.userstate import ReadModifyWriteStateSpec
+from apache_beam.transforms.timeutil import TimeDomain
+from apache_beam.transforms.userstate import ReadModifyWriteStateSpec, TimerSpec, on_timer
 from apache_beam.transforms.window import FixedWindows
 
 from luminosity import (
@@ -83,6 +84,47 @@ def count_stream(pipeline: beam.Pipeline, folder: Path) -> None:
     _ = counted | WriteTable(folder / "table")
     _ = counted | WriteQdrant(folder / "qdrant", "counts", vectors="vector", id="key")
     _ = counted | WriteLance(folder / "counts.lance")
+
+
+class Tally(beam.DoFn):
+    """Counts the elements of a window, and notes the count when the window ends."""
+
+    _NUMBER = beam.DoFn.StateParam(ReadModifyWriteStateSpec("number", VarIntCoder()))
+    _END_SPEC = TimerSpec("end", TimeDomain.WATERMARK)
+    _END = beam.DoFn.TimerParam(_END_SPEC)
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def process(
+        self, element: Any, window: Any = beam.DoFn.WindowParam, number: Any = _NUMBER, end: Any = _END
+    ) -> None:
+        if not (before := number.read() or 0):
+            first_time(f"{self._path}-has-begun")
+        number.write(before + 1)
+        end.set(window.max_timestamp())
+
+    @on_timer(_END_SPEC)
+    def at_end(self, number: Any = _NUMBER) -> None:
+        note(self._path, number.read())
+
+
+def count_in_open_windows(pipeline: beam.Pipeline, folder: Path) -> None:
+    """Count the records of each key of a topic in a window that no record closes, and write and tally the counts."""
+    servers = (folder / "servers").read_text()
+    records: Any = pipeline | ReadKafka(servers, "in", max_out_of_orderness=0)
+    counts = (
+        records
+        | "Slowly" >> beam.Map(slowly(0.001)).with_output_types(KafkaRecord)
+        | "Key" >> beam.Map(lambda record: (int(record.key), None)).with_output_types(tuple[int, None])
+        | "Count" >> beam.ParDo(Count()).with_output_types(dict[str, Any])
+        | beam.WindowInto(FixedWindows(10**9))
+    )
+    tallied = counts | "One" >> beam.Map(lambda _: (0, None)).with_output_types(tuple[int, None])
+    _ = tallied | "Tally" >> beam.ParDo(Tally(folder / "tally"))
+    table = counts | TableFromRows(COUNTS)
+    _ = table | WriteTable(folder / "table")
+    _ = table | WriteQdrant(folder / "qdrant", "counts", vectors="vector", id="key")
 
 
 class Triple(Handler[int, int, None]):
@@ -217,6 +259,7 @@ JOBS: dict[str, Callable[[beam.Pipeline, Path], None]] = {
     "sums": sum_in_state,
     "notes": note_slowly,
     "large": sum_large_elements,
+    "open windows": count_in_open_windows,
     "hanging": sum_with_a_step_that_hangs,
 }
 

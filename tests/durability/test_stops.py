@@ -1,11 +1,16 @@
-"""Whole runs that get SIGTERM while they are busy, and are started again: they end in time, and results are exact."""
+"""Whole runs that are stopped or drained while they are busy: they end in time, and results are exact."""
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
+from luminosity.cli import stop
+from luminosity.io.stores.embedded_qdrant import EmbeddedCollection
+from luminosity.io.stores.qdrant_collection import CollectionAddress
 from luminosity.testing import KafkaBroker
 from tests.durability import jobs
 from tests.durability.kills import Job, produce, published_rows
@@ -43,3 +48,27 @@ def test_a_step_that_takes_longer_than_the_stop(tmp_path: Path) -> None:
     members = [[n for n in range(jobs.ELEMENTS) if n % jobs.KEYS == key] for key in range(jobs.KEYS)]
     expected = {f"{key} {sum(values)} {len(values)}" for key, values in enumerate(members)}
     assert set(notes(tmp_path / "result")) == expected  # the last step may be repeated
+
+
+def test_a_drained_stream_has_all_that_it_has_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Windows that nothing else would close are closed, their timers fire, and all sinks have the same records."""
+    checkpoint = tmp_path / "checkpoint"
+    with KafkaBroker() as broker, Job("open windows", tmp_path) as job:
+        produce(broker, tmp_path, _KEYS, _PER_KEY)
+        job.start()
+        job.wait_for((tmp_path / "tally-has-begun").exists, "the first record")
+        assert published_rows(tmp_path / "table") == 0
+        assert stop.end_by_checkpoint(str(checkpoint), "drain", 240) == 0, job.output[-5_000:]
+        assert capsys.readouterr().out == f"{checkpoint}: drained\n"
+        assert job.wait() == 0, job.output[-5_000:]
+        assert job.output.endswith("ended: DRAINED\n")
+        assert job.state() == "drained"
+    rows = pq.read_table(tmp_path / "table").to_pylist()
+    assert rows
+    assert notes(tmp_path / "tally") == [str(len(rows))]
+    last = Counter({row["key"]: 0 for row in rows})
+    for row in rows:
+        last[row["key"]] = max(last[row["key"]], row["n"])
+    expected = Counter((key, n) for key, most in last.items() for n in range(1, most + 1))
+    assert Counter((row["key"], row["n"]) for row in rows) == expected
+    assert EmbeddedCollection(CollectionAddress(str(tmp_path / "qdrant"), "counts")).count() == len(last)

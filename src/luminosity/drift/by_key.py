@@ -26,6 +26,7 @@ from luminosity.report_page.document import write_page
 __all__ = ["KeyedComparison", "compare_keys"]
 
 _DETAILED = 10  # keys that drifted whose charts and rows a report shows: more would be a page without end
+_FEWEST_ROWS = 2  # of a key in each sample, to be tested: the unbiased statistic needs pairs
 _ORDER: tuple[Verdict, ...] = ("gone", "new", "drift", "too few rows", "no drift")
 
 
@@ -169,6 +170,29 @@ def compare_keys(
     >>> {key: result.verdict for key, result in found.results.items()}
     {'fr': 'gone', 'en': 'drift', 'de': 'no drift'}
     """
+    keys = _keys_of(reference, current)
+    if skip_missing:
+        reference = {key: _usable(each, rows, 2 * seed) for key, each in reference.items()}
+        current = {key: _usable(each, rows, 2 * seed + 1) for key, each in current.items()}
+    counts = {key: (_rows_of(reference.get(key)), _rows_of(current.get(key))) for key in keys}
+    tested = [key for key in keys if min(counts[key]) >= _FEWEST_ROWS]
+    settings = _settings_of_each(len(tested), permutations, level, seed)
+    comparisons: dict[Any, SampleComparison] = {}
+    for done, key in enumerate(tested):
+        names = (f"the reference of {by}={key_text(key)}", f"the current sample of {by}={key_text(key)}")
+        samples = prepare_samples(
+            reference[key], current[key], rows=rows, scale=scale, components=components, seed=seed, names=names
+        )
+        comparisons[key] = compare_prepared(
+            samples, kernel, permutations=settings.permutations, level=settings.level, seed=seed
+        )
+        if progress is not None:
+            progress(done + 1, len(tested))
+    return _most_different_first(by, keys, counts, comparisons, settings, level)
+
+
+def _keys_of(reference: Mapping[Any, Any], current: Mapping[Any, Any]) -> list[Any]:
+    """Return the keys of both samples. Raises if there are none, or if a sample has no keys."""
     for name, sample in (("reference", reference), ("current", current)):
         if not isinstance(sample, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidType(
@@ -178,42 +202,36 @@ def compare_keys(
     keys = list(dict.fromkeys([*reference, *current]))
     if not keys:
         raise DriftError("found no rows in either sample, expected at least 2 in each")
-    if skip_missing:
-        reference, current = (
-            {key: _usable(each, rows, 2 * seed + side) for key, each in sample.items()}
-            for side, sample in enumerate((reference, current))
+    return keys
+
+
+def _settings_of_each(tests: int, permutations: int, level: float, seed: int) -> Settings:
+    """Return the settings of each of several tests, so that all of them together have this level."""
+    return Settings(max(permutations, math.ceil(tests / level)), level / max(1, tests), seed)
+
+
+def _most_different_first(
+    by: str,
+    keys: Sequence[Any],
+    counts: Mapping[Any, tuple[int, int]],
+    comparisons: Mapping[Any, SampleComparison],
+    settings: Settings,
+    level: float,
+) -> KeyedComparison:
+    """Return the results of all keys in the order of their verdicts; keys that were not tested get one as well."""
+    results: dict[Any, MMDTestResult] = {}
+    for key in keys:
+        results[key] = (
+            comparisons[key].result
+            if key in comparisons
+            else untested(
+                *counts[key],
+                permutations=settings.permutations,
+                level=settings.level,
+                seed=settings.seed,
+                precision=settings.precision,
+            )
         )
-    counts = {key: (_rows_of(reference.get(key)), _rows_of(current.get(key))) for key in keys}
-    tested = [key for key in keys if min(counts[key]) >= 2]
-    settings = Settings(max(permutations, math.ceil(len(tested) / level)), level / max(1, len(tested)), seed)
-    comparisons: dict[Any, SampleComparison] = {}
-    for done, key in enumerate(tested):
-        samples = prepare_samples(
-            reference[key],
-            current[key],
-            rows=rows,
-            scale=scale,
-            components=components,
-            seed=seed,
-            names=(f"the reference of {by}={key_text(key)}", f"the current sample of {by}={key_text(key)}"),
-        )
-        comparisons[key] = compare_prepared(
-            samples, kernel, permutations=settings.permutations, level=settings.level, seed=seed
-        )
-        if progress is not None:
-            progress(done + 1, len(tested))
-    results = {
-        key: comparisons[key].result
-        if key in comparisons
-        else untested(
-            *counts[key],
-            permutations=settings.permutations,
-            level=settings.level,
-            seed=seed,
-            precision=settings.precision,
-        )
-        for key in keys
-    }
     ordered = sorted(results, key=lambda key: (_rank(results[key]), key_text(key)))
     return KeyedComparison(
         by,
