@@ -22,6 +22,7 @@ from luminosity.beam_yaml.transforms import TRANSFORMS
 from luminosity.cli.main import main
 from luminosity.drift import MMDTest
 from luminosity.errors import MissingExtra, OptionError, PipelineFileError, RunFailed
+from luminosity.evaluation import Describe, Evaluate
 from luminosity.extras import require
 from tests.warm import run_module
 
@@ -179,6 +180,71 @@ pipeline:
     PipelineFile(str(folder / "errors.yaml"), ["--runner=luminosity.LuminosityRunner", "--cpu_workers=1"]).run()
 
 
+_EVALUATED = """\
+pipeline:
+  transforms:
+    - type: ReadTable
+      name: Read
+      config: {path: "{{ folder }}/reviews.csv"}
+    - type: MapToFields
+      name: Guess
+      input: Read
+      config: {language: python, append: true, fields: {good: stars > 3, guess: len(text) > 3, other: len(text) > 0}}
+    - type: Evaluate
+      input: Guess
+      config: {label: good, prediction: guess, prediction_b: other, slices: [text], resamples: 100}
+    - type: Describe
+      name: Described
+      input: Guess
+      config: {columns: [stars, text], reference: "{{ folder }}/before.csv"}
+    - type: Describe
+      name: Compared
+      input: {current: Read, reference: Guess}
+    - type: WriteToJson
+      name: WriteMetrics
+      input: Evaluate
+      config: {path: "{{ folder }}/metrics.json"}
+    - type: WriteTable
+      name: WriteColumns
+      input: Described
+      config: {path: "{{ folder }}/columns.jsonl"}
+    - type: WriteToJson
+      name: WriteChanges
+      input: Compared
+      config: {path: "{{ folder }}/changes.json"}
+"""
+
+
+def test_tables_are_evaluated_and_described(folder: Path) -> None:
+    (folder / "before.csv").write_text("stars\n1\n1\n2\n")
+    (folder / "evaluate.yaml").write_text(_EVALUATED)
+    flags = [_variables(folder), "--runner=luminosity.LuminosityRunner", "--cpu_workers=1"]
+    with pytest.raises(PipelineFileError, match="Described: there is no column 'text', expected one of stars"):
+        PipelineFile(str(folder / "evaluate.yaml"), flags).build(beam.Pipeline())
+    (folder / "before.csv").write_text("stars,text\n1,bad\n1,bad\n2,bad\n")
+    PipelineFile(str(folder / "evaluate.yaml"), flags).run()
+
+    metrics = {(row["by"], row["slice"], row["model"], row["metric"]): row for row in _read(folder / "metrics.json")}
+    whole = metrics[None, None, "first", "accuracy"]
+    assert (whole["value"], whole["rows"], whole["reason"]) == (1.0, 3, None)
+    assert 0 < whole["low"] < whole["high"] == 1
+    assert metrics[None, None, "second", "accuracy"]["value"] == pytest.approx(2 / 3)
+    assert metrics[None, None, "second minus first", "accuracy"]["value"] == pytest.approx(-1 / 3)
+    assert metrics["text", "bad", "second", "accuracy"]["value"] == 0
+    undefined = metrics["text", "bad", "first", "recall"]
+    assert (undefined["value"], undefined["reason"]) == (None, "no row has the label True")
+
+    columns = _read(folder / "columns.jsonl")
+    assert [row["column"] for row in columns] == ["text", "stars"] or columns[0]["distance"] == columns[1]["distance"]
+    (stars,) = [row for row in columns if row["column"] == "stars"]
+    assert (stars["median"], stars["missing"], stars["distinct"]) == (4, 0, 3)
+    assert stars["distance"] == pytest.approx(2 / 3)
+    assert stars["change"] == "median 1, now 4"
+    changes = {row["column"]: row["change"] for row in _read(folder / "changes.json")}
+    assert changes["guess"] == "the column is gone"
+    assert changes["stars"] == "median 4, now 4"
+
+
 def _mistake(folder: Path, old: str, new: str, *flags: str) -> str:
     """Return the message for the file with one mistake, without the folder."""
     assert old in _OURS
@@ -268,6 +334,8 @@ def test_a_circle_of_inputs_is_shown(tmp_path: Path) -> None:
     ("transform", "not_in_yaml"),
     [
         (luminosity.AddRowIds, set()),
+        (Describe, set()),
+        (Evaluate, set()),
         (MMDTest, {"keyed", "bins", "precision"}),
         (luminosity.ReadTable, {"where"}),
         (luminosity.SearchQdrant, {"api_key"}),

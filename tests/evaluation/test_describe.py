@@ -12,6 +12,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 from apache_beam.testing.util import assert_that, equal_to
+from apache_beam.transforms.periodicsequence import PeriodicImpulse
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
@@ -161,6 +162,8 @@ def test_what_changed_most_comes_first() -> None:
     assert "missing values: 0 of the rows, now 0.5" in changes["hole"].said
     assert changes["new"].said == "new column"
     assert ks_p_value(0.0, 10, 10) == 1
+    (change,) = describe({"x": ["long " * 50] * 40}, {"x": ["short"] * 40}).changes
+    assert len(change.said) < 80
 
 
 def test_odd_input() -> None:
@@ -174,6 +177,59 @@ def test_odd_input() -> None:
         describe([pa.record_batch({"x": [1]}), pa.record_batch({"x": ["a"]})])
     with pytest.raises(EvaluationError, match="found no column 'z', expected one of x"):
         describe({"x": [1]}, columns=["z"])
+
+
+def test_a_reference_without_rows_or_values() -> None:
+    empty = pa.table({"x": pa.array([], pa.int64())})
+    for current, reference in ((empty, {"x": [1, None]}), ({"x": [1, None]}, empty), (empty, empty)):
+        (change,) = describe(current, reference).changes
+        assert (change.distance, change.p_value, change.said) == (0, None, "no rows to compare")
+    (change,) = describe({"x": [1, 2]}, []).changes
+    assert (change.distance, change.said) == (1, "new column")
+    (change,) = describe([], {"x": [1, 2]}).changes
+    assert (change.distance, change.said) == (1, "the column is gone")
+    (change,) = describe({"x": [np.nan] * 40}, {"x": [1.0] * 40}).changes
+    assert (change.distance, change.said) == (1, "missing values: 0 of the rows, now 1")
+    (change,) = describe({"x": [np.inf] * 3}, {"x": [1.0] * 3}).changes
+    assert (change.distance, change.said) == (0, "no finite values to compare")
+    with pytest.raises(EvaluationError, match="found no column 'b', expected one of a"):
+        describe([{"a": 1}], columns=["b"])
+    with pytest.raises(EvaluationError, match=r"found columns='a', expected a list; pass columns=\['a'\]"):
+        Describe("a")
+
+
+def test_a_pipeline_compares_with_a_reference() -> None:
+    """A reference in windows of its own is compared window by window; a window without rows of it is empty."""
+    table = mixed_table(200)
+    reference = table.slice(0, 80)
+
+    def changes(found: Any) -> list[Any]:
+        return [(each.name, round(each.distance, 12), each.said) for each in found.changes]
+
+    def at(*rows: tuple[int, int]) -> list[Any]:
+        return [beam.window.TimestampedValue({"x": value}, second) for value, second in rows]
+
+    expected = changes(describe(table, reference))
+    with beam.Pipeline(runner="FnApiRunner") as pipeline:
+        batches = pipeline | beam.Create(table.to_batches(max_chunksize=30), reshuffle=False)
+        before = pipeline | "Before" >> beam.Create(reference.to_batches(max_chunksize=30), reshuffle=False)
+        found = batches | "Files" >> Describe(reference=before) | "Changes" >> beam.Map(changes)
+        assert_that(found, equal_to([expected]), label="a collection")
+        found = batches | "Memory" >> Describe(reference=reference) | "Again" >> beam.Map(changes)
+        assert_that(found, equal_to([expected]), label="a table")
+        windows = beam.window.FixedWindows(10)
+        now = pipeline | "Now" >> beam.Create(at((1, 1), (1, 2), (5, 11))) | "NowWindows" >> beam.WindowInto(windows)
+        then = pipeline | "Then" >> beam.Create(at((1, 1), (4, 2))) | "ThenWindows" >> beam.WindowInto(windows)
+        found = now | "Windows" >> Describe(reference=then) | "Each" >> beam.Map(lambda each: changes(each)[0])
+        expected_windows = [("x", 0.5, "median 2.5, now 1"), ("x", 1.0, "new column")]
+        assert_that(found, equal_to(expected_windows), label="windows")
+
+
+def test_a_reference_that_never_ends_is_refused() -> None:
+    pipeline = beam.Pipeline()
+    endless = pipeline | PeriodicImpulse()
+    with pytest.raises(EvaluationError, match="found a reference that never ends"):
+        pipeline | beam.Create([{"x": 1}]) | Describe(reference=endless)
 
 
 def test_a_pipeline_describes_tables_and_rows() -> None:

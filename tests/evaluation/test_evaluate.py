@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import pickle
+from pathlib import Path
 from statistics import NormalDist
 from typing import Any, NamedTuple
 
@@ -19,10 +20,11 @@ from sklearn import calibration as skcalibration
 from sklearn import metrics as sk
 
 from luminosity.errors import EvaluationError
-from luminosity.evaluation import Evaluate, Evaluation, evaluate
+from luminosity.evaluation import Describe, Evaluate, Evaluation, evaluate
 from luminosity.evaluation.conclude import conclude
 from luminosity.evaluation.settings import Settings
 from luminosity.evaluation.state import EvaluationState
+from tests.streams import Notes, run_stream, stream_of
 
 CLOSE = 1e-9
 
@@ -281,6 +283,30 @@ def test_a_perfect_share_of_few_rows_has_an_interval() -> None:
     assert metric.low == pytest.approx(0.7225, abs=1e-3)
 
 
+def test_a_replicate_without_a_class_leaves_it_out() -> None:
+    """Of three rows, many replicates have none of a class, and some have no rows at all."""
+    found = evaluate({"y": ["a", "b", "c"], "p": ["a", "b", "c"]}, "y", "p")
+    for name in ("precision_macro", "recall_macro", "f1_macro"):
+        assert (found.metrics[name].value, found.metrics[name].low, found.metrics[name].high) == (1, 1, 1)
+
+
+def test_labels_of_one_class() -> None:
+    found = evaluate({"y": ["a"] * 3, "p": ["a", "a", "b"], "s": [0.1, 0.2, 0.3]}, "y", "p", score="s")
+    assert found["accuracy"] == pytest.approx(2 / 3)
+    assert found.metrics["recall"].reason == "no row has the label 'b'"
+    assert found.metrics["auc"].reason == "no label is 'b'"
+    assert found.confusion is not None
+    assert found.confusion.counts == [[2, 1], [0, 0]]
+
+
+@pytest.mark.parametrize("second", [{}, {"prediction_b": "b"}])
+def test_an_empty_table_defines_nothing(second: dict[str, Any]) -> None:
+    columns = {name: pa.array([], pa.int64()) for name in ("y", "p", "b", "by")}
+    for table in (pa.table(columns), pa.table(columns).to_batches(), []):
+        found = evaluate(table, "y", "p", slices=["by"], **second)
+        assert (found.rows, found.slices["by"], str(found)) == (0, {}, "accuracy not defined (no rows)")
+
+
 NOT_DEFINED: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
     ({"y": [1, 1], "p": [1, 0], "s": [0.5, 0.4]}, {"score": "s"}, "auc", "all labels are 1"),
     ({"y": [0, 0], "p": [1, 0], "s": [0.5, 0.4]}, {"score": "s"}, "average_precision", "no label is 1"),
@@ -332,6 +358,12 @@ WRONG: list[tuple[Any, dict[str, Any], str]] = [
     ({"y": [-1, 0], "p": [1, 0], "q": [1, 1]}, {"query": "q"}, "has the relevance -1, expected 0 or more"),
     ([{"y": 1, "p": 1}, {"y": "a", "p": 1}], {}, "values of different types"),
     ([1, 2], {}, "found an element of type int, expected a pyarrow.RecordBatch"),
+    ([{"y": 1, "q": 1}], {}, "found no column 'p', expected one of y, q"),
+    ([{"y": 1}, {"p": 1}], {}, "has 1 missing or infinite values in 2 rows"),
+    ({"y": [1], "p": [1]}, {"slices": ["plam"]}, "found no column 'plam', expected one of y, p"),
+    ({"y": [1], "p": [1], "plan": ["a"]}, {"slices": ["plam"]}, "did you mean 'plan'"),
+    ({"y": [1, 0], "p": [1, 0], "s": [math.nan, 0.5]}, {"score": "s"}, "'s' has 1 missing or infinite values in 2"),
+    ({"y": [1, 0], "p": [1, 0], "b": [None, 1]}, {"prediction_b": "b"}, "'b' has 1 missing or infinite values in 2"),
     ({"y": np.arange(10_001), "p": np.arange(10_001)}, {}, "more than 10,000 classes"),
     ({"y": [1] * 10_001, "p": [1] * 10_001, "c": np.arange(10_001)}, {"slices": ["c"]}, "more than 10,000 slices"),
 ]
@@ -415,3 +447,31 @@ def test_a_pipeline_gives_the_same_for_each_window() -> None:
         undefined = {"accuracy": {"value": None, "reason": "no rows"}}
         expected = {"task": None, "rows": 0, "skipped": 0, "metrics": undefined}
         assert_that(nothing | beam.Map(Evaluation.as_dict), equal_to([expected]), label="Nothing defined")
+
+
+def test_a_stream_has_a_result_for_each_window(tmp_path: Path) -> None:
+    """Of an unbounded input, a window's result comes when the watermark passes its end; late rows are dropped."""
+
+    def row(label: str, prediction: str, number: float) -> dict[str, Any]:
+        return {"y": label, "p": prediction, "n": number}
+
+    stream = stream_of(
+        [(row("a", "a", 1.0), 1), (row("b", "a", 3.0), 2)],
+        10,
+        [(row("a", "b", 9.0), 3), (row("a", "a", 5.0), 11)],  # the first one is late
+        30,
+        [(row("a", "b", 8.0), 31)],
+    )
+
+    evaluated, described = Notes(tmp_path / "evaluated"), Notes(tmp_path / "described")
+
+    def build(pipeline: beam.Pipeline) -> None:
+        rows = pipeline | stream | beam.WindowInto(beam.window.FixedWindows(10))
+        found = rows | Evaluate("y", "p", resamples=0)
+        _ = found | "Evaluated" >> evaluated.step(lambda each: [each.rows, each["accuracy"]])
+        found = rows | Describe(["n"], reference={"n": [1.0, 3.0]})
+        _ = found | "Described" >> described.step(lambda each: [each["n"].mean, each.changes[0].distance])
+
+    run_stream(build)
+    assert evaluated.read() == [[2, 0.5], [1, 1.0], [1, 0.0]]
+    assert described.read() == [[2.0, 0.0], [5.0, 1.0], [8.0, 1.0]]

@@ -15,10 +15,21 @@ import pyarrow as pa
 from apache_beam.pvalue import PBegin
 from apache_beam.typehints.row_type import RowTypeConstraint
 
+from luminosity._text import did_you_mean, list_some
+from luminosity.errors import InvalidArgument
 from luminosity.tables.rows import RowsFromTable, TableFromRows
 from luminosity.tables.types import fields_of, row_hint
 
-__all__ = ["Fields", "OnTable", "as_rows", "as_table", "fields_of_table", "remember_fields"]
+__all__ = [
+    "Fields",
+    "OnTable",
+    "as_rows",
+    "as_table",
+    "current_and_reference",
+    "fields_of_table",
+    "needs_columns",
+    "remember_fields",
+]
 
 Fields = Mapping[str, pa.DataType | None]
 """The columns of a table. None stands for a type that is known only when the pipeline runs."""
@@ -115,3 +126,33 @@ def remember_fields(table: Any, fields: Fields | None) -> Any:
     if fields is not None:
         _FIELDS[table] = dict(fields)
     return table
+
+
+def current_and_reference(inputs: Any, reference: str | None) -> tuple[Any, Any]:
+    """Return the table to compare, and what it is compared with: a table, or the path in ``reference``.
+
+    The reference is an option of a step, or its input named ``reference``. Raises if it is neither or both.
+    """
+    current, found = inputs, reference
+    if isinstance(inputs, Mapping):
+        named = dict(inputs)
+        if set(named) != {"current", "reference"}:
+            raise InvalidArgument(f"found the inputs {', '.join(named)}, expected current and reference")
+        found, current = as_table(named["reference"], "Reference"), named["current"]
+    if found is None or (reference is not None and found is not reference):
+        raise InvalidArgument("expected either reference: a path, or an input named reference")
+    return as_table(current), found
+
+
+def needs_columns(*names: str) -> Callable[[Fields], None]:
+    """Return a function that raises if a table lacks one of these columns."""
+
+    def check(fields: Fields) -> None:
+        for name in names:
+            if name not in fields:
+                raise InvalidArgument(
+                    f"there is no column {name!r}, expected one of {list_some(fields, 20)}",
+                    fix=did_you_mean(name, fields) or None,
+                )
+
+    return check

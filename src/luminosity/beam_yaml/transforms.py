@@ -18,9 +18,18 @@ from luminosity import (
     WriteQdrant,
     WriteTable,
 )
-from luminosity._text import did_you_mean, list_some
+from luminosity._text import did_you_mean
+from luminosity.beam_yaml.evaluating import describe, evaluate
 from luminosity.beam_yaml.models import HANDLERS, check_keys, column_of, output_type_of, type_of
-from luminosity.beam_yaml.tables import Fields, OnTable, as_rows, as_table, fields_of_table, remember_fields
+from luminosity.beam_yaml.tables import (
+    Fields,
+    OnTable,
+    as_rows,
+    current_and_reference,
+    fields_of_table,
+    needs_columns,
+    remember_fields,
+)
 from luminosity.errors import InvalidArgument
 from luminosity.inference.enrich.table_steps import check_schema
 from luminosity.tables.row_maker import RowMaker
@@ -133,7 +142,7 @@ def add_row_ids(name: str = "id", columns: Sequence[str] | None = None) -> beam.
         name: the new column.
         columns: the columns to compute the id from; all unless given.
     """
-    return OnTable(AddRowIds(name, columns), _with_fields({name: pa.string()}), _needs(*(columns or ())))
+    return OnTable(AddRowIds(name, columns), _with_fields({name: pa.string()}), needs_columns(*(columns or ())))
 
 
 def write_table(
@@ -169,7 +178,7 @@ def write_table(
         allow_empty=allow_empty,
     )
     folders = [partition_by] if isinstance(partition_by, str) else partition_by or ()
-    return OnTable(write, _to_rows("Files", "file", str), _needs(*folders))
+    return OnTable(write, _to_rows("Files", "file", str), needs_columns(*folders))
 
 
 def write_lance(
@@ -232,7 +241,7 @@ def write_qdrant(
         api_key_env=api_key_env,
     )
     named = [vectors] if isinstance(vectors, str) else list(vectors.values())
-    return OnTable(write, _to_rows("Counts", "rows", int), _needs(id, *named, *(payload or ())))
+    return OnTable(write, _to_rows("Counts", "rows", int), needs_columns(id, *named, *(payload or ())))
 
 
 def search_qdrant(
@@ -279,7 +288,7 @@ def search_qdrant(
         timeout=timeout,
         api_key_env=api_key_env,
     )
-    return OnTable(search, _with_fields({output: None}), _needs(vector_column))
+    return OnTable(search, _with_fields({output: None}), needs_columns(vector_column))
 
 
 def mmd_test(
@@ -316,7 +325,9 @@ def mmd_test(
 
 TRANSFORMS: Mapping[str, Callable[..., beam.PTransform[Any, Any]]] = {
     "AddRowIds": add_row_ids,
+    "Describe": describe,
     "Enrich": enrich,
+    "Evaluate": evaluate,
     "MMDTest": mmd_test,
     "ReadTable": read_table,
     "RunInference": run_inference,
@@ -339,19 +350,11 @@ class _MMDTest(beam.PTransform[Any, Any]):
     def expand(self, input_or_inputs: Any) -> Any:
         from luminosity.drift import MMDTest
 
-        reference, current = self._reference, input_or_inputs
-        if isinstance(input_or_inputs, Mapping):
-            inputs = dict(input_or_inputs)
-            if set(inputs) != {"current", "reference"}:
-                raise InvalidArgument(f"found the inputs {', '.join(inputs)}, expected current and reference")
-            reference, current = as_table(inputs["reference"], "Reference"), inputs["current"]
-        if reference is None or (self._reference is not None and reference is not self._reference):
-            raise InvalidArgument("expected either reference: a path, or an input named reference")
-        table = as_table(current)
+        table, reference = current_and_reference(input_or_inputs, self._reference)
         columns, key, row_id = (self._settings[name] for name in ("column", "by", "id"))
         named = [columns] if isinstance(columns, str) else columns
         if (known := fields_of_table(table)) is not None:
-            _needs(*named, *(each for each in (key, row_id) if each is not None))(known)
+            needs_columns(*named, *(each for each in (key, row_id) if each is not None))(known)
         results = table | MMDTest(reference, **self._settings)
         fields: dict[str, Any] = {**({} if key is None else {key: Any}), **_RESULT_FIELDS}
         row_type = RowTypeConstraint.from_fields(list(fields.items()))
@@ -452,20 +455,6 @@ def _beams_run_inference(
     return beam.ptransform_fn(
         lambda pcoll: as_rows(pcoll, lambda: "Rows") | beams(model_handler, inference_tag, inference_args)
     )()
-
-
-def _needs(*names: str) -> Callable[[Fields], None]:
-    """Return a function that raises if a table lacks one of these columns."""
-
-    def check(fields: Fields) -> None:
-        for name in names:
-            if name not in fields:
-                raise InvalidArgument(
-                    f"there is no column {name!r}, expected one of {list_some(fields, 20)}",
-                    fix=did_you_mean(name, fields) or None,
-                )
-
-    return check
 
 
 def _to_rows(label: str, name: str, kind: type) -> Callable[[Any, Fields | None], Any]:

@@ -42,16 +42,20 @@ def column_of(batch: pa.RecordBatch, name: str) -> Any:
         fields = [kind.field(at).name for at in range(kind.num_fields)] if pa.types.is_struct(kind) else []
         return column_of(pa.RecordBatch.from_arrays(outer.flatten() if fields else [], names=fields), inner)
     if name not in names:
-        raise EvaluationError(
-            f"found no column {name!r}, "
-            + (f"expected one of {list_some(names, _SHOWN_COLUMNS)}" if names else "the table has no columns"),
-            fix=did_you_mean(name, names) or None,
-        )
+        raise _no_column(name, names)
     if names.count(name) > 1:
         raise EvaluationError(f"found {names.count(name)} columns {name!r}, expected one")
     column = batch.column(name)
     column = column.storage if isinstance(column, pa.ExtensionArray) else column
     return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+
+
+def _no_column(name: str, names: Sequence[str]) -> EvaluationError:
+    return EvaluationError(
+        f"found no column {name!r}, "
+        + (f"expected one of {list_some(names, _SHOWN_COLUMNS)}" if names else "the table has no columns"),
+        fix=did_you_mean(name, names) or None,
+    )
 
 
 def roots_of(columns: Sequence[str], names: Sequence[str]) -> list[str]:
@@ -133,7 +137,10 @@ def batch_of_rows(rows: Sequence[Any], columns: Sequence[str] | None) -> pa.Reco
     """
     dicts = [_as_dict(row) for row in rows]
     there = dict.fromkeys(name for row in dicts for name in row)
-    names = list(there) if columns is None else [name for name in roots_of(columns, list(there)) if name in there]
+    names = list(there) if columns is None else roots_of(columns, list(there))
+    for name in names:
+        if name not in there:
+            raise _no_column(name, list(there))
     arrays: list[Any] = []
     for name in names:
         values = [row.get(name) for row in dicts]

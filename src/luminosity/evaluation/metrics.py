@@ -50,7 +50,8 @@ def class_counts(label: Any, prediction: Any, weights: Any, classes: int) -> tup
 def class_metrics(counts: tuple[Any, Any, Any], positive: int | None) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the metrics of all classes together, and those of each class (by replicate and class).
 
-    A class counts as 0 in an average if its precision or recall is not defined, as in scikit-learn.
+    A class counts as 0 in an average if its precision or recall is not defined, as in scikit-learn. A class that is
+    neither a label nor a prediction in a replicate has no part in that replicate's average.
     """
     right, labels, predictions = counts
     rows = labels.sum(axis=1)
@@ -66,8 +67,9 @@ def class_metrics(counts: tuple[Any, Any, Any], positive: int | None) -> tuple[d
     )
     if positive is not None:
         found.update({name: values[:, positive] for name, values in of_class.items()})
+    is_used = labels + predictions > 0
     for name, values in of_class.items():
-        found[f"{name}_macro"] = np.nan_to_num(values).mean(axis=1)
+        found[f"{name}_macro"] = _share(np.where(is_used, np.nan_to_num(values), 0).sum(axis=1), is_used.sum(axis=1))
     for name, values in of_class.items():
         found[f"{name}_weighted"] = _share((np.nan_to_num(values) * labels).sum(axis=1), rows)
     return found, of_class

@@ -36,7 +36,7 @@ summary { cursor: pointer; margin-top: 52px; } summary h2 { display: inline; } a
 table { border-collapse: collapse; width: 100%; font-size: 14px; font-variant-numeric: tabular-nums; }
 th { text-align: left; font-weight: 600; color: var(--muted); font-size: 13px; white-space: nowrap; }
 th, td { padding: 7px 14px 7px 0; border-bottom: 1px solid var(--rule); vertical-align: top; }
-td { overflow-wrap: break-word; } .number { text-align: right; padding-right: 24px; }
+td { overflow-wrap: break-word; } .number { text-align: right; padding-right: 24px; white-space: nowrap; }
 .wide { overflow-x: auto; } .wide td:first-child { white-space: nowrap; } .wide td { max-width: 560px; }
 table.settings th { width: 220px; font-size: 14px; font-weight: 400; vertical-align: top; }
 svg { display: block; width: 100%; height: auto;

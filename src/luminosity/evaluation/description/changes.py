@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from luminosity._text import shorten_repr
 from luminosity.evaluation.description.column_summary import ColumnSummary
 from luminosity.evaluation.description.result import ColumnChange
 from luminosity.evaluation.description.sketches import NumberSummary
 
 __all__ = ["column_change", "ks_p_value", "ks_statistic"]
 
+_SHOWN_CHARACTERS = 40  # of the text whose share changed most
 _TERMS = 100  # of the series of Kolmogorov's distribution, which converges fast
 
 
@@ -25,9 +27,9 @@ def column_change(
         return ColumnChange(name, 1.0, None, "new column" if reference is None else "the column is gone")
     if reference.kind != current.kind and reference.kind is not None and current.kind is not None:
         return ColumnChange(name, 1.0, None, f"held {reference.kind}, now {current.kind}")
-    missing = [
-        1 - side.count / in_all if in_all else 0.0 for side, in_all in zip((reference, current), rows, strict=True)
-    ]
+    if not all(rows):
+        return ColumnChange(name, 0.0, None, "no rows to compare")
+    missing = [1 - side.count / in_all for side, in_all in zip((reference, current), rows, strict=True)]
     found = _of_values(name, reference, current)
     by_missing = abs(missing[1] - missing[0])
     if by_missing > found.distance:
@@ -45,7 +47,9 @@ def _of_values(name: str, reference: ColumnSummary, current: ColumnSummary) -> C
         if all(counts) and max(map(len, counts)) <= min(sum(each.values()) for each in counts) / 5:
             return _of_counts(name, *counts)
     if not reference.numbers.count or not current.numbers.count:
-        return ColumnChange(name, 0.0, None, "values of this kind are not compared")
+        has_numbers = reference.kind == "numbers" and (reference.infinite or current.infinite)
+        what = "no finite values to compare" if has_numbers else "values of this kind are not compared"
+        return ColumnChange(name, 0.0, None, what)
     distance = ks_statistic(reference.numbers, current.numbers)
     middle = [side.numbers.quantile(0.5) for side in (reference, current)]
     what = {"numbers": "median", "times": "median", "vectors": "median norm"}.get(reference.kind or "", "median length")
@@ -65,7 +69,7 @@ def _of_counts(name: str, reference: dict[Any, int], current: dict[Any, int]) ->
     expected = rows * counts.sum(axis=0) / counts.sum()
     statistic = float(((counts - expected) ** 2 / expected).sum())
     p_value = _chi_squared_p_value(statistic, len(keys) - 1)
-    said = f"{keys[at]!r}: {shares[0, at]:.3g} of the rows, now {shares[1, at]:.3g}"
+    said = f"{shorten_repr(keys[at], _SHOWN_CHARACTERS)}: {shares[0, at]:.3g} of the rows, now {shares[1, at]:.3g}"
     return ColumnChange(name, float(np.abs(apart).sum() / 2), p_value, said)
 
 

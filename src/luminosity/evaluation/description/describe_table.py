@@ -9,8 +9,10 @@ from typing import Any
 import apache_beam as beam
 import numpy as np
 import pyarrow as pa
+from apache_beam.pvalue import AsSingleton
 from apache_beam.transforms.window import GlobalWindows
 
+from luminosity.errors import EvaluationError
 from luminosity.evaluation.columns import batch_of_rows, column_of
 from luminosity.evaluation.description.changes import column_change
 from luminosity.evaluation.description.column_summary import ColumnSummary
@@ -153,11 +155,16 @@ def describe(table: Any, reference: Any = None, columns: Sequence[str] | None = 
 
     Tables are ``pyarrow.Table``, record batches, iterables of record batches or rows, or dictionaries of columns.
     """
-    states = [DescriptionState(columns) for _ in range(1 if reference is None else 2)]
-    for state, batches in zip(states, (table, reference), strict=False):
-        for batch in batches_of(batches):
-            state.add(batch)
-    return states[0].description() if reference is None else describe_states(*states)
+    current = _state_of(table, columns)
+    return current.description() if reference is None else describe_states(current, _state_of(reference, columns))
+
+
+def _state_of(table: Any, columns: Sequence[str] | None) -> DescriptionState:
+    state = DescriptionState(columns)
+    for batch in batches_of(table):
+        state.add(batch)
+    state.flush()
+    return state
 
 
 class Describe(beam.PTransform[Any, Any]):
@@ -173,22 +180,54 @@ class Describe(beam.PTransform[Any, Any]):
     have the distribution of their lengths, vectors that of their norms. Memory is bounded, some megabytes a column. Up
     to 32,768 distinct numbers, quantiles are exact; with more, values have a relative error below 1%, mostly far less.
 
+    With a reference, ``changes`` of the result says how each column differs from it, the largest change first:
+
+    >>> with beam.Pipeline(runner="FnApiRunner") as pipeline:
+    ...     rows = pipeline | beam.Create([{"age": 20}, {"age": 30}])
+    ...     found = rows | Describe(reference={"age": [30, 40]})
+    ...     _ = found | beam.Map(lambda found: print(found.changes[0].distance, found.changes[0].said))
+    0.5 median 35, now 25
+
     Args:
         columns: the columns to describe; by default all.
+        reference: a table to compare with: a PCollection with elements of the same forms, or a table in memory as
+            ``describe`` takes it, which is summarised once, when the pipeline is built. In a stream, every window is
+            compared with the same reference, unless the reference has windows itself.
     """
 
-    def __init__(self, columns: Sequence[str] | None = None) -> None:
+    def __init__(self, columns: Sequence[str] | None = None, reference: Any = None) -> None:
         super().__init__()
+        if isinstance(columns, str):
+            raise EvaluationError(f"found columns={columns!r}, expected a list", fix=f"pass columns=[{columns!r}]")
         self._columns = None if columns is None else tuple(columns)
+        is_stream = isinstance(reference, beam.PCollection)
+        self._reference = reference if reference is None or is_stream else _state_of(reference, self._columns)
 
     def expand(self, input_or_inputs: Any) -> Any:
-        """Combine the rows of each window."""
-        combine = beam.CombineGlobally(_DescribeFn(self._columns)).with_output_types(Description)
-        is_global = isinstance(input_or_inputs.windowing.windowfn, GlobalWindows) and input_or_inputs.is_bounded
-        return input_or_inputs | "Describe" >> (combine if is_global else combine.without_defaults())
+        """Combine the rows of each window, and compare them with the reference."""
+        if self._reference is None:
+            return _combined(input_or_inputs, "Describe", _DescribeFn(self._columns), Description)
+        reference = self._reference
+        if isinstance(reference, beam.PCollection):
+            if not reference.is_bounded and isinstance(reference.windowing.windowfn, GlobalWindows):
+                raise EvaluationError(
+                    "found a reference that never ends, expected a bounded one or windows",
+                    fix="apply beam.WindowInto() to the reference",
+                )
+            states = _combined(reference, "SummariseReference", _SummariseFn(self._columns), DescriptionState)
+            # A window of the reference without rows is an empty table.
+            reference = AsSingleton(states, default_value=DescriptionState(self._columns))
+        current = _combined(input_or_inputs, "Summarise", _SummariseFn(self._columns), DescriptionState)
+        return current | "Compare" >> beam.Map(describe_states, reference).with_output_types(Description)
 
 
-class _DescribeFn(beam.CombineFn):
+def _combined(collection: Any, label: str, combine_fn: beam.CombineFn, kind: type) -> Any:
+    combine = beam.CombineGlobally(combine_fn).with_output_types(kind)
+    is_global = isinstance(collection.windowing.windowfn, GlobalWindows) and collection.is_bounded
+    return collection | label >> (combine if is_global else combine.without_defaults())
+
+
+class _SummariseFn(beam.CombineFn):
     def __init__(self, columns: Sequence[str] | None) -> None:
         self._columns = columns
 
@@ -205,5 +244,10 @@ class _DescribeFn(beam.CombineFn):
             merged.merge(each)
         return merged
 
-    def extract_output(self, accumulator: DescriptionState) -> Description:  # type: ignore[override]
+    def extract_output(self, accumulator: DescriptionState) -> Any:  # type: ignore[override]
+        return accumulator
+
+
+class _DescribeFn(_SummariseFn):
+    def extract_output(self, accumulator: DescriptionState) -> Any:  # type: ignore[override]
         return accumulator.description()

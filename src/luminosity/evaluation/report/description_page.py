@@ -81,14 +81,19 @@ def _changes(description: Description) -> Markup:
         bar = element("rect", x=0, y=3, width=width, height=12, rx=2, class_=kind)
         text = element("text", plain(change.distance), x=width + 8, y=13)
         chart = element("svg", bar, text, width=_BAR_PIXELS + 60, height=18, class_="small")
-        p_value = MISSING if change.p_value is None else plain(max(change.p_value, _SMALLEST_P))
-        rows.append((change.name, chart, p_value, change.said))
+        rows.append((change.name, chart, _p_value(change.p_value), change.said))
     said = (
         "The distance lies between 0 (equal) and 1 (nothing in common): that of Kolmogorov and Smirnov for numbers, "
         "lengths and norms, the total variation for texts of few values, or the change of missing values. Orange: more "
         "than chance explains, at a level of 5% for all columns together. Of many rows, small changes are significant."
     )
     return section("What changed most", said, table(("column", "distance", "p-value", "change"), rows, ("p-value",)))
+
+
+def _p_value(value: float | None) -> str:
+    if value is None:
+        return MISSING
+    return plain(value) if value >= _SMALLEST_P else f"< {plain(_SMALLEST_P)}"
 
 
 def _columns(description: Description) -> Markup:

@@ -1,0 +1,193 @@
+"""``Evaluate`` and ``Describe`` as YAML takes them: their results are rows, which other transforms can use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import apache_beam as beam
+from apache_beam.typehints.row_type import RowTypeConstraint
+
+from luminosity import ReadTable
+from luminosity.beam_yaml.tables import (
+    OnTable,
+    as_table,
+    current_and_reference,
+    fields_of_table,
+    needs_columns,
+    remember_fields,
+)
+from luminosity.errors import InvalidArgument
+from luminosity.evaluation import Describe, Description, Evaluate, Evaluation, Metric
+
+__all__ = ["describe", "evaluate"]
+
+_Number = float | None
+_Text = str | None
+_METRIC_FIELDS: Mapping[str, Any] = {
+    "by": _Text,
+    "slice": _Text,
+    "model": str,
+    "metric": str,
+    "value": _Number,
+    "low": _Number,
+    "high": _Number,
+    "rows": int,
+    "reason": _Text,
+}
+_COLUMN_FIELDS: Mapping[str, Any] = {
+    "column": str,
+    "kind": _Text,
+    "rows": int,
+    "missing": int,
+    "infinite": int,
+    "distinct": int | None,
+    "mean": _Number,
+    "deviation": _Number,
+    "least": _Number,
+    "median": _Number,
+    "largest": _Number,
+    "most_frequent": _Text,
+}
+_CHANGE_FIELDS: Mapping[str, Any] = {"distance": float, "p_value": _Number, "change": str}
+
+
+def evaluate(
+    label: str,
+    prediction: str | None = None,
+    score: str | None = None,
+    prediction_b: str | None = None,
+    score_b: str | None = None,
+    query: str | None = None,
+    task: Any = None,
+    positive: Any = None,
+    score_of: Any = "positive",
+    slices: Sequence[Any] = (),
+    k: Sequence[int] = (1, 5, 10),
+    bins: int = 10,
+    resamples: int = 500,
+    confidence: float = 0.95,
+    seed: int = 0,
+    skip_missing: bool = False,
+    most_distinct: int = 2_000_000,
+) -> beam.PTransform[Any, Any]:
+    """Evaluates predictions against labels. Its output has a row for each metric, of the table and of each slice.
+
+    Args:
+        label: the column of true values.
+        prediction: the column of predictions.
+        score: the column of scores, for AUC and calibration, or to rank by.
+        prediction_b: the predictions of a second model, which is compared on the same rows.
+        score_b: the scores of the second model.
+        query: for rankings, the column that says which query a row belongs to.
+        task: classes, numbers or ranking; found by the types of the columns unless given.
+        positive: the class that scores are of.
+        score_of: positive or prediction, the class that a score belongs to.
+        slices: columns to evaluate separately for each of their values; a list of columns combines their values.
+        k: for rankings, the numbers of first rows for recall@k and nDCG@k.
+        bins: the number of bins of the calibration.
+        resamples: the replicates of the bootstrap; 0 for no intervals.
+        confidence: the confidence of intervals.
+        seed: the seed of the bootstrap.
+        skip_missing: leave out rows with null, NaN or infinity.
+        most_distinct: how many distinct combinations of labels, predictions and scores are kept exactly.
+    """
+    arguments = dict(locals())
+    columns = [label, prediction, score, prediction_b, score_b, query]
+    columns += [each for by in slices for each in ([by] if isinstance(by, str) else by)]
+    named = [each.partition(".")[0] for each in columns if each is not None]
+    return OnTable(
+        Evaluate(**arguments),
+        lambda found, _: found | "Metrics" >> beam.FlatMap(_metric_rows).with_output_types(_row_type(_METRIC_FIELDS)),
+        needs_columns(*dict.fromkeys(named)),
+    )
+
+
+def describe(columns: Sequence[str] | None = None, reference: str | None = None) -> beam.PTransform[Any, Any]:
+    """Describes the columns of a table. Its output has a row for each column.
+
+    Args:
+        columns: the columns to describe; all unless given.
+        reference: files of a table to compare with. Leave it out if the reference is an input named ``reference``.
+    """
+    if isinstance(columns, str):
+        raise InvalidArgument(f"found columns: {columns}, expected a list", fix=f"write columns: [{columns}]")
+    return _Describe(reference, columns)
+
+
+class _Describe(beam.PTransform[Any, Any]):
+    """``Describe`` with the reference as a path, or as the input named ``reference``."""
+
+    def __init__(self, reference: str | None, columns: Sequence[str] | None) -> None:
+        super().__init__()
+        self._reference = reference
+        self._columns = columns
+
+    def expand(self, input_or_inputs: Any) -> Any:
+        table, reference = input_or_inputs, None
+        if self._reference is not None or isinstance(input_or_inputs, Mapping):
+            table, reference = current_and_reference(input_or_inputs, self._reference)
+        if isinstance(reference, str):
+            read = ReadTable(reference)
+            reference = remember_fields(
+                table.pipeline | "Reference" >> read, {field.name: field.type for field in read.schema}
+            )
+        table = as_table(table)
+        needed = needs_columns(*(name.partition(".")[0] for name in self._columns or ()))
+        for each in (table, reference):
+            if each is not None and (known := fields_of_table(each)) is not None:
+                needed(known)
+        fields = {**_COLUMN_FIELDS, **({} if reference is None else _CHANGE_FIELDS)}
+        described = table | Describe(self._columns, reference)
+        return described | "Columns" >> beam.FlatMap(_column_rows).with_output_types(_row_type(fields))
+
+
+def _row_type(fields: Mapping[str, Any]) -> Any:
+    return RowTypeConstraint.from_fields(list(fields.items()))
+
+
+def _metric_rows(found: Evaluation) -> Iterator[beam.Row]:
+    """Yield a row for each metric of each model, of the whole table and of each slice."""
+    parts: list[tuple[str | None, Any, Evaluation]] = [(None, None, found)]
+    parts += [(by, value, each) for by, values in found.slices.items() for value, each in values.items()]
+    for by, value, each in parts:
+        models = {"first": each.metrics, "second": each.metrics_b, "second minus first": each.differences}
+        for model, metrics in models.items():
+            for name, metric in metrics.items():
+                yield _metric_row(by, _shown(value), model, name, metric, each.rows)
+
+
+def _metric_row(by: str | None, value: str | None, model: str, name: str, metric: Metric, rows: int) -> beam.Row:
+    numbers = {"value": metric.value, "low": metric.low, "high": metric.high}
+    return beam.Row(by=by, slice=value, model=model, metric=name, **numbers, rows=rows, reason=metric.reason or None)
+
+
+def _column_rows(found: Description) -> Iterator[beam.Row]:
+    """Yield a row for each column. With a reference, the largest change comes first; a column may be gone."""
+    changes = {change.name: change for change in found.changes}
+    for name in changes if found.reference is not None else found.columns:
+        column = found.columns.get(name)
+        row: dict[str, Any] = {
+            "column": name,
+            "kind": None if column is None else column.kind,
+            "rows": found.rows,
+            "missing": found.rows if column is None else column.nulls + column.nan,
+            "infinite": 0 if column is None else column.infinite,
+            "distinct": None if column is None else column.distinct,
+            "mean": None if column is None else column.mean,
+            "deviation": None if column is None else column.deviation,
+        }
+        quantiles = {} if column is None else column.quantiles
+        row |= {of: quantiles.get(share) for of, share in (("least", 0.0), ("median", 0.5), ("largest", 1.0))}
+        row["most_frequent"] = None if column is None or not column.top else _shown(column.top[0][0])
+        if found.reference is not None:
+            change = changes[name]
+            row |= {"distance": change.distance, "p_value": change.p_value, "change": change.said}
+        yield beam.Row(**row)
+
+
+def _shown(value: Any) -> str | None:
+    """Return the value of a slice as a text: those of several columns with commas."""
+    if isinstance(value, tuple):
+        return ", ".join(str(each) for each in value)
+    return None if value is None else str(value)
