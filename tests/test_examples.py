@@ -276,3 +276,27 @@ def test_evaluation_compares_two_classifiers(tmp_path: Path) -> None:
     assert float(difference[1]) < 0, "the simpler model is worse by more than chance explains"
     assert {line.partition(" ")[0] for line in lines[2:]} == {"dark", "light"}
     assert "Confusion matrix" in report.read_text()
+
+
+def test_generators_are_ranked_right(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [
+            sys.executable,
+            EXAMPLES / "generators" / "rank.py",
+            f"--runner={FN_API_RUNNER}",
+            f"--out={tmp_path}",
+            "--rows=80",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        env={**os.environ, "COLUMNS": "160"},
+    )
+
+    assert done.returncode == 0, done.stderr
+    names = ("other real texts", "trigrams", "single words")
+    real, good, bad = (json.loads((tmp_path / f"{name}.json").read_text()) for name in names)
+    assert max(real["mmd2"], good["mmd2"]) < bad["mmd2"] - 0.005
+    assert real["verdict"] == "no drift"
+    assert (bad["verdict"], bad["p_value"] < 0.01) == ("drift", True)
+    assert done.stdout.index("trigrams") < done.stdout.index("single words"), "the better one comes first"
