@@ -38,6 +38,7 @@ th { text-align: left; font-weight: 600; color: var(--muted); font-size: 13px; w
 th, td { padding: 7px 14px 7px 0; border-bottom: 1px solid var(--rule); vertical-align: top; }
 td { overflow-wrap: break-word; } .number { text-align: right; padding-right: 24px; white-space: nowrap; }
 .wide { overflow-x: auto; } .wide td:first-child { white-space: nowrap; } .wide td { max-width: 560px; }
+.wide td:last-child:not(.number):not(:first-child) { min-width: 280px; }
 table.settings th { width: 220px; font-size: 14px; font-weight: 400; vertical-align: top; }
 svg { display: block; width: 100%; height: auto;
   font: 12.5px system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
