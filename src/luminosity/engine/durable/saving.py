@@ -8,13 +8,12 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
-
-from apache_beam.portability.api import beam_fn_api_pb2
+from typing import NamedTuple
 
 from luminosity.engine.data.blocks import Block, BlockStore, Content
 from luminosity.engine.data.saved_rows import BlockReference
 from luminosity.engine.data.state import StateStore
+from luminosity.engine.data.state_keys import StateKeys
 from luminosity.engine.durable.names import Names
 from luminosity.engine.durable.store import CheckpointFolder, StoredContent, Transaction
 from luminosity.engine.durable.writer import CheckpointWriter
@@ -338,8 +337,10 @@ class Checkpointer:
             buffer.save(changes, self._names.of_buffer(buffer_id))
         for stage in self._stages:
             self._save_stage(stage, [*running.get(stage.id, ()), *stage.retries], changes)
+        state_keys = StateKeys()
         for cell_key, cell in self._state.take_changed():
-            owner = f"state/{self._names.of_step(_step_of(cell_key))}"
+            state_keys.read(cell_key)
+            owner = f"state/{self._names.of_step(state_keys.step)}"
             if cell:
                 changes.put(owner, cell_key, marshal.dumps(cell))
             else:
@@ -417,9 +418,3 @@ def _remaining(bundle: Bundle, changes: _Collected) -> Iterator[tuple[str, float
 
 def _inline(block: Block) -> BlockReference:
     return 0, block.data(), block.size, block.count, block.hold, block.weight, b""
-
-
-def _step_of(cell_key: bytes) -> str:
-    """Return the step that a cell of state belongs to."""
-    state_key: Any = beam_fn_api_pb2.StateKey.FromString(cell_key)
-    return getattr(state_key, str(state_key.WhichOneof("type"))).transform_id

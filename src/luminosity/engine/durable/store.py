@@ -246,10 +246,10 @@ class CheckpointFolder:
             return 0
 
     def shrink(self) -> None:
-        """Give free pages back to the file system, if they are the larger part."""
+        """Give free pages back to the file system, if they are a large part."""
         (free,) = self._rows.execute("PRAGMA freelist_count").fetchone()
         (pages,) = self._rows.execute("PRAGMA page_count").fetchone()
-        if free > _LEAST_FREE_PAGES and 2 * free > pages:
+        if free > _LEAST_FREE_PAGES and 4 * free > pages:
             self._rows.execute(f"PRAGMA incremental_vacuum({free})").fetchall()
 
     def clear(self) -> None:
