@@ -278,6 +278,33 @@ def test_evaluation_compares_two_classifiers(tmp_path: Path) -> None:
     assert "Confusion matrix" in report.read_text()
 
 
+def test_distil_keeps_most_of_the_teachers_quality(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [
+            sys.executable,
+            EXAMPLES / "distil" / "pipeline.py",
+            f"--runner={FN_API_RUNNER}",
+            f"--out={tmp_path}",
+            "--rows=300",
+            "--held-out=150",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        env={**os.environ, "COLUMNS": "160", "OMP_NUM_THREADS": "1"},
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert "labelled 300 reviews" in done.stdout
+    assert re.search(r"The student keeps \d+% of the teacher's accuracy and is [\d,]+ times as fast", done.stdout)
+    people, teacher = (json.loads((tmp_path / f"against_{each}.json").read_text()) for each in ("people", "teacher"))
+    assert (people["rows"], teacher["rows"]) == (150, 150)
+    assert people["metrics"]["accuracy"]["value"] > 0.58  # 0.647
+    assert people["metrics_b"]["accuracy"]["value"] > 0.56  # 0.633
+    assert teacher["metrics"]["accuracy"]["value"] > 0.6  # 0.68: what the student has learned of the teacher
+    assert people["differences"]["accuracy"]["low"] < people["differences"]["accuracy"]["high"]
+
+
 def test_generators_are_ranked_right(tmp_path: Path) -> None:
     done = subprocess.run(
         [
@@ -290,7 +317,7 @@ def test_generators_are_ranked_right(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         timeout=280,
-        env={**os.environ, "COLUMNS": "160"},
+        env={**os.environ, "COLUMNS": "160", "OMP_NUM_THREADS": "1"},
     )
 
     assert done.returncode == 0, done.stderr
