@@ -61,7 +61,7 @@ examples:
   lum drift old.parquet new.parquet           test embeddings for drift
   lum describe reviews.parquet                describe the columns of a table
   lum evaluate t.csv --label y --prediction p  compare predictions with labels
-  lum ask store "Is it scary?"                answer from a store, with citations
+  lum ask store "Is it scary?"                answer from a store, citing rows
 """
 _WITH_USER_CODE = ("plan", "replay", "run")  # commands whose script may have registered functions for its exit
 
