@@ -77,10 +77,6 @@ class ResolvedModel:
             )
         return whole
 
-    def without_copy(self) -> ResolvedModel:
-        """Return the model as workers on other machines need it."""
-        return replace(self, local="")
-
     def to_json(self) -> dict[str, Any]:
         """Return what a run records."""
         return {"name": self.name, "version": self.version, "path": self.path, "digest": self.digest}
