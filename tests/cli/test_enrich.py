@@ -68,6 +68,7 @@ def lum(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return run_module("luminosity.cli.main", *words, cwd=folder, env={**os.environ, "HF_HUB_OFFLINE": "1"})
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(600)  # two models are loaded here and two in the command, which takes minutes on a busy machine
 def test_vectors_and_labels_become_columns_and_points(tmp_path: Path, classifier: str) -> None:
     table = pa.table({"id": range(len(_TEXTS)), "text": _TEXTS, "other": ["x"] * len(_TEXTS)})

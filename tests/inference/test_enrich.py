@@ -142,6 +142,7 @@ def test_a_model_takes_the_columns_of_others(pipelines: Pipelines) -> None:
         )
 
 
+@pytest.mark.alone
 def test_text_models_share_the_tokens(pipelines: Pipelines, text_models: dict[str, str]) -> None:
     """They predict the same as alone; a text of a megabyte is cut; a model takes the vectors of another."""
     texts = [*sentences(16), "word " * 200_000]

@@ -37,6 +37,7 @@ def embed(handler: SentenceEmbedder, texts: list[str], model: Any = None) -> np.
     return np.stack([result.inference for result in handler.run_inference(texts, model)])
 
 
+@pytest.mark.alone
 def test_equals_sentence_transformers_alone_and_batched(handler: SentenceEmbedder, model: Any) -> None:
     texts = sentences(100)
     counts = handler.cost(handler.prepare(texts))

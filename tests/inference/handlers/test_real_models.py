@@ -7,6 +7,7 @@ from typing import Any
 
 import apache_beam as beam
 import numpy as np
+import pytest
 import torch
 from apache_beam.metrics.metric import MetricsFilter
 from apache_beam.testing.util import assert_that
@@ -50,6 +51,7 @@ def _assert_close(found: Any, expected: Any) -> None:
         np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
+@pytest.mark.alone
 def test_sentences(pipelines: Pipelines) -> None:
     found = check_against_alone(pipelines, SentenceEmbedder(MINILM, device="CPU"), sentences(60))
     assert found["num_inferences"] == 60
