@@ -7,6 +7,7 @@ process ends at the N-th time that it comes to a point: see ``_CRASHES``.
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 import time
@@ -289,16 +290,21 @@ _CRASHES: dict[str, Callable[[int], None]] = {
 
 
 def _note_syncs(folder: Path) -> None:
-    """Note after each sync which files there are: the disk need not have others after a power loss."""
+    """Note before each sync which files there are: the disk need not have others after a power loss.
+
+    ``synced`` has those of the last sync, ``syncing`` those of the one that may be going on.
+    """
     sync = store.CheckpointFolder.sync
 
-    def sync_and_note(checkpoint: store.CheckpointFolder, files: Iterable[str] = ()) -> None:
-        sync(checkpoint, files)
+    def note_and_sync(checkpoint: store.CheckpointFolder, files: Iterable[str] = ()) -> None:
         names = [str(path.relative_to(folder)) for path in Path(checkpoint.blocks).rglob("*")]
-        (folder / "synced.new").write_text("\n".join(names))
+        (folder / "syncing.new").write_text("\n".join(names))
+        (folder / "syncing.new").replace(folder / "syncing")
+        sync(checkpoint, files)
+        shutil.copy(folder / "syncing", folder / "synced.new")
         (folder / "synced.new").replace(folder / "synced")
 
-    store.CheckpointFolder.sync = sync_and_note
+    store.CheckpointFolder.sync = note_and_sync
 
 
 def main(name: str, folder: str, *options: str) -> None:

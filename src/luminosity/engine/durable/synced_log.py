@@ -37,13 +37,17 @@ class SyncedLog:
         folder = os.path.dirname(database)
         self._boot_id = boot_id()
         self._mark = os.open(os.path.join(folder, MARK), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        sync_file(folder)
         self._salts, self._end = _NO_LOG, 0  # of the log as far as it was looked at
-        self._number, size, salts, boot = self._read()
-        if boot != self._boot_id:
-            if self._number:
-                self._cut_off(size, salts)
-            self.note()
+        try:
+            sync_file(folder)
+            self._number, size, salts, boot = self._read()
+            if boot != self._boot_id:
+                if self._number:
+                    self._cut_off(size, salts)
+                self.note()
+        except BaseException:
+            os.close(self._mark)
+            raise
 
     @property
     def can_tell_reboots(self) -> bool:
