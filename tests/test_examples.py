@@ -16,6 +16,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from tests.warm import run_module
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 FN_API_RUNNER = "apache_beam.runners.portability.fn_api_runner.FnApiRunner"
 
@@ -49,6 +51,18 @@ def test_registry_takes_the_version_that_is_promoted(tmp_path: Path) -> None:
     assert [version for version, _ in runs] == ["1", "2"]
     assert float(runs[0][1]) < float(runs[1][1])
     assert json.loads((tmp_path / "digits.json").read_text())["aliases"] == {"champion": "2", "challenger": "2"}
+
+
+def test_environments_price_with_two_versions_of_one_library(tmp_path: Path) -> None:
+    script, output = EXAMPLES / "environments" / "pipeline.py", tmp_path / "prices.txt"
+    done = run_module("luminosity.cli.main", "run", str(script), f"--output={output}", "--progress=off", cwd=tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    assert sorted(output.read_text().splitlines()) == [
+        "bread: 5.00 (pricing 1.0) -> 5.04 (pricing 2.0)",
+        "soap: 2.97 (pricing 1.0) -> 2.92 (pricing 2.0)",
+        "tea: 11.90 (pricing 1.0) -> 11.90 (pricing 2.0)",
+    ]
 
 
 @pytest.mark.slow

@@ -32,6 +32,7 @@ try:
         from luminosity.cli.drift import command as drift
         from luminosity.cli.enrich import command as enrich
         from luminosity.cli.evaluate import command as evaluate
+        from luminosity.cli.image import command as image
 except ResourcesExceeded as error:
     raise SystemExit(f"lum: {error.for_command()}") from None
 
@@ -62,6 +63,7 @@ examples:
   lum describe reviews.parquet                describe the columns of a table
   lum evaluate t.csv --label y --prediction p  compare predictions with labels
   lum ask store "Is it scary?"                answer from a store, citing rows
+  lum image image pipeline.py                 write the recipe of a container
 """
 _WITH_USER_CODE = ("plan", "replay", "run")  # commands whose script may have registered functions for its exit
 
@@ -91,6 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         describe,
         evaluate,
         ask,
+        image,
     ):
         subcommand.add_to(commands)
     set_options(_options(commands.choices))

@@ -15,10 +15,11 @@ from luminosity.engine.options import EngineConfig
 from luminosity.engine.plan import support
 from luminosity.engine.plan.graph import Graph
 from luminosity.engine.plan.planner import plan
-from luminosity.engine.resources.hints import Needs
+from luminosity.engine.resources.hints import Needs, python_environment
 from luminosity.engine.resources.machine import Machine
 from luminosity.engine.resources.model_devices import give_devices, warn_of_unused
 from luminosity.engine.resources.pools import Assignment, assign, assign_to_this_process
+from luminosity.engine.resources.python_environments import PythonEnvironment, check_environments
 from luminosity.errors import OptionError
 
 __all__ = ["Prepared", "prepare", "worker_environment"]
@@ -62,6 +63,7 @@ def prepare(
     support.check(pipeline)
     is_streaming = bool(options.view_as(StandardOptions).streaming)
     support.warn(pipeline, is_streaming=is_streaming, is_debug=config.debug)
+    pythons = _pythons(pipeline, config)  # before a checkpoint is opened, or given up for a new start
     machine = Machine.detect(config.accelerators)
     if not config.debug:
         pipeline = give_devices(pipeline, machine, config)
@@ -74,7 +76,7 @@ def prepare(
         assignments = assign_to_this_process(graph.stages, machine)
     else:
         needs = {key: Needs.of(e) for key, e in graph.components.environments.items()}
-        assignments = assign([(s, needs[s.environment_id]) for s in graph.stages], machine, config)
+        assignments = assign([(s, needs[s.environment_id]) for s in graph.stages], machine, config, pythons)
         warn_of_unused(machine, assignments.values())
     if config.checkpoint_dir is not None and graph.test_streams:
         names = ", ".join(repr(stream.name) for stream in graph.test_streams)
@@ -82,3 +84,26 @@ def prepare(
             f"--checkpoint_dir: found a TestStream ({names}), expected sources that last longer than a test"
         )
     return Prepared(graph, assignments, config, machine)
+
+
+def _pythons(pipeline: beam_runner_api_pb2.Pipeline, config: EngineConfig) -> dict[str, PythonEnvironment]:
+    """Return the Python environments that steps ask for, by path.
+
+    Raises :class:`UnsupportedPipeline` if workers can't run in one, and :class:`OptionError` with ``--debug``, which
+    runs all steps in this process.
+    """
+    paths = {key: python_environment(each) for key, each in pipeline.components.environments.items()}
+    steps = sorted(pipeline.components.transforms.values(), key=lambda step: step.unique_name)
+    named = [step for step in steps if step.unique_name and step.environment_id in paths]
+    wanted = [(step.unique_name, paths[step.environment_id]) for step in named]
+    wanted += [("of the pipeline", path) for path in paths.values()]  # the default one may have no step
+    if not config.debug:
+        return check_environments(wanted)
+    others = {path: f"{step!r} in {path}" for step, path in reversed(wanted) if path}
+    if others:
+        raise OptionError(
+            f"--debug: found steps that run in another Python environment ({', '.join(others.values())}), "
+            "expected none, since all steps run in this process",
+            fix="run without --debug, or leave the hint python_environment out while you debug",
+        )
+    return {}

@@ -108,7 +108,8 @@ def set_up(
         RuntimeValueProvider.set_runtime_options(config.worker_options)  # as worker processes do
         server = process_launcher = DebugWorkers(state, descriptors)
     else:
-        process_launcher = launcher(config.worker_start, modules_to_preload())
+        environments = [pool.plan.python for pool in pools.values() if pool.plan.python is not None]
+        process_launcher = launcher(config.worker_start, modules_to_preload(), environments)
         _save_models_to_load(graph, assignments, pools, folders)
         server = FnApiServer(
             folders.url, state, descriptors

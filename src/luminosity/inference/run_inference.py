@@ -21,7 +21,7 @@ from luminosity.inference.adapting.checks import check_batching, check_files, ch
 from luminosity.inference.adapting.model_set import ModelSet
 from luminosity.inference.deadletters import check_threshold
 from luminosity.inference.host.model import Clock
-from luminosity.inference.steps.expanding import ModelNeeds, by_needs, in_pipeline
+from luminosity.inference.steps.expanding import ModelNeeds, by_needs, in_pipeline, split_environment
 from luminosity.inference.steps.infer import FAILED, InferDoFn, ResultsDoFn
 from luminosity.inference.steps.messages import PreparedBlock, ResultBlock
 from luminosity.inference.steps.pinning import PinnedModels, annotate_versions, pin_models, registry_watch
@@ -146,8 +146,13 @@ class RunInference(beam.PTransform[Any, Any]):
         }
 
     def with_resource_hints(self, **kwargs: Any) -> RunInference:
-        """Set hints for the step that runs the model; they override the handler's hints."""
-        self._hints.update(kwargs)
+        """Set hints for the step that runs the model; they override the handler's hints.
+
+        ``python_environment`` is for all steps of the transform.
+        """
+        of_all, of_model = split_environment(kwargs)
+        self._hints.update(of_model)
+        super().with_resource_hints(**of_all)
         return self
 
     def with_monitoring_transform(self, monitoring_transform: beam.PTransform[Any, Any]) -> RunInference:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,8 @@ from luminosity.engine.data.watermarks import MAX
 from luminosity.engine.debugging import savefile
 from luminosity.engine.plan.codecs import Codecs
 from luminosity.engine.plan.graph import Graph
+from luminosity.engine.resources.hints import python_environment
+from luminosity.engine.resources.python_environments import python_of
 from luminosity.engine.spill.quota import Ledger
 from luminosity.engine.workers import main_classes
 from luminosity.engine.workers.failure import original
@@ -50,10 +53,11 @@ class Replay:
 
     def __init__(self, path: str) -> None:
         self.manifest, self._entries = savefile.read(path)
+        self._descriptor = beam_fn_api_pb2.ProcessBundleDescriptor.FromString(self._entries[savefile.DESCRIPTOR])
+        _refuse_other_python(self._descriptor, path)
         self.manifest.surroundings.restore()
         RuntimeValueProvider.set_runtime_options({})  # the options of the run are not saved
         main_classes.define(self._entries[savefile.MAIN_CLASSES])
-        self._descriptor = beam_fn_api_pb2.ProcessBundleDescriptor.FromString(self._entries[savefile.DESCRIPTOR])
         self._codecs = Codecs(_graph(self._descriptor, self.manifest.safe_coders))
         self._blocks = BlockStore(_NOWHERE, Ledger(None, limit=1 << 62, writers=0))
         self._state = StateStore(_NOWHERE, self._blocks.ledger)
@@ -143,6 +147,18 @@ class Replay:
         while stream.size() > 0:
             values.append(coder.decode_from_stream(stream, True).value)
         return values
+
+
+def _refuse_other_python(descriptor: beam_fn_api_pb2.ProcessBundleDescriptor, path: str) -> None:
+    """Raise :class:`ReplayError` if a step ran in another Python environment than that of this process."""
+    for environment_id in dict.fromkeys(each.environment_id for each in descriptor.transforms.values()):
+        if environment_id in descriptor.environments:
+            found = python_environment(descriptor.environments[environment_id])
+            if found:
+                raise ReplayError(
+                    f"{path}: found a step that runs in the Python environment {found}, expected one of {sys.prefix}",
+                    fix=f"replay it there: {python_of(found)} -m luminosity.cli.main replay {path}",
+                )
 
 
 def _graph(descriptor: beam_fn_api_pb2.ProcessBundleDescriptor, safe_coders: dict[str, str]) -> Graph:

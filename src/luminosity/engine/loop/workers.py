@@ -212,9 +212,10 @@ class PoolRun:
         """Return ``os.environ`` of the worker at ``index``: this process's variables, its devices and its share."""
         share = self.plan.share(index)
         threads = str(max(1, int(share.cores)))
+        own = os.environ if self.plan.python is None else self.plan.python.variables(os.environ)
         return {
             **dict.fromkeys(THREAD_VARIABLES, threads),
-            **os.environ,
+            **own,
             # A CPU worker sees no device, so that no step takes one by accident.
             **visibility(share.devices),
             **share.to_environment(),
@@ -286,13 +287,15 @@ def start(
     on_exit: Callable[[Worker, int], None],
 ) -> None:
     """Start the worker's process. Blocks until the process exists; ``on_exit`` is called on another thread."""
+    environment = worker.pool.plan.python
     request = WorkerRequest(
         worker_id=worker.id,
         url=folders.url,
         environment=worker.pool.environment(worker.index),
         arguments=list(sys.argv),
         working_directory=os.getcwd(),
-        import_path=list(sys.path),
+        import_path=list(sys.path if environment is None else environment.import_path),
+        python="" if environment is None else environment.python,
         memory_folder=folders.memory,
         spill_folder=folders.spill,
         quota=folders.quota,

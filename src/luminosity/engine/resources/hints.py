@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 from apache_beam.portability import common_urns
@@ -9,9 +10,11 @@ from apache_beam.portability.api import beam_runner_api_pb2
 
 from luminosity._accelerators import parse_accelerator
 from luminosity._text import format_size
+from luminosity.engine.resources.python_environments import is_this_python
+from luminosity.environment_hint import PYTHON_ENVIRONMENT_URN
 from luminosity.errors import UnsupportedPipeline
 
-__all__ = ["Needs", "asks_about_accelerators", "describe_hints", "with_accelerator"]
+__all__ = ["Needs", "asks_about_accelerators", "describe_hints", "python_environment", "with_accelerator"]
 
 
 _HINTS = common_urns.StandardResourceHints.Enum
@@ -27,6 +30,7 @@ class Needs:
     accelerator_count: int = 0
     accelerator_type: str = ""
     max_active_bundles: int = 0
+    python_environment: str = ""  # its path; empty for the environment of this process
 
     @classmethod
     def of(cls, environment: beam_runner_api_pb2.Environment) -> Needs:
@@ -39,7 +43,14 @@ class Needs:
             accelerator_count=count,
             accelerator_type=kind,
             max_active_bundles=int(hints.get(_HINTS.MAX_ACTIVE_BUNDLES_PER_WORKER.urn, b"0")),
+            python_environment=python_environment(environment),
         )
+
+
+def python_environment(environment: beam_runner_api_pb2.Environment) -> str:
+    """Return the path of the Python environment that a step asks for; empty if it is that of this process."""
+    path = os.fsdecode(environment.resource_hints.get(PYTHON_ENVIRONMENT_URN, b""))
+    return "" if not path or is_this_python(path) else path
 
 
 def _accelerator(hint: str) -> tuple[int, str]:

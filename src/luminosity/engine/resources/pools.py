@@ -8,7 +8,7 @@ stay within the machine.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from luminosity._text import format_size
@@ -17,6 +17,7 @@ from luminosity.engine.options import EngineConfig
 from luminosity.engine.plan.graph import Stage
 from luminosity.engine.resources.hints import Needs
 from luminosity.engine.resources.machine import Machine
+from luminosity.engine.resources.python_environments import PythonEnvironment
 from luminosity.errors import ResourcesExceeded
 
 __all__ = ["SOURCE_SLOTS", "Assignment", "Pool", "assign", "assign_to_this_process"]
@@ -40,6 +41,7 @@ class Pool:
     workers: int
     labels: tuple[str, ...]  # of the stages that run here
     borrowed: int = 0  # further workers that may run while cores of other CPU pools are idle
+    python: PythonEnvironment | None = None  # in which its workers run; None for that of this process
 
     def share(self, index: int) -> WorkerShare:
         """Return the share of the pool's worker number ``index``."""
@@ -72,6 +74,7 @@ class _Draft:
     groups: list[tuple[str, ...]]
     workers: int = 1
     cores_are_asked_for: bool = False
+    python: PythonEnvironment | None = None
 
 
 @dataclass(frozen=True)
@@ -83,8 +86,15 @@ class _Missing:
     is_ram: bool = False
 
 
-def assign(stages: Iterable[tuple[Stage, Needs]], machine: Machine, config: EngineConfig) -> dict[str, Assignment]:
+def assign(
+    stages: Iterable[tuple[Stage, Needs]],
+    machine: Machine,
+    config: EngineConfig,
+    environments: Mapping[str, PythonEnvironment] | None = None,
+) -> dict[str, Assignment]:
     """Return the pool of every stage, by the stage's id.
+
+    ``environments`` are the Python environments that steps ask for, by path. Each has pools of its own.
 
     If steps ask for more than the machine has, they get what there is, with one warning; or this raises
     :class:`ResourcesExceeded`, if ``config`` says so.
@@ -95,6 +105,10 @@ def assign(stages: Iterable[tuple[Stage, Needs]], machine: Machine, config: Engi
     for stage, wanted in stages:
         needs = _limited(stage, wanted, machine, missing)
         key, draft = _draft_for(needs, machine, config)
+        if needs.python_environment:
+            draft.python = (environments or {})[needs.python_environment]
+            draft.name += f" python={draft.python.name}"
+            key = (*key, needs.python_environment)
         known = drafts.setdefault(key, draft)
         known.labels.append(stage.label)
         known.ram = max(known.ram, draft.ram)
@@ -254,6 +268,7 @@ def _shared_out(drafts: list[_Draft], machine: Machine, missing: list[_Missing])
             workers=d.workers,
             labels=tuple(d.labels),
             borrowed=more,
+            python=d.python,
         )
         for d, more in zip(drafts, borrowed, strict=True)
     ]

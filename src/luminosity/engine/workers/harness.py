@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
@@ -101,7 +102,7 @@ def run(request: WorkerRequest) -> None:
     beam_models.keep_small_models_here(None if budget is None else parse_size(str(budget)))
     main_classes.load(request.main_classes)
     main_classes.load_in_spawned(request.main_classes)
-    os.environ[shared_objects.FOLDER_VARIABLE] = folder = os.path.dirname(request.main_classes)
+    os.environ[shared_objects.FOLDER_VARIABLE] = folder = _shared_folder(request)
     shared_objects.keep_files_in(folder)
     quota = WriterQuota(request.quota, request.writer)
     BlockChannel.writer = BlockWriter(request.memory_folder, request.spill_folder, quota, request.worker_id)
@@ -143,6 +144,15 @@ def run(request: WorkerRequest) -> None:
         if log_handler:
             logging.getLogger().removeHandler(log_handler)
             log_handler.close()
+
+
+def _shared_folder(request: WorkerRequest) -> str:
+    """Return the folder with the addresses of shared objects: one for each Python environment of a run."""
+    folder = os.path.dirname(request.main_classes)
+    if request.python:
+        folder = os.path.join(folder, hashlib.sha256(request.python.encode()).hexdigest()[:16])
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+    return folder
 
 
 def _reseed() -> None:

@@ -10,13 +10,14 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import asdict
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from luminosity._process_limits import check_address_space, describe_limits
+from luminosity.engine.resources.python_environments import PythonEnvironment
 from luminosity.engine.workers.request import WorkerRequest
 from luminosity.errors import WorkerStartFailed
 
@@ -55,19 +56,22 @@ class Launcher(Protocol):
         ...
 
 
-def launcher(method: str, preload: Sequence[str] = ()) -> Launcher:
+def launcher(method: str, preload: Sequence[str] = (), environments: Iterable[PythonEnvironment] = ()) -> Launcher:
     """Return the launcher for ``--worker_start``: ``fork``, ``spawn``, or ``auto``, which forks where that is safe.
 
-    The fork server imports the modules ``preload`` before it forks the next worker.
+    The fork server imports the modules ``preload`` before it forks the next worker. Each of the ``environments`` has a
+    fork server of its own.
     """
     if method == "auto":
         method = "spawn" if sys.platform == "darwin" else "fork"
     if method != "fork":
         return SpawnLauncher()
-    server = ForkServer.shared()
+    servers = {"": ForkServer.shared()}
+    servers |= {each.python: ForkServer.shared(each) for each in environments}
     if preload:
-        server.preload(preload)
-    return server
+        for server in servers.values():
+            server.preload(preload)
+    return servers[""] if len(servers) == 1 else _ForkServers(servers)
 
 
 def modules_to_preload() -> list[str]:
@@ -100,34 +104,54 @@ class _ForkedProcess:
         self._server.kill(self.pid)
 
 
+class _ForkServers:
+    """The fork servers of a run whose steps have several Python environments, by interpreter."""
+
+    def __init__(self, servers: dict[str, ForkServer]) -> None:
+        self._servers = servers
+
+    def start(self, request: WorkerRequest, on_exit: OnExit) -> Process:
+        return self._servers[request.python].start(request, on_exit)
+
+
 class ForkServer:
     """The runner's side of the process in :mod:`luminosity.engine.workers.forkserver`.
 
-    One fork server serves all runs of this process, because importing Beam is most of the cost of starting a worker.
+    One fork server for each Python environment serves all runs of this process, because importing Beam is most of the
+    cost of starting a worker.
     """
 
-    _shared: ForkServer | None = None
+    _shared: ClassVar[dict[str, ForkServer]] = {}  # by interpreter; empty for this process's
     _shared_lock = threading.Lock()
 
     @classmethod
-    def shared(cls) -> ForkServer:
+    def shared(cls, environment: PythonEnvironment | None = None) -> ForkServer:
         """Return this process's fork server. Starts it on first use, and again if it has died."""
         with cls._shared_lock:
-            if cls._shared is None or not cls._shared.is_alive():
-                cls._shared = cls()
-                atexit.register(cls._shared.close)
-            return cls._shared
+            python = "" if environment is None else environment.python
+            server = cls._shared.get(python)
+            if server is None or not server.is_alive():
+                server = cls._shared[python] = cls(environment)
+                atexit.register(server.close)
+            return server
 
-    def __init__(self) -> None:
+    def __init__(self, environment: PythonEnvironment | None = None) -> None:
+        python, import_path, variables = sys.executable, list(sys.path), dict(os.environ)
+        self._name, self._advice = "the fork server", "run the pipeline again: it starts a new one"
+        if environment is not None:
+            python, import_path = environment.python, list(environment.import_path)
+            variables = environment.variables(os.environ)
+            self._name += f" of the Python environment {environment.prefix}"
+            self._advice = f"see above what it can't import, and install that with {python} -m pip"
         control, theirs = socket.socketpair()
         read_end, self._lifeline = os.pipe()
         self._owner = os.getpid()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "luminosity.engine.workers.forkserver", str(theirs.fileno()), str(read_end)],
+            [python, "-m", "luminosity.engine.workers.forkserver", str(theirs.fileno()), str(read_end)],
             pass_fds=[theirs.fileno(), read_end],
             stdin=subprocess.DEVNULL,
             # BLAS threads would make forking unsafe; a worker's share of the cores is set when it starts.
-            env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            env={**variables, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, import_path))},
         )
         theirs.close()
         os.close(read_end)
@@ -149,13 +173,13 @@ class ForkServer:
         started: Future[int] = Future()
         with self._lock:
             if self._is_closed:
-                raise WorkerStartFailed("the fork server has ended", fix="run the pipeline again: it starts a new one")
+                raise WorkerStartFailed(f"{self._name} has ended", fix=self._advice)
             self._starting[request.worker_id] = started, on_exit
         try:
             self._send(line)
             return _ForkedProcess(started.result(timeout=_START_TIMEOUT_S), self)
         except (OSError, FutureTimeoutError) as error:
-            raise WorkerStartFailed(f"the fork server does not respond: {error!r}") from error
+            raise WorkerStartFailed(f"{self._name} does not respond: {error!r}") from error
         finally:
             with self._lock:
                 self._starting.pop(request.worker_id, None)
@@ -201,7 +225,7 @@ class ForkServer:
         with self._lock:
             self._is_closed = True
             for started, _ in self._starting.values():
-                started.set_exception(WorkerStartFailed(f"the fork server ended: {reason}"))
+                started.set_exception(WorkerStartFailed(f"{self._name} ended: {reason}", fix=self._advice))
             self._starting.clear()
         for on_exit in list(self._on_exit.values()):
             on_exit(1)
@@ -240,7 +264,7 @@ class SpawnLauncher:
         request_end, our_end = os.pipe()
         lifeline_end, lifeline = os.pipe()
         process = subprocess.Popen(
-            [sys.executable, "-m", "luminosity.engine.workers", str(request_end), str(lifeline_end)],
+            [request.python or sys.executable, "-m", "luminosity.engine.workers", str(request_end), str(lifeline_end)],
             pass_fds=[request_end, lifeline_end],
             stdin=subprocess.DEVNULL,
             env={**request.environment, "PYTHONPATH": os.pathsep.join(filter(None, request.import_path))},

@@ -25,6 +25,7 @@ class WorkerRequest:
     writer: int  # this worker's place in the page
     main_classes: str  # a file: see main_classes.py
     private_folders: list[str]  # of the run, for the fork server to remove if the runner is killed
+    python: str = ""  # the interpreter of another environment; empty for that of the runner
     load_ahead: str = ""  # a file: see load_ahead.py; empty if this worker loads no models ahead
     is_stream: bool = False  # whether it runs stages whose input may never end
     prints: dict[str, str] = field(default_factory=dict[str, str])  # standard stream → the socket to write to

@@ -21,7 +21,7 @@ from luminosity.inference.enrich.prepare_columns import PrepareColumnsDoFn
 from luminosity.inference.enrich.table_block import TableBlock
 from luminosity.inference.enrich.table_steps import FAILED, BeginDoFn, FinishDoFn, check_schema
 from luminosity.inference.registry.resolved import ResolvedModel
-from luminosity.inference.steps.expanding import ModelNeeds, by_needs, in_pipeline
+from luminosity.inference.steps.expanding import ModelNeeds, by_needs, in_pipeline, split_environment
 from luminosity.inference.steps.pinning import PinnedModels, annotate_versions, pin_models
 from luminosity.inference.steps.settings import StepSettings
 from luminosity.tables.schemas import known_schema
@@ -74,8 +74,13 @@ class Enrich(beam.PTransform[Any, Any]):
         self._threshold = 1.0
 
     def with_resource_hints(self, **kwargs: Any) -> Enrich:
-        """Set hints for the steps that run models. They override the handlers' own hints."""
-        self._hints.update(kwargs)
+        """Set hints for the steps that run models. They override the handlers' own hints.
+
+        ``python_environment`` is for all steps of the transform.
+        """
+        of_all, of_models = split_environment(kwargs)
+        self._hints.update(of_models)
+        super().with_resource_hints(**of_all)
         return self
 
     def with_exception_handling(

@@ -12,11 +12,13 @@ import apache_beam as beam
 
 from luminosity._accelerators import accelerators_of, write_accelerators
 from luminosity.core import ACCELERATORS, BUNDLES_PER_DEVICE
+from luminosity.environment_hint import PYTHON_ENVIRONMENT
+from luminosity.errors import InvalidArgument
 from luminosity.inference.handler import Handler
 from luminosity.inference.options import ModelCacheConfig, memory_budget_of, processes_of, threads_of
 from luminosity.inference.steps.settings import StepSettings
 
-__all__ = ["ModelNeeds", "by_needs", "in_pipeline"]
+__all__ = ["ModelNeeds", "by_needs", "in_pipeline", "split_environment"]
 
 NameT = TypeVar("NameT", bound=Hashable)
 
@@ -39,6 +41,18 @@ def in_pipeline(settings: StepSettings, pipeline: beam.Pipeline) -> StepSettings
     )
 
 
+def split_environment(hints: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the hint for all steps of a transform, if it is there, and the hints for the step that runs the model.
+
+    Examples are prepared by the model's own libraries, so all steps need its Python environment.
+
+    >>> split_environment({"python_environment": "/envs/old", "min_ram": "4GB"})
+    ({'python_environment': '/envs/old'}, {'min_ram': '4GB'})
+    """
+    of_all = {name: value for name, value in hints.items() if name == PYTHON_ENVIRONMENT}
+    return of_all, {name: value for name, value in hints.items() if name != PYTHON_ENVIRONMENT}
+
+
 @dataclass(frozen=True)
 class ModelNeeds:
     """The resources of a step that runs models: resource hints, and the accelerators that the models use."""
@@ -49,7 +63,14 @@ class ModelNeeds:
     @classmethod
     def of(cls, handler: Handler[Any, Any, Any], overriding: Mapping[str, Any]) -> ModelNeeds:
         """Return what a handler needs; ``overriding`` are the hints of the transform."""
-        hints = {**handler.get_resource_hints(), **overriding}
+        of_handler = handler.get_resource_hints()
+        if PYTHON_ENVIRONMENT in of_handler:
+            raise InvalidArgument(
+                f"found {PYTHON_ENVIRONMENT} among the resource hints of {handler}, expected it on the transform, "
+                "since all its steps run there",
+                fix=f"transform.with_resource_hints({PYTHON_ENVIRONMENT}={of_handler[PYTHON_ENVIRONMENT]!r})",
+            )
+        hints = {**of_handler, **overriding}
         # A hint decides alone, so the handlers need not be told apart.
         return cls(hints, None if "accelerator" in hints else accelerators_of(handler))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import sys
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -142,7 +144,12 @@ class Placement:
 
     def _shared_host(self) -> Host:
         settings = self._settings
-        return shared_host_of(settings.run_id, settings.memory_budget, settings.threads, settings.model_cache)
+        return shared_host_of(_host_id(settings.run_id), settings.memory_budget, settings.threads, settings.model_cache)
+
+
+def _host_id(run_id: str) -> str:
+    """Return the id of the shared host: if steps of a run have several Python environments, each has a host."""
+    return hashlib.sha256(f"{run_id} {sys.prefix}".encode()).hexdigest()[:32]
 
 
 def _may_change(settings: StepSettings) -> bool:

@@ -1,0 +1,1 @@
+"""``lum image``: write the recipe of a container image."""

@@ -1,0 +1,159 @@
+"""The recipe of an image: a folder with a Dockerfile and everything that it copies."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from luminosity.cli.image.locking import Pin
+from luminosity.cli.image.wheels import OWN_NAME, write_own_wheel
+from luminosity.errors import WriteError
+
+__all__ = ["APP", "MODELS", "Recipe", "check_target", "default_base", "write"]
+
+APP = "/app"  # where the image has the pipeline
+MODELS = "/models"
+
+_ENTRY = """\
+#!/bin/sh
+# "lum …" runs the command. Everything else goes to Beam's boot program, with which Dataflow starts workers.
+if [ "$1" = lum ]; then
+    exec "$@"
+fi
+exec /opt/apache/beam/boot "$@"
+"""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that an image gets."""
+
+    base: str  # image
+    pins: Sequence[Pin]
+    wheels: Sequence[Path]
+    models: Sequence[Path]
+    pipeline: Path | None  # a file, or a folder
+
+
+def default_base() -> str:
+    """Return Beam's image for this version of Python and the Beam that is installed here."""
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    return f"apache/beam_python{python}_sdk:{importlib.metadata.version('apache-beam')}"
+
+
+def check_target(folder: Path) -> None:
+    """Raise :class:`WriteError` if something is there, or if the folder can't be made."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise WriteError(
+            f"found {folder}, which exists, expected a new or empty folder; nothing was changed",
+            fix="choose another folder, or remove this one",
+        )
+    if not folder.absolute().parent.is_dir():
+        raise WriteError(f"found no folder {folder.absolute().parent}, expected one in which {folder.name} can be made")
+
+
+def write(recipe: Recipe, folder: Path) -> None:
+    """Write the recipe whole or not at all: to a hidden folder beside, which is renamed at the end.
+
+    Raises :class:`WriteError`.
+    """
+    check_target(folder)
+    folder = folder.absolute()
+    unfinished = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        _fill(recipe, unfinished)
+        unfinished.chmod(0o755)
+        os.rename(unfinished, folder)  # fails if the folder has got files meanwhile
+    except OSError as error:
+        raise WriteError(
+            f"can't write {folder}: {error}", fix="nothing is left of it; mend the cause and try again"
+        ) from error
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _fill(recipe: Recipe, folder: Path) -> None:
+    (folder / "wheels").mkdir()
+    own = write_own_wheel(folder / "wheels")
+    for wheel in recipe.wheels:
+        shutil.copyfile(wheel, folder / "wheels" / wheel.name)
+    if recipe.models:
+        (folder / "models").mkdir()
+    for model in recipe.models:
+        _copy(model, folder / "models" / model.name)
+    if recipe.pipeline is not None and recipe.pipeline.is_dir():
+        shutil.copytree(recipe.pipeline, folder / "pipeline", ignore=_not_copied)
+    elif recipe.pipeline is not None:
+        (folder / "pipeline").mkdir()
+        shutil.copyfile(recipe.pipeline, folder / "pipeline" / recipe.pipeline.name)
+    (folder / "requirements.txt").write_text(_requirements(recipe))
+    (folder / "entry.sh").write_text(_ENTRY)
+    (folder / "entry.sh").chmod(0o755)
+    (folder / "Dockerfile").write_text(_dockerfile(recipe, own.name))
+
+
+def _copy(source: Path, target: Path) -> None:
+    if source.is_dir():
+        shutil.copytree(source, target)  # follows links, as in a cache of models
+    else:
+        shutil.copyfile(source, target)
+
+
+def _not_copied(folder: str, names: list[str]) -> list[str]:
+    """Return what an image should not have: hidden files, which may hold secrets, caches and virtual environments."""
+    return [
+        name
+        for name in names
+        if name.startswith(".") or name == "__pycache__" or os.path.exists(os.path.join(folder, name, "pyvenv.cfg"))
+    ]
+
+
+def _requirements(recipe: Recipe) -> str:
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    lines = [
+        f"# The versions with which {OWN_NAME} {importlib.metadata.version(OWN_NAME)} ran on Python {python},",
+        f"# {platform.system()} {platform.machine()}. Written by lum image.",
+        *(pin.line for pin in recipe.pins),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _dockerfile(recipe: Recipe, own_wheel: str) -> str:
+    name = "NAME" if recipe.pipeline is None or recipe.pipeline.is_dir() else recipe.pipeline.name
+    wheels = [own_wheel, *(wheel.name for wheel in recipe.wheels)]
+    lines = [
+        "# An image with the libraries, models and files of a pipeline. Written by lum image.",
+        "#",
+        "#   docker build --tag IMAGE .",
+        f"#   docker run IMAGE lum run {APP}/pipeline/{name}         run the pipeline in a container",
+        "#   docker run -it --entrypoint bash IMAGE                  look around in it",
+        "#",
+        "# On Dataflow, workers start in it with these options of the pipeline:",
+        "#",
+        "#   --runner=DataflowRunner --sdk_container_image=REGISTRY/IMAGE --sdk_location=container",
+        f"FROM {recipe.base}",
+        f"WORKDIR {APP}",
+        f"COPY requirements.txt {APP}/requirements.txt",
+        f"RUN python -m pip install --no-cache-dir --requirement {APP}/requirements.txt",
+        f"COPY wheels {APP}/wheels",
+        "RUN python -m pip install --no-cache-dir --no-deps --no-index "
+        + " ".join(f"{APP}/wheels/{wheel}" for wheel in wheels),
+        "RUN lum --version",
+    ]
+    if recipe.models:
+        lines.append(f"COPY models {MODELS}")
+    if recipe.pipeline is not None:
+        lines += [f"COPY pipeline {APP}/pipeline", f"ENV PYTHONPATH={APP}/pipeline"]
+    lines += [
+        f"COPY entry.sh {APP}/entry.sh",
+        "# Starts Beam's boot program, or lum if that is the first word.",
+        f'ENTRYPOINT ["{APP}/entry.sh"]',
+    ]
+    return "\n".join(lines) + "\n"
