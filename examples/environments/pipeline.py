@@ -57,15 +57,15 @@ def main(argv: Sequence[str] | None = None) -> None:
         old = make_environment(folder / "old", _HERE / "pricing_1", "1.0")
         new = make_environment(folder / "new", _HERE / "pricing_2", "2.0")
         with beam.Pipeline(options=PipelineOptions(beam_args)) as pipeline:
-            _ = (
+            lines = (
                 pipeline
                 | beam.Create(_ORDERS)
                 | "Price before" >> beam.Map(price_before).with_resource_hints(python_environment=str(old))
                 | "Price now" >> beam.Map(price_now).with_resource_hints(python_environment=str(new))
                 | "Describe" >> beam.Map(describe)
-                | "Write" >> beam.io.WriteToText(known.output, shard_name_template="")
             )
-    print(Path(known.output).read_text(), end="")
+            _ = lines | "Print" >> beam.Map(print)
+            _ = lines | "Write" >> beam.io.WriteToText(known.output, shard_name_template="")
 
 
 if __name__ == "__main__":
