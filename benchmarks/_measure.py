@@ -67,7 +67,10 @@ def print_table(results: Results) -> None:
 
 
 def print_figure(what: str, value: float, at_most: float | None = None, at_least: float | None = None) -> None:
-    """A figure beside its target. A miss is told, not raised: other machines have other figures."""
+    """A figure beside its target, if it has one. A miss is told, not raised: other machines have other figures."""
+    if at_most is None and at_least is None:
+        print(f"{what}: {value:.2f}")
+        return
     target = f"at most {at_most}" if at_most is not None else f"at least {at_least}"
     is_met = value <= at_most if at_most is not None else value >= (at_least or 0)
     print(f"{what}: {value:.2f} (target: {target}; {'met' if is_met else 'MISSED'})")

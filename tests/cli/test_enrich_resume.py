@@ -9,9 +9,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import qdrant_edge
 from apache_beam.metrics import monitoring_infos
 
 from luminosity.cli.enrich import resume
@@ -25,6 +27,7 @@ from luminosity.engine.loop.metrics import RunMetrics
 from luminosity.errors import CheckpointError
 from luminosity.io.reading.find_files import find_files
 from luminosity.io.reading.readers import RowCount
+from tests.inference.texts import save_with_tokenizer, tiny_bert_config
 from tests.marks import notes
 from tests.runners import IS_REFERENCE
 
@@ -251,9 +254,15 @@ def check_result(folder: Path, computed_before: int) -> None:
 
 
 @pytest.mark.skipif(IS_REFERENCE, reason="tests what only the engine does")
+@pytest.mark.alone  # It loads a model in three processes.
 @pytest.mark.timeout(600)
 def test_a_killed_run_goes_on_with_the_rows_that_are_left(tmp_path: Path) -> None:
+    """Also in the vector store: each row is one point."""
+    import transformers
+
     words = prepare(tmp_path, 'os.killpg(os.getpgid(0), signal.SIGKILL) if first_time("killed") else None')
+    tiny = save_with_tokenizer(transformers.BertModel(tiny_bert_config()), tmp_path / "tiny")
+    words += [f"--embed=vector:text={tiny}", "--vector-store=store"]
     assert lum(tmp_path, *words).returncode == -9
     before = len(notes(tmp_path / "computed"))
     again = lum(tmp_path, *words, "--resume")
@@ -261,6 +270,22 @@ def test_a_killed_run_goes_on_with_the_rows_that_are_left(tmp_path: Path) -> Non
     assert again.stderr.startswith("lum enrich: continuing: "), again.stderr
     assert f" of {_ROWS} rows are done\n" in again.stderr
     check_result(tmp_path, before)
+    rows = pq.read_table(tmp_path / "out.parquet", columns=["text", "vector"]).to_pylist()
+    assert points(tmp_path / "store") == {row["text"]: pytest.approx(unit(row["vector"]), abs=1e-5) for row in rows}
+
+
+def unit(vector: list[float]) -> list[float]:
+    """Return the vector with length 1, as a store keeps it."""
+    return (np.array(vector) / np.linalg.norm(vector)).tolist()
+
+
+def points(store: Path) -> dict[str, list[float]]:
+    """Return the vectors of all points, by their text. Raises if two points have the same."""
+    shard = qdrant_edge.EdgeShard.load(str(store / "in"))
+    request = qdrant_edge.ScrollRequest(limit=10 * _ROWS, with_payload=True, with_vector=True)
+    found = [(record.payload["text"], record.vector["vector"]) for record in shard.scroll(request)[0]]
+    assert len(dict(found)) == len(found)
+    return dict(found)
 
 
 @pytest.mark.skipif(IS_REFERENCE, reason="tests what only the engine does")

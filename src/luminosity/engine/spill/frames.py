@@ -112,6 +112,7 @@ def disk_full(folder: str, details: str = "") -> SpillFailed:
     except OSError as error:
         room = f"{error.strerror or error}"
     return SpillFailed(
-        f"the disk is full: no room in {folder} ({room}) for data beyond the memory budget{details}",
-        fix="free some space, name a folder on a larger disk with --spill_dir, or raise --memory_budget",
+        f"the disk is full: no room in {folder} ({room}) for data between two steps{details}",
+        fix="free some space, name a folder on a larger disk (--spill_dir; with a checkpoint --checkpoint_dir), "
+        "or raise --memory_budget",
     )
