@@ -5,6 +5,8 @@ READY := $(VENV)/.ready
 PYTEST := $(BIN)/python -m pytest
 # How many tests run at the same time: one more than the cores of a small machine, since tests wait for processes.
 JOBS ?= 3
+# What Beam's sink for BigQuery imports, in a folder of its own: else every start of Beam would import it, too.
+BIGQUERY := tests/io/stores/bigquery_requirements.txt
 BENCHMARKS := $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py))
 
 .DEFAULT_GOAL := help
@@ -17,10 +19,11 @@ help: ## list these targets
 
 setup: $(READY) ## install everything into .venv; again only when the requirements change
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml constraints.txt $(BIGQUERY)
 	@echo "Installing Luminosity and its tools into $(VENV): once, about three minutes"
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --upgrade --target $(VENV)/bigquery -r $(BIGQUERY)
 	@touch $@
 
 demo: setup ## run four models over reviews, into a table and a vector store

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from luminosity.inference.options import ModelOptions
     from luminosity.inference.registry.file_registry import register_model
     from luminosity.inference.run_inference import RunInference
+    from luminosity.io.bigquery_schema import bigquery_schema
     from luminosity.io.kafka.client import KafkaClient
     from luminosity.io.kafka.read import ReadKafka
     from luminosity.io.kafka.record import KafkaRecord
@@ -83,6 +84,7 @@ __all__ = [
     "WriteQdrant",
     "WriteTable",
     "adapt",
+    "bigquery_schema",
     "plan_pipeline",
     "register_model",
 ]
@@ -127,6 +129,7 @@ _HOMES = {
     "WriteTable": "luminosity.io.write_table",
     "PipelinePlan": "luminosity.engine.explain.pipeline_plan",
     "adapt": "luminosity.inference.adapting.adapt",
+    "bigquery_schema": "luminosity.io.bigquery_schema",
     "plan_pipeline": "luminosity.engine.explain.pipeline_plan",
     "register_model": "luminosity.inference.registry.file_registry",
 }

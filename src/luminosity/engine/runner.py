@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.portability.api import beam_runner_api_pb2
@@ -17,6 +17,7 @@ from luminosity.engine.durable.resume import Checkpoint, Resumption
 from luminosity.engine.durable.store import CheckpointFolder
 from luminosity.engine.options import EngineConfig
 from luminosity.engine.plan.graph import Graph
+from luminosity.engine.plan.support import refuse_java
 from luminosity.engine.prepare import Prepared, prepare, worker_environment
 from luminosity.engine.result import LuminosityResult
 from luminosity.engine.run import FinishedRun, Run
@@ -84,6 +85,11 @@ class LuminosityRunner(PipelineRunner):
     def default_environment(self, options: PipelineOptions) -> environments.Environment:
         """Return the environment of steps without resource hints. Beam calls it."""
         return worker_environment(options)
+
+    def apply(self, transform: Any, input: Any, options: PipelineOptions) -> Any:
+        """Expand a transform while the pipeline is built, unless it can never run here. Beam calls it."""
+        refuse_java(transform)
+        return super().apply(transform, input, options)
 
     def run_portable_pipeline(
         self, pipeline: beam_runner_api_pb2.Pipeline, options: PipelineOptions

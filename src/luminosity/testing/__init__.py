@@ -1,6 +1,7 @@
-"""Fakes for tests: a device without hardware, a model for it, a clock that tests move, tables, and Kafka."""
+"""Fakes for tests: a device without hardware, a model for it, a clock that tests move, tables, Kafka, and BigQuery."""
 
 from luminosity.testing.equal_table import equal_table
+from luminosity.testing.fake_bigquery import FakeBigQuery
 from luminosity.testing.fake_device import (
     Clock,
     FakeBatch,
@@ -17,6 +18,7 @@ from luminosity.testing.scripted_kafka import ScriptedKafka
 __all__ = [
     "Clock",
     "FakeBatch",
+    "FakeBigQuery",
     "FakeClock",
     "FakeDevice",
     "FakeDeviceHandler",

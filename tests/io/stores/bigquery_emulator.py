@@ -1,6 +1,7 @@
-"""Run a Beam script against an emulator of BigQuery, for which Beam has no option.
+"""Run a Beam script against emulators of BigQuery and Cloud Storage; Beam has no option for the first.
 
-`python bigquery_emulator.py SCRIPT ARGUMENTS...`, in an environment with bqemulator and apache-beam[gcp].
+`python bigquery_emulator.py SCRIPT ARGUMENTS...`, in an environment with bqemulator, gcp-storage-emulator and
+apache-beam[gcp]. The bucket is `gs://bucket`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import time
 from collections.abc import Iterator
 from importlib.util import find_spec
 
-PROJECT, DATASET = "project", "dataset"
+PROJECT, DATASET, BUCKET = "project", "dataset", "bucket"
 
 
 @contextlib.contextmanager
@@ -49,6 +50,21 @@ def emulator() -> Iterator[tuple[int, int]]:
         finally:
             process.terminate()
             process.wait(30)
+
+
+@contextlib.contextmanager
+def bucket() -> Iterator[None]:
+    """Start an emulator of Cloud Storage with one bucket. All clients find it by a variable of the environment."""
+    from gcp_storage_emulator.server import create_server
+
+    port = _free_port()
+    server = create_server("127.0.0.1", port, in_memory=True, default_bucket=BUCKET)
+    server.start()
+    os.environ["STORAGE_EMULATOR_HOST"] = f"http://127.0.0.1:{port}"
+    try:
+        yield
+    finally:
+        server.stop()
 
 
 def _free_port() -> int:
@@ -86,12 +102,14 @@ def point_beam_at(rest: int, grpc_port: int) -> None:
 
 
 def main() -> None:
-    with emulator() as (rest, grpc):
+    with bucket(), emulator() as (rest, grpc):
         point_beam_at(rest, grpc)
         from google.cloud import bigquery
 
         bigquery.Client(project=PROJECT).create_dataset(DATASET)
-        sys.argv = [*sys.argv[1:], "--no_auth", f"--project={PROJECT}", "--runner=FnApiRunner"]
+        # In this process, in which Beam's clients know the emulator.
+        runner = ["--runner=luminosity.LuminosityRunner", "--debug", "--progress=off", "--run_dir=off"]
+        sys.argv = [*sys.argv[1:], "--no_auth", f"--project={PROJECT}", *runner]
         sys.path.insert(0, os.path.dirname(sys.argv[0]))
         runpy.run_path(sys.argv[0], run_name="__main__")
 

@@ -1,4 +1,4 @@
-"""Tests of the BigQuery example, against an emulator in a separate environment."""
+"""Tests of the BigQuery example, against emulators in a separate environment: the real wire formats, both ways."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ PACKAGES = [
     "duckdb==1.5.5",
     "duckdb-extension-spatial==1.5.5",
     "duckdb-extension-avro==1.5.5",
+    "gcp-storage-emulator",
     f"apache-beam[gcp]=={apache_beam.__version__}",
     "pyarrow",
 ]
 
 
-@pytest.fixture
-def python(tmp_path: Path) -> Path:
-    """Install the emulator, whose packages conflict with ours. ``BIGQUERY_VENV`` names a folder that has them."""
-    folder = Path(os.environ.get("BIGQUERY_VENV") or tmp_path / "venv")
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Install the emulators, whose packages conflict with ours. ``BIGQUERY_VENV`` names a folder that has them."""
+    folder = Path(os.environ.get("BIGQUERY_VENV") or tmp_path_factory.mktemp("bigquery") / "venv")
     interpreter = folder / "bin" / "python"
     if not interpreter.exists():
         subprocess.run([sys.executable, "-m", "venv", folder], check=True, timeout=120)
@@ -41,10 +42,12 @@ def python(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1_500)
-def test_a_table_goes_to_bigquery_and_back(python: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("write", "read"), [("STREAMING_INSERTS", "DIRECT_READ"), ("FILE_LOADS", "EXPORT")])
+def test_a_table_goes_to_bigquery_and_back(write: str, read: str, python: Path, tmp_path: Path) -> None:
     emulator = Path(__file__).with_name("bigquery_emulator.py")
+    options = [f"--method={write}", f"--read={read}", "--temp_location=gs://bucket/temp"]
     done = subprocess.run(
-        [python, emulator, EXAMPLE, "--table=project:dataset.colours"],
+        [python, emulator, EXAMPLE, "--table=project:dataset.colours", *options],
         capture_output=True,
         text=True,
         timeout=240,

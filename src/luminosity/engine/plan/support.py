@@ -12,11 +12,12 @@ from apache_beam.portability import common_urns, python_urns
 from apache_beam.portability.api import beam_runner_api_pb2
 from apache_beam.runners.common import DoFnSignature
 from apache_beam.runners.portability.fn_api_runner import translations
+from apache_beam.transforms import external
 
 from luminosity.engine.plan.graph import may_never_end
 from luminosity.errors import UnsupportedPipeline
 
-__all__ = ["check", "warn"]
+__all__ = ["check", "refuse_java", "warn"]
 
 
 _LOGGER = logging.getLogger(__name__)
@@ -28,6 +29,12 @@ _SUPPORTED_REQUIREMENTS = frozenset(
         _REQUIREMENTS.REQUIRES_SPLITTABLE_DOFN.urn,
     ]
 )
+# What to use in place of a transform that Beam has in Java.
+_WITHOUT_JAVA = {
+    "ReadFromKafka": "use luminosity.ReadKafka",
+    "StorageWriteToBigQuery": "pass method='FILE_LOADS' or method='STREAMING_INSERTS' to WriteToBigQuery",
+    "WriteToKafka": "use luminosity.WriteKafka",
+}
 _PYTHON_ENVIRONMENTS = frozenset([python_urns.EMBEDDED_PYTHON, python_urns.EMBEDDED_PYTHON_GRPC])
 
 
@@ -36,6 +43,16 @@ def check(pipeline: beam_runner_api_pb2.Pipeline) -> None:
     problems = list(dict.fromkeys(_problems(pipeline)))
     if problems:
         raise UnsupportedPipeline("this pipeline can't run here:\n" + "\n".join(f"  {p}" for p in problems))
+
+
+def refuse_java(transform: Any) -> None:
+    """Raise :class:`UnsupportedPipeline` for a transform in Java, before Beam downloads and starts a service for it."""
+    if isinstance(getattr(transform, "_expansion_service", None), external.JavaJarExpansionService):
+        name = type(transform).__name__
+        raise UnsupportedPipeline(
+            f"Beam runs {name} ({transform.label}) in Java, and LuminosityRunner runs Python only",
+            fix=_WITHOUT_JAVA.get(name, "use a transform that is written in Python"),
+        )
 
 
 def warn(pipeline: beam_runner_api_pb2.Pipeline, *, is_streaming: bool = False, is_debug: bool = False) -> None:

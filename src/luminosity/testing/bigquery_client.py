@@ -1,0 +1,75 @@
+"""The client through which Beam's sink talks to a fake BigQuery."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from functools import cached_property
+from typing import Any
+
+from luminosity.errors import MissingExtra
+
+__all__ = ["BigQueryClient"]
+
+_TIMEOUT_S = 60  # for a response of a server on the same machine
+
+
+class BigQueryClient:
+    """Both of the clients that Beam uses, with another address and without a key. Each process makes its own.
+
+    Beam's wrapper calls the methods of its generated client, and ``insert_rows_json`` of Google's.
+    """
+
+    test_clock = staticmethod(time.time)  # Beam asks for it if it shards a stream itself
+
+    def __init__(self, url: str, project: str) -> None:
+        self._url = url
+        self._project = project
+
+    def __reduce__(self) -> Any:
+        return BigQueryClient, (self._url, self._project)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._generated, name)  # jobs, tables, tabledata, datasets
+
+    def insert_rows_json(self, table: str, json_rows: Any, **settings: Any) -> Any:
+        """Insert rows, as ``google.cloud.bigquery.Client`` does, and return the errors of those that are refused."""
+        return self._googles.insert_rows_json(table, json_rows, **settings)
+
+    @cached_property
+    def _generated(self) -> Any:
+        try:
+            import httplib2
+            from apache_beam.io.gcp.internal.clients.bigquery import BigqueryV2
+        except ImportError as error:
+            raise _missing(error) from error
+        http = httplib2.Http(timeout=_TIMEOUT_S, proxy_info=None)  # never through a proxy of the environment
+        return BigqueryV2(url=f"{self._url}/bigquery/v2/", http=http, get_credentials=False, response_encoding="utf8")
+
+    @cached_property
+    def _googles(self) -> Any:
+        try:
+            options: Any = importlib.import_module("google.api_core.client_options")
+            credentials: Any = importlib.import_module("google.auth.credentials")
+            requests: Any = importlib.import_module("google.auth.transport.requests")
+            bigquery: Any = importlib.import_module("google.cloud.bigquery")
+        except ImportError as error:
+            raise _missing(error) from error
+        nobody = credentials.AnonymousCredentials()
+        session = requests.AuthorizedSession(nobody)
+        session.trust_env = False  # no proxy
+        return bigquery.Client(
+            project=self._project,
+            credentials=nobody,
+            _http=session,
+            client_options=options.ClientOptions(api_endpoint=self._url),
+        )
+
+
+def _missing(error: ImportError) -> MissingExtra:
+    return MissingExtra(
+        f"{error.name} is not installed, which Beam needs for BigQuery",
+        fix="install it with: pip install 'apache-beam[gcp]'",
+    )
