@@ -6,6 +6,7 @@ import importlib.util
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import apache_beam as beam
@@ -15,6 +16,7 @@ from apache_beam.testing.util import assert_that, equal_to
 
 from luminosity import RunInference
 from luminosity.engine.debugging.replay import Replay
+from luminosity.engine.workers import harness
 from luminosity.errors import InvalidArgument, OptionError, ReplayError, StepFailed, UnsupportedPipeline
 from tests.plans import explained, stage_with
 from tests.runners import IS_REFERENCE, run
@@ -86,6 +88,7 @@ def test_the_plan_shows_environments_and_all_steps_of_a_model_run_in_one(environ
             | beam.Create([10.0])
             | "Plain" >> beam.Map(abs)
             | "Price" >> in_environment(RunInference(Priced()), environment)
+            | "Same" >> in_environment(beam.Map(abs), environment / "bin" / "python")
             | "Here" >> in_environment(beam.Map(abs), Path(sys.prefix))
         )
 
@@ -96,6 +99,7 @@ def test_the_plan_shows_environments_and_all_steps_of_a_model_run_in_one(environ
     assert (
         stage_with(plan, "Price/Prepare").pool.name == stage_with(plan, "Price/Results").pool.name == "cpu python=old"
     )
+    assert stage_with(plan, "Same").pool.name == "cpu python=old"
     assert stage_with(plan, "Plain").pool.name == stage_with(plan, "Here").pool.name == "cpu"
 
 
@@ -134,6 +138,19 @@ def test_an_environment_with_another_beam_is_refused_with_the_command_that_mends
         run(pipeline_in(folder))
     assert "found apache-beam 2.50.0, expected 2." in str(caught.value)
     assert f"{folder}/bin/python -m pip install 'apache-beam==2." in str(caught.value)
+
+
+def test_arrays_of_numpy_2_are_known_to_numpy_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    old = ModuleType("numpy.core.numeric")
+    monkeypatch.setitem(sys.modules, "numpy.core.numeric", old)
+    for version, expected in (("2.4.0", None), ("1.26.4", old)):
+        numpy: Any = ModuleType("numpy")
+        numpy.__version__ = version
+        monkeypatch.setitem(sys.modules, "numpy", numpy)
+        monkeypatch.delitem(sys.modules, "numpy._core.numeric", raising=False)
+        harness._know_arrays_of_numpy_2()  # pyright: ignore[reportPrivateUsage]
+        assert sys.modules.get("numpy._core.numeric") is expected
+    monkeypatch.undo()
 
 
 def test_what_runs_in_this_process_is_refused(environment: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from apache_beam.portability.api import beam_runner_api_pb2
 
 from luminosity._accelerators import parse_accelerator
 from luminosity._text import format_size
-from luminosity.engine.resources.python_environments import is_this_python
+from luminosity.engine.resources.python_environments import folder_of, is_this_python
 from luminosity.environment_hint import PYTHON_ENVIRONMENT_URN
 from luminosity.errors import UnsupportedPipeline
 
@@ -49,7 +49,7 @@ class Needs:
 
 def python_environment(environment: beam_runner_api_pb2.Environment) -> str:
     """Return the path of the Python environment that a step asks for; empty if it is that of this process."""
-    path = os.fsdecode(environment.resource_hints.get(PYTHON_ENVIRONMENT_URN, b""))
+    path = folder_of(os.fsdecode(environment.resource_hints.get(PYTHON_ENVIRONMENT_URN, b"")))
     return "" if not path or is_this_python(path) else path
 
 

@@ -22,7 +22,7 @@ from packaging.version import Version
 
 from luminosity.errors import UnsupportedPipeline
 
-__all__ = ["PythonEnvironment", "check_environments", "environment_name", "is_this_python", "python_of"]
+__all__ = ["PythonEnvironment", "check_environments", "environment_name", "folder_of", "is_this_python", "python_of"]
 
 _ANSWER_TIMEOUT_S = 60.0  # an interpreter on a slow network disk, on a busy machine
 _US = "luminosity"
@@ -68,6 +68,12 @@ class PythonEnvironment:
         kept = {name: value for name, value in environment.items() if name not in _NOT_PASSED_ON}
         tools = os.path.dirname(self.python)
         return {**kept, "VIRTUAL_ENV": self.prefix, "PATH": os.pathsep.join([tools, kept.get("PATH", os.defpath)])}
+
+
+def folder_of(path: str) -> str:
+    """Return the folder of the virtual environment whose interpreter ``path`` is; otherwise ``path`` itself."""
+    above = os.path.dirname(os.path.dirname(path))
+    return above if os.path.isfile(path) and os.path.exists(os.path.join(above, "pyvenv.cfg")) else path
 
 
 def python_of(path: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import logging
 import os
@@ -96,6 +97,7 @@ def run(request: WorkerRequest) -> None:
     sys.path[:] = request.import_path
     os.chdir(request.working_directory)
     _reseed()
+    _know_arrays_of_numpy_2()
     # Beam sets it on import, before this worker had an id.
     setattr(worker_id_interceptor.WorkerIdInterceptor, "_worker_id", request.worker_id)  # noqa: B010
     budget = request.pipeline_options.get("model_memory_budget")
@@ -153,6 +155,13 @@ def _shared_folder(request: WorkerRequest) -> str:
         folder = os.path.join(folder, hashlib.sha256(request.python.encode()).hexdigest()[:16])
         os.makedirs(folder, mode=0o700, exist_ok=True)
     return folder
+
+
+def _know_arrays_of_numpy_2() -> None:
+    """Let numpy 1 unpickle arrays of numpy 2, whose modules have other names: steps may have different versions."""
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and numpy.__version__.startswith("1."):
+        sys.modules.setdefault("numpy._core.numeric", importlib.import_module("numpy.core.numeric"))
 
 
 def _reseed() -> None:
