@@ -20,6 +20,7 @@ from luminosity.io.kafka.reading.emit import Outputs
 from luminosity.io.kafka.reading.read_step import check_brokers
 from luminosity.io.kafka.reading.restriction import PartitionGroup, Span
 from luminosity.testing import ScriptedKafka
+from luminosity.testing.scripted_consumer import ScriptedConsumer
 from tests.io.kafka.scripted import FIRST_MS, Bundle, Log, script, step_of
 from tests.streams import wait_for
 
@@ -196,6 +197,31 @@ def test_random_stops_and_failures_lose_and_double_nothing(kafka: ScriptedKafka,
     for step in steps:
         step.teardown()
     assert wait_for(lambda: kafka.open_consumers == 0)
+
+
+@pytest.mark.parametrize("where", ["consume", "chunk"])
+def test_records_of_a_poll_that_fails_come_again(
+    kafka: ScriptedKafka, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """The consumer is behind them, and nothing has claimed them: the repeated bundle must not go on from there."""
+    step = step_of(script(kafka, {_T0: Log(range(20))}), stop="now")
+    step.setup()
+    (group,) = step.split(0, step.initial_restriction(0))
+    owner, name = (ScriptedConsumer, "consume") if where == "consume" else (type(step), "_chunk")
+    original = getattr(owner, name)
+
+    def fail(self: Any, first: Any, *more: Any) -> Any:
+        found = original(self, first, *more)
+        if found and first != 1:  # a poll of one message is the beginning of a larger one
+            raise OSError("out of memory")
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, fail)
+        with pytest.raises(OSError, match="out of memory"):
+            Bundle(step, group)
+    assert flat(read_all(step, group)) == [("t", 0, offset) for offset in range(20)]
+    step.teardown()
 
 
 def test_new_partitions_and_topics_are_found_once(kafka: ScriptedKafka) -> None:

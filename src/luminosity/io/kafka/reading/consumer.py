@@ -120,7 +120,7 @@ class GroupConsumer:
         self._positions.update(positions)
 
     def restart(self) -> None:
-        """Forget all positions, so that the next :meth:`seek` assigns partitions again: one of them has failed."""
+        """Forget all positions, so that the next :meth:`seek` assigns partitions again: something has failed."""
         self._positions = {}
         self._buffer.clear()
 

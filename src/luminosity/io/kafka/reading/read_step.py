@@ -190,6 +190,9 @@ class ReadGroup(beam.DoFn, beam.RestrictionProvider):
             tracker.try_claim(Claim(ends=ends))
             tracker.try_claim(LAST)
             tracker.defer_remainder()
+        except BaseException:
+            consumer.restart()  # It may be behind records that were not claimed, and that the next bundle must read.
+            raise
         finally:
             _POOL.give_back(consumers, key, consumer)
 
