@@ -99,6 +99,15 @@ RUNNER_FLAGS = (
         page="progress.md",
     ),
     Flag(
+        "manifest",
+        "quick|full|off",
+        "write down what a run was made from, for `lum rerun`: with digests that read a part of large files (quick), "
+        "digests of all bytes (full), or not at all (off)",
+        default="quick",
+        initial="quick",
+        page="reproduce.md",
+    ),
+    Flag(
         "worker_start",
         "auto|fork|spawn",
         "how worker processes start: fork is fast, spawn is safe everywhere, auto forks on Linux and spawns on macOS",

@@ -15,13 +15,16 @@ __all__ = [
     "BUNDLES_PER_DEVICE",
     "ELEMENT_AT_FAULT",
     "LOADS_MODELS",
+    "MODELS",
     "MODEL_VERSIONS",
     "OF_BLOCKS",
     "OPENMP_VARIABLES",
+    "READS",
     "SORTS_ITS_BUNDLE",
     "TEMPORARY_FOLDER",
     "THREAD_VARIABLES",
     "USER_DATA",
+    "WRITES",
     "WRITES_A_FILE_PER_BUNDLE",
     "InferenceMetrics",
     "WorkerShare",
@@ -102,6 +105,15 @@ SORTS_ITS_BUNDLE = "luminosity:sorts_its_bundle"
 
 MODEL_VERSIONS = "luminosity:model_versions"
 """Annotation of steps that run models of a registry: a JSON list with name, version, path and digest of each."""
+
+READS = "luminosity:reads"
+"""Annotation of steps: a JSON list of what they read, each with its path, and kind and name if it is in a store."""
+
+WRITES = "luminosity:writes"
+"""Annotation of steps: what they write, like :data:`READS`."""
+
+MODELS = "luminosity:models"
+"""Annotation of steps that run models: a JSON list of the paths, addresses or names of their models."""
 
 OF_BLOCKS = "blocks"
 """The value of :data:`SORTS_ITS_BUNDLE` if elements are blocks of rows, of which a few are a bundle already."""

@@ -18,6 +18,7 @@ from luminosity.engine.monitor.records import Record, find
 from luminosity.engine.monitor.views import inference, kafka, words
 from luminosity.engine.monitor.views.summary import summary
 from luminosity.events import BundleRetried, Event, MetricView, StageView, WorkerLost, to_json
+from luminosity.manifest.manifest import load
 
 __all__ = ["add_to", "show"]
 
@@ -34,6 +35,7 @@ examples:
   lum show 20260301T101500-4f2a9c     show the run with this id, see `lum runs`
   lum show 4f2a9c                     the start or end of an id is enough
   lum show last --json                print it all as JSON
+  lum show last --manifest            print what the run was made from
 """
 
 
@@ -49,7 +51,17 @@ def add_to(commands: Any) -> None:
     parser.add_argument("run", metavar="RUN", help="the id of a run, its unique start or end, or last")
     parser.add_argument("--json", action="store_true", help="print the whole record as JSON, with all metrics")
     runs.add_folder_option(parser)
-    parser.set_defaults(command=lambda parsed: show(find(runs.chosen_folder(parsed), parsed.run), parsed.json))
+    parser.add_argument("--manifest", action="store_true", help="print the run's manifest, see `lum rerun`, as JSON")
+    parser.set_defaults(command=_command)
+
+
+def _command(parsed: argparse.Namespace) -> int:
+    folder = runs.chosen_folder(parsed)
+    record = find(folder, parsed.run)
+    if parsed.manifest:
+        print(json.dumps(load(folder, record.started.run).to_json(), indent=2))
+        return 0
+    return show(record, parsed.json)
 
 
 def show(record: Record, as_json: bool = False) -> int:

@@ -101,6 +101,7 @@ class EngineConfig:
     debug: bool = False
     save_failed: str | None = None
     run_dir: str | None = None
+    manifest: str = "quick"  # how much digests read, or "off"
     checkpoint_dir: str | None = None
     checkpoint_run: str = ""  # the identity that the pipeline's steps have, to be stored if a new run begins
     checkpoint_interval: float | None = None  # in seconds; None: as fits the pipeline
@@ -131,6 +132,7 @@ class EngineConfig:
             debug=ours.debug,
             save_failed=_new_file("save_failed", ours.save_failed),
             run_dir=ours.run_dir,
+            manifest=_choice("manifest", ours.manifest),
             **_checkpoint(options),
             worker_accelerator=_worker_accelerator(options),
             worker_options=_worker_options(options),

@@ -19,6 +19,7 @@ from luminosity.engine.folders import RunFolders, remove_local
 from luminosity.engine.loop.metrics import RunMetrics
 from luminosity.engine.loop.parts import RunParts
 from luminosity.engine.loop.scheduler import Scheduler
+from luminosity.engine.monitor.manifests import manifest_writer
 from luminosity.engine.monitor.recorder import recorder
 from luminosity.engine.monitor.requests import Action, RequestWatcher
 from luminosity.engine.monitor.sampling import Sampler
@@ -36,6 +37,7 @@ from luminosity.engine.termination import Terminated, cancel_on_sigterm
 from luminosity.engine.workers.printed import WorkerPrints
 from luminosity.errors import OptionError, RunCancelled, RunFailed, SpillFailed
 from luminosity.events import MemoryUse, Subscriber
+from luminosity.manifest.places import Effects
 
 __all__ = ["Ending", "FinishedRun", "Run", "cancel_all"]
 
@@ -123,10 +125,11 @@ class Run:
         on_event: Subscriber | None = None,
         checkpoint: Checkpoint | None = None,
         plan_drain: Callable[[CheckpointFolder], tuple[Prepared, Checkpoint]] | None = None,
+        effects: Effects | None = None,
     ) -> None:
         """Make a run, which takes over the lock of its ``checkpoint``. Continues from it if it has one.
 
-        ``plan_drain`` plans the same pipeline once more, so that its sources end.
+        ``plan_drain`` plans the same pipeline once more, so that its sources end. ``effects`` are for the manifest.
         """
         self.metrics = RunMetrics()
         self.state: str = PipelineState.RUNNING
@@ -143,7 +146,13 @@ class Run:
         self._progress = progress
         parts = self._open(graph, assignments, config, checkpoint)
         self.kept = kept_events()
-        listeners = (live.view_for(progress), recorder(config.run_dir, self._take_request), self.kept, on_event)
+        listeners = (
+            live.view_for(progress),
+            recorder(config.run_dir, self._take_request),
+            manifest_writer(config.run_dir, config.manifest, effects or Effects()),
+            self.kept,
+            on_event,
+        )
         stream = EventStream([listener for listener in listeners if listener is not None])
         self._sampler = Sampler([d for pool in parts.pools for group in pool.plan.device_groups for d in group])
         if stream.is_heard:

@@ -16,6 +16,7 @@ from luminosity._process_limits import check_address_space, limits_named
 from luminosity.engine.durable.resume import Checkpoint, Resumption
 from luminosity.engine.durable.store import CheckpointFolder
 from luminosity.engine.options import EngineConfig
+from luminosity.engine.plan.effects import effects_of
 from luminosity.engine.plan.graph import Graph
 from luminosity.engine.plan.support import refuse_java
 from luminosity.engine.prepare import Prepared, prepare, worker_environment
@@ -110,7 +111,13 @@ class LuminosityRunner(PipelineRunner):
                 else:
                     plan_drain = partial(_plan_drain, pipeline, options, checkpoint) if checkpoint is not None else None
                     run = Run(
-                        prepared.graph, prepared.assignments, prepared.config, self._on_event, checkpoint, plan_drain
+                        prepared.graph,
+                        prepared.assignments,
+                        prepared.config,
+                        self._on_event,
+                        checkpoint,
+                        plan_drain,
+                        effects_of(pipeline, prepared.graph.model_versions()),
                     )
         except BaseException:
             resumption.close()

@@ -24,7 +24,13 @@ from luminosity.inference.host.model import Clock
 from luminosity.inference.steps.expanding import ModelNeeds, by_needs, in_pipeline, split_environment
 from luminosity.inference.steps.infer import FAILED, InferDoFn, ResultsDoFn
 from luminosity.inference.steps.messages import PreparedBlock, ResultBlock
-from luminosity.inference.steps.pinning import PinnedModels, annotate_versions, pin_models, registry_watch
+from luminosity.inference.steps.pinning import (
+    PinnedModels,
+    annotate_models,
+    annotate_versions,
+    pin_models,
+    registry_watch,
+)
 from luminosity.inference.steps.prepare import PrepareDoFn
 from luminosity.inference.steps.settings import StepSettings
 from luminosity.inference.steps.watch import RegistryWatch, Watch
@@ -142,6 +148,7 @@ class RunInference(beam.PTransform[Any, Any]):
             "model_handler_type": f"{type(self._model_handler).__module__}.{type(self._model_handler).__qualname__}",
             "model_identifier": self._model_tag,
             **({} if monitoring is None else {"monitoring_transform": str(monitoring)}),
+            **annotate_models(self._model_handler),
             **super().annotations(),
         }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -11,6 +12,7 @@ import apache_beam as beam
 import pyarrow as pa
 
 import luminosity.tables  # noqa: F401  # pyright: ignore[reportUnusedImport]  # registers the coder of record batches
+from luminosity.core import READS
 from luminosity.errors import Fix, TableError
 from luminosity.io.formats import Format
 from luminosity.io.reading.csv_dialect import CsvStyle
@@ -179,6 +181,11 @@ class ReadTable(beam.PTransform[Any, Any]):
         bad.element_type = pa.RecordBatch
         remember_schema(bad, LETTERS)
         return remember_schema(outputs.good, self.schema), bad
+
+    def annotations(self) -> dict[str, Any]:
+        """Return the transform's annotations, with the files that it reads."""
+        paths = [each if "://" in each else os.path.abspath(each) for each in self._patterns]
+        return {**super().annotations(), READS: json.dumps([{"path": path} for path in paths])}
 
     def display_data(self) -> dict[str, Any]:
         """Return the patterns and the number of files."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,7 +14,7 @@ import pyarrow as pa
 from apache_beam.pvalue import AsIter
 from apache_beam.transforms.window import GlobalWindows
 
-from luminosity.core import TEMPORARY_FOLDER, WRITES_A_FILE_PER_BUNDLE
+from luminosity.core import TEMPORARY_FOLDER, WRITES, WRITES_A_FILE_PER_BUNDLE
 from luminosity.errors import WriteError
 from luminosity.io.writing import existing, filesystem
 from luminosity.io.writing.destination import Destination, IfExists
@@ -166,6 +167,10 @@ class WriteTable(beam.PTransform[beam.PCollection[pa.RecordBatch], beam.PCollect
             names = written | "Names" >> beam.Map(lambda file: file.path).with_output_types(str)
             _ = (names, published) | "CleanUp" >> RemoveDropped(table.windowing.allowed_lateness)
         return published
+
+    def annotations(self) -> dict[str, Any]:
+        """Return the transform's annotations, with the table that it writes."""
+        return {**super().annotations(), WRITES: json.dumps([{"path": self._destination.path}])}
 
     def _check_stream(self, table: beam.PCollection[pa.RecordBatch]) -> None:
         if self._destination.is_one_file:

@@ -13,6 +13,7 @@ from typing import Any
 
 from luminosity.engine.monitor import records, requests
 from luminosity.events import Event, RunEnded, RunStarted, Snapshot, Subscriber, to_json
+from luminosity.manifest import manifest as manifests
 
 __all__ = ["Recorder", "Thinned", "recorder"]
 
@@ -139,6 +140,7 @@ def _prune(folder: Path) -> None:
     for run_id in records.run_ids(folder)[_MOST_RUNS - 1 :]:
         with contextlib.suppress(FileNotFoundError):  # another run may remove it first
             records.path_of(folder, run_id).unlink()
+        manifests.path_of(folder, run_id).unlink(missing_ok=True)
     for path in folder.glob(f"*.json{_UNFINISHED}"):
         with contextlib.suppress(FileNotFoundError):
             if time.time() - path.stat().st_mtime > _UNFINISHED_FOR_S:

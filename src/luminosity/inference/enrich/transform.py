@@ -22,7 +22,7 @@ from luminosity.inference.enrich.table_block import TableBlock
 from luminosity.inference.enrich.table_steps import FAILED, BeginDoFn, FinishDoFn, check_schema
 from luminosity.inference.registry.resolved import ResolvedModel
 from luminosity.inference.steps.expanding import ModelNeeds, by_needs, in_pipeline, split_environment
-from luminosity.inference.steps.pinning import PinnedModels, annotate_versions, pin_models
+from luminosity.inference.steps.pinning import PinnedModels, annotate_models, annotate_versions, pin_models
 from luminosity.inference.steps.settings import StepSettings
 from luminosity.tables.schemas import known_schema
 
@@ -123,7 +123,9 @@ class Enrich(beam.PTransform[Any, Any]):
     def annotations(self) -> dict[str, Any]:
         """Return the transform's annotations, with the handler of each column."""
         handlers = {name: str(model_of(column.handler)) for name, column in self._columns.items()}
-        return {**{f"model_handler_of_{name}": handler for name, handler in handlers.items()}, **super().annotations()}
+        named = {f"model_handler_of_{name}": handler for name, handler in handlers.items()}
+        models = annotate_models(*(column.handler for column in self._columns.values()))
+        return {**named, **models, **super().annotations()}
 
     def expand(self, input_or_inputs: Any) -> Any:
         """Apply the steps of all models; return the table, or ``(good, bad)`` with exception handling."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Hashable, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from typing import Any
 import apache_beam as beam
 from apache_beam.ml.inference.base import ModelHandler
 
-from luminosity.core import MODEL_VERSIONS
+from luminosity.core import MODEL_VERSIONS, MODELS
 from luminosity.errors import InvalidArgument
 from luminosity.inference.adapting.model_set import ModelSet
 from luminosity.inference.files.local import use_cache
@@ -22,7 +23,7 @@ from luminosity.inference.registry.resolve import resolve
 from luminosity.inference.registry.resolved import ResolvedModel
 from luminosity.inference.steps.watch import RegistryWatch
 
-__all__ = ["PinnedModels", "annotate_versions", "pin_here", "pin_models", "registry_watch"]
+__all__ = ["PinnedModels", "annotate_models", "annotate_versions", "pin_here", "pin_models", "registry_watch"]
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -81,9 +82,19 @@ def annotate_versions(registered: Iterable[ResolvedModel]) -> dict[str, str]:
     return {MODEL_VERSIONS: json.dumps(versions)} if versions else {}
 
 
+def annotate_models(*handlers: ModelHandler[Any, Any, Any]) -> dict[str, str]:
+    """Return the annotation of a transform that names the models of its handlers which are in no registry."""
+    paths = [path for handler in handlers for path in _paths(handler).values() if not is_registry_name(path)]
+    return {MODELS: json.dumps(sorted({*paths}))} if paths else {}
+
+
 def _names(handler: ModelHandler[Any, Any, Any]) -> dict[Hashable, str]:
+    return {name: path for name, path in _paths(handler).items() if is_registry_name(path)}
+
+
+def _paths(handler: ModelHandler[Any, Any, Any]) -> dict[Hashable, str]:
     paths = {name: each.path_of_model() for name, each in ModelSet(handler).handlers.items()}
-    return {name: path for name, path in paths.items() if path is not None and is_registry_name(path)}
+    return {name: os.fspath(path) for name, path in paths.items() if path is not None}
 
 
 def _pin(handler: ModelHandler[Any, Any, Any], is_here: bool) -> PinnedModels:

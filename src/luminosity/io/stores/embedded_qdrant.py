@@ -14,7 +14,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from luminosity._locks import locked, try_lock
@@ -38,6 +38,7 @@ __all__ = ["EmbeddedCollection", "copy_folder", "lock_file"]
 
 _MARK = "luminosity-run"  # a file in a collection: the run with a checkpoint that published it
 _CHUNK_BYTES = 4 << 20  # copied at once: more would not be faster
+_PAGE_POINTS = 1_000  # points that are read at once
 _PID_BYTES = 20  # more than any process id has
 _POLL_S = 0.05  # how late a folder that another program closes is noticed at most
 
@@ -167,6 +168,21 @@ class EmbeddedCollection(QdrantCollection):
         with self._opened() as shard:
             found, _ = shard.scroll(request)
         return [dict(point.payload or {}) for point in found]
+
+    def all_points(self) -> Iterator[Point]:
+        """Open the folder, and yield all its points with their vectors, in the order of their ids."""
+        engine = self._engine
+        offset: Any = None
+        with self._opened() as shard:
+            while True:
+                request = engine.ScrollRequest(offset=offset, limit=_PAGE_POINTS, with_payload=True, with_vector=True)
+                found, offset = shard.scroll(request)
+                for point in found:
+                    vectors = point.vector if isinstance(point.vector, Mapping) else {"": point.vector}
+                    named = {name: list(each) for name, each in vectors.items() if each is not None}
+                    yield Point(_plain(point.id), named, dict(point.payload or {}))
+                if offset is None:
+                    return
 
     def close(self) -> None:
         """Do nothing: the folder is not open between calls."""

@@ -38,6 +38,12 @@ class LanceTable:
         with self._errors():
             self._database = lancedb.connect(folder or ".")
 
+    def rows(self) -> Any:
+        """Return all rows as a ``pyarrow.Table``, or None if the dataset does not exist."""
+        with self._errors():
+            table = self._opened()
+            return None if table is None else table.to_arrow()
+
     def overwrite(self, rows: StagedRows) -> None:
         """Replace all rows."""
         with self._errors():

@@ -179,6 +179,12 @@ class CollectionAddress:
         """Whether the collection is on a server, not in a folder."""
         return self.where.startswith(("http://", "https://"))
 
+    @property
+    def place(self) -> dict[str, str]:
+        """What the annotations of a step say of the collection, see :data:`luminosity.core.READS`."""
+        where = self.where if self.is_server else os.path.abspath(self.where)
+        return {"path": where, "kind": "qdrant", "name": self.collection}
+
     def __str__(self) -> str:
         return f"the collection {self.collection!r} at {self.where}"
 

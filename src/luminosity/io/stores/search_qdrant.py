@@ -12,6 +12,7 @@ import apache_beam as beam
 import pyarrow as pa
 from apache_beam.metrics import Metrics
 
+from luminosity.core import READS
 from luminosity.errors import Fix, InvalidArgument, StoreError
 from luminosity.io.stores.connect import open_collection
 from luminosity.io.stores.qdrant_collection import (
@@ -95,6 +96,10 @@ class SearchQdrant(beam.PTransform[Any, Any]):
         query = Query(using, limit, list(types), score_threshold, check_filter(filter or {}))
         self._address = address
         self._step = _Search(address, query, vector_column, output, types)
+
+    def annotations(self) -> dict[str, Any]:
+        """Return the transform's annotations, with the collection that it searches."""
+        return {**super().annotations(), READS: json.dumps([self._address.place])}
 
     def expand(self, input_or_inputs: Any) -> Any:
         """Search for the vectors of each batch, and append the points as a column."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 from collections.abc import Collection, Hashable, Sequence
@@ -15,6 +16,7 @@ from apache_beam.metrics import Metrics
 from apache_beam.pvalue import AsList, AsSingleton
 from apache_beam.transforms import window
 
+from luminosity.core import WRITES
 from luminosity.errors import Fix, InvalidArgument, StoreError
 from luminosity.io.folder_access import why_not_writable
 from luminosity.io.run_owner import RunOwner, owner_of
@@ -106,6 +108,11 @@ class WriteLance(beam.PTransform[Any, Any]):
                 raise StoreError(
                     f"{self._path}: {owner.describe()} is writing it right now", fix="wait until that run has ended"
                 )
+
+    def annotations(self) -> dict[str, Any]:
+        """Return the transform's annotations, with the dataset that it writes."""
+        path = self._path if "://" in self._path else os.path.abspath(self._path)
+        return {**super().annotations(), WRITES: json.dumps([{"path": path, "kind": "lance"}])}
 
     def expand(self, input_or_inputs: Any) -> Any:
         """Stage rows in files, commit them in one step, or in one for each pane of a stream, then remove the files."""

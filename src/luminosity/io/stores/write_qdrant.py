@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -9,6 +10,7 @@ from typing import Any, get_args
 
 import apache_beam as beam
 
+from luminosity.core import WRITES
 from luminosity.errors import Fix, InvalidArgument, StoreError
 from luminosity.io.stores.connect import check_folder, check_reachable
 from luminosity.io.stores.points import PointColumns
@@ -110,6 +112,10 @@ class WriteQdrant(beam.PTransform[Any, Any]):
         """
         if not self._address.is_server:
             check_folder(self._address, self._mode)
+
+    def annotations(self) -> dict[str, Any]:
+        """Return the transform's annotations, with the collection that it writes."""
+        return {**super().annotations(), WRITES: json.dumps([self._address.place])}
 
     def expand(self, input_or_inputs: Any) -> Any:
         """Write points, and emit the number of rows of each write."""
