@@ -18,6 +18,7 @@ from typing import NoReturn
 from luminosity.errors import LuminosityError
 
 __all__ = [
+    "DIFFERENT",
     "DRIFT",
     "FAILED",
     "NOT_MET",
@@ -39,6 +40,7 @@ __all__ = [
 FAILED = 1  # the work was started and failed
 WRONG_USE = 2  # the command line or the input is wrong; also what argparse exits with
 DRIFT = 3  # `lum drift` found drift
+DIFFERENT = 3  # `lum rerun`: outputs or, with --check, surroundings are not the same
 NOT_MET = 3  # `lum evaluate`: a metric does not meet a requirement
 TOO_FEW_ROWS = 4  # `lum drift` has too few rows to find drift, however different they are
 _INTERRUPTED = 130  # as a shell reports a command that Ctrl-C ended

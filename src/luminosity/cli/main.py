@@ -22,6 +22,7 @@ from luminosity.cli.exits import (
     sigterm_as_ctrl_c,
 )
 from luminosity.errors import LuminosityError, ResourcesExceeded
+from luminosity.manifest.surroundings import remember_command
 
 try:
     with limits_named():
@@ -33,6 +34,7 @@ try:
         from luminosity.cli.enrich import command as enrich
         from luminosity.cli.evaluate import command as evaluate
         from luminosity.cli.image import command as image
+        from luminosity.cli.rerun import command as rerun
 except ResourcesExceeded as error:
     raise SystemExit(f"lum: {error.for_command()}") from None
 
@@ -47,6 +49,7 @@ examples:
   lum run pipeline.py                         run a pipeline on this machine
   lum run pipeline.py --input=in.csv          pass an option to the script
   lum run pipeline.yaml                       run a pipeline in Beam's YAML
+  lum run project.toml                        run several, skip what is done
   lum run pipeline.py --cpu_workers=4         use four CPU worker processes
   lum run pipeline.py --debug                 debug it with breakpoint()
   lum run pipeline.py --save_failed=bad.lum   save the element that fails
@@ -55,6 +58,7 @@ examples:
   lum plan pipeline.py --svg plan.svg         draw them
   lum runs                                    list past and current runs
   lum show last                               show the newest run
+  lum rerun last                              do it again, compare its outputs
   lum stop last                               stop it; its next start continues
   lum enrich in.parquet out --embed text=MODEL  run models over a table
   lum bench embed:MODEL --data docs.parquet   find the best settings for a model
@@ -83,6 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         plan,
         runs,
         show,
+        rerun,
         stop,
         checkpoint,
         replay,
@@ -98,6 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         subcommand.add_to(commands)
     set_options(_options(commands.choices))
     words = list(sys.argv[1:] if arguments is None else arguments)
+    remember_command(words)
     print_any_character()
     with sigterm_as_ctrl_c():
         try:
@@ -128,7 +134,10 @@ def _run(parser: argparse.ArgumentParser, words: list[str]) -> int:
     command = {"run": run.run, "plan": plan.plan, "enrich": enrich.enrich}.get(words[0] if words else "")
     if command and words[1:2] not in (["-h"], ["--help"]):
         return command(words[1:])  # further options belong to the script or the runner: argparse must not see them
-    parsed = parser.parse_args(words)
+    is_rerun = words[:1] == ["rerun"] and "--" in words
+    end = words.index("--") if is_rerun else len(words)  # what follows belongs to the command that runs again
+    parsed = parser.parse_args(words[:end])
+    parsed.more = words[end + 1 :]
     try:
         code = parsed.command(parsed)
         print(end="", flush=True)  # raises BrokenPipeError here rather than at exit; works if stdout is closed, too

@@ -1,0 +1,1 @@
+"""``lum rerun``: do a run again, and compare what it writes."""
