@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -65,6 +66,39 @@ def test_environments_price_with_two_versions_of_one_library(tmp_path: Path) -> 
     ]
 
 
+@pytest.mark.alone  # starts many processes
+def test_a_project_goes_from_raw_data_to_a_report_and_repeats_only_what_changed(tmp_path: Path) -> None:
+    folder = tmp_path / "project"
+    shutil.copytree(EXAMPLES / "project", folder, ignore=shutil.ignore_patterns("build", ".luminosity", "__pycache__"))
+    environment = {**os.environ, "LUMINOSITY_RUN_DIR": str(tmp_path / "runs")}
+
+    def lum(*words: str) -> str:
+        done = run_module("luminosity.cli.main", *words, cwd=tmp_path, env=environment)
+        assert done.returncode == 0, done.stderr + done.stdout
+        return done.stdout
+
+    told = lum("run", "project/project.toml")
+    assert re.findall(r"step (\w+): done", told) == ["raw", "train", "predict", "report"]
+    predicted = pq.read_table(folder / "build" / "predictions.parquet")
+    assert len(predicted) == 89
+    assert np.mean(predicted["prediction"].to_numpy() == predicted["cultivar"].to_numpy()) > 0.8
+    assert "accuracy" in (folder / "build" / "report.html").read_text()
+
+    again = json.loads(lum("rerun", "last", "--json"))
+    assert again["same"]
+    assert [each["step"] for each in again["outputs"]] == ["Write"]
+
+    project = folder / "project.toml"
+    project.write_text(project.read_text().replace("--seed=7", "--seed=8"))
+    told = lum("run", "project/project.toml", "--dry-run")
+    assert re.findall(r"step (\w+): (would run|up to date)", told) == [
+        ("raw", "up to date"),
+        ("train", "would run"),
+        ("predict", "would run"),
+        ("report", "would run"),
+    ]
+
+
 @pytest.mark.slow
 def test_embeddings_finds_what_is_meant(tmp_path: Path) -> None:
     output = tmp_path / "nearest.json"
@@ -117,6 +151,28 @@ def test_reviews_get_their_columns_and_neighbours(tmp_path: Path) -> None:
     assert {each["text"] for each in nearest} <= set(reviews["text"].to_pylist())
     assert "Nearest to a scary film:" in done.stdout
     assert "pool" not in done.stdout
+
+
+@pytest.mark.alone
+def test_a_rerun_of_the_reviews_gives_the_same_and_a_changed_model_is_named(tmp_path: Path) -> None:
+    environment = {**os.environ, "LUMINOSITY_RUN_DIR": str(tmp_path / "runs")}
+
+    def lum(*words: str, code: int = 0) -> str:
+        done = run_module("luminosity.cli.main", *words, cwd=tmp_path, env=environment)
+        assert done.returncode == code, done.stderr + done.stdout
+        return done.stdout
+
+    lum("run", str(EXAMPLES / "reviews" / "pipeline.py"), "--rows=40", "--out=first", "--progress=off")
+    found = json.loads(lum("rerun", "last", "--into=again", "--json"))
+    assert found["same"]
+    assert {each["step"] for each in found["outputs"]} == {"Write", "Store", "WriteNearest"}
+    assert found["changes"] == []
+    assert found["taken"] == {"inputs": [], "models": []}
+    model = tmp_path / "first" / "sentiment.npz"
+    with model.open("ab") as file:
+        file.write(b"x")
+    changes = json.loads(lum("rerun", found["run"], "--check", "--json", code=3))["changes"]
+    assert [(each["what"], each["name"]) for each in changes] == [("model", str(model))]
 
 
 class _Chat(BaseHTTPRequestHandler):

@@ -1,4 +1,4 @@
-"""``lum run PIPELINE.py [options]``: run a script, or a pipeline in YAML, on ``LuminosityRunner``."""
+"""``lum run PIPELINE.py [options]``: run a script, or a pipeline in YAML, on ``LuminosityRunner``; or a project."""
 
 from __future__ import annotations
 
@@ -29,6 +29,11 @@ script passes no options to its pipeline.
 PIPELINE may also be a file in Beam's YAML, with a name that ends in .yaml or
 .yml: its transforms are Beam's and Luminosity's. For its Jinja variables, there
 are Beam's --jinja_variables and --jinja_variable_flags.
+
+PIPELINE may also be a project file, with a name that ends in .toml: it names
+several steps with their inputs and outputs. They run in order; a step that is
+up to date is skipped. Its options are --force (skip none), --from STEP (begin
+there) and --dry-run (only say what would run).
 """
 _EPILOG = f"""\
 options of the runner:
@@ -42,6 +47,7 @@ examples:
   lum run pipeline.py --debug                  debug it with breakpoint()
   lum run pipeline.yaml --jinja_variables='{{"input": "in.csv"}}'
                                                run a pipeline in YAML
+  lum run project.toml                         run what is not up to date
 """
 
 
@@ -50,7 +56,7 @@ def add_to(commands: Any) -> None:
     parser = commands.add_parser(
         "run",
         usage="lum run PIPELINE.py [options]",
-        help="run a pipeline: a script, or YAML",
+        help="run a pipeline: a script, or YAML; or a project of several",
         description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -64,6 +70,10 @@ def run(words: list[str]) -> int:
     script, *options = words or [""]
     if wrong := problem(script):
         return fail("run", f"{wrong}, expected PIPELINE.py, then options", WRONG_USE)
+    if script.lower().endswith(".toml"):
+        from luminosity.cli.project.command import run_project
+
+        return run_project(script, options)
     warm_up("auto")  # the worker's imports run while the script is imported
     import_beam()
     try:

@@ -1,0 +1,1 @@
+"""``lum run project.toml``: several steps in order, from raw data to a report."""

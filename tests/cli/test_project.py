@@ -1,0 +1,137 @@
+"""Tests of ``lum run project.toml``."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from luminosity.cli.project.command import run_project
+
+_COPY = """\
+import sys
+text = open(sys.argv[1]).read()
+open(sys.argv[2], "w").write(text + "!")
+open("log", "a").write(sys.argv[2] + " ")
+"""
+_PROJECT = """\
+[[step]]
+name = "first"
+command = "python copy.py raw.txt build/first.txt"
+inputs = ["raw.txt"]
+outputs = ["build/first.txt"]
+
+[[step]]
+name = "second"
+command = ["python", "copy.py", "build/first.txt", "build/second.txt"]
+inputs = ["build/first.txt"]
+outputs = ["build/second.txt"]
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "copy.py").write_text(_COPY)
+    (tmp_path / "raw.txt").write_text("raw")
+    path = tmp_path / "project.toml"
+    path.write_text(_PROJECT)
+    return path
+
+
+def ran(project: Path, *options: str, code: int = 0) -> list[str]:
+    """Run the project, and return the outputs of the steps that ran."""
+    (project.parent / "log").write_text("")
+    assert run_project(str(project), list(options)) == code
+    return (project.parent / "log").read_text().split()
+
+
+def test_only_what_is_not_up_to_date_runs(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = project.parent
+    both = ["build/first.txt", "build/second.txt"]
+    assert ran(project, "--dry-run") == []
+    assert ran(project) == both
+    assert (folder / "build/second.txt").read_text() == "raw!!"
+    assert ran(project) == []
+    os.utime(folder / "raw.txt", (1, 1))  # the content counts, not the time
+    assert ran(project) == []
+    (folder / "raw.txt").write_text("new")
+    capsys.readouterr()
+    assert ran(project, "--dry-run") == []
+    told = capsys.readouterr().out
+    assert "step first: would run, input raw.txt has changed" in told
+    assert "step second: would run, its input build/first.txt will be made anew" in told
+    assert ran(project) == both
+    (folder / "build/second.txt").unlink()
+    assert ran(project) == both[1:]
+    (folder / "build/second.txt").write_text("by hand")
+    assert ran(project) == both[1:]
+    project.write_text(_PROJECT.replace('"build/first.txt", "build/second.txt"]', '"raw.txt", "build/second.txt"]', 1))
+    assert ran(project) == both[1:]
+    (folder / "copy.py").write_text(_COPY + "\n")
+    assert ran(project) == both
+    assert ran(project, "--force") == both
+    assert ran(project, "--force", "--from", "second") == both[1:]
+
+
+def test_the_first_failure_ends_the_project_and_keeps_what_is_done(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ran(project) == ["build/first.txt", "build/second.txt"]
+    good = project.read_text()
+    project.write_text(good.replace('"python", "copy.py", "build/first.txt"', '"python", "copy.py", "nosuch.txt"'))
+    assert ran(project, code=1) == []
+    assert "step 'second' (" in (told := capsys.readouterr().err)
+    assert "project.toml:7) has failed with exit code 1" in told
+    assert (project.parent / "build/second.txt").read_text() == "raw!!"
+    project.write_text(good)
+    assert ran(project) == ["build/second.txt"]  # it is not known to be right any more
+    project.write_text(good.replace('outputs = ["build/second.txt"]', 'outputs = ["build/other.txt"]'))
+    assert ran(project, code=1) == ["build/second.txt"]
+    assert "has not written its output build/other.txt" in capsys.readouterr().err
+    project.write_text(good.replace('["python", "copy.py", "build', '["nosuchprogram", "copy.py", "build'))
+    assert ran(project, code=1) == []
+    assert "nosuchprogram can't be started" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('name = "second"', 'name = "first"', "project.toml:7: there is a step 'first' in line 1 already"),
+        (
+            'inputs = ["raw.txt"]',
+            'inputs = ["row.txt"]',
+            "project.toml:1: step 'first' reads row.txt, which does not exist",
+        ),
+        ('inputs = ["raw.txt"]', 'inputs = ["build/second.txt"]', "which step 'second' in line 7 makes later"),
+        ('inputs = ["raw.txt"]', 'inputs = ["build/first.txt"]', "step 'first' reads its own output"),
+        (
+            'outputs = ["build/second.txt"]',
+            'outputs = ["build/first.txt"]',
+            "project.toml:7: step 'second' writes build/first.txt",
+        ),
+        ('outputs = ["build/second.txt"]', 'outputs = ["build"]', "which step 'first' in line 1 writes, too"),
+        ('outputs = ["build/second.txt"]', 'output = ["build/second.txt"]', "project.toml:11: unknown key 'output'"),
+        ('outputs = ["build/second.txt"]', 'outputs = "build/second.txt"', "project.toml:11: outputs: found"),
+        ('name = "first"\n', "", "project.toml:1: found name=None"),
+        ('name = "first"\n', 'name = "first"\nrun = "copy.py"\n', "found both or none of run and command"),
+        ('name = "first"', 'name = "first', "expected TOML"),
+        (_PROJECT, "", "found no step"),
+        (_PROJECT, "[steps]\n", "project.toml:1: unknown table or key 'steps'; did you mean 'step'?"),
+    ],
+)
+def test_mistakes_are_named_with_their_line_before_anything_runs(
+    project: Path, capsys: pytest.CaptureFixture[str], old: str, new: str, message: str
+) -> None:
+    assert old in _PROJECT
+    project.write_text(_PROJECT.replace(old, new, 1))
+    assert ran(project, code=2) == []
+    assert message in capsys.readouterr().err
+
+
+def test_unknown_steps_and_options_are_refused(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ran(project, "--from", "secund", code=2) == []
+    assert "did you mean 'second'?" in capsys.readouterr().err
+    assert ran(project, "--cpu_workers=1", code=2) == []
+    assert "a project file takes --force, --from STEP and --dry-run" in capsys.readouterr().err
