@@ -45,6 +45,7 @@ SLOW = {
     "docs/plan.md",
     "docs/progress.md",
     "docs/remote.md",
+    "docs/reproduce.md",
     "docs/serving.md",
     "docs/stores.md",
     "docs/streaming.md",
