@@ -87,7 +87,7 @@ def save(folder: Path, manifest: Manifest) -> None:
     unfinished = f"{path}.unfinished"
     descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     with open(descriptor, "w") as file:
-        json.dump(manifest.to_json(), file, indent=1)
+        file.write(json.dumps(manifest.to_json(), separators=(",", ":")))  # an indent would make it ten times slower
     os.replace(unfinished, path)
 
 

@@ -63,9 +63,10 @@ def base_of(path: str) -> str:
     """
     if os.path.isdir(path):
         return path
+    path = os.path.dirname(path)
     while glob.has_magic(path):
         path = os.path.dirname(path)
-    return path if os.path.isdir(path) else os.path.dirname(path)
+    return path
 
 
 def seal(place: Place, *, since: float = 0.0, in_full: bool = False, with_content: bool = False) -> Sealed:

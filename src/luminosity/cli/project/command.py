@@ -68,7 +68,7 @@ def _run(project: Project, step: Step, own: str) -> int:
     inputs = inputs_of(project, step)
     for each in inputs:
         if not each.digest:
-            raise OptionError(f"its input {each.path}: {each.note}", fix="run the steps before it, without --from")
+            raise OptionError(f"its input {each.path}: {each.note}", fix="run the steps before it first")
     save_state(project, step, None)  # if the step fails, it is not up to date
     for output in step.outputs:
         os.makedirs((project.folder / output).parent, exist_ok=True)
