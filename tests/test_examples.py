@@ -54,6 +54,18 @@ def test_registry_takes_the_version_that_is_promoted(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "digits.json").read_text())["aliases"] == {"champion": "2", "challenger": "2"}
 
 
+def test_environments_become_an_image_once(tmp_path: Path) -> None:
+    words = ("luminosity.cli.main", "image", "image", str(EXAMPLES / "environments"))
+    assert run_module(*words, cwd=tmp_path).returncode == 0
+    written = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert tmp_path / "image" / "pipeline" / "pricing_2" / "pricing.py" in written
+
+    again = run_module(*words, cwd=tmp_path)
+    assert again.returncode == 2
+    assert "found image, which exists, expected a new or empty folder" in again.stderr
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == written
+
+
 def test_environments_price_with_two_versions_of_one_library(tmp_path: Path) -> None:
     script, output = EXAMPLES / "environments" / "pipeline.py", tmp_path / "prices.txt"
     done = run_module("luminosity.cli.main", "run", str(script), f"--output={output}", "--progress=off", cwd=tmp_path)
