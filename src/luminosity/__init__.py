@@ -19,10 +19,14 @@ if TYPE_CHECKING:
     from luminosity.inference.enrich.transform import Enrich
     from luminosity.inference.handler import Handler
     from luminosity.inference.handlers.http.http_handler import HttpModelHandler
+    from luminosity.inference.handlers.images.classifier import ImageClassifier
+    from luminosity.inference.handlers.images.embedder import ImageEmbedder
+    from luminosity.inference.handlers.images.recipe import ImageRecipe
     from luminosity.inference.handlers.jax import JaxModelHandler
     from luminosity.inference.handlers.text.classifier import TextClassifier
     from luminosity.inference.handlers.text.embedder import SentenceEmbedder
     from luminosity.inference.handlers.text.generator import TextGenerator
+    from luminosity.inference.handlers.text.summarizer import Summarizer
     from luminosity.inference.handlers.text.token_classifier import TokenClassifier
     from luminosity.inference.handlers.torch import TorchModelHandler
     from luminosity.inference.options import ModelOptions
@@ -51,6 +55,9 @@ __all__ = [
     "Enrich",
     "Handler",
     "HttpModelHandler",
+    "ImageClassifier",
+    "ImageEmbedder",
+    "ImageRecipe",
     "JaxModelHandler",
     "KafkaClient",
     "KafkaRecord",
@@ -69,6 +76,7 @@ __all__ = [
     "SearchQdrant",
     "SentenceEmbedder",
     "Snapshot",
+    "Summarizer",
     "TableFromRows",
     "TextClassifier",
     "TextGenerator",
@@ -101,6 +109,9 @@ _HOMES = {
     "Enrich": "luminosity.inference.enrich.transform",
     "Handler": "luminosity.inference.handler",
     "HttpModelHandler": "luminosity.inference.handlers.http.http_handler",
+    "ImageClassifier": "luminosity.inference.handlers.images.classifier",
+    "ImageEmbedder": "luminosity.inference.handlers.images.embedder",
+    "ImageRecipe": "luminosity.inference.handlers.images.recipe",
     "JaxModelHandler": "luminosity.inference.handlers.jax",
     "KafkaClient": "luminosity.io.kafka.client",
     "KafkaRecord": "luminosity.io.kafka.record",
@@ -115,6 +126,7 @@ _HOMES = {
     "RunInference": "luminosity.inference.run_inference",
     "SearchQdrant": "luminosity.io.stores.search_qdrant",
     "SentenceEmbedder": "luminosity.inference.handlers.text.embedder",
+    "Summarizer": "luminosity.inference.handlers.text.summarizer",
     "TableFromRows": "luminosity.tables.rows",
     "TextClassifier": "luminosity.inference.handlers.text.classifier",
     "TextGenerator": "luminosity.inference.handlers.text.generator",

@@ -18,7 +18,10 @@ __all__ = ["HANDLERS", "check_keys", "column_of", "handler_of", "output_type_of"
 
 HANDLERS = (
     "HttpModelHandler",
+    "ImageClassifier",
+    "ImageEmbedder",
     "SentenceEmbedder",
+    "Summarizer",
     "TextClassifier",
     "TextGenerator",
     "TokenClassifier",

@@ -20,12 +20,20 @@ if TYPE_CHECKING:
 __all__ = ["HANDLER_HELP", "handler_of", "named_handler"]
 
 HANDLER_HELP = (
-    "embed:MODEL or classify:MODEL (a folder, a name on the Hugging Face hub or in a registry), or module:object (a "
-    "handler, or a class or function that makes one)"
+    "embed:MODEL or classify:MODEL for texts, summarize:MODEL, embed-images:MODEL or classify-images:MODEL (a folder, "
+    "a name on the Hugging Face hub or in a registry), or module:object (a handler, or a class or function that makes "
+    "one)"
 )
 
 _TEXT = "luminosity.inference.handlers.text"
-_KINDS = {"embed": (f"{_TEXT}.embedder", "SentenceEmbedder"), "classify": (f"{_TEXT}.classifier", "TextClassifier")}
+_IMAGES = "luminosity.inference.handlers.images"
+_KINDS = {
+    "embed": (f"{_TEXT}.embedder", "SentenceEmbedder"),
+    "classify": (f"{_TEXT}.classifier", "TextClassifier"),
+    "summarize": (f"{_TEXT}.summarizer", "Summarizer"),
+    "embed-images": (f"{_IMAGES}.embedder", "ImageEmbedder"),
+    "classify-images": (f"{_IMAGES}.classifier", "ImageClassifier"),
+}
 
 
 def handler_of(name: str) -> Handler[Any, Any, Any]:

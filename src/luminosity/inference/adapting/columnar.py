@@ -15,6 +15,8 @@ import numpy as np
 import pyarrow as pa
 from apache_beam.ml.inference.base import ModelHandler
 
+from luminosity._text import did_you_mean
+from luminosity.errors import InvalidArgument
 from luminosity.extras import require
 from luminosity.inference.adapting.wrapping import BeamContract, WrappedHandler
 from luminosity.inference.blocks import Block, rows
@@ -27,6 +29,7 @@ _Call: TypeAlias = Callable[[Any, Any, Any, dict[str, Any]], Any]
 """Computes predictions from the handler, its model, the inputs (an array or a dict of arrays) and inference_args."""
 
 _ONNX_FLOATS = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(float16)": np.float16}
+_ONNX_INTEGERS = {f"tensor({name})": np.dtype(name) for name in ("int8", "int16", "int32", "int64", "uint8", "uint16")}
 
 _BEAM = "apache_beam.ml.inference."
 
@@ -107,9 +110,26 @@ def _sklearn_pandas(handler: Any, model: Any, inputs: Any, inference_args: dict[
 
 
 def _onnx_numpy(handler: Any, model: Any, inputs: Any, inference_args: dict[str, Any]) -> Any:
-    expected = model.get_inputs()[0]
-    inputs = inputs.astype(_ONNX_FLOATS.get(expected.type, inputs.dtype), copy=False)
-    return model.run(None, {expected.name: inputs, **inference_args})[0]
+    expected = {each.name: each.type for each in model.get_inputs()}
+    arrays = inputs if isinstance(inputs, dict) else {next(iter(expected)): inputs}
+    for name in arrays:
+        if name not in expected:
+            raise InvalidArgument(
+                f"found the input {name!r}, expected inputs of the model: {', '.join(map(repr, expected))}",
+                fix=did_you_mean(name, expected) or None,
+            )
+    converted = {name: _for_onnx(array, expected[name], name) for name, array in arrays.items()}
+    return model.run(None, {**converted, **inference_args})[0]
+
+
+def _for_onnx(array: Any, kind: str, name: str) -> Any:
+    """Convert numbers to the type of a model's input: ONNX Runtime refuses others, and columns often have 64 bits."""
+    if kind in _ONNX_INTEGERS and array.dtype.kind in "iu":
+        converted = array.astype(_ONNX_INTEGERS[kind], copy=False)
+        if not np.array_equal(converted, array):
+            raise InvalidArgument(f"found numbers beyond {_ONNX_INTEGERS[kind]}, expected by the input {name!r}")
+        return converted
+    return array.astype(_ONNX_FLOATS.get(kind, array.dtype), copy=False)
 
 
 def _torch_tensor(handler: Any, model: Any, inputs: Any, inference_args: dict[str, Any]) -> Any:

@@ -10,6 +10,7 @@ import pyarrow as pa
 from apache_beam.ml.inference.base import ModelHandler
 
 from luminosity._accelerators import accelerators_of
+from luminosity.errors import InvalidArgument
 from luminosity.inference.blocks import Block, sample
 from luminosity.inference.files.local import check_exists
 from luminosity.inference.handler import Handler
@@ -17,6 +18,7 @@ from luminosity.inference.handler import Handler
 __all__ = ["BeamContract", "NewVersion", "WrappedHandler"]
 
 _BEAM = "apache_beam.ml.inference."
+_NO_ONNX_MODEL = ("DecodeError", "InvalidGraph", "InvalidProtobuf")
 _BEAM_PATHS = ("_model_uri", "_state_dict_path", "_torch_script_model_path", "_model_state")
 
 
@@ -66,8 +68,14 @@ class BeamContract(Handler[Any, Any, Any]):
                     check_exists(path)
 
     def load_model(self) -> Any:
-        """Load the wrapped handler's model."""
-        return self._handler.load_model()
+        """Load the wrapped handler's model. Raises ``InvalidArgument`` for a file that is no ONNX model."""
+        try:
+            return self._handler.load_model()
+        except Exception as error:
+            is_onnx = type(self._handler).load_model.__module__ == f"{_BEAM}onnx_inference"
+            if is_onnx and type(error).__name__ in _NO_ONNX_MODEL:  # of two libraries, which may not be installed
+                raise InvalidArgument(f"{self.path_of_model()!r} is no ONNX model: {error}") from error
+            raise
 
     def run_inference(self, batch: Any, model: Any, inference_args: dict[str, Any] | None = None) -> Iterable[Any]:
         """Return the wrapped handler's results for a batch of examples."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,11 +12,12 @@ from typing_extensions import Unpack
 
 from luminosity.inference.blocks import Block
 from luminosity.inference.handler import HandlerOptions
+from luminosity.inference.handlers.labels import Labels, likely_labels, names_at
 from luminosity.inference.handlers.on_torch import Batch, Outputs
 from luminosity.inference.handlers.padding import Array
 from luminosity.inference.handlers.text.text_handler import TextHandler
 
-__all__ = ["TextClassifier", "labels_of"]
+__all__ = ["TextClassifier"]
 
 
 class TextClassifier(TextHandler[str]):
@@ -62,9 +63,8 @@ class TextClassifier(TextHandler[str]):
     @property
     def output_type(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
         """A struct with the fields of a prediction."""
-        names = labels_of(self.config)
-        empty = _table(np.zeros((0, len(names)), np.float32), names)
-        return (_with_labels(empty, self._threshold) if _is_multi_label(self.config) else empty).type
+        labels = Labels.of(self.config)
+        return self._table(np.zeros((0, len(labels.names)), np.float32), labels).type
 
     def load_model(self) -> Any:
         """Load the sequence classification model, compiled if ``compile`` is set."""
@@ -73,47 +73,20 @@ class TextClassifier(TextHandler[str]):
     def compute(self, model: Any, batch: Batch, inference_args: dict[str, Any]) -> Any:
         """Return the scores of all labels: softmax, sigmoid if multi-label, or a regression's outputs."""
         logits = self.call(model, batch, inference_args).logits.float()
-        kind = model.config.problem_type
-        if kind == "regression":
-            scores = logits
-        else:
-            scores = logits.sigmoid() if _is_multi_label(model.config) else logits.softmax(dim=-1)
-        return {"scores": scores, "config": model.config}
+        labels = Labels.of(model.config)
+        return {"scores": labels.scores(logits), "labels": labels}
 
     def collect(self, outputs: Outputs) -> Block:
         """Return the best label and all scores of each text, with the list ``labels`` if multi-label."""
-        config = outputs.values["config"]
-        table = _table(outputs.values["scores"].numpy(force=True), labels_of(config))
-        return _with_labels(table, self._threshold) if _is_multi_label(config) else table
+        return self._table(outputs.values["scores"].numpy(force=True), outputs.values["labels"])
 
-
-def labels_of(config: Any) -> list[str]:
-    """Return the model's labels, in the order of its outputs."""
-    return [config.id2label[index] for index in range(config.num_labels)]
-
-
-def _is_multi_label(config: Any) -> bool:
-    one = config.num_labels == 1 and config.problem_type != "regression"
-    return one or config.problem_type == "multi_label_classification"
-
-
-def _table(scores: Array, names: Sequence[str]) -> Any:
-    best = scores.argmax(axis=1)
-    columns = {
-        "label": pa.array(names, pa.string()).take(pa.array(best)),
-        "score": pa.array(scores[np.arange(len(scores)), best], pa.float32()),
-        "scores": pa.StructArray.from_arrays([pa.array(column) for column in scores.T], names),
-    }
-    return pa.StructArray.from_arrays(list(columns.values()), list(columns))
-
-
-def _with_labels(table: Any, threshold: float) -> Any:
-    """Add a column with the labels whose score is high enough."""
-    scores = table.field("scores")
-    names = [scores.type.field(index).name for index in range(scores.type.num_fields)]
-    chosen = np.stack([column.to_numpy() for column in scores.flatten()], axis=1) >= threshold
-    offsets = np.concatenate([[0], chosen.sum(axis=1).cumsum()]).astype(np.int32)
-    values = pa.array(names, pa.string()).take(pa.array(np.nonzero(chosen)[1]))
-    labels = pa.ListArray.from_arrays(pa.array(offsets), values)
-    fields = [table.field(index) for index in range(table.type.num_fields)]
-    return pa.StructArray.from_arrays([*fields, labels], ["label", "score", "scores", "labels"])
+    def _table(self, scores: Array, labels: Labels) -> Any:
+        best = scores.argmax(axis=1)
+        columns = {
+            "label": names_at(labels.names, best),
+            "score": pa.array(scores[np.arange(len(scores)), best], pa.float32()),
+            "scores": pa.StructArray.from_arrays([pa.array(column) for column in scores.T], list(labels.names)),
+        }
+        if labels.are_several:
+            columns["labels"] = likely_labels(labels.names, scores, self._threshold)
+        return pa.StructArray.from_arrays(list(columns.values()), list(columns))

@@ -7,15 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 from typing_extensions import Unpack
 
 from luminosity.errors import InvalidArgument, InvalidType
 from luminosity.inference.blocks import Block, rows
 from luminosity.inference.handler import HandlerOptions
-from luminosity.inference.handlers.on_torch import Batch, Outputs
-from luminosity.inference.handlers.text.text_handler import TextHandler
+from luminosity.inference.handlers.on_torch import Batch
+from luminosity.inference.handlers.text.generating import GeneratingHandler
 from luminosity.inference.handlers.text.tokens import texts_of
 
 __all__ = ["TextGenerator"]
@@ -23,7 +22,7 @@ __all__ = ["TextGenerator"]
 Messages: TypeAlias = "Sequence[Mapping[str, Any]]"
 
 
-class TextGenerator(TextHandler["str | Messages"]):
+class TextGenerator(GeneratingHandler["str | Messages"]):
     """Continues prompts, with a causal language model of transformers.
 
     ::
@@ -47,9 +46,7 @@ class TextGenerator(TextHandler["str | Messages"]):
         options: those of Beam's ``ModelHandler``: ``max_batch_size``, ``large_model``, ``env_vars`` and so on.
     """
 
-    output_type = pa.string()
     padding_side = "left"  # so that new tokens follow the prompt
-    reads_tokenizer_json = False  # chat templates and decoding need transformers
     cut_side = "left"  # so that the end of the prompt, usually the question, is kept
 
     def __init__(
@@ -65,19 +62,8 @@ class TextGenerator(TextHandler["str | Messages"]):
         load_model_args: Mapping[str, Any] | None = None,
         **options: Unpack[HandlerOptions],
     ) -> None:
-        super().__init__(path, max_length, device, dtype, False, load_model_args, **options)
-        if max_new_tokens < 1:
-            raise InvalidArgument(f"found max_new_tokens={max_new_tokens}, expected at least one")
-        self._max_new_tokens = max_new_tokens
-        self._generation_args = dict(generation_args or {})
+        super().__init__(path, max_new_tokens, generation_args, max_length, device, dtype, load_model_args, **options)
         self._chat_template_args = dict(chat_template_args or {})
-        self.validate_inference_args(self._generation_args)
-
-    def validate_inference_args(self, inference_args: dict[str, Any] | None) -> None:
-        """Raise if more than one sequence per example is requested."""
-        count = (inference_args or {}).get("num_return_sequences", 1)
-        if count != 1:
-            raise InvalidArgument(f"found num_return_sequences={count}, expected 1: each example has one prediction")
 
     def limit_of(self, tokenizer: Any, config: Any) -> int | None:
         """Return how many tokens a prompt may have, so that the model has room for the new ones; None for no limit."""
@@ -127,23 +113,16 @@ class TextGenerator(TextHandler["str | Messages"]):
         arguments = {"add_generation_prompt": True, **self._chat_template_args}
         return self.tokenizer.whole.apply_chat_template(listed, tokenize=False, **arguments)
 
-    def cost(self, prepared: Block) -> npt.NDArray[Any]:
-        """Return the number of tokens of each prompt plus ``max_new_tokens``."""
-        return super().cost(prepared) + self._max_new_tokens
-
     def load_model(self) -> Any:
-        """Load the causal language model."""
+        """Load the causal language model. Raises ``InvalidArgument`` for a sequence-to-sequence model."""
+        if getattr(self.config, "is_encoder_decoder", False):
+            raise InvalidArgument(
+                f"{self.model_id!r} is a sequence-to-sequence model of the type {self.config.model_type!r}, expected a "
+                "causal language model",
+                fix="use Summarizer, whose prompt= may ask for other tasks, too",
+            )
         return self.load("AutoModelForCausalLM")
 
     def compute(self, model: Any, batch: Batch, inference_args: dict[str, Any]) -> Any:
         """Generate, and return only the new tokens."""
-        arguments = {"max_new_tokens": self._max_new_tokens, "pad_token_id": self.pad_id}
-        arguments |= {**self._generation_args, **inference_args}
-        if "stop_strings" in arguments:
-            arguments.setdefault("tokenizer", self.tokenizer.whole)
-        tokens = self.call(model.generate, batch, arguments)
-        return tokens[:, batch.inputs["input_ids"].shape[1] :]
-
-    def collect(self, outputs: Outputs) -> Block:
-        """Decode the new tokens to texts, without special tokens."""
-        return self.tokenizer.whole.batch_decode(outputs.values.numpy(force=True), skip_special_tokens=True)
+        return self.generate(model, batch, inference_args)[:, batch.inputs["input_ids"].shape[1] :]

@@ -53,6 +53,12 @@ class Pretrained:
         """Load the model's tokenizer."""
         return self._load("AutoTokenizer", self._where, self._mlflow_tokenizer)
 
+    def image_processor(self) -> Any:
+        """Load the model's image processor, the one that uses Pillow: others need torchvision."""
+        version = int(require("transformers", "transformers").__version__.partition(".")[0])
+        pillow = {"backend": "pil"} if version >= 5 else {"use_fast": False}
+        return self._load("AutoImageProcessor", {**self._where, **pillow})
+
     def plain(self) -> PlainModel | None:
         """Read the tokenizer and what preparing needs of the configuration without transformers; None if it can't."""
         where = self._where
@@ -149,6 +155,14 @@ class Pretrained:
                     raise  # the file system's own error
                 where = "the folder" if os.path.exists(folder) else "the Hugging Face hub"
                 raise ModelUnavailable(f"{self.path!r} can't be loaded from {where}: {error}") from error
+            except ValueError as error:
+                if not str(error).startswith("Unrecognized configuration class"):
+                    raise
+                kind_of_model = type(self.config()).model_type  # the error lists all types that there are
+                raise InvalidArgument(
+                    f"{self.path!r} is a model of the type {kind_of_model!r}, which {kind} of transformers can't load; "
+                    "it was made for another task"
+                ) from None
 
 
 def _is_model_file(name: str) -> bool:

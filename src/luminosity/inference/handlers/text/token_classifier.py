@@ -16,8 +16,8 @@ from typing_extensions import Unpack
 from luminosity.errors import InvalidArgument
 from luminosity.inference.blocks import Block
 from luminosity.inference.handler import HandlerOptions
+from luminosity.inference.handlers.labels import Labels
 from luminosity.inference.handlers.on_torch import Batch, Outputs
-from luminosity.inference.handlers.text.classifier import labels_of
 from luminosity.inference.handlers.text.text_handler import TextHandler
 from luminosity.inference.handlers.text.tokens import Lists, flat_values, list_array, offsets_of, texts_of, token_counts
 
@@ -116,7 +116,7 @@ class TokenClassifier(TextHandler[str]):
     def compute(self, model: Any, batch: Batch, inference_args: dict[str, Any]) -> Any:
         """Return the probabilities of the labels of each token, and the labels."""
         scores = self.call(model, batch, inference_args).logits.float().softmax(dim=-1)
-        return {"scores": scores, "labels": labels_of(model.config)}
+        return {"scores": scores, "labels": list(Labels.of(model.config).names)}
 
     def collect(self, outputs: Outputs) -> Block:
         """Return the list of entities of each text, without ignored labels."""

@@ -1,0 +1,1 @@
+"""Handlers for models of images: classifiers and embedders."""

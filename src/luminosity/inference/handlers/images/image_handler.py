@@ -1,0 +1,223 @@
+"""The base class of all handlers for models of images."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Hashable, Mapping
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from apache_beam.io.filesystems import FileSystems
+from apache_beam.ml.inference.base import PredictionResult
+from typing_extensions import Unpack
+
+from luminosity.errors import HandlerError, InvalidArgument, InvalidType, ModelUnavailable
+from luminosity.extras import require
+from luminosity.inference.blocks import Block, rows
+from luminosity.inference.files.local import local_copy
+from luminosity.inference.handler import HandlerOptions
+from luminosity.inference.handlers.images.decoding import decode, is_image_type
+from luminosity.inference.handlers.images.processor import TransformersRecipe
+from luminosity.inference.handlers.images.recipe import ImageRecipe, stacked
+from luminosity.inference.handlers.on_torch import Batch, TorchHandler
+from luminosity.inference.handlers.text.pretrained import Pretrained
+
+__all__ = ["ImageHandler"]
+
+FORK_SAFE_IMPORTS = ("PIL.Image",)
+"""Libraries that each worker with a model of images needs: the engine imports them once, before it forks workers."""
+
+_SETTINGS_FILES = ("preprocessor_config.json", "processor_config.json")
+
+
+class ImageHandler(TorchHandler[Any, PredictionResult]):
+    """A handler whose examples are images.
+
+    Workers decode, resize and crop; the process that predicts gets arrays of uint8, and scales and normalises them on
+    the device. Workers import neither torch nor transformers if the model's processor does only what an ``ImageRecipe``
+    can say.
+    """
+
+    reads_processor_json = True
+    """Set it to False on a handler to prepare images with transformers in any case."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | None,
+        model_class: Callable[..., Any] | None,
+        model_params: Mapping[str, Any] | None,
+        recipe: ImageRecipe | None,
+        device: str,
+        dtype: Any,
+        compile: bool,
+        load_model_args: Mapping[str, Any] | None,
+        **options: Unpack[HandlerOptions],
+    ) -> None:
+        super().__init__(device, dtype, **options)
+        _check_source(path, model_class, model_params, recipe, load_model_args)
+        self._pretrained = Pretrained("" if path is None else os.fspath(path), dict(load_model_args or {}))
+        self._model_class = model_class
+        self._model_params = dict(model_params or {})
+        self._recipe = recipe
+        self._compile = compile
+
+    def check_input_type(self, kind: pa.DataType) -> None:
+        """Raise ``InvalidType`` unless a column of this type can hold images."""
+        if not is_image_type(kind):
+            raise InvalidType(f"found {kind}, expected paths (text), images (binary), or a struct with bytes or path")
+
+    @property
+    def model_id(self) -> str | None:
+        """The folder of the model, or its name on the hub; None for a module of your own."""
+        return None if self._model_class is not None else self._pretrained.path
+
+    def check_files(self) -> None:
+        """Raise if the model can't be found, or is a folder without the settings of an image processor."""
+        if self._model_class is not None:
+            return
+        self._pretrained.check()
+        if FileSystems.get_scheme(self._pretrained.path) in (None, "file"):
+            folder = local_copy(self._pretrained.path)
+            if self._recipe is None and os.path.isdir(folder) and self._processor_settings is None:
+                raise ModelUnavailable(
+                    f"{self.model_id!r}: found no {_SETTINGS_FILES[0]}, expected a model of images",
+                    fix="pass recipe=ImageRecipe(...) if the model takes images",
+                )
+
+    def takes_updates(self) -> bool:
+        """Return whether the model has a path, which may change."""
+        return self._model_class is None
+
+    def update_model_path(self, model_path: str | None = None) -> None:
+        """Switch to another version of the model."""
+        if model_path and self._model_class is None:
+            self._pretrained = Pretrained(model_path, self._pretrained.arguments)
+            self.forget()
+
+    def check_prepares_like(self, first: ImageHandler) -> None:
+        """Raise if images are prepared otherwise than ``first`` does."""
+        if self.recipe != first.recipe:
+            raise ModelUnavailable(
+                f"{self.model_id!r} needs other sizes or values of images than {first.model_id!r}, with which the "
+                "pipeline started and which prepares its images",
+                fix="start a new run for a model with other settings of its image processor",
+            )
+
+    @cached_property
+    def config(self) -> Any:
+        """The configuration of a model of transformers, read on first use."""
+        return self._pretrained.config()
+
+    @cached_property
+    def recipe(self) -> ImageRecipe | TransformersRecipe:
+        """What happens to images before the model: the argument, or the settings in the model's files."""
+        if self._recipe is not None:
+            return self._recipe
+        settings = self._processor_settings if self.reads_processor_json else None
+        return (ImageRecipe.read(settings) if settings else None) or TransformersRecipe(self._pretrained)
+
+    @cached_property
+    def _processor_settings(self) -> Mapping[str, Any] | None:
+        for name in _SETTINGS_FILES:
+            found = self._pretrained.json(name)
+            if found is not None:
+                return found.get("image_processor", found)
+        return None
+
+    def prepare(self, block: Block) -> Block:
+        """Decode, resize and crop the images: one array of uint8 if all get the same size."""
+        return stacked([self.recipe.pixels(decode(example)) for example in rows(block)])
+
+    def prepare_key(self) -> Hashable | None:
+        """Return the recipe: models with the same recipe share the prepared images."""
+        return self.recipe
+
+    def cost(self, prepared: Block) -> npt.NDArray[Any]:
+        """Return the number of pixels of each image."""
+        return np.fromiter((array.shape[0] * array.shape[1] for array in prepared), np.float64, len(prepared))
+
+    def collate(self, prepared: Block) -> Batch:
+        """Stack the images of a batch."""
+        batch = prepared if isinstance(prepared, np.ndarray) else stacked(prepared)
+        if isinstance(batch, list):
+            raise InvalidArgument(
+                f"found images of the sizes {sorted({array.shape[:2] for array in batch})[:3]} in one batch, expected "
+                "one size",
+                fix="pass recipe=ImageRecipe(size=(height, width)), or max_batch_size=1",
+            )
+        return Batch(require("torch", "torch").from_numpy(np.require(batch, requirements=["C", "W"])), len(prepared))
+
+    def load(self, kind: str, optional: tuple[str, ...] = ()) -> Any:
+        """Load the model of this kind, or the user's own module, onto its device."""
+        torch = require("torch", "torch")
+        if self._model_class is None:
+            module = self._pretrained.model(kind, self.dtype, optional)
+            self._check_recipe()
+            if "device_map" in self._pretrained.arguments:
+                return module
+        else:
+            module = self._model_class(**self._model_params)
+            if not isinstance(module, torch.nn.Module):
+                raise InvalidType(
+                    f"found a model of type {type(module).__name__} from model_class={self._model_class!r}, expected a "
+                    "torch.nn.Module"
+                )
+            module = module.eval().requires_grad_(False)
+            module = module if self.dtype is None else module.to(self.dtype)
+        module = module.to(self.device)
+        return torch.compile(module, dynamic=True) if self._compile else module
+
+    def _check_recipe(self) -> None:
+        """Raise if transformers, which the model needs anyway, prepares images otherwise than the workers do."""
+        if self._recipe is not None or not isinstance(self.recipe, ImageRecipe):
+            return
+        if not TransformersRecipe(self._pretrained).is_close_to(self.recipe):
+            raise HandlerError(
+                f"the image processor of {self.model_id!r} differs from what its settings say to transformers "
+                f"{require('transformers', 'transformers').__version__}",
+                fix="set `reads_processor_json = False` on the handler, which then prepares images with transformers",
+            )
+
+    def pixel_values(self, model: Any, batch: Batch) -> Any:
+        """Return the images of a batch as the tensor that the model takes."""
+        torch = require("torch", "torch")
+        found = (each.dtype for each in model.parameters() if each.is_floating_point())
+        return self.recipe.normalised(batch.inputs, next(found, torch.float32))
+
+    def call(self, model: Any, batch: Batch, inference_args: dict[str, Any]) -> Any:
+        """Return the model's output for a batch."""
+        pixels = self.pixel_values(model, batch)
+        if self._model_class is not None:
+            return model(pixels, **inference_args)
+        return model(pixel_values=pixels, **inference_args)
+
+    def warm_up(self, model: Any) -> None:
+        """Run the model once on a grey image."""
+        list(self.run_inference([np.full((32, 32, 3), 127, np.uint8)], model))
+
+
+def _check_source(
+    path: str | os.PathLike[str] | None,
+    model_class: Callable[..., Any] | None,
+    model_params: Mapping[str, Any] | None,
+    recipe: ImageRecipe | None,
+    load_model_args: Mapping[str, Any] | None,
+) -> None:
+    """Raise unless the arguments name one model, and say how to prepare images for it."""
+    if (path is None) == (model_class is None):
+        found = "neither" if path is None else "both"
+        raise InvalidArgument(f"found {found} of path and model_class=, expected one of them")
+    if model_class is None:
+        if model_params:
+            raise InvalidArgument("found model_params= without model_class=, whose arguments they are")
+        return
+    if recipe is None:
+        raise InvalidArgument(
+            "found model_class= without recipe=, expected both",
+            fix="pass recipe=ImageRecipe(size=..., mean=..., std=...), as the model was trained",
+        )
+    if load_model_args:
+        raise InvalidArgument("found load_model_args= with model_class=, expected model_params=")
