@@ -148,6 +148,6 @@ def _cropped(pixels: Array, crop: tuple[int, int]) -> Array:
     if any(short):
         before = [-(-each // 2) for each in short]
         borders = [(first, each - first) for first, each in zip(before, short, strict=True)]
-        pixels = np.pad(pixels, [*borders, (0, 0)])
+        pixels = np.pad(pixels, (borders[0], borders[1], (0, 0)))
     top, left = ((found - wanted) // 2 for wanted, found in zip(crop, pixels.shape, strict=False))
     return pixels[top : top + crop[0], left : left + crop[1]]
