@@ -144,10 +144,9 @@ def _lengths(size: Any) -> int | tuple[int, int] | None:
 
 def _cropped(pixels: Array, crop: tuple[int, int]) -> Array:
     """Return the centre of an image, with a black border if the image is smaller."""
-    short = [max(0, wanted - found) for wanted, found in zip(crop, pixels.shape, strict=False)]
-    if any(short):
-        before = [-(-each // 2) for each in short]
-        borders = [(first, each - first) for first, each in zip(before, short, strict=True)]
-        pixels = np.pad(pixels, (borders[0], borders[1], (0, 0)))
+    height, width = (max(0, wanted - found) for wanted, found in zip(crop, pixels.shape, strict=False))
+    if height or width:
+        above, left = -(-height // 2), -(-width // 2)
+        pixels = np.pad(pixels, np.array([(above, height - above), (left, width - left), (0, 0)]))
     top, left = ((found - wanted) // 2 for wanted, found in zip(crop, pixels.shape, strict=False))
     return pixels[top : top + crop[0], left : left + crop[1]]
