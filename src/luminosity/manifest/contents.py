@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import os
 from collections.abc import Sequence
@@ -12,13 +11,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from luminosity.manifest.lines import COLUMNAR, LINES, header_and_lines, suffix_of
 from luminosity.manifest.row_hashes import float_leaves, float_sums, row_hashes
 
 __all__ = ["Comparison", "compare_tables", "content_digest", "is_table", "read_files"]
-
-_LINES = (".csv", ".tsv", ".jsonl", ".ndjson", ".txt")
-_WITH_HEADER = (".csv", ".tsv")
-_COLUMNAR = (".parquet", ".arrow", ".feather")
 
 
 @dataclass(frozen=True)
@@ -39,7 +35,7 @@ class Comparison:
 
 def is_table(files: Sequence[str]) -> bool:
     """Return whether all files have a name of a format whose rows can be compared."""
-    return bool(files) and all(_suffix(file) in (*_LINES, *_COLUMNAR) for file in files)
+    return bool(files) and all(suffix_of(file) in (*LINES, *COLUMNAR) for file in files)
 
 
 def read_files(files: Sequence[str], base: str) -> Any:
@@ -114,23 +110,21 @@ def _different_columns(before: Any, now: Any) -> str:
 
 
 def _read(path: str) -> Any:
-    suffix = _suffix(path)
+    suffix = suffix_of(path)
     if suffix == ".parquet":
         import pyarrow.parquet
 
         return pyarrow.parquet.ParquetFile(path).read()
-    if suffix in _COLUMNAR:
+    if suffix in COLUMNAR:
         with pa.memory_map(path) as source:
             try:
                 return pa.ipc.open_file(source).read_all()
             except pa.ArrowInvalid:
                 source.seek(0)
                 return pa.ipc.open_stream(source).read_all()
-    with gzip.open(path, "rb") if path.lower().endswith(".gz") else open(path, "rb") as file:
-        lines = file.read().splitlines()
-    if suffix not in _WITH_HEADER:
-        return pa.table({"line": pa.array(lines, pa.large_binary())})
-    header, *rows = lines or [b""]
+    header, rows = header_and_lines(path)
+    if header is None:
+        return pa.table({"line": pa.array(rows, pa.large_binary())})
     columns = {"header": [header] * len(rows), "line": rows}
     return pa.table({name: pa.array(values, pa.large_binary()) for name, values in columns.items()})
 
@@ -141,8 +135,3 @@ def _with_partitions(table: Any, relative: str) -> Any:
         if is_partition and name not in table.schema.names:
             table = table.append_column(name, pa.repeat(pa.scalar(value), table.num_rows))
     return table
-
-
-def _suffix(path: str) -> str:
-    stem, suffix = os.path.splitext(path.lower())
-    return os.path.splitext(stem)[1] if suffix == ".gz" else suffix

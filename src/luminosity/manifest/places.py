@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from luminosity.manifest.digests import digest_files, files_of, is_local
+from luminosity.manifest.lines import COLUMNAR, LINES, digest_lines, suffix_of
 
 __all__ = ["Effects", "Kind", "Place", "Sealed", "base_of", "seal"]
 
@@ -107,14 +108,17 @@ def seal(place: Place, *, since: float = 0.0, in_full: bool = False, with_conten
 
 def _content(files: list[str], base: str) -> tuple[int | None, str]:
     """Return the number of rows and the digest of a table; nothing if the files are not a table after all."""
-    from luminosity.manifest.contents import content_digest, is_table, read_files  # imports pyarrow
-
-    if not is_table(files):
-        return None, ""
+    suffixes = {suffix_of(file) for file in files}
     try:
+        if suffixes <= {*LINES}:
+            return digest_lines(files)
+        if not suffixes <= {*COLUMNAR}:
+            return None, ""
+        from luminosity.manifest.contents import content_digest, read_files  # imports pyarrow
+
         table = read_files(files, base)
         return table.num_rows, content_digest(table)
-    except (OSError, ValueError, TypeError):  # also Arrow's errors; the bytes have a digest in any case
+    except (OSError, ValueError, TypeError, RuntimeError):  # also Arrow's errors; the bytes have a digest in any case
         return None, ""
 
 

@@ -15,6 +15,7 @@ __all__ = ["float_leaves", "float_sums", "row_hashes"]
 Hashes = npt.NDArray[np.uint64]
 
 _NULL = np.uint64(0x9E3779B97F4A7C15)
+_FLOATS = {"halffloat": "float16", "float": "float32", "double": "float64"}  # Arrow's names, and NumPy's
 _FACTOR_1 = np.uint64(0xBF58476D1CE4E5B9)  # this and the following: the mixer of the generator SplitMix64
 _FACTOR_2 = np.uint64(0x94D049BB133111EB)
 
@@ -83,8 +84,7 @@ def _hashed(array: Any, with_floats: bool) -> Hashes:
         hashes = _mixed(_integers(array).view(np.uint64))
     else:
         hashes = _of_values(array)
-    is_null = np.asarray(array.is_null().to_numpy(zero_copy_only=False), bool)
-    return cast(Hashes, np.where(is_null, _NULL, hashes))
+    return cast(Hashes, np.where(_is_null(array), _NULL, hashes))
 
 
 def _of_lists(array: Any, with_floats: bool) -> Hashes:
@@ -104,7 +104,7 @@ def _of_values(array: Any) -> Hashes:
     hashes = np.array([_hash_of(each.encode() if isinstance(each, str) else each) for each in values], np.uint64)
     if not len(hashes):
         return np.zeros(len(array), np.uint64)
-    return hashes[encoded.indices.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)]
+    return hashes[np.clip(_raw(encoded.indices), 0, len(hashes) - 1)]
 
 
 def _integers(array: Any) -> npt.NDArray[np.int64]:
@@ -113,18 +113,33 @@ def _integers(array: Any) -> npt.NDArray[np.int64]:
         array = array.cast(pa.int8())
     elif pa.types.is_temporal(kind):
         array = array.view(pa.int32() if kind.bit_width == 32 else pa.int64())
-    if pa.types.is_uint64(array.type):
-        return array.fill_null(0).to_numpy(zero_copy_only=False).astype(np.uint64).view(np.int64)
-    return array.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+    return _raw(array).astype(np.int64)
+
+
+def _is_null(array: Any) -> npt.NDArray[np.bool_]:
+    return _raw(array.is_null().cast(pa.uint8())).astype(bool)
+
+
+def _raw(array: Any) -> npt.NDArray[Any]:
+    """Return the numbers of an array as they lie in memory, with any number for a null.
+
+    Arrow's ``to_numpy`` and ``fill_null`` would do, but they import pandas, if that is installed, which takes longer
+    than all the rest.
+    """
+    values = array.buffers()[1] if len(array) else None
+    kind = _FLOATS.get(str(array.type), str(array.type))
+    if values is None:
+        return np.zeros(len(array), kind)
+    return np.frombuffer(values, kind)[array.offset : array.offset + len(array)]
 
 
 def _floats(array: Any) -> npt.NDArray[np.float64]:
-    return np.ascontiguousarray(array.to_numpy(zero_copy_only=False).astype(np.float64))
+    return np.where(_is_null(array), np.nan, _raw(array).astype(np.float64))
 
 
 def _lengths(array: Any) -> npt.NDArray[np.int64]:
     lengths: Any = compute.call_function("list_value_length", [array])
-    return lengths.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+    return np.where(_is_null(lengths), 0, _raw(lengths)).astype(np.int64)
 
 
 def _summed(values: Any, lengths: npt.NDArray[np.int64]) -> Any:

@@ -74,6 +74,11 @@ class ManifestWriter:
 
     def _begin(self, event: RunStarted) -> Manifest:
         effects = self._effects
+        if effects.writes and "pyarrow" in sys.modules:
+            # Their imports fail while Python ends, which may be when the outputs get their digests.
+            import pyarrow.parquet  # noqa: F401  # pyright: ignore[reportUnusedImport]
+
+            import luminosity.manifest.contents  # noqa: F401  # pyright: ignore[reportUnusedImport]
         words = surroundings.command()
         script = (
             os.path.abspath(sys.argv[0]) if sys.argv and os.path.isfile(sys.argv[0]) else os.path.join(os.getcwd(), "")
@@ -117,7 +122,7 @@ class ManifestWriter:
                 else ()
             )
             manifests.save(self._folder, replace(manifest, state=state, outputs=outputs))
-        except OSError as error:
+        except Exception as error:  # nobody else would hear of it
             _warn(error)
 
     def _sealed(self, places: Sequence[Place]) -> tuple[Sealed, ...]:
