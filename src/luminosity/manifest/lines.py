@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 
 __all__ = ["COLUMNAR", "LINES", "digest_lines", "header_and_lines", "suffix_of"]
@@ -16,16 +17,19 @@ COLUMNAR = (".parquet", ".arrow", ".feather")
 """The names of files with typed columns end like this."""
 
 _WITH_HEADER = (".csv", ".tsv")
+_SHARD = re.compile(r"-\d+-of-\d+$")
 _HASH_BYTES = 16  # of one line
 
 
 def suffix_of(path: str) -> str:
     """Return the suffix that tells the format of a file.
 
-    >>> suffix_of("out/part-0.csv.gz")
-    '.csv'
+    >>> suffix_of("out/part-0.csv.gz"), suffix_of("out-00000-of-00001")
+    ('.csv', '.txt')
     """
     stem, suffix = os.path.splitext(path.lower())
+    if not suffix and _SHARD.search(path):
+        return ".txt"  # what Beam's WriteToText writes if it is given no suffix
     return os.path.splitext(stem)[1] if suffix == ".gz" else suffix
 
 
