@@ -108,6 +108,7 @@ def test_a_name_that_lacks_a_part(name: str) -> None:
         ('{"versions": {"1"', "is broken: Expecting"),
         (b"\xff\xfe\x00", "is broken: .*decode"),
         ("[1]", "found a list, expected an object"),
+        pytest.param("[" * 100_000, "is broken: maximum recursion depth", id="deep"),
         ('{"aliases": {}}', "found no object 'versions'"),
         ('{"versions": {"1": "mood/1.pt"}}', "the version '1' has no 'path'"),
         ('{"versions": {"1": {"path": 3}}}', "the version '1' has no 'path'"),
@@ -187,3 +188,21 @@ def test_registering_again_moves_the_alias_only(models: Path) -> None:
         register_model(models / "mood.json", models / "mood" / "2", version="1")
     with pytest.raises(InvalidArgument, match="names without @ and /"):
         register_model(models / "mood.json", models / "mood" / "2", aliases=["a/b"])
+
+
+@pytest.mark.parametrize("name", ["mood[2]", "mo*d", "mood?", "my mood"])
+def test_a_name_that_is_a_pattern_keeps_its_versions(models: Path, name: str) -> None:
+    register_model(f"registry://{models}/{name}", models / "mood" / "1.pt", aliases=["prod"])
+    assert register_model(f"registry://{models}/{name}", models / "mood" / "2", aliases=["canary"]) == "2"
+    assert resolve(f"registry://{models}/{name}@prod").version == "1"
+    with pytest.raises(ModelUnavailable, match=r"found no registry '.*/moo\*.json'"):
+        resolve(f"registry://{models}/moo*@prod")
+
+
+def test_a_model_or_an_alias_that_can_not_be_registered(models: Path) -> None:
+    before = (models / "mood.json").read_bytes()
+    with pytest.raises(ModelUnavailable, match=r"found no file or folder '.*/3.pt' to register"):
+        register_model(models / "mood.json", models / "mood" / "3.pt")
+    with pytest.raises(InvalidArgument, match=r"found the alias '1' for the version '2', but .* has a version of this"):
+        register_model(models / "mood.json", models / "mood" / "2", aliases=["1"])
+    assert (models / "mood.json").read_bytes() == before

@@ -129,7 +129,12 @@ def register_model(
 
 def _add(address: str, model: str, version: str | None, aliases: list[str]) -> str:
     registry = _read(address) if _exists(address) else _Registry()
-    digest = model_digest(local_copy(model))
+    local = local_copy(model)
+    if not os.path.exists(local):
+        raise ModelUnavailable(
+            f"found no file or folder {model!r} to register in {address}", fix="write the model's files first"
+        )
+    digest = model_digest(local)
     entry = {"path": _stored(address, model), "digest": digest}
     if version is None:
         same = [each for each, found in registry.versions.items() if entry.items() <= found.items()]
@@ -141,6 +146,12 @@ def _add(address: str, model: str, version: str | None, aliases: list[str]) -> s
             fix="leave version= out: the next number is taken",
         )
     registry.versions.setdefault(version, entry)
+    shadowing = [alias for alias in aliases if alias in registry.versions and alias != version]
+    if shadowing:
+        raise InvalidArgument(
+            f"found the alias {shadowing[0]!r} for the version {version!r}, but {address} has a version of this name",
+            fix="choose another alias",
+        )
     registry.aliases |= dict.fromkeys(aliases, version)
     _write(address, registry)
     return version
@@ -148,7 +159,7 @@ def _add(address: str, model: str, version: str | None, aliases: list[str]) -> s
 
 def _exists(address: str) -> bool:
     try:
-        return bool(FileSystems.match([address])[0].metadata_list)
+        return bool(FileSystems.exists(address))  # not match, to which a name such as model[2] is a pattern
     except (BeamIOError, OSError, ValueError) as error:
         raise _away(address, error) from error
 
@@ -168,7 +179,7 @@ def _read(address: str) -> _Registry:
         raise _broken(address, f"found more than {_MOST_BYTES:,} bytes")
     try:
         data: Any = json.loads(content)
-    except ValueError as error:  # also bytes that are not UTF-8
+    except (ValueError, RecursionError) as error:  # also bytes that are not UTF-8
         raise _broken(address, first_line(str(error), _REASON_CHARACTERS)) from None
     return _parsed(address, data)
 
@@ -239,7 +250,7 @@ def _folder(address: str) -> str:
 
 def _is_missing(address: str) -> bool:
     try:
-        return not FileSystems.match([address])[0].metadata_list
+        return not FileSystems.exists(address)
     except Exception:  # the file system does not answer, so nothing is known
         return False
 
