@@ -267,3 +267,8 @@ def test_the_small_model_of_a_package(tmp_path: Path) -> None:
     assert answer.outcome in ("answered", "not_told")
     assert set(answer.citations) == {row.number for row in answer.rows}
     assert str(answer).startswith(("- ", "The reviews do not tell."))
+
+
+def test_a_column_to_show_that_the_store_lacks_is_an_error(store: Path) -> None:
+    with pytest.raises(StoreError, match=r"found the column 'prodct' for the cited rows.*did you mean 'product'\?"):
+        answerer(store, columns=["prodct"]).answer("Is the kettle loud?")

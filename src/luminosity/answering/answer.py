@@ -7,10 +7,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from luminosity._text import shorten
+from luminosity.answering.excerpts import clean
+
 __all__ = ["Answer", "Bullet", "Outcome", "SourceRow"]
 
 Outcome = Literal["answered", "quoted", "not_told", "no_rows"]
 _SHOWN_CHARACTERS = 240  # of a cited row in the text of an answer; ``rows`` has all that the model saw
+_FIELD_CHARACTERS = 120  # of one of its columns
 
 
 @dataclass(frozen=True)
@@ -35,9 +39,10 @@ class SourceRow:
     fields: Mapping[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        about = ", ".join(f"{name}: {value}" for name, value in self.fields.items() if value is not None)
+        # Columns come from the store, as the text does: a value must not look like a part of the answer.
+        about = "".join(f", {name}: {_field(value)}" for name, value in self.fields.items() if value is not None)
         shown = textwrap.shorten(self.text, _SHOWN_CHARACTERS, placeholder=" …")
-        return f"[{self.number}] {shown} (id {self.id}{', ' if about else ''}{about})"
+        return f"[{self.number}] {shown} (id {_field(self.id)}{about})"
 
 
 @dataclass(frozen=True)
@@ -92,3 +97,7 @@ class Answer:
         if self.follow_ups:
             lines += ["", "Further questions:", *(f"- {each}" for each in self.follow_ups)]
         return "\n".join(lines)
+
+
+def _field(value: object) -> str:
+    return shorten(clean(str(value)), _FIELD_CHARACTERS)

@@ -19,7 +19,13 @@ _CHARACTERS_PER_TOKEN = 4  # of Latin text; fewer in prose of most tokenizers, s
 _MOST_CHARACTERS = 20_000  # of a row that is looked at: excerpts are far shorter
 _STEM_CHARACTERS = 4  # at the beginning of a word: "leak", "leaks" and "leaked" are alike
 _UNSPACED_CHARACTERS = 3  # kept for a token of a text without spaces
-_REPLACED = str.maketrans({"[": "(", "]": ")", "【": "(", "】": ")", "<": "(", ">": ")", '"': "'", "“": "'", "”": "'"})
+_OPENING, _CLOSING = (
+    "[【\uff3b\u3014⟦\u2772⁅",
+    "]】\uff3d\u3015⟧\u2773⁆",
+)  # brackets that can look like those of a citation
+_REPLACED = str.maketrans(
+    {**dict.fromkeys(f"{_OPENING}<", "("), **dict.fromkeys(f"{_CLOSING}>", ")"), **dict.fromkeys('"“”', "'")}
+)
 _MARKUP = re.compile(r"<br\s*/?>", re.IGNORECASE)
 _SENTENCE_END = re.compile(r"(?<=[.!?…。\uff01\uff1f])[\"')\]]*\s+|\n+|(?<=[。\uff01\uff1f])")
 _WORD = re.compile(r"\w+")

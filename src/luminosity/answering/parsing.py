@@ -21,16 +21,19 @@ _THOUGHTS = re.compile(r"<(think|thinking|reasoning)>.*?(?:</\1>|\Z)", re.DOTALL
 _TERMINAL_CODE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|.)")
 _SOURCES_TITLE = re.compile(r"^[\W_]*(?:sources?|references?|citations?|cited\s+\w+)[\W_]*$", re.IGNORECASE)
 _BULLET = re.compile(r"^\s*(?:[-*•‣\u2013\u2014·]+|\(?\d{1,2}[.)])\s+")
-_FOLLOW_UP_LINE = re.compile(r"^\s*(?:[-*•]\s*)?(?:Q\d*[:.]|\?)\s*")
+_FOLLOW_UP_LINE = re.compile(r"^\s*(?:[-*•]\s*)?(?:Q\d*[:.]|Question\s*\d*:|\?)\s*")
+_ANSWER_TITLE = re.compile(r"^(?:Answer|A)\s*\d*:\s*")
+_NOT_TOLD = re.compile(r"(?:not told|(?:the )?\w+ do(?:es)? not tell)")  # as the prompt asks for, and as answers say it
 _FOLLOW_UP_TITLE = re.compile(r"^[\W_]*(?:follow.?ups?|further|more|other)\b[^?]{0,40}\bquestions?\b", re.IGNORECASE)
-_NUMBERS = r"\#?\d{1,9}(?:\s*(?:,|;|&|and|[-\u2013])\s*(?:(?:reviews?|rows?|source)\s*)?\#?\d{1,9})*"
+_NUMBERS = r"\#?\d{1,40}(?:\s*(?:,|;|&|and|[-\u2013])\s*(?:(?:reviews?|rows?|source)\s*)?\#?\d{1,40})*"
+_OPEN, _CLOSE = r"[\[【\uff3b]", r"(?:†[^\]】\uff3d]{0,40})?[\]】\uff3d]"  # 【1†source】 is a habit of some models
 _CITATION = re.compile(
-    rf"[\[【(]\s*\^?(?:reviews?|rows?|sources?|no\.?)\s*:?\s*({_NUMBERS})\s*[\]】)]"
-    rf"|[\[【]\s*\^?({_NUMBERS})\s*[\]】]",
+    rf"(?:{_OPEN}|\()\s*\^?(?:reviews?|rows?|sources?|no\.?)\s*:?\s*({_NUMBERS})\s*(?:{_CLOSE}|\))"
+    rf"|{_OPEN}\s*\^?({_NUMBERS})\s*{_CLOSE}",
     re.IGNORECASE,
 )
-_PART = re.compile(r"(\d{1,9})(?:\s*[-\u2013]\s*\#?(\d{1,9}))?")
-_LEFTOVER = re.compile(r"[\[\]【】]")
+_PART = re.compile(r"(\d{1,40})(?:\s*[-\u2013]\s*\#?(\d{1,40}))?")
+_LEFTOVER = re.compile(r"[\[\]【】\uff3b\uff3d]")
 _EMPHASIS = re.compile(r"\*\*|__|`+")
 
 
@@ -99,7 +102,8 @@ def parse_answer(
             text = _statement_text(statement)
             supported = tuple(number for number in cited if shared_share(text, rows[number]) >= least_shared)
             unsupported += len(cited) - len(supported)
-            is_useful = supported and _has_words(text) and not is_instruction(text) and _plain(text) not in seen
+            tells = _has_words(text) and not is_instruction(text) and not _NOT_TOLD.fullmatch(_plain(text))
+            is_useful = supported and tells and _plain(text) not in seen
             if not is_useful or len(bullets) >= most_bullets:
                 dropped += 1
             else:
@@ -161,7 +165,7 @@ def _citations(statement: str, numbers: Container[int]) -> tuple[tuple[int, ...]
 
 
 def _statement_text(statement: str) -> str:
-    text = _EMPHASIS.sub("", _CITATION.sub(" ", statement))
+    text = _ANSWER_TITLE.sub("", _EMPHASIS.sub("", _CITATION.sub(" ", statement)))
     text = clean(_LEFTOVER.sub(" ", text))
     text = re.sub(r"\s+([.,;:!?])", r"\1", text).strip(" ,;:-")
     return shorten(re.sub(r"([.!?])[.,;]+$", r"\1", text), _BULLET_CHARACTERS)

@@ -90,6 +90,8 @@ class Retriever:
                     f"{self._settings.address} is empty, expected rows to answer from", fix="write rows to it first"
                 )
             self._check_column(self._settings.text_column, "the texts")
+            for column in self._settings.columns:
+                self._check_column(column, "the cited rows")
             self._vectors = found
         return self._vectors
 
