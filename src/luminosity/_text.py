@@ -35,6 +35,15 @@ def shorten(text: str, limit: int) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
+def printable(text: str) -> str:
+    """Return ``text`` on one line, without characters that a terminal would obey.
+
+    >>> printable("two\\nlines, \\x1b[31mred")
+    'two lines,  [31mred'
+    """
+    return "".join(each if each.isprintable() else " " for each in text)
+
+
 def shorten_repr(value: Any, limit: int) -> str:
     """Return the beginning of ``repr(value)``, also where that ``repr`` raises.
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from luminosity.cli.main import main
@@ -55,3 +57,36 @@ def test_errors(tables: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert "did you mean 'whole'?" in capsys.readouterr().err
     assert main(["describe", " "]) == 1
     assert "is empty, expected a file" in capsys.readouterr().err
+
+
+def test_a_table_without_rows_has_its_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = pa.table({"age": [1, 2], "name": ["a", "b"]})
+    empty, full = (str(tmp_path / name) for name in ("empty.parquet", "full.parquet"))
+    pq.write_table(table.slice(0, 0), empty)
+    pq.write_table(table, full)
+
+    assert main(["describe", empty, "--reference", full]) == 0
+
+    out = capsys.readouterr().out
+    assert out.startswith("0 rows, 2 columns against 2 rows of the reference")
+    assert "the column is gone" not in out
+    assert out.count("no rows to compare") == 2
+
+
+def test_durations_are_no_dates_and_values_are_printable(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    columns = {
+        "took": pa.array([-3600, 5400, 90000], pa.duration("s")),
+        "at": pa.array([3600, 7200, 3723], pa.time32("s")),
+        "odd\nname": ["\x1b[2J", "two\nlines", "\x1b[2J"],
+    }
+    path, report = str(tmp_path / "odd.parquet"), tmp_path / "odd.html"
+    pq.write_table(pa.table(columns), path)
+
+    assert main(["describe", path, "--report", str(report)]) == 0
+
+    out = capsys.readouterr().out
+    assert "-01:00:00 to 25:00:00, median 01:30:00" in out
+    assert "01:00:00 to 02:00:00, median 01:02:03" in out
+    assert all(line.isprintable() for line in out.splitlines())
+    assert len(out.splitlines()) == 5
+    assert "1970-01-0" not in report.read_text()

@@ -190,7 +190,7 @@ def test_a_reference_without_rows_or_values() -> None:
     assert (change.distance, change.said) == (1, "the column is gone")
     (change,) = describe({"x": [np.nan] * 40}, {"x": [1.0] * 40}).changes
     assert (change.distance, change.said) == (1, "missing values: 0 of the rows, now 1")
-    (change,) = describe({"x": [np.inf] * 3}, {"x": [1.0] * 3}).changes
+    (change,) = describe({"x": [np.inf] * 3}, {"x": [np.inf] * 3}).changes
     assert (change.distance, change.said) == (0, "no finite values to compare")
     with pytest.raises(EvaluationError, match="found no column 'b', expected one of a"):
         describe([{"a": 1}], columns=["b"])
@@ -246,3 +246,12 @@ def test_a_pipeline_describes_tables_and_rows() -> None:
         rows = pipeline | "Rows" >> beam.Create(table.select(columns).to_pylist())
         found = rows | beam.WindowInto(beam.window.FixedWindows(10)) | "Windows" >> Describe(columns)
         assert_that(found | "Summary" >> beam.Map(summary), equal_to([expected]), label="rows")
+
+
+def test_a_change_of_infinite_values_is_a_change() -> None:
+    now, before = {"a": [1.0, 2.0] * 50}, {"a": [1.0, 2.0, np.inf, -np.inf] * 25}
+    change = describe(now, reference=before).changes[0]
+    assert (change.distance, change.said) == (0.5, "infinite values: 0.5 of the rows, now 0")
+    assert change.p_value is not None
+    assert change.p_value < 1e-6
+    assert describe(now, reference={"a": [np.inf] * 100}).changes[0].distance == 1.0

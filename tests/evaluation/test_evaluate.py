@@ -475,3 +475,16 @@ def test_a_stream_has_a_result_for_each_window(tmp_path: Path) -> None:
     run_stream(build)
     assert evaluated.read() == [[2, 0.5], [1, 1.0], [1, 0.0]]
     assert described.read() == [[2.0, 0.0], [5.0, 1.0], [8.0, 1.0]]
+
+
+@pytest.mark.filterwarnings("error")
+def test_errors_too_large_for_a_number_are_not_defined() -> None:
+    found = evaluate({"y": [1e308, -1e308, 1.5], "p": [-1e308, 1e308, 1.5]}, "y", "p")
+    assert {name: each.reason for name, each in found.metrics.items() if each.value is None} == dict.fromkeys(
+        found.metrics, "it is too large for a number of 64 bits"
+    )
+    found = evaluate({"y": [1e200, 2e200, 1.5], "p": [1e200, 1e200, 1.5]}, "y", "p")
+    assert found["mae"] == pytest.approx(1e200 / 3)
+    assert {found.metrics[name].reason for name in ("rmse", "r2")} == {"it is too large for a number of 64 bits"}
+    tiny = evaluate({"y": [5e-324, 1e-320], "p": [0.0, 0.0]}, "y", "p")
+    assert tiny.metrics["r2"].reason == "the labels differ by too little"

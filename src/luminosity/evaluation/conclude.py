@@ -38,6 +38,7 @@ _OF_PROBABILITIES = ("brier", "log_loss", "ece")
 _SHOWN_CLASSES = 10  # in a message
 _MOST_IN_CONFUSION = 200  # classes; a larger matrix is left out
 _SMALLEST_CENTRE = 1e-300
+_TOO_LARGE = "it is too large for a number of 64 bits"
 
 
 def conclude(state: EvaluationState) -> Evaluation:
@@ -358,8 +359,8 @@ class _Classes(_Combiner):
                 return label == prediction, score, ""
             return label == at, np.where(prediction == at, score, 1 - score), ""
         if self._positive is None:
-            count = f"{len(labels)} classes" if len(labels) > 1 else f"only the class {labels[0]!r}"
-            return None, score, f"there are {count}, and positive= does not say which one the score is of"
+            count = f"are {len(labels)} classes" if len(labels) > 1 else f"is only the class {labels[0]!r}"
+            return None, score, f"there {count}, and positive= does not say which one the score is of"
         return label == at, score, ""
 
     def _only(self, event: Any) -> str:
@@ -373,6 +374,10 @@ class _Numbers(_Combiner):
 
     def evaluate(self, table: DistinctRows) -> Evaluation:
         """Return the evaluation of the whole table or of a slice."""
+        with np.errstate(over="ignore", invalid="ignore"):  # metrics that are not finite say why
+            return self._evaluate(table)
+
+    def _evaluate(self, table: DistinctRows) -> Evaluation:
         label, counts, rows = table.values[:, 0], table.counts, table.rows
         centre = float((label * counts).sum() / rows)
         centre = 0.0 if abs(centre) < _SMALLEST_CENTRE else centre
@@ -384,11 +389,14 @@ class _Numbers(_Combiner):
         drawn = self.resampler.sums(columns, counts)
         replicates = None if drawn is None else [numbers_from_sums(drawn[0][part]) for part in parts]
         of_cells = exact if drawn is None else [numbers_from_sums(drawn[1][part]) for part in parts]
+        reasons = dict.fromkeys(exact[0], _TOO_LARGE)
         if float(label.min()) == float(label.max()):
             for each in exact:
                 each["r2"] = np.array([np.nan])
-        why = "there is one row" if rows == 1 else "all labels are equal"
-        found = self.pair(exact, replicates, of_cells, [{"r2": why}] * len(exact))
+            reasons["r2"] = "there is one row" if rows == 1 else "all labels are equal"
+        elif float(sums[4, 0]) < _SMALLEST_CENTRE:
+            reasons["r2"] = "the labels differ by too little"
+        found = self.pair(exact, replicates, of_cells, [reasons] * len(exact))
         for name, prediction in zip(("metrics", "metrics_b"), table.values.T[1:], strict=False):
             found[name] |= self._quantiles(prediction - label, counts)
         return Evaluation("numbers", rows, notes=self.notes(table), **found)
@@ -407,7 +415,11 @@ class _Numbers(_Combiner):
                     if self.settings.resamples
                     else (None, None)
                 )
-                found[f"{name}_q{round(100 * share):02}"] = Metric(quantile_of(*ordered, share), *interval)
+                value = quantile_of(*ordered, share)
+                is_finite = all(each is None or math.isfinite(each) for each in (value, *interval))
+                found[f"{name}_q{round(100 * share):02}"] = (
+                    Metric(value, *interval) if is_finite else Metric(None, reason=_TOO_LARGE)
+                )
         return found
 
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Sequence
-from datetime import datetime, timezone
 from typing import Any
 
-from luminosity._text import shorten
+import pyarrow as pa
+
+from luminosity._text import printable, shorten
 from luminosity.cli.csv_options import csv_arguments
 from luminosity.cli.exits import print_ignoring_closed_pipe
 from luminosity.cli.output import ProgressLine, check_report, json_text
@@ -58,6 +59,7 @@ def _read(pattern: str, csv: Any, columns: Sequence[str] | None, progress: Progr
     if columns is not None:
         source = ReadTable(pattern, roots_of(columns, source.schema.names), **csv)
     done = progress.rows(f"reading {pattern}")
+    state.add(pa.RecordBatch.from_pylist([], schema=source.schema))  # a table without rows has columns
     for _, batch in source.all():
         state.add(batch)
         done(state.rows)
@@ -75,13 +77,13 @@ def _lines(found: Description, seconds: float) -> list[str]:
         lines.append("  ".join(["", *aligned, row[-1]]).rstrip())
     if found.reference is not None:
         lines.append("what changed most:")
-        width = max((len(change.name) for change in found.changes), default=0)
+        width = max((len(printable(change.name)) for change in found.changes), default=0)
         for change in found.changes[:_MOST_CHANGES]:
             p_value = "" if change.p_value is None else f", p = {change.p_value:.2g}"
             p_value = (
                 f", p < {_SMALLEST_P:g}" if change.p_value is not None and change.p_value < _SMALLEST_P else p_value
             )
-            lines.append(f"  {change.name:<{width}}  {change.distance:.3f}{p_value} · {change.said}")
+            lines.append(f"  {printable(change.name):<{width}}  {change.distance:.3f}{p_value} · {change.said}")
         if len(found.changes) > _MOST_CHANGES:
             lines.append(f"  and {len(found.changes) - _MOST_CHANGES:,} more; --json and --report show all")
     return lines
@@ -92,13 +94,13 @@ def _cells(column: ColumnDescription, rows: int) -> tuple[str, ...]:
     share = f"{100 * missing / rows:.3g}%" if missing else "-"
     about = "" if column.distinct_is_exact else "≈ "
     distinct = "" if column.distinct is None else f"{about}{column.distinct:,}"
-    return column.name, column.kind, share, distinct, _values(column)
+    return printable(column.name), column.kind, share, distinct, _values(column)
 
 
 def _values(column: ColumnDescription) -> str:
     parts: list[str] = []
     if column.kind in ("texts", "booleans") and column.top:
-        some = (f"{shorten(str(value), _VALUE_CHARACTERS)} ({count:,})" for value, count in column.top[:3])
+        some = (f"{shorten(printable(str(value)), _VALUE_CHARACTERS)} ({count:,})" for value, count in column.top[:3])
         parts.append(", ".join(some))
     if column.quantiles and column.kind != "booleans":
         low, middle, high = (_shown(column, column.quantiles[share]) for share in (0.0, 0.5, 1.0))
@@ -111,9 +113,6 @@ def _values(column: ColumnDescription) -> str:
 
 
 def _shown(column: ColumnDescription, value: float) -> str:
-    if column.kind != "times":
-        return f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}" if abs(value) < 1e15 else f"{value:.4g}"
-    try:
-        return datetime.fromtimestamp(value, timezone.utc).strftime("%Y-%m-%d %H:%M:%S").removesuffix(" 00:00:00")
-    except (OverflowError, ValueError, OSError):  # beyond the years that Python knows
-        return f"{value:g} s"
+    if column.kind == "times":
+        return column.time_text(value)
+    return f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}" if abs(value) < 1e15 else f"{value:.4g}"

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from importlib.metadata import version
 from typing import Any
 
+from luminosity._text import printable
 from luminosity.cli.csv_options import csv_arguments
 from luminosity.cli.exits import NOT_MET, print_ignoring_closed_pipe
 from luminosity.cli.output import ProgressLine, check_report, json_text
@@ -139,4 +140,4 @@ def _slice_lines(by: str, values: Any, unit: str) -> list[str]:
 
 
 def _key(key: Any) -> str:
-    return ", ".join(map(_key, key)) if isinstance(key, tuple) else "null" if key is None else str(key)
+    return ", ".join(map(_key, key)) if isinstance(key, tuple) else "null" if key is None else printable(str(key))

@@ -31,7 +31,12 @@ def column_change(
         return ColumnChange(name, 0.0, None, "no rows to compare")
     missing = [1 - side.count / in_all for side, in_all in zip((reference, current), rows, strict=True)]
     found = _of_values(name, reference, current)
+    infinite = [side.infinite / in_all for side, in_all in zip((reference, current), rows, strict=True)]
+    by_infinite = abs(infinite[1] - infinite[0])
     by_missing = abs(missing[1] - missing[0])
+    if by_infinite > max(found.distance, by_missing):
+        said = f"infinite values: {infinite[0]:.3g} of the rows, now {infinite[1]:.3g}"
+        return ColumnChange(name, by_infinite, _share_p_value(infinite, rows), said)
     if by_missing > found.distance:
         said = f"missing values: {missing[0]:.3g} of the rows, now {missing[1]:.3g}"
         return ColumnChange(name, by_missing, _share_p_value(missing, rows), said)

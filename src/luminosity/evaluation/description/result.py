@@ -6,6 +6,7 @@ import importlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from typing import Any
 
 __all__ = ["ColumnChange", "ColumnDescription", "Description", "Histogram"]
@@ -24,7 +25,8 @@ class ColumnDescription:
     """One column. Fields that its kind does not have are None or empty.
 
     For texts, lists and bytes, ``mean``, ``quantiles`` and the like are those of lengths; for vectors, those of norms,
-    and ``width`` is how many numbers they have, the least and the most. For times they are seconds since 1970.
+    and ``width`` is how many numbers they have, the least and the most. For times they are seconds since 1970;
+    for times of a day and durations, seconds.
     ``distinct`` is an estimate unless ``distinct_is_exact``; counts in ``top`` may be too low by at most ``top_error``.
     """
 
@@ -51,6 +53,25 @@ class ColumnDescription:
         return {"texts": "length", "lists": "length", "bytes": "length", "vectors": "norm", "times": "time"}.get(
             self.kind, "value"
         )
+
+    def time_text(self, seconds: float) -> str:
+        """Return a number of a column of times as a date and time, or as a duration if the column holds those.
+
+        >>> ColumnDescription("at", "times", ["timestamp[us]"], 1, 0).time_text(90)
+        '1970-01-01 00:01:30'
+        >>> ColumnDescription("took", "times", ["duration[s]"], 1, 0).time_text(-90061.5)
+        '-25:01:01.5'
+        """
+        if self.types and all(each.startswith(("duration", "time32", "time64")) for each in self.types):
+            minutes, rest = divmod(round(abs(seconds), 6), 60)
+            whole, _, part = f"{rest:09.6f}".rstrip("0").partition(".")
+            sign = "-" if seconds < 0 else ""
+            return f"{sign}{int(minutes) // 60:02}:{int(minutes) % 60:02}:{whole}{'.' if part else ''}{part}"
+        try:
+            shown = datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
+        except (OverflowError, ValueError, OSError):  # beyond the years that Python knows
+            return f"{seconds:g} s"
+        return shown.removesuffix(" 00:00:00")
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields that are there, for JSON."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timezone
 from typing import Any
 
 from luminosity._text import shorten
@@ -155,7 +154,9 @@ def _histogram(each: ColumnDescription, reference: Histogram | None) -> Markup:
         parts.append(element("text", "line: the reference", x=_FRAME.right, y=20, text_anchor="end", class_="muted"))
     if each.kind == "times":
         ends = [("start", edges[0], _FRAME.left), ("end", edges[-1], _FRAME.right)]
-        parts += [element("text", _time(t), x=at, y=_FRAME.bottom + 18, text_anchor=side) for side, t, at in ends]
+        parts += [
+            element("text", each.time_text(t), x=at, y=_FRAME.bottom + 18, text_anchor=side) for side, t, at in ends
+        ]
     else:
         parts.append(_FRAME.x_axis(x, each.of, 6))
     return drawing(_WIDTH, _HEIGHT, f"Histogram of {each.name}", *parts)
@@ -168,11 +169,4 @@ def _value(each: ColumnDescription, value: Any) -> str:
 def _shown(each: ColumnDescription, value: float | None) -> str:
     if value is None:
         return MISSING
-    return _time(value) if each.kind == "times" else plain(value, 4)
-
-
-def _time(seconds: float) -> str:
-    try:
-        return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M:%S").removesuffix(" 00:00:00")
-    except (OverflowError, ValueError, OSError):  # beyond the years that Python knows
-        return f"{seconds:g} s"
+    return each.time_text(value) if each.kind == "times" else plain(value, 4)
