@@ -58,6 +58,7 @@ def test_reviews_are_summarised_per_film(run_example: RunExample, tmp_path: Path
         assert f"{row['film']} (6 reviews): {row['summary']}" in printed
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.slow
 @pytest.mark.alone
 def test_a_real_language_model_summarises_reviews(run_example: RunExample, tmp_path: Path) -> None:
