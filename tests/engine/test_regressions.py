@@ -15,7 +15,7 @@ import pytest
 from apache_beam.io.restriction_trackers import OffsetRange, OffsetRestrictionTracker
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.pvalue import AsIter
-from apache_beam.transforms import window
+from apache_beam.transforms import trigger, window
 from apache_beam.transforms.core import RestrictionProvider
 from apache_beam.transforms.timeutil import TimeDomain
 from apache_beam.transforms.userstate import ReadModifyWriteStateSpec, TimerSpec, on_timer
@@ -226,3 +226,33 @@ def test_time_waits_for_what_a_grouping_has_not_looked_into_yet(tmp_path: Path) 
 
     counts = collect(build, tmp_path, new_pipeline())
     assert min(counts) >= 1001  # the early element and the groups of the first window
+
+
+@pytest.mark.skipif(IS_REFERENCE, reason="Beam's own runner fails at these triggers")
+@pytest.mark.parametrize(
+    ("windows", "of", "panes"),
+    [
+        (window.FixedWindows(3), trigger.AfterWatermark(early=trigger.AfterProcessingTime(1)), [[0, 1, 2], [3, 4]]),
+        (window.GlobalWindows(), trigger.Repeatedly(trigger.AfterProcessingTime(60)), [[0, 1, 2, 3, 4]]),
+        (
+            window.Sessions(9),
+            trigger.Repeatedly(trigger.AfterAny(trigger.AfterProcessingTime(60), trigger.AfterCount(2))),
+            [[0, 1, 2, 3, 4]],
+        ),
+    ],
+)
+def test_triggers_of_processing_time_fire_once_for_bounded_input(
+    windows: Any, of: Any, panes: list[list[int]], tmp_path: Path
+) -> None:
+    def build(pipeline: beam.Pipeline) -> beam.PCollection:
+        return (
+            pipeline
+            | beam.Create(range(5))
+            | beam.Map(lambda number: window.TimestampedValue(("key", number), number))
+            | beam.WindowInto(windows, trigger=of, accumulation_mode=trigger.AccumulationMode.DISCARDING)
+            | beam.GroupByKey()
+            | "Values" >> beam.Map(lambda group: sorted(group[1]))
+            | "Global" >> beam.WindowInto(window.GlobalWindows(), trigger=trigger.DefaultTrigger())
+        )
+
+    assert sorted(collect(build, tmp_path, new_pipeline())) == panes

@@ -151,12 +151,14 @@ class _Bench:
 
 _Step = Callable[[_Bench], list[Any]]
 _EARLY = trigger.AfterWatermark(early=trigger.AfterCount(2))
+_DELAYED = trigger.AfterWatermark(early=trigger.AfterProcessingTime(5))
 _PLANS = [
     _Plan(GlobalWindows()),
     _Plan(FixedWindows(10)),
     _Plan(SlidingWindows(20, 10), timestamp_combiner=TimestampCombiner.OUTPUT_AT_LATEST),
     _Plan(Sessions(5)),
     _Plan(FixedWindows(10), trigger=_EARLY, accumulation_mode=_DISCARDING),
+    _Plan(FixedWindows(10), trigger=_DELAYED, accumulation_mode=_DISCARDING),
 ]
 _STEPS = st.lists(
     st.one_of(

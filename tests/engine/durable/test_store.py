@@ -59,6 +59,7 @@ def test_a_folder_of_another_version_is_refused(folder: str) -> None:
     opened.close()
     with pytest.raises(CheckpointError, match="has version 99, and this release reads version 1"):
         CheckpointFolder(folder)
+    _assert_restarts(folder)
 
 
 def test_a_file_that_is_no_database_is_refused(folder: str) -> None:
@@ -66,6 +67,15 @@ def test_a_file_that_is_no_database_is_refused(folder: str) -> None:
     Path(folder, "checkpoint.sqlite").write_bytes(b"no database" * 1000)
     with pytest.raises(CheckpointError, match="can't be opened"):
         CheckpointFolder(folder)
+    _assert_restarts(folder)
+
+
+def _assert_restarts(folder: str) -> None:
+    """Check the remedy that the refusals name."""
+    CheckpointFolder(folder, restart=True).close()
+    opened = CheckpointFolder(folder)
+    assert opened.meta() == {"version": "1"}
+    opened.close()
 
 
 def test_a_failed_write_leaves_the_last_checkpoint(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,12 +128,13 @@ def test_a_log_that_is_cut_off_anywhere_opens_with_an_earlier_checkpoint(tmp_pat
         shutil.rmtree(cut_copy)
 
 
-def test_clearing_removes_rows_and_files(folder: str) -> None:
+def test_a_restart_removes_rows_and_files(folder: str) -> None:
     opened = CheckpointFolder(folder)
     os.makedirs(os.path.join(opened.blocks, "1"))
     Path(opened.blocks, "1", "w1.1").write_bytes(b"block")
     opened.write(Transaction(1, rows={("x", b""): b""}, contents=[StoredContent(1, None, "blocks/1/w1.1", size=5)]))
-    opened.clear()
+    opened.close()
+    opened = CheckpointFolder(folder, restart=True)
     assert not opened.owners()
     assert not list(opened.contents())
     assert not os.path.exists(opened.blocks)

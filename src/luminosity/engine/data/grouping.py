@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from apache_beam.transforms import trigger
 from apache_beam.transforms.core import Windowing
-from apache_beam.transforms.timeutil import TimestampCombinerImpl
+from apache_beam.transforms.timeutil import TimeDomain, TimestampCombinerImpl
 from apache_beam.transforms.window import (
     BoundedWindow,
     GlobalWindow,
@@ -20,7 +20,7 @@ from apache_beam.transforms.window import (
     NonMergingWindowFn,
     TimestampCombiner,
 )
-from apache_beam.utils.timestamp import Timestamp
+from apache_beam.utils.timestamp import MAX_TIMESTAMP, MIN_TIMESTAMP, Timestamp
 from apache_beam.utils.windowed_value import PaneInfo, PaneInfoTiming, WindowedValue
 
 from luminosity.engine.data.blocks import Block, BlockStore
@@ -295,6 +295,13 @@ class _WindowRule:
         return (Group(header + entry.id[: end - window_bytes], entry.count, entry.chunks, _encoded_micros(time)),)
 
 
+class _StoppedClock:
+    """The time at which delays of processing time begin. Bounded input has all its elements at once."""
+
+    def time(self) -> float:
+        return 0.0
+
+
 class _TriggerRule:
     """All other windows and triggers, by Beam's trigger machine. Each value follows its header; an id is a key.
 
@@ -304,7 +311,7 @@ class _TriggerRule:
     def __init__(self, written: ElementCodec, read: ElementCodec, windowing: Windowing) -> None:
         self._written = written
         self._read = read
-        self._driver = trigger.create_trigger_driver(windowing, is_batch=True)
+        self._driver = trigger.create_trigger_driver(windowing, is_batch=True, clock=_StoppedClock())
         self.earliest = MAX
         self.combine_times = max
 
@@ -321,11 +328,28 @@ class _TriggerRule:
     def groups(self, entry: Entry) -> Iterable[Group]:
         data = b"".join(entry.read())
         windowed = [header.with_value(value) for header, value in self._written.headed_values(data)]
-        for pane in self._driver.process_entire_key(entry.id, windowed):
-            values: list[bytes] = list(pane.value[1])
+        for pane in self._panes(windowed):
+            values: list[bytes] = list(pane.value)
             chunks: list[Chunk] = list(map(MemoryChunk, pieces(values)))
             start = self._read.encode_header(pane) + entry.id
             yield Group(start, len(values), chunks, _encoded_micros(pane.timestamp))
+
+    def _panes(self, windowed: list[WindowedValue]) -> Iterator[WindowedValue]:
+        """Yield the panes of one key.
+
+        All elements are there, so the watermark passes every window before the clock passes any delay. Beam's own
+        ``process_entire_key`` has no clock, and fails at timers of processing time.
+        """
+        state = trigger.InMemoryUnmergedState()
+        yield from self._driver.process_elements(state, windowed, MIN_TIMESTAMP, MIN_TIMESTAMP)
+        while state.timers:
+            fired, _ = state.get_timers(clear=True, processing_time=MIN_TIMESTAMP)
+            if not fired:
+                fired, _ = state.get_timers(clear=True, processing_time=MAX_TIMESTAMP)
+            for window, (name, domain, due, _) in fired:
+                for pane in self._driver.process_timer(window, name, domain, due, state):
+                    if pane.value or domain != TimeDomain.REAL_TIME:  # a delay that has nothing left fires nothing
+                        yield pane
 
 
 def values_in_state(token: bytes) -> bytes:

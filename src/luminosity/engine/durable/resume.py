@@ -179,9 +179,7 @@ class Resumption:
         """Return a plan that can continue from the checkpoint of ``config``, if that has one."""
         if config.checkpoint_dir is None:
             return plan(frozenset())
-        folder = CheckpointFolder(config.checkpoint_dir)
-        if config.restart:
-            folder.clear()
+        folder = CheckpointFolder(config.checkpoint_dir, restart=config.restart)
         self.checkpoint = Checkpoint(folder, folder.meta())
         return self.checkpoint.fit(plan, config)
 

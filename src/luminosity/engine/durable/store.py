@@ -74,8 +74,8 @@ class CheckpointFolder:
     Any thread may use it, one at a time.
     """
 
-    def __init__(self, path: str) -> None:
-        """Lock the folder, and make it if there is none.
+    def __init__(self, path: str, *, restart: bool = False) -> None:
+        """Lock the folder, and make it if there is none. With ``restart``, remove everything that was saved there.
 
         Raises :class:`CheckpointError` if another process holds it, or if it is no checkpoint folder of this version,
         and :class:`CheckpointFailed` if it can't be written.
@@ -94,18 +94,29 @@ class CheckpointFolder:
             )
         try:
             self._database = os.path.join(path, DATABASE)
+            self.blocks = os.path.join(path, _BLOCKS)
             self._unsynced: set[str] = set()  # files that checkpoints refer to
             with self.explain_errors():
                 self._note_holder()
+                if restart:
+                    self._remove_all()
                 self._synced_log = SyncedLog(self._database)
             with contextlib.ExitStack() as on_error:
                 on_error.callback(self._synced_log.close)
                 self._rows = self._connect(on_error)
                 on_error.pop_all()
-            self.blocks = os.path.join(path, _BLOCKS)
         except BaseException:
             os.close(self._lock)
             raise
+
+    def _remove_all(self) -> None:
+        """Remove the database, whether or not this release can read it, and the files that it refers to.
+
+        The database goes first: without it, the rest means nothing to a start that comes after a kill in between.
+        """
+        for name in (self._database, f"{self._database}-wal", f"{self._database}-shm", os.path.join(self.path, MARK)):
+            Path(name).unlink(missing_ok=True)
+        shutil.rmtree(self.blocks, ignore_errors=True)
 
     def _note_holder(self) -> None:
         holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": int(time.time())}
@@ -251,17 +262,6 @@ class CheckpointFolder:
         (pages,) = self._rows.execute("PRAGMA page_count").fetchone()
         if free > _LEAST_FREE_PAGES and 4 * free > pages:
             self._rows.execute(f"PRAGMA incremental_vacuum({free})").fetchall()
-
-    def clear(self) -> None:
-        """Remove everything that was saved, so that the next run begins anew."""
-        with self.explain_errors():
-            self._rows.execute("BEGIN IMMEDIATE")
-            for table in ("rows", "contents", "meta"):
-                self._rows.execute(f"DELETE FROM {table}")
-            self._rows.execute("INSERT INTO meta VALUES ('version', ?)", (str(VERSION),))
-            self._rows.execute("COMMIT")
-        shutil.rmtree(self.blocks, ignore_errors=True)
-        self.shrink()
 
     def close(self) -> None:
         """Close the database and release the lock."""
