@@ -139,3 +139,13 @@ def test_a_restart_removes_rows_and_files(folder: str) -> None:
     assert not list(opened.contents())
     assert not os.path.exists(opened.blocks)
     opened.close()
+
+
+def test_a_folder_that_is_removed_while_it_is_used_fails_the_next_write(folder: str) -> None:
+    opened = CheckpointFolder(folder)
+    opened.write(Transaction(1, rows={("x", b""): b"1"}))
+    shutil.rmtree(folder)
+    with pytest.raises(CheckpointFailed, match="was removed or replaced while the run used it"):
+        opened.write(Transaction(2, rows={("x", b""): b"2"}))
+    opened.close()
+    assert not os.path.exists(folder)

@@ -162,6 +162,8 @@ class _Comparing:
             return None
         before, after = self._old["steps"][name], self._new["steps"].get(target, {})
         shown = self._shown(name)
+        if not after:
+            return [target]  # `_step` has noted that it is missing
         if "state" not in after:
             self.problems.append(f"step {shown}: had state, and has no state or timers now")
             return [target]
@@ -181,6 +183,8 @@ class _Comparing:
         if (target := self._step(name, "timers")) is None:
             return None
         before, after = self._old["steps"][name], self._new["steps"].get(target, {})
+        if not after:
+            return [target]
         shown, timer = self._shown(name), family.removeprefix("ts-")
         if family not in (now := after.get("timers", {})):
             self.problems.append(

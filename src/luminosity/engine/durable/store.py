@@ -105,6 +105,7 @@ class CheckpointFolder:
                 on_error.callback(self._synced_log.close)
                 self._rows = self._connect(on_error)
                 on_error.pop_all()
+            self._inode = os.stat(self._database).st_ino
         except BaseException:
             os.close(self._lock)
             raise
@@ -180,6 +181,7 @@ class CheckpointFolder:
 
     def write(self, changes: Transaction) -> None:
         """Write a checkpoint: all of it, or, if this fails or the process is killed, nothing."""
+        self._check_presence()
         with self.explain_errors():
             self._unsynced.update(changes.files)
             self._rows.execute("BEGIN IMMEDIATE")
@@ -190,6 +192,18 @@ class CheckpointFolder:
                 with contextlib.suppress(sqlite3.Error):
                     self._rows.execute("ROLLBACK")
                 raise
+
+    def _check_presence(self) -> None:
+        """Raise if the database was removed or replaced: SQLite would write on, into a file that no start finds."""
+        try:
+            is_present = os.stat(self._database).st_ino == self._inode
+        except OSError:
+            is_present = False
+        if not is_present:
+            raise CheckpointFailed(
+                f"{self._database} was removed or replaced while the run used it; what the run had saved is lost",
+                fix="leave the folder alone while a run uses it; the next start with this --checkpoint_dir begins anew",
+            )
 
     def _apply(self, changes: Transaction) -> None:
         execute = self._rows.executemany
