@@ -54,17 +54,19 @@ def emulator() -> Iterator[tuple[int, int]]:
 
 @contextlib.contextmanager
 def bucket() -> Iterator[None]:
-    """Start an emulator of Cloud Storage with one bucket. All clients find it by a variable of the environment."""
+    """Start an emulator of Cloud Storage with one bucket, in a folder from which the emulator of BigQuery loads."""
     from gcp_storage_emulator.server import create_server
 
     port = _free_port()
-    server = create_server("127.0.0.1", port, in_memory=True, default_bucket=BUCKET)
-    server.start()
-    os.environ["STORAGE_EMULATOR_HOST"] = f"http://127.0.0.1:{port}"
-    try:
-        yield
-    finally:
-        server.stop()
+    with tempfile.TemporaryDirectory() as folder:
+        server = create_server("127.0.0.1", port, in_memory=False, data_dir=folder, default_bucket=BUCKET)
+        server.start()
+        os.environ["STORAGE_EMULATOR_HOST"] = f"http://127.0.0.1:{port}"
+        os.environ["BQEMU_GCS_LOCAL_ROOT"] = folder
+        try:
+            yield
+        finally:
+            server.stop()
 
 
 def _free_port() -> int:

@@ -21,7 +21,7 @@ PACKAGES = [
     "duckdb-extension-avro==1.5.5",
     "gcp-storage-emulator",
     f"apache-beam[gcp]=={apache_beam.__version__}",
-    "pyarrow",
+    *("nvidia-ml-py", "pyarrow", "rich", "threadpoolctl"),  # our own
 ]
 
 
@@ -42,7 +42,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1_500)
-@pytest.mark.parametrize(("write", "read"), [("STREAMING_INSERTS", "DIRECT_READ"), ("FILE_LOADS", "EXPORT")])
+@pytest.mark.parametrize(("write", "read"), [("STREAMING_INSERTS", "DIRECT_READ"), ("FILE_LOADS", "DIRECT_READ")])
 def test_a_table_goes_to_bigquery_and_back(write: str, read: str, python: Path, tmp_path: Path) -> None:
     emulator = Path(__file__).with_name("bigquery_emulator.py")
     options = [f"--method={write}", f"--read={read}", "--temp_location=gs://bucket/temp"]
