@@ -56,13 +56,14 @@ def emulator() -> Iterator[tuple[int, int]]:
 def bucket() -> Iterator[None]:
     """Start an emulator of Cloud Storage with one bucket, in a folder from which the emulator of BigQuery loads."""
     from gcp_storage_emulator.server import create_server
+    from gcp_storage_emulator.settings import STORAGE_DIR
 
     port = _free_port()
     with tempfile.TemporaryDirectory() as folder:
         server = create_server("127.0.0.1", port, in_memory=False, data_dir=folder, default_bucket=BUCKET)
         server.start()
         os.environ["STORAGE_EMULATOR_HOST"] = f"http://127.0.0.1:{port}"
-        os.environ["BQEMU_GCS_LOCAL_ROOT"] = folder
+        os.environ["BQEMU_GCS_LOCAL_ROOT"] = os.path.join(folder, STORAGE_DIR)
         try:
             yield
         finally:
