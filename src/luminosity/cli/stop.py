@@ -19,7 +19,6 @@ from luminosity.errors import RecordError
 
 __all__ = ["add_to", "end", "end_by_checkpoint"]
 
-_DATABASE = "checkpoint.sqlite"  # a folder with it is a checkpoint
 _LOOK_EVERY_S = 0.2  # how late the end of the run is noticed
 _TELL_EVERY_S = 10.0  # as often as a run writes its record
 _PATIENCE_S: dict[Action, float] = {"stop": 120.0, "drain": 3600.0}
@@ -91,7 +90,7 @@ def add_to(commands: Any) -> None:
 
 def _command(action: Action) -> Any:
     def command(parsed: argparse.Namespace) -> int:
-        if os.sep in parsed.run or os.path.isfile(os.path.join(parsed.run, _DATABASE)):
+        if os.sep in parsed.run or (os.path.isdir(parsed.run) and parsed.run != "last"):
             return end_by_checkpoint(parsed.run, action, parsed.timeout)
         return end(runs.chosen_folder(parsed), parsed.run, action, parsed.timeout)
 

@@ -20,6 +20,7 @@ from apache_beam.transforms.window import FixedWindows, TimestampedValue
 from apache_beam.utils.timestamp import Duration, Timestamp
 
 from luminosity.cli import stop
+from luminosity.cli.main import main
 from luminosity.engine.monitor import records, requests
 from luminosity.errors import CheckpointError, OptionError, RecordError
 from tests.marks import first_time, note, notes, wait_for_file
@@ -212,9 +213,18 @@ def test_another_process_drains_a_run(tmp_path: Path, capsys: pytest.CaptureFixt
     output = capsys.readouterr()
     assert output.out.endswith(": drained\n")
     assert output.err.startswith("draining run ")
-    assert [path.suffix for path in runs.iterdir()] == [".json"]
+    assert not list(runs.glob("*.request*"))
     with pytest.raises(RecordError, match="is drained, expected one that runs"):
         stop.end(runs, "last", "drain", 60)
+
+
+def test_a_folder_without_a_checkpoint_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert main(["stop", "empty"]) == 2
+    assert "found no checkpoint in it" in capsys.readouterr().err
 
 
 def test_another_process_ends_a_run_that_has_no_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
