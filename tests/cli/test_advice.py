@@ -17,7 +17,7 @@ from luminosity.errors import Fix, TableError
 
 _SOURCES = Path(luminosity.__file__).parent
 _OPTION = re.compile(r"(?<![\w-])--[a-z][a-z_-]*")
-_OF_BEAM_YAML = {"--jinja_variable_flags", "--jinja_variables"}  # options that a YAML file's run takes
+_OF_OTHERS = {"--jinja_variable_flags", "--jinja_variables", "--no-deps"}  # options of Beam's YAML files and of pip
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def advices() -> Iterator[tuple[str, str]]:
 
 
 def test_every_option_in_an_advice_exists(commands: dict[str, set[str]]) -> None:
-    every = {option for options in commands.values() for option in options} | _OF_BEAM_YAML
+    every = {option for options in commands.values() for option in options} | _OF_OTHERS
     every |= {f"--{flag.name}" for flag in (*RUNNER_FLAGS, *MODEL_FLAGS)} | {"--debug", "--help"}
     found = list(advices())
     assert sum("--" in text for _, text in found) > 20

@@ -89,7 +89,7 @@ def run(request: WorkerRequest) -> None:
     # Ctrl-C reaches the whole process group; the runner decides what to do with its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     printed.print_to(request.prints)
-    printed.print_any_character()
+    printed.prepare_streams()
     os.environ.clear()
     os.environ.update(request.environment)
     os.environ[RUN_FOLDER_VARIABLE] = request.memory_folder

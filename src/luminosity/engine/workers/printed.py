@@ -18,7 +18,7 @@ from typing import TextIO
 
 from luminosity._terminal import is_terminal
 
-__all__ = ["WorkerPrints", "print_any_character", "print_to"]
+__all__ = ["WorkerPrints", "prepare_streams", "print_to"]
 
 
 _STREAMS = {1: "stdout", 2: "stderr"}
@@ -35,11 +35,20 @@ def print_to(sockets: dict[str, str]) -> None:
             os.dup2(connection.fileno(), int(number))
 
 
-def print_any_character() -> None:
-    """Let user code print characters that the output's encoding lacks, as escapes: printing must not fail a bundle."""
+def prepare_streams() -> None:
+    """Let user code print any character, in whole lines.
+
+    Characters that the output's encoding lacks become escapes: printing must not fail a bundle. With
+    ``PYTHONUNBUFFERED``, as containers have it, ``print`` writes a line and its end one after the other, and the lines
+    of several workers would get mixed up.
+    """
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+        if not isinstance(stream, io.TextIOWrapper):
+            continue
+        if stream.errors == "strict":
             stream.reconfigure(errors="backslashreplace")
+        if stream.write_through:
+            stream.reconfigure(line_buffering=True, write_through=False)
 
 
 class WorkerPrints:
