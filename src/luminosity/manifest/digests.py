@@ -14,9 +14,10 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from luminosity._file_digest import file_digest
+
 __all__ = ["FileDigest", "digest_files", "files_of", "is_local"]
 
-_CHUNK = 1 << 20  # bytes that are read at once
 _IN_FULL = 32 << 20  # bytes of a place that are read in full: about 50 ms
 _PIECE = 64 << 10  # bytes of each piece of a larger file
 _MOST_FILES = 10_000  # of a place; more are counted, but not read
@@ -68,7 +69,7 @@ def digest_files(files: Sequence[str], base: str = "", *, in_full: bool = False)
         size += length
         if in_full or length <= left:
             left -= length
-            one = _in_full(file)
+            one = file_digest(file)
         elif number < _MOST_FILES:
             one, is_sampled = _sampled(file, length), True
         else:
@@ -78,14 +79,6 @@ def digest_files(files: Sequence[str], base: str = "", *, in_full: bool = False)
         lines.append(f"{one}  {length}  {os.path.relpath(file, base) if base else os.path.basename(file)}\n")
     whole = hashlib.sha256("".join(lines).encode(errors="surrogateescape")).hexdigest()
     return FileDigest(f"sha256:{whole}", len(files), size, is_sampled)
-
-
-def _in_full(path: str) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 def _sampled(path: str, size: int) -> str:

@@ -90,7 +90,7 @@ def is_this_python(path: str) -> bool:
 def environment_name(path: str, others: Iterable[str] = ()) -> str:
     """Return a short name of an environment that none of the ``others`` has.
 
-    >>> environment_name("/envs/old"), environment_name("/work/prices/.venv")
+    >>> environment_name("/envs/old"), environment_name("/home/me/prices/.venv")
     ('old', 'prices/.venv')
     >>> environment_name("/a/old", ["/b/old"])
     '/a/old'

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from dataclasses import asdict, dataclass
 from typing import Any
 
-__all__ = ["FileRecord", "damage", "fsync", "model_path", "write_manifest"]
+from luminosity._file_digest import file_digest
 
-CHUNK = 4 << 20
-"""How many bytes of a file are read at once."""
+__all__ = ["FileRecord", "damage", "fsync", "model_path", "write_manifest"]
 
 _MANIFEST = "manifest.json"
 _FILES = "files"
@@ -63,7 +61,7 @@ def damage(entry: str, thorough: bool) -> str | None:
             status = os.stat(path)
             if status.st_size != record.size:
                 return f"{record.relative} has {status.st_size:,} bytes, expected {record.size:,}"
-            if (thorough or status.st_mtime_ns != record.modified_ns) and _sha256(path) != record.sha256:
+            if (thorough or status.st_mtime_ns != record.modified_ns) and file_digest(path) != record.sha256:
                 return f"{record.relative} has other contents than were fetched"
         except OSError as error:
             return f"{record.relative} can't be read ({error.strerror})"
@@ -83,11 +81,3 @@ def _read_manifest(entry: str) -> list[FileRecord]:
     with open(os.path.join(entry, _MANIFEST)) as file:
         manifest: dict[str, Any] = json.load(file)
     return [FileRecord(**fields) for fields in manifest["files"]]
-
-
-def _sha256(path: str) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while chunk := file.read(CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()

@@ -18,13 +18,14 @@ from apache_beam.io.filesystem import BeamIOError, CompressionTypes, FileMetadat
 from apache_beam.io.filesystems import FileSystems
 
 from luminosity.errors import ModelUnavailable, may_pass
-from luminosity.inference.files.entry import CHUNK, FileRecord, fsync, model_path, write_manifest
+from luminosity.inference.files.entry import FileRecord, fsync, model_path, write_manifest
 
 __all__ = ["Source", "SourceFile", "download", "find"]
 
 
 _GLOB = re.compile(r"[*?\[]")
 _DEEPEST = 32  # nested folders; more must be a loop
+_CHUNK = 4 << 20  # bytes of a file that are read at once
 _FILES_AT_ONCE = 4  # large models have many files, and one connection rarely fills the network
 
 
@@ -162,7 +163,7 @@ def _fetch(
     os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
     digest = hashlib.sha256()
     with open_file(file.address) as remote, open(path, "xb") as local:
-        while chunk := remote.read(CHUNK):
+        while chunk := remote.read(_CHUNK):
             if stop.is_set():
                 return None
             digest.update(chunk)

@@ -7,11 +7,11 @@ import os
 import re
 from concurrent.futures import ThreadPoolExecutor
 
+from luminosity._file_digest import file_digest
 from luminosity.errors import ModelUnavailable
 
 __all__ = ["check_digest", "is_digest", "model_digest"]
 
-_CHUNK = 4 << 20  # bytes that are read at once
 _AT_ONCE = 4  # files; hashing releases Python's lock
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
@@ -36,12 +36,12 @@ def model_digest(path: str | os.PathLike[str]) -> str:
     """
     path = os.fspath(path)
     if not os.path.isdir(path):
-        return f"sha256:{_file_digest(path)}"
+        return f"sha256:{file_digest(path)}"
     names = sorted(_files_in(path), key=os.fsencode)
     if not names:
         raise ModelUnavailable(f"{path!r}: found an empty folder, expected a model")
     with ThreadPoolExecutor(min(_AT_ONCE, len(names)), "digest-model") as threads:
-        digests = threads.map(_file_digest, (os.path.join(path, name) for name in names))
+        digests = threads.map(file_digest, (os.path.join(path, name) for name in names))
         whole = hashlib.sha256()
         for name, digest in zip(names, digests, strict=True):
             whole.update(digest.encode() + b"  " + os.fsencode(name) + b"\n")
@@ -57,14 +57,6 @@ def check_digest(path: str, expected: str, name: str) -> None:
             "have changed since the version was registered",
             fix="restore the files, or register them as a new version",
         )
-
-
-def _file_digest(path: str) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 def _files_in(folder: str) -> list[str]:
