@@ -27,6 +27,7 @@ from luminosity.inference.model_names import handler_of
 from luminosity.inference.registry import resolve as resolving
 from luminosity.inference.registry.file_registry import register_model
 from luminosity.inference.registry.resolve import resolve
+from luminosity.inference.steps import watch
 from luminosity.inference.steps.pinning import pin_here, pin_models, registry_watch
 from luminosity.inference.steps.watch import FileWatcher, RegistryWatch, RegistryWatcher, Watch
 
@@ -256,6 +257,32 @@ def test_a_registry_that_goes_away_is_reported_once_and_the_model_stays(
     register_model(tmp_path / "sum.json", tmp_path / "1.txt", aliases=["prod"])
     watcher.look()
     assert watcher.newest("a").path == "", "back to the version with which the run began"
+
+
+def test_a_slow_look_does_not_put_an_older_version_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    registered(tmp_path, 1, "prod")
+    first = resolve(f"registry://{tmp_path}/sum@prod")
+    asked, answered = threading.Event(), threading.Event()
+    versions = iter([first, first.__class__(**{**vars(first), "version": "2", "uri": "the second"})])
+
+    def answer_slowly(name: str) -> Any:
+        version = next(versions)
+        if version is first:
+            asked.set()
+            assert answered.wait(60)
+        return version
+
+    monkeypatch.setattr(watch, "resolve", answer_slowly)
+    watcher = RegistryWatcher(RegistryWatch({THE_MODEL: first}, 1e9, 1e12))
+    watcher.newest(THE_MODEL)  # begins a look in the background
+    assert asked.wait(60)
+    second_look = threading.Thread(target=watcher.look)
+    second_look.start()
+    answered.set()
+    second_look.join(60)
+    found = watcher.newest(THE_MODEL).registered
+    assert found is not None
+    assert found.version == "2"
 
 
 def test_a_version_of_the_same_name_with_other_files_is_new(tmp_path: Path) -> None:

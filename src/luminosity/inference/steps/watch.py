@@ -105,9 +105,14 @@ class Watcher(ABC):
         self._look_if_due()
         return self._newest.get(key, Version())
 
-    @abstractmethod
     def look(self) -> None:
-        """Look for new versions of all keys now, in this thread."""
+        """Look for new versions of all keys now, in this thread, after a look that another thread has begun."""
+        with self._looking:  # otherwise an earlier look that ends later would put older versions back
+            self._look()
+
+    @abstractmethod
+    def _look(self) -> None:
+        """Look for new versions of all keys."""
 
     def _look_if_due(self) -> None:
         now = time.monotonic()
@@ -117,7 +122,7 @@ class Watcher(ABC):
 
         def run() -> None:
             try:
-                self.look()
+                self._look()
             finally:
                 self._looking.release()
 
@@ -133,8 +138,7 @@ class FileWatcher(Watcher):
         self._keys = keys
         self._warned: set[tuple[str, str]] = set()
 
-    def look(self) -> None:
-        """Look for new files of all keys now, in this thread."""
+    def _look(self) -> None:
         for key in self._keys:
             pattern = self._watch.pattern_for(key)
             try:
@@ -169,8 +173,7 @@ class RegistryWatcher(Watcher):
         self._first = watch.models
         self._failing: set[str] = set()
 
-    def look(self) -> None:
-        """Ask for the version of each name now, in this thread."""
+    def _look(self) -> None:
         versions: dict[str, ResolvedModel | None] = {}
         for key, first in self._first.items():
             if first.name not in versions:
