@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from luminosity._text import list_some
 from luminosity.errors import RecordError
-from luminosity.events import Event, RunEnded, RunStarted, Snapshot, from_json
+from luminosity.events import Event, RunEnded, RunStarted, Snapshot, from_json, is_known
 
 __all__ = [
     "FORMAT",
@@ -145,7 +145,7 @@ def _read(path: Path) -> Record | Damaged:
 def _record(content: dict[str, Any], path: Path) -> Record:
     return Record(
         _only(RunStarted, content["started"]),
-        tuple(from_json(event) for event in content["happenings"]),
+        tuple(from_json(event) for event in content["happenings"] if is_known(event)),
         content["left_out"],
         tuple(_only(Snapshot, event) for event in content["snapshots"]),
         None if content["ended"] is None else _only(RunEnded, content["ended"]),

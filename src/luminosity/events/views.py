@@ -1,44 +1,24 @@
-"""The events of a run, as plain data: one stream for all views, records and subscribers.
-
-The first event of a run is :class:`RunStarted`, the last one :class:`RunEnded`. About five times a second a
-:class:`Snapshot` reports the state of all stages and pools. Events can be turned into JSON and back.
-"""
+"""The state of stages, pools, workers, devices, models and streams at one moment."""
 
 from __future__ import annotations
 
-import functools
-import types
-from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
-
-from luminosity.errors import RecordError
+from dataclasses import dataclass
+from typing import Literal
 
 __all__ = [
-    "BundleRetried",
+    "CheckpointView",
     "DeviceView",
-    "Event",
     "InferenceView",
     "KafkaView",
     "MemoryUse",
     "MetricView",
-    "ModelVersion",
     "PartitionLag",
-    "PoolInfo",
     "PoolView",
     "ProcessMemory",
-    "RunEnded",
-    "RunStarted",
-    "Snapshot",
-    "StageInfo",
     "StageView",
     "Status",
     "StreamView",
-    "Subscriber",
-    "WorkerLost",
-    "WorkerStarted",
-    "from_json",
-    "to_json",
+    "WorkerView",
 ]
 
 Status = Literal["waiting", "starved", "held back", "needs worker", "busy", "done"]
@@ -49,39 +29,6 @@ Status = Literal["waiting", "starved", "held back", "needs worker", "busy", "don
 - ``held back``: its output is not read fast enough.
 - ``needs worker``: it has input, but no worker of its pool is free.
 """
-
-
-@dataclass(frozen=True)
-class StageInfo:
-    """A stage: fused steps, which run together in one worker."""
-
-    id: str
-    label: str  # unique within the run
-    pool: str
-    reads_from: tuple[str, ...] = ()  # ids of stages
-    side_inputs_from: tuple[str, ...] = ()
-    is_stream: bool = False  # whether its input may never end
-
-
-@dataclass(frozen=True)
-class PoolInfo:
-    """A pool: worker processes with the same resources."""
-
-    name: str
-    workers: int  # at most
-    slots: int  # bundles that one worker runs at once
-    devices: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class ModelVersion:
-    """The version of a registered model that a step starts with."""
-
-    step: str
-    name: str  # as the handler names it, such as models:/sentiment@champion
-    version: str
-    path: str  # where the registry keeps its files
-    digest: str = ""  # empty if it is not known before a worker has loaded the model
 
 
 @dataclass(frozen=True)
@@ -106,6 +53,15 @@ class InferenceView:
     device_busy_seconds: float = 0.0
     worker_seconds: float = 0.0  # time of the pool's workers, from the stage's first bundle to its last commit
     out_of_memory: int = 0  # how often a batch did not fit into memory
+    loads: int = 0  # how often a model was loaded, in all workers
+    load_seconds: float = 0.0  # summed over loads
+    model_bytes: int = 0  # of one copy of the largest model; 0 if not known
+    # The line that fits the batches' times: fixed_seconds + seconds_per_cost * padded cost; 0 and 0 if not known.
+    fixed_seconds: float = 0.0
+    seconds_per_cost: float = 0.0
+    # The time of a batch from its start to its result, within 15%; None before the first one.
+    batch_p50_ms: float | None = None
+    batch_p99_ms: float | None = None
 
 
 @dataclass(frozen=True)
@@ -171,6 +127,13 @@ class StageView:
     inference: tuple[InferenceView, ...] = ()  # of its steps that run models
     stream: StreamView | None = None  # of a stage of a stream
     kafka: tuple[KafkaView, ...] = ()  # of its steps that read or write Kafka
+    bundles: int = 0  # committed
+    retries: int = 0  # failed attempts of bundles, of user code and of lost workers
+    cpu_seconds: float = 0.0  # of workers' processes while they ran its committed bundles, all threads
+    peak_resident: int = 0  # bytes: the largest resident memory of a worker after one of its bundles
+    output_bytes: int = 0  # estimated by Beam from a sample, of all its output
+    bundle_seconds: tuple[float, ...] = ()  # some measured bundles: their seconds, a sample of a bounded number
+    bundle_elements: tuple[int, ...] = ()  # the elements of the same bundles
 
 
 @dataclass(frozen=True)
@@ -194,6 +157,9 @@ class DeviceView:
     utilization: float | None = None  # this and the following: as its driver reports it, if it does
     memory_used: int | None = None
     memory_total: int | None = None
+    mean_utilization: float | None = None  # this and the following: over the run so far
+    peak_utilization: float | None = None
+    peak_memory: int | None = None
 
 
 @dataclass(frozen=True)
@@ -215,67 +181,27 @@ class ProcessMemory:
 
 
 @dataclass(frozen=True)
-class Event:
-    """The base class of all events."""
-
-    run: str  # the run's id
-    seconds: float  # since the run started
-
-
-@dataclass(frozen=True)
-class RunStarted(Event):
-    """The first event of a run: its plan."""
-
-    name: str  # of the script
-    started_at: float  # seconds since 1970
-    stages: tuple[StageInfo, ...]  # writers before readers
-    pools: tuple[PoolInfo, ...]
-    queue_limit: int  # bytes in a queue at which its writers are held back
-    memory_limit: int = 0
-    checkpoint_dir: str = ""  # the folder in which the run keeps itself, if it does
-    models: tuple[ModelVersion, ...] = ()  # those that a registry names
-
-
-@dataclass(frozen=True)
-class Snapshot(Event):
-    """The state of a run at one moment, about five times a second."""
-
-    stages: tuple[StageView, ...]
-    pools: tuple[PoolView, ...]
-    devices: tuple[DeviceView, ...] = ()
-    memory: MemoryUse = MemoryUse()
-    processes: ProcessMemory = ProcessMemory()
-    seconds_left: float | None = None  # estimated: the largest of all stages for which it is known
-
-
-@dataclass(frozen=True)
-class WorkerStarted(Event):
-    """A worker process has started."""
+class WorkerView:
+    """The state of a worker process at one moment; 0 where the system does not report it."""
 
     worker: str
     pool: str
-    pid: int
-    devices: tuple[str, ...] = ()
+    pid: int = 0
+    running: tuple[str, ...] = ()  # ids of the stages whose bundles it runs
+    cpu_seconds: float = 0.0  # since it started
+    resident: int = 0  # bytes, with pages that it shares with other workers
+    peak_resident: int = 0
+    own: int = 0  # bytes: its own pages and its part of shared ones; measured less often
 
 
 @dataclass(frozen=True)
-class WorkerLost(Event):
-    """A worker process has ended before the run did."""
+class CheckpointView:
+    """The checkpoints of a durable run."""
 
-    worker: str
-    pool: str
-    reason: str
-    bundles: int  # that ran there and are run again
-
-
-@dataclass(frozen=True)
-class BundleRetried(Event):
-    """User code raised an exception, and the bundle is retried."""
-
-    step: str
-    exception: str  # in one line
-    tries: int  # attempts so far
-    elements: int
+    count: int = 0  # since this start
+    last_at: float | None = None  # when the last one was complete, in seconds since the run started
+    last_seconds: float = 0.0  # how long it took
+    folder_bytes: int = 0  # what the folder takes on disk
 
 
 @dataclass(frozen=True)
@@ -296,82 +222,3 @@ class MetricView:
     def mean(self) -> float:
         """The mean of a distribution."""
         return self.value / self.count if self.count else 0.0
-
-
-@dataclass(frozen=True)
-class RunEnded(Event):
-    """The last event of a run: how it ended."""
-
-    state: Literal["done", "failed", "cancelled", "stopped", "drained"]  # the last two: with a checkpoint
-    last: Snapshot  # the state at the end
-    failure: str = ""  # in one line
-    metrics: tuple[MetricView, ...] = ()  # of user code, by step
-    metrics_left_out: int = 0  # beyond the most that an event holds
-
-
-Subscriber = Callable[[Event], None]
-"""A function that gets every event of a run, in order, on a thread of its own."""
-
-_KINDS: dict[str, type[Event]] = {
-    kind.__name__: kind for kind in (RunStarted, Snapshot, WorkerStarted, WorkerLost, BundleRetried, RunEnded)
-}
-
-
-def to_json(event: Event) -> dict[str, Any]:
-    """Return ``event`` as a dictionary for ``json.dumps``, without the fields that have their default.
-
-    >>> lost = WorkerLost("r1", 2.5, "w1", "cpu", "was killed by SIGKILL", bundles=1)
-    >>> from_json(to_json(lost)) == lost
-    True
-    """
-    return {"event": type(event).__name__, **_plain(event)}
-
-
-def from_json(data: Any) -> Event:
-    """Return the event that :func:`to_json` turned into ``data``.
-
-    Leaves out fields that only a later version knows. Raises :class:`RecordError`, which is a ``ValueError``, for
-    anything else.
-    """
-    try:
-        content = dict(data)
-        return _build(_KINDS[content.pop("event")], content)
-    except (AttributeError, KeyError, TypeError) as error:
-        raise RecordError(f"not an event of this version: {error!r}") from error
-
-
-def _plain(value: Any) -> Any:
-    if is_dataclass(value):
-        held = [(field, getattr(value, field.name)) for field in fields(value)]
-        return {field.name: _plain(v) for field, v in held if v != field.default}
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
-    return value
-
-
-def _build(kind: Any, data: Any) -> Any:
-    if isinstance(kind, type) and is_dataclass(kind):
-        hints = _hints(kind)
-        return kind(**{name: _build(hints[name], value) for name, value in data.items() if name in hints})
-    origin = get_origin(kind)
-    if origin is tuple:
-        return tuple(_build(get_args(kind)[0], item) for item in data)
-    allowed = get_args(kind)
-    if isinstance(data, dict):
-        kinds = [one for one in allowed if is_dataclass(one)]
-        if kinds:
-            return _build(kinds[0], data)
-    if origin is Literal:
-        is_fitting = data in allowed
-    else:
-        accepted = allowed if origin in (Union, types.UnionType) else (kind,)
-        # Other JSON writers turn whole floats into integers.
-        is_fitting = isinstance(data, (*accepted, int) if float in accepted else accepted)
-    if not is_fitting:
-        raise RecordError(f"found {data!r}, expected {kind}")
-    return data
-
-
-@functools.cache
-def _hints(kind: Any) -> dict[str, Any]:
-    return get_type_hints(kind)

@@ -1,0 +1,172 @@
+"""What happens in a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from luminosity.events.infos import MachineInfo, ModelVersion, PoolInfo, StageInfo
+from luminosity.events.views import (
+    CheckpointView,
+    DeviceView,
+    MemoryUse,
+    MetricView,
+    PoolView,
+    ProcessMemory,
+    StageView,
+    WorkerView,
+)
+
+__all__ = [
+    "BundleRetried",
+    "CheckpointDone",
+    "Event",
+    "LogMessage",
+    "ModelLoaded",
+    "RunEnded",
+    "RunStarted",
+    "Snapshot",
+    "Subscriber",
+    "WorkerEnded",
+    "WorkerLost",
+    "WorkerStarted",
+]
+
+
+@dataclass(frozen=True)
+class Event:
+    """The base class of all events."""
+
+    run: str  # the run's id
+    seconds: float  # since the run started
+
+
+@dataclass(frozen=True)
+class RunStarted(Event):
+    """The first event of a run: its plan."""
+
+    name: str  # of the script
+    started_at: float  # seconds since 1970
+    stages: tuple[StageInfo, ...]  # writers before readers
+    pools: tuple[PoolInfo, ...]
+    queue_limit: int  # bytes in a queue at which its writers are held back
+    memory_limit: int = 0
+    checkpoint_dir: str = ""  # the folder in which the run keeps itself, if it does
+    models: tuple[ModelVersion, ...] = ()  # those that a registry names
+    machine: MachineInfo = MachineInfo()
+    version: str = ""  # of Luminosity
+    pools_mode: str = ""  # --pools: hints, uniform or fitted
+
+
+@dataclass(frozen=True)
+class Snapshot(Event):
+    """The state of a run at one moment, about five times a second."""
+
+    stages: tuple[StageView, ...]
+    pools: tuple[PoolView, ...]
+    devices: tuple[DeviceView, ...] = ()
+    memory: MemoryUse = MemoryUse()
+    processes: ProcessMemory = ProcessMemory()
+    seconds_left: float | None = None  # estimated: the largest of all stages for which it is known
+    workers: tuple[WorkerView, ...] = ()
+    checkpoint: CheckpointView | None = None  # of a durable run
+    metrics: tuple[MetricView, ...] = ()  # of user code so far; only in some snapshots, since it changes slowly
+
+
+@dataclass(frozen=True)
+class WorkerStarted(Event):
+    """A worker process has started."""
+
+    worker: str
+    pool: str
+    pid: int
+    devices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class WorkerLost(Event):
+    """A worker process has ended before the run did."""
+
+    worker: str
+    pool: str
+    reason: str
+    bundles: int  # that ran there and are run again
+
+
+@dataclass(frozen=True)
+class WorkerEnded(Event):
+    """A worker process has ended as it should: the run is over, or the worker was idle."""
+
+    worker: str
+    pool: str
+    lifetime_seconds: float = 0.0  # from its start to its end
+    cpu_seconds: float = 0.0
+    peak_resident: int = 0  # bytes
+
+
+@dataclass(frozen=True)
+class BundleRetried(Event):
+    """User code raised an exception, and the bundle is retried."""
+
+    step: str
+    exception: str  # in one line
+    tries: int  # attempts so far
+    elements: int
+    traceback: str = ""  # whole, but bounded; without the element, which is data
+    place: str = ""  # the user's own file and line, such as pipeline.py:12
+
+
+@dataclass(frozen=True)
+class ModelLoaded(Event):
+    """A worker has loaded a model."""
+
+    step: str
+    model: str
+    worker: str = ""
+    device: str = ""
+    load_seconds: float = 0.0
+    model_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class LogMessage(Event):
+    """A warning or an error that code in a worker or in this process has logged.
+
+    Repeated messages of one place are counted, not repeated.
+    """
+
+    level: Literal["warning", "error", "critical"]
+    message: str  # bounded
+    logger: str = ""
+    worker: str = ""  # empty: the process that started the run
+    step: str = ""
+    count: int = 1  # of equal messages since the last event about them
+    traceback: str = ""
+
+
+@dataclass(frozen=True)
+class CheckpointDone(Event):
+    """A checkpoint of a durable run is complete. Reported at most once a second."""
+
+    number: int
+    checkpoint_seconds: float
+    folder_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class RunEnded(Event):
+    """The last event of a run: how it ended."""
+
+    state: Literal["done", "failed", "cancelled", "stopped", "drained"]  # the last two: with a checkpoint
+    last: Snapshot  # the state at the end
+    failure: str = ""  # in one line
+    metrics: tuple[MetricView, ...] = ()  # of user code, by step
+    metrics_left_out: int = 0  # beyond the most that an event holds
+    traceback: str = ""  # this and the following: of user code that failed the run
+    place: str = ""  # the user's own file and line
+    step: str = ""
+
+
+Subscriber = Callable[[Event], None]
+"""A function that gets every event of a run, in order, on a thread of its own."""

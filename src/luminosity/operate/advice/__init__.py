@@ -1,0 +1,1 @@
+"""``lum advise``: what each pool and step was given, what it used, and what to write instead."""

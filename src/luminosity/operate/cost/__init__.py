@@ -1,0 +1,1 @@
+"""What a run costs: price sheets and bills."""

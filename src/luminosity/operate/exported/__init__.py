@@ -1,0 +1,1 @@
+"""Runs for Prometheus: metrics, a dashboard and alert rules."""

@@ -1,0 +1,1 @@
+"""``lum ui``: the page of runs, live and past."""
