@@ -28,6 +28,7 @@ class StageInfo:
     is_stream: bool = False  # whether its input may never end
     steps: tuple[str, ...] = ()  # whole names of the pipeline's steps in it, in order
     asked: Resources = Resources()  # what the resource hints of its steps ask for
+    reads_groups: bool = False  # of a GroupByKey: in a batch, it starts when the stages that it reads from are done
 
 
 @dataclass(frozen=True)

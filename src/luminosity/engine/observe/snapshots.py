@@ -53,6 +53,7 @@ class Snapshots:
                 tuple(writer.id for writer in self._statuses.writers_before[stage.id]),
                 tuple(writer.id for writer in self._statuses.side_input_writers[stage.id]),
                 stage.plan.has_endless_input,
+                reads_groups=any(self._parts.buffers[r.buffer_id].grouping is not None for r in stage.plan.reads),
             )
             for stage in self._parts.stages
         )
