@@ -1,0 +1,204 @@
+"""Bills: what the workers of a recorded run would cost at the prices of a sheet."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from luminosity._accelerators import parse_accelerator
+from luminosity.engine.monitor.records import Record
+from luminosity.events import MachineInfo, PoolInfo, Snapshot, WorkerEnded, WorkerLost, WorkerStarted
+from luminosity.operate.cost.prices import NO_USAGE, PriceSheet, Usage
+
+__all__ = ["Bill", "PoolBill", "bill_of", "bill_of_usage", "device_names", "money", "worker_usage"]
+
+_HOUR = 3600.0
+_GIB = 1 << 30
+_NOT_COUNTED = (
+    "Not counted: machine shapes (you pay for whole machines), their start-up, the shortest time that is billed, disks "
+    "and traffic."
+)
+
+
+@dataclass(frozen=True)
+class PoolBill:
+    """What the workers of one pool cost."""
+
+    pool: str
+    total: float  # at the first list's prices, for the lifetimes of its workers
+    low: float
+    high: float
+    workers: int = 0  # processes that were started
+    peak_workers: int = 0  # that were up at once
+    worker_seconds: float = 0.0  # the sum of their lifetimes
+    usage: Usage = NO_USAGE  # over their lifetimes
+
+
+@dataclass(frozen=True)
+class Bill:
+    """What a run costs. The numbers are None if its record does not say enough; then ``notes`` say what is missing."""
+
+    currency: str
+    total: float | None  # at the first list's prices, for the lifetimes of workers
+    low: float | None  # this and the following: the range, for the reasons below
+    high: float | None
+    pools: tuple[PoolBill, ...] = ()
+    reasons: tuple[str, ...] = ()  # why the bill is a range
+    notes: tuple[str, ...] = ()  # what it leaves out, and what is not known
+    usage: Usage = NO_USAGE
+    seconds: float = 0.0  # of the run
+
+
+def bill_of(record: Record, prices: PriceSheet) -> Bill:
+    """Return what the workers of a run cost so far: lifetimes times cores, RAM and devices at their prices.
+
+    The low end of the range takes the cheapest price list and the lifetimes of workers. The high end takes the dearest
+    one, and keeps as many workers as were up at once for the whole run.
+    """
+    seconds = record.last.seconds if record.last is not None else 0.0
+    machine = record.started.machine
+    notes: list[str] = []
+    if not all(pool.cores_per_worker and pool.ram_per_worker for pool in record.started.pools):
+        return _whole_machine(record, prices, seconds)
+    lives = _lives(record, seconds, notes)
+    pools: list[PoolBill] = []
+    kept = Usage()
+    for pool in record.started.pools:
+        spans = [span for name, span in lives if name == pool.name]
+        lifetime = sum(end - start for start, end in spans)
+        peak = _most_at_once(spans)
+        one = worker_usage(pool, machine, notes)
+        used = one.times(lifetime / _HOUR)
+        whole = one.times(max(lifetime, peak * seconds) / _HOUR)
+        kept += whole
+        started = sum(isinstance(e, WorkerStarted) and e.pool == pool.name for e in record.happenings)
+        costs = prices.costs(used)
+        high = max(prices.costs(whole))
+        pools.append(PoolBill(pool.name, costs[0], min(costs), high, started, peak, lifetime, used))
+    usage = sum((each.usage for each in pools), Usage())
+    return bill_of_usage(usage, prices, tuple(pools), kept, tuple(notes), seconds)
+
+
+def bill_of_usage(
+    usage: Usage,
+    prices: PriceSheet,
+    pools: tuple[PoolBill, ...] = (),
+    kept: Usage | None = None,
+    notes: tuple[str, ...] = (),
+    seconds: float = 0.0,
+) -> Bill:
+    """Return the bill for resources over time. ``kept`` is the usage if no worker ends before the run does."""
+    costs = prices.costs(usage)
+    high = max(prices.costs(kept if kept is not None else usage))
+    reasons = [_prices_words(prices)]
+    if kept is not None and high > max(costs):
+        reasons.append(
+            "the high end keeps every worker until the run ends; the others count from their start to their end"
+        )
+    unpriced = [
+        f"No price is known for {name}: the bill leaves it out. Give it one with --prices FILE."
+        for name in prices.unpriced(usage)
+    ]
+    every = (*notes, *unpriced, _NOT_COUNTED)
+    return Bill(prices.currency, costs[0], min(costs), high, pools, tuple(reasons), every, usage, seconds)
+
+
+def worker_usage(pool: PoolInfo, machine: MachineInfo, notes: list[str] | None = None) -> Usage:
+    """Return what one worker of a pool has for an hour."""
+    names = device_names(pool, machine, notes)
+    count = len(pool.devices) / max(1, pool.workers)
+    devices = tuple((name, count / len(names)) for name in names)
+    return Usage(pool.cores_per_worker, pool.ram_per_worker / _GIB, devices)
+
+
+def device_names(pool: PoolInfo, machine: MachineInfo, notes: list[str] | None = None) -> tuple[str, ...]:
+    """Return the different names of a pool's devices: the driver's, or the type that its steps ask for."""
+    names = {device.id: device.name for device in machine.devices}
+    found = dict.fromkeys(names.get(each, "") or _asked_type(pool) or each for each in pool.devices)
+    if notes is not None and any(not names.get(each) for each in pool.devices) and (asked := _asked_type(pool)):
+        notes.append(
+            f"The devices of pool {pool.name!r} have no name; they are billed as what its steps ask for: {asked}."
+        )
+    return tuple(found)
+
+
+def money(amount: float | None, currency: str) -> str:
+    """Return an amount with three digits that matter.
+
+    >>> money(0.000421234, "USD"), money(12.3456, "USD"), money(2092.4, "USD"), money(None, "USD")
+    ('0.000421 USD', '12.35 USD', '2,092 USD', 'not known')
+    """
+    if amount is None:
+        return "not known"
+    if amount >= 1000:
+        return f"{amount:,.0f} {currency}"
+    if amount >= 1 or amount == 0:
+        return f"{amount:.2f} {currency}"
+    digits = f"{amount:.3g}"
+    return f"{float(digits):.10f}".rstrip("0") + f" {currency}" if "e" in digits else f"{digits} {currency}"
+
+
+def _asked_type(pool: PoolInfo) -> str:
+    found = parse_accelerator(pool.asked.accelerator) if pool.asked.accelerator else None
+    return found[1] if found is not None else ""
+
+
+def _prices_words(prices: PriceSheet) -> str:
+    names = [f"{each.name} ({each.date}; {each.source})" for each in prices.lists]
+    if len(names) == 1:
+        return f"list prices in {prices.region}: {names[0]}"
+    return f"list prices in {prices.region} of {' and '.join(names)}; the total is at those of {prices.lists[0].name}"
+
+
+def _whole_machine(record: Record, prices: PriceSheet, seconds: float) -> Bill:
+    """Return the bill of a run whose record does not say what a worker had: the whole machine, for the whole run."""
+    machine = record.started.machine
+    if not machine.cores or not machine.ram:
+        note = "The record does not say what its workers had, nor what the machine has: an older version wrote it."
+        return Bill(prices.currency, None, None, None, notes=(note,), seconds=seconds)
+    names = [device.name or device.id for device in machine.devices]
+    hours = seconds / _HOUR
+    usage = Usage(machine.cores, machine.ram / _GIB)
+    for name in names:
+        usage += Usage(device_hours=((name, 1.0),))
+    note = "The record does not say what each worker had: this is the whole machine for the time of the run."
+    return bill_of_usage(usage.times(hours), prices, notes=(note,), seconds=seconds)
+
+
+def _lives(record: Record, seconds: float, notes: list[str]) -> list[tuple[str, tuple[float, float]]]:
+    """Return the pool, start and end of every worker, in seconds since the run started."""
+    started = {e.worker: e for e in record.happenings if isinstance(e, WorkerStarted)}
+    if not started or record.left_out:
+        notes.append("The record does not hold the start of every worker: lifetimes are those that its snapshots show.")
+        return list(_lives_in_snapshots(record.snapshots, record.last))
+    ends: dict[str, float] = {}
+    for event in record.happenings:
+        if isinstance(event, WorkerEnded | WorkerLost):
+            ends[event.worker] = event.seconds
+    return [
+        (event.pool, (event.seconds, max(event.seconds, ends.get(worker, seconds))))
+        for worker, event in started.items()
+    ]
+
+
+def _lives_in_snapshots(
+    snapshots: Iterable[Snapshot], last: Snapshot | None
+) -> Iterable[tuple[str, tuple[float, float]]]:
+    """Yield for each worker that a snapshot shows the time until the next snapshot."""
+    every = [*snapshots, *([last] if last is not None else [])]
+    for before, after in itertools.pairwise(every):
+        for pool in before.pools:
+            for _ in range(pool.workers):
+                yield pool.name, (before.seconds, max(before.seconds, after.seconds))
+
+
+def _most_at_once(spans: list[tuple[float, float]]) -> int:
+    """Return how many of the spans overlap at most."""
+    # An end sorts before a start at the same moment.
+    changes = sorted([(start, 1) for start, _ in spans] + [(end, -1) for _, end in spans])
+    now = most = 0
+    for _, change in changes:
+        now += change
+        most = max(most, now)
+    return most
