@@ -137,3 +137,51 @@ def test_an_empty_file_becomes_a_history(tmp_path: Path, result: MMDTestResult) 
     assert history.last("r") == []
     history.append(PastTest.of(result, reference="r", current="c"))
     assert len(history.last("r")) == 1
+
+
+_OLD_COLUMNS = (
+    "time, reference, current, columns, kernel, statistic, threshold, mmd2, p_value, level, drift, reference_rows, "
+    "current_rows, settings, key, verdict"
+)
+
+
+def test_older_and_newer_versions_share_a_file(tmp_path: Path) -> None:
+    """A version without windows reads and writes the columns that it knows, also after the others were added."""
+    path = tmp_path / "drift.sqlite"
+    test = PastTest("t1", "r", "c", "", "rbf", 0.5, None, 0.5, 0.01, 0.05, True, 10, 20)
+    DriftHistory(path).append(test)
+    with sqlite3.connect(path) as database:  # as the older version made the file
+        database.execute("DROP INDEX tests_once")
+        for name in ("window_start", "window_end", "bandwidth", "floor_mmd2", "report", "recorded_at", "once"):
+            database.execute(f"ALTER TABLE tests DROP COLUMN {name}")
+    assert DriftHistory(path, read_only=True).last("r") == [test]
+    DriftHistory(path).append(replace(test, time="t2", window_end="t2", bandwidth=1.5, once="a"))
+    with sqlite3.connect(path) as database:  # as the older version reads and writes
+        rows = database.execute(f"SELECT {_OLD_COLUMNS} FROM tests ORDER BY time").fetchall()
+        places = ", ".join("?" * len(rows[0]))
+        database.execute(f"INSERT INTO tests ({_OLD_COLUMNS}) VALUES ({places})", ("t3", *rows[0][1:]))
+        assert database.execute("PRAGMA user_version").fetchone() == (2,)
+    assert [(row[0], row[1]) for row in rows] == [("t1", "r"), ("t2", "r")]
+    found = DriftHistory(path).last("r")
+    assert [(each.time, each.bandwidth, each.window_end) for each in found] == [
+        ("t1", None, None),
+        ("t2", 1.5, "t2"),
+        ("t3", None, None),
+    ]
+
+
+def test_rows_of_one_window_replace_each_other_and_the_oldest_go(tmp_path: Path) -> None:
+    history = DriftHistory(tmp_path / "drift.sqlite", limit=20)
+    test = PastTest("t", "r", "c", "", "rbf", 0.5, None, 0.5, 0.01, 0.05, True, 10, 20)
+    history.append(test)
+    for number in range(40):
+        for p_value in (0.5, 0.25):
+            history.append(replace(test, time=f"t{number:02}", p_value=p_value, once=f"window {number}"))
+    found = history.last("r", most=1000)
+    kept = [each for each in found if each.once is not None]
+    assert 20 <= len(kept) <= 22
+    assert kept[-1].time == "t39"
+    assert {each.p_value for each in kept} == {0.25}
+    assert len(kept) == len({each.once for each in kept})
+    assert [each.time for each in found if each.once is None] == ["t"], "lum drift's own rows stay"
+    assert [each.time for _, each in history.after(history.newest_number() - 1, "r")] == ["t39"]

@@ -5,18 +5,21 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime, timezone
 from math import nan
 from typing import Any
+from urllib.parse import quote
 
 from luminosity._text import list_some
 from luminosity.drift.result import MMDTestResult
 from luminosity.errors import DriftError
 
-__all__ = ["DriftHistory", "PastTest"]
+__all__ = ["MOST_ROWS", "DriftHistory", "PastTest", "Series", "utc_text"]
+
+MOST_ROWS = 100_000  # rows of repeated tests in a file: about 80 MB
 
 _APPLICATION = 0x4C554D44  # "LUMD" in the file's header marks a history of drift
 _VERSION = 2  # 1 had no keys and verdicts; such a file is converted when it is opened
@@ -30,6 +33,20 @@ CREATE TABLE tests (
 )
 """
 _INDEX = "CREATE INDEX tests_of_one_kind ON tests (reference, columns, kernel)"
+# Fields that came later are columns that may be null. The version stays: an older Luminosity names the columns that it
+# knows when it reads and writes, and so ignores these.
+_ADDED = {
+    "window_start": "TEXT",
+    "window_end": "TEXT",
+    "bandwidth": "REAL",
+    "floor_mmd2": "REAL",
+    "report": "TEXT",
+    "recorded_at": "TEXT",
+    "once": "TEXT",
+}
+_ONCE_COLUMNS = "reference, columns, kernel, key, once"
+_ONCE_INDEX = f"CREATE UNIQUE INDEX IF NOT EXISTS tests_once ON tests ({_ONCE_COLUMNS}) WHERE once IS NOT NULL"
+_PRUNED_AT_ONCE = 100  # rows beyond the limit before they are deleted: pruning is not worth it for every row
 _FROM_VERSION_1 = (
     "ALTER TABLE tests RENAME TO old_tests",
     "DROP INDEX tests_of_one_kind",
@@ -49,6 +66,11 @@ class PastTest:
     ``threshold`` is what the statistic must exceed to be called drift, if the result has that quantile. ``key`` is what
     was tested of the columns, such as ``language=de``, or empty. ``statistic`` and ``mmd2`` are NaN if a key is gone or
     new. ``verdict`` is that of the result.
+
+    These fields are for tests that are repeated, and None where they are unknown: the time interval of the window
+    (UTC, ISO 8601), the ``bandwidth`` that ``mmd2`` was computed with, ``floor_mmd2`` (the MMD² of the reference and a
+    held-out sample), the path of a ``report``, and ``recorded_at``, the time at which the row was written. Rows with
+    the same ``reference``, ``columns``, ``kernel``, ``key`` and ``once`` replace each other.
     """
 
     time: str
@@ -67,6 +89,13 @@ class PastTest:
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
     key: str = ""
     verdict: str = ""
+    window_start: str | None = None
+    window_end: str | None = None
+    bandwidth: float | None = None
+    floor_mmd2: float | None = None
+    report: str | None = None
+    recorded_at: str | None = None
+    once: str | None = None
 
     def __post_init__(self) -> None:
         if not self.verdict:
@@ -90,7 +119,7 @@ class PastTest:
         ``kernel`` is the kernel as you requested it: a bandwidth chosen from the data differs between tests.
         """
         return cls(
-            time=(time or datetime.now(timezone.utc)).astimezone(timezone.utc).isoformat(timespec="milliseconds"),
+            time=utc_text(time or datetime.now(timezone.utc)),
             reference=reference,
             current=current,
             columns=columns,
@@ -113,11 +142,24 @@ class PastTest:
         return asdict(self)
 
 
-_COLUMNS = ", ".join(each.name for each in fields(PastTest))
+_NAMES = tuple(each.name for each in fields(PastTest))
+
+
+@dataclass(frozen=True)
+class Series:
+    """Tests in a history that can be compared with each other."""
+
+    reference: str
+    columns: str
+    kernel: str
+    key: str
 
 
 class DriftHistory:
     """A history of tests in a SQLite file, which is created by the first ``append``. Processes may share the file.
+
+    ``limit`` bounds the file: of the rows that ``RecordDrift`` and ``lum drift watch`` write, the oldest are deleted if
+    there are more. Rows of ``lum drift`` are never deleted. With ``read_only``, a file that exists is only read.
 
     >>> import tempfile
     >>> history = DriftHistory(os.path.join(tempfile.mkdtemp(), "drift.sqlite"))
@@ -125,8 +167,12 @@ class DriftHistory:
     []
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, limit: int = MOST_ROWS, read_only: bool = False) -> None:
+        if limit < 1:
+            raise DriftError(f"found limit={limit}, expected at least one row")
         self._path = os.fspath(path)
+        self._limit = limit
+        self._read_only = read_only
         folder = os.path.dirname(os.path.abspath(self._path))
         if not os.path.isdir(folder):
             raise DriftError(f"{self._path}: can't keep a history there; there is no folder {folder}")
@@ -134,12 +180,20 @@ class DriftHistory:
         if os.path.exists(self._path):
             with self._opened():
                 pass
+        if read_only:
+            return
         if not os.access(folder, os.W_OK) or (os.path.exists(self._path) and not os.access(self._path, os.W_OK)):
             raise DriftError(f"{self._path}: can't keep a history there; this user may not write to it and its folder")
 
     def append(self, *tests: PastTest) -> None:
-        """Add tests to the file, all or none."""
-        rows = [{**asdict(test), "settings": json.dumps(test.settings)} for test in tests]
+        """Add tests to the file, all or none. A test with ``once`` replaces the row of the same series and ``once``."""
+        now = utc_text(datetime.now(timezone.utc))
+        rows = [
+            {**asdict(test), "settings": json.dumps(test.settings), "recorded_at": test.recorded_at or now}
+            for test in tests
+        ]
+        places = ", ".join(f":{name}" for name in _NAMES)
+        changed = ", ".join(f"{name} = excluded.{name}" for name in _NAMES if name not in _ONCE_COLUMNS.split(", "))
         with self._opened() as database:
             database.execute("BEGIN IMMEDIATE")  # Two processes that write at once wait for each other.
             if not _version(database):
@@ -147,39 +201,96 @@ class DriftHistory:
                 database.execute(_INDEX)
                 database.execute(f"PRAGMA application_id = {_APPLICATION}")
                 database.execute(f"PRAGMA user_version = {_VERSION}")
-            places = ", ".join(f":{name}" for name in _COLUMNS.split(", "))
-            database.executemany(f"INSERT INTO tests ({_COLUMNS}) VALUES ({places})", rows)
+            _add_columns(database)
+            database.executemany(
+                f"INSERT INTO tests ({', '.join(_NAMES)}) VALUES ({places}) "
+                f"ON CONFLICT ({_ONCE_COLUMNS}) WHERE once IS NOT NULL DO UPDATE SET {changed}",
+                rows,
+            )
+            self._prune(database)
             database.execute("COMMIT")
 
     def last(
         self, reference: str, columns: str = "", kernel: str | None = None, most: int = 100, *, key: str = ""
     ) -> list[PastTest]:
         """Return the ``most`` newest tests against this reference, the oldest of them first."""
+        found = self._select(
+            "reference = ? AND columns = ? AND (? IS NULL OR kernel = ?) AND key = ? "
+            "ORDER BY time DESC, rowid DESC LIMIT ?",
+            (reference, columns, kernel, kernel, key, most),
+        )
+        return [test for _, test in reversed(found)]
+
+    def series(self, most: int = 10_000) -> list[Series]:
+        """Return what was tested, sorted: each reference with its columns, kernels and keys."""
+        names = ("reference", "columns", "kernel", "key")
         if not os.path.exists(self._path):
             return []
         with self._opened() as database:
             if not _version(database):
                 return []
-            found = database.execute(
-                f"SELECT {_COLUMNS} FROM tests WHERE reference = ? AND columns = ? AND (? IS NULL OR kernel = ?) "
-                "AND key = ? ORDER BY time DESC, rowid DESC LIMIT ?",
-                (reference, columns, kernel, kernel, key, most),
+            known = _columns_of(database)
+            chosen = ", ".join(name if name in known else "''" for name in names)
+            rows = database.execute(
+                f"SELECT DISTINCT {chosen} FROM tests ORDER BY 1, 4, 2, 3 LIMIT ?", (most,)
             ).fetchall()
-        return [_test(row) for row in reversed(found)]
+        return [Series(*row) for row in rows]
+
+    def after(self, number: int, reference: str, most: int = 10_000) -> list[tuple[int, PastTest]]:
+        """Return the tests of a reference that were added after the row ``number``, with their numbers, in order."""
+        return self._select("reference = ? AND rowid > ? ORDER BY rowid LIMIT ?", (reference, number, most))
+
+    def newest_number(self) -> int:
+        """Return the number of the newest row, or 0 if there is none."""
+        if not os.path.exists(self._path):
+            return 0
+        with self._opened() as database:
+            if not _version(database):
+                return 0
+            return database.execute("SELECT COALESCE(MAX(rowid), 0) FROM tests").fetchone()[0]
+
+    def _select(self, condition: str, values: tuple[Any, ...]) -> list[tuple[int, PastTest]]:
+        if not os.path.exists(self._path):
+            return []
+        with self._opened() as database:
+            if not _version(database):
+                return []
+            known = _columns_of(database)
+            names = [name for name in _NAMES if name in known]
+            if "key" not in known:  # version 1, which a reader does not convert
+                condition = condition.replace("AND key = ?", "AND '' = ?")
+            rows = database.execute(f"SELECT rowid, {', '.join(names)} FROM tests WHERE {condition}", values).fetchall()
+        return [(row[0], _test(names, row[1:])) for row in rows]
+
+    def _prune(self, database: sqlite3.Connection) -> None:
+        """Delete the oldest rows beyond the limit. SQLite uses their space for the next rows."""
+        (count,) = database.execute("SELECT COUNT(*) FROM tests WHERE once IS NOT NULL").fetchone()
+        if count > self._limit + min(_PRUNED_AT_ONCE, self._limit // 10):
+            database.execute(
+                "DELETE FROM tests WHERE rowid IN "
+                "(SELECT rowid FROM tests WHERE once IS NOT NULL ORDER BY rowid LIMIT ?)",
+                (count - self._limit,),
+            )
 
     @contextmanager
     def _opened(self) -> Generator[sqlite3.Connection]:
         try:
-            with closing(sqlite3.connect(self._path, timeout=_WAIT_S, isolation_level=None)) as database:
+            with closing(self._connect()) as database:
                 # One transaction for all checks: another process may be creating the tables.
                 database.execute("BEGIN")
                 is_old = self._check(database)
                 database.execute("COMMIT")
-                if is_old:
+                if is_old and not self._read_only:
                     _convert(database)
                 yield database
         except sqlite3.DatabaseError as error:
             raise DriftError(f"{self._path}: can't be used as a history of drift; {error}") from error
+
+    def _connect(self) -> sqlite3.Connection:
+        if not self._read_only:
+            return sqlite3.connect(self._path, timeout=_WAIT_S, isolation_level=None)
+        address = f"file:{quote(os.path.abspath(self._path))}?mode=ro"
+        return sqlite3.connect(address, timeout=_WAIT_S, isolation_level=None, uri=True)
 
     def _check(self, database: sqlite3.Connection) -> bool:
         """Return whether the history is of version 1. Raise an error if the file is not a history."""
@@ -208,6 +319,28 @@ def _convert(database: sqlite3.Connection) -> None:
     database.execute("COMMIT")
 
 
+def _columns_of(database: sqlite3.Connection) -> set[str]:
+    return {row[1] for row in database.execute("PRAGMA table_info(tests)")}
+
+
+def _add_columns(database: sqlite3.Connection) -> None:
+    """Add the columns that an older version of Luminosity did not write."""
+    known = _columns_of(database)
+    for name, kind in _ADDED.items():
+        if name not in known:
+            database.execute(f"ALTER TABLE tests ADD COLUMN {name} {kind}")
+    database.execute(_ONCE_INDEX)
+
+
+def utc_text(time: datetime) -> str:
+    """Return a time as histories hold it: UTC in ISO 8601, with milliseconds.
+
+    >>> utc_text(datetime(2030, 1, 2, tzinfo=timezone.utc))
+    '2030-01-02T00:00:00.000+00:00'
+    """
+    return time.astimezone(timezone.utc).isoformat(timespec="milliseconds")
+
+
 def _application(database: sqlite3.Connection) -> int:
     return database.execute("PRAGMA application_id").fetchone()[0]
 
@@ -216,8 +349,8 @@ def _version(database: sqlite3.Connection) -> int:
     return database.execute("PRAGMA user_version").fetchone()[0]
 
 
-def _test(row: tuple[Any, ...]) -> PastTest:
-    values: dict[str, Any] = dict(zip((each.name for each in fields(PastTest)), row, strict=True))
+def _test(names: Sequence[str], row: Sequence[Any]) -> PastTest:
+    values: dict[str, Any] = dict(zip(names, row, strict=True))
     values |= {"drift": bool(values["drift"]), "settings": json.loads(values["settings"])}
     values |= {name: nan for name in ("statistic", "mmd2") if values[name] is None}
     return PastTest(**values)
