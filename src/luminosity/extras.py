@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from typing import Any
 
 from luminosity.errors import MissingExtra
 
-__all__ = ["require"]
+__all__ = ["check", "require"]
 
 
 def require(module: str, extra: str) -> Any:
@@ -22,6 +23,18 @@ def require(module: str, extra: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != library:
             raise  # The library is installed; one of its own dependencies is missing.
-        raise MissingExtra(
-            f"{library} is not installed", fix=f"install it with: pip install 'luminosity[{extra}]'", name=error.name
-        ) from None
+        raise _missing(library, extra, error.name) from None
+
+
+def check(module: str, extra: str) -> None:
+    """Raise an error that says how to install a module if it is not there. Import nothing.
+
+    >>> check("json", "torch")
+    """
+    if importlib.util.find_spec(module) is None:
+        raise _missing(module, extra, module)
+
+
+def _missing(library: str, extra: str, name: str) -> MissingExtra:
+    fix = f"install it with: pip install 'luminosity[{extra}]'"
+    return MissingExtra(f"{library} is not installed", fix=fix, name=name)

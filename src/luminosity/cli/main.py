@@ -35,6 +35,7 @@ try:
         from luminosity.cli.evaluate import command as evaluate
         from luminosity.cli.image import command as image
         from luminosity.cli.rerun import command as rerun
+        from luminosity.cli.ui import command as ui
 except ResourcesExceeded as error:
     raise SystemExit(f"lum: {error.for_command()}") from None
 
@@ -58,6 +59,7 @@ examples:
   lum plan pipeline.py --svg plan.svg         draw them
   lum runs                                    list past and current runs
   lum show last                               show the newest run
+  lum ui                                      watch runs in the browser
   lum rerun last                              do it again, compare its outputs
   lum stop last                               stop it; its next start continues
   lum enrich in.parquet out --embed text=MODEL  run models over a table
@@ -87,6 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         plan,
         runs,
         show,
+        ui,
         rerun,
         stop,
         checkpoint,

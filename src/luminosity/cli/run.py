@@ -34,6 +34,10 @@ PIPELINE may also be a project file, with a name that ends in .toml: it names
 several steps with their inputs and outputs. They run in order; a step that is
 up to date is skipped. Its options are --force (skip none), --from STEP (begin
 there) and --dry-run (only say what would run).
+
+--ui before PIPELINE opens a page of runs, see `lum ui`, and prints its address.
+With a terminal the page stays after the run, until Ctrl-C; without one it ends
+with the run.
 """
 _EPILOG = f"""\
 options of the runner:
@@ -48,6 +52,7 @@ examples:
   lum run pipeline.yaml --jinja_variables='{{"input": "in.csv"}}'
                                                run a pipeline in YAML
   lum run project.toml                         run what is not up to date
+  lum run --ui pipeline.py                     watch it in the browser
 """
 
 
@@ -67,9 +72,31 @@ def add_to(commands: Any) -> None:
 
 def run(words: list[str]) -> int:
     """Run the script that ``words`` names with the options that follow; return the exit code."""
-    script, *options = words or [""]
+    with_page = words[:1] == ["--ui"]
+    script, *options = words[with_page:] or [""]
     if wrong := problem(script):
         return fail("run", f"{wrong}, expected PIPELINE.py, then options", WRONG_USE)
+    if not with_page:
+        if "--ui" in options:
+            print(
+                f"lum run: --ui after {script} belongs to the script; for the page of runs, write it first",
+                file=sys.stderr,
+            )
+        return _run(script, options)
+    from luminosity.cli.ui.beside_run import open_beside
+
+    try:
+        page = open_beside(options)
+    except LuminosityError as error:
+        return fail("run", error, WRONG_USE)
+    try:
+        return _run(script, options)
+    except KeyboardInterrupt:
+        page.is_wanted = False
+        raise
+
+
+def _run(script: str, options: list[str]) -> int:
     if script.lower().endswith(".toml"):
         from luminosity.cli.project.command import run_project
 

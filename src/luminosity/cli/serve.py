@@ -90,11 +90,11 @@ def _serve(parsed: argparse.Namespace) -> int:
 
     require("starlette", "serve")
     require("uvicorn", "serve")
+    from luminosity._web_server import listen, url_of
+    from luminosity._web_server import serve as run_server
     from luminosity.inference.serving.app import Limits, app_of
     from luminosity.inference.serving.kserve_api import declared_inputs
     from luminosity.inference.serving.served_model import ServedModel
-    from luminosity.inference.serving.server import listen, url_of
-    from luminosity.inference.serving.server import serve as run_server
 
     limits = Limits(waiting=_waiting(parsed.max_waiting), body_bytes=_body_bytes(parsed.max_body))
     inputs = declared_inputs(parsed.input)

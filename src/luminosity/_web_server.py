@@ -1,17 +1,14 @@
-"""Runs the web application: the listening socket, and a clean shutdown."""
+"""Runs web applications: the listening socket, and a clean shutdown."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Any
 
 from luminosity.errors import OptionError
 from luminosity.extras import require
-
-if TYPE_CHECKING:
-    from starlette.applications import Starlette
 
 __all__ = ["listen", "serve", "url_of"]
 
@@ -21,7 +18,7 @@ _KEEP_ALIVE_S = 75  # longer than a pipeline pauses between two requests
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Bind the address. Call it before the model is loaded, so that a port in use is reported at once."""
+    """Bind the address. Call it before other work, so that a port in use is reported at once."""
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, socket.SOCK_STREAM)
@@ -39,8 +36,19 @@ def url_of(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def serve(app: Starlette, listener: socket.socket, started: Callable[[], None]) -> None:
-    """Serve until SIGINT or SIGTERM; call ``started`` when requests are accepted."""
+def serve(
+    app: Any,
+    listener: socket.socket,
+    started: Callable[[], None],
+    *,
+    grace_s: int = _GRACE_S,
+    stopping: Callable[[], None] | None = None,
+) -> None:
+    """Serve until SIGINT or SIGTERM; call ``started`` when requests are accepted.
+
+    ``app`` is an ASGI application. ``stopping`` is called in the signal's handler: it should let responses that never
+    end by themselves end, because the shutdown waits ``grace_s`` seconds for responses.
+    """
     uvicorn = require("uvicorn", "serve")
     listener.listen(_BACKLOG)
     config = uvicorn.Config(
@@ -51,9 +59,18 @@ def serve(app: Starlette, listener: socket.socket, started: Callable[[], None]) 
         access_log=False,
         server_header=False,
         timeout_keep_alive=_KEEP_ALIVE_S,
-        timeout_graceful_shutdown=_GRACE_S,
+        timeout_graceful_shutdown=grace_s,
     )
+    server = uvicorn.Server(config)
+    if stopping is not None:
+        handle_exit = server.handle_exit
+
+        def stop(number: int, frame: Any) -> None:
+            stopping()
+            handle_exit(number, frame)
+
+        server.handle_exit = stop
     # uvicorn raises the signal again after its shutdown.
     with contextlib.suppress(KeyboardInterrupt):
         started()
-        uvicorn.Server(config).run(sockets=[listener])
+        server.run(sockets=[listener])

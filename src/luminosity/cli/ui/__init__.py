@@ -1,0 +1,1 @@
+"""``lum ui``, and the page of ``lum run --ui``."""

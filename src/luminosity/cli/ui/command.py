@@ -1,0 +1,99 @@
+"""``lum ui``: open a page of runs, live and past, in the browser."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+import sys
+import webbrowser
+from pathlib import Path
+from typing import Any
+
+from luminosity.cli import runs
+from luminosity.cli.exits import interrupted, was_terminated
+from luminosity.extras import check
+
+__all__ = ["add_to", "ui"]
+
+_DESCRIPTION = """\
+Open a page of runs, live and past, in the browser: the graph of a run, its
+steps, throughput, workers, devices and models over time, failures and logs.
+
+The page only reads the records of runs. It is for you, on this machine: the
+address that the command prints contains a token, and no other machine can
+connect.
+"""
+_EXAMPLES = """\
+examples:
+  lum ui                         open the page of all recorded runs
+  lum ui --port 8080             on this port, such as for a bookmark
+  lum ui --no-browser            only print the address
+  lum ui --run_dir /data/runs    the runs that are recorded there
+  lum run --ui pipeline.py       open the page beside a run
+
+From another machine, forward the port and open the printed address there:
+  ssh -L 4747:127.0.0.1:4747 THIS_MACHINE
+"""
+
+
+def add_to(commands: Any) -> None:
+    """Add this command to the subparsers of ``lum``."""
+    parser = commands.add_parser(
+        "ui",
+        help="open a page of runs in the browser",
+        description=_DESCRIPTION,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--port",
+        type=int,
+        metavar="N",
+        help="the port; 0 picks a free one (default: 4747, or a free one if it is taken)",
+    )
+    parser.add_argument(
+        "--host",
+        default="127.0.0.1",
+        help="the loopback address to listen on: 127.0.0.1, localhost or ::1 (default: 127.0.0.1)",
+    )
+    parser.add_argument("--no-browser", action="store_true", help="print the address, open no browser")
+    runs.add_folder_option(parser)
+    parser.set_defaults(command=ui)
+
+
+def ui(parsed: argparse.Namespace) -> int:
+    """Serve the page until Ctrl-C or SIGTERM; return the exit code."""
+    folder = runs.chosen_folder(parsed)
+    for module in ("starlette", "uvicorn"):
+        check(module, "ui")
+    from luminosity.operate.page.listening import address, bind
+    from luminosity.operate.page.serving import serve_page
+
+    with bind(parsed.host, parsed.port) as listener:
+        token = _token(folder)
+        url = address(listener, token)
+        serve_page(folder, token, listener, lambda: _introduce(folder, url, not parsed.no_browser))
+    return interrupted("ui") if was_terminated() else 0
+
+
+def _token(folder: Path) -> str:
+    from luminosity.operate.page.access import TOKEN_FILE, token_of
+
+    try:
+        return token_of(folder)
+    except OSError as error:
+        print(
+            f"lum ui: the token can't be kept in {folder / TOKEN_FILE} ({error.strerror or error}); it is valid until "
+            "this server ends",
+            file=sys.stderr,
+        )
+        return secrets.token_urlsafe()
+
+
+def _introduce(folder: Path, url: str, with_browser: bool) -> None:
+    print(f"The runs in {folder} are at {url}")
+    print("Ctrl-C stops the server.", flush=True)
+    has_screen = any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))
+    if with_browser and sys.stdout.isatty() and has_screen:
+        webbrowser.open(url)

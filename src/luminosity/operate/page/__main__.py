@@ -1,0 +1,26 @@
+"""The process of a page beside a run: gets its settings on standard input, and its listening socket from its parent."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from pathlib import Path
+
+from luminosity.operate.page.serving import end_with, serve_page
+
+_NICE = 10  # the run comes first
+
+
+def main() -> None:
+    """Serve until the parent ends this process, or has ended itself."""
+    settings = json.load(sys.stdin)
+    end_with(settings["parent"])
+    os.nice(_NICE)
+    with socket.socket(fileno=settings["listener"]) as listener:
+        serve_page(Path(settings["folder"]), settings["token"], listener, lambda: None)
+
+
+if __name__ == "__main__":
+    main()

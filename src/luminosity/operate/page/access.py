@@ -1,0 +1,115 @@
+"""Who may read the page: the token, its private file, the cookie that replaces it, and the names of this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import ipaddress
+import os
+import re
+import secrets
+import stat
+from collections.abc import Iterable
+from http.cookies import CookieError, SimpleCookie
+from pathlib import Path
+
+__all__ = ["TOKEN_FILE", "Access", "is_loopback", "token_of"]
+
+TOKEN_FILE = "ui-token"  # in the folder of records
+_TOKEN_BYTES = 32
+_TOKEN = re.compile(r"[A-Za-z0-9_-]{43}")  # what 32 bytes are in URL-safe base64
+_HOST = re.compile(r"(?P<name>\[[0-9a-fA-F:.]+\]|[A-Za-z0-9.-]+)(?::\d{1,5})?")
+
+
+class Access:
+    """Decides who may read: a request needs the token, or the cookie that a request with the token gets.
+
+    The cookie is not the token: a server on another port of this machine, which browsers send cookies to as well, can't
+    find the token from it. Its name contains the port, so that several servers keep their cookies apart.
+    """
+
+    def __init__(self, token: str, port: int) -> None:
+        self._token = token.encode()
+        self.cookie_name = f"luminosity-ui-{port}"
+        self.cookie_value = hmac.new(self._token, f"cookie {port}".encode(), hashlib.sha256).hexdigest()
+
+    def is_token(self, given: str) -> bool:
+        """Return whether ``given`` is the token. Takes equally long for all wrong ones."""
+        return hmac.compare_digest(given.encode("utf-8", "replace"), self._token)
+
+    def has_cookie(self, headers: Iterable[str]) -> bool:
+        """Return whether the ``Cookie`` headers of a request hold the cookie."""
+        for header in headers:
+            jar: SimpleCookie = SimpleCookie()
+            with contextlib.suppress(CookieError):
+                jar.load(header)
+            given = jar[self.cookie_name].value if self.cookie_name in jar else ""
+            if hmac.compare_digest(given.encode("utf-8", "replace"), self.cookie_value.encode()):
+                return True
+        return False
+
+    def has_bearer(self, header: str) -> bool:
+        """Return whether an ``Authorization`` header holds the token, as Prometheus sends it."""
+        scheme, _, given = header.partition(" ")
+        return scheme.lower() == "bearer" and self.is_token(given.strip())
+
+    @property
+    def set_cookie(self) -> str:
+        """The header that gives a browser the cookie: scripts can't read it, and requests of other sites lack it."""
+        return f"{self.cookie_name}={self.cookie_value}; Path=/; HttpOnly; SameSite=Strict"
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether the value of a ``Host`` header, or of ``--host``, names this machine by its loopback address.
+
+    Another name that leads here would let a page of that name read this one (DNS rebinding).
+
+    >>> is_loopback("127.0.0.1:4747"), is_loopback("localhost"), is_loopback("[::1]:80"), is_loopback("::1")
+    (True, True, True, True)
+    >>> is_loopback("example.org"), is_loopback("localhost.example.org:4747"), is_loopback("0.0.0.0"), is_loopback("")
+    (False, False, False, False)
+    """
+    match = _HOST.fullmatch(host)
+    name = match["name"].strip("[]") if match else host
+    if name.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def token_of(folder: Path) -> str:
+    """Return the token in the folder of records, and make one if there is none that only this user can read.
+
+    The token outlives the server, so that open pages and Prometheus can connect again. Raises ``OSError`` if it can't
+    be kept.
+    """
+    path = folder / TOKEN_FILE
+    with contextlib.suppress(FileNotFoundError):
+        found = _private_text(path)
+        if _TOKEN.fullmatch(found):
+            return found
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    token = secrets.token_urlsafe(_TOKEN_BYTES)
+    unfinished = folder / f"{TOKEN_FILE}.{os.getpid()}.unfinished"
+    descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    with open(descriptor, "w") as file:
+        file.write(token)
+    os.replace(unfinished, path)
+    return token
+
+
+def _private_text(path: Path) -> str:
+    """Return what a file holds, or an empty string if another user can read it, or could have written it."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        return ""  # a link, or a file of another user: it is replaced
+    with open(descriptor, errors="replace") as file:
+        status = os.fstat(descriptor)
+        is_private = stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077
+        return file.read(100).strip() if is_private else ""

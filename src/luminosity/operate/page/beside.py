@@ -1,0 +1,65 @@
+"""The page beside a run: a process of its own, which reads the run's record and ends with the run's process."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import subprocess
+import sys
+from pathlib import Path
+
+from luminosity.extras import check
+from luminosity.operate.page.access import TOKEN_FILE, token_of
+from luminosity.operate.page.listening import address, bind
+
+__all__ = ["PageBeside"]
+
+_END_TIMEOUT_S = 5.0
+
+
+class PageBeside:
+    """A server of the page as a child process. Call :meth:`end` when it is not needed any more.
+
+    The address is known at once: this process opens the port, and the child takes it over when it has started. The
+    token goes to the child through a pipe, so that no list of processes shows it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        for module in ("starlette", "uvicorn"):
+            check(module, "ui")
+        try:
+            token = token_of(folder)
+            self.token_file: Path | None = folder / TOKEN_FILE
+        except OSError:
+            token = secrets.token_urlsafe()  # valid as long as the child runs
+            self.token_file = None
+        with bind() as listener:
+            listener.listen()
+            self.address = address(listener, token)
+            settings = {"folder": str(folder.absolute()), "token": token, "listener": listener.fileno()}
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "luminosity.operate.page"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[listener.fileno()],
+                start_new_session=True,  # Ctrl-C is for the run, which may take a while to stop
+            )
+        self.is_wanted = True  # False after the user has interrupted the run
+        assert self._process.stdin is not None
+        with self._process.stdin as pipe:
+            pipe.write(json.dumps({**settings, "parent": os.getpid()}).encode())
+
+    def wait(self) -> None:
+        """Wait until the server has ended."""
+        self._process.wait()
+
+    def end(self) -> None:
+        """End the server. Does nothing if it has ended."""
+        if self._process.poll() is None:
+            self._process.terminate()
+            try:
+                self._process.wait(_END_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
