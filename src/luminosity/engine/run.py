@@ -31,12 +31,14 @@ from luminosity.engine.observe.snapshots import Snapshots
 from luminosity.engine.options import EngineConfig
 from luminosity.engine.plan.graph import Graph
 from luminosity.engine.prepare import Prepared
+from luminosity.engine.resources.hints import resources_asked
+from luminosity.engine.resources.machine import Machine
 from luminosity.engine.resources.pools import Assignment
 from luminosity.engine.setup import set_up
 from luminosity.engine.termination import Terminated, cancel_on_sigterm
 from luminosity.engine.workers.printed import WorkerPrints
 from luminosity.errors import OptionError, RunCancelled, RunFailed, SpillFailed
-from luminosity.events import MemoryUse, Subscriber
+from luminosity.events import MachineInfo, MemoryUse, Subscriber
 from luminosity.manifest.places import Effects
 
 __all__ = ["Ending", "FinishedRun", "Run", "cancel_all"]
@@ -126,10 +128,12 @@ class Run:
         checkpoint: Checkpoint | None = None,
         plan_drain: Callable[[CheckpointFolder], tuple[Prepared, Checkpoint]] | None = None,
         effects: Effects | None = None,
+        machine: Machine | None = None,
     ) -> None:
         """Make a run, which takes over the lock of its ``checkpoint``. Continues from it if it has one.
 
-        ``plan_drain`` plans the same pipeline once more, so that its sources end. ``effects`` are for the manifest.
+        ``plan_drain`` plans the same pipeline once more, so that its sources end. ``effects`` are for the manifest,
+        ``machine`` is for the events.
         """
         self.metrics = RunMetrics()
         self.state: str = PipelineState.RUNNING
@@ -158,12 +162,13 @@ class Run:
         if stream.is_heard:
             self._sampler.start()
         self._reporter = Reporter(
-            self._snapshots(parts),
+            self._snapshots(parts, graph),
             stream,
             parts.queue_limit,
             parts.blocks.ledger.limit,
             config.checkpoint_dir or "",
             graph.model_versions(),
+            machine.info() if machine is not None and stream.is_heard else MachineInfo(),
         )
         self._scheduler = Scheduler(parts, self._reporter)
         self._requests = (
@@ -189,13 +194,14 @@ class Run:
         self._server = parts.server
         return parts
 
-    def _snapshots(self, parts: RunParts) -> Snapshots:
+    def _snapshots(self, parts: RunParts, graph: Graph) -> Snapshots:
         ledger = parts.blocks.ledger
 
         def memory() -> MemoryUse:
             return MemoryUse(ledger.used, ledger.peak, ledger.limit, ledger.spilled)
 
-        return Snapshots(parts, memory, self._sampler)
+        asked = {key: resources_asked(each) for key, each in graph.components.environments.items()}
+        return Snapshots(parts, memory, self._sampler, asked)
 
     def start(self) -> None:
         """Start the run on a thread of its own. With ``--debug``, run everything before returning."""
@@ -262,7 +268,7 @@ class Run:
         prepared, checkpoint = self._plan_drain(self._checkpoint.pause())
         self.metrics = RunMetrics()  # the checkpoint has the values
         parts = self._open(prepared.graph, prepared.assignments, prepared.config, checkpoint)
-        self._reporter.continue_with(self._snapshots(parts))
+        self._reporter.continue_with(self._snapshots(parts, prepared.graph))
         self._scheduler = Scheduler(parts, self._reporter)
         if self._request != "drain":
             self._forward_request()  # it was changed meanwhile

@@ -118,6 +118,7 @@ class LuminosityRunner(PipelineRunner):
                         checkpoint,
                         plan_drain,
                         effects_of(pipeline, prepared.graph.model_versions()),
+                        prepared.machine,
                     )
         except BaseException:
             resumption.close()

@@ -128,11 +128,13 @@ class StageView:
     stream: StreamView | None = None  # of a stage of a stream
     kafka: tuple[KafkaView, ...] = ()  # of its steps that read or write Kafka
     bundles: int = 0  # committed
-    retries: int = 0  # failed attempts of bundles, of user code and of lost workers
-    cpu_seconds: float = 0.0  # of workers' processes while they ran its committed bundles, all threads
-    peak_resident: int = 0  # bytes: the largest resident memory of a worker after one of its bundles
-    output_bytes: int = 0  # estimated by Beam from a sample, of all its output
-    bundle_seconds: tuple[float, ...] = ()  # some measured bundles: their seconds, a sample of a bounded number
+    retries: int = 0  # failed attempts of bundles, of user code and of lost workers, since this start
+    # Of workers' processes while they ran its committed bundles, all threads, since this start. Bundles that share a
+    # worker get the time of their own threads and equal parts of the time of the others.
+    cpu_seconds: float = 0.0
+    peak_resident: int = 0  # bytes: the largest resident memory of a worker during or after one of its bundles
+    output_bytes: int = 0  # encoded, that its committed bundles sent to other stages since this start
+    bundle_seconds: tuple[float, ...] = ()  # in the last snapshot: of a random sample of at most 64 committed bundles
     bundle_elements: tuple[int, ...] = ()  # the elements of the same bundles
 
 

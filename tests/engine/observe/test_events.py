@@ -7,6 +7,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -108,6 +109,21 @@ def test_a_run_tells_its_plan_its_workers_and_its_end() -> None:
     assert [device.id for device in end.last.devices] == ["declared:0"]
     assert all(pool.busy_seconds > 0 for pool in end.last.pools)
     assert end.last.processes.peak > 10 * _MB
+    assert stages["Embed"].steps == ("Embed",)
+    assert stages["Embed"].asked.accelerator == "type:any;count:1"
+    asked = {pool.name: (pool.asked.accelerator, pool.cores_per_worker > 0) for pool in run.pools}
+    assert asked == {"cpu": ("", True), "device": ("type:any;count:1", True)}
+    assert run.machine.cores > 0
+    assert [device.id for device in run.machine.devices] == ["declared:0"]
+    assert run.version == version("luminosity")
+    for stage in end.last.stages:
+        assert stage.cpu_seconds > 0
+        assert stage.peak_resident > 10 * _MB
+        assert 0 < len(stage.bundle_seconds) == len(stage.bundle_elements) == min(64, stage.bundles)
+    read, *_ = end.last.stages
+    assert read.output_bytes > 300
+    # Only the last snapshot has the sample: the others come five times a second.
+    assert not any(stage.bundle_seconds for snapshot in only(Snapshot, events) for stage in snapshot.stages)
 
 
 @pytest.fixture

@@ -20,12 +20,14 @@ __all__ = [
     "SOURCE_PREFIX",
     "STATE_SNAPSHOT",
     "STATE_WRITES",
+    "USAGE",
     "FileSpan",
     "key_hash",
     "pack_bytes",
     "pack_snapshot",
     "pack_span",
     "pack_tokens",
+    "pack_usage",
     "pack_writes",
     "read",
     "read_span",
@@ -33,6 +35,7 @@ __all__ = [
     "unpack",
     "unpack_snapshot",
     "unpack_tokens",
+    "unpack_usage",
     "unpack_writes",
 ]
 
@@ -42,9 +45,12 @@ BLOCK_BYTES = 1 << 20  # a block ends here: large enough to amortize its file, s
 STATE_SNAPSHOT = b"luminosity:state_snapshot:"  # and a shard's index: the runner's key of the cells of that shard
 STATE_WRITES = b"luminosity:state_writes"  # the runner's key to which workers append batches of writes
 
+USAGE = "luminosity:usage"  # the key of what a bundle has used, among the monitoring data of its response
+
 key_hash = zlib.crc32  # of an encoded key: a key's shard is the remainder, as in :func:`shard_index`
 
 _HEADER = struct.Struct("<BI")  # kind, number of elements
+_USAGE = struct.Struct("<dQ")  # CPU seconds, bytes of resident memory
 _SPAN = struct.Struct("<QQ")  # start, size
 _BYTES, _PLAIN_FILE, _PACKED_FILE = range(3)
 
@@ -152,3 +158,13 @@ def pack_snapshot(is_complete: bool, cells: Mapping[bytes, bytes]) -> bytes:
 def unpack_snapshot(data: bytes) -> tuple[bool, dict[bytes, bytes]]:
     """Return what :func:`pack_snapshot` packed."""
     return marshal.loads(data)
+
+
+def pack_usage(cpu_seconds: float, resident: int) -> bytes:
+    """Return what a bundle has used: CPU seconds, and the worker's resident memory in bytes."""
+    return _USAGE.pack(cpu_seconds, resident)
+
+
+def unpack_usage(message: bytes) -> tuple[float, int]:
+    """Return what :func:`pack_usage` got, or zeros for an empty message: the worker has not measured."""
+    return _USAGE.unpack(message) if message else (0.0, 0)

@@ -6,6 +6,7 @@ import time
 
 from apache_beam.portability.api import beam_fn_api_pb2
 
+from luminosity.engine.data import wire
 from luminosity.engine.loop import splits
 from luminosity.engine.loop.bundle import Attempt, Bundle
 from luminosity.engine.loop.parts import RunParts
@@ -26,6 +27,7 @@ def commit(bundle: Bundle, attempt: Attempt, response: beam_fn_api_pb2.ProcessBu
     if stage.sized_work is not None:
         stage.sized_work.committed(bundle.inputs, left)
     _end(bundle, attempt)
+    output_bytes = sum(block.size for _, block in attempt.outputs)
     for transform_id, block in attempt.outputs:
         parts.buffers[stage.written_buffers[transform_id]].deliver(block)
     for shard in bundle.shards if bundle.timers else ():
@@ -44,6 +46,8 @@ def commit(bundle: Bundle, attempt: Attempt, response: beam_fn_api_pb2.ProcessBu
     bundle.release()
     stage.elements_done += processed
     stage.bundles_done += 1
+    cpu_seconds, resident = wire.unpack_usage(response.monitoring_data.get(wire.USAGE, b""))
+    stage.usage.committed(now - attempt.started_at, processed, cpu_seconds, resident, output_bytes)
     parts.outflows[stage.id].learn(attempt.pending_output, processed)
     stage.size.learn(processed, now - attempt.started_at, is_warm=attempt.is_warm, was_cut=bool(attempt.ends))
     parts.failures.after_commit(bundle)
@@ -52,6 +56,7 @@ def commit(bundle: Bundle, attempt: Attempt, response: beam_fn_api_pb2.ProcessBu
 def give_up(bundle: Bundle, attempt: Attempt, parts: RunParts) -> None:
     """Discard everything that the attempt did, except its splits. What is left of the bundle can then be retried."""
     _end(bundle, attempt)
+    bundle.stage.usage.failed += 1
     attempt.drop_outputs()
     _queue_residuals(bundle, attempt, time.monotonic())
     if attempt.ends or attempt.primary_roots:

@@ -17,6 +17,7 @@ from luminosity.engine.loop.bundle import Bundle
 from luminosity.engine.loop.metrics import BusyTime
 from luminosity.engine.loop.shard import DelayedInput, Shard, cut_by_shard
 from luminosity.engine.loop.sizing import BundleSize, Gathering, SizedWork
+from luminosity.engine.loop.usage import StageUsage
 from luminosity.engine.plan.codecs import Codecs, ElementCodec, KeyedElement, TimerCodec, TimerRecord
 from luminosity.engine.plan.graph import Stage
 
@@ -102,6 +103,7 @@ class StageRun:
         self.input_watermark = MIN
         self.output_watermark = MIN
         self.busy = BusyTime()
+        self.usage = StageUsage()
         self.sized_work = SizedWork(self.codec) if plan.is_splittable else None
         self.has_begun = False
         self.elements_done = 0

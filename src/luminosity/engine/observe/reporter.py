@@ -7,6 +7,7 @@ import secrets
 import sys
 import time
 from datetime import datetime, timezone
+from importlib.metadata import version
 from typing import Literal
 
 from luminosity._notebook import notebook_name
@@ -17,7 +18,7 @@ from luminosity.engine.monitor.subscribers import EventStream
 from luminosity.engine.observe.snapshots import Snapshots
 from luminosity.engine.observe.user_metrics import MOST_METRICS
 from luminosity.engine.workers.failure import Failure
-from luminosity.events import BundleRetried, ModelVersion, RunEnded, RunStarted, WorkerLost, WorkerStarted
+from luminosity.events import BundleRetried, MachineInfo, ModelVersion, RunEnded, RunStarted, WorkerLost, WorkerStarted
 
 __all__ = ["Reporter", "new_run_id", "script_name"]
 
@@ -49,6 +50,7 @@ class Reporter:
         memory_limit: int,
         checkpoint_dir: str = "",
         models: tuple[ModelVersion, ...] = (),
+        machine: MachineInfo = MachineInfo(),  # noqa: B008 - it is frozen
     ) -> None:
         self._snapshots = snapshots
         self._stream = stream
@@ -67,6 +69,8 @@ class Reporter:
                 memory_limit=memory_limit,
                 checkpoint_dir=checkpoint_dir,
                 models=models,
+                machine=machine,
+                version=version("luminosity"),
             )
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from luminosity.engine.data.clock import Clock
 from luminosity.engine.loop.buffers import BufferRun
@@ -14,12 +14,14 @@ from luminosity.engine.monitor.sampling import Sampler
 from luminosity.engine.observe.progress import StageProgress, StreamProgress
 from luminosity.engine.observe.user_metrics import user_metrics
 from luminosity.engine.plan.graph import Stage
+from luminosity.engine.resources.hints import largest
 from luminosity.events import (
     DeviceView,
     MemoryUse,
     MetricView,
     PoolInfo,
     PoolView,
+    Resources,
     Snapshot,
     StageInfo,
     StageView,
@@ -32,8 +34,16 @@ __all__ = ["Snapshots", "pool_view"]
 class Snapshots:
     """Describes the loop's parts as events. Call it on the loop's thread; it changes none of the parts."""
 
-    def __init__(self, parts: RunParts, memory: Callable[[], MemoryUse], sampler: Sampler) -> None:
+    def __init__(
+        self,
+        parts: RunParts,
+        memory: Callable[[], MemoryUse],
+        sampler: Sampler,
+        asked: Mapping[str, Resources],
+    ) -> None:
+        """``asked`` is what the resource hints of each stage ask for, by the id of its environment."""
         self._parts = parts
+        self._asked = asked
         self._memory = memory
         self._sampler = sampler
         labels = _distinct_labels(run.plan for run in parts.stages)
@@ -53,6 +63,8 @@ class Snapshots:
                 tuple(writer.id for writer in self._statuses.writers_before[stage.id]),
                 tuple(writer.id for writer in self._statuses.side_input_writers[stage.id]),
                 stage.plan.has_endless_input,
+                stage.plan.steps,
+                self._asked.get(stage.plan.environment_id, Resources()),
                 reads_groups=any(self._parts.buffers[r.buffer_id].grouping is not None for r in stage.plan.reads),
             )
             for stage in self._parts.stages
@@ -60,12 +72,21 @@ class Snapshots:
 
     def pools(self) -> tuple[PoolInfo, ...]:
         """Return what is known of the pools when the run starts."""
-        pools = [run.plan for run in self._parts.pools]
+        asked: dict[str, list[Resources]] = {}
+        for stage in self.stages():
+            asked.setdefault(stage.pool, []).append(stage.asked)
         return tuple(
             PoolInfo(
-                pool.name, pool.workers, pool.slots, tuple(dict.fromkeys(d for g in pool.device_groups for d in g))
+                pool.name,
+                pool.workers,
+                pool.slots,
+                tuple(dict.fromkeys(device for group in pool.device_groups for device in group)),
+                cores_per_worker=round(pool.cores_per_worker, 3),
+                ram_per_worker=pool.ram_per_worker,
+                asked=largest(asked.get(pool.name, ())),
+                python="" if pool.python is None else pool.python.prefix,
             )
-            for pool in pools
+            for pool in (run.plan for run in self._parts.pools)
         )
 
     def take(self, run_id: str, seconds: float, *, is_last: bool = False) -> Snapshot:
@@ -110,6 +131,7 @@ class Snapshots:
         waiting = queued + sum(bundle.count for bundle in running)
         status, by = self._statuses.status(stage, len(running))
         progress, stream = self._progress[stage.id], self._streams.get(stage.id)
+        sample = stage.usage.sample.kept if is_last else []  # not while the run goes on: it would swell every snapshot
         progress.update(seconds, len(running), waiting, self._arrived(stage))
         return StageView(
             stage.id,
@@ -127,6 +149,13 @@ class Snapshots:
             inference=progress.inference,
             stream=stream.view(None if is_last else running, self._parts.clock.micros()) if stream else None,
             kafka=progress.kafka.views(seconds, is_last=is_last),
+            bundles=stage.bundles_done,
+            retries=stage.usage.failed,
+            cpu_seconds=round(stage.usage.cpu_seconds, 6),
+            peak_resident=stage.usage.peak_resident,
+            output_bytes=stage.usage.output_bytes,
+            bundle_seconds=tuple(round(seconds, 6) for seconds, _ in sample),
+            bundle_elements=tuple(elements for _, elements in sample),
         )
 
     def _arrived(self, stage: StageRun) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from apache_beam.portability import common_urns
@@ -13,8 +14,17 @@ from luminosity._text import format_size
 from luminosity.engine.resources.python_environments import folder_of, is_this_python
 from luminosity.environment_hint import PYTHON_ENVIRONMENT_URN
 from luminosity.errors import UnsupportedPipeline
+from luminosity.events import Resources
 
-__all__ = ["Needs", "asks_about_accelerators", "describe_hints", "python_environment", "with_accelerator"]
+__all__ = [
+    "Needs",
+    "asks_about_accelerators",
+    "describe_hints",
+    "largest",
+    "python_environment",
+    "resources_asked",
+    "with_accelerator",
+]
 
 
 _HINTS = common_urns.StandardResourceHints.Enum
@@ -51,6 +61,30 @@ def python_environment(environment: beam_runner_api_pb2.Environment) -> str:
     """Return the path of the Python environment that a step asks for; empty if it is that of this process."""
     path = folder_of(os.fsdecode(environment.resource_hints.get(PYTHON_ENVIRONMENT_URN, b"")))
     return "" if not path or is_this_python(path) else path
+
+
+def resources_asked(environment: beam_runner_api_pb2.Environment) -> Resources:
+    """Return what the hints of an environment ask for, as events show it."""
+    hints = environment.resource_hints
+    return Resources(
+        ram=int(hints.get(_HINTS.MIN_RAM_BYTES.urn, b"0")),
+        cores=float(hints.get(_HINTS.CPU_COUNT.urn, b"0")),
+        accelerator=hints.get(_HINTS.ACCELERATOR.urn, b"").decode(),
+    )
+
+
+def largest(asked: Iterable[Resources]) -> Resources:
+    """Return what satisfies each of ``asked``: the most RAM, the most cores, and the first accelerator.
+
+    >>> largest([Resources(ram=4), Resources(ram=2, cores=2.0), Resources(accelerator="type:any;count:1")])
+    Resources(ram=4, cores=2.0, accelerator='type:any;count:1')
+    """
+    every = list(asked)
+    return Resources(
+        ram=max((each.ram for each in every), default=0),
+        cores=max((each.cores for each in every), default=0.0),
+        accelerator=next((each.accelerator for each in every if each.accelerator), ""),
+    )
 
 
 def _accelerator(hint: str) -> tuple[int, str]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 from dataclasses import dataclass
+from typing import Any
 
 from luminosity.core import machine_ram_bytes, usable_cores
+from luminosity.events import DeviceInfo, MachineInfo
 
 __all__ = ["Machine", "detect_accelerators", "visibility"]
 
@@ -29,6 +32,10 @@ class Machine:
             devices = found[:declared_accelerators]
             devices += tuple(f"declared:{i}" for i in range(len(devices), declared_accelerators))
         return cls(usable_cores(), machine_ram_bytes(), devices)
+
+    def info(self) -> MachineInfo:
+        """Return what events show of the machine. Asks the devices' driver for their names and memory."""
+        return MachineInfo(self.cores, self.ram_bytes, _device_infos(self.devices))
 
 
 def detect_accelerators() -> tuple[str, ...]:
@@ -55,6 +62,37 @@ def _gpus() -> tuple[str, ...]:
     if visible is not None:
         indices = [v.strip() for v in visible.split(",") if v.strip() not in ("", "-1")]
     return tuple(f"gpu:{i}" for i in indices)
+
+
+def _device_infos(devices: tuple[str, ...]) -> tuple[DeviceInfo, ...]:
+    """Return what the driver of NVIDIA devices knows of these devices; of others only their ids are known."""
+    infos = {device: DeviceInfo(device) for device in devices}
+    if any(device.startswith("gpu:") for device in devices):
+        import pynvml
+
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlInit()
+            try:
+                for device in devices:
+                    kind, _, number = device.partition(":")
+                    if kind == "gpu":
+                        infos[device] = _gpu_info(device, number)
+            finally:
+                pynvml.nvmlShutdown()
+    return tuple(infos.values())
+
+
+def _gpu_info(device: str, number: str) -> DeviceInfo:
+    import pynvml
+
+    try:
+        by_index, by_uuid = pynvml.nvmlDeviceGetHandleByIndex, pynvml.nvmlDeviceGetHandleByUUID
+        handle = by_index(int(number)) if number.isdigit() else by_uuid(number)
+        name: Any = pynvml.nvmlDeviceGetName(handle)
+        memory = int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
+    except pynvml.NVMLError:
+        return DeviceInfo(device)  # a part of a device may not know its memory
+    return DeviceInfo(device, name.decode(errors="replace") if isinstance(name, bytes) else str(name), memory)
 
 
 def _tpus() -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from luminosity.engine.workers.failure import Failure, original
 from luminosity.engine.workers.in_process import InProcessWorker
 from luminosity.engine.workers.launcher import OnExit, Process
 from luminosity.engine.workers.request import WorkerRequest
+from luminosity.engine.workers.sdk.bundle_meter import BundleMeter
 from luminosity.engine.workers.sdk.channel import BlockWriter
 from luminosity.errors import RunCancelled
 
@@ -34,6 +35,7 @@ class DebugConnection:
         self._on_exit: OnExit | None = None
         self._bundle: beam_fn_api_pb2.InstructionRequest | None = None
         self._causes: dict[str, BaseException] = {}
+        self._meter = BundleMeter()
 
     @property
     def pid(self) -> int:
@@ -63,9 +65,14 @@ class DebugConnection:
     def _run(
         self, request: beam_fn_api_pb2.InstructionRequest, elements: beam_fn_api_pb2.Elements | None = None
     ) -> None:
-        assert self._worker is not None
+        worker = self._worker
+        assert worker is not None
+
+        def run() -> beam_fn_api_pb2.InstructionResponse:
+            return worker.run(request, elements)
+
         try:
-            response = self._worker.run(request, elements)
+            response = self._meter.measure(run) if request.HasField("process_bundle") else run()
         except (KeyboardInterrupt, RunCancelled, Terminated):
             raise
         except BaseException as error:  # also SystemExit: user code that calls sys.exit has failed

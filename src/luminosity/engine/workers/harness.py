@@ -34,6 +34,7 @@ from luminosity.engine.workers import load_ahead, main_classes, printed
 from luminosity.engine.workers.failure import Failure
 from luminosity.engine.workers.request import WorkerRequest
 from luminosity.engine.workers.sdk import beam_models, shared_objects
+from luminosity.engine.workers.sdk.bundle_meter import BundleMeter
 from luminosity.engine.workers.sdk.channel import BlockChannel, BlockWriter
 from luminosity.engine.workers.sdk.full_batches import emit_full_batches_at_once
 from luminosity.engine.workers.sdk.stream_cache import StreamCache
@@ -48,7 +49,12 @@ RUNNER_CAPABILITIES = common_urns.runner_protocols.MULTIMAP_KEYS_VALUES_SIDE_INP
 
 
 class ReportingHarness(sdk_worker.SdkHarness):
-    """Beam's harness, but its errors contain the step, the user's line and the element besides the traceback."""
+    """Beam's harness, but its errors contain the step, the user's line and the element besides the traceback.
+
+    Its responses also say what CPU time and memory a bundle took.
+    """
+
+    _meter = BundleMeter()
 
     def _execute(
         self,
@@ -57,7 +63,7 @@ class ReportingHarness(sdk_worker.SdkHarness):
     ) -> None:
         with statesampler.instruction_id(request.instruction_id):
             try:
-                response = task()
+                response = self._meter.measure(task) if request.HasField("process_bundle") else task()
             except BaseException as error:
                 # Whatever was raised, the runner must get a response to the instruction.
                 response = beam_fn_api_pb2.InstructionResponse(
