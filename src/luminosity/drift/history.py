@@ -272,6 +272,20 @@ class DriftHistory:
                 (count - self._limit,),
             )
 
+    def newest(self, most: int = 100) -> list[PastTest]:
+        """Return the newest test of each reference, columns, kernel and key; ``most`` of them, the newest first."""
+        if not os.path.exists(self._path):
+            return []
+        with self._opened() as database:
+            if not _version(database):
+                return []
+            found = database.execute(
+                f"SELECT {_COLUMNS} FROM (SELECT *, row_number() OVER (PARTITION BY reference, columns, kernel, key "
+                "ORDER BY time DESC, rowid DESC) AS place FROM tests) WHERE place = 1 ORDER BY time DESC LIMIT ?",
+                (most,),
+            ).fetchall()
+        return [_test(row) for row in found]
+
     @contextmanager
     def _opened(self) -> Generator[sqlite3.Connection]:
         try:
