@@ -24,6 +24,7 @@ from luminosity.events import (
     StageView,
     StreamView,
     WorkerEnded,
+    WorkerStarted,
     WorkerView,
 )
 
@@ -41,7 +42,7 @@ def started(number: int, name: str = "reviews.py", at: float = STARTED_AT) -> Ru
     )
     pools = (
         PoolInfo("cpu", 2, 1, cores_per_worker=1.0, ram_per_worker=4 << 30),
-        PoolInfo("device", 1, 1, ("gpu:0",), ram_per_worker=8 << 30),
+        PoolInfo("device", 1, 1, ("gpu:0",), cores_per_worker=1.0, ram_per_worker=8 << 30),
     )
     return RunStarted(run_id(number), 0.0, name, at, stages, pools, queue_limit=1)
 
@@ -97,5 +98,6 @@ def record(folder: Path, *events: Event) -> None:
 
 def rich_run(folder: Path, number: int = 1, state: str = "done", **options: int) -> None:
     """Record a run that has ended, with a value for every metric."""
-    worker = WorkerEnded(run_id(number), 9.0, "w3", "device", peak_resident=555)
-    record(folder, started(number), snapshot(number, 5.0), worker, ended(number, 10.0, state, **options))
+    begun = WorkerStarted(run_id(number), 1.0, "w3", "device", 1234)
+    worker = WorkerEnded(run_id(number), 9.0, "w3", "device", 8.0, peak_resident=555)
+    record(folder, started(number), begun, snapshot(number, 5.0), worker, ended(number, 10.0, state, **options))

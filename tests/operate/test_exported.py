@@ -82,6 +82,8 @@ def test_the_newest_run_of_a_pipeline_is_exported_in_base_units(tmp_path: Path) 
     assert value(series, "luminosity_run_last_success_timestamp_seconds") == STARTED_AT + 10
     assert value(series, "luminosity_checkpoint_last_timestamp_seconds") == STARTED_AT + 9
     assert value(series, "luminosity_user_distribution_sum") == 10
+    low, expected, high = (value(series, "luminosity_run_cost", bound=b) for b in ("low", "expected", "high"))
+    assert 0 < low <= expected <= high
     assert {dict(key)["state"]: v for key, v in series["luminosity_run_state"].items() if v} == {"done": 1.0}
     assert value(series, "luminosity_drift_p_value", key="de") == 0.01, "the newest test"
     assert value(series, "luminosity_drift_detected", key="de") == 1

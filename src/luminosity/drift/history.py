@@ -240,6 +240,16 @@ class DriftHistory:
         """Return the tests of a reference that were added after the row ``number``, with their numbers, in order."""
         return self._select("reference = ? AND rowid > ? ORDER BY rowid LIMIT ?", (reference, number, most))
 
+    def newest(self, most: int = 10_000) -> list[PastTest]:
+        """Return the newest test of each series; of ``most`` series, those with the newest tests first."""
+        places = "row_number() OVER (PARTITION BY reference, columns, kernel, key ORDER BY time DESC, rowid DESC)"
+        found = self._select(
+            f"rowid IN (SELECT rowid FROM (SELECT rowid, {places} AS place FROM tests) WHERE place = 1) "
+            "ORDER BY time DESC, rowid DESC LIMIT ?",
+            (most,),
+        )
+        return [test for _, test in found]
+
     def newest_number(self) -> int:
         """Return the number of the newest row, or 0 if there is none."""
         if not os.path.exists(self._path):
@@ -258,7 +268,7 @@ class DriftHistory:
             known = _columns_of(database)
             names = [name for name in _NAMES if name in known]
             if "key" not in known:  # version 1, which a reader does not convert
-                condition = condition.replace("AND key = ?", "AND '' = ?")
+                condition = condition.replace("AND key = ?", "AND '' = ?").replace("kernel, key ORDER", "kernel ORDER")
             rows = database.execute(f"SELECT rowid, {', '.join(names)} FROM tests WHERE {condition}", values).fetchall()
         return [(row[0], _test(names, row[1:])) for row in rows]
 
@@ -271,20 +281,6 @@ class DriftHistory:
                 "(SELECT rowid FROM tests WHERE once IS NOT NULL ORDER BY rowid LIMIT ?)",
                 (count - self._limit,),
             )
-
-    def newest(self, most: int = 100) -> list[PastTest]:
-        """Return the newest test of each reference, columns, kernel and key; ``most`` of them, the newest first."""
-        if not os.path.exists(self._path):
-            return []
-        with self._opened() as database:
-            if not _version(database):
-                return []
-            found = database.execute(
-                f"SELECT {_COLUMNS} FROM (SELECT *, row_number() OVER (PARTITION BY reference, columns, kernel, key "
-                "ORDER BY time DESC, rowid DESC) AS place FROM tests) WHERE place = 1 ORDER BY time DESC LIMIT ?",
-                (most,),
-            ).fetchall()
-        return [_test(row) for row in found]
 
     @contextmanager
     def _opened(self) -> Generator[sqlite3.Connection]:

@@ -58,6 +58,7 @@ _METRICS = (
     _gauge("run_last_success_timestamp_seconds", _RUN, "When a run of the pipeline last ended with all its results"),
     _gauge("run_duration_seconds", _RUN, "How long the newest run has taken so far, or took"),
     _gauge("run_remaining_seconds", _RUN, "Estimated time to the end of the newest run, if it is known"),
+    _gauge("run_cost", (*_RUN, "currency", "bound"), "The bill of the newest run so far: low, expected and high"),
     _gauge("run_resident_bytes", _RUN, "Memory of the run's processes; pages that several share count once"),
     _gauge("run_resident_peak_bytes", _RUN, "The largest memory of the run's processes so far"),
     _gauge("run_data_bytes", _RUN, "Memory that holds data between stages"),
@@ -76,6 +77,7 @@ _METRICS = (
     _gauge("pool_workers", _POOL, "Workers that are up"),
     _gauge("pool_workers_limit", _POOL, "Workers that the pool may have"),
     _counter("pool_busy_seconds", _POOL, "Time in which workers of the pool had a bundle"),
+    _gauge("pool_cost", (*_POOL, "currency"), "The part of the pool in the run's expected bill"),
     _gauge(
         "worker_peak_resident_bytes", _POOL, "The largest resident memory of one worker of the pool, if it is known"
     ),

@@ -12,6 +12,8 @@ from luminosity.drift.history import PastTest
 from luminosity.engine.monitor.records import Record
 from luminosity.events import InferenceView, KafkaView, MetricView, Snapshot, StageInfo, StageView, WorkerEnded
 from luminosity.manifest.masking import mask_text
+from luminosity.operate.cost.bill import Bill, bill_of
+from luminosity.operate.cost.prices import PriceSheet
 from luminosity.operate.exported.catalog import CATALOG, STATES, Metric
 from luminosity.operate.exported.newest_runs import PipelineRuns
 
@@ -32,7 +34,7 @@ class Sample:
     count: int = 0  # of a summary
 
 
-def run_samples(runs: PipelineRuns, now: float) -> Iterator[Sample]:
+def run_samples(runs: PipelineRuns, prices: PriceSheet, now: float) -> Iterator[Sample]:
     """Yield the values of a pipeline's newest run. ``now`` is in seconds since 1970."""
     record, pipeline = runs.newest, runs.pipeline
     started_at = record.started.started_at
@@ -49,6 +51,7 @@ def run_samples(runs: PipelineRuns, now: float) -> Iterator[Sample]:
     yield _sample("run_duration_seconds", (pipeline,), last.seconds)
     yield from _known("run_remaining_seconds", (pipeline,), last.seconds_left)
     yield from _memory(pipeline, last)
+    yield from _cost(pipeline, bill_of(record, prices))
     infos = {info.id: info for info in record.started.stages}
     # Since the last snapshot, a watermark has fallen behind further, even if the run does not say so any more.
     age = max(0.0, now - started_at - last.seconds) if record.state == "running" else 0.0
@@ -102,6 +105,13 @@ def _memory(pipeline: str, last: Snapshot) -> Iterator[Sample]:
     yield _sample("run_data_bytes", (pipeline,), last.memory.used)
     yield from _positive("run_data_limit_bytes", (pipeline,), last.memory.limit)
     yield _sample("run_spilled_bytes", (pipeline,), last.memory.spilled)
+
+
+def _cost(pipeline: str, bill: Bill) -> Iterator[Sample]:
+    for bound, cost in (("low", bill.low), ("expected", bill.total), ("high", bill.high)):
+        yield from _known("run_cost", (pipeline, bill.currency, bound), cost)
+    for pool in bill.pools:
+        yield _sample("pool_cost", (pipeline, pool.pool, bill.currency), pool.total)
 
 
 def _stage(pipeline: str, info: StageInfo, view: StageView, age: float) -> Iterator[Sample]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from luminosity.drift.history import DriftHistory, PastTest
 from luminosity.errors import DriftError
 from luminosity.extras import require
+from luminosity.operate.cost.prices import load_prices
 from luminosity.operate.exported.catalog import CATALOG
 from luminosity.operate.exported.newest_runs import NewestRuns, PipelineRuns
 from luminosity.operate.exported.samples import Sample, drift_samples, left_out_of, run_samples
@@ -25,7 +26,6 @@ __all__ = ["Exported", "Exporter", "metrics_text"]
 
 _MOST_PIPELINES = 50  # with these, stages and user metrics, Prometheus gets a bounded number of series
 _MOST_TESTS = 500  # of drift: one for each reference and key
-_MOST_TESTS_READ = 10_000  # so that the number of those left out is right
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,16 @@ class Exporter:
     'luminosity_build_info'
     """
 
-    def __init__(self, folder: Path, histories: Sequence[str | os.PathLike[str]] = ()) -> None:
-        """Make an exporter. ``histories`` are files of :class:`luminosity.DriftHistory`, which need not exist yet."""
+    def __init__(
+        self, folder: Path, histories: Sequence[str | os.PathLike[str]] = (), prices: str | None = None
+    ) -> None:
+        """Make an exporter.
+
+        ``histories`` are files of :class:`luminosity.DriftHistory`, which need not exist yet. ``prices`` is the file of
+        a price sheet, by default the one that comes with the package.
+        """
         require("prometheus_client", "metrics")
+        self._prices = load_prices(prices)
         self._runs = NewestRuns(folder)
         self._histories = tuple(histories)
         self._lock = threading.Lock()
@@ -73,7 +80,7 @@ class Exporter:
 
     def _samples(self, now: float) -> Iterator[Sample]:
         runs = self._runs.look()
-        yield from (sample for each in runs[:_MOST_PIPELINES] for sample in run_samples(each, now))
+        yield from (sample for each in runs[:_MOST_PIPELINES] for sample in run_samples(each, self._prices, now))
         tests, unread = self._tests()
         yield from drift_samples(tests[:_MOST_TESTS])
         left_out = {
@@ -94,15 +101,15 @@ class Exporter:
         for path in self._histories:
             try:
                 if os.path.exists(path):
-                    found += DriftHistory(path).newest(_MOST_TESTS_READ)
+                    found += DriftHistory(path, read_only=True).newest()
             except DriftError:
                 unread += 1
         return found, unread
 
 
-def metrics_text(folder: Path, histories: Sequence[str | os.PathLike[str]] = ()) -> str:
-    """Return the metrics of a folder of records in Prometheus' own text, once."""
-    return Exporter(folder, histories).export().text
+def metrics_text(folder: Path, histories: Sequence[str | os.PathLike[str]] = (), prices: str | None = None) -> str:
+    """Return the metrics of a folder of records in Prometheus' own text, once. See :class:`Exporter`."""
+    return Exporter(folder, histories, prices).export().text
 
 
 def _left_out(runs: Iterable[PipelineRuns]) -> dict[str, int]:
