@@ -69,6 +69,21 @@ RUNNER_FLAGS = (
         page="plan.md",
     ),
     Flag(
+        "pools",
+        "hints|uniform|fitted",
+        "what workers are made for: the resource hints of each step (hints), the most that any step asks for, in one "
+        "pool (uniform), or the hints in the file of --hints (fitted)",
+        default="hints",
+        initial="hints",
+        page="operate.md",
+    ),
+    Flag(
+        "hints",
+        "FILE",
+        "the resource hints of steps for --pools=fitted, as `lum advise --write` writes them",
+        page="operate.md",
+    ),
+    Flag(
         "memory_budget",
         "SIZE",
         "memory for data between steps, groupings, side inputs and state, such as 512MB or 4GB; data beyond it is "

@@ -109,6 +109,8 @@ class EngineConfig:
     restart: bool = False
     renamed_steps: dict[str, str] = field(default_factory=dict[str, str])  # --transform_name_mapping, old → new
     drop_state: tuple[str, ...] = ()
+    pools: str = "hints"  # whose hints decide on pools: see resources/fitting.py
+    hints_file: str | None = None  # --hints, for fitted pools
     worker_accelerator: str = ""  # the accelerator of models, written as a resource hint
     worker_options: dict[str, Any] = field(default_factory=dict[str, Any], repr=False)
 
@@ -134,6 +136,7 @@ class EngineConfig:
             run_dir=ours.run_dir,
             manifest=_choice("manifest", ours.manifest),
             **_checkpoint(options),
+            **_pools(ours),
             worker_accelerator=_worker_accelerator(options),
             worker_options=_worker_options(options),
         )
@@ -158,6 +161,21 @@ def _choice(name: str, value: Any) -> str:
     if value not in allowed:
         raise OptionError(f"--{name}={value}: expected one of {', '.join(allowed)}")
     return value
+
+
+def _pools(ours: LuminosityOptions) -> dict[str, Any]:
+    """Return the checked options about hints. The file is read when the pipeline, whose steps it names, is known."""
+    pools = _choice("pools", ours.pools)
+    if pools == "fitted" and not ours.hints:
+        raise OptionError(
+            "--pools=fitted: found no --hints, expected a file with them",
+            fix="add --hints=FILE; `lum advise RUN --write FILE` writes one",
+        )
+    if ours.hints and pools != "fitted":
+        raise OptionError(f"--hints={ours.hints}: found --pools={pools}, expected fitted", fix="add --pools=fitted")
+    if ours.debug and pools != "hints":
+        raise OptionError(f"--debug and --pools={pools}: expected only one of them", fix="debug without --pools")
+    return {"pools": pools, "hints_file": ours.hints or None}
 
 
 def _checkpoint(options: PipelineOptions) -> dict[str, Any]:

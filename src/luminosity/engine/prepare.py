@@ -15,6 +15,7 @@ from luminosity.engine.options import EngineConfig
 from luminosity.engine.plan import support
 from luminosity.engine.plan.graph import Graph
 from luminosity.engine.plan.planner import plan
+from luminosity.engine.resources.fitting import with_chosen_hints, with_uniform_hints
 from luminosity.engine.resources.hints import Needs, python_environment
 from luminosity.engine.resources.machine import Machine
 from luminosity.engine.resources.model_devices import give_devices, warn_of_unused
@@ -63,10 +64,13 @@ def prepare(
     support.check(pipeline)
     is_streaming = bool(options.view_as(StandardOptions).streaming)
     support.warn(pipeline, is_streaming=is_streaming, is_debug=config.debug)
+    pipeline = with_chosen_hints(pipeline, config)
     pythons = _pythons(pipeline, config)  # before a checkpoint is opened, or given up for a new start
     machine = Machine.detect(config.accelerators)
     if not config.debug:
         pipeline = give_devices(pipeline, machine, config)
+    if config.pools == "uniform":
+        pipeline = with_uniform_hints(pipeline)
 
     def make_plan(roots: frozenset[str]) -> Graph:
         return plan(pipeline, is_drain=is_drain, is_durable=config.checkpoint_dir is not None, roots=roots)

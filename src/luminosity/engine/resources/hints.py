@@ -17,6 +17,7 @@ from luminosity.errors import UnsupportedPipeline
 from luminosity.events import Resources
 
 __all__ = [
+    "REASON_URN",
     "Needs",
     "asks_about_accelerators",
     "describe_hints",
@@ -28,7 +29,7 @@ __all__ = [
 
 
 _HINTS = common_urns.StandardResourceHints.Enum
-_REASON_URN = "luminosity:resources:accelerator_reason"  # why a step has an accelerator that its author did not ask for
+REASON_URN = "luminosity:resources:accelerator_reason"  # why a step has an accelerator that its author did not ask for
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ def with_accelerator(
     changed = beam_runner_api_pb2.Environment()
     changed.CopyFrom(environment)
     changed.resource_hints[_HINTS.ACCELERATOR.urn] = hint.encode()
-    changed.resource_hints[_REASON_URN] = reason.encode()
+    changed.resource_hints[REASON_URN] = reason.encode()
     limit = _HINTS.MAX_ACTIVE_BUNDLES_PER_WORKER.urn
     if bundles and limit not in changed.resource_hints:
         changed.resource_hints[limit] = str(bundles).encode()
@@ -124,9 +125,9 @@ def describe_hints(environment: beam_runner_api_pb2.Environment) -> str:
     'cpu_count=2, min_ram=1GiB'
     """
     shown: dict[str, str] = {}
-    reason = environment.resource_hints.get(_REASON_URN, b"").decode()
+    reason = environment.resource_hints.get(REASON_URN, b"").decode()
     for urn, value in environment.resource_hints.items():
-        if urn == _REASON_URN:
+        if urn == REASON_URN:
             continue
         if urn == _HINTS.ACCELERATOR.urn and reason:
             shown["accelerator"] = f"{value.decode()} ({reason})"
