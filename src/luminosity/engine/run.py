@@ -169,6 +169,7 @@ class Run:
             config.checkpoint_dir or "",
             graph.model_versions(),
             machine.info() if machine is not None and stream.is_heard else MachineInfo(),
+            config.pools,
         )
         self._scheduler = Scheduler(parts, self._reporter)
         self._requests = (

@@ -51,6 +51,7 @@ class Reporter:
         checkpoint_dir: str = "",
         models: tuple[ModelVersion, ...] = (),
         machine: MachineInfo = MachineInfo(),  # noqa: B008 - it is frozen
+        pools_mode: str = "",
     ) -> None:
         self._snapshots = snapshots
         self._stream = stream
@@ -71,6 +72,7 @@ class Reporter:
                 models=models,
                 machine=machine,
                 version=version("luminosity"),
+                pools_mode=pools_mode,
             )
         )
 
