@@ -27,6 +27,7 @@ from luminosity.manifest.surroundings import remember_command
 try:
     with limits_named():
         from luminosity.cli import checkpoint, plan, replay, run, runs, serve, show, stop
+        from luminosity.cli.advise import command as advise
         from luminosity.cli.ask import command as ask
         from luminosity.cli.bench import command as bench
         from luminosity.cli.describe import command as describe
@@ -60,6 +61,7 @@ examples:
   lum runs                                    list past and current runs
   lum show last                               show the newest run
   lum ui                                      watch runs in the browser
+  lum advise last                             say what it needed, what to save
   lum rerun last                              do it again, compare its outputs
   lum stop last                               stop it; its next start continues
   lum enrich in.parquet out --embed text=MODEL  run models over a table
@@ -89,6 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         plan,
         runs,
         show,
+        advise,
         ui,
         rerun,
         stop,

@@ -69,6 +69,7 @@ def with_chosen_hints(pipeline: beam_runner_api_pb2.Pipeline, config: EngineConf
                 given |= each.hints
         if given:
             transform.environment_id = _with_hints(changed, transform.environment_id, given)
+    _drop_unused(changed)
     return changed
 
 
@@ -156,6 +157,20 @@ def _with_hints(pipeline: beam_runner_api_pb2.Pipeline, environment_id: str, giv
         for urn, value in given.items():
             environments[new_id].resource_hints[urn] = value
     return new_id
+
+
+def _drop_unused(pipeline: beam_runner_api_pb2.Pipeline) -> None:
+    """Remove the environments of no step: the planner would give one to stages that only move data, in another pool."""
+    transforms = pipeline.components.transforms.values()
+    used = {transform.environment_id for transform in transforms if not transform.subtransforms}
+    environments = pipeline.components.environments
+    if not used & environments.keys():
+        return
+    for key in environments.keys() - used:
+        del environments[key]
+    for transform in transforms:
+        if transform.environment_id not in environments:
+            transform.environment_id = ""  # a composite: only its parts run
 
 
 def _most(environments: list[beam_runner_api_pb2.Environment]) -> dict[str, bytes]:

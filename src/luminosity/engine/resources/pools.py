@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from luminosity._text import format_size
 from luminosity.core import WorkerShare
@@ -20,13 +21,26 @@ from luminosity.engine.resources.machine import Machine
 from luminosity.engine.resources.python_environments import PythonEnvironment
 from luminosity.errors import ResourcesExceeded
 
-__all__ = ["SOURCE_SLOTS", "Assignment", "Pool", "assign", "assign_to_this_process"]
+__all__ = ["SOURCE_SLOTS", "Assignment", "Pool", "StageToPlace", "assign", "assign_to_this_process"]
 
 
 _LOGGER = logging.getLogger(__name__)
 
 # Bundles of sources of streams that a worker runs besides its others. Each has a copy of the steps behind its source.
 SOURCE_SLOTS = 4
+
+
+class StageToPlace(Protocol):
+    """What the sizing of pools has to know of a stage."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def label(self) -> str: ...
+
+    @property
+    def is_source(self) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -87,17 +101,19 @@ class _Missing:
 
 
 def assign(
-    stages: Iterable[tuple[Stage, Needs]],
+    stages: Iterable[tuple[StageToPlace, Needs]],
     machine: Machine,
     config: EngineConfig,
     environments: Mapping[str, PythonEnvironment] | None = None,
+    *,
+    is_quiet: bool = False,
 ) -> dict[str, Assignment]:
     """Return the pool of every stage, by the stage's id.
 
     ``environments`` are the Python environments that steps ask for, by path. Each has pools of its own.
 
-    If steps ask for more than the machine has, they get what there is, with one warning; or this raises
-    :class:`ResourcesExceeded`, if ``config`` says so.
+    If steps ask for more than the machine has, they get what there is, with one warning unless ``is_quiet``;
+    or this raises :class:`ResourcesExceeded`, if ``config`` says so.
     """
     drafts: dict[tuple[object, ...], _Draft] = {}
     chosen: dict[str, tuple[tuple[object, ...], int]] = {}
@@ -123,7 +139,7 @@ def assign(
             "\n".join(each.what for each in missing), fix="drop --missing_resources=fail to run it with what there is"
         )
     sized = _size(list(drafts.values()), machine, config, missing)
-    if missing:
+    if missing and not is_quiet:
         _LOGGER.warning("%s", "\n".join(f"{each.what}: {each.consequence}" for each in missing))
     pools = dict(zip(drafts, sized, strict=True))
     return {stage_id: Assignment(pools[key], slots) for stage_id, (key, slots) in chosen.items()}
@@ -136,7 +152,7 @@ def assign_to_this_process(stages: Iterable[Stage], machine: Machine) -> dict[st
     return {stage.id: Assignment(pool, 1) for stage in stages}
 
 
-def _limited(stage: Stage, needs: Needs, machine: Machine, missing: list[_Missing]) -> Needs:
+def _limited(stage: StageToPlace, needs: Needs, machine: Machine, missing: list[_Missing]) -> Needs:
     """Return the needs, limited to what the machine has; add what is missing to ``missing``."""
     asks = f"step {stage.label!r} asks for"
     if (count := needs.accelerator_count) > len(machine.devices):

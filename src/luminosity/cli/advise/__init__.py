@@ -1,0 +1,1 @@
+"""``lum advise``: what a run was given, what it used, and what to write instead."""

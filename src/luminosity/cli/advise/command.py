@@ -1,0 +1,96 @@
+"""``lum advise RUN…``: say what to write instead, and what it would cost."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from typing import Any
+
+from luminosity.cli import runs
+from luminosity.cli.advise.report import print_report
+from luminosity.cli.output import json_text
+from luminosity.engine.monitor.records import find
+from luminosity.errors import OptionError
+from luminosity.operate.cost.prices import load_prices
+
+__all__ = ["add_to"]
+
+_UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
+_EPILOG = """\
+You get for each pool what its workers were given, what they used at most, and
+the resource hints to write at your steps; and three bills: as it was run,
+uniform (each worker gets the most that any step asks for), and advised. The
+bills take list prices with a date, or your own with --prices.
+
+Give several runs of a pipeline, and the largest peak of them all counts. Give
+runs of several pipelines, and you are told what they could share.
+
+examples:
+  lum advise last                          the newest run
+  lum advise 4f2a9c 81d0c2                 the peaks of two runs
+  lum advise last --write hints.json       write the hints into a file
+  lum run pipeline.py --pools=fitted --hints=hints.json    run with them
+  lum advise last --deadline=2h            workers to end within two hours
+  lum advise last --json                   for a script
+"""
+
+
+def add_to(commands: Any) -> None:
+    """Add this command to the subparsers of ``lum``."""
+    parser = commands.add_parser(
+        "advise",
+        help="say what a run needed and what it should cost",
+        description="Say what each pool of a run was given, what it used, what to write instead, and what that costs.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("run", metavar="RUN", nargs="+", help="the id of a run, its unique start or end, or last")
+    parser.add_argument("--json", action="store_true", help="print everything as JSON")
+    parser.add_argument("--write", metavar="FILE", help="write the hints into FILE, for --pools=fitted --hints=FILE")
+    parser.add_argument("--prices", metavar="FILE", help="your own price sheet, as JSON (default: dated list prices)")
+    parser.add_argument("--deadline", metavar="TIME", help="the time in which a run should end, such as 90s, 45m or 2h")
+    runs.add_folder_option(parser)
+    parser.set_defaults(command=_command)
+
+
+def _command(parsed: argparse.Namespace) -> int:
+    deadline_s = _deadline(parsed.deadline)
+    prices = load_prices(parsed.prices)
+    _check_file(parsed.write)
+    folder = runs.chosen_folder(parsed)
+    records = {record.started.run: record for record in (find(folder, wanted) for wanted in parsed.run)}
+    # Only now: it imports Beam, which takes a second.
+    from luminosity.operate.advice.advise import advise, hints_content, to_json
+
+    reports, together = advise(list(records.values()), prices, deadline_s)
+    if parsed.write:
+        with open(parsed.write, "w", encoding="utf-8") as file:
+            file.write(json.dumps(hints_content(reports), indent=2) + "\n")
+    if parsed.json:
+        print(json_text(to_json(reports, together)))
+    else:
+        print_report(reports, together, parsed.write)
+    return 0
+
+
+def _deadline(text: str | None) -> float | None:
+    if text is None:
+        return None
+    number, unit = text[:-1], text[-1:]
+    try:
+        seconds = float(number) * _UNITS_S[unit]
+    except (KeyError, ValueError):
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise OptionError(f"--deadline={text}: expected a time such as 90s, 45m or 2h")
+    return seconds
+
+
+def _check_file(path: str | None) -> None:
+    """Raise an error if the file of ``--write`` can't be written, before any work is done."""
+    if not path:
+        return
+    folder = os.path.dirname(os.path.abspath(path))
+    if os.path.isdir(path) or not os.path.isdir(folder) or not os.access(folder, os.W_OK):
+        raise OptionError(f"--write={path}: expected the name of a file in a folder that you can write")

@@ -1,0 +1,179 @@
+"""``lum advise`` as a library: the advice for recorded runs, with the bills as run, uniform and advised."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from luminosity.engine.monitor.records import Record
+from luminosity.engine.monitor.views.words import duration
+from luminosity.operate.advice.measured import PipelineUse, measure
+from luminosity.operate.advice.prediction import (
+    advised_needs,
+    can_predict,
+    fewer_workers,
+    fixed_seconds,
+    predict,
+    uniform_needs,
+    workers_for,
+)
+from luminosity.operate.advice.rules import Advice, PoolAdvice, advise_pool, step_names
+from luminosity.operate.advice.together import advise_together
+from luminosity.operate.cost.bill import Bill
+from luminosity.operate.cost.prices import PriceSheet
+
+__all__ = ["Report", "advise", "hints_content", "to_json"]
+
+_LEAST_SAVING = 0.05  # below this, differences between two runs are as large
+
+
+@dataclass(frozen=True)
+class Report:
+    """The advice for the runs of one pipeline."""
+
+    use: PipelineUse
+    pools: tuple[PoolAdvice, ...]
+    workers: tuple[Advice, ...]
+    as_run: Bill
+    uniform: Bill | None  # None if it can't be predicted
+    advised: Bill | None
+    notes: tuple[str, ...]
+
+    @property
+    def saving(self) -> float | None:
+        """The part of the bill that the advice saves; None if it is not known."""
+        if self.advised is None or self.advised.total is None or not self.as_run.total:
+            return None
+        return 1.0 - self.advised.total / self.as_run.total
+
+    @property
+    def is_worth_it(self) -> bool:
+        """Whether the advice saves a part of the bill that is larger than the differences between two runs."""
+        return self.saving is not None and self.saving >= _LEAST_SAVING
+
+
+def advise(
+    records: Sequence[Record], prices: PriceSheet, deadline_s: float | None = None
+) -> tuple[list[Report], list[Advice]]:
+    """Return the advice for each pipeline of the records, and that for all of them together."""
+    by_name: dict[str, list[Record]] = {}
+    for record in records:
+        by_name.setdefault(record.started.name, []).append(record)
+    uses = [measure(runs, prices) for runs in by_name.values()]
+    return [_report(use, prices, deadline_s) for use in uses], advise_together(uses, prices)
+
+
+def hints_content(reports: Sequence[Report]) -> dict[str, Any]:
+    """Return the content of a file of hints, for ``--pools=fitted --hints FILE``."""
+    return {
+        "pipeline": ", ".join(report.use.name for report in reports),
+        "runs": [record.started.run for report in reports for record in report.use.records],
+        "steps": {step: pool.hints for report in reports for pool in report.pools if pool.hints for step in pool.steps},
+    }
+
+
+def to_json(reports: Sequence[Report], together: Sequence[Advice]) -> dict[str, Any]:
+    """Return everything that ``lum advise`` says, for ``json.dumps``."""
+    return {"pipelines": [_data(each) for each in reports], "together": [asdict(each) for each in together]}
+
+
+def _report(use: PipelineUse, prices: PriceSheet, deadline_s: float | None) -> Report:
+    names = step_names(use)
+    pools = tuple(advise_pool(pool, names[pool.name]) for pool in use.pools)
+    notes = list(_notes(use))
+    if not can_predict(use):
+        notes.append("The record does not hold enough to predict other bills: run it once with this version.")
+        return Report(use, pools, (), use.bill, None, None, tuple(notes))
+    workers, cpu_workers = _workers(use, deadline_s)
+    # --cpu_workers and --accelerators of the advice change the prediction, hints are in the needs.
+    accelerators = next(
+        (int(each.write.partition("=")[2]) for pool in pools for each in pool.advice if each.kind == "sharing"), None
+    )
+    advised = predict(use, advised_needs(pools), prices, cpu_workers=cpu_workers, accelerators=accelerators)
+    is_uniform = use.newest.started.pools_mode == "uniform"
+    uniform = use.bill if is_uniform else predict(use, uniform_needs(use), prices)
+    if is_uniform:
+        notes.append(
+            "This run was uniform: steps that ran fused were measured together. Run it once with --pools=hints to see "
+            "them apart."
+        )
+    return Report(use, pools, tuple(workers), use.bill, uniform, advised, tuple(notes))
+
+
+def _workers(use: PipelineUse, deadline_s: float | None) -> tuple[list[Advice], int | None]:
+    """Return the advice on the number of workers, and the ``--cpu_workers`` that it comes to, if it changes."""
+    cpu = [pool for pool in use.pools if not pool.info.devices]
+    now = sum(pool.workers for pool in cpu)
+    if deadline_s is not None:
+        wanted = workers_for(use, deadline_s)
+        if wanted is None:
+            why = f"{duration(fixed_seconds(use))} of the run do not get shorter with more workers"
+            return [
+                Advice("deadline", "", f"no number of workers meets a deadline of {duration(deadline_s)}: {why}")
+            ], None
+        parts = ", ".join(f"{pool.name}: {wanted[pool.name]} (was {pool.workers})" for pool in use.pools)
+        total = sum(wanted[pool.name] for pool in cpu)
+        cores = use.newest.started.machine.cores
+        more = f"; this machine has {cores} cores, so take a larger one" if total > max(cores, now) else ""
+        why = f"to end within {duration(deadline_s)}: {parts}{more}"
+        return [Advice("deadline", f"--cpu_workers={total}" if total else "", why)], total if total <= now else None
+    wanted = fewer_workers(use)
+    total = sum(wanted[pool.name] for pool in cpu)
+    if not cpu or total >= now:
+        return [], None
+    idle = ", ".join(f"{pool.name}: {wanted[pool.name]} instead of {pool.workers}" for pool in cpu)
+    why = f"the slowest pool sets the pace; fewer workers take at most 5% longer ({idle})"
+    return [Advice("workers", f"--cpu_workers={total}", why)], total
+
+
+def _notes(use: PipelineUse) -> list[str]:
+    state = use.newest.state
+    notes: list[str] = []
+    if state == "running":
+        notes.append("The run goes on: this is about what it did so far.")
+    elif state not in ("done", "drained"):
+        notes.append(f"The run is {state}: this is about what it did until then.")
+    if not any(pool.peak_ram for pool in use.pools):
+        notes.append("The record holds no memory of workers: nothing can be said about min_ram.")
+    if all(pool.cpu_per_second is None for pool in use.pools):
+        notes.append("The record holds no CPU time of workers: nothing can be said about cpu_count.")
+    if len(use.records) == 1:
+        notes.append("One run was looked at: other data may need more. `lum advise` takes several runs.")
+    return notes
+
+
+def _data(report: Report) -> dict[str, Any]:
+    bills = {"as_run": report.as_run, "uniform": report.uniform, "advised": report.advised}
+    return {
+        "pipeline": report.use.name,
+        "runs": [record.started.run for record in report.use.records],
+        "pools": [_pool(pool) for pool in report.pools],
+        "workers": [asdict(each) for each in report.workers],
+        "bills": {name: None if bill is None else asdict(replace(bill, notes=())) for name, bill in bills.items()},
+        "saving": report.saving,
+        "is_worth_it": report.is_worth_it,
+        "notes": [*report.notes, *report.as_run.notes],
+    }
+
+
+def _pool(pool: PoolAdvice) -> dict[str, Any]:
+    use = pool.use
+    return {
+        "pool": use.name,
+        "steps": list(pool.steps),
+        "given": {
+            "workers": use.workers,
+            "cores": use.info.cores_per_worker,
+            "ram": use.info.ram_per_worker,
+            "devices": list(use.info.devices),
+        },
+        "used": {
+            "peak_ram": use.peak_ram or None,
+            "cpu_per_second": use.cpu_per_second,
+            "busy_fraction": use.busy_fraction,
+            "device_busy": list(use.device_busy),
+        },
+        "hints": pool.hints,
+        "advice": [asdict(each) for each in pool.advice],
+    }

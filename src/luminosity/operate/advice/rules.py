@@ -1,0 +1,175 @@
+"""The rules of ``lum advise``: what to write instead, from what a pool used."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from luminosity._text import format_bytes, format_size
+from luminosity.engine.monitor.views.words import percent
+from luminosity.events import InferenceView
+from luminosity.operate.advice.measured import PipelineUse, PoolUse
+
+__all__ = ["Advice", "PoolAdvice", "advise_pool", "min_ram_for", "step_names"]
+
+_RAM_MARGIN = 1.15  # the next run has other data
+_RAM_UNIT = 256 << 20
+_CPU_TOLERANCE = 0.05  # of a core: the kernel counts CPU time in steps of 10 ms
+_BUSY_LIMIT = 0.8  # of an accelerator, by all that share it
+_MEMORY_LIMIT = 0.9  # of its memory
+_FIXED_PART = 0.05  # of the time of batches
+_FULL_BATCHES = 0.8
+
+
+@dataclass(frozen=True)
+class Advice:
+    """One piece of advice: what to write, and why."""
+
+    kind: str  # min_ram, cpu_count, accelerator, batches, workers, deadline, branches, sharing
+    write: str  # code or an option; empty if there is nothing to write
+    why: str
+
+
+@dataclass(frozen=True)
+class PoolAdvice:
+    """The advice for one pool, and the hints that it comes to."""
+
+    use: PoolUse
+    steps: tuple[str, ...]  # that hints can name
+    advice: tuple[Advice, ...]
+    hints: dict[str, Any] = field(default_factory=dict[str, Any])  # of each of the steps, as in a file of hints
+
+
+def advise_pool(use: PoolUse, steps: tuple[str, ...]) -> PoolAdvice:
+    """Return what to write for the steps of a pool."""
+    hints: dict[str, Any] = {}
+    advice = [
+        found
+        for rule in (_min_ram, _cpu_count, _accelerator, _fewer_devices)
+        if (found := rule(use, steps, hints)) is not None
+    ]
+    advice += [each for view in use.inference for each in _batches(view)]
+    return PoolAdvice(use, steps, tuple(advice), hints)
+
+
+def min_ram_for(peak: int) -> int:
+    """Return the RAM to ask for: 15% more than the peak, in steps of 256 MiB.
+
+    >>> min_ram_for(1 << 30) >> 20, min_ram_for(100) >> 20
+    (1280, 256)
+    """
+    return math.ceil(peak * _RAM_MARGIN / _RAM_UNIT) * _RAM_UNIT
+
+
+def step_names(pipeline: PipelineUse) -> dict[str, tuple[str, ...]]:
+    """Return for each pool the shortest names that are its steps' alone, so that one hint serves a whole composite.
+
+    A composite whose parts run in several pools is named part by part.
+    """
+    pools_of: dict[str, set[str]] = {}
+    for pool in pipeline.pools:
+        for step in (step for stage in pool.stages for step in stage.steps):
+            for prefix in _prefixes(step):
+                pools_of.setdefault(prefix, set()).add(pool.name)
+    return {
+        pool.name: tuple(
+            dict.fromkeys(
+                next((prefix for prefix in _prefixes(step) if len(pools_of[prefix]) == 1), step)
+                for stage in pool.stages
+                for step in stage.steps
+            )
+        )
+        for pool in pipeline.pools
+    }
+
+
+def _prefixes(step: str) -> list[str]:
+    parts = step.split("/")
+    return ["/".join(parts[:end]) for end in range(1, len(parts) + 1)]
+
+
+def _code(steps: tuple[str, ...], hint: str) -> str:
+    """Return the code to write at a pool's steps."""
+    top = [step for step in steps if "/" not in step]
+    named = top or list(steps)
+    at = f"{named[0]!r}" + (f" and {len(named) - 1} more" if len(named) > 1 else "")
+    return f".with_resource_hints({hint})  # at {at}" if named else f".with_resource_hints({hint})"
+
+
+def _min_ram(use: PoolUse, steps: tuple[str, ...], hints: dict[str, Any]) -> Advice | None:
+    if not use.peak_ram or not steps:
+        return None
+    wanted = min_ram_for(use.peak_ram)
+    hints["min_ram"] = format_size(wanted)
+    given, asked = use.info.ram_per_worker, use.info.asked.ram
+    if wanted == asked:
+        return None
+    peak = f"its largest worker used {format_bytes(use.peak_ram)}; 15% more, in steps of 256 MiB"
+    if not asked:
+        had = f", and each worker was given {format_size(given)}" if given else ""
+        why = f"no step asks for RAM{had}; {peak}"
+    elif wanted < asked:
+        why = f"its steps ask for {format_size(asked)}, but {peak}"
+    else:
+        why = f"its steps ask for {format_size(asked)} only, and {peak}: with more data it may be killed"
+    return Advice("min_ram", _code(steps, f'min_ram="{format_size(wanted)}"'), why)
+
+
+def _cpu_count(use: PoolUse, steps: tuple[str, ...], hints: dict[str, Any]) -> Advice | None:
+    if use.cpu_per_second is None or not steps:
+        return None
+    wanted = max(1, math.ceil(use.cpu_per_second - _CPU_TOLERANCE))
+    asked = int(use.info.asked.cores)
+    if asked or wanted > 1:
+        hints["cpu_count"] = wanted
+    if wanted == (asked or 1):
+        return None
+    what = "on average" if use.cpu_is_mean else "in 95% of the time at most"
+    why = f"a worker took {use.cpu_per_second:.2f} CPU seconds in a second, {what}" + (
+        f"; its steps ask for {asked} cores" if asked else ""
+    )
+    return Advice("cpu_count", _code(steps, f"cpu_count={wanted}"), why)
+
+
+def _accelerator(use: PoolUse, steps: tuple[str, ...], hints: dict[str, Any]) -> Advice | None:
+    if not use.info.devices:
+        return None
+    if use.device_was_used is False:
+        hints["accelerator"] = "count:0"
+        why = "its driver saw no work on the accelerator in the whole run"
+        return Advice("accelerator", _code(steps, 'accelerator="count:0"'), why)
+    if use.info.asked.accelerator:
+        hints["accelerator"] = use.info.asked.accelerator
+    return None
+
+
+def _fewer_devices(use: PoolUse, steps: tuple[str, ...], hints: dict[str, Any]) -> Advice | None:
+    """Let fewer accelerators do the work of several that are mostly idle."""
+    busy = sum(use.device_busy)
+    if use.device_was_used is False or len(use.device_busy) < 2 or use.info.workers < 2:
+        return None
+    enough = max(1, math.ceil(busy / _BUSY_LIMIT))
+    fits = use.device_memory is None or use.device_memory <= _MEMORY_LIMIT
+    if enough >= len(use.device_busy) or not fits:
+        return None
+    parts = " + ".join(percent(each) for each in use.device_busy)
+    memory = "their memory is not known" if use.device_memory is None else f"memory {percent(use.device_memory)} full"
+    why = f"its accelerators were {parts} busy ({memory}): together at most {percent(_BUSY_LIMIT)} of {enough}"
+    return Advice("sharing", f"--accelerators={enough}", why)
+
+
+def _batches(view: InferenceView) -> list[Advice]:
+    """Say that batches are worth a look, and why; `lum bench` finds the settings."""
+    reasons: list[str] = []
+    fixed = view.fixed_seconds * view.batches
+    grows = view.seconds_per_cost * view.padded_cost
+    if fixed + grows > 0 and fixed / (fixed + grows) > _FIXED_PART:
+        reasons.append(f"{percent(fixed / (fixed + grows))} of the time of its batches does not depend on their size")
+    if view.out_of_memory:
+        reasons.append(f"batches did not fit into memory {view.out_of_memory} time(s)")
+    if view.budget_cost and view.padded_cost / view.budget_cost < _FULL_BATCHES:
+        reasons.append(f"its batches were {percent(view.padded_cost / view.budget_cost)} full")
+    if not reasons:
+        return []
+    return [Advice("batches", "lum bench", f"model {view.step}: {'; '.join(reasons)}. `lum bench` finds its settings")]

@@ -1,0 +1,184 @@
+"""The advisor's rules, predictions and command, from made-up records."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from luminosity.cli.main import main
+from luminosity.engine.monitor import records
+from luminosity.engine.monitor.records import Record
+from luminosity.engine.resources.fitting import load_hints
+from luminosity.events import DeviceView, InferenceView, to_json
+from luminosity.operate.advice.advise import Report, advise, hints_content
+from luminosity.operate.advice.rules import Advice
+from luminosity.operate.cost.prices import load_prices
+from tests.operate.made_up import GIB, T4, run_of
+
+
+def report_of(*runs: Record, deadline_s: float | None = None) -> Report:
+    (report,), _ = advise(runs, load_prices(), deadline_s)
+    return report
+
+
+def kinds(report: Report) -> set[str]:
+    return {each.kind for pool in report.pools for each in pool.advice} | {each.kind for each in report.workers}
+
+
+def the(kind: str, advice: Sequence[Advice]) -> Advice:
+    (found,) = [each for each in advice if each.kind == kind]
+    return found
+
+
+def test_min_ram_is_the_largest_peak_of_all_runs_and_a_margin():
+    smaller, larger = run_of(peaks=(GIB, 4 * GIB, 3 * GIB)), run_of(peaks=(GIB, 6 * GIB, 3 * GIB))
+    io, large, device = report_of(larger, smaller).pools
+    assert io.hints["min_ram"] == "1.25GiB"
+    assert large.hints["min_ram"] == "7GiB"  # 6.9 GiB, rounded up to 256 MiB
+    assert device.hints == {"min_ram": "3.5GiB", "accelerator": T4}
+    advice = the("min_ram", large.advice)
+    assert advice.write == ".with_resource_hints(min_ram=\"7GiB\")  # at 'Prepare'"
+    assert "ask for 16GiB" in advice.why
+
+
+def test_a_step_that_asks_for_less_than_it_used_is_told():
+    _, large, _ = report_of(run_of(peaks=(GIB, 20 * GIB, GIB))).pools
+    assert "may be killed" in the("min_ram", large.advice).why
+
+
+@pytest.mark.parametrize(("cpu", "asked", "wanted"), [(2.4, 0, 3), (1.03, 0, None), (0.6, 4, 1), (3.7, 4, None)])
+def test_cpu_count_is_what_a_worker_takes_in_a_second_rounded_up(cpu: float, asked: int, wanted: int | None):
+    _, large, _ = report_of(run_of(cpu=cpu, cores=asked)).pools
+    found = [each.write for each in large.advice if each.kind == "cpu_count"]
+    assert found == ([] if wanted is None else [f".with_resource_hints(cpu_count={wanted})  # at 'Prepare'"])
+
+
+def test_hints_name_the_shortest_steps_that_are_one_pools_alone():
+    (report,), _ = advise([run_of(model_step="Read/Infer")], load_prices())
+    io, _, device = report.pools
+    assert io.steps == ("Read/Impulse", "Read/Lines", "Write")  # a part of Read runs elsewhere
+    assert device.steps == ("Read/Infer",)
+    assert report_of(run_of()).pools[0].steps == ("Read", "Write")
+
+
+def test_the_bill_is_shown_as_run_uniform_and_advised():
+    report = report_of(run_of(peaks=(GIB, 6 * GIB, 3 * GIB)))
+    assert report.as_run.total == pytest.approx(3 * 0.056 + 28 * 0.003557 + 0.42)
+    assert report.uniform is not None
+    assert report.advised is not None
+    # All work on one worker with the T4 and 16 GiB: 5,400 s of work and 600 s that do not depend on workers.
+    assert report.uniform.seconds == pytest.approx(6000.0)
+    assert report.uniform.total == pytest.approx(6000 / 3600 * (0.056 + 16 * 0.003557 + 0.42))
+    assert report.advised.total == pytest.approx(3 * 0.056 + (1.25 + 7 + 3.5) * 0.003557 + 0.42)
+    assert report.is_worth_it
+    assert "min_ram" in kinds(report)
+
+
+def test_nothing_is_to_be_saved_from_a_run_that_fits(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    fitting = (int(0.9 * GIB), int(13.5 * GIB), int(6.5 * GIB))
+    asked = (int(1.25 * GIB), int(15.75 * GIB), int(7.5 * GIB))
+    record = run_of(peaks=fitting, asked_ram=asked)
+    report = report_of(record)
+    assert report.saving == pytest.approx(0.0)
+    assert not report.is_worth_it
+    assert main(["advise", "last", "--run_dir", saved(tmp_path, record)]) == 0
+    assert "Nothing is to be saved" in capsys.readouterr().out
+
+
+def test_an_accelerator_that_the_driver_saw_idle_is_not_asked_for():
+    _, _, device = report_of(run_of(device=DeviceView("gpu:0", peak_utilization=0.0))).pools
+    assert device.hints["accelerator"] == "count:0"
+
+
+def test_batches_are_worth_a_look_only_where_a_rule_says_so():
+    good = InferenceView("Infer", 1000, 10, 950, 1000, 1000, fixed_seconds=0.001, seconds_per_cost=0.01)
+    assert "batches" not in kinds(report_of(run_of(inference=(good,))))
+    for changed, reason in (
+        (replace(good, fixed_seconds=0.5), "does not depend on their size"),
+        (replace(good, out_of_memory=2), "did not fit into memory 2 time"),
+        (replace(good, budget_cost=2000), "50% full"),
+    ):
+        _, _, device = report_of(run_of(inference=(changed,))).pools
+        assert reason in the("batches", device.advice).why
+
+
+def test_a_deadline_says_how_many_workers_meet_it():
+    report = report_of(run_of(), deadline_s=1600.0)
+    why = the("deadline", report.workers).why  # 600 s are fixed: 1,000 s for 900, 3,000 and 1,500 s of work
+    assert "cpu io: 1 (was 1), cpu large: 3 (was 1), device: 2 (was 1)" in why
+    assert "no number of workers" in the("deadline", report_of(run_of(), deadline_s=500.0).workers).why
+
+
+def test_pipelines_that_do_the_same_work_could_be_branches_of_one():
+    half = DeviceView("gpu:0", mean_utilization=0.3, memory_total=16 * GIB, peak_memory=6 * GIB)
+    other = run_of("other.py", run="20260301T111500-81d0c2", model_step="Score", device=half)
+    _, together = advise([run_of(device=half), other], load_prices())
+    branches = the("branches", together)
+    assert all(step in branches.why for step in ("'Read'", "'Prepare'", "'Write'"))
+    assert "'Score'" not in branches.why
+    assert "1 h 5 min of work" in branches.why  # 900 + 3,000 s
+    assert "60% busy together" in the("sharing", together).why
+    assert advise([run_of()], load_prices())[1] == []
+
+
+def test_an_old_record_gives_no_numbers_but_says_so():
+    record = run_of()
+    bare = tuple(replace(pool, cores_per_worker=0.0, ram_per_worker=0) for pool in record.started.pools)
+    old = replace(record, started=replace(record.started, pools=bare))
+    report = report_of(old)
+    assert report.saving is None
+    assert any("does not hold enough" in note for note in report.notes)
+
+
+def test_the_written_hints_are_those_that_a_run_reads(tmp_path: Path):
+    file = tmp_path / "hints.json"
+    file.write_text(json.dumps(hints_content([report_of(run_of(cpu=2.4))])))
+    assert {each.step for each in load_hints(str(file))} == {"Read", "Write", "Prepare", "Infer"}
+
+
+def test_the_command_prints_text_and_json_and_writes_hints(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    folder, hints = saved(tmp_path, run_of(peaks=(GIB, 6 * GIB, 3 * GIB))), tmp_path / "hints.json"
+    assert main(["advise", "4f2a9c", "--run_dir", folder, "--write", str(hints)]) == 0
+    text = capsys.readouterr().out
+    assert '.with_resource_hints(min_ram="7GiB")' in text
+    assert "uniform, predicted" in text
+    assert json.loads(hints.read_text())["steps"]["Prepare"] == {"min_ram": "7GiB"}
+    assert main(["advise", "last", "--run_dir", folder, "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["pipelines"]
+    assert found["bills"]["as_run"]["total"] > found["bills"]["advised"]["total"]
+    assert found["pools"][1]["used"]["peak_ram"] == 6 * GIB
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--deadline=soon"], "expected a time such as"),
+        (["--write=/no/such/folder/hints.json"], "expected the name of a file"),
+        (["--prices=/no/such/prices.json"], "can't read it"),
+    ],
+)
+def test_wrong_options_are_refused(
+    options: list[str], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+):
+    assert main(["advise", "last", "--run_dir", saved(tmp_path, run_of()), *options]) == 2
+    assert message in capsys.readouterr().err
+
+
+def saved(folder: Path, record: Record) -> str:
+    """Write the record as a run does; return the folder."""
+    content: dict[str, Any] = {
+        "format": records.FORMAT,
+        "process": records.this_process(),
+        "started": to_json(record.started),
+        "ended": None if record.ended is None else to_json(record.ended),
+        "happenings": [to_json(event) for event in record.happenings],
+        "left_out": 0,
+        "snapshots": [to_json(each) for each in record.snapshots],
+    }
+    records.path_of(folder, record.started.run).write_text(json.dumps(content))
+    return str(folder)
