@@ -1,0 +1,88 @@
+// What went wrong: the failure that ended the run, retried bundles and lost workers, with whole tracebacks.
+
+import { h, keyed, section, setText } from "./dom.js";
+import { glyph } from "./status.js";
+import { counted, duration } from "./words.js";
+
+const MOST_SHOWN = 100;
+
+/** Return a traceback that opens, with a button that copies it. */
+export function traceback(text, isOpen = false) {
+  const said = h("span", { class: "muted", role: "status" });
+  const copy = h("button", { type: "button", class: "quiet", on: { click: async () => {
+    try {
+      await navigator.clipboard.writeText(text);
+      setText(said, "Copied.");
+    } catch {
+      getSelection().selectAllChildren(code);
+      setText(said, "The browser does not allow it: the text is selected, press Ctrl+C.");
+    }
+  } } }, "Copy");
+  const code = h("code", {}, text);
+  return h("details", { class: "traceback", open: isOpen }, h("summary", {}, "Traceback"), h("div", { class: "copy" }, copy, said), h("pre", { tabindex: 0 }, code));
+}
+
+/** Return one entry for equal failures: how many, the newest of them, and when. */
+function grouped(run) {
+  const found = new Map();
+  const ended = run.ended;
+  if (ended?.failure) {
+    found.set("end", { key: "end", title: ended.failure, step: ended.step, place: ended.place, trace: ended.traceback, times: 1, at: ended.seconds, isEnd: true });
+  }
+  for (const event of run.of("BundleRetried", "WorkerLost")) {
+    const isLost = event.event === "WorkerLost";
+    const key = isLost ? `lost ${event.pool} ${event.reason}` : `retry ${event.step} ${event.exception}`;
+    const before = found.get(key);
+    found.set(key, {
+      key,
+      title: isLost ? `A worker of the pool ${event.pool} ${event.reason}` : event.exception,
+      step: event.step ?? "",
+      place: event.place ?? "",
+      trace: event.traceback || before?.trace || "",
+      times: (before?.times ?? 0) + 1,
+      at: event.seconds,
+      note: isLost ? `${event.worker}, ${counted(event.bundles, "bundle")} ran again` : `${counted(event.elements, "element")} in the bundle, ${counted(event.tries, "attempt")} so far`,
+    });
+  }
+  return [...found.values()];
+}
+
+/** Return the section; absent if nothing went wrong. */
+export function failuresSection() {
+  const known = new Map();
+  const list = h("ul", { class: "entries" });
+  const more = h("p", { class: "muted" });
+  const element = section("failures", "Failures", list, more);
+
+  function entry(first) {
+    const note = h("p", { class: "muted" });
+    const body = h("div", {}, h("p", { class: "entry-title" }, first.title), note);
+    let shown = "";
+    const update = (failure) => {
+      const parts = [
+        failure.step && `step ${failure.step}`, failure.place && `at ${failure.place}`, failure.note,
+        failure.times > 1 ? `${failure.times} times, last after ${duration(failure.at)}` : `after ${duration(failure.at)}`,
+      ];
+      setText(note, parts.filter(Boolean).join(" · "));
+      if (failure.trace && failure.trace !== shown) {
+        const wasOpen = body.querySelector("details")?.open ?? failure.isEnd === true;
+        body.querySelector("details")?.remove();
+        body.append(traceback(failure.trace, wasOpen));
+        shown = failure.trace;
+      }
+    };
+    return { element: h("li", { class: first.isEnd ? "entry failed" : "entry retried" }, glyph(first.isEnd ? "failed" : "needs", 14), body), update };
+  }
+
+  return {
+    element,
+    update: (run) => {
+      const all = grouped(run);
+      element.hidden = !all.length;
+      keyed(list, known, all.slice(0, MOST_SHOWN), (failure) => failure.key, entry);
+      const hidden = all.length - MOST_SHOWN;
+      setText(more, hidden > 0 ? `and ${counted(hidden, "other failure")}` : run.leftOut ? `${counted(run.leftOut, "further event")} did not fit into the record.` : "");
+      more.hidden = !more.textContent;
+    },
+  };
+}

@@ -1,0 +1,5 @@
+// The beginning of the page: shows the view that the address names.
+
+import { start } from "./router.js";
+
+start();

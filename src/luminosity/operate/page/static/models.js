@@ -1,0 +1,112 @@
+// The steps that run models: what is loaded, how full batches are, and how long they take.
+
+import { h, replaceAll, s, section, setAttributes, setText } from "./dom.js";
+import { Table } from "./table.js";
+import { bytes, count, duration, percent } from "./words.js";
+
+const OLD = "the step does not count it, or the record is of an older version";
+
+/** Return one row for each step that runs a model. */
+export function modelRows(run) {
+  const loads = run.of("ModelLoaded");
+  const versions = run.started.models ?? [];
+  return (run.last?.stages ?? []).flatMap((stage) => stage.inference ?? []).map((view) => {
+    const own = loads.filter((event) => event.step === view.step);
+    const resident = new Map(own.map((event) => [`${event.worker} ${event.device} ${event.model}`, event]));
+    const version = versions.find((each) => each.step === view.step || view.step.startsWith(`${each.step}/`));
+    return {
+      step: view.step,
+      view,
+      model: [...new Set(own.map((event) => event.model))].join(", ") || version?.name || "",
+      version: version ? `version ${version.version}` : "",
+      places: [...new Set([...resident.values()].map((event) => event.device || event.worker).filter(Boolean))],
+      copies: resident.size,
+      size: view.model_bytes || Math.max(0, ...own.map((event) => event.model_bytes ?? 0)) || null,
+      padding: view.padded_cost ? Math.max(0, 1 - (view.useful_cost ?? 0) / view.padded_cost) : null,
+      full: view.budget_cost ? Math.min(1, (view.padded_cost ?? 0) / view.budget_cost) : null,
+      device: view.worker_seconds && view.device_busy_seconds ? Math.min(1, view.device_busy_seconds / view.worker_seconds) : null,
+      meanBatch: view.batches ? view.inferences / view.batches : null,
+    };
+  });
+}
+
+/** Return the parts of a batch's time: [[name, seconds]], a mean over batches. */
+function batchParts(view) {
+  const names = [["prepare", "prepare_seconds"], ["collate", "collate_seconds"], ["transfer", "transfer_seconds"], ["compute", "compute_seconds"], ["return", "return_seconds"]];
+  return names.map(([name, field]) => [name, (view[field] ?? 0) / Math.max(1, view.batches ?? 0)]).filter(([, seconds]) => seconds > 0);
+}
+
+function lineOf(view) {
+  if (!view.fixed_seconds && !view.seconds_per_cost) return null;
+  return `${duration(view.fixed_seconds ?? 0)} + ${duration((view.seconds_per_cost ?? 0) * 1000)} for 1,000 of cost`;
+}
+
+const latency = (ms) => (ms === null || ms === undefined ? "–" : duration(ms / 1000));
+
+/** Return the section; absent if no step runs a model. */
+export function modelsSection() {
+  const table = new Table({
+    label: "Models",
+    keyOf: (row) => row.step,
+    detail: () => new BatchDetail(),
+    columns: [
+      { key: "step", title: "Step", isText: true, value: (row) => row.step, cell: stepCell },
+      { key: "resident", title: "Loaded", hint: "Copies, and where they are", isText: true, class: "nowrap", value: (row) => row.copies, text: (row) => (row.copies ? `${row.copies} on ${row.places.join(", ") || "workers"}` : "–"), why_: "no load was reported" },
+      { key: "size", title: "Size", value: (row) => row.size, text: (row) => bytes(row.size), why_: OLD },
+      { key: "loads", title: "Loads", hint: "How often a model was loaded, and the time for one", value: (row) => row.view.loads || null, text: (row) => (row.view.loads ? `${row.view.loads} × ${duration(row.view.load_seconds / row.view.loads)}` : "–"), why_: OLD },
+      { key: "inferences", title: "Inferences", value: (row) => row.view.inferences, text: (row) => count(row.view.inferences ?? 0) },
+      { key: "batch", title: "Batch", hint: "Examples in a batch, on average", value: (row) => row.meanBatch, text: (row) => (row.meanBatch ? row.meanBatch.toFixed(row.meanBatch < 10 ? 1 : 0) : "–"), why_: "no batch yet" },
+      { key: "full", title: "Full", hint: "Padded cost of batches, as a share of the most allowed", value: (row) => row.full, text: (row) => percent(row.full), why_: OLD },
+      { key: "padding", title: "Padding", value: (row) => row.padding, text: (row) => percent(row.padding), why_: OLD },
+      { key: "device", title: "Device", hint: "Share of the workers' time in which the device computes", value: (row) => row.device, text: (row) => percent(row.device), why_: OLD },
+      { key: "p50", title: "p50", hint: "Half of the batches take at most this long", value: (row) => row.view.batch_p50_ms, text: (row) => latency(row.view.batch_p50_ms), why_: OLD },
+      { key: "p99", title: "p99", hint: "99 of 100 batches take at most this long", value: (row) => row.view.batch_p99_ms, text: (row) => latency(row.view.batch_p99_ms), why_: OLD },
+      { key: "memory", title: "Too large", hint: "How often a batch did not fit into memory", value: (row) => row.view.out_of_memory ?? 0, text: (row) => count(row.view.out_of_memory ?? 0) },
+    ],
+  });
+  const element = section("models", "Models", table.element);
+  return {
+    element,
+    update: (run) => {
+      const rows = modelRows(run);
+      element.hidden = !rows.length;
+      table.update(rows);
+    },
+  };
+}
+
+function stepCell(row, cell, table) {
+  if (!cell.firstChild) {
+    const name = h("span", {}, row.step, h("small"));
+    cell.append(h("button", { type: "button", class: "open", on: { click: () => table.toggleDetail(row.step) } }, h("span", { class: "chevron", "aria-hidden": "true" }), name));
+  }
+  setText(cell.querySelector("small"), [row.model, row.version].filter(Boolean).join(", "));
+  setAttributes(cell.firstChild, { "aria-expanded": String(table.isOpen(row.step)) });
+}
+
+/** The parts of a batch's time as a bar, and the line that fits the times of batches. */
+class BatchDetail {
+  constructor() {
+    this.bar = s("svg", { class: "parts", viewBox: "0 0 1000 18", preserveAspectRatio: "none", "aria-hidden": "true" });
+    this.words = h("ul", { class: "legend" });
+    this.line = h("p", { class: "muted" });
+    this.element = h("div", {}, h("p", { class: "muted" }, "The time of a batch, on average"), this.bar, this.words, this.line);
+  }
+
+  update(row) {
+    const parts = batchParts(row.view);
+    const total = parts.reduce((sum, [, seconds]) => sum + seconds, 0);
+    let from = 0;
+    const bars = parts.map(([, seconds], index) => {
+      const width = (1000 * seconds) / total;
+      from += width;
+      return s("rect", { class: `part part${index % 6}`, x: from - width, y: 0, width, height: 18 });
+    });
+    replaceAll(this.bar, ...bars);
+    replaceAll(this.words, ...parts.map(([name, seconds], index) => h("li", { class: "key" }, s("svg", { width: 11, height: 11, "aria-hidden": "true" }, s("rect", { class: `part part${index % 6}`, width: 11, height: 11, rx: 2 })), `${name} ${duration(seconds)} (${percent(seconds / total)})`)));
+    const line = lineOf(row.view);
+    const waits = row.view.inferences && row.view.queue_wait_seconds ? `An example waits ${duration(row.view.queue_wait_seconds / row.view.inferences)} for its batch. ` : "";
+    setText(this.line, `${waits}${line ? `A batch takes ${line}.` : ""}`);
+    this.bar.toggleAttribute("hidden", !parts.length);
+  }
+}

@@ -1,0 +1,169 @@
+// What the page knows of one run: its plan, its newest snapshot, bounded histories, and what happened.
+
+const MOST_POINTS = 2000; // beyond it every other point goes: a run of days stays small
+const MOST_HAPPENINGS = 2000;
+const EXACT_AFTER_S = 5; // from here on the mean between two points is better than the rate of the moment
+
+/** A moment of the charts: numbers only, in the order of the plan's stages, pools and devices. */
+function pointOf(snapshot, plan) {
+  const stages = byId(snapshot.stages);
+  const pools = byId(snapshot.pools, "name");
+  const devices = byId(snapshot.devices);
+  const row = (ids, views, value) => ids.map((id) => (views.has(id) ? value(views.get(id)) : null));
+  return {
+    t: snapshot.seconds,
+    elements: row(plan.stageIds, stages, (v) => v.elements ?? 0),
+    rate: row(plan.stageIds, stages, (v) => v.rate ?? 0),
+    queued: row(plan.stageIds, stages, (v) => v.queued ?? 0),
+    lag: row(plan.stageIds, stages, (v) => (v.stream?.has_ended ? null : v.stream?.behind_seconds ?? null)),
+    backlog: row(plan.stageIds, stages, (v) => v.stream?.backlog ?? null),
+    latency: row(plan.stageIds, stages, (v) => v.kafka?.find((k) => k.kind === "read")?.p50_ms ?? null),
+    busy: row(plan.poolNames, pools, (v) => v.busy ?? 0),
+    workers: row(plan.poolNames, pools, (v) => v.workers ?? 0),
+    device: row(plan.deviceIds, devices, (v) => v.utilization ?? null),
+    deviceBusy: row(plan.deviceIds, devices, (v) => v.busy_fraction ?? 0),
+    deviceMemory: row(plan.deviceIds, devices, (v) => v.memory_used ?? null),
+    held: snapshot.memory?.used ?? 0,
+    used: snapshot.processes?.used || null,
+  };
+}
+
+export function byId(views, name = "id") {
+  return new Map((views ?? []).map((view) => [view[name], view]));
+}
+
+/** Keep the first and the last point, and every other one between them. */
+export function thinned(points) {
+  return points.filter((_, index) => index % 2 === 0 || index === points.length - 1);
+}
+
+export class RunState {
+  constructor(data) {
+    this.id = data.id;
+    this.replace(data);
+  }
+
+  /** Take the whole run, as the server has it now. */
+  replace(data) {
+    this.state = data.state;
+    this.number = data.number ?? 0;
+    this.started = data.started;
+    this.ended = data.ended ?? null;
+    this.cost = data.cost ?? null;
+    this.happenings = [...(data.happenings ?? [])];
+    this.leftOut = data.left_out ?? 0;
+    this.metrics = [];
+    this.last = null;
+    this.points = [];
+    this.arrivedAt = performance.now();
+    this.plan = {
+      stageIds: (this.started.stages ?? []).map((stage) => stage.id),
+      poolNames: (this.started.pools ?? []).map((pool) => pool.name),
+      deviceIds: deviceIds(data),
+    };
+    for (const snapshot of data.snapshots ?? []) this.#snapshot(snapshot);
+    if (this.ended) this.#end(this.ended);
+  }
+
+  /** Take one event of the stream. */
+  apply(event, number) {
+    this.number = Math.max(this.number, number);
+    if (event.event === "Snapshot") this.#snapshot(event);
+    else if (event.event === "RunEnded") this.#end(event);
+    else if (event.event !== "RunStarted") this.#happening(event);
+  }
+
+  #snapshot(snapshot) {
+    if (this.last && snapshot.seconds < this.last.seconds) return;
+    if (snapshot.metrics?.length) this.metrics = snapshot.metrics;
+    const earlier = this.last;
+    this.arrivedAt = performance.now();
+    this.last = snapshot;
+    if (!snapshot.checkpoint && earlier?.checkpoint) this.last.checkpoint = earlier.checkpoint;
+    if (this.points.length && snapshot.seconds === this.points.at(-1).t) this.points.pop();
+    this.points.push(pointOf(snapshot, this.plan));
+    if (this.points.length > MOST_POINTS) this.points = thinned(this.points);
+  }
+
+  #end(event) {
+    this.ended = event;
+    this.state = event.state;
+    if (event.metrics?.length) this.metrics = event.metrics;
+    // The last snapshot of a run has means over the whole run in places of recent rates: it is no point of a chart.
+    if (event.last) this.last = { ...event.last, checkpoint: event.last.checkpoint ?? this.last?.checkpoint };
+  }
+
+  #happening(event) {
+    this.happenings.push(event);
+    if (this.happenings.length > MOST_HAPPENINGS) {
+      this.leftOut += this.happenings.length - MOST_HAPPENINGS;
+      this.happenings.splice(0, this.happenings.length - MOST_HAPPENINGS);
+    }
+  }
+
+  get isLive() {
+    return this.state === "running" && !this.ended;
+  }
+
+  get isStream() {
+    return (this.started.stages ?? []).some((stage) => stage.is_stream);
+  }
+
+  /** Seconds from the run's start to its end or to its newest snapshot. */
+  get seconds() {
+    return this.ended?.seconds ?? this.last?.seconds ?? 0;
+  }
+
+  /** Seconds since the run started: a live run goes on between two snapshots. */
+  get now() {
+    return this.isLive ? this.seconds + (performance.now() - this.arrivedAt) / 1000 : this.seconds;
+  }
+
+  /** Return the newest views of stages by their ids. */
+  views() {
+    return byId(this.last?.stages);
+  }
+
+  /** Return the events of a kind, the newest last. */
+  of(...kinds) {
+    return this.happenings.filter((event) => kinds.includes(event.event));
+  }
+
+  /** Return [seconds, value] of one field; `index` chooses the stage, pool or device. */
+  series(field, index = null) {
+    const found = [];
+    for (const point of this.points) {
+      const value = index === null ? point[field] : point[field][index];
+      if (value !== null && value !== undefined) found.push([point.t, value]);
+    }
+    return found;
+  }
+
+  /** Return elements a second of a stage over time. */
+  throughput(index) {
+    return this.points.map((point, place) => {
+      const before = this.points[place - 1];
+      const apart = before ? point.t - before.t : 0;
+      if (apart < EXACT_AFTER_S) return [point.t, point.rate[index] ?? 0];
+      return [point.t, Math.max(0, (point.elements[index] - before.elements[index]) / apart)];
+    });
+  }
+
+  /** Return how busy a device was: as its driver says, or else the share of time in which its worker had a bundle. */
+  deviceUse(index) {
+    const said = this.series("device", index);
+    if (said.length) return said;
+    return this.points.map((point, place) => {
+      const before = this.points[place - 1];
+      if (!before) return [point.t, point.deviceBusy[index] ?? 0];
+      const busy = point.deviceBusy[index] * point.t - before.deviceBusy[index] * before.t;
+      return [point.t, Math.min(1, Math.max(0, busy / Math.max(point.t - before.t, 1e-9)))];
+    });
+  }
+}
+
+function deviceIds(data) {
+  const known = (data.started.machine?.devices ?? []).map((device) => device.id);
+  const seen = [...(data.snapshots ?? []).slice(-1), data.ended?.last].flatMap((each) => each?.devices ?? []);
+  return [...new Set([...known, ...seen.map((device) => device.id)])];
+}

@@ -1,0 +1,127 @@
+// The table of stages, with what each needs, and more of a stage in the row below it.
+
+import { bottleneck } from "./bottleneck.js";
+import { h, replaceAll, section, setAttributes, setText } from "./dom.js";
+import { glyph, stageKind, stageWords } from "./status.js";
+import { Table } from "./table.js";
+import { bytes, count, duration, percent, rate } from "./words.js";
+
+const OLD = "this run's record does not have it";
+
+/** Return the share of a stage's model work that was padding, or null. */
+export function paddingOf(view) {
+  const costs = (view?.inference ?? []).reduce((sum, each) => [sum[0] + (each.useful_cost ?? 0), sum[1] + (each.padded_cost ?? 0)], [0, 0]);
+  return costs[1] ? Math.max(0, 1 - costs[0] / costs[1]) : null;
+}
+
+/** Return how often a stage's bundles failed, as its view or the run's events say. */
+function failuresOf(run, info, view) {
+  if (view?.retries) return view.retries;
+  const steps = new Set([...(info.steps ?? []), ...info.label.split(" + ")]);
+  return run.of("BundleRetried").filter((event) => steps.has(event.step)).length;
+}
+
+/** Return the section. `show(stageId)` opens the row of a stage. */
+export function stepsSection() {
+  let run = null;
+  const numbers = (field, text, why = OLD) => ({ value: (row) => row.view[field] || null, text: (row) => (row.view[field] ? text(row.view[field]) : "–"), why_: why });
+  const table = new Table({
+    label: "Steps",
+    keyOf: (row) => row.info.id,
+    columns: [
+      { key: "label", title: "Step", isText: true, value: (row) => row.info.label, cell: nameCell },
+      { key: "status", title: "Status", isText: true, class: "status", value: (row) => row.words, cell: statusCell },
+      { key: "elements", title: "Elements", hint: "Committed elements of the largest collection", value: (row) => row.view.elements ?? 0, text: (row) => count(row.view.elements ?? 0) },
+      { key: "rate", title: "Rate", hint: "Elements per second: recently, or over the whole run if it has ended", value: (row) => row.rate, text: (row) => (row.rate ? rate(row.rate) : "–"), why_: "no elements recently" },
+      { key: "queued", title: "Queue", hint: "Elements that wait in front of the step", value: (row) => row.view.queued ?? 0, text: (row) => count(row.view.queued ?? 0) },
+      { key: "busy", title: "Time", hint: "Time of workers in this step", ...numbers("busy_seconds", duration, "no work was done") },
+      { key: "cpu", title: "CPU", hint: "CPU seconds of workers in this step, all threads", ...numbers("cpu_seconds", duration) },
+      { key: "memory", title: "Memory", hint: "The most memory of a worker after one of its bundles", ...numbers("peak_resident", bytes) },
+      { key: "padding", title: "Padding", hint: "Share of a model's work that was padding", value: (row) => row.padding, text: (row) => percent(row.padding), why_: "the step runs no model that counts its padding" },
+      { key: "failures", title: "Failures", hint: "Failed attempts of bundles", value: (row) => row.failures, text: (row) => count(row.failures) },
+    ],
+    detail: (row) => new Detail(row),
+    onRow: (element, row) => setAttributes(element, { class: row.isCulprit ? "culprit" : null, "data-stage": row.info.id }),
+  });
+  const element = section("steps", "Steps", table.element);
+
+  function update(now) {
+    run = now;
+    const views = run.views();
+    const found = bottleneck(run);
+    const rows = (run.started.stages ?? []).map((info) => {
+      const view = views.get(info.id) ?? { status: "waiting" };
+      const isCulprit = found.culprit === info.id;
+      const mean = run.seconds ? (view.elements ?? 0) / run.seconds : null;
+      const isPast = !run.isLive && view.status !== "done";
+      return {
+        info, view, isCulprit,
+        kind: isPast ? "starved" : stageKind(view.status),
+        words: isPast ? "not finished" : isCulprit ? "sets the pace" : stageWords(view),
+        rate: run.isLive ? view.rate ?? 0 : mean,
+        padding: paddingOf(view),
+        failures: failuresOf(run, info, view),
+      };
+    });
+    element.hidden = !rows.length;
+    table.update(rows);
+  }
+
+  function show(stage) {
+    if (!table.isOpen(stage)) table.toggleDetail(stage);
+    const row = [...table.body.children].find((each) => each.dataset.stage === stage);
+    row?.scrollIntoView({ block: "center" });
+    row?.querySelector("button")?.focus({ preventScroll: true });
+  }
+
+  return { element, update, show };
+}
+
+function nameCell(row, cell, table) {
+  if (!cell.firstChild) {
+    cell.append(h("button", { type: "button", class: "open", on: { click: () => table.toggleDetail(row.info.id) } }, h("span", { class: "chevron", "aria-hidden": "true" }), h("span", {}, row.info.label)));
+  }
+  setAttributes(cell.firstChild, { "aria-expanded": String(table.isOpen(row.info.id)) });
+}
+
+function statusCell(row, cell) {
+  const said = `${row.kind} ${row.words}`;
+  if (cell.dataset.said === said) return;
+  cell.dataset.said = said;
+  replaceAll(cell, h("span", { class: `state ${row.kind}` }, glyph(row.kind), h("span", {}, row.words)));
+}
+
+/** What is known of a stage beyond its row. */
+class Detail {
+  #values = new Map();
+
+  constructor(row) {
+    this.list = h("dl", { class: "details" });
+    const steps = row.info.steps ?? [];
+    this.element = h("div", {}, this.list, steps.length > 0 && h("p", { class: "muted" }, "Steps of the pipeline in it, in order:"), steps.length > 0 && h("ol", { class: "step-names" }, steps.map((step) => h("li", {}, step))));
+  }
+
+  update(row) {
+    const { info, view } = row;
+    const asked = info.asked ?? {};
+    const asks = [asked.ram && `${bytes(asked.ram)} RAM`, asked.cores && `${asked.cores} cores`, asked.accelerator].filter(Boolean).join(", ");
+    const facts = [
+      ["Pool", info.pool],
+      ["Resource hints", asks || "none"],
+      ["Bundles", count(view.bundles ?? 0)],
+      ["Running now", `${count(view.running ?? 0)} on ${count(view.workers ?? 0)} workers`],
+      ["In its queue", `${count(view.queued ?? 0)} elements, ${bytes(view.queued_bytes ?? 0)}`],
+      ["Output", view.output_bytes ? `about ${bytes(view.output_bytes)}` : "–"],
+      ["CPU in its time", view.cpu_seconds && view.busy_seconds ? `${(view.cpu_seconds / view.busy_seconds).toFixed(2)} cores` : "–"],
+      ["Time for an element", view.busy_seconds && view.elements ? duration(view.busy_seconds / view.elements) : "–"],
+    ];
+    for (const [term, value] of facts) {
+      if (!this.#values.has(term)) {
+        const place = h("dd");
+        this.#values.set(term, place);
+        this.list.append(h("div", {}, h("dt", {}, term), place));
+      }
+      setText(this.#values.get(term), value);
+    }
+  }
+}

@@ -1,0 +1,94 @@
+// Charts over the time of a run: throughput, queues, workers, devices and memory. One cursor points into all of them.
+
+import { Chart, Cursor } from "./chart.js";
+import { h, section } from "./dom.js";
+import { bytes, percent, short } from "./words.js";
+
+const MOST_LINES = 5; // more can't be told apart
+
+/** Return [{name, points}] of the stages with the largest `size(index)`, in the pipeline's order. */
+export function largestStages(run, size, points, most = MOST_LINES) {
+  const stages = run.started.stages ?? [];
+  const sized = stages.map((stage, index) => ({ stage, index, size: size(index) })).filter((each) => each.size > 0);
+  const chosen = sized.sort((a, b) => b.size - a.size).slice(0, most).sort((a, b) => a.index - b.index);
+  return chosen.map(({ stage, index }) => ({ name: stage.label, points: points(index) }));
+}
+
+/** Draw a group of charts that share a cursor; a chart without data is absent. */
+export class ChartGroup {
+  constructor(charts) {
+    this.cursor = new Cursor();
+    this.charts = charts.map((each) => ({ ...each, chart: new Chart({ ...each, cursor: this.cursor }) }));
+    this.element = h("div", { class: "charts" }, this.charts.map((each) => each.chart.element));
+  }
+
+  /** Return whether there is anything to see. */
+  update(run) {
+    const range = [0, Math.max(run.points.at(-1)?.t ?? 0, 1e-3)];
+    let isShown = false;
+    for (const { chart, lines } of this.charts) {
+      const series = run.points.length > 1 ? lines(run).filter((each) => each.points.length > 0) : [];
+      const hasData = series.some((each) => !each.isBound);
+      chart.element.hidden = !hasData;
+      if (hasData) chart.update(series, range);
+      isShown ||= hasData;
+    }
+    return isShown;
+  }
+}
+
+const maximum = (points) => points.reduce((most, [, value]) => Math.max(most, value), 0);
+const bound = (run, name, value) => ({ name, isBound: true, look: 0, points: run.points.length ? [[run.points[0].t, value], [run.points.at(-1).t, value]] : [] });
+
+const CHARTS = [
+  {
+    title: "Throughput", unit: "elements per second; the steps with the most work", format: short,
+    lines: (run) => largestStages(run, (index) => run.views().get(run.plan.stageIds[index])?.busy_seconds ?? 0, (index) => run.throughput(index)),
+  },
+  {
+    title: "Queues", unit: "elements in front of a step; the longest ones", format: short,
+    lines: (run) => largestStages(run, (index) => maximum(run.series("queued", index)), (index) => run.series("queued", index)),
+  },
+  {
+    title: "Workers", unit: "bundles that run, by pool, and how many could", format: short, whole: true,
+    lines: (run) => (run.started.pools ?? []).flatMap((pool, index) => [
+      { name: `${pool.name} busy`, look: index % 6, points: run.series("busy", index) },
+      { name: `${pool.name} at most`, look: index % 6, isBound: true, points: bound(run, "", pool.workers * (pool.slots ?? 1)).points },
+    ]),
+  },
+  {
+    title: "Devices", unit: "share of time in which they compute", format: percent, most: 1,
+    lines: (run) => run.plan.deviceIds.map((id, index) => ({ name: id, points: run.deviceUse(index) })),
+  },
+  {
+    title: "Memory of devices", unit: "in use, as the driver reports it", format: bytes,
+    lines: (run) => run.plan.deviceIds.flatMap((id, index) => {
+      const total = (run.last?.devices ?? []).find((device) => device.id === id)?.memory_total;
+      const used = { name: id, look: index % 6, points: run.series("deviceMemory", index) };
+      return total ? [used, { ...bound(run, `${id} has`, total), look: index % 6 }] : [used];
+    }),
+  },
+  {
+    title: "Memory", unit: "of all processes, and of it between steps", format: bytes,
+    lines: (run) => {
+      const limit = run.last?.memory?.limit;
+      return [
+        { name: "all processes", look: 0, points: run.series("used") },
+        { name: "between steps", look: 1, points: run.series("held") },
+        ...(limit ? [{ ...bound(run, "limit between steps", limit), look: 1 }] : []),
+      ];
+    },
+  },
+];
+
+/** Return the section. */
+export function timelineSection() {
+  const group = new ChartGroup(CHARTS);
+  const element = section("timeline", "Over time", group.element);
+  return {
+    element,
+    update: (run) => {
+      element.hidden = !group.update(run);
+    },
+  };
+}

@@ -1,0 +1,66 @@
+// The worker processes: what each runs, and the CPU time and memory that it has used.
+
+import { section } from "./dom.js";
+import { Table } from "./table.js";
+import { bytes, duration } from "./words.js";
+
+const UNTOLD = "the system does not report it, or the record is of an older version";
+
+/** Join what started, lives, ended and was lost, by the worker's name. */
+function rowsOf(run) {
+  const rows = new Map();
+  const row = (event) => rows.get(event.worker) ?? rows.set(event.worker, { worker: event.worker, pool: event.pool, state: "", starts: 0 }).get(event.worker);
+  for (const event of run.of("WorkerStarted", "WorkerEnded", "WorkerLost")) {
+    const each = row(event);
+    if (event.event === "WorkerStarted") Object.assign(each, { starts: each.starts + 1, from: event.seconds, pid: event.pid, devices: event.devices ?? [], state: "up", lifetime: null });
+    if (event.event === "WorkerEnded") Object.assign(each, { state: "ended", lifetime: event.lifetime_seconds || null, cpu: event.cpu_seconds || each.cpu, peak: event.peak_resident || each.peak });
+    if (event.event === "WorkerLost") Object.assign(each, { state: "lost", lifetime: event.seconds - (each.from ?? 0) });
+  }
+  const labels = new Map((run.started.stages ?? []).map((info) => [info.id, info.label]));
+  for (const view of run.last?.workers ?? []) {
+    const each = row(view);
+    if (run.isLive && each.state !== "ended") each.state = "up";
+    Object.assign(each, {
+      pid: view.pid || each.pid,
+      runs: (view.running ?? []).map((id) => labels.get(id) ?? id).join(", "),
+      cpu: view.cpu_seconds || each.cpu,
+      resident: view.resident || null,
+      own: view.own || null,
+      peak: Math.max(view.peak_resident ?? 0, each.peak ?? 0) || null,
+    });
+  }
+  return [...rows.values()];
+}
+
+/** Return the section; absent if no worker was reported. */
+export function workersSection() {
+  let run = null;
+  const lived = (row) => row.lifetime ?? (row.from === undefined ? null : (run.isLive ? run.now : run.seconds) - row.from);
+  const table = new Table({
+    label: "Workers",
+    keyOf: (row) => row.worker,
+    columns: [
+      { key: "worker", title: "Worker", isText: true, value: (row) => row.worker, text: (row) => row.worker },
+      { key: "pool", title: "Pool", isText: true, value: (row) => row.pool, text: (row) => row.pool },
+      { key: "state", title: "State", isText: true, value: (row) => row.state, text: (row) => (row.state === "up" && row.starts > 1 ? "up again" : row.state === "up" && !run.isLive ? "until the end" : row.state || "–") },
+      { key: "runs", title: "Runs", isText: true, class: "cut", value: (row) => (run.isLive ? row.runs : ""), text: (row) => (run.isLive ? row.runs || "idle" : "–"), why_: "the run has ended" },
+      { key: "lifetime", title: "Lifetime", value: lived, text: (row) => duration(lived(row)), why_: "its start is not in the record" },
+      { key: "cpu", title: "CPU", value: (row) => row.cpu ?? null, text: (row) => duration(row.cpu || null), why_: UNTOLD },
+      { key: "resident", title: "Memory", hint: "Resident, with pages that it shares with others", value: (row) => row.resident ?? null, text: (row) => bytes(row.resident), why_: UNTOLD },
+      { key: "own", title: "Own", hint: "Its own pages and its part of shared ones", value: (row) => row.own ?? null, text: (row) => bytes(row.own), why_: UNTOLD },
+      { key: "peak", title: "Peak", value: (row) => row.peak ?? null, text: (row) => bytes(row.peak), why_: UNTOLD },
+      { key: "devices", title: "Devices", isText: true, value: (row) => (row.devices ?? []).join(", "), text: (row) => (row.devices ?? []).join(", ") },
+      { key: "pid", title: "Process", value: (row) => row.pid ?? null, text: (row) => (row.pid ? String(row.pid) : "–"), why_: UNTOLD },
+    ],
+  });
+  const element = section("workers", "Workers", table.element);
+  return {
+    element,
+    update: (now) => {
+      run = now;
+      const rows = rowsOf(run);
+      element.hidden = !rows.length;
+      table.update(rows);
+    },
+  };
+}
