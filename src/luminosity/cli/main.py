@@ -36,6 +36,7 @@ try:
         from luminosity.cli.evaluate import command as evaluate
         from luminosity.cli.image import command as image
         from luminosity.cli.rerun import command as rerun
+        from luminosity.cli.simulate import command as simulate
         from luminosity.cli.ui import command as ui
 except ResourcesExceeded as error:
     raise SystemExit(f"lum: {error.for_command()}") from None
@@ -64,6 +65,7 @@ examples:
   lum advise last                             say what it needed, what to save
   lum rerun last                              do it again, compare its outputs
   lum stop last                               stop it; its next start continues
+  lum simulate last --rows=100M               estimate what a larger run takes
   lum enrich in.parquet out --embed text=MODEL  run models over a table
   lum bench embed:MODEL --data docs.parquet   find the best settings for a model
   lum serve embed:MODEL                       serve a model over HTTP
@@ -97,6 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         stop,
         checkpoint,
         replay,
+        simulate,
         enrich,
         bench,
         serve,

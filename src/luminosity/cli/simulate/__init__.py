@@ -1,0 +1,1 @@
+"""``lum simulate``: what a larger run would take."""

@@ -1,0 +1,95 @@
+"""The values of the options of ``lum simulate``: counts such as 100M, pools, and ranges of workers."""
+
+from __future__ import annotations
+
+import argparse
+import re
+
+from luminosity._text import did_you_mean, parse_size
+from luminosity.operate.simulation.scenario import PoolOrder
+from luminosity.operate.simulation.workload import AutoscaleRange
+
+__all__ = ["amount", "at_least_zero", "autoscale", "pool"]
+
+_AMOUNT = re.compile(r"(\d[\d_,]*\.?\d*|\.\d+)([kMG]?)")
+_UNITS = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9}
+_SETTINGS = ("cores", "ram", "speed", "startup")
+_POOL_FORM = "NAME=WORKERS[:DEVICE][,cores=N][,ram=SIZE][,speed=X][,startup=SECONDS], such as device=500:T4,cores=4"
+
+
+def amount(text: str) -> float:
+    """Return a number such as 14, 1.5k, 100M or 2G.
+
+    >>> amount("14"), amount("1.5k"), amount("100M")
+    (14.0, 1500.0, 100000000.0)
+    """
+    match = _AMOUNT.fullmatch(text.strip())
+    if match is None or not (found := float(re.sub("[_,]", "", match[1])) * _UNITS[match[2]]):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a number above 0, such as 14, 1.5k or 100M")
+    return found
+
+
+def at_least_zero(text: str) -> float:
+    """Return a number from 0."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = -1.0
+    if not 0 <= found < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a number from 0")
+    return found
+
+
+def pool(text: str) -> PoolOrder:
+    """Return what to give a pool.
+
+    >>> pool("device=500:T4,cores=4,ram=15GB,speed=0.07")
+    PoolOrder(name='device', workers=500, device='T4', cores=4.0, ram=15000000000, speed=0.07, startup_seconds=None)
+    """
+    name, equals, value = text.partition("=") if "," not in text.partition("=")[0] else ("", "", "")
+    first, *settings = value.split(",")
+    workers, _, device = first.partition(":")
+    if not name or not equals or not workers.strip():
+        raise argparse.ArgumentTypeError(f"{text!r}: expected {_POOL_FORM}")
+    given: dict[str, float | int] = {}
+    for setting in settings:
+        key, _, number = (part.strip() for part in setting.partition("="))
+        if key not in _SETTINGS:
+            known = ", ".join(_SETTINGS)
+            hint = did_you_mean(key, _SETTINGS)
+            raise argparse.ArgumentTypeError(
+                f"{text!r}: found the setting {key!r}, expected one of {known}. {hint}".strip()
+            )
+        given[key] = _size(number) if key == "ram" else at_least_zero(number) if key == "startup" else amount(number)
+    count = amount(workers)
+    if count != int(count):
+        raise argparse.ArgumentTypeError(f"{text!r}: found {workers} workers, expected a whole number")
+    return PoolOrder(
+        name.strip(),
+        int(count),
+        device.strip(),
+        given.get("cores"),
+        given.get("ram"),
+        given.get("speed"),
+        given.get("startup"),
+    )
+
+
+def autoscale(text: str) -> tuple[str, AutoscaleRange]:
+    """Return the name of a pool, or an empty one, and its range of workers.
+
+    >>> autoscale("1:500"), autoscale("device=2:40")[0]
+    (('', AutoscaleRange(least=1, most=500)), 'device')
+    """
+    name, _, numbers = text.rpartition("=")
+    least, colon, most = numbers.partition(":")
+    if not colon or not least.isdecimal() or not most.isdecimal() or not 0 < int(least) <= int(most):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected [POOL=]MIN:MAX, such as 1:500 or device=1:500")
+    return name, AutoscaleRange(int(least), int(most))
+
+
+def _size(text: str) -> int:
+    found = parse_size(text)
+    if not found:
+        raise argparse.ArgumentTypeError(f"ram={text}: expected a size such as 15GB or 8GiB")
+    return found
