@@ -164,6 +164,7 @@ class Run:
         self._reporter = Reporter(
             self._snapshots(parts, graph),
             stream,
+            self._sampler.workers,
             parts.queue_limit,
             parts.blocks.ledger.limit,
             config.checkpoint_dir or "",

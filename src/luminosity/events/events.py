@@ -92,11 +92,14 @@ class WorkerLost(Event):
     pool: str
     reason: str
     bundles: int  # that ran there and are run again
+    lifetime_seconds: float = 0.0  # this and the following: as in ``WorkerEnded``, up to the last sample
+    cpu_seconds: float = 0.0
+    peak_resident: int = 0
 
 
 @dataclass(frozen=True)
 class WorkerEnded(Event):
-    """A worker process has ended as it should: the run is over, or the worker was idle."""
+    """A worker process has ended as it should, because the run is over."""
 
     worker: str
     pool: str

@@ -6,11 +6,14 @@ import os
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from luminosity.engine.monitor import worker_sampling
 from luminosity.engine.monitor.sampling import Sampler, TreeMemory
+from luminosity.engine.monitor.worker_sampling import ProcessUse, WorkerSampler, process_use
 from luminosity.engine.workers import printed
 from luminosity.engine.workers.printed import WorkerPrints
 from tests.processes import wait_for
@@ -39,16 +42,59 @@ def test_the_memory_of_a_process_includes_that_of_those_below_it() -> None:
         assert parent.stdin is not None
         assert parent.stdout is not None
         memory = TreeMemory(parent.pid)
+        sampler = WorkerSampler()
+        sampler.watch("w1", "cpu", parent.pid)
         measured = [memory.measure()]
         for said in (b"started\n", b"ended\n"):
             parent.stdin.write(b"\n")
             parent.stdin.flush()
             assert parent.stdout.readline() == said
             measured.append(memory.measure())
+            sampler.sample(memory.parents, memory.own)
+        views = sampler.views({"w1": ("s0",)})
+        last = sampler.ended("w1")
         parent.communicate(b"\n", timeout=60)
     before, during, after = measured
     assert during - before > 90 * _MB
     assert after < during - 90 * _MB
+    worker, child = views
+    assert (worker.worker, worker.pool, worker.running) == ("w1", "cpu", ("s0",))
+    assert worker.cpu_seconds > 0
+    assert worker.peak_resident >= worker.resident > 0
+    assert worker.own > 0
+    # A process that a worker has started is a worker of its own. After its end it stays as it was last.
+    assert (child.worker, child.pool) == (f"w1 child {child.pid}", "cpu")
+    assert child.peak_resident > 90 * _MB
+    assert last == replace(worker, running=())
+
+
+def test_many_workers_are_sampled_in_turn_and_shown_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def process_use(pid: int) -> ProcessUse:
+        asked.append(pid)
+        return ProcessUse(cpu_seconds=1.0, resident=pid, peak_resident=pid)
+
+    monkeypatch.setattr(worker_sampling, "process_use", process_use)
+    sampler = WorkerSampler()
+    for number in range(1, 121):
+        sampler.watch(f"w{number}", "cpu", number)
+    for _ in range(3):
+        sampler.sample({}, {})
+    assert asked == list(range(1, 121))
+    running = {f"w{number}": () for number in range(1, 121)}
+    shown = sampler.views(running)
+    assert [view.resident for view in shown] == list(range(1, 121, 2))
+    sampler.ended("w1")
+    sampler.sample({}, {})
+    assert asked[120:] == list(range(2, 52))
+    assert sampler.views(None)[0].worker == "w1"
+
+
+def test_a_process_that_has_ended_uses_nothing() -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as child:
+        child.wait(60)
+    assert process_use(child.pid) is None
 
 
 def test_a_sampler_ends_when_it_is_told_to_and_need_not_have_begun() -> None:

@@ -36,6 +36,7 @@ from luminosity.events import (
     StageView,
     StreamView,
     Subscriber,
+    WorkerEnded,
     WorkerLost,
     WorkerStarted,
     from_json,
@@ -103,6 +104,14 @@ def test_a_run_tells_its_plan_its_workers_and_its_end() -> None:
     assert {pool.name: pool.devices for pool in run.pools} == {"cpu": (), "device": ("declared:0",)}
     assert stages["Embed"].pool == "device"
     assert {worker.pool for worker in only(WorkerStarted, events)} == {"cpu", "device"}
+    assert sorted(e.worker for e in only(WorkerEnded, events)) == sorted(e.worker for e in only(WorkerStarted, events))
+    for ended in only(WorkerEnded, events):
+        assert ended.lifetime_seconds > 0
+        assert ended.cpu_seconds > 0
+        assert ended.peak_resident > 10 * _MB
+    assert {(view.worker, view.cpu_seconds) for view in end.last.workers} == {
+        (ended.worker, ended.cpu_seconds) for ended in only(WorkerEnded, events)
+    }
     assert (end.state, end.failure) == ("done", "")
     assert {stage.elements for stage in end.last.stages} == {300}
     assert {stage.status for stage in end.last.stages} == {"done"}
@@ -279,6 +288,9 @@ def test_a_failed_try_and_a_lost_worker_are_told(tmp_path: Path) -> None:
     assert (retried.step, retried.exception, retried.tries) == ("Check", "ValueError: once", 1)
     (lost,) = only(WorkerLost, events)
     assert (lost.pool, lost.reason, lost.bundles) == ("cpu", "exited with code 3", 1)
+    assert lost.lifetime_seconds > 0
+    (end,) = only(RunEnded, events)
+    assert sum(stage.retries for stage in end.last.stages) == 2
 
 
 def test_a_failed_run_ends_with_the_reason_in_one_line() -> None:

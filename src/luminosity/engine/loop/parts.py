@@ -114,6 +114,14 @@ class LoopListener(Protocol):
         """Note that a worker's process ended unexpectedly. ``worker.bundles`` still holds what it was running."""
         ...
 
+    def worker_ends(self, worker: Worker) -> None:
+        """Note that the loop is about to end a worker."""
+        ...
+
+    def worker_ended(self, worker: Worker) -> None:
+        """Note that the process of a worker that the loop has ended is gone, or will be soon."""
+        ...
+
     def bundle_retried(self, bundle: Bundle, failure: Failure) -> None:
         """Note that user code raised and that the whole bundle will be retried."""
         ...

@@ -432,6 +432,7 @@ class Scheduler:
         worker.pool.workers.pop(worker.index, None)
         self._parts.server.disconnect(worker.id)
         if worker.is_stopping:
+            self._listener.worker_ended(worker)
             return
         for instruction_id in [i for i, w in self._finalizing.items() if w is worker]:
             del self._finalizing[instruction_id]
@@ -539,6 +540,7 @@ class Scheduler:
         """Let workers tear down, or kill them. Blocks until they have exited or the timeouts have passed."""
         for worker in self._workers:
             worker.is_stopping = True
+            self._listener.worker_ends(worker)
             if gracefully and worker.connection is not None and worker.is_connected and not worker.bundles:
                 worker.connection.finish()
             else:
@@ -548,6 +550,8 @@ class Scheduler:
             for worker in self._workers:
                 worker.kill()
         self._wait_for_exits(_KILL_TIMEOUT_S)
+        for worker in self._workers:
+            self._listener.worker_ended(worker)  # it was killed, but the kernel takes long
 
     def _wait_for_exits(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds

@@ -10,6 +10,7 @@ from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from luminosity.engine.monitor.worker_sampling import WorkerSampler
 from luminosity.events import ProcessMemory
 
 __all__ = ["Sampler", "TreeMemory"]
@@ -39,6 +40,7 @@ class Sampler:
     def __init__(self, devices: Iterable[str]) -> None:
         self.processes = ProcessMemory()
         self.devices: dict[str, DeviceUse] = {}
+        self.workers = WorkerSampler()
         self._gpus = [device for device in devices if device.startswith("gpu:")]
         self._is_stopped = threading.Event()
         self._thread = threading.Thread(target=self._sample, name="luminosity-sampler", daemon=True)
@@ -61,6 +63,7 @@ class Sampler:
                 self.devices = {device: use for device, h in handles.items() if (use := _device_use(h)) is not None}
                 used = memory.measure()
                 self.processes = ProcessMemory(used, max(used, self.processes.peak))
+                self.workers.sample(memory.parents, memory.own)
                 is_stopped = self._is_stopped.wait(_EVERY_S)
 
 
@@ -76,25 +79,31 @@ class TreeMemory:
         self._processes: list[int] = []
         self._exact_at = 0.0
         self._own_part = 1.0
+        self.parents: dict[int, int] = {}  # of each process below the first one
+        self.own: dict[int, int] = {}  # by process, when it was counted last: its own pages and its part of shared ones
 
     def measure(self) -> int:
         """Return the bytes in use, or 0 if the system does not report them."""
-        processes = sorted(_tree(self._root))
+        self.parents = dict(_below(self._root))
+        processes = sorted((self._root, *self.parents))
         resident = sum(map(_resident, processes))
         if resident and (processes != self._processes or time.monotonic() >= self._exact_at):
             self._processes = processes
             began_at = time.thread_time()
-            self._own_part = sum(map(_own, processes)) / resident
+            self.own = {pid: _own(pid) for pid in processes}
+            self._own_part = sum(self.own.values()) / resident
             self._exact_at = time.monotonic() + (time.thread_time() - began_at) / _PART_OF_TIME
         return int(resident * self._own_part)
 
 
-def _tree(root: int) -> Iterator[int]:
+def _below(root: int) -> Iterator[tuple[int, int]]:
+    """Yield every process below ``root``, with its parent."""
     waiting = [root]
     while waiting:
         process = waiting.pop()
-        yield process
-        waiting += _children(process)
+        for child in _children(process):
+            yield child, process
+            waiting.append(child)
 
 
 def _own(pid: int) -> int:

@@ -15,10 +15,20 @@ from luminosity._text import first_line
 from luminosity.engine.loop.bundle import Bundle
 from luminosity.engine.loop.workers import Worker
 from luminosity.engine.monitor.subscribers import EventStream
+from luminosity.engine.monitor.worker_sampling import WorkerSampler
 from luminosity.engine.observe.snapshots import Snapshots
 from luminosity.engine.observe.user_metrics import MOST_METRICS
 from luminosity.engine.workers.failure import Failure
-from luminosity.events import BundleRetried, MachineInfo, ModelVersion, RunEnded, RunStarted, WorkerLost, WorkerStarted
+from luminosity.events import (
+    BundleRetried,
+    MachineInfo,
+    ModelVersion,
+    RunEnded,
+    RunStarted,
+    WorkerEnded,
+    WorkerLost,
+    WorkerStarted,
+)
 
 __all__ = ["Reporter", "new_run_id", "script_name"]
 
@@ -46,6 +56,7 @@ class Reporter:
         self,
         snapshots: Snapshots,
         stream: EventStream,
+        workers: WorkerSampler,
         queue_limit: int,
         memory_limit: int,
         checkpoint_dir: str = "",
@@ -55,6 +66,7 @@ class Reporter:
     ) -> None:
         self._snapshots = snapshots
         self._stream = stream
+        self._workers = workers
         self._began_at = self._next_at = time.monotonic()
         now = datetime.now(timezone.utc)
         self.run_id = new_run_id(now)
@@ -91,12 +103,46 @@ class Reporter:
         """Emit that a worker has connected."""
         share = worker.pool.plan.share(worker.index)
         pid = worker.process.pid if worker.process is not None else 0
+        if self._stream.is_heard:
+            self._workers.watch(worker.id, share.pool, pid)
         self._stream.emit(WorkerStarted(self.run_id, self._seconds(), worker.id, share.pool, pid, share.devices))
+
+    def worker_ends(self, worker: Worker) -> None:
+        """Look once more at what a worker has used, before its process ends."""
+        if self._stream.is_heard:
+            self._workers.look(worker.id)
+
+    def worker_ended(self, worker: Worker) -> None:
+        """Emit that a worker's process ended as it should. Does nothing if the worker had never started."""
+        if (last := self._workers.ended(worker.id)) is not None:
+            self._stream.emit(
+                WorkerEnded(
+                    self.run_id,
+                    self._seconds(),
+                    worker.id,
+                    worker.pool.plan.name,
+                    lifetime_seconds=_lifetime(worker),
+                    cpu_seconds=last.cpu_seconds,
+                    peak_resident=last.peak_resident,
+                )
+            )
 
     def worker_lost(self, worker: Worker, reason: str) -> None:
         """Emit that a worker's process ended unexpectedly."""
-        pool = worker.pool.plan.name
-        self._stream.emit(WorkerLost(self.run_id, self._seconds(), worker.id, pool, reason, len(worker.bundles)))
+        last = self._workers.ended(worker.id)
+        self._stream.emit(
+            WorkerLost(
+                self.run_id,
+                self._seconds(),
+                worker.id,
+                worker.pool.plan.name,
+                reason,
+                len(worker.bundles),
+                lifetime_seconds=_lifetime(worker),
+                cpu_seconds=last.cpu_seconds if last is not None else 0.0,
+                peak_resident=last.peak_resident if last is not None else 0,
+            )
+        )
 
     def bundle_retried(self, bundle: Bundle, failure: Failure) -> None:
         """Emit that user code raised and that its bundle will be retried."""
@@ -124,6 +170,10 @@ class Reporter:
 
     def _seconds(self) -> float:
         return round(time.monotonic() - self._began_at, 3)
+
+
+def _lifetime(worker: Worker) -> float:
+    return round(time.monotonic() - worker.created_at, 3)
 
 
 def script_name() -> str:

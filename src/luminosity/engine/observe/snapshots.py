@@ -92,6 +92,11 @@ class Snapshots:
     def take(self, run_id: str, seconds: float, *, is_last: bool = False) -> Snapshot:
         """Return the state of the run ``seconds`` after its start. ``is_last``: the run has ended."""
         stages = self._stage_views(seconds, is_last)
+        running = {
+            worker.id: tuple(dict.fromkeys(bundle.stage.id for bundle in worker.bundles.values()))
+            for pool in self._parts.pools
+            for worker in pool.workers.values()
+        }
         return Snapshot(
             run_id,
             round(seconds, 3),
@@ -101,6 +106,7 @@ class Snapshots:
             memory=self._memory(),
             processes=self._sampler.processes,
             seconds_left=max((s.seconds_left for s in stages if s.seconds_left is not None), default=None),
+            workers=self._sampler.workers.views(None if is_last else running),
         )
 
     def user_metrics(self) -> list[MetricView]:
