@@ -32,6 +32,7 @@ try:
         from luminosity.cli.bench import command as bench
         from luminosity.cli.describe import command as describe
         from luminosity.cli.drift import command as drift
+        from luminosity.cli.drift import watch as drift_watch
         from luminosity.cli.enrich import command as enrich
         from luminosity.cli.evaluate import command as evaluate
         from luminosity.cli.image import command as image
@@ -70,6 +71,7 @@ examples:
   lum bench embed:MODEL --data docs.parquet   find the best settings for a model
   lum serve embed:MODEL                       serve a model over HTTP
   lum drift old.parquet new.parquet           test embeddings for drift
+  lum drift watch watch.toml                  alert when drift begins or ends
   lum describe reviews.parquet                describe the columns of a table
   lum evaluate t.csv --label y --prediction p  compare predictions with labels
   lum ask store "Is it scary?"                answer from a store, citing rows
@@ -104,6 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         bench,
         serve,
         drift,
+        drift_watch,
         describe,
         evaluate,
         ask,
@@ -112,7 +115,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         subcommand.add_to(commands)
     set_options(_options(commands.choices))
     words = list(sys.argv[1:] if arguments is None else arguments)
-    remember_command(words)
+    if words[:2] == drift_watch.NAME.split():  # a file with this name is ./watch
+        words = [drift_watch.NAME, *words[2:]]
+    remember_command(list(sys.argv[1:] if arguments is None else arguments))
     print_any_character()
     with sigterm_as_ctrl_c():
         try:

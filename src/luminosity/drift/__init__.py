@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     )
     from luminosity.drift.transforms.mmd_transforms import MMD, MMDTest
     from luminosity.drift.transforms.pca_transforms import ApplyPCA, FitPCA
+    from luminosity.drift.watch.record_drift import RecordDrift
     from luminosity.drift.witness_function import Extremes, find_extremes, witness
 
 __all__ = [
@@ -65,6 +66,7 @@ __all__ = [
     "Polynomial",
     "PreparedSamples",
     "RFFSums",
+    "RecordDrift",
     "RowKernel",
     "RowSampler",
     "SampleComparison",
@@ -111,6 +113,7 @@ _NAMES_BY_MODULE = {
     ],
     "transforms.mmd_transforms": ["MMD", "MMDTest"],
     "transforms.pca_transforms": ["ApplyPCA", "FitPCA"],
+    "watch.record_drift": ["RecordDrift"],
     "witness_function": ["Extremes", "find_extremes", "witness"],
 }
 _MODULES = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names}

@@ -17,8 +17,9 @@ from luminosity._text import list_some
 from luminosity.drift.result import MMDTestResult
 from luminosity.errors import DriftError
 
-__all__ = ["MOST_ROWS", "DriftHistory", "PastTest", "Series", "utc_text"]
+__all__ = ["DETECTOR", "MOST_ROWS", "DriftHistory", "PastTest", "Series", "utc_text"]
 
+DETECTOR = "detector"  # ``settings["kind"]`` of a row that comes from an alert of ``DetectDrift``
 MOST_ROWS = 100_000  # rows of repeated tests in a file: about 80 MB
 
 _APPLICATION = 0x4C554D44  # "LUMD" in the file's header marks a history of drift
@@ -136,6 +137,11 @@ class PastTest:
             key=key,
             verdict=result.verdict,
         )
+
+    @property
+    def by_detector(self) -> bool:
+        """Whether the row is an alert of ``DetectDrift``, which has a threshold and no p-value."""
+        return self.settings.get("kind") == DETECTOR
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields as a dictionary."""

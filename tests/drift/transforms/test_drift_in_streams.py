@@ -11,7 +11,7 @@ import pytest
 from apache_beam.transforms import trigger
 from apache_beam.transforms.window import FixedWindows, GlobalWindows
 
-from luminosity.drift import DetectDrift, MMDTest, OnlineMMD, mmd_test
+from luminosity.drift import DetectDrift, DriftHistory, MMDTest, OnlineMMD, RecordDrift, mmd_test
 from luminosity.errors import DriftError
 from tests.runners import IS_REFERENCE
 from tests.streams import Notes, run_stream, stream_of
@@ -63,8 +63,12 @@ def test_late_rows_make_no_second_result_and_keys_vanish_by_window(tmp_path: Pat
         results = rows | beam.WindowInto(FixedWindows(10), allowed_lateness=100) | MMDTest(reference, keyed=True)
         verdicts = results | beam.Map(_verdict)
         _ = verdicts | "Note" >> notes.step(lambda noted: noted)
+        _ = results | RecordDrift(tmp_path / "drift.sqlite", reference="r", by="key")
 
     run_stream(build)
+    recorded = {key: DriftHistory(tmp_path / "drift.sqlite").last("r", key=f"key={key}") for key in "ab"}
+    assert [(test.time[17:19], test.verdict) for test in recorded["a"]] == [("10", "no drift"), ("20", "gone")]
+    assert [(test.time[17:19], test.verdict) for test in recorded["b"]] == [("10", "no drift"), ("20", "drift")]
     found = notes.read()
     assert sorted(found[2:4]) == [[0, "a", "no drift"], [0, "b", "no drift"]]
     assert sorted(found[6:8]) == [[10, "a", "gone"], [10, "b", "drift"]]

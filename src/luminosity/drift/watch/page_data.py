@@ -11,9 +11,8 @@ from luminosity.drift.history import DriftHistory, PastTest, Series
 from luminosity.drift.watch.state import KeyState, WatchState, drift_folder, load_state, state_file
 from luminosity.errors import DriftError
 
-__all__ = ["DETECTOR", "alerts", "default_histories", "drift_data", "histories"]
+__all__ = ["alerts", "default_histories", "drift_data", "histories"]
 
-DETECTOR = "detector"  # ``settings["kind"]`` of a row that comes from an alert of ``DetectDrift``
 _MOST_SERIES = 1000  # series of all histories together, on one page
 _MOST_ROWS = 500  # newest rows of a series: more points than a chart has pixels for are of no use
 _MOST_FILES = 100  # histories that are looked for in the default folder
@@ -99,7 +98,7 @@ def _as_dict(
 
 
 def _row(test: PastTest) -> dict[str, Any]:
-    is_detector = test.settings.get("kind") == DETECTOR
+    is_detector = test.by_detector
     return {
         "time": test.time,
         "p_value": None if is_detector else test.p_value,

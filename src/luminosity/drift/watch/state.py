@@ -77,6 +77,7 @@ class KeyState:
     is_missing: bool = False
     since: str = ""
     last_test: str = ""
+    untold: str = ""  # the kind of an alert that a silence held back
     by_detector: bool = False  # the last row was an alert of DetectDrift, which says nothing when drift is over
 
 

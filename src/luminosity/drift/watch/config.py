@@ -1,0 +1,270 @@
+"""The configuration of ``lum drift watch``: a TOML file, checked as a whole before anything runs."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from typing import TypeAlias
+
+from luminosity.drift.watch.deliver import Target, command_target, webhook_target
+from luminosity.drift.watch.judge import MONTH_S, ErrorBudget
+from luminosity.drift.watch.state import Silence, drift_folder
+from luminosity.drift.watch.toml_reader import TomlTable, parse_duration, read_toml
+from luminosity.errors import DriftError
+
+__all__ = ["FileWatch", "HistoryWatch", "Watch", "WatchConfig", "read_config"]
+
+_DEFAULT_BUDGET = ErrorBudget(1, MONTH_S)
+_BUDGET = re.compile(r"(\d+(?:\.\d+)?)\s+(?:per|a)\s+(day|week|month|year)")
+_PERIODS_S = {"day": 86_400.0, "week": 7 * 86_400.0, "month": MONTH_S, "year": 365 * 86_400.0}
+_SHORTEST_EVERY = timedelta(seconds=1)
+_LEAST_MISSING = timedelta(hours=24)  # the default of missing_after is not below a day
+_MISSING_ROUNDS = 2.5  # and not below this many rounds: one that fails is not yet a key that vanished
+_DAY = timedelta(days=1)
+_CLOCK = re.compile(r"([01]\d|2[0-3]):([0-5]\d)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HistoryWatch:
+    """A watch of rows that a pipeline with ``RecordDrift`` appends to the history."""
+
+    name: str
+    reference: str
+    min_mmd2: float
+    missing_after: timedelta | None
+    window: timedelta | None  # how long windows are, and so how often there is a round
+    keys: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileWatch:
+    """A watch that tests files in each round: all files of ``current``, or with ``only_new`` those not tested yet."""
+
+    name: str
+    reference: str
+    current: str
+    only_new: bool
+    floor: str | None
+    columns: tuple[str, ...]
+    by: str | None
+    rows: int | None
+    components: int | None
+    bandwidth: float | None
+    skip_missing: bool
+    min_mmd2: float
+    missing_after: timedelta | None
+    keys: tuple[str, ...] = ()
+
+
+Watch: TypeAlias = HistoryWatch | FileWatch
+
+
+@dataclass(frozen=True)
+class WatchConfig:
+    """The content of a configuration."""
+
+    path: str
+    history: str
+    every: timedelta
+    at: tuple[int, int] | None  # hour and minute, UTC, of a daily round
+    budget: ErrorBudget | None
+    fixed_level: float | None
+    settle: timedelta
+    seed: int
+    reports: str | None
+    watches: tuple[Watch, ...]
+    targets: tuple[Target, ...]
+    silences: tuple[Silence, ...]
+
+    def rounds_per_month(self, periods: dict[str, timedelta] | None = None) -> float:
+        """Return how many rounds all watches together have. ``periods`` are lengths of windows that were seen."""
+        seen = periods or {}
+        return sum(MONTH_S / max(1.0, self.period(watch, seen).total_seconds()) for watch in self.watches)
+
+    def period(self, watch: Watch, seen: dict[str, timedelta]) -> timedelta:
+        """Return the time between two rounds of a watch."""
+        if isinstance(watch, FileWatch):
+            return self.every
+        return watch.window or seen.get(watch.name) or self.every
+
+    def level(self, periods: dict[str, timedelta] | None = None) -> float:
+        """Return the level of each round: the one that was given, or what the error budget allows."""
+        if self.fixed_level is not None:
+            return self.fixed_level
+        assert self.budget is not None
+        return self.budget.level(self.rounds_per_month(periods))
+
+    def next_round(self, now: datetime) -> datetime:
+        """Return when the next round begins: at multiples of ``every``, or at the time of day."""
+        if self.at is not None:
+            today = now.replace(hour=self.at[0], minute=self.at[1], second=0, microsecond=0)
+            return today if today > now else today + _DAY
+        return now + self.every
+
+
+def read_config(path: str) -> WatchConfig:
+    """Read and check a configuration. Errors name file and line, what was found and what was expected."""
+    table = read_toml(path)
+    folder = os.path.dirname(os.path.abspath(path))
+    stem = os.path.splitext(os.path.basename(path))[0]
+    history = table.text("history")
+    every, at = _schedule(table)
+    budget, level = _false_alarms(table)
+    min_mmd2 = table.number("min_mmd2", 0, 2) or 0.0
+    missing_after = table.duration("missing_after", never=True) or max(_LEAST_MISSING, _MISSING_ROUNDS * every)
+    reports = table.text("reports")
+    place = os.path.join(folder, os.path.expanduser(history)) if history else str(drift_folder() / f"{stem}.sqlite")
+    settle = table.duration("settle") or timedelta(minutes=1)
+    seed = int(table.number("seed", 0, 2**31, is_whole=True) or 0)
+    watches = tuple(_watch(each, folder, min_mmd2, missing_after) for each in table.tables("watch"))
+    if not watches:
+        raise table.error("watch", "found no watch, expected at least one table [[watch]]")
+    _check_names(table, watches)
+    targets = tuple(_target(each) for each in table.tables("alert"))
+    silences = tuple(_silence(each) for each in table.tables("silence"))
+    table.finish("the configuration")
+    return WatchConfig(
+        path=path,
+        history=os.path.join(folder, os.path.expanduser(history))
+        if history
+        else str(drift_folder() / f"{stem}.sqlite"),
+        every=every,
+        at=at,
+        budget=budget,
+        fixed_level=level,
+        settle=settle,
+        seed=seed,
+        reports=None if reports == "off" else _path(folder, reports) if reports else f"{place}.reports",
+        watches=watches,
+        targets=targets,
+        silences=silences,
+    )
+
+
+def _schedule(table: TomlTable) -> tuple[timedelta, tuple[int, int] | None]:
+    every = table.duration("every") or (_DAY if "at" in table else timedelta(hours=1))
+    if every < _SHORTEST_EVERY:
+        raise table.error("every", "found less than a second, expected at least every = '1s'")
+    at = table.text("at")
+    if at is None:
+        return every, None
+    match = _CLOCK.fullmatch(at)
+    if match is None:
+        raise table.error("at", f"found at={at!r}, expected a time of day in UTC, such as '06:30'")
+    if every != _DAY:
+        raise table.error("at", "found at beside another every than '1d', expected at for one round a day")
+    return every, (int(match[1]), int(match[2]))
+
+
+def _false_alarms(table: TomlTable) -> tuple[ErrorBudget | None, float | None]:
+    chosen = table.choose(("false_alarms", "level"))
+    if chosen == "level":
+        return None, table.number("level", 0, 0.5)
+    text = table.text("false_alarms")
+    if text is None:
+        return _DEFAULT_BUDGET, None
+    match = _BUDGET.fullmatch(text.strip())
+    if match is None or float(match[1]) <= 0:
+        raise table.error("false_alarms", f"found false_alarms={text!r}, expected a rate such as '1 per month'")
+    return ErrorBudget(float(match[1]), _PERIODS_S[match[2]]), None
+
+
+def _watch(table: TomlTable, folder: str, min_mmd2: float, missing_after: timedelta) -> Watch:
+    name = table.text("name")
+    reference = table.text("reference")
+    if name is None or reference is None:
+        missing = "name" if name is None else "reference"
+        raise table.error(missing, f"found a watch without {missing}, expected name and reference in each [[watch]]")
+    least = table.number("min_mmd2", 0, 2)
+    missing = table.duration("missing_after", never=True) or missing_after
+    least = min_mmd2 if least is None else least
+    missing_after_or_never = None if missing == timedelta.max else missing
+    keys = table.texts("keys")
+    source = table.choose(("current", "new_files"))
+    if source is None:
+        watch: Watch = HistoryWatch(
+            name=name,
+            reference=reference,
+            min_mmd2=least,
+            missing_after=missing_after_or_never,
+            window=table.duration("window"),
+            keys=keys,
+        )
+        table.finish("a watch of the history; one that tests files has current or new_files")
+        return watch
+    current, floor = table.text(source), table.text("floor")
+    rows = table.number("rows", 2, 10**9, is_whole=True)
+    components = table.number("components", 0, 10**6, is_whole=True)
+    watch = FileWatch(
+        name=name,
+        reference=_path(folder, reference),
+        current=_path(folder, current or ""),
+        only_new=source == "new_files",
+        floor=_path(folder, floor) if floor else None,
+        columns=table.texts("column"),
+        by=table.text("by"),
+        rows=None if rows is None else int(rows),
+        components=None if components is None else int(components),
+        bandwidth=table.number("bandwidth", 0, 1e30),
+        skip_missing=table.flag("skip_missing"),
+        min_mmd2=least,
+        missing_after=missing_after_or_never,
+        keys=keys,
+    )
+    if watch.only_new and "://" in watch.current:
+        raise table.error("new_files", f"found new_files={current!r}, expected files on this machine")
+    table.finish("a watch of files")
+    return watch
+
+
+def _path(folder: str, path: str) -> str:
+    return path if "://" in path else os.path.join(folder, os.path.expanduser(path))
+
+
+def _check_names(table: TomlTable, watches: tuple[Watch, ...]) -> None:
+    names = [watch.name for watch in watches]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise table.error("watch", f"found two watches with the name {twice!r}, expected a name of its own for each")
+
+
+def _target(table: TomlTable) -> Target:
+    kind = table.choose(("command", "webhook", "webhook_env"))
+    if kind is None:
+        raise table.error("command", "found an alert without command, webhook or webhook_env, expected one of them")
+    command, address = table.texts("command"), table.text("webhook")
+    variable, headers = table.text("webhook_env"), table.mapping("headers")
+    timeout = table.duration("timeout") or timedelta(seconds=10)
+    retries = table.number("retries", 0, 10, is_whole=True)
+    table.finish("an alert")
+    if timeout > timedelta(minutes=5):
+        raise table.error("timeout", f"found a timeout of {timeout}, expected at most 5m")
+    try:
+        if kind == "command":
+            if headers or retries is not None:
+                raise table.error("headers", "found headers or retries beside command, expected them beside a webhook")
+            return command_target(command, timeout.total_seconds())
+        return webhook_target(
+            address, variable, headers, timeout.total_seconds(), 2 if retries is None else int(retries)
+        )
+    except DriftError as error:
+        if error.message.startswith(("found", "there")):
+            raise table.error(kind, error.message, error.fix.command if error.fix else "") from None
+        raise
+
+
+def _silence(table: TomlTable) -> Silence:
+    key, start = table.text("key", "*") or "*", table.moment("from")
+    chosen = table.choose(("until", "for"))
+    until, length = table.moment("until"), table.text("for")
+    table.finish("a silence")
+    if chosen == "for":
+        parsed = parse_duration(length or "")
+        if start is None or parsed is None:
+            raise table.error("for", "found for without from, or no time, expected from and for, such as for = '2h'")
+        until = start + parsed
+    if until is None:
+        raise table.error("until", "found a silence without an end, expected until, or from and for")
+    return Silence(key, until.astimezone(timezone.utc), start)
