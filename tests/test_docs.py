@@ -211,5 +211,6 @@ def test_every_command_has_a_section(capsys: pytest.CaptureFixture[str]) -> None
         main(["--help"])
     listed = re.search(r"^  COMMAND\n((?:    .*\n)+)", capsys.readouterr().out, re.MULTILINE)
     assert listed is not None
-    commands = re.findall(r"^    ([a-z]+)(?: |$)", listed[1], re.MULTILINE)
-    assert {f"lum-{command}" for command in commands} == PAGES["docs/commands.md"].anchors - {"commands"}
+    commands = re.findall(r"^    ([a-z]+(?: [a-z]+)?)(?:  |$)", listed[1], re.MULTILINE)
+    sections = PAGES["docs/commands.md"].anchors - {"commands"}
+    assert {f"lum-{command.replace(' ', '-')}" for command in commands} == sections
