@@ -16,6 +16,7 @@ from luminosity.engine.monitor.records import Record
 from luminosity.engine.resources.fitting import load_hints
 from luminosity.events import DeviceView, InferenceView, to_json
 from luminosity.operate.advice.advise import Report, advise, hints_content
+from luminosity.operate.advice.plan_hints import hints_for_plan
 from luminosity.operate.advice.rules import Advice
 from luminosity.operate.cost.prices import load_prices
 from tests.operate.made_up import GIB, T4, run_of
@@ -49,6 +50,12 @@ def test_min_ram_is_the_largest_peak_of_all_runs_and_a_margin():
 def test_a_step_that_asks_for_less_than_it_used_is_told():
     _, large, _ = report_of(run_of(peaks=(GIB, 20 * GIB, GIB))).pools
     assert "may be killed" in the("min_ram", large.advice).why
+
+
+def test_a_small_difference_is_not_worth_a_change():
+    _, large, _ = report_of(run_of(peaks=(GIB, 4 * GIB, GIB), asked_ram=(2 * GIB, 4_950_000_000, 8 * GIB))).pools
+    assert large.hints["min_ram"] == "4950MB"  # 4.94 GB are needed, in steps of 256 MiB 5.1 GB
+    assert large.advice == ()
 
 
 @pytest.mark.parametrize(("cpu", "asked", "wanted"), [(2.4, 0, 3), (1.03, 0, None), (0.6, 4, 1), (3.7, 4, None)])
@@ -182,3 +189,13 @@ def saved(folder: Path, record: Record) -> str:
     }
     records.path_of(folder, record.started.run).write_text(json.dumps(content))
     return str(folder)
+
+
+def test_a_plan_names_the_steps_that_a_hint_would_help(tmp_path: Path):
+    record = run_of(peaks=(GIB // 8, 20 * GIB, GIB), asked_ram=(0, 16 * GIB, 8 * GIB))
+    folder = Path(saved(tmp_path, record))
+    large, device = hints_for_plan("talk.py", folder)
+    assert large.startswith("'Prepare': a worker used 21.5 GB, more than 16GiB; write min_ram=\"23GiB\"")
+    assert device.startswith("'Infer': a worker used 1.07 GB of 8GiB; write min_ram=\"1.25GiB\"")
+    assert hints_for_plan("other.py", folder) == []
+    assert hints_for_plan("talk.py", None) == []

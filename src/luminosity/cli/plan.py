@@ -15,6 +15,8 @@ from luminosity.cli.run import is_yaml, problem, run_script
 from luminosity.errors import LuminosityError, OptionError, PipelineFileError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from luminosity.engine.explain.dryrun import DryRun
     from luminosity.engine.explain.explanation import Explanation
 
@@ -115,12 +117,29 @@ def _show(runs: list[DryRun], name: str, own: argparse.Namespace) -> None:
         for index, (title, explanation) in enumerate(plans.items()):
             console.print("\n" if index else "", end="")
             print_plan(console, explanation, title)
+        _print_hints(console, name, runs[0].prepared.config.run_dir)
     for file, draw in ((own.dot, dot), (own.svg, svg)):
         if file == "-":
             sys.stdout.write(draw(plans))
         elif file:
             Path(file).write_text(draw(plans), encoding="utf-8")
     sys.stdout.flush()
+
+
+def _print_hints(console: Console, name: str, run_dir: str | None) -> None:
+    """Print which steps a resource hint would help, if a recorded run of the same pipeline shows it."""
+    from rich.text import Text
+
+    from luminosity.engine.monitor.records import folder
+    from luminosity.operate.advice.plan_hints import hints_for_plan
+
+    helped = hints_for_plan(name, folder(run_dir))
+    if helped:
+        console.print(Text("\nHints that would help", "bold"))
+    for sentence in helped:
+        console.print(Text(sentence))
+    if helped:
+        console.print(Text("`lum advise` says more about the run.", "dim"))
 
 
 def _status(ending: BaseException | None, script: str, *, has_plan: bool) -> int:

@@ -14,6 +14,7 @@ from rich.text import Text
 from luminosity._text import format_bytes, format_size, list_some
 from luminosity.engine.monitor.views.words import duration, percent
 from luminosity.operate.cost.bill import Bill, money
+from luminosity.operate.cost.prices import LEAST_SAVING
 
 if TYPE_CHECKING:
     from luminosity.operate.advice.advise import Report
@@ -119,14 +120,14 @@ def _verdict(report: Report) -> Text:
         compared = f" Against uniform workers, it would save {percent(part)}." if part >= 0 else ""
     if report.is_worth_it:
         return Text(f"The advice would save {percent(saving)} of the bill.{compared}", "bold green")
-    if saving < 0:
+    if saving <= -LEAST_SAVING:
         return Text(
             f"Nothing is to be saved: the advice would cost {percent(-saving)} more. Follow it only where a worker "
             f"needs more memory than its steps ask for.{compared}",
             "bold",
         )
     return Text(
-        f"Nothing is to be saved: the advice changes the bill by {percent(saving)}, less than runs differ.{compared}",
+        f"Nothing is to be saved: the advice changes the bill by less than {percent(LEAST_SAVING)}.{compared}",
         "bold",
     )
 

@@ -21,11 +21,9 @@ from luminosity.operate.advice.prediction import (
 from luminosity.operate.advice.rules import Advice, PoolAdvice, advise_pool, step_names
 from luminosity.operate.advice.together import advise_together
 from luminosity.operate.cost.bill import Bill
-from luminosity.operate.cost.prices import PriceSheet
+from luminosity.operate.cost.prices import LEAST_SAVING, PriceSheet
 
 __all__ = ["Report", "advise", "hints_content", "to_json"]
-
-_LEAST_SAVING = 0.05  # below this, differences between two runs are as large
 
 
 @dataclass(frozen=True)
@@ -50,7 +48,7 @@ class Report:
     @property
     def is_worth_it(self) -> bool:
         """Whether the advice saves a part of the bill that is larger than the differences between two runs."""
-        return self.saving is not None and self.saving >= _LEAST_SAVING
+        return self.saving is not None and self.saving >= LEAST_SAVING
 
 
 def advise(

@@ -89,6 +89,17 @@ def _prefixes(step: str) -> list[str]:
     return ["/".join(parts[:end]) for end in range(1, len(parts) + 1)]
 
 
+def _size(size: int) -> str:
+    """Return a size exactly, in units of MB if that goes.
+
+    >>> _size(256_000_000), _size(5 << 28)
+    ('256MB', '1.25GiB')
+    """
+    if size % _RAM_UNIT == 0:
+        return format_size(size)
+    return f"{size // 1_000_000}MB" if size % 1_000_000 == 0 else f"{size}B"
+
+
 def _code(steps: tuple[str, ...], hint: str) -> str:
     """Return the code to write at a pool's steps."""
     top = [step for step in steps if "/" not in step]
@@ -101,18 +112,21 @@ def _min_ram(use: PoolUse, steps: tuple[str, ...], hints: dict[str, Any]) -> Adv
     if not use.peak_ram or not steps:
         return None
     wanted = min_ram_for(use.peak_ram)
-    hints["min_ram"] = format_size(wanted)
     given, asked = use.info.ram_per_worker, use.info.asked.ram
-    if wanted == asked:
+    if use.peak_ram * _RAM_MARGIN <= asked <= wanted + _RAM_UNIT:
+        hints["min_ram"] = _size(asked)  # a small difference is not worth a change
         return None
+    hints["min_ram"] = format_size(wanted)
     peak = f"its largest worker used {format_bytes(use.peak_ram)}; 15% more, in steps of 256 MiB"
     if not asked:
         had = f", and each worker was given {format_size(given)}" if given else ""
         why = f"no step asks for RAM{had}; {peak}"
     elif wanted < asked:
         why = f"its steps ask for {format_size(asked)}, but {peak}"
+    elif use.peak_ram > asked:
+        why = f"its steps ask for {format_size(asked)} only, but {peak}: on a full machine it may be killed"
     else:
-        why = f"its steps ask for {format_size(asked)} only, and {peak}: with more data it may be killed"
+        why = f"its steps ask for {format_size(asked)}, which leaves little room: {peak}"
     return Advice("min_ram", _code(steps, f'min_ram="{format_size(wanted)}"'), why)
 
 

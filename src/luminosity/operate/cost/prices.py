@@ -15,8 +15,9 @@ from typing import Any, cast
 
 from luminosity.errors import OptionError
 
-__all__ = ["NO_USAGE", "PriceList", "PriceSheet", "Usage", "load_prices"]
+__all__ = ["LEAST_SAVING", "NO_USAGE", "PriceList", "PriceSheet", "Usage", "load_prices"]
 
+LEAST_SAVING = 0.05  # a smaller part of a bill is not worth a word: two runs differ as much
 _PACKAGED = Path(__file__).with_name("prices.json")
 _SHEET_FIELDS = ("currency", "region", "lists")
 _LIST_FIELDS = ("name", "source", "date", "core_hour", "gib_hour", "device_hour")
