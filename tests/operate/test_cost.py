@@ -80,6 +80,14 @@ def test_the_high_end_keeps_workers_until_the_run_ends():
     assert any("until the run ends" in reason for reason in bill.reasons)
 
 
+def test_workers_that_borrow_cores_do_not_cost_more_than_the_machine_has():
+    small = replace(MACHINE, cores=2, ram=4 * GIB, devices=())
+    events = tuple(started(f"w{i}", "cpu", 0.0) for i in range(4))  # two of them are borrowed
+    bill = bill_of(record_of(CPU, events=events, machine=small), load_prices())
+    assert bill.total == pytest.approx(2 * 0.056 + 4 * 0.003557)
+    assert bill.pools[0].worker_seconds == 4 * 3600.0
+
+
 def test_devices_without_a_price_are_left_out_and_named():
     machine = replace(MACHINE, devices=(DeviceInfo("gpu:0", "NVIDIA H200"),))
     bill = bill_of(record_of(DEVICE, events=(started("a", "device", 0.0),), machine=machine), load_prices())

@@ -19,7 +19,7 @@ from luminosity.engine.resources.pools import Pool, assign
 from luminosity.events import PoolInfo, Resources, StageInfo
 from luminosity.operate.advice.measured import PipelineUse, PoolUse
 from luminosity.operate.advice.rules import PoolAdvice
-from luminosity.operate.cost.bill import Bill, PoolBill, bill_of_usage, worker_usage
+from luminosity.operate.cost.bill import Bill, PoolBill, bill_of_usage, within_machine, worker_usage
 from luminosity.operate.cost.prices import NO_USAGE, PriceSheet, Usage
 
 __all__ = ["advised_needs", "can_predict", "fewer_workers", "fixed_seconds", "predict", "uniform_needs", "workers_for"]
@@ -64,14 +64,18 @@ def predict(
     work = {key: sum(use.busy.get(stage.id, 0.0) for stage in members[key]) for key in pools}
     slowest = max(work[key] / workers[key] for key in pools)
     seconds = fixed_seconds(use) + max(slowest, use.cpu_seconds / machine.cores)
+    ones = {key: worker_usage(_info(pool, members[key]), started.machine) for key, pool in pools.items()}
+    lifetimes = {
+        key: workers[key] * seconds * max(_lived(given[stage.id], use) for stage in members[key]) for key in pools
+    }
+    all_used = sum((ones[key].times(lifetimes[key] / _HOUR) for key in pools), Usage())
+    all_kept = sum((ones[key].times(workers[key] * seconds / _HOUR) for key in pools), Usage())
     bills: list[PoolBill] = []
     kept = NO_USAGE
     for key, pool in pools.items():
-        info = _info(pool, members[key])
-        lifetime = workers[key] * seconds * max(_lived(given[stage.id], use) for stage in members[key])
-        one = worker_usage(info, started.machine)
-        used = one.times(lifetime / _HOUR)
-        whole = one.times(workers[key] * seconds / _HOUR)
+        lifetime = lifetimes[key]
+        used = within_machine(ones[key].times(lifetime / _HOUR), all_used, started.machine, seconds)
+        whole = within_machine(ones[key].times(workers[key] * seconds / _HOUR), all_kept, started.machine, seconds)
         kept += whole
         costs = prices.costs(used)
         high = max(prices.costs(whole))

@@ -11,7 +11,7 @@ from luminosity.engine.monitor.records import Record
 from luminosity.events import MachineInfo, PoolInfo, Snapshot, WorkerEnded, WorkerLost, WorkerStarted
 from luminosity.operate.cost.prices import NO_USAGE, PriceSheet, Usage
 
-__all__ = ["Bill", "PoolBill", "bill_of", "bill_of_usage", "device_names", "money", "worker_usage"]
+__all__ = ["Bill", "PoolBill", "bill_of", "bill_of_usage", "device_names", "money", "within_machine", "worker_usage"]
 
 _HOUR = 3600.0
 _GIB = 1 << 30
@@ -62,15 +62,18 @@ def bill_of(record: Record, prices: PriceSheet) -> Bill:
     if not all(pool.cores_per_worker and pool.ram_per_worker for pool in record.started.pools):
         return _whole_machine(record, prices, seconds)
     lives = _lives(record, seconds, notes)
+    spans_of = {pool.name: [span for name, span in lives if name == pool.name] for pool in record.started.pools}
+    lifetimes = {name: sum(end - start for start, end in spans) for name, spans in spans_of.items()}
+    peaks = {name: _most_at_once(spans) for name, spans in spans_of.items()}
+    ones = {pool.name: worker_usage(pool, machine, notes) for pool in record.started.pools}
+    all_used = sum((ones[name].times(lifetimes[name] / _HOUR) for name in ones), Usage())
+    all_kept = sum((ones[name].times(peaks[name] * seconds / _HOUR) for name in ones), Usage())
     pools: list[PoolBill] = []
     kept = Usage()
     for pool in record.started.pools:
-        spans = [span for name, span in lives if name == pool.name]
-        lifetime = sum(end - start for start, end in spans)
-        peak = _most_at_once(spans)
-        one = worker_usage(pool, machine, notes)
-        used = one.times(lifetime / _HOUR)
-        whole = one.times(max(lifetime, peak * seconds) / _HOUR)
+        lifetime, peak, one = lifetimes[pool.name], peaks[pool.name], ones[pool.name]
+        used = within_machine(one.times(lifetime / _HOUR), all_used, machine, seconds)
+        whole = within_machine(one.times(max(lifetime, peak * seconds) / _HOUR), all_kept, machine, seconds)
         kept += whole
         started = sum(isinstance(e, WorkerStarted) and e.pool == pool.name for e in record.happenings)
         costs = prices.costs(used)
@@ -149,6 +152,17 @@ def _prices_words(prices: PriceSheet) -> str:
     if len(names) == 1:
         return f"list prices in {prices.region}: {names[0]}"
     return f"list prices in {prices.region} of {' and '.join(names)}; the total is at those of {prices.lists[0].name}"
+
+
+def within_machine(usage: Usage, together: Usage, machine: MachineInfo, seconds: float) -> Usage:
+    """Return a pool's part of the machine if all pools together used more than it has.
+
+    Workers that borrow the cores of an idle pool are up beside it, but the cores are there once.
+    """
+    hours = seconds / _HOUR
+    cores = min(1.0, machine.cores * hours / together.core_hours) if machine.cores and together.core_hours else 1.0
+    ram = min(1.0, machine.ram / _GIB * hours / together.gib_hours) if machine.ram and together.gib_hours else 1.0
+    return Usage(usage.core_hours * cores, usage.gib_hours * ram, usage.device_hours)
 
 
 def _whole_machine(record: Record, prices: PriceSheet, seconds: float) -> Bill:
