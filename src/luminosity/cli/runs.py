@@ -78,7 +78,7 @@ def chosen_folder(parsed: argparse.Namespace) -> Path:
 def runs(folder: Path, limit: int) -> int:
     """Print the newest runs in ``folder``; return the exit code."""
     ids = records.run_ids(folder)
-    loaded = [records.load(records.path_of(folder, run_id)) for run_id in ids[:limit]]
+    loaded = [records.load(records.path_of(folder, run_id), only_last=True) for run_id in ids[:limit]]
     found = [record for record in loaded if isinstance(record, Record)]
     if not ids:
         print(f"No run is recorded in {folder} yet.", file=sys.stderr)

@@ -24,6 +24,7 @@ __all__ = ["add_to", "show"]
 
 
 _MOST_HAPPENINGS = 20  # lines
+_LEAST_S = 0.001  # for which a snapshot counts, even if it is the only one
 _PIPED_WIDTH = 120  # columns
 _EPILOG = """\
 You get the run's summary (time, pools, models, memory, and what your code
@@ -158,10 +159,15 @@ def _stream(record: Record, view: StageView | None) -> str:
 
 
 def _shares(record: Record, stage_id: str) -> str:
-    """Return the states of a stage before it was done, by how often snapshots saw them."""
-    views = [view for snapshot in record.snapshots for view in snapshot.stages if view.id == stage_id]
-    counts = Counter(words.status(view) for view in views if view.status != "done")
-    return ", ".join(f"{status} {words.percent(n / counts.total())}" for status, n in counts.most_common(3))
+    """Return the states of a stage before it was done, by the time for which snapshots saw them."""
+    times: Counter[str] = Counter()
+    before = 0.0
+    for snapshot in record.snapshots:
+        for view in snapshot.stages:
+            if view.id == stage_id and view.status != "done":
+                times[words.status(view)] += max(snapshot.seconds - before, _LEAST_S)
+        before = snapshot.seconds
+    return ", ".join(f"{status} {words.percent(s / times.total())}" for status, s in times.most_common(3))
 
 
 def _happening(event: Event) -> str:

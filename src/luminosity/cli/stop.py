@@ -102,7 +102,7 @@ def end(folder: Path, wanted: str, action: Action, timeout_s: float) -> int:
 
     Raises :class:`RecordError` if there is no such run, or if it can't be ended in this way.
     """
-    record = find(folder, wanted)
+    record = find(folder, wanted, only_last=True)
     run_id = record.started.run
     if record.state != "running":
         raise RecordError(
@@ -159,7 +159,7 @@ def _wait_for_end(folder: Path, run_id: str, action: Action, timeout_s: float) -
     """Wait until a run has ended, or until the time is up; return its record."""
     began = told = time.monotonic()
     while True:
-        record = find(folder, run_id)
+        record = find(folder, run_id, only_last=True)
         now = time.monotonic()
         if record.state != "running" or now - began >= timeout_s:
             return record

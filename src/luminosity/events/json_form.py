@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import functools
 import types
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
+
+from typing_extensions import Never
 
 from luminosity.errors import RecordError
 from luminosity.events.events import (
@@ -59,7 +62,7 @@ def from_json(data: Any) -> Event:
     """
     try:
         content = dict(data)
-        return _build(_KINDS[content.pop("event")], content)
+        return _builder(_KINDS[content.pop("event")])(content)
     except (AttributeError, KeyError, TypeError) as error:
         raise RecordError(f"not an event of this version: {error!r}") from error
 
@@ -74,37 +77,57 @@ def is_known(data: Any) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    if is_dataclass(value):
-        held = [(field, getattr(value, field.name)) for field in fields(value)]
-        return {field.name: _plain(v) for field, v in held if v != field.default}
-    if isinstance(value, tuple):
+    kind = type(value)
+    if kind in _SCALARS:
+        return value
+    if kind is tuple:
         return [_plain(item) for item in value]
-    return value
+    if not is_dataclass(kind):
+        return value
+    plain: dict[str, Any] = {}
+    for name, default in _defaults(kind):
+        held = getattr(value, name)
+        if held is not default and held != default:
+            plain[name] = held if type(held) in _SCALARS else _plain(held)
+    return plain
 
 
-def _build(kind: Any, data: Any) -> Any:
-    if isinstance(kind, type) and is_dataclass(kind):
-        hints = _hints(kind)
-        return kind(**{name: _build(hints[name], value) for name, value in data.items() if name in hints})
-    origin = get_origin(kind)
-    if origin is tuple:
-        return tuple(_build(get_args(kind)[0], item) for item in data)
-    allowed = get_args(kind)
-    if isinstance(data, dict):
-        kinds = [one for one in allowed if is_dataclass(one)]
-        if kinds:
-            return _build(kinds[0], data)
-    if origin is Literal:
-        is_fitting = data in allowed
-    else:
-        accepted = allowed if origin in (Union, types.UnionType) else (kind,)
-        # Other JSON writers turn whole floats into integers.
-        is_fitting = isinstance(data, (*accepted, int) if float in accepted else accepted)
-    if not is_fitting:
-        raise RecordError(f"found {data!r}, expected {kind}")
-    return data
+_SCALARS = frozenset((str, int, float, bool, type(None)))
 
 
 @functools.cache
-def _hints(kind: Any) -> dict[str, Any]:
-    return get_type_hints(kind)
+def _defaults(kind: type[Any]) -> list[tuple[str, Any]]:
+    return [(field.name, field.default) for field in fields(kind)]
+
+
+@functools.cache
+def _builder(kind: Any) -> Callable[[Any], Any]:
+    """Return what builds a value of ``kind`` from JSON: found once for each kind, since records hold many."""
+    if isinstance(kind, type) and is_dataclass(kind):
+        builders = {name: _builder(hint) for name, hint in get_type_hints(kind).items()}
+
+        def build(data: Any) -> Any:
+            return kind(**{name: builders[name](value) for name, value in data.items() if name in builders})
+
+        return build
+    origin, allowed = get_origin(kind), get_args(kind)
+    if origin is tuple:
+        build_item = _builder(allowed[0])
+        return lambda data: tuple([build_item(item) for item in data])
+    if origin is Literal:
+        return lambda data: data if data in allowed else _refuse(data, kind)
+    accepted = tuple(allowed if origin in (Union, types.UnionType) else (kind,))
+    # Other JSON writers turn whole floats into integers.
+    types_of_it = (*accepted, int) if float in accepted else accepted
+    parts = [_builder(one) for one in accepted if is_dataclass(one)]
+
+    def check(data: Any) -> Any:
+        if parts and isinstance(data, dict):
+            return parts[0](data)
+        return data if isinstance(data, types_of_it) else _refuse(data, kind)
+
+    return check
+
+
+def _refuse(data: Any, kind: Any) -> Never:
+    raise RecordError(f"found {data!r}, expected {kind}")

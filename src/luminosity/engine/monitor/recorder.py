@@ -1,4 +1,4 @@
-"""The recorder: a subscriber that keeps one small private file about a run up to date."""
+"""The recorder: a subscriber that keeps a small private record of a run up to date."""
 
 from __future__ import annotations
 
@@ -8,22 +8,30 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from luminosity.engine.monitor import records, requests
-from luminosity.events import Event, RunEnded, RunStarted, Snapshot, Subscriber, to_json
+from luminosity.engine.monitor.journal import NUMBER, JournalWriter, path_beside
+from luminosity.engine.monitor.thinning import Happenings, Samples, Thinned, text_of
+from luminosity.events import Event, MetricView, RunEnded, RunStarted, Snapshot, Subscriber, to_json
 from luminosity.manifest import manifest as manifests
 
-__all__ = ["Recorder", "Thinned", "recorder"]
-
+__all__ = ["Recorder", "recorder"]
 
 _LOGGER = logging.getLogger(__name__)
 
 _MOST_RUNS = 200  # older records are removed
-_FIRST_AFTER_S = 1.0  # a run that is killed early leaves a record of its first second
-_MOST_SNAPSHOTS = 200  # keeps a record below about a megabyte
-_MOST_HAPPENINGS = 200  # likewise
+_EVERY_S = 1.0  # between snapshots that are recorded; a killed run loses as much
+_BYTES_PER_S = 100_000  # of snapshots: very large ones are recorded less often, which bounds the time that it takes
+_SAMPLES_EVERY_S = 10.0  # samples of bundles and user metrics change slowly
+# Together these keep a record with its journal below 5 MB, of which one snapshot in full and the plan take the rest.
+_MOST_SNAPSHOTS = 1000
+_MOST_SNAPSHOT_BYTES = 2_000_000
+_MOST_HAPPENINGS = 500  # of each of the kinds, of which there are 7
+_MOST_HAPPENING_BYTES = 150_000
+_MOST_JOURNAL_BYTES = 1_250_000
 _UNFINISHED = ".unfinished"
 _UNFINISHED_FOR_S = 3600.0  # no write takes this long: its process was killed
 
@@ -42,7 +50,10 @@ def recorder(run_dir: str | None, on_request: Callable[[requests.Action], None] 
 
 
 class Recorder:
-    """Writes the events of one run to a file in ``folder``.
+    """Writes the events of one run to files in ``folder``: the record, and a journal beside it while the run goes on.
+
+    Events are appended to the journal as they come, snapshots once a second. A large journal goes into the record, and
+    an empty one replaces it. At the end, the record holds everything, and the journal is removed.
 
     The pipeline's options are not recorded: they may contain secrets. If writing fails, the recorder warns once and
     stops; the run goes on. The recorder also looks for requests of other processes, which lie beside the record.
@@ -53,9 +64,15 @@ class Recorder:
         self._on_request = on_request
         self._requests: requests.RequestFile | None = None
         self._path = folder
+        self._journal: JournalWriter | None = None
         self._content: dict[str, Any] = {}
-        self._snapshots = Thinned(_MOST_SNAPSHOTS)
-        self._write_at = 0.0
+        self._number = 0  # of the last event
+        self._happenings = Happenings(_MOST_HAPPENINGS, _MOST_HAPPENING_BYTES)
+        self._snapshots = Thinned(_MOST_SNAPSHOTS, _MOST_SNAPSHOT_BYTES)
+        self._samples = Samples(_SAMPLES_EVERY_S)
+        self._newest: dict[str, Any] | None = None  # the last snapshot
+        self._metrics: tuple[MetricView, ...] = ()  # of a snapshot that is not recorded
+        self._next_at = 0.0  # seconds of the next snapshot to be recorded
         self._is_broken = False
 
     def __call__(self, event: Event) -> None:
@@ -66,23 +83,54 @@ class Recorder:
             self._look_for_requests(event)
         except OSError as error:
             self._is_broken = True
+            if self._journal is not None:
+                self._journal.close()
             _warn(error)
 
     def _take(self, event: Event) -> None:
         if isinstance(event, RunStarted):
             self._begin(event)
-        elif isinstance(event, Snapshot):
-            self._snapshots.add(event)
+            return
+        assert self._journal is not None
+        if self._content["ended"] is not None:
+            return  # the record is complete
+        if isinstance(event, Snapshot):
+            if event.seconds < self._next_at:
+                self._metrics = event.metrics or self._metrics
+                return
+            line = self._snapshot(event)
         elif isinstance(event, RunEnded):
-            self._content["ended"] = to_json(event)
-        elif len(self._content["happenings"]) < _MOST_HAPPENINGS:
-            self._content["happenings"].append(to_json(event))
+            self._content["ended"] = self._numbered(event)
+            line = text_of(self._content["ended"])
         else:
-            self._content["left_out"] += 1
-        if event.seconds >= self._write_at or isinstance(event, RunEnded):
-            # Soon at first and seldom later: a run that is killed early leaves a record, a long run writes little.
-            self._write_at = event.seconds + min(records.WRITE_EVERY_S, max(_FIRST_AFTER_S, event.seconds))
+            data = self._numbered(event)
+            line, digest, traceback = self._happenings.add(self._number, data)
+            if digest:
+                self._journal.append_text(digest, traceback)
+        self._journal.append(line)
+        if isinstance(event, RunEnded):
             self._write()
+            self._journal.remove()
+        elif self._journal.size > _MOST_JOURNAL_BYTES:
+            self._write()
+            self._journal.replace(self._number)
+
+    def _snapshot(self, event: Snapshot) -> str:
+        if self._metrics and not event.metrics:
+            event = replace(event, metrics=self._metrics)
+        self._metrics = ()
+        data = self._numbered(event)
+        self._samples.thin(data)
+        self._snapshots.add(data)
+        self._newest = data
+        line = text_of(data)
+        # Snapshots may come a bit early.
+        self._next_at = event.seconds + 0.95 * max(_EVERY_S, len(line) / _BYTES_PER_S)
+        return line
+
+    def _numbered(self, event: Event) -> dict[str, Any]:
+        self._number += 1
+        return {**to_json(event), NUMBER: self._number}
 
     def _look_for_requests(self, event: Event) -> None:
         if self._requests is None or self._on_request is None:
@@ -100,38 +148,36 @@ class Recorder:
         self._content = {
             "format": records.FORMAT,
             "process": records.this_process(),
-            "started": to_json(event),
+            "started": self._numbered(event),
             "ended": None,
-            "happenings": [],
-            "left_out": 0,
         }
+        self._write()
+        self._journal = JournalWriter(path_beside(self._path))
+        self._journal.replace(self._number)
 
     def _write(self) -> None:
-        """Replace the file atomically, so that readers always find a complete one."""
+        """Replace the record atomically, so that readers always find a complete one."""
+        happenings = self._happenings
+        content = text_of(
+            {
+                **self._content,
+                "number": self._number,
+                "left_out": happenings.left_out,
+                "tracebacks": happenings.tracebacks,
+            }
+        )
+        snapshots = self._snapshots.kept
+        if self._newest is not None and self._content["ended"] is None:
+            # The last one is complete: it is the state of the run until the next one comes.
+            is_kept = bool(snapshots) and json.loads(snapshots[-1])[NUMBER] == self._newest[NUMBER]
+            snapshots = [*snapshots[: len(snapshots) - is_kept], text_of(self._samples.fill(self._newest))]
         unfinished = f"{self._path}{_UNFINISHED}"
         descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         with open(descriptor, "w") as file:
-            file.write(json.dumps({**self._content, "snapshots": self._snapshots.kept}, separators=(",", ":")))
+            file.write(
+                f'{content[:-1]},"happenings":[{",".join(happenings.kept)}],"snapshots":[{",".join(snapshots)}]}}'
+            )
         os.replace(unfinished, self._path)
-
-
-class Thinned:
-    """At most ``most`` snapshots of a run, as JSON, evenly spread over its time."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._apart_s = 0.0
-        self.kept: list[dict[str, Any]] = []
-
-    def add(self, snapshot: Snapshot) -> None:
-        """Keep ``snapshot`` if enough time has passed since the last one; drop every other one when full."""
-        if self.kept and snapshot.seconds < self.kept[-1]["seconds"] + self._apart_s:
-            return
-        if len(self.kept) == self._most:
-            del self.kept[1::2]
-            spread = self.kept[-1]["seconds"] - self.kept[0]["seconds"]
-            self._apart_s = 0.9 * spread / (len(self.kept) - 1)  # snapshots may come a bit early
-        self.kept.append(to_json(snapshot))
 
 
 def _prune(folder: Path) -> None:
@@ -141,7 +187,8 @@ def _prune(folder: Path) -> None:
         with contextlib.suppress(FileNotFoundError):  # another run may remove it first
             records.path_of(folder, run_id).unlink()
         manifests.path_of(folder, run_id).unlink(missing_ok=True)
-    for path in folder.glob(f"*.json{_UNFINISHED}"):
+        path_beside(records.path_of(folder, run_id)).unlink(missing_ok=True)
+    for path in folder.glob(f"*.json*{_UNFINISHED}"):
         with contextlib.suppress(FileNotFoundError):
             if time.time() - path.stat().st_mtime > _UNFINISHED_FOR_S:
                 path.unlink()

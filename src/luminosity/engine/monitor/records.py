@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -12,18 +13,22 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from luminosity._text import list_some
+from luminosity.engine.monitor.journal import NUMBER, Journal, path_beside, with_traceback
+from luminosity.engine.monitor.thinning import Samples
 from luminosity.errors import RecordError
 from luminosity.events import Event, RunEnded, RunStarted, Snapshot, from_json, is_known
 
 __all__ = [
     "FORMAT",
-    "WRITE_EVERY_S",
     "Damaged",
     "Record",
+    "contents",
     "find",
     "folder",
+    "is_alive",
     "load",
     "path_of",
+    "record_of",
     "run_ids",
     "this_process",
 ]
@@ -31,8 +36,7 @@ __all__ = [
 
 FORMAT = 1  # increases when an older version could not read a record
 OFF = "off"
-WRITE_EVERY_S = 10.0  # at most this much of a killed run is lost
-_LOST_AFTER_S = 6 * WRITE_EVERY_S  # a run on another machine that has not written for this long has ended
+_LOST_AFTER_S = 60.0  # a run on another machine that has not written for this long has ended; it writes each second
 _MOST_NAMED = 3  # runs, in one line
 _E = TypeVar("_E", bound=Event)
 _FILE = re.compile(r"(\d{8}T\d{6}-[0-9a-f]{6})\.json")
@@ -43,11 +47,13 @@ class Record:
     """A recorded run."""
 
     started: RunStarted
-    happenings: tuple[Event, ...]  # workers started and lost, bundles retried
+    happenings: tuple[Event, ...]  # workers, retries, loads, logs and checkpoints: of each kind the first and last ones
     left_out: int  # further events that were not recorded
-    snapshots: tuple[Snapshot, ...]  # evenly spread over the run
+    # Spread evenly over the run; of the last part of a run under way, one a second. Only the last one is complete.
+    snapshots: tuple[Snapshot, ...]
     ended: RunEnded | None
     is_alive: bool  # whether its process still runs; counts only if the run has not ended
+    number: int = 0  # of the last event that it holds
 
     @property
     def state(self) -> str:
@@ -100,20 +106,25 @@ def path_of(folder: Path, run_id: str) -> Path:
     return folder / f"{run_id}.json"
 
 
-def load(path: Path) -> Record | Damaged:
-    """Read a record. Raises nothing: a file that can't be read is returned as :class:`Damaged`."""
+def load(path: Path, *, only_last: bool = False) -> Record | Damaged:
+    """Read a record, and the journal of a run under way.
+
+    Raises nothing: a file that can't be read is returned as :class:`Damaged`. ``only_last`` leaves out all snapshots
+    but the last one, which takes less time.
+    """
     try:
-        record = _read(path)
+        record = _read(path, only_last)
         # If the process ended between the reading and the look at the process, the file now says how.
-        return record if isinstance(record, Damaged) or record.state != "lost" else _read(path)
+        return record if record.state != "lost" else _read(path, only_last)
     except (OSError, ValueError, KeyError, TypeError) as error:
         return Damaged(path, str(error) if isinstance(error, (OSError, ValueError)) else repr(error))
 
 
-def find(folder: Path, wanted: str) -> Record:
+def find(folder: Path, wanted: str, *, only_last: bool = False) -> Record:
     """Return the run whose id starts or ends with ``wanted``, or the newest one for ``last``.
 
-    Raises :class:`RecordError` if there is not exactly one, or if its record can't be read.
+    Raises :class:`RecordError` if there is not exactly one, or if its record can't be read. ``only_last`` is that of
+    :func:`load`.
     """
     ids = run_ids(folder)
     found = ids[:1] if wanted == "last" else [i for i in ids if i.startswith(wanted) or i.endswith(wanted)]
@@ -124,7 +135,7 @@ def find(folder: Path, wanted: str) -> Record:
     if len(found) > 1:
         some = list_some(found, _MOST_NAMED)
         raise RecordError(f"{wanted!r} matches {len(found)} runs ({some}), expected one", fix="give more of the id")
-    record = load(path_of(folder, found[0]))
+    record = load(path_of(folder, found[0]), only_last=only_last)
     if isinstance(record, Damaged):
         raise RecordError(f"{record.path} is damaged: {record.reason}")
     return record
@@ -135,22 +146,56 @@ def this_process() -> dict[str, Any]:
     return {"host": socket.gethostname(), "pid": os.getpid(), "began": _process_began(os.getpid())}
 
 
-def _read(path: Path) -> Record | Damaged:
-    content = json.loads(path.read_text())
+def contents(path: Path, events: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return a record as JSON with ``events``, which were read from its journal before, each event once.
+
+    Raises :class:`RecordError` if another version wrote it. The order of reading matters: a journal is replaced after
+    the record has taken its events.
+    """
+    content = json.loads(path.read_bytes())
     if content["format"] != FORMAT:
-        return Damaged(path, f"found format {content['format']}, expected {FORMAT}: another version wrote it")
-    return _record(content, path)
+        raise RecordError(f"found format {content['format']}, expected {FORMAT}: another version wrote it")
+    tracebacks = content.get("tracebacks", {})
+    content["happenings"] = [with_traceback(event, tracebacks) for event in content["happenings"]]
+    held = content.setdefault("number", 0)
+    for event in events:
+        if event[NUMBER] <= held:
+            continue
+        content["number"] = event[NUMBER]
+        if event["event"] == "Snapshot":
+            content["snapshots"].append(event)
+        elif event["event"] == "RunEnded":
+            content["ended"] = event
+        else:
+            content["happenings"].append(event)
+    if content["ended"] is None and content["snapshots"]:
+        samples = Samples()
+        for snapshot in content["snapshots"]:
+            samples.note(snapshot)
+        content["snapshots"][-1] = samples.fill(content["snapshots"][-1])
+    return content
 
 
-def _record(content: dict[str, Any], path: Path) -> Record:
+def record_of(content: dict[str, Any], path: Path, *, only_last: bool = False) -> Record:
+    """Return the record that :func:`contents` has read."""
     return Record(
         _only(RunStarted, content["started"]),
         tuple(from_json(event) for event in content["happenings"] if is_known(event)),
         content["left_out"],
-        tuple(_only(Snapshot, event) for event in content["snapshots"]),
+        tuple(_only(Snapshot, event) for event in content["snapshots"][-1 if only_last else 0 :]),
         None if content["ended"] is None else _only(RunEnded, content["ended"]),
-        _is_alive(content["process"], path),
+        is_alive(content["process"], path),
+        content["number"],
     )
+
+
+def _read(path: Path, only_last: bool) -> Record:
+    journal = Journal(path_beside(path))
+    try:
+        events = journal.read()
+    finally:
+        journal.close()
+    return record_of(contents(path, events), path, only_last=only_last)
 
 
 def _only(kind: type[_E], data: Any) -> _E:
@@ -160,9 +205,10 @@ def _only(kind: type[_E], data: Any) -> _E:
     return event
 
 
-def _is_alive(process: dict[str, Any], path: Path) -> bool:
+def is_alive(process: dict[str, Any], path: Path) -> bool:
+    """Return whether the process that writes the record at ``path`` still runs. ``process`` stands in the record."""
     if process["host"] != socket.gethostname():
-        return time.time() - path.stat().st_mtime < _LOST_AFTER_S  # several machines may share the folder
+        return time.time() - _written_at(path) < _LOST_AFTER_S  # several machines may share the folder
     try:
         os.kill(process["pid"], 0)
     except ProcessLookupError:
@@ -170,6 +216,13 @@ def _is_alive(process: dict[str, Any], path: Path) -> bool:
     except PermissionError:
         return False  # the pid now belongs to another user's process
     return _process_began(process["pid"]) == process["began"]
+
+
+def _written_at(path: Path) -> float:
+    times = [path.stat().st_mtime]
+    with contextlib.suppress(FileNotFoundError):
+        times.append(path_beside(path).stat().st_mtime)
+    return max(times)
 
 
 def _process_began(pid: int) -> str:
