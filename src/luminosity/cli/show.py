@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections import Counter
 from datetime import datetime
 from typing import Any
 
@@ -160,14 +159,16 @@ def _stream(record: Record, view: StageView | None) -> str:
 
 def _shares(record: Record, stage_id: str) -> str:
     """Return the states of a stage before it was done, by the time for which snapshots saw them."""
-    times: Counter[str] = Counter()
+    times: dict[str, float] = {}
     before = 0.0
     for snapshot in record.snapshots:
         for view in snapshot.stages:
             if view.id == stage_id and view.status != "done":
-                times[words.status(view)] += max(snapshot.seconds - before, _LEAST_S)
+                status = words.status(view)
+                times[status] = times.get(status, 0.0) + max(snapshot.seconds - before, _LEAST_S)
         before = snapshot.seconds
-    return ", ".join(f"{status} {words.percent(s / times.total())}" for status, s in times.most_common(3))
+    longest = sorted(times.items(), key=lambda each: -each[1])[:3]
+    return ", ".join(f"{status} {words.percent(s / sum(times.values()))}" for status, s in longest)
 
 
 def _happening(event: Event) -> str:
