@@ -58,6 +58,16 @@ def user_metrics(many: int = 1) -> tuple[MetricView, ...]:
     )
 
 
+def batch(view: Snapshot) -> Snapshot:
+    """Return the same state of a run without streams."""
+    return replace(view, stages=tuple(replace(stage, stream=None) for stage in view.stages))
+
+
+def with_device(view: Snapshot, busy: float, utilization: float | None) -> Snapshot:
+    """Return the same state with another load of its device."""
+    return replace(view, devices=(DeviceView("gpu:0", busy, utilization),))
+
+
 def snapshot(number: int, seconds: float, elements: int = 100) -> Snapshot:
     model = InferenceView(
         "Embed/Model", inferences=elements, batches=4, useful_cost=75, padded_cost=100, compute_seconds=1.5

@@ -14,8 +14,9 @@ from prometheus_client.parser import text_string_to_metric_families as parse_cla
 from luminosity.drift.history import DriftHistory, PastTest
 from luminosity.operate.exported import samples as samples_module
 from luminosity.operate.exported import text as text_module
-from luminosity.operate.exported.catalog import CATALOG, series_names
+from luminosity.operate.exported.catalog import CATALOG, markdown_table, series_names
 from luminosity.operate.exported.text import Exporter, metrics_text
+from tests.docs_pages import REPOSITORY
 from tests.operate.exported_runs import STARTED_AT, ended, record, rich_run, run_id, snapshot, started
 
 PROMTOOL = shutil.which("promtool")
@@ -173,6 +174,7 @@ def test_the_number_of_series_is_bounded_and_what_is_left_out_is_counted(
     }
 
 
-def test_every_metric_has_its_labels_and_no_forbidden_ones() -> None:
+def test_every_metric_is_documented_and_has_no_forbidden_label() -> None:
+    assert markdown_table() in (REPOSITORY / "docs" / "metrics.md").read_text()
     for metric in CATALOG.values():
         assert not {"job", "instance", "run", "quantile", "le"} & set(metric.labels), metric

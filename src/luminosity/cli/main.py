@@ -36,6 +36,7 @@ try:
         from luminosity.cli.enrich import command as enrich
         from luminosity.cli.evaluate import command as evaluate
         from luminosity.cli.image import command as image
+        from luminosity.cli.metrics import command as metrics
         from luminosity.cli.rerun import command as rerun
         from luminosity.cli.simulate import command as simulate
         from luminosity.cli.ui import command as ui
@@ -64,6 +65,7 @@ examples:
   lum show last                               show the newest run
   lum ui                                      watch runs in the browser
   lum advise last                             say what it needed, what to save
+  lum metrics --out FILE.prom                 metrics for Prometheus
   lum rerun last                              do it again, compare its outputs
   lum stop last                               stop it; its next start continues
   lum simulate last --rows=100M               estimate what a larger run takes
@@ -97,6 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         show,
         advise,
         ui,
+        metrics,
         rerun,
         stop,
         checkpoint,

@@ -70,10 +70,10 @@ def settings_section(settings: Mapping[str, Any], libraries: Sequence[str]) -> M
     return element("section", element("h2", "Settings"), listed)
 
 
-def write_page(path: str | os.PathLike[str], text: str, error: type[LuminosityError]) -> None:
+def write_page(path: str | os.PathLike[str], text: str, error: type[LuminosityError], what: str = "the report") -> None:
     """Write the whole file or nothing: an existing file stays until the new one is complete.
 
-    If it can't be written, ``error`` is raised.
+    If it can't be written, ``error`` is raised, which names ``what`` was to be written.
     """
     target = os.path.realpath(path)
     is_special = os.path.exists(target) and not os.path.isfile(
@@ -90,7 +90,7 @@ def write_page(path: str | os.PathLike[str], text: str, error: type[LuminosityEr
             if not is_special and os.path.exists(unfinished):
                 os.remove(unfinished)
     except OSError as cause:
-        raise error(f"{path}: can't write the report there; {cause.strerror}") from cause
+        raise error(f"{path}: can't write {what} there; {cause.strerror}") from cause
 
 
 def _setting(value: Any) -> str:

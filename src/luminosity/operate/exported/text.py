@@ -22,7 +22,10 @@ from luminosity.operate.exported.samples import Sample, drift_samples, left_out_
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric as Family
 
-__all__ = ["Exported", "Exporter", "metrics_text"]
+__all__ = ["ALERT_RULES", "DASHBOARD", "Exported", "Exporter", "metrics_text"]
+
+ALERT_RULES = Path(__file__).with_name("alerts.yaml")  # for Prometheus
+DASHBOARD = Path(__file__).with_name("dashboard.json")  # for Grafana
 
 _MOST_PIPELINES = 50  # with these, stages and user metrics, Prometheus gets a bounded number of series
 _MOST_TESTS = 500  # of drift: one for each reference and key

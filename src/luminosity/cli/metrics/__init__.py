@@ -1,0 +1,1 @@
+"""``lum metrics``: metrics of runs for Prometheus, a dashboard and alert rules."""
