@@ -58,6 +58,9 @@ def pytest_configure(config: pytest.Config) -> None:
     # Runs of tests, also of processes that tests start, are not recorded among the user's own.
     folder = os.environ["LUMINOSITY_RUN_DIR"] = tempfile.mkdtemp(prefix="runs-of-tests-")
     config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+    # Tests run side by side: the pools of one must not depend on what another holds.
+    claims = os.environ["LUMINOSITY_CLAIM_DIR"] = tempfile.mkdtemp(prefix="claims-of-tests-")
+    config.add_cleanup(lambda: shutil.rmtree(claims, ignore_errors=True))
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -84,6 +84,15 @@ RUNNER_FLAGS = (
         page="operate.md",
     ),
     Flag(
+        "when_busy",
+        "share|wait|fail",
+        "if other runs on this machine hold the accelerators or the RAM that steps ask for, take what is left, or else "
+        "the same beside them, and say so (share), wait until enough is free (wait), or refuse the pipeline (fail)",
+        default="share",
+        initial="share",
+        page="operate.md",
+    ),
+    Flag(
         "memory_budget",
         "SIZE",
         "memory for data between steps, groupings, side inputs and state, such as 512MB or 4GB; data beyond it is "

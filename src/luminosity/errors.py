@@ -10,7 +10,8 @@
     ├── PipelineFileError (ValueError)        a pipeline in YAML has a mistake; the message names file and line
     ├── UnsupportedPipeline (ValueError)      the pipeline uses a feature that the engine does not have
     ├── ResourcesExceeded (ValueError)        a step asks for more than the machine has
-    │   └── ModelTooLarge                     a model needs more than the memory budget of its device
+    │   ├── ModelTooLarge                     a model needs more than the memory budget of its device
+    │   └── ResourcesBusy                     other runs hold what a step asks for
     ├── ModelUnavailable (OSError)            the files of a model can't be found or fetched
     ├── HandlerError (ValueError)             a model handler returned something that breaks its contract
     ├── ModelFailed (RuntimeError)            a model ended its thread or process instead of raising an exception
@@ -71,6 +72,7 @@ __all__ = [
     "RecordError",
     "RemoteModelError",
     "ReplayError",
+    "ResourcesBusy",
     "ResourcesExceeded",
     "RunCancelled",
     "RunFailed",
@@ -191,6 +193,10 @@ class ResourcesExceeded(LuminosityError, ValueError):
 
 class ModelTooLarge(ResourcesExceeded):
     """A model needs more memory than the budget of its device allows."""
+
+
+class ResourcesBusy(ResourcesExceeded):
+    """Other runs on this machine hold what a step asks for, and ``--when_busy=fail`` says not to share it."""
 
 
 class ModelUnavailable(LuminosityError, OSError):

@@ -100,6 +100,7 @@ class EngineConfig:
     spill_dir: str | None = None
     debug: bool = False
     save_failed: str | None = None
+    when_busy: str = "share"  # what to do if other runs hold what steps ask for
     run_dir: str | None = None
     manifest: str = "quick"  # how much digests read, or "off"
     checkpoint_dir: str | None = None
@@ -126,6 +127,7 @@ class EngineConfig:
             cpu_workers=cpu_workers,
             accelerators=_whole_number("accelerators", ours.accelerators, minimum=0),
             missing_resources=_choice("missing_resources", ours.missing_resources),
+            when_busy=_choice("when_busy", ours.when_busy),
             progress=_choice("progress", ours.progress),
             worker_start=_choice("worker_start", ours.worker_start),
             memory_budget=_memory_budget(ours.memory_budget),

@@ -15,6 +15,7 @@ from luminosity.engine.options import EngineConfig
 from luminosity.engine.plan import support
 from luminosity.engine.plan.graph import Graph
 from luminosity.engine.plan.planner import plan
+from luminosity.engine.resources.claims import Claim
 from luminosity.engine.resources.fitting import with_chosen_hints, with_uniform_hints
 from luminosity.engine.resources.hints import Needs, python_environment
 from luminosity.engine.resources.machine import Machine
@@ -52,11 +53,13 @@ def prepare(
     *,
     is_drain: bool = False,
     fit: Callable[[EngineConfig, Callable[[frozenset[str]], Graph]], Graph] | None = None,
+    claim: Claim | None = None,
 ) -> Prepared:
     """Return how ``pipeline`` would run. Starts nothing.
 
     ``fit`` gets a function that plans the pipeline, given the names of steps that must start a stage, and returns the
-    plan to run: one that can continue from a checkpoint.
+    plan to run: one that can continue from a checkpoint. With ``claim``, the pipeline gets what other runs leave of the
+    machine, and claims it; this may wait for them.
 
     Raises :class:`OptionError`, :class:`UnsupportedPipeline` or :class:`ResourcesExceeded` if it can't run.
     """
@@ -80,7 +83,15 @@ def prepare(
         assignments = assign_to_this_process(graph.stages, machine)
     else:
         needs = {key: Needs.of(e) for key, e in graph.components.environments.items()}
-        assignments = assign([(s, needs[s.environment_id]) for s in graph.stages], machine, config, pythons)
+        stages = [(s, needs[s.environment_id]) for s in graph.stages]
+
+        def place(machine: Machine, *, is_quiet: bool = False) -> dict[str, Assignment]:
+            return assign(stages, machine, config, pythons, is_quiet=is_quiet)
+
+        if claim is None:
+            assignments = place(machine)
+        else:
+            assignments = claim.take({s.id: each for s, each in stages}, machine, config.when_busy, place)
         warn_of_unused(machine, assignments.values())
     if config.checkpoint_dir is not None and graph.test_streams:
         names = ", ".join(repr(stream.name) for stream in graph.test_streams)

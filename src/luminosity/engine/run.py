@@ -31,6 +31,7 @@ from luminosity.engine.observe.snapshots import Snapshots
 from luminosity.engine.options import EngineConfig
 from luminosity.engine.plan.graph import Graph
 from luminosity.engine.prepare import Prepared
+from luminosity.engine.resources.claims import Claim
 from luminosity.engine.resources.hints import resources_asked
 from luminosity.engine.resources.machine import Machine
 from luminosity.engine.resources.pools import Assignment
@@ -129,12 +130,14 @@ class Run:
         plan_drain: Callable[[CheckpointFolder], tuple[Prepared, Checkpoint]] | None = None,
         effects: Effects | None = None,
         machine: Machine | None = None,
+        claim: Claim | None = None,
     ) -> None:
         """Make a run, which takes over the lock of its ``checkpoint``. Continues from it if it has one.
 
         ``plan_drain`` plans the same pipeline once more, so that its sources end. ``effects`` are for the manifest,
-        ``machine`` is for the events.
+        ``machine`` is for the events. The run releases its ``claim`` when it has ended.
         """
+        self._claim = claim
         self.metrics = RunMetrics()
         self.state: str = PipelineState.RUNNING
         self.failure: BaseException | None = None
@@ -305,6 +308,8 @@ class Run:
                 if self.state == PipelineState.FAILED and self.on_failure is not None:
                     self.on_failure()
             finally:
+                if self._claim is not None:
+                    self._claim.release()
                 _active.discard(self)
                 self._ending.set()  # in any case: a thread may wait without a limit
 

@@ -15,11 +15,13 @@ from apache_beam.transforms import environments
 from luminosity._process_limits import check_address_space, limits_named
 from luminosity.engine.durable.resume import Checkpoint, Resumption
 from luminosity.engine.durable.store import CheckpointFolder
+from luminosity.engine.observe.reporter import script_name
 from luminosity.engine.options import EngineConfig
 from luminosity.engine.plan.effects import effects_of
 from luminosity.engine.plan.graph import Graph
 from luminosity.engine.plan.support import refuse_java
 from luminosity.engine.prepare import Prepared, prepare, worker_environment
+from luminosity.engine.resources.claims import Claim
 from luminosity.engine.result import LuminosityResult
 from luminosity.engine.run import FinishedRun, Run
 from luminosity.engine.workers import main_classes
@@ -100,16 +102,20 @@ class LuminosityRunner(PipelineRunner):
         Raises :class:`OptionError`, :class:`UnsupportedPipeline` or :class:`ResourcesExceeded` before anything starts.
         """
         resumption = Resumption()
+        claim = Claim(script_name())
         try:
-            prepared = prepare(pipeline, options, is_drain=self.is_drain, fit=resumption.fit)
+            prepared = prepare(pipeline, options, is_drain=self.is_drain, fit=resumption.fit, claim=claim)
             if not prepared.config.debug:
                 check_address_space()
             with limits_named():
                 checkpoint = resumption.checkpoint
                 if checkpoint is not None and checkpoint.is_finished:
+                    claim.release()
                     run = FinishedRun(prepared.graph, checkpoint)
                 else:
-                    plan_drain = partial(_plan_drain, pipeline, options, checkpoint) if checkpoint is not None else None
+                    plan_drain = None
+                    if checkpoint is not None:
+                        plan_drain = partial(_plan_drain, pipeline, options, claim, checkpoint)
                     run = Run(
                         prepared.graph,
                         prepared.assignments,
@@ -119,9 +125,11 @@ class LuminosityRunner(PipelineRunner):
                         plan_drain,
                         effects_of(pipeline, prepared.graph.model_versions()),
                         prepared.machine,
+                        claim,
                     )
         except BaseException:
             resumption.close()
+            claim.release()
             raise
         with limits_named():
             result = LuminosityResult(run)
@@ -132,7 +140,11 @@ class LuminosityRunner(PipelineRunner):
 
 
 def _plan_drain(
-    pipeline: beam_runner_api_pb2.Pipeline, options: PipelineOptions, first: Checkpoint, folder: CheckpointFolder
+    pipeline: beam_runner_api_pb2.Pipeline,
+    options: PipelineOptions,
+    claim: Claim,
+    first: Checkpoint,
+    folder: CheckpointFolder,
 ) -> tuple[Prepared, Checkpoint]:
     """Plan a pipeline so that its sources end, and so that it continues from the checkpoint of its ``first`` plan."""
     checkpoint = Checkpoint(folder, folder.meta())
@@ -142,4 +154,4 @@ def _plan_drain(
         config = replace(config, renamed_steps={}, drop_state=(), restart=False)
         return checkpoint.fit(lambda roots: plan(roots | first.comparison.roots), config)
 
-    return prepare(pipeline, options, is_drain=True, fit=fit), checkpoint
+    return prepare(pipeline, options, is_drain=True, fit=fit, claim=claim), checkpoint
