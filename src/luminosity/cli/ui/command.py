@@ -7,11 +7,13 @@ import os
 import secrets
 import sys
 import webbrowser
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from luminosity.cli import runs
 from luminosity.cli.exits import interrupted, was_terminated
+from luminosity.errors import OptionError
 from luminosity.extras import check
 
 __all__ = ["add_to", "ui"]
@@ -59,6 +61,17 @@ def add_to(commands: Any) -> None:
     )
     parser.add_argument("--no-browser", action="store_true", help="print the address, open no browser")
     runs.add_folder_option(parser)
+    parser.add_argument(
+        "--drift",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="also show this history of drift, see `lum drift --history`; may be repeated (default: those in "
+        "$LUMINOSITY_DRIFT_DIR, or ~/.luminosity/drift)",
+    )
+    parser.add_argument(
+        "--prices", metavar="FILE", help="a price sheet for the costs of runs (default: the list prices in the package)"
+    )
     parser.set_defaults(command=ui)
 
 
@@ -67,14 +80,27 @@ def ui(parsed: argparse.Namespace) -> int:
     folder = runs.chosen_folder(parsed)
     for module in ("starlette", "uvicorn"):
         check(module, "ui")
+    from luminosity.operate.cost.prices import load_prices
+    from luminosity.operate.page.app import Sources
     from luminosity.operate.page.listening import address, bind
     from luminosity.operate.page.serving import serve_page
 
+    sources = Sources(folder, tuple(_existing(parsed.drift)), parsed.prices)
+    load_prices(parsed.prices)  # an error is more useful before the page is open
     with bind(parsed.host, parsed.port) as listener:
         token = _token(folder)
         url = address(listener, token)
-        serve_page(folder, token, listener, lambda: _introduce(folder, url, not parsed.no_browser))
+        serve_page(sources, token, listener, lambda: _introduce(folder, url, not parsed.no_browser))
     return interrupted("ui") if was_terminated() else 0
+
+
+def _existing(paths: Sequence[str]) -> Sequence[str]:
+    for path in paths:
+        if not os.path.isfile(path):
+            raise OptionError(
+                f"--drift={path}: found no such file, expected a history that `lum drift --history` wrote"
+            )
+    return paths
 
 
 def _token(folder: Path) -> str:

@@ -8,6 +8,7 @@ import socket
 import sys
 from pathlib import Path
 
+from luminosity.operate.page.app import Sources
 from luminosity.operate.page.serving import end_with, serve_page
 
 _NICE = 10  # the run comes first
@@ -19,7 +20,7 @@ def main() -> None:
     end_with(settings["parent"])
     os.nice(_NICE)
     with socket.socket(fileno=settings["listener"]) as listener:
-        serve_page(Path(settings["folder"]), settings["token"], listener, lambda: None)
+        serve_page(Sources(Path(settings["folder"])), settings["token"], listener, lambda: None)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,22 +16,35 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from luminosity.engine.monitor.records import Damaged
+from luminosity.operate.cost.prices import load_prices
 from luminosity.operate.page.access import Access
-from luminosity.operate.page.event_stream import EventStream, Streams, is_over
+from luminosity.operate.page.drift_data import DriftFiles
+from luminosity.operate.page.event_stream import EventStream, Streams
 from luminosity.operate.page.guard import Guard
-from luminosity.operate.page.replies import Packed, error, json_reply, reply
+from luminosity.operate.page.replies import REPORT_CSP, Packed, error, json_reply, reply
 from luminosity.operate.page.run_data import RUN_ID, Run, RunFiles
 from luminosity.operate.page.static_files import SHELL, content_of
 
-__all__ = ["app_of"]
+__all__ = ["Sources", "app_of"]
 
 _LOGGER = logging.getLogger(__name__)
 _LARGEST_NUMBER = 2**53  # numbers of events, as JavaScript has them
 
 
-def app_of(folder: Path, access: Access, streams: Streams | None = None) -> Guard:
-    """Return the application: the page, and the runs recorded in ``folder`` as JSON and events."""
-    files = RunFiles(folder)
+@dataclass(frozen=True)
+class Sources:
+    """What the page shows."""
+
+    folder: Path  # with the recorded runs
+    histories: tuple[str, ...] = ()  # of drift, besides those in the default folder
+    prices: str | None = None  # the file of a price sheet; by default the one that comes with the package
+
+
+def app_of(sources: Sources, access: Access, streams: Streams | None = None) -> Guard:
+    """Return the application: the page, and the recorded runs as JSON and events."""
+    folder = sources.folder
+    files = RunFiles(folder, load_prices(sources.prices))
+    drift_files = DriftFiles(sources.histories)
     connections = streams or Streams()
 
     def run_of(request: Request) -> Run | Response:
@@ -54,12 +68,22 @@ def app_of(folder: Path, access: Access, streams: Streams | None = None) -> Guar
         after = _after(request)
         if after is None:
             return error(400, "found another value in after or Last-Event-ID, expected the number of an event")
-        run_id = request.path_params["run"]
-        if found.state != "running" and is_over(folder, run_id, after):
+        if found.state != "running" and after == found.number:
             return Response(status_code=204)  # a browser's EventSource stops asking
         if connections.is_full:
             return error(503, "found too many pages that wait for events; close some of them", {"retry-after": "5"})
-        return EventStream(connections, folder, run_id, after)
+        return EventStream(connections, files, request.path_params["run"], after)
+
+    def drift(request: Request) -> Response:
+        return json_reply(request, drift_files.data())
+
+    def drift_report(request: Request) -> Response:
+        found = drift_files.report(request.query_params.get("id", ""))
+        if found is None:
+            return error(404, "found no such report, expected one that a history of drift names and that still exists")
+        return reply(
+            request, Packed(found), "text/html; charset=utf-8", headers={"content-security-policy": REPORT_CSP}
+        )
 
     def static(request: Request) -> Response:
         name = request.path_params["name"]
@@ -84,6 +108,8 @@ def app_of(folder: Path, access: Access, streams: Streams | None = None) -> Guar
         "/api/runs": runs,
         "/api/runs/{run}": one_run,
         "/api/runs/{run}/events": events,
+        "/api/drift": drift,
+        "/api/drift/report": drift_report,
     }
     app = Starlette(
         routes=[Route(path, _threaded(endpoint)) for path, endpoint in routes.items()],

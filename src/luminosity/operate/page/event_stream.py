@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping
-from pathlib import Path
+import time
+from collections.abc import Awaitable, Callable, Generator, MutableMapping
 from typing import Any
 
-from luminosity.engine.monitor import records
-from luminosity.engine.monitor.records import Damaged, Record
+from luminosity.engine.monitor.follow import Follower
+from luminosity.errors import RecordError
 from luminosity.events import Event, to_json
 from luminosity.operate.page.replies import json_bytes
-from luminosity.operate.page.run_data import number_of
+from luminosity.operate.page.run_data import Run, RunFiles
 
-__all__ = ["EventStream", "Streams", "is_over"]
+__all__ = ["EventStream", "Streams"]
 
 _POLL_S = 1.0  # runs write their events once a second
+_COST_S = 5.0
 _HEARTBEAT_S = 15.0  # a connection that is gone is noticed by then
 _SEND_S = 30.0  # a client that takes nothing for so long is let go; it may come back and resume
 _MOST_BYTES = 4_000_000  # of events at once; a client that lags further behind reads the whole run again
@@ -44,8 +45,8 @@ class Streams:
         if self._loop is not None and self._stopping is not None:
             self._loop.call_soon_threadsafe(self._stopping.set)
 
-    @contextlib.asynccontextmanager
-    async def opened(self) -> AsyncGenerator[None]:
+    @contextlib.contextmanager
+    def opened(self) -> Generator[None]:
         """Count a connection."""
         self._open += 1
         try:
@@ -66,9 +67,10 @@ class Streams:
 class EventStream:
     """The reply to one client: events of a run after number ``after``, until the run has ended."""
 
-    def __init__(self, streams: Streams, folder: Path, run_id: str, after: int) -> None:
+    def __init__(self, streams: Streams, files: RunFiles, run_id: str, after: int) -> None:
         self._streams = streams
-        self._source = _Source(folder, run_id)
+        self._files = files
+        self._run_id = run_id
         self._after = after
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -78,7 +80,7 @@ class EventStream:
         if scope["method"] == "HEAD":
             await send({"type": "http.response.body", "body": b"", "more_body": False})
             return
-        async with self._streams.opened():
+        with self._streams.opened():
             gone = asyncio.ensure_future(_gone(receive))
             sending = asyncio.ensure_future(self._send_all(send))
             try:
@@ -95,57 +97,82 @@ class EventStream:
             message = {"type": "http.response.body", "body": body, "more_body": more}
             await asyncio.wait_for(send(message), _SEND_S)
 
+        parts = _Parts(self._files, self._run_id, self._after)
         try:
             await push(b"retry: %d\n\n" % _RETRY_MS)
-            quiet = 0.0
-            state = ""
             while True:
-                news, now = await asyncio.to_thread(self._source.news, self._after)
-                body = b"".join(_event(number, event) for number, event in news)
-                if len(body) > _MOST_BYTES:
-                    body = _named("reload", {})
-                if news:
-                    self._after = news[-1][0]
-                if now != state:
-                    state = now
-                    body += _named("state", {"state": state})
-                if not body and quiet >= _HEARTBEAT_S:
-                    body = b": still here\n\n"
+                body = await asyncio.to_thread(parts.next)
                 if body:
                     await push(body)
-                    quiet = 0.0
-                if state != "running" or await self._streams.wait(_POLL_S):
+                if parts.is_over or await self._streams.wait(_POLL_S):
                     break
-                quiet += _POLL_S
             await push(b"", more=False)
         except asyncio.TimeoutError:
-            return  # The server closes the connection of a reply that was not completed.
+            return  # the client takes nothing; the server closes a connection whose reply is not complete
+        finally:
+            parts.close()
 
 
-class _Source:
-    """The events of one run, as far as its record holds them."""
+class _Parts:
+    """What a client of one run is sent: a part about once a second. Nothing is kept for a client that does not read."""
 
-    def __init__(self, folder: Path, run_id: str) -> None:
-        self._path = records.path_of(folder, run_id)
+    def __init__(self, files: RunFiles, run_id: str, after: int) -> None:
+        self._files = files
+        self._run_id = run_id
+        self._after = after
+        self._follower = Follower(files.folder, run_id, after)
+        self._is_first = True
+        self._state = ""
+        self._cost: Any = None
+        self._cost_at = self._sent_at = time.monotonic()
+        self.is_over = False
 
-    def news(self, after: int) -> tuple[list[tuple[int, Event]], str]:
-        """Return the events after number ``after``, and the state of the run."""
-        record = records.load(self._path)
-        if isinstance(record, Damaged):
-            return [], "damaged"
-        events = [*record.happenings, *record.snapshots, *([record.ended] if record.ended is not None else [])]
-        numbered = sorted(((int(1000 * event.seconds), event) for event in events), key=lambda each: each[0])
-        return [each for each in numbered if each[0] > after], record.state
+    def next(self) -> bytes:
+        """Return the next part, which is empty if there is nothing to say."""
+        now = time.monotonic()
+        try:
+            body = self._news() + self._changes(now)
+        except RecordError:
+            self.is_over = True  # the record was removed; a client that connects again is told so
+            return _named("reload", {})
+        if not body and now - self._sent_at >= _HEARTBEAT_S:
+            body = b": the run goes on\n\n"
+        if body:
+            self._sent_at = now
+        return body
 
-    def is_over(self, after: int) -> bool:
-        """Return whether there is nothing to wait for: the run has ended, and the client has all of it."""
-        record = records.load(self._path)
-        return isinstance(record, Record) and record.state != "running" and number_of(record) <= after
+    def close(self) -> None:
+        """Close the files."""
+        self._follower.close()
 
+    def _news(self) -> bytes:
+        if self._is_first:
+            self._is_first = False
+            whole = self._files.run(self._run_id)
+            if isinstance(whole, Run) and whole.number < self._after:
+                self._follower.number = whole.number  # the numbers are of another journal
+                return _named("reload", {})
+        news = self._follower.news()
+        if self._follower.has_missed:
+            return _named("reload", {})
+        body = b"".join(_event(number, event) for number, event in news)
+        return body if len(body) <= _MOST_BYTES else _named("reload", {})
 
-def is_over(folder: Path, run_id: str, after: int) -> bool:
-    """Return whether a client that has the events up to ``after`` has all that will ever come."""
-    return _Source(folder, run_id).is_over(after)
+    def _changes(self, now: float) -> bytes:
+        """Return what is not an event of the run: its state and its cost."""
+        body = b""
+        state = self._follower.state()
+        if state != self._state:
+            self._state = state
+            body += _named("state", {"state": state})
+        self.is_over = state != "running"
+        if self.is_over or now - self._cost_at >= _COST_S:
+            self._cost_at = now
+            cost = self._files.bill(self._run_id)
+            if cost is not None and cost != self._cost:
+                self._cost = cost
+                body += _named("cost", cost)
+        return body
 
 
 def _event(number: int, event: Event) -> bytes:

@@ -1,141 +1,163 @@
-"""The recorded runs as JSON: a line about each run, and all of one run. Files that have not changed are read once."""
+"""The recorded runs as JSON: a line about each run, and all of one run. Files that have not changed are read once.
+
+A record is JSON already. It is passed on as it is, because turning a large record into events and back takes seconds.
+"""
 
 from __future__ import annotations
 
-import os
 import re
-import threading
-from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from luminosity.engine.monitor import records
-from luminosity.engine.monitor.records import Damaged, Record
-from luminosity.events import BundleRetried, LogMessage, to_json
+from luminosity.engine.monitor.journal import Journal, path_beside
+from luminosity.engine.monitor.records import Damaged
+from luminosity.operate.cost.bill import Bill, bill_of
+from luminosity.operate.cost.prices import PriceSheet
+from luminosity.operate.page.kept_results import FOREVER, KeptResults
 from luminosity.operate.page.replies import Packed, json_bytes
 
-__all__ = ["RUN_ID", "Run", "RunFiles", "number_of"]
+__all__ = ["RUN_ID", "Run", "RunFiles"]
 
 RUN_ID = re.compile(r"\d{8}T\d{6}-[0-9a-f]{6}")
-_MOST_SUMMARIES = 1_000  # a folder keeps 200 runs
+_MOST_LINES = 1_000  # a folder keeps 200 runs
 _MOST_RUNS = 8  # whole runs that are kept, each up to 10 MB with its packed form
+_LIVE_LINE_S = 2.0  # how old the line about a run under way may be
+_LIVE_RUN_S = 0.5
+_FOR_BILLS = ("WorkerStarted", "WorkerEnded", "WorkerLost")
 
-_Version = tuple[int, int, int]
-V = TypeVar("V")
+Content = dict[str, Any]
 
 
 class Run:
     """One run, ready to be sent."""
 
-    def __init__(self, record: Record) -> None:
-        self.state = record.state
-        self.number = number_of(record)
-        self.content = Packed(json_bytes(_whole(record, self.number)))
+    def __init__(self, content: Content, state: str, cost: Content) -> None:
+        self.state = state
+        self.number: int = content["number"]
+        names = ("number", "started", "ended", "happenings", "left_out", "snapshots")
+        parts = {name: content[name] for name in names}
+        self.content = Packed(json_bytes({"id": content["started"]["run"], "state": state, **parts, "cost": cost}))
 
 
 class RunFiles:
     """The folder of records. Its methods may be called on several threads."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, prices: PriceSheet) -> None:
         self.folder = folder
-        self._summaries: _Cache[dict[str, Any] | Damaged] = _Cache(_MOST_SUMMARIES)
-        self._runs: _Cache[Run | Damaged] = _Cache(_MOST_RUNS)
+        self._prices = prices
+        self._lines = KeptResults(self._line, _MOST_LINES)
+        self._runs = KeptResults(self._run, _MOST_RUNS)
 
     def list(self) -> Packed:
         """Return all runs, the newest first, with a line about each."""
-        found = [self._summaries.get(self._path(run_id), _summary) for run_id in records.run_ids(self.folder)]
+        found = [self._lines.get(self._path(run_id)) for run_id in records.run_ids(self.folder)]
         lines = [each for each in found if isinstance(each, dict)]
         damaged = [{"file": each.path.name, "reason": each.reason} for each in found if isinstance(each, Damaged)]
         return Packed(json_bytes({"folder": str(self.folder), "runs": lines, "damaged": damaged}))
 
     def run(self, run_id: str) -> Run | Damaged | None:
         """Return one run, or None if it is not recorded."""
-        return self._runs.get(self._path(run_id), _run)
+        return self._runs.get(self._path(run_id))
+
+    def bill(self, run_id: str) -> Content | None:
+        """Return what a run costs so far, or None if its record can't be read."""
+        try:
+            path = self._path(run_id)
+            content, _ = _read(path)
+            return self._bill(content, path)
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
 
     def _path(self, run_id: str) -> Path:
-        assert RUN_ID.fullmatch(run_id)
+        if not RUN_ID.fullmatch(run_id):
+            raise ValueError(f"found {run_id!r}, expected the id of a run")
         return records.path_of(self.folder, run_id)
 
-
-def number_of(record: Record) -> int:
-    """Return the number of the last event in a record."""
-    last = record.ended or record.last or record.started
-    return int(1000 * max([last.seconds, *(event.seconds for event in record.happenings)]))
-
-
-def _run(path: Path) -> tuple[Run | Damaged, bool]:
-    record = records.load(path)
-    return (record, True) if isinstance(record, Damaged) else (Run(record), record.state != "running")
-
-
-def _whole(record: Record, number: int) -> dict[str, Any]:
-    return {
-        "id": record.started.run,
-        "state": record.state,
-        "number": number,
-        "started": to_json(record.started),
-        "ended": None if record.ended is None else to_json(record.ended),
-        "happenings": [to_json(event) for event in record.happenings],
-        "left_out": record.left_out,
-        "snapshots": [to_json(snapshot) for snapshot in record.snapshots],
-        "cost": None,
-    }
-
-
-def _summary(path: Path) -> tuple[dict[str, Any] | Damaged, bool]:
-    """Return the line about a run, and whether it stays true as long as the file does not change."""
-    record = records.load(path)
-    if isinstance(record, Damaged):
-        return record, True
-    last = record.last
-    stages = {stage.id: stage for stage in last.stages} if last is not None else {}
-    line = {
-        "id": record.started.run,
-        "name": record.started.name,
-        "state": record.state,
-        "started_at": record.started.started_at,
-        "seconds": last.seconds if last is not None else 0.0,
-        "elements": max((view.elements for view in stages.values()), default=0),
-        "rate": max((view.rate for view in stages.values()), default=0.0) if record.state == "running" else 0.0,
-        "seconds_left": last.seconds_left if last is not None and record.state == "running" else None,
-        "failure": record.ended.failure if record.ended is not None else "",
-        "is_stream": any(stage.is_stream for stage in record.started.stages),
-        "retries": sum(isinstance(event, BundleRetried) for event in record.happenings),
-        "warnings": sum(event.count for event in record.happenings if isinstance(event, LogMessage)),
-        "cost": None,
-    }
-    return line, record.state != "running"
-
-
-class _Cache(Generic[V]):
-    """What was made from files, by their version, up to a number of them; the one unused for longest goes first."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._lock = threading.Lock()
-        self._held: OrderedDict[Path, tuple[_Version, V]] = OrderedDict()
-
-    def get(self, path: Path, make: Callable[[Path], tuple[V, bool]]) -> V | None:
-        """Return what ``make`` returns for a file, or None if there is no file.
-
-        ``make`` also returns whether its result may be used until the file changes.
-        """
+    def _run(self, path: Path) -> tuple[Run | Damaged, float]:
         try:
-            status = os.stat(path)
-        except FileNotFoundError:
-            return None
-        version = (status.st_ino, status.st_mtime_ns, status.st_size)
-        with self._lock:
-            held = self._held.get(path)
-            if held is not None and held[0] == version:
-                self._held.move_to_end(path)
-                return held[1]
-        value, is_lasting = make(path)
-        with self._lock:
-            self._held.pop(path, None)
-            if is_lasting:
-                self._held[path] = (version, value)
-            while len(self._held) > self._most:
-                self._held.popitem(last=False)
-        return value
+            content, state = _read(path)
+            return Run(content, state, self._bill(content, path)), _LIVE_RUN_S if state == "running" else FOREVER
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            return _damaged(path, error), FOREVER
+
+    def _line(self, path: Path) -> tuple[Content | Damaged, float]:
+        try:
+            content, state = _read(path)
+            bill = self._bill(content, path)
+            cost = {name: bill[name] for name in ("total", "low", "high", "currency")}
+            return _line(content, state, cost), _LIVE_LINE_S if state == "running" else FOREVER
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            return _damaged(path, error), FOREVER
+
+    def _bill(self, content: Content, path: Path) -> Content:
+        """Return what a run costs. Only what a bill needs of the record is made into events."""
+        ended = content["ended"]
+        slim: Content = {
+            **content,
+            "happenings": [event for event in content["happenings"] if event["event"] in _FOR_BILLS],
+            "snapshots": [_slim(snapshot) for snapshot in content["snapshots"]],
+            "ended": None if ended is None else {**ended, "last": _slim(ended["last"]), "metrics": []},
+        }
+        bill: Bill = bill_of(records.record_of(slim, path), self._prices)
+        return asdict(bill)
+
+
+def _read(path: Path) -> tuple[Content, str]:
+    """Return a record with what its journal adds, and the state of its run."""
+    content = _contents(path)
+    state = _state(content, path)
+    if state == "lost":  # its process may have ended after the first reading, and has then written how
+        content = _contents(path)
+        state = _state(content, path)
+    return content, state
+
+
+def _contents(path: Path) -> Content:
+    journal = Journal(path_beside(path))
+    try:
+        return records.contents(path, journal.read())
+    finally:
+        journal.close()
+
+
+def _state(content: Content, path: Path) -> str:
+    if content["ended"] is not None:
+        return content["ended"]["state"]
+    return "running" if records.is_alive(content["process"], path) else "lost"
+
+
+def _slim(snapshot: Content) -> Content:
+    return {name: snapshot[name] for name in ("event", "run", "seconds", "pools")} | {"stages": []}
+
+
+def _line(content: Content, state: str, cost: Content) -> Content:
+    started, ended, happenings = content["started"], content["ended"], content["happenings"]
+    last = ended["last"] if ended is not None else content["snapshots"][-1] if content["snapshots"] else {}
+    stages = last.get("stages", [])
+    is_running = state == "running"
+    return {
+        "id": started["run"],
+        "name": started["name"],
+        "state": state,
+        "started_at": started["started_at"],
+        "seconds": last.get("seconds", 0.0),
+        "elements": max((stage.get("elements", 0) for stage in stages), default=0),
+        "rate": max((stage.get("rate", 0.0) for stage in stages), default=0.0) if is_running else 0.0,
+        "seconds_left": last.get("seconds_left") if is_running else None,
+        "failure": ended.get("failure", "") if ended is not None else "",
+        "is_stream": any(stage.get("is_stream", False) for stage in started["stages"]),
+        "retries": max(_count(happenings, "BundleRetried"), sum(stage.get("retries", 0) for stage in stages)),
+        "warnings": sum(event.get("count", 1) for event in happenings if event["event"] == "LogMessage"),
+        "cost": cost,
+    }
+
+
+def _count(events: Iterable[Content], kind: str) -> int:
+    return sum(event["event"] == kind for event in events)
+
+
+def _damaged(path: Path, error: Exception) -> Damaged:
+    return Damaged(path, str(error) if isinstance(error, (OSError, ValueError)) else repr(error))

@@ -9,11 +9,10 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from luminosity._web_server import serve
 from luminosity.operate.page.access import Access
-from luminosity.operate.page.app import app_of
+from luminosity.operate.page.app import Sources, app_of
 from luminosity.operate.page.event_stream import Streams
 
 __all__ = ["end_with", "serve_page"]
@@ -22,10 +21,10 @@ _GRACE_S = 1  # how long Ctrl-C waits for replies; those that wait for events en
 _LOOK_S = 1.0  # how often to look for the parent if the system does not tell when it ends
 
 
-def serve_page(folder: Path, token: str, listener: socket.socket, started: Callable[[], None]) -> None:
-    """Serve the runs of ``folder`` until SIGINT or SIGTERM; call ``started`` when requests are accepted."""
+def serve_page(sources: Sources, token: str, listener: socket.socket, started: Callable[[], None]) -> None:
+    """Serve the page until SIGINT or SIGTERM; call ``started`` when requests are accepted."""
     streams = Streams()
-    app = app_of(folder, Access(token, listener.getsockname()[1]), streams)
+    app = app_of(sources, Access(token, listener.getsockname()[1]), streams)
     serve(app, listener, started, grace_s=_GRACE_S, stopping=streams.stop)
 
 
