@@ -58,7 +58,7 @@ class Streams:
         """Wait for so many seconds, or until the server stops; return whether it does."""
         if self._stopping is None:
             self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
-        if not self._is_stopped:
+        if seconds and not self._is_stopped:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), seconds)
         return self._is_stopped
@@ -100,12 +100,12 @@ class EventStream:
         parts = _Parts(self._files, self._run_id, self._after)
         try:
             await push(b"retry: %d\n\n" % _RETRY_MS)
-            while True:
+            is_last = False
+            while not parts.is_over and not is_last:
+                is_last = await self._streams.wait(_POLL_S if parts.is_begun else 0.0)  # a stop brings the last news
                 body = await asyncio.to_thread(parts.next)
                 if body:
                     await push(body)
-                if parts.is_over or await self._streams.wait(_POLL_S):
-                    break
             await push(b"", more=False)
         except asyncio.TimeoutError:
             return  # the client takes nothing; the server closes a connection whose reply is not complete
@@ -121,7 +121,7 @@ class _Parts:
         self._run_id = run_id
         self._after = after
         self._follower = Follower(files.folder, run_id, after)
-        self._is_first = True
+        self.is_begun = False
         self._state = ""
         self._cost: Any = None
         self._cost_at = self._sent_at = time.monotonic()
@@ -146,8 +146,8 @@ class _Parts:
         self._follower.close()
 
     def _news(self) -> bytes:
-        if self._is_first:
-            self._is_first = False
+        if not self.is_begun:
+            self.is_begun = True
             whole = self._files.run(self._run_id)
             if isinstance(whole, Run) and whole.number < self._after:
                 self._follower.number = whole.number  # the numbers are of another journal

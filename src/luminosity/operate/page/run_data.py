@@ -130,7 +130,8 @@ def _state(content: Content, path: Path) -> str:
 
 
 def _slim(snapshot: Content) -> Content:
-    return {name: snapshot[name] for name in ("event", "run", "seconds", "pools")} | {"stages": []}
+    kept = ("event", "run", "seconds", "pools")  # the last one of a run, within its end, has no "event"
+    return {name: snapshot[name] for name in kept if name in snapshot} | {"stages": []}
 
 
 def _line(content: Content, state: str, cost: Content) -> Content:

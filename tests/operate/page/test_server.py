@@ -1,0 +1,383 @@
+"""The server of the page: who gets what, and the events of a run; the application is called in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from luminosity.drift.history import DriftHistory, PastTest
+from luminosity.engine.monitor.recorder import Recorder
+from luminosity.errors import OptionError
+from luminosity.operate.cost.prices import load_prices
+from luminosity.operate.page import event_stream, static_files
+from luminosity.operate.page.access import TOKEN_FILE, Access, token_of
+from luminosity.operate.page.app import Sources, app_of
+from luminosity.operate.page.event_stream import Streams
+from luminosity.operate.page.listening import bind
+from luminosity.operate.page.run_data import RunFiles
+from tests.operate.page.one_run import RUN, STARTED, ended, happenings, snapshot
+
+_TOKEN = "t" * 43
+_ACCESS = Access(_TOKEN, 4747)
+_COOKIE = f"{_ACCESS.cookie_name}={_ACCESS.cookie_value}"
+_SIGNED_IN = {"host": "127.0.0.1:4747", "cookie": _COOKIE}
+_TIMEOUT_S = 60.0
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "runs"
+
+
+@pytest.fixture
+def live(folder: Path) -> Recorder:
+    """The recorder of a run under way."""
+    recorder = Recorder(folder)
+    for event in [STARTED, *happenings()]:
+        recorder(event)
+    return recorder
+
+
+@pytest.fixture(autouse=True)
+def _no_drift_of_this_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LUMINOSITY_DRIFT_DIR", str(tmp_path / "drift"))
+
+
+@dataclass
+class Answer:
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+def ask(
+    app: Any,
+    target: str,
+    headers: Mapping[str, str] | None = None,
+    method: str = "GET",
+    *,
+    until: Callable[[bytes], bool] = lambda _: False,
+) -> Answer:
+    """Send a request to the application; leave when the body so far is enough."""
+    path, _, query = target.partition("?")
+    given = _SIGNED_IN if headers is None else headers
+    scope = {
+        "type": "http",
+        "http_version": "1.1",
+        "method": method,
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": query.encode(),
+        "headers": [(name.encode(), value.encode()) for name, value in given.items()],
+        "root_path": "",
+    }
+    messages: list[Any] = []
+
+    def body() -> bytes:
+        return b"".join(each.get("body", b"") for each in messages[1:])
+
+    async def call() -> None:
+        enough = asyncio.Event()
+        requests = [{"type": "http.request", "body": b"", "more_body": False}]
+
+        async def receive() -> Any:
+            if requests:
+                return requests.pop()
+            await enough.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            messages.append(message)
+            if until(body()):
+                enough.set()
+
+        await asyncio.wait_for(app(scope, receive, send), _TIMEOUT_S)
+
+    asyncio.run(call())
+    start = messages[0]
+    return Answer(start["status"], {name.decode(): value.decode() for name, value in start["headers"]}, body())
+
+
+@pytest.fixture
+def app(folder: Path) -> Any:
+    return app_of(Sources(folder), _ACCESS)
+
+
+@pytest.mark.parametrize(
+    ("status", "change", "method"),
+    [
+        (200, {}, "GET"),
+        (200, {}, "HEAD"),
+        (200, {"host": "localhost:9000", "origin": "http://localhost:9000"}, "GET"),  # a forwarded port
+        (200, {"host": "[::1]:4747", "sec-fetch-site": "same-origin"}, "GET"),
+        (200, {"cookie": "", "authorization": f"Bearer {_TOKEN}"}, "GET"),
+        (421, {"host": "rebound.example.org:4747"}, "GET"),
+        (421, {"host": "127.0.0.1.example.org"}, "GET"),
+        (421, {"host": "10.0.0.7:4747"}, "GET"),
+        (421, {"host": ""}, "GET"),
+        (405, {}, "POST"),
+        (405, {}, "DELETE"),
+        (405, {}, "OPTIONS"),
+        (403, {"origin": "http://example.org"}, "GET"),
+        (403, {"origin": "http://127.0.0.1:8888"}, "GET"),
+        (403, {"origin": "null"}, "GET"),
+        (403, {"sec-fetch-site": "cross-site"}, "GET"),
+        (403, {"sec-fetch-site": "same-site"}, "GET"),  # another port of this machine
+        (401, {"cookie": ""}, "GET"),
+        (401, {"cookie": f"{_ACCESS.cookie_name}={_TOKEN}"}, "GET"),  # the token is not the cookie
+        (401, {"cookie": f"luminosity-ui-4748={Access(_TOKEN, 4748).cookie_value}"}, "GET"),
+        (401, {"cookie": f"{_ACCESS.cookie_name}=\u00e9"}, "GET"),
+        (401, {"cookie": "", "authorization": "Bearer wrong"}, "GET"),
+    ],
+)
+def test_only_this_user_on_this_machine_reads(app: Any, status: int, change: dict[str, str], method: str) -> None:
+    for target in ("/api/runs", "/api/drift"):
+        answer = ask(app, target, _SIGNED_IN | change, method)
+        assert answer.status == status
+        assert "default-src 'none'" in answer.headers["content-security-policy"]
+        assert answer.headers["referrer-policy"] == "no-referrer"
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["cache-control"] == "no-store"
+        assert _TOKEN not in answer.body.decode()
+        if status not in (200, 405):
+            assert "expected" in answer.json["error"]
+
+
+def test_a_token_becomes_a_cookie_and_leaves_the_address(app: Any) -> None:
+    nobody = {"host": "localhost:4747"}
+    answer = ask(app, f"/compare?a={RUN}&token={_TOKEN}&b=x", nobody)
+    assert (answer.status, answer.headers["location"]) == (303, f"/compare?a={RUN}&b=x")
+    assert answer.headers["set-cookie"] == f"{_COOKIE}; Path=/; HttpOnly; SameSite=Strict"
+    assert ask(app, f"//example.org/x?token={_TOKEN}", nobody).headers["location"] == "/example.org/x"
+    for target in ("/runs", "/runs?token=wrong", f"/runs?token={_TOKEN}&token=wrong", "/static/style.css", "/nothing"):
+        answer = ask(app, target, nobody)
+        assert answer.status == 401
+        assert b"lum ui" in answer.body
+        assert "set-cookie" not in answer.headers
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "/static/",
+        "/static/../access.py",
+        "/static/..%2faccess.py",
+        "/static/%2fetc%2fpasswd",
+        "/static/.",
+        "/static/..",
+        "/static/\0",
+        "/static/index.html\0.js",
+        "/static//etc/passwd",
+        "/api/runs/../../etc/passwd",
+        "/api/runs/..",
+        "/api/runs/last",
+        f"/api/runs/{RUN}.json",
+        f"/api/runs/{RUN}\n",
+        "/api/runs/20260301T101500-000000",
+        "/api/runs/20260301T101500-000000/events",
+        "/api/drift/report",
+        "/api/drift/report?id=../../etc/passwd",
+        "/openapi.json",
+        "/runs/",
+    ],
+)
+def test_other_paths_are_not_found(app: Any, live: Recorder, target: str) -> None:
+    answer = ask(app, target)
+    assert answer.status == 404
+    assert answer.json["error"].startswith("found no")
+
+
+def test_only_files_of_the_page_are_served(app: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = tmp_path / "static"
+    page.mkdir()
+    monkeypatch.setattr(static_files, "FOLDER", page)
+    assert "index.html" in ask(app, "/runs").json["error"]
+    for name in ("index.html", "main.js", "style.css", "icon.svg", "notes.txt"):
+        (page / name).write_text(name)
+    (tmp_path / "outside.js").write_text("secret")
+    (page / "link.js").symlink_to(tmp_path / "outside.js")
+    (page / "folder.js").mkdir()
+    for name, kind in {"main.js": "text/javascript", "style.css": "text/css", "icon.svg": "image/svg+xml"}.items():
+        answer = ask(app, f"/static/{name}")
+        assert (answer.status, answer.body.decode()) == (200, name)
+        assert answer.headers["content-type"].startswith(kind)
+    for name in ("notes.txt", "link.js", "folder.js", "../outside.js", "MAIN.JS"):
+        assert ask(app, f"/static/{name}").status == 404
+    for target in ("/runs", f"/runs/{RUN}", "/compare", "/drift"):
+        assert ask(app, target).body == b"index.html"
+    assert ask(app, "/").headers["location"] == "/runs"
+
+
+def test_runs_and_one_run(app: Any, folder: Path, live: Recorder) -> None:
+    (folder / "20260301T101500-000000.json").write_text("{")
+    found = ask(app, "/api/runs").json
+    (line,) = found["runs"]
+    assert line["cost"].pop("total") > 0
+    assert line | {"cost": None} == {
+        "id": RUN,
+        "name": "reviews.py",
+        "state": "running",
+        "started_at": 1_790_000_000.0,
+        "seconds": 4.0,
+        "elements": 250,
+        "rate": 75.0,
+        "seconds_left": None,
+        "failure": "",
+        "is_stream": False,
+        "retries": 1,
+        "warnings": 4,
+        "cost": None,
+    }
+    assert [each["file"] for each in found["damaged"]] == ["20260301T101500-000000.json"]
+    assert ask(app, "/api/runs/20260301T101500-000000").status == 500
+
+    run = ask(app, f"/api/runs/{RUN}").json
+    assert (run["id"], run["state"], run["number"], run["ended"]) == (RUN, "running", 6, None)
+    assert [each["event"] for each in run["happenings"]] == ["WorkerStarted", "BundleRetried", "LogMessage"]
+    assert run["happenings"][1]["traceback"] == "Traceback …"
+    assert [each["seconds"] for each in run["snapshots"]] == [2.0, 4.0]
+    assert [pool["pool"] for pool in run["cost"]["pools"]] == ["cpu"]
+
+    live(ended())
+    run = ask(app, f"/api/runs/{RUN}").json
+    assert (run["state"], run["number"], run["ended"]["failure"]) == ("failed", 7, "ValueError: no stars")
+    assert ask(app, "/api/runs").json["runs"][0]["failure"] == "ValueError: no stars"
+
+
+def test_large_runs_are_packed_and_read_once(app: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Recorder(folder)
+    for event in [STARTED, *(snapshot(2.0 * number, number) for number in range(200)), ended()]:
+        recorder(event)
+    plain = ask(app, f"/api/runs/{RUN}")
+    assert ask(app, "/api/runs").json["runs"][0]["elements"] == 300
+    monkeypatch.setattr("luminosity.engine.monitor.records.contents", None)  # a second reading would fail
+    packed = ask(app, f"/api/runs/{RUN}", _SIGNED_IN | {"accept-encoding": "br, gzip"})
+    assert packed.headers["content-encoding"] == "gzip"
+    assert gzip.decompress(packed.body) == plain.body
+    assert len(packed.body) < len(plain.body) / 4
+    assert ask(app, "/api/runs").json["runs"][0]["elements"] == 300
+
+
+def _events(body: bytes) -> list[tuple[str, str]]:
+    """Return the events of a stream: their name or number, and the kind of event or the data."""
+    found: list[tuple[str, str]] = []
+    for block in body.decode().split("\n\n")[:-1]:
+        fields = dict(line.split(": ", 1) for line in block.splitlines())
+        if "data" in fields:
+            data = json.loads(fields["data"])
+            found.append((fields.get("id") or fields["event"], data.get("event") or data.get("state") or ""))
+    return found
+
+
+def test_events_have_numbers_and_resume(
+    app: Any, folder: Path, live: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_stream, "_POLL_S", 0.01)
+    target = f"/api/runs/{RUN}/events"
+    answer = ask(app, f"{target}?after=3", until=lambda body: b"event: state" in body)
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    assert answer.body.startswith(b"retry: 1000\n\n")
+    assert _events(answer.body) == [
+        ("4", "LogMessage"),
+        ("5", "Snapshot"),
+        ("6", "Snapshot"),
+        ("state", "running"),
+    ]
+    # Another server, as after a restart; the header of a browser that connects again counts.
+    restarted = app_of(Sources(folder), _ACCESS)
+    live(ended())
+    resumed = ask(restarted, f"{target}?after=3", _SIGNED_IN | {"last-event-id": "6"})
+    assert _events(resumed.body) == [("7", "RunEnded"), ("state", "failed"), ("cost", "")]
+    assert ask(restarted, f"{target}?after=7").status == 204
+    assert ask(restarted, f"{target}?after=x").status == 400
+    assert ask(restarted, f"{target}?after=3", method="HEAD").body == b""
+
+
+def test_a_client_with_other_numbers_reads_the_run_again(app: Any, live: Recorder) -> None:
+    answer = ask(app, f"/api/runs/{RUN}/events?after=900", until=lambda body: b"event: state" in body)
+    assert _events(answer.body) == [("reload", ""), ("state", "running")]
+
+
+def test_connections_are_limited_and_end_when_the_server_stops(folder: Path, live: Recorder) -> None:
+    streams = Streams(most=1)
+    app = app_of(Sources(folder), _ACCESS, streams)
+    target = f"/api/runs/{RUN}/events"
+    with streams.opened():
+        assert ask(app, target).status == 503
+    streams.stop()
+    assert _events(ask(app, target).body)[-1] == ("state", "running")  # ends by itself, after what it knows
+
+
+def test_a_client_that_reads_nothing_is_let_go(folder: Path, live: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(event_stream, "_SEND_S", 0.01)
+    streams = Streams(most=1)
+    stream = event_stream.EventStream(streams, RunFiles(folder, load_prices()), RUN, 0)
+
+    async def call() -> None:
+        async def never(*_: Any) -> Any:
+            await asyncio.Event().wait()
+
+        async def send(message: Any) -> None:
+            if message["type"] != "http.response.start":
+                await never()
+
+        await asyncio.wait_for(stream({"method": "GET"}, never, send), _TIMEOUT_S)
+
+    asyncio.run(call())
+    assert not streams.is_full
+
+
+def test_drift_with_the_reports_that_histories_name(folder: Path, tmp_path: Path) -> None:
+    report, secret = tmp_path / "report.html", tmp_path / "secret.txt"
+    report.write_text("<p>drift</p>")
+    secret.write_text("secret")
+    (tmp_path / "link.html").symlink_to(secret)
+    test = PastTest(
+        *("2026-03-01T00:00:00.000+00:00", "old.parquet", "new.parquet", "x", "gaussian", 0.5, 0.1, 0.2, 0.01, 0.05),
+        drift=True,
+        reference_rows=10,
+        current_rows=10,
+        report=str(report),
+    )
+    history = tmp_path / "drift.sqlite"
+    others = [replace(test, report=str(path)) for path in (secret, tmp_path / "link.html", tmp_path / "gone.html")]
+    DriftHistory(history).append(test, *others, replace(test, report=""))
+    app = app_of(Sources(folder, (str(history),)), _ACCESS)
+    (series,) = ask(app, "/api/drift").json["histories"]
+    addresses = [row["report"] for row in series["rows"]]
+    answer = ask(app, addresses[0])
+    assert answer.body == b"<p>drift</p>"
+    assert answer.headers["content-security-policy"].startswith("sandbox; default-src 'none'")
+    assert [addresses[1], addresses[4]] == [None, None]
+    assert [ask(app, address).status for address in addresses[2:4]] == [404, 404]  # a link, and a file that is gone
+
+
+def test_the_token_is_kept_private(folder: Path) -> None:
+    token = token_of(folder)
+    path = folder / TOKEN_FILE
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert token_of(folder) == token
+    path.chmod(0o644)  # others may have read it
+    assert token_of(folder) != token
+    path.unlink()
+    path.symlink_to("elsewhere")
+    assert len(token_of(folder)) == 43
+    assert not path.is_symlink()
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "10.0.0.7", "example.org", "::", "", "127.0.0.1:80"])
+def test_other_machines_are_refused(host: str) -> None:
+    with pytest.raises(OptionError, match="expected localhost"):
+        bind(host)
