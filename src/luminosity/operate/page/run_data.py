@@ -5,6 +5,7 @@ A record is JSON already. It is passed on as it is, because turning a large reco
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable
 from dataclasses import asdict
@@ -85,7 +86,8 @@ class RunFiles:
 
     def _line(self, path: Path) -> tuple[Content | Damaged, float]:
         try:
-            content, state = _read(path)
+            content = _without_snapshots(path)
+            content, state = (content, content["ended"]["state"]) if content is not None else _read(path)
             bill = self._bill(content, path)
             cost = {name: bill[name] for name in ("total", "low", "high", "currency")}
             return _line(content, state, cost), _LIVE_LINE_S if state == "running" else FOREVER
@@ -94,11 +96,11 @@ class RunFiles:
 
     def _bill(self, content: Content, path: Path) -> Content:
         """Return what a run costs. Only what a bill needs of the record is made into events."""
-        ended = content["ended"]
+        ended, snapshots = content["ended"], content["snapshots"]
         slim: Content = {
             **content,
             "happenings": [event for event in content["happenings"] if event["event"] in _FOR_BILLS],
-            "snapshots": [_slim(snapshot) for snapshot in content["snapshots"]],
+            "snapshots": [_slim(each) for each in (snapshots if _needs_snapshots(content) else snapshots[-1:])],
             "ended": None if ended is None else {**ended, "last": _slim(ended["last"]), "metrics": []},
         }
         bill: Bill = bill_of(records.record_of(slim, path), self._prices)
@@ -121,6 +123,26 @@ def _contents(path: Path) -> Content:
         return records.contents(path, journal.read())
     finally:
         journal.close()
+
+
+def _without_snapshots(path: Path) -> Content | None:
+    """Return the record of a run that has ended without its snapshots, which are the most of it.
+
+    Returns None if it must be read as a whole. The snapshots are its last field; within a text, the quotes of the
+    field's name would be escaped.
+    """
+    head, mark, _ = path.read_bytes().rpartition(b',"snapshots":[')
+    try:
+        content = json.loads(head + b"}") if mark else {}
+    except ValueError:
+        return None
+    is_plain = content.get("format") == records.FORMAT and content.get("ended") is not None
+    return {**content, "snapshots": []} | {"number": 0} if is_plain and not _needs_snapshots(content) else None
+
+
+def _needs_snapshots(content: Content) -> bool:
+    """Return whether a bill needs snapshots, because events about workers are missing."""
+    return bool(content["left_out"]) or not _count(content["happenings"], "WorkerStarted")
 
 
 def _state(content: Content, path: Path) -> str:
