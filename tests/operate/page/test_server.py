@@ -252,6 +252,9 @@ def test_runs_and_one_run(app: Any, folder: Path, live: Recorder) -> None:
 
     live(ended())
     run = ask(app, f"/api/runs/{RUN}").json
+    (line,) = ask(app, "/api/runs").json["runs"]
+    assert (line["state"], line["elements"], line["rate"], line["retries"]) == ("failed", 300, 0.0, 1)
+    assert line["cost"]["total"] == run["cost"]["total"] > 0
     assert (run["state"], run["number"], run["ended"]["failure"]) == ("failed", 7, "ValueError: no stars")
     assert ask(app, "/api/runs").json["runs"][0]["failure"] == "ValueError: no stars"
 
@@ -362,6 +365,16 @@ def test_drift_with_the_reports_that_histories_name(folder: Path, tmp_path: Path
     assert answer.headers["content-security-policy"].startswith("sandbox; default-src 'none'")
     assert [addresses[1], addresses[4]] == [None, None]
     assert [ask(app, address).status for address in addresses[2:4]] == [404, 404]  # a link, and a file that is gone
+
+
+def test_metrics_for_prometheus(app: Any, live: Recorder) -> None:
+    scraper = {"host": "localhost:4747", "authorization": f"Bearer {_TOKEN}"}
+    answer = ask(app, "/metrics", scraper)
+    assert answer.headers["content-type"].startswith("text/plain")
+    assert 'luminosity_stage_elements_total{pipeline="reviews.py",' in answer.body.decode()
+    answer = ask(app, "/metrics", scraper | {"accept": "application/openmetrics-text;version=1.0.0"})
+    assert answer.headers["content-type"].startswith("application/openmetrics-text")
+    assert ask(app, "/metrics", {"host": "localhost:4747"}).status == 401
 
 
 def test_the_token_is_kept_private(folder: Path) -> None:

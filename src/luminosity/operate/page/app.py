@@ -16,11 +16,13 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from luminosity.engine.monitor.records import Damaged
+from luminosity.errors import MissingExtra
 from luminosity.operate.cost.prices import load_prices
 from luminosity.operate.page.access import Access
 from luminosity.operate.page.drift_data import DriftFiles
 from luminosity.operate.page.event_stream import EventStream, Streams
 from luminosity.operate.page.guard import Guard
+from luminosity.operate.page.metrics import Metrics
 from luminosity.operate.page.replies import REPORT_CSP, Packed, error, json_reply, reply
 from luminosity.operate.page.run_data import RUN_ID, Run, RunFiles
 from luminosity.operate.page.static_files import SHELL, content_of
@@ -45,6 +47,7 @@ def app_of(sources: Sources, access: Access, streams: Streams | None = None) -> 
     folder = sources.folder
     files = RunFiles(folder, load_prices(sources.prices))
     drift_files = DriftFiles(sources.histories)
+    exporter = Metrics(sources.folder, drift_files, sources.prices)
     connections = streams or Streams()
 
     def run_of(request: Request) -> Run | Response:
@@ -85,6 +88,13 @@ def app_of(sources: Sources, access: Access, streams: Streams | None = None) -> 
             request, Packed(found), "text/html; charset=utf-8", headers={"content-security-policy": REPORT_CSP}
         )
 
+    def metrics(request: Request) -> Response:
+        try:
+            exported = exporter.export(request.headers.get("accept", ""))
+        except MissingExtra as missing:
+            return error(501, missing.for_command())
+        return reply(request, Packed(exported.text.encode()), exported.content_type)
+
     def static(request: Request) -> Response:
         name = request.path_params["name"]
         found = content_of(name)
@@ -110,6 +120,7 @@ def app_of(sources: Sources, access: Access, streams: Streams | None = None) -> 
         "/api/runs/{run}/events": events,
         "/api/drift": drift,
         "/api/drift/report": drift_report,
+        "/metrics": metrics,
     }
     app = Starlette(
         routes=[Route(path, _threaded(endpoint)) for path, endpoint in routes.items()],

@@ -33,6 +33,11 @@ class DriftFiles:
         self._content = Packed(b"")
         self._reports: dict[str, str] = {}
 
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The files of the histories that there are now."""
+        return tuple(dict.fromkeys([*self._paths, *default_histories()]))
+
     def data(self) -> Packed:
         """Return the series of all histories, with the address of the report behind each point, and the alerts."""
         with self._lock:
@@ -57,7 +62,7 @@ class DriftFiles:
 
     def _look(self) -> None:
         """Read the histories again if a file has changed."""
-        paths = list(dict.fromkeys([*self._paths, *default_histories()]))
+        paths = self.paths
         versions = {path: (version_of(path), version_of(state_file(path))) for path in paths}
         if versions == self._versions:
             return
