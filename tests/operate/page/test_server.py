@@ -15,6 +15,7 @@ import pytest
 from luminosity.drift.history import DriftHistory, PastTest
 from luminosity.engine.monitor.recorder import Recorder
 from luminosity.errors import OptionError
+from luminosity.events import BundleRetried, LogMessage, WorkerLost
 from luminosity.operate.cost.prices import load_prices
 from luminosity.operate.page import event_stream, static_files
 from luminosity.operate.page.access import TOKEN_FILE, Access, token_of
@@ -365,6 +366,19 @@ def test_drift_with_the_reports_that_histories_name(folder: Path, tmp_path: Path
     assert answer.headers["content-security-policy"].startswith("sandbox; default-src 'none'")
     assert [addresses[1], addresses[4]] == [None, None]
     assert [ask(app, address).status for address in addresses[2:4]] == [404, 404]  # a link, and a file that is gone
+
+
+def test_passwords_in_failures_and_logs_are_hidden(app: Any, live: Recorder) -> None:
+    said = "can't connect to postgres://ana:pa55word@db/x?token=pa55word with the key sk-pa55word0123456789"
+    live(BundleRetried(RUN, 4.5, "infer", said, tries=1, elements=1, traceback=f"Traceback:\n{said}"))
+    live(LogMessage(RUN, 4.6, "error", said, traceback=said))
+    live(WorkerLost(RUN, 4.7, "w0", "cpu", said, bundles=1))
+    live(replace(ended(), failure=said, traceback=said))
+    for target in ("/api/runs", f"/api/runs/{RUN}", f"/api/runs/{RUN}/events?after=6", "/metrics"):
+        answer = ask(app, target)
+        assert answer.status == 200
+        assert b"pa55word" not in answer.body
+    assert b"can't connect to postgres://***@db/x?token=***" in ask(app, f"/api/runs/{RUN}").body
 
 
 def test_metrics_for_prometheus(app: Any, live: Recorder) -> None:

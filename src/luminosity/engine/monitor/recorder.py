@@ -17,6 +17,7 @@ from luminosity.engine.monitor.journal import NUMBER, JournalWriter, path_beside
 from luminosity.engine.monitor.thinning import Happenings, Samples, Thinned, text_of
 from luminosity.events import Event, MetricView, RunEnded, RunStarted, Snapshot, Subscriber, to_json
 from luminosity.manifest import manifest as manifests
+from luminosity.manifest.masking import mask_text
 
 __all__ = ["Recorder", "recorder"]
 
@@ -32,6 +33,7 @@ _MOST_SNAPSHOT_BYTES = 2_000_000
 _MOST_HAPPENINGS = 500  # of each of the kinds, of which there are 7
 _MOST_HAPPENING_BYTES = 150_000
 _MOST_JOURNAL_BYTES = 1_250_000
+_TEXTS = ("exception", "failure", "message", "reason", "traceback")  # which user code has a part in
 _UNFINISHED = ".unfinished"
 _UNFINISHED_FOR_S = 3600.0  # no write takes this long: its process was killed
 
@@ -55,8 +57,9 @@ class Recorder:
     Events are appended to the journal as they come, snapshots once a second. A large journal goes into the record, and
     an empty one replaces it. At the end, the record holds everything, and the journal is removed.
 
-    The pipeline's options are not recorded: they may contain secrets. If writing fails, the recorder warns once and
-    stops; the run goes on. The recorder also looks for requests of other processes, which lie beside the record.
+    The pipeline's options are not recorded: they may contain secrets. Passwords in addresses and keys of well-known
+    services are hidden in the texts of failures and logs. If writing fails, the recorder warns once and stops; the run
+    goes on. The recorder also looks for requests of other processes, which lie beside the record.
     """
 
     def __init__(self, folder: Path, on_request: Callable[[requests.Action], None] | None = None) -> None:
@@ -130,7 +133,9 @@ class Recorder:
 
     def _numbered(self, event: Event) -> dict[str, Any]:
         self._number += 1
-        return {**to_json(event), NUMBER: self._number}
+        data = to_json(event)
+        masked = {name: mask_text(data[name]) for name in _TEXTS if name in data}
+        return {**data, **masked, NUMBER: self._number}
 
     def _look_for_requests(self, event: Event) -> None:
         if self._requests is None or self._on_request is None:
