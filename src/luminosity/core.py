@@ -153,6 +153,20 @@ class InferenceMetrics:
     RETURN: Final = "return_micro_secs"
     DEVICE_BUSY: Final = "device_busy_micro_secs"  # batches that run at the same time count once
     OUT_OF_MEMORY: Final = "out_of_memory"  # how often a batch did not fit into memory
+    LOADS: Final = "loads"  # how often a model was loaded
+    LOAD: Final = "load_micro_secs"  # this and the following: summed over loads
+    MODEL_BYTES: Final = "model_bytes"  # of one copy of the model
+    # Sums over batches for the line that fits their times, without the first ones of each worker, which take longer.
+    # Squares and products exceed what a counter holds, so that each has two: multiples of 2**32, and the rest.
+    LINE_BATCHES: Final = "line_batches"
+    LINE_COST: Final = "line_cost"  # padded cost
+    LINE_SECONDS: Final = "line_micro_secs"  # of the device
+    LINE_COST_SQUARED: Final = "line_cost_squared"
+    LINE_PRODUCT: Final = "line_cost_micro_secs"
+    HIGH: Final = "_high"  # how the names of counters of multiples end
+    LATENCY: Final = (
+        "batch_ms"  # how the names of counters of batches by their time begin, see luminosity.kafka_metrics
+    )
 
     ALL: Final = frozenset(
         {
@@ -169,6 +183,16 @@ class InferenceMetrics:
             RETURN,
             DEVICE_BUSY,
             OUT_OF_MEMORY,
+            LOADS,
+            LOAD,
+            MODEL_BYTES,
+            LINE_BATCHES,
+            LINE_COST,
+            LINE_SECONDS,
+            LINE_COST_SQUARED,
+            LINE_COST_SQUARED + HIGH,
+            LINE_PRODUCT,
+            LINE_PRODUCT + HIGH,
         }
     )
 

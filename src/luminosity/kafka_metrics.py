@@ -14,7 +14,15 @@ from typing import Any, Final
 import numpy as np
 from apache_beam.metrics import Metrics
 
-__all__ = ["BUCKET_LIMITS_MS", "KafkaMetrics", "TimeCounters", "bucket_counts", "is_bucket", "percentile_ms"]
+__all__ = [
+    "BUCKET_LIMITS_MS",
+    "KafkaMetrics",
+    "TimeCounters",
+    "bucket_counts",
+    "bucket_names",
+    "is_bucket",
+    "percentile_ms",
+]
 
 
 class KafkaMetrics:
@@ -83,6 +91,11 @@ def is_bucket(namespace: str, name: str) -> bool:
     """
     times = {KafkaMetrics.READ: KafkaMetrics.AGE, KafkaMetrics.WRITE: KafkaMetrics.LATENCY}
     return namespace in times and name.startswith(times[namespace] + _TO)
+
+
+def bucket_names(name: str) -> frozenset[str]:
+    """Return the names of the counters of all buckets of a time."""
+    return frozenset(f"{name}{_TO}{limit}" for limit in (*BUCKET_LIMITS_MS, _BEYOND))
 
 
 def bucket_counts(counters: Mapping[str, int], name: str) -> dict[int, int]:

@@ -220,8 +220,12 @@ def test_padding_stays_small_on_skewed_lengths(pipelines: Pipelines, tmp_path: P
     padding = 1 - found["useful_cost"] / found["padded_cost"]
     assert padding < 0.25 or found["padded_cost"] < 0.5 * unsorted
     assert found["batches"] == len(device.batches())
-    for stage in ("prepare", "compute", "device_busy", "queue_wait"):
+    for stage in ("prepare", "compute", "device_busy", "queue_wait", "line"):
         assert found[f"{stage}_micro_secs"] > 0
+    assert found["loads"] >= 1
+    assert sum(count for name, count in found.items() if name.startswith("batch_ms_to_")) == found["batches"]
+    assert 0 < found["line_batches"] < found["batches"]
+    assert found["line_cost_squared"] * found["line_batches"] >= found["line_cost"] ** 2 > 0
 
 
 def test_the_model_works_while_the_next_block_is_prepared(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ class InferenceView:
     out_of_memory: int = 0  # how often a batch did not fit into memory
     loads: int = 0  # how often a model was loaded, in all workers
     load_seconds: float = 0.0  # summed over loads
-    model_bytes: int = 0  # of one copy of the largest model; 0 if not known
+    model_bytes: int = 0  # of one copy of the model, the mean of all loads; 0 if not known
     # The line that fits the batches' times: fixed_seconds + seconds_per_cost * padded cost; 0 and 0 if not known.
     fixed_seconds: float = 0.0
     seconds_per_cost: float = 0.0

@@ -5,26 +5,30 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import apache_beam as beam
 import pytest
-from apache_beam.metrics import Metrics
+from apache_beam.metrics import Metrics, monitoring_infos
 from apache_beam.options.pipeline_options import PipelineOptions
 from rich.console import Console, RenderableType
 
 from luminosity import LuminosityRunner
 from luminosity.cli.main import main
 from luminosity.core import InferenceMetrics
-from luminosity.engine.loop.metrics import BusyTime
+from luminosity.engine.loop.metrics import BusyTime, RunMetrics
 from luminosity.engine.monitor.views import inference
 from luminosity.engine.monitor.views.frame import frame
 from luminosity.engine.monitor.views.plain import line
 from luminosity.engine.monitor.views.summary import summary
+from luminosity.engine.observe.inference_progress import LoadedModels, inference_views
 from luminosity.events import (
     Event,
     InferenceView,
+    ModelLoaded,
+    ModelVersion,
     PoolInfo,
     RunEnded,
     RunStarted,
@@ -55,6 +59,10 @@ _OF_A_BATCH = {
     InferenceMetrics.RETURN: 2_000,
     InferenceMetrics.DEVICE_BUSY: 10,
     InferenceMetrics.OUT_OF_MEMORY: 0,
+    InferenceMetrics.LOADS: 1,
+    InferenceMetrics.LOAD: 500_000,
+    InferenceMetrics.MODEL_BYTES: 4096,
+    "batch_ms_to_100": 1,
 }
 _WORDS = "padding 6% · batches 41 rows, 92% full"
 _TIMES = "waits 12 ms · batch 102 ms (prepare 3, transfer 1, compute 96, return 2)"
@@ -102,6 +110,15 @@ def test_the_counters_of_a_run_are_in_its_events_and_pictures(
     assert (view.useful_cost, view.padded_cost, view.budget_cost) == (1880, 2000, 2160)
     assert view.compute_seconds == pytest.approx(20 * 0.096)
     assert view.worker_seconds > 0
+    assert (view.loads, view.load_seconds, view.model_bytes) == (20, 10.0, 4096)
+    assert view.batch_p50_ms is not None
+    assert 80 < view.batch_p50_ms < 100
+    assert view.batch_p99_ms == view.batch_p50_ms
+    loaded = [event for event in events if isinstance(event, ModelLoaded)]
+    assert len(loaded) == 20
+    assert {(e.step, e.load_seconds, e.model_bytes) for e in loaded} == {("Embed/Infer", 0.5, 4096)}
+    assert end.metrics[0].name == "other"
+    assert len(end.metrics) == 1
     assert [stage.inference for stage in end.last.stages].count(()) == len(end.last.stages) - 1
     assert from_json(json.loads(json.dumps(to_json(end)))) == end
 
@@ -118,6 +135,50 @@ def test_models_of_one_step_are_told_apart() -> None:
     assert isinstance(end, RunEnded)
     assert [view.step for view in inference.of(end.last)] == ["Embed/Infer mood", "Embed/Infer semantic"]
     assert {view.inferences for view in inference.of(end.last)} == {20 * 41}
+
+
+def test_each_load_is_reported_once() -> None:
+    before = InferenceView("Infer", loads=3, load_seconds=9.0)
+    loaded = LoadedModels([ModelVersion("Infer", "models:/tone", "2", "/path")], {"s1": (before,)})
+    assert loaded.news("r", 0.0, {"s1": (before,)}) == []
+    now = {
+        "s1": (replace(before, loads=5, load_seconds=12.0, model_bytes=7),),
+        "s2": (InferenceView("Other", loads=1),),
+    }
+    first = ModelLoaded("r", 1.0, "Infer", "models:/tone", load_seconds=1.5, model_bytes=7)
+    assert loaded.news("r", 1.0, now) == [first, first, ModelLoaded("r", 1.0, "Other", "")]
+    assert loaded.news("r", 2.0, now) == []
+
+
+def test_a_line_through_batches_is_exact_for_large_costs_too() -> None:
+    costs = [10**7 * n for n in range(1, 9)]
+    micros = [2500 + cost // 1000 for cost in costs]
+    squares, products = sum(c * c for c in costs), sum(c * m for c, m in zip(costs, micros, strict=True))
+    counters = {
+        "batches": 8,
+        "line_batches": 8,
+        "line_cost": sum(costs),
+        "line_micro_secs": sum(micros),
+        "line_cost_squared": squares % 2**32,
+        "line_cost_squared_high": squares >> 32,
+        "line_cost_micro_secs": products % 2**32,
+        "line_cost_micro_secs_high": products >> 32,
+    }
+    metrics = RunMetrics()
+    infos = [
+        monitoring_infos.int64_user_counter("Model", name, value, ptransform="Infer")
+        for name, value in counters.items()
+    ]
+    metrics.add("s1", infos)
+    plan = SimpleNamespace(pool=SimpleNamespace(most_workers=lambda: 1), id="s1", busy=BusyTime())
+    (view,) = inference_views(plan, metrics)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    assert (view.fixed_seconds, view.seconds_per_cost) == (0.0025, 1e-9)
+    # Without the squares, costs seem to be all alike.
+    squared = InferenceMetrics.LINE_COST_SQUARED
+    metrics.add("s2", [i for i in infos if not i.labels["NAME"].startswith(squared)])
+    plan.id = "s2"
+    (view,) = inference_views(plan, metrics)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    assert (view.fixed_seconds, view.seconds_per_cost) == (0.0, 0.0)
 
 
 def a_snapshot(*views: InferenceView) -> tuple[RunStarted, Snapshot]:

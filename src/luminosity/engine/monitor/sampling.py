@@ -6,10 +6,9 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Generator, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
 
+from luminosity.engine.monitor.devices import DeviceSampler, DeviceUse
 from luminosity.engine.monitor.worker_sampling import WorkerSampler
 from luminosity.events import ProcessMemory
 
@@ -21,15 +20,6 @@ _PART_OF_TIME = 0.005  # of a core, at most, for exact measurements: they take l
 _STOP_TIMEOUT_S = 5.0  # a driver that does not answer must not hold up the end of a run
 
 
-@dataclass(frozen=True)
-class DeviceUse:
-    """The load and memory of a device at one moment."""
-
-    utilization: float
-    memory_used: int
-    memory_total: int
-
-
 class Sampler:
     """Samples memory and devices on a thread of its own, so that neither the loop nor a view waits.
 
@@ -39,11 +29,15 @@ class Sampler:
 
     def __init__(self, devices: Iterable[str]) -> None:
         self.processes = ProcessMemory()
-        self.devices: dict[str, DeviceUse] = {}
         self.workers = WorkerSampler()
-        self._gpus = [device for device in devices if device.startswith("gpu:")]
+        self._devices = DeviceSampler(devices)
         self._is_stopped = threading.Event()
         self._thread = threading.Thread(target=self._sample, name="luminosity-sampler", daemon=True)
+
+    @property
+    def devices(self) -> Mapping[str, DeviceUse]:
+        """The newest samples of devices that their driver knows, with mean and peak over the run."""
+        return self._devices.uses
 
     def start(self) -> None:
         """Start the thread."""
@@ -57,10 +51,10 @@ class Sampler:
 
     def _sample(self) -> None:
         memory = TreeMemory(os.getpid())
-        with _driver(self._gpus) as handles:
+        with self._devices.opened():
             is_stopped = False
             while not is_stopped:
-                self.devices = {device: use for device, h in handles.items() if (use := _device_use(h)) is not None}
+                self._devices.sample()
                 used = memory.measure()
                 self.processes = ProcessMemory(used, max(used, self.processes.peak))
                 self.workers.sample(memory.parents, memory.own)
@@ -129,42 +123,3 @@ def _children(pid: int) -> Iterator[int]:
         for thread in os.listdir(f"/proc/{pid}/task"):
             with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/children") as file:
                 yield from map(int, file.read().split())
-
-
-@contextlib.contextmanager
-def _driver(gpus: list[str]) -> Generator[dict[str, Any], None, None]:
-    """The driver's names for those devices that it knows."""
-    if not gpus:
-        yield {}
-        return
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        yield {}
-        return
-    try:
-        handles: dict[str, Any] = {}
-        for device in gpus:
-            number = device.split(":", 1)[1]
-            with contextlib.suppress(pynvml.NVMLError):
-                handles[device] = (
-                    pynvml.nvmlDeviceGetHandleByIndex(int(number))
-                    if number.isdigit()
-                    else pynvml.nvmlDeviceGetHandleByUUID(number)
-                )
-        yield handles
-    finally:
-        pynvml.nvmlShutdown()
-
-
-def _device_use(handle: Any) -> DeviceUse | None:
-    import pynvml
-
-    try:
-        memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-        percent: Any = pynvml.nvmlDeviceGetUtilizationRates(handle).gpu
-        return DeviceUse(percent / 100, int(memory.used), int(memory.total))
-    except pynvml.NVMLError:
-        return None  # a partition of a device has no utilization; a device may be gone

@@ -8,16 +8,16 @@ from collections.abc import Iterable
 
 from apache_beam.transforms.window import GlobalWindow
 
-from luminosity.core import InferenceMetrics
 from luminosity.engine.data.blocks import Block
 from luminosity.engine.data.watermarks import MIN
 from luminosity.engine.loop.bundle import Bundle
 from luminosity.engine.loop.metrics import RunMetrics
 from luminosity.engine.loop.stage import StageRun
+from luminosity.engine.observe.inference_progress import inference_views
 from luminosity.engine.observe.kafka_progress import KafkaProgress
 from luminosity.events import InferenceView, StreamView
 
-__all__ = ["Pace", "RecentRate", "StageProgress", "StreamProgress", "inference_views"]
+__all__ = ["Pace", "RecentRate", "StageProgress", "StreamProgress"]
 
 _LEAST_ARRIVED = 0.02  # a smaller fraction of the input says nothing about the rest
 _LEAST_SECONDS = 2.0  # before that, a stage's speed is that of its start
@@ -55,7 +55,7 @@ class StageProgress:
         self.rate = 0.0
         self.fraction: float | None = None
         self.seconds_left: float | None = None
-        self.inference: tuple[InferenceView, ...] = ()
+        self.inference: tuple[InferenceView, ...] = inference_views(stage, metrics)  # of an earlier start
         self.kafka = KafkaProgress(stage.id, metrics)
 
     def update(self, seconds: float, running: int, waiting: int, arrived: float | None) -> None:
@@ -220,51 +220,3 @@ class Pace:
         usual = (last_seconds - first_seconds) / max(1, len(points) - 1 - first)
         elapsed = max(last_seconds, now - usual) - first_seconds
         return (last_amount - first_amount) / elapsed if elapsed > 0 else 0.0
-
-
-def inference_views(stage: StageRun, metrics: RunMetrics) -> tuple[InferenceView, ...]:
-    """Return a view for each model of a stage that has counted batches. Each model of a step has its own namespace."""
-    by_step = metrics.counters(stage.id, InferenceMetrics.ALL)
-    worker_seconds = round(stage.busy.first_to_last_seconds * stage.pool.most_workers(), 3)
-    return tuple(
-        _view(step if len(by_namespace) == 1 else _model_step(step, namespace), counters, worker_seconds)
-        for step, by_namespace in by_step.items()
-        for namespace, counters in sorted(by_namespace.items())
-        if counters.get(InferenceMetrics.BATCHES)
-    )
-
-
-def _model_step(step: str, namespace: str) -> str:
-    """Name the step after one model, if it is named after all of its models.
-
-    >>> _model_step("Enrich/Infer language, tone", "tone")
-    'Enrich/Infer tone'
-    """
-    parent, slash, label = step.rpartition("/")
-    return f"{parent}{slash}{label.partition(' ')[0]} {namespace}"
-
-
-def _view(step: str, counters: dict[str, int], worker_seconds: float) -> InferenceView:
-    def count(name: str) -> int:
-        return counters.get(name, 0)
-
-    def seconds(name: str) -> float:
-        return round(count(name) / 1e6, 6)
-
-    return InferenceView(
-        step,
-        inferences=count(InferenceMetrics.EXAMPLES),
-        batches=count(InferenceMetrics.BATCHES),
-        useful_cost=count(InferenceMetrics.USEFUL_COST),
-        padded_cost=count(InferenceMetrics.PADDED_COST),
-        budget_cost=count(InferenceMetrics.BUDGET_COST),
-        queue_wait_seconds=seconds(InferenceMetrics.QUEUE_WAIT),
-        prepare_seconds=seconds(InferenceMetrics.PREPARE),
-        collate_seconds=seconds(InferenceMetrics.COLLATE),
-        transfer_seconds=seconds(InferenceMetrics.TRANSFER),
-        compute_seconds=seconds(InferenceMetrics.COMPUTE),
-        return_seconds=seconds(InferenceMetrics.RETURN),
-        device_busy_seconds=seconds(InferenceMetrics.DEVICE_BUSY),
-        worker_seconds=worker_seconds,
-        out_of_memory=count(InferenceMetrics.OUT_OF_MEMORY),
-    )

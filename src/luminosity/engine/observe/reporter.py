@@ -16,6 +16,7 @@ from luminosity.engine.loop.bundle import Bundle
 from luminosity.engine.loop.workers import Worker
 from luminosity.engine.monitor.subscribers import EventStream
 from luminosity.engine.monitor.worker_sampling import WorkerSampler
+from luminosity.engine.observe.inference_progress import LoadedModels
 from luminosity.engine.observe.snapshots import Snapshots
 from luminosity.engine.observe.user_metrics import MOST_METRICS
 from luminosity.engine.workers.failure import Failure
@@ -67,6 +68,7 @@ class Reporter:
         self._snapshots = snapshots
         self._stream = stream
         self._workers = workers
+        self._loaded = LoadedModels(models, snapshots.inference())
         self._began_at = self._next_at = time.monotonic()
         now = datetime.now(timezone.utc)
         self.run_id = new_run_id(now)
@@ -98,6 +100,7 @@ class Reporter:
         if now >= self._next_at and self._stream.is_heard:
             self._next_at = now + _SNAPSHOT_EVERY_S
             self._stream.emit(self._snapshots.take(self.run_id, now - self._began_at))
+            self._report_loads()
 
     def worker_started(self, worker: Worker) -> None:
         """Emit that a worker has connected."""
@@ -154,6 +157,7 @@ class Reporter:
         """Emit the end of the run. Blocks until all subscribers have received it, or a timeout has passed."""
         seconds = self._seconds()
         last = self._snapshots.take(self.run_id, seconds, is_last=True)
+        self._report_loads()
         metrics = self._snapshots.user_metrics()
         self._stream.emit(
             RunEnded(
@@ -167,6 +171,10 @@ class Reporter:
             )
         )
         self._stream.close()
+
+    def _report_loads(self) -> None:
+        for event in self._loaded.news(self.run_id, self._seconds(), self._snapshots.inference()):
+            self._stream.emit(event)
 
     def _seconds(self) -> float:
         return round(time.monotonic() - self._began_at, 3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 
 from luminosity.engine.data.clock import Clock
 from luminosity.engine.loop.buffers import BufferRun
@@ -11,6 +12,7 @@ from luminosity.engine.loop.parts import RunParts
 from luminosity.engine.loop.stage import StageRun
 from luminosity.engine.loop.workers import PoolRun
 from luminosity.engine.monitor.sampling import Sampler
+from luminosity.engine.observe.inference_progress import Views
 from luminosity.engine.observe.progress import StageProgress, StreamProgress
 from luminosity.engine.observe.user_metrics import user_metrics
 from luminosity.engine.plan.graph import Stage
@@ -109,6 +111,10 @@ class Snapshots:
             workers=self._sampler.workers.views(None if is_last else running),
         )
 
+    def inference(self) -> Views:
+        """Return how models do, by stage, when the last snapshot was taken."""
+        return {stage_id: progress.inference for stage_id, progress in self._progress.items()}
+
     def user_metrics(self) -> list[MetricView]:
         """Return what user code has counted in committed bundles."""
         steps = (step for stage in self._parts.stages for step in stage.plan.steps)
@@ -182,10 +188,8 @@ class Snapshots:
                     busy[device] = busy.get(device, 0.0) + pool.worker_busy[index].spanned_seconds
         views: list[DeviceView] = []
         for device, busy_seconds in busy.items():
-            view = DeviceView(device, _fraction(busy_seconds, seconds))
-            if use := self._sampler.devices.get(device):
-                view = DeviceView(device, view.busy_fraction, use.utilization, use.memory_used, use.memory_total)
-            views.append(view)
+            use = self._sampler.devices.get(device)
+            views.append(DeviceView(device, _fraction(busy_seconds, seconds), **({} if use is None else asdict(use))))
         return tuple(views)
 
 

@@ -37,11 +37,11 @@ def user_metrics(by_stage: Mapping[str, Sequence[_Info]], steps: Iterable[str]) 
 
 
 def _without_models(infos: Sequence[_Info]) -> Iterable[_Info]:
-    """Leave out what a step that runs a model counts: all of a namespace with the counter of its batches."""
+    """Leave out what a step that runs a model counts: all of a namespace with the counter of its batches or loads."""
     of_models = {
         (_label(info, "PTRANSFORM"), _label(info, "NAMESPACE"))
         for info in infos
-        if _label(info, "NAME") == InferenceMetrics.DEVICE_BUSY
+        if _label(info, "NAME") in (InferenceMetrics.DEVICE_BUSY, InferenceMetrics.LOAD)
     }
     return [i for i in infos if (_label(i, "PTRANSFORM"), _label(i, "NAMESPACE")) not in of_models]
 

@@ -79,7 +79,7 @@ def load(handler: Handler[Any, Any, Any], copies: int, clock: Clock) -> Loaded:
         known.append(model_bytes(handler, model))
     grown = max(resident_bytes() - before, 0)
     size = grown if None in known else sum(each or 0 for each in known)
-    stats = LoadStats((clock.time_ns() - begun_ns) // 1_000_000, size)
+    stats = LoadStats((clock.time_ns() - begun_ns) // 1_000_000, size, copies)
     return Loaded(tuple(loaded), size, time.monotonic() - begun, stats, is_estimate=None in known)
 
 

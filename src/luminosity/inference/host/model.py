@@ -23,10 +23,11 @@ class Clock(Protocol):
 
 @dataclass(frozen=True)
 class LoadStats:
-    """How long a load took, and the bytes that the model takes, for Beam's metrics."""
+    """How long a load took, and the bytes that all copies of the model take together, for metrics."""
 
     milli_secs: int
     num_bytes: int
+    copies: int = 1
 
 
 @dataclass

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from apache_beam.metrics import Metrics
 from apache_beam.ml.inference.base import _MetricsCollector  # pyright: ignore[reportPrivateUsage]
 
@@ -12,8 +13,11 @@ from luminosity.core import InferenceMetrics
 from luminosity.inference.handler import Handler
 from luminosity.inference.host.model import LoadStats
 from luminosity.inference.host.work import BatchStats
+from luminosity.kafka_metrics import TimeCounters
 
 __all__ = ["StepCounters"]
+
+_FIRST_BATCHES = 2  # of a worker: they take longer, since libraries and devices prepare themselves
 
 
 class StepCounters:
@@ -24,6 +28,8 @@ class StepCounters:
         overridden = handler.override_metrics(namespace)
         self._beam = [] if overridden else [_MetricsCollector(namespace, prefix) for prefix in prefixes]
         self._namespace = namespace
+        self._times = TimeCounters(namespace, InferenceMetrics.LATENCY)
+        self._batches = 0
 
     def prepared(self, seconds: float) -> None:
         """Count the time of preparing a block."""
@@ -33,6 +39,9 @@ class StepCounters:
         """Count batches and loads."""
         for beam in self._beam:
             self._update_beam(beam, batches, loads)
+        self._add(InferenceMetrics.LOADS, len(loads))
+        self._add(InferenceMetrics.LOAD, sum(load.milli_secs for load in loads) * 1000)
+        self._add(InferenceMetrics.MODEL_BYTES, sum(load.num_bytes // load.copies for load in loads))
         done = [batch for batch in batches if not batch.failed]
         self._add(InferenceMetrics.OUT_OF_MEMORY, sum(batch.out_of_memory for batch in batches))
         if not done:
@@ -48,6 +57,18 @@ class StepCounters:
         self._add_seconds(InferenceMetrics.COMPUTE, sum(batch.compute for batch in done))
         self._add_seconds(InferenceMetrics.RETURN, sum(batch.collect for batch in done))
         self._add_seconds(InferenceMetrics.DEVICE_BUSY, sum(batch.busy for batch in done))
+        self._times.count(np.array([batch.latency_micro_secs // 1000 for batch in done]))
+        self._update_line(done[max(0, _FIRST_BATCHES - self._batches) :])
+        self._batches += len(done)
+
+    def _update_line(self, batches: list[BatchStats]) -> None:
+        """Count the sums of which the line of least squares through the batches' times is made."""
+        points = [(round(batch.padded), round(batch.busy * 1e6)) for batch in batches]
+        self._add(InferenceMetrics.LINE_BATCHES, len(points))
+        self._add(InferenceMetrics.LINE_COST, sum(cost for cost, _ in points))
+        self._add(InferenceMetrics.LINE_SECONDS, sum(micros for _, micros in points))
+        self._add_large(InferenceMetrics.LINE_COST_SQUARED, sum(cost * cost for cost, _ in points))
+        self._add_large(InferenceMetrics.LINE_PRODUCT, sum(cost * micros for cost, micros in points))
 
     def _update_beam(self, beam: _MetricsCollector, batches: list[BatchStats], loads: list[LoadStats]) -> None:
         for load in loads:
@@ -61,6 +82,11 @@ class StepCounters:
     def _add(self, name: str, amount: float) -> None:
         if amount:
             Metrics.counter(self._namespace, name).inc(int(amount))
+
+    def _add_large(self, name: str, amount: int) -> None:
+        high, low = divmod(amount, 1 << 32)
+        self._add(name, low)
+        self._add(name + InferenceMetrics.HIGH, high)
 
     def _add_seconds(self, name: str, seconds: float) -> None:
         self._add(name, seconds * 1e6)
