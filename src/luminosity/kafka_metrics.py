@@ -132,4 +132,4 @@ def percentile_ms(counts: Mapping[int, int], fraction: float) -> float | None:
     if bucket >= len(BUCKET_LIMITS_MS):
         return float(_MOST_MS)
     least, most = BUCKET_LIMITS_MS[bucket - 1] + 1, BUCKET_LIMITS_MS[bucket]
-    return (least * most) ** 0.5  # As far from both, by their ratio.
+    return float(f"{(least * most) ** 0.5:.3g}")  # As far from both, by their ratio.

@@ -83,8 +83,8 @@ class _Step:
             bytes_per_second=round((now.bytes - before.bytes) / elapsed, 1),
             dead_letters=numbers.get(letters, 0),
             lost=numbers.get(KafkaMetrics.RECORDS_LOST, 0),
-            p50_ms=_rounded(percentile_ms(times, 0.5)),
-            p99_ms=_rounded(percentile_ms(times, 0.99)),
+            p50_ms=percentile_ms(times, 0.5),
+            p99_ms=percentile_ms(times, 0.99),
             lag=sum(each.records for each in lags),
             partitions=len(lags),
             lags=tuple(lags if is_last else [each for each in lags[:_MOST_LAGS] if each.records]),
@@ -104,7 +104,3 @@ def _label(step: str) -> str:
     ('Live/Read reviews', 'Publish')
     """
     return step.removesuffix("/Process").removesuffix("/Read").removesuffix("/Write")
-
-
-def _rounded(milliseconds: float | None) -> float | None:
-    return None if milliseconds is None else float(f"{milliseconds:.3g}")
