@@ -89,7 +89,10 @@ def show(record: Record, as_json: bool = False) -> int:
         console.print()
     for text in happened[:_MOST_HAPPENINGS]:
         console.print(Text(text))
-    more = len(happened) - _MOST_HAPPENINGS + record.left_out
+    shown = (BundleRetried.__name__, WorkerLost.__name__)
+    of_kind = record.left_out_of
+    left_out = sum(of_kind.get(kind, 0) for kind in shown) if of_kind else record.left_out
+    more = max(0, len(happened) - _MOST_HAPPENINGS) + left_out
     if more > 0:
         console.print(f"and {more} more")
     return 0

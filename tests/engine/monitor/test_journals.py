@@ -232,7 +232,7 @@ def test_the_first_and_the_last_events_of_each_kind_are_kept() -> None:
     happenings.add(100, {"event": "WorkerLost", "at": 100})
     kept = [json.loads(text)["at"] for text in happenings.kept]
     assert kept == [0, 1, 2, 3, 4, 95, 96, 97, 98, 99, 100]
-    assert happenings.left_out == 90
+    assert happenings.left_out == {"LogMessage": 90}
 
 
 def test_equal_tracebacks_are_kept_once_and_others_within_the_bytes(tmp_path: Path) -> None:
@@ -284,3 +284,4 @@ def test_a_run_of_twelve_hours_with_a_hundred_stages_stays_small(tmp_path: Path)
     assert seconds[-1] > 0.9 * HOURS_12
     assert {len(each.stages) for each in record.snapshots} == {100}
     assert len(record.happenings) + record.left_out == 5000
+    assert record.left_out_of == {"WorkerLost": record.left_out}

@@ -167,7 +167,8 @@ class Recorder:
             {
                 **self._content,
                 "number": self._number,
-                "left_out": happenings.left_out,
+                "left_out": sum(happenings.left_out.values()),
+                "left_out_of": happenings.left_out,
                 "tracebacks": happenings.tracebacks,
             }
         )

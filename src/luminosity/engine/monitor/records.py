@@ -8,7 +8,8 @@ import os
 import re
 import socket
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -54,6 +55,9 @@ class Record:
     ended: RunEnded | None
     is_alive: bool  # whether its process still runs; counts only if the run has not ended
     number: int = 0  # of the last event that it holds
+    left_out_of: Mapping[str, int] = field(
+        default_factory=dict[str, int]
+    )  # by kind; empty if an older version wrote it
 
     @property
     def state(self) -> str:
@@ -186,6 +190,7 @@ def record_of(content: dict[str, Any], path: Path, *, only_last: bool = False) -
         None if content["ended"] is None else _only(RunEnded, content["ended"]),
         is_alive(content["process"], path),
         content["number"],
+        content.get("left_out_of", {}),
     )
 
 

@@ -157,9 +157,9 @@ class Happenings:
         return text, digest, traceback
 
     @property
-    def left_out(self) -> int:
-        """The number of events that are not kept."""
-        return sum(kind.left_out for kind in self._kinds.values())
+    def left_out(self) -> dict[str, int]:
+        """The numbers of events that are not kept, by kind."""
+        return {name: kind.left_out for name, kind in self._kinds.items() if kind.left_out}
 
     @property
     def kept(self) -> list[str]:
