@@ -28,7 +28,7 @@ from luminosity.events import (
 )
 from tests.operate.page.flow import Flow, Part
 
-__all__ = ["ATTACK", "batch", "failing", "hostile", "many_stages", "record", "stream"]
+__all__ = ["ATTACK", "batch", "ended", "failing", "hostile", "many_stages", "record", "stream"]
 
 _GB = 1_000_000_000
 _STARTED_AT = 1_790_000_000.0
@@ -188,7 +188,7 @@ def many_stages(run: str, count: int = 100) -> Iterator[Event]:
     yield _started(run, "hundred.py", flow)
     yield from _workers(flow)
     while not flow.is_done and flow.seconds < 400:
-        flow.step(2.0)
+        flow.step(4.0)
         yield flow.snapshot()
     yield RunEnded(run, flow.seconds, "done", flow.snapshot())
 
@@ -230,3 +230,10 @@ def hostile(run: str) -> Iterator[Event]:
     yield BundleRetried(run, 30.0, ATTACK, ATTACK, 1, 5, ATTACK, ATTACK)
     metrics = (MetricView("counter", ATTACK, ATTACK, ATTACK, value=1),)
     yield RunEnded(run, 31.0, "failed", last.snapshot(), ATTACK, metrics, 0, ATTACK, ATTACK, ATTACK)
+
+
+def ended(run: str) -> Iterator[Event]:
+    """Yield the last event of a run that ends well."""
+    flow = _batch_flow(run)
+    flow.step(1.0)
+    yield RunEnded(run, 900.0, "done", flow.snapshot())

@@ -50,9 +50,9 @@ export class Chart {
     this.marker = s("g", { class: "marker" });
     this.axes = s("g");
     this.plot.append(this.axes, this.lines, this.marker);
-    this.readout = h("p", { class: "readout" });
+    this.readout = h("span", { class: "readout" });
     this.legend = h("ul", { class: "legend" });
-    this.element = h("figure", { class: "chart" }, h("figcaption", {}, h("h3", {}, title), h("span", { class: "muted" }, unit)), this.plot, this.readout, this.legend);
+    this.element = h("figure", { class: "chart" }, h("figcaption", {}, h("h3", {}, title), h("span", { class: "muted" }, unit), this.readout), this.plot, this.legend);
     cursor.add(this);
     this.observer = new ResizeObserver(([entry]) => {
       const width = Math.floor(entry.contentRect.width);
@@ -75,13 +75,13 @@ export class Chart {
   #drawLegend() {
     keyed(this.legend, this.#legendItems, this.#series, (each) => each.name, (each) => {
       const swatch = s("svg", { width: 22, height: 10, "aria-hidden": "true" }, s("path", { d: "M1 5H21", class: `line look${each.look}${each.isBound ? " bound" : ""}` }));
-      const button = h("button", { type: "button", class: "key", "aria-pressed": "true", title: "Show or hide this line" }, swatch, each.name);
+      const button = h("button", { type: "button", class: "key", "aria-pressed": "true", title: "Show or hide this line" }, swatch, each.name, h("output"));
       button.addEventListener("click", () => {
         if (!this.#hidden.delete(each.name)) this.#hidden.add(each.name);
         button.setAttribute("aria-pressed", String(!this.#hidden.has(each.name)));
         this.draw();
       });
-      return { element: h("li", {}, button), update: () => {} };
+      return { element: h("li", {}, button), value: button.querySelector("output"), update: () => {} };
     });
   }
 
@@ -126,6 +126,7 @@ export class Chart {
     if (seconds === null || !this.#scales) {
       replaceAll(this.marker);
       setText(this.readout, "");
+      for (const item of this.#legendItems.values()) setText(item.value, "");
       return;
     }
     const { x, y, shown } = this.#scales;
@@ -136,13 +137,14 @@ export class Chart {
       const nearest = nearestTo(each.points, at);
       if (!nearest) continue;
       if (!each.isBound) dots.push(s("circle", { class: `dot look${each.look}`, cx: x(nearest[0]), cy: y(nearest[1]), r: 3.5 }));
-      said.push(`${each.name} ${this.format(nearest[1])}`);
+      const value = this.format(nearest[1]);
+      said.push(`${each.name} ${value}`);
+      setText(this.#legendItems.get(each.name).value, value);
     }
     replaceAll(this.marker, ...dots);
-    const text = `${duration(at)}: ${said.join(" · ") || "no data"}`;
-    setText(this.readout, text);
+    setText(this.readout, duration(at));
     this.plot.setAttribute("aria-valuenow", Math.round(at));
-    this.plot.setAttribute("aria-valuetext", text);
+    this.plot.setAttribute("aria-valuetext", `${duration(at)}: ${said.join(", ") || "no data"}`);
   }
 
   #toPointer(event) {

@@ -1,4 +1,4 @@
-// Elements of the page. Text from runs only ever becomes a text node: there is no innerHTML in any module.
+// Elements of the page. Text from runs only ever becomes a text node, never markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 

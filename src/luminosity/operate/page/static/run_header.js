@@ -85,6 +85,8 @@ function aboutOf(run) {
   ].filter(Boolean).join(" · ");
 }
 
+const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
+
 /** Return the share of the work that is done: that of the stage that has most before it. */
 function shareDone(run) {
   if (run.state === "done") return 1;
@@ -106,8 +108,10 @@ function* factsOf(run, share) {
   const speed = run.isLive ? largest?.rate : largest && run.seconds ? largest.elements / run.seconds : null;
   yield ["Elements", largest ? count(largest.elements) : null, speed ? `${rate(speed)} in ${label}` : "", "no stage has committed anything yet"];
   const bill = run.cost;
-  const range = bill && bill.low !== undefined && bill.high !== undefined && bill.low !== bill.high ? `between ${money(bill.low, "")} and ${money(bill.high, bill.currency)}` : "";
-  yield [run.isLive ? "Cost so far" : "Cost", bill ? money(bill.total, bill.currency) : null, range, "the bill can't be computed: the record does not say what the workers had"];
+  const isPriced = isNumber(bill?.total);
+  const range = isPriced && isNumber(bill.low) && isNumber(bill.high) && bill.low !== bill.high ? `${money(bill.low, "")}to ${money(bill.high, bill.currency)}` : "";
+  const why = bill?.notes?.join(" ") || "the bill can't be computed: the record does not say what the workers had";
+  yield [run.isLive ? "Cost so far" : "Cost", isPriced ? money(bill.total, bill.currency) : null, range, why];
   const processes = last?.processes ?? {};
   yield ["Memory", processes.peak ? bytes(processes.peak) : null, processes.peak ? "at most, in all processes" : "", "the system does not report it"];
   const retries = stages.reduce((sum, stage) => sum + (stage.retries ?? 0), 0) || run.of("BundleRetried").length;

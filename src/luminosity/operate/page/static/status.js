@@ -51,13 +51,13 @@ export const runWhy = (state) => WHY[state] ?? "";
 
 /** Return the shape of a kind as SVG, decorative: the word stands beside it. */
 export function glyph(kind, size = 12) {
-  const path = s("path", { d: SHAPES[kind], class: FILLED.has(kind) ? "solid" : "open" });
+  const path = s("path", { d: SHAPES[kind], class: FILLED.has(kind) ? "solid" : "drawn" });
   return s("svg", { viewBox: "0 0 12 12", width: size, height: size, class: `glyph ${kind}`, "aria-hidden": "true" }, path);
 }
 
 /** Return the shape as a part of a larger drawing. */
 export function glyphAt(kind, x, y) {
-  const path = s("path", { d: SHAPES[kind], class: FILLED.has(kind) ? "solid" : "open" });
+  const path = s("path", { d: SHAPES[kind], class: FILLED.has(kind) ? "solid" : "drawn" });
   return s("g", { class: `glyph ${kind}`, transform: `translate(${x} ${y})`, "aria-hidden": "true" }, path);
 }
 

@@ -42,11 +42,11 @@ const bound = (run, name, value) => ({ name, isBound: true, look: 0, points: run
 
 const CHARTS = [
   {
-    title: "Throughput", unit: "elements per second; the steps with the most work", format: short,
+    title: "Throughput", unit: "elements per second, of the steps with the most work", format: short,
     lines: (run) => largestStages(run, (index) => run.views().get(run.plan.stageIds[index])?.busy_seconds ?? 0, (index) => run.throughput(index)),
   },
   {
-    title: "Queues", unit: "elements in front of a step; the longest ones", format: short,
+    title: "Queues", unit: "elements in front of a step, the longest ones", format: short,
     lines: (run) => largestStages(run, (index) => maximum(run.series("queued", index)), (index) => run.series("queued", index)),
   },
   {
@@ -65,7 +65,7 @@ const CHARTS = [
     lines: (run) => run.plan.deviceIds.flatMap((id, index) => {
       const total = (run.last?.devices ?? []).find((device) => device.id === id)?.memory_total;
       const used = { name: id, look: index % 6, points: run.series("deviceMemory", index) };
-      return total ? [used, { ...bound(run, `${id} has`, total), look: index % 6 }] : [used];
+      return total ? [used, { ...bound(run, `${id} in all`, total), look: index % 6 }] : [used];
     }),
   },
   {

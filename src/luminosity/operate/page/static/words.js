@@ -37,7 +37,7 @@ export function rate(value) {
 export function duration(seconds) {
   if (!isKnown(seconds)) return NONE;
   if (seconds < 0) return `−${duration(-seconds)}`;
-  if (seconds < 0.001) return seconds ? "< 1 ms" : "0 s";
+  if (seconds < 0.001) return seconds ? `${trimmed(seconds * 1e6)} µs` : "0 s";
   if (seconds < 0.9995) return `${trimmed(seconds * 1000)} ms`;
   if (seconds < 9.95) return `${seconds.toFixed(1)} s`;
   const whole = Math.round(seconds);

@@ -1,0 +1,310 @@
+"""The page of ``lum ui`` in a real browser: every view, live runs, a restarted server, the keyboard, hostile names."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Locator, Page, expect
+
+from luminosity.engine.monitor.recorder import Recorder
+from luminosity.events import Event
+from tests.operate.page import made_up
+from tests.operate.page.browsing import Served, Tab, free_port, launched, served
+from tests.operate.page.drift_made_up import drift_history
+from tests.warm import WarmProcess
+
+pytestmark = pytest.mark.alone
+
+expect.set_options(timeout=20_000)
+
+_ID = "20260921T0000{:02}-aaaaa{}"
+DONE, FAILED, MANY, STREAM, HOSTILE, FASTER, LIVE = (_ID.format(number, number) for number in range(1, 8))
+
+_PIPELINE = """
+import os, time
+import apache_beam as beam
+
+GO = {go!r}
+
+def slow(number):
+    while number >= 5 and not os.path.exists(GO):
+        time.sleep(0.02)
+    return number
+
+if __name__ == "__main__":
+    with beam.Pipeline() as pipeline:
+        pipeline | beam.Create(range(10)) | "Wait for the test" >> beam.Map(slow)
+"""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with launched() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    made_up.record(folder, made_up.batch(DONE))
+    made_up.record(folder, made_up.failing(FAILED))
+    made_up.record(folder, made_up.many_stages(MANY))
+    made_up.record(folder, made_up.stream(STREAM, seconds=300))
+    made_up.record(folder, made_up.hostile(HOSTILE))
+    made_up.record(folder, made_up.batch(FASTER, speed=1.6))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(browser: Browser, runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    drift = tmp_path_factory.mktemp("drift")
+    report = drift / "report.html"
+    report.write_text("<!doctype html><title>The report</title><p>What drifted.")
+    drift_history(drift / "reviews.sqlite", report)
+    with served(runs, drift=drift) as running:
+        yield running
+
+
+@pytest.fixture
+def tab(browser: Browser, server: Served) -> Iterator[Tab]:
+    """A page that is signed in. The test fails if its console complains."""
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    opened = Tab(context.new_page())
+    opened.page.goto(server.opening)
+    yield opened
+    context.close()
+    assert opened.complaints == []
+
+
+@pytest.fixture
+def page(tab: Tab) -> Page:
+    return tab.page
+
+
+def names(page: Page, table: str) -> list[str]:
+    """Return the first column of a section's table."""
+    return page.locator(f"{table} tbody tr:not(.detail) > th").all_inner_texts()
+
+
+def cell(page: Page, stage: str, column: str) -> Locator:
+    return page.locator(f"#steps tr[data-stage='{stage}'] td[data-title='{column}']")
+
+
+def test_the_list_has_live_runs_first_and_a_filter(page: Page, server: Served) -> None:
+    expect(page).to_have_url(server.address("/runs"))  # without the token
+    rows = page.locator(".runs tbody tr")
+    expect(rows).to_have_count(6)
+    assert rows.first.get_attribute("data-run") == STREAM  # the only live one, though not the newest
+    page.get_by_role("button", name="Failed").click()
+    expect(rows).to_have_count(2)
+    page.get_by_role("button", name="All").click()
+    page.get_by_role("searchbox").fill("hundred")
+    expect(rows).to_have_count(1)
+    page.get_by_role("searchbox").fill("no such run")
+    expect(page.get_by_text("No run matches the filter.")).to_be_visible()
+
+
+def test_a_run_is_watched_from_its_start_to_its_end(page: Page, server: Served, runs: Path, tmp_path: Path) -> None:
+    script, go = tmp_path / "watched.py", tmp_path / "go"
+    script.write_text(_PIPELINE.format(go=str(go)))
+    words = ("run", str(script), f"--run_dir={runs}", "--cpu_workers=1")
+    process = WarmProcess("luminosity.cli.main", *words, cwd=tmp_path, env=dict(os.environ))
+    try:
+        page.get_by_role("link", name="watched.py").click()
+        expect(page.locator(".run-head .pill")).to_have_text("running")
+        expect(page.locator("#connection")).to_have_text("Live")
+        expect(page.locator("#steps tbody tr")).not_to_have_count(0)
+        assert "Wait for the test" in " ".join(names(page, "#steps"))
+        page.evaluate("window.isTheSame = true")
+        go.touch()
+        expect(page.locator(".run-head .pill")).to_have_text("done")
+        expect(page.locator("#connection")).to_have_text("")
+        expect(page.locator("#steps tbody tr").last.locator("td[data-title='Elements']")).to_have_text("10")
+        assert page.evaluate("window.isTheSame")  # without loading the page again
+        assert process.wait(timeout=60) == 0
+    finally:
+        process.kill()
+        process.wait(timeout=60)
+
+
+def test_a_batch_shows_what_is_known_and_nothing_empty(page: Page, server: Served) -> None:
+    page.goto(server.address(f"/runs/{DONE}"))
+    expect(page.locator(".run-head .pace")).to_contain_text("Embed")
+    expect(page.locator("#graph .node")).to_have_count(12)
+    assert len(names(page, "#steps")) == 12
+    expect(cell(page, "s5", "Padding")).to_have_text("8%")
+    expect(cell(page, "s1", "Padding")).to_have_text("\u2013")
+    assert "no model" in (cell(page, "s1", "Padding").get_attribute("title") or "")
+    expect(page.locator("#models tbody tr")).to_have_count(2)
+    expect(page.locator("#counters tbody tr")).to_have_count(4)
+    page.get_by_label("also those of Beam and Luminosity").check()
+    expect(page.locator("#counters tbody tr")).to_have_count(5)
+    assert page.locator(".chart:visible h3").all_inner_texts() == [
+        *("Throughput", "Queues", "Workers", "Devices", "Memory of devices", "Memory"),
+    ]
+    expect(page.locator("#stream")).to_be_hidden()
+    page.locator("#models .open").first.click()
+    expect(page.locator("#models tr.detail")).to_contain_text("compute 61 ms")
+
+
+def test_a_failed_run_begins_with_its_failure(page: Page, server: Served) -> None:
+    page.goto(server.address(f"/runs/{FAILED}"))
+    expect(page.get_by_role("alert")).to_have_text(re.compile("failed 4 times: pipeline.BadRow"))
+    expect(page.locator("main section").first).to_have_id("failures")
+    first = page.locator("#failures .entry").first
+    expect(first.locator("pre")).to_contain_text("pipeline.BadRow: row 48113 has no stars")
+    expect(first).to_contain_text("at pipeline.py:88")
+    first.locator("summary").click()
+    expect(first.locator("pre")).to_be_hidden()
+    expect(page.locator("#graph .node.failed")).to_have_attribute("aria-label", "ReadTable + Parse: failed")
+    page.locator("#logs").get_by_role("button", name="Errors").click()
+    expect(page.locator("#logs .entry")).to_have_count(1)
+
+
+def test_a_hundred_stages_can_be_sorted_and_folded_away(page: Page, server: Served) -> None:
+    page.goto(server.address(f"/runs/{MANY}"))
+    expect(page.locator("#graph .node")).to_have_count(100)
+    page.get_by_role("button", name="Fit the graph to the page").click()
+    pane = page.locator("#graph .pane")
+    assert pane.evaluate("(pane) => pane.scrollWidth <= pane.clientWidth + 1")
+    head = page.locator("#steps thead th").filter(has_text="Time")
+    head.get_by_role("button").click()
+    expect(head).to_have_attribute("aria-sort", "descending")
+    times = page.locator("#steps td[data-title='Time']").all_inner_texts()
+    seconds = [sum(int(n) * (60 if unit == "min" else 1) for n, unit in re.findall(r"(\d+) (min|s)", t)) for t in times]
+    assert len(seconds) == 100
+    assert seconds == sorted(seconds, reverse=True)
+    page.get_by_role("button", name="Hide the graph").click()
+    expect(pane).to_be_hidden()
+    page.reload()
+    expect(page.get_by_role("button", name="Show the graph")).to_be_visible()  # the browser remembers it
+    expect(pane).to_be_hidden()
+
+
+def test_a_stream_shows_lag_backlog_late_data_and_checkpoints(page: Page, server: Served) -> None:
+    page.goto(server.address(f"/runs/{STREAM}"))
+    stream = page.locator("#stream")
+    expect(stream).to_contain_text(re.compile(r"(29|30) checkpoints, the last one .* ago"))
+    assert len(names(page, "#stream")) == 4
+    assert stream.locator(".chart:visible h3").all_inner_texts() == ["Watermark lag", "Backlog"]
+    expect(page.locator(".run-head .pill")).to_have_text("running")
+    expect(page.locator(".run-head .facts")).not_to_contain_text("Time left")
+
+
+def test_two_runs_are_compared_with_what_differs_first(page: Page) -> None:
+    compare = page.locator(".action")
+    expect(compare).to_be_disabled()
+    page.locator(f"tr[data-run='{DONE}'] input").check()
+    page.locator(f"tr[data-run='{FASTER}'] input").check()
+    compare.click()
+    expect(page.locator(".pace")).to_have_text(re.compile(r"B took 1 min \d+ s, A 2 min \d+ s: B is 1\.\d. faster\."))
+    expect(page.locator("#compare-steps tbody tr").first).to_have_text(re.compile("Embed.*37% less"))
+    page.locator("#compare-steps").get_by_role("button", name="Memory").click()
+    expect(page.locator("#compare-steps")).to_contain_text("12 rows are alike, within 2%")
+    page.get_by_role("button", name="Swap A and B").click()
+    expect(page.locator(".pace")).to_contain_text("slower")
+    page.go_back()
+    expect(page.locator(".pace")).to_contain_text("faster")
+
+
+def test_drift_shows_each_key_with_its_threshold_and_opens_the_report(page: Page, server: Served) -> None:
+    page.goto(server.address("/drift"))
+    cards = page.locator(".card")
+    expect(cards).to_have_count(5)
+    assert cards.locator("h3").all_inner_texts()[:3] == ["all rows", "language=de", "language=sv"]  # the worst first
+    assert cards.locator(".pill").all_inner_texts() == ["drift", "drift", "no recent test", "no drift", "no drift"]
+    german = cards.nth(1)
+    expect(german.locator("figure")).to_have_count(2)
+    expect(german.locator(".threshold")).to_have_count(2)
+    expect(german.locator("figure").first.locator(".drifted")).to_have_count(11)
+    expect(page.locator("#alerts .entry:visible")).to_have_count(4)
+    with page.expect_popup() as opened:
+        german.locator("figure").first.locator("a").last.click()
+    expect(opened.value).to_have_title("The report")
+
+
+def test_the_page_goes_on_when_the_server_was_restarted(browser: Browser, tmp_path: Path) -> None:
+    events = made_up.batch(LIVE, upto=400)
+    recorder, port = Recorder(tmp_path), free_port()
+    feed(recorder, itertools.islice(events, 30))
+    context = browser.new_context()
+    tab = Tab(context.new_page())
+    with served(tmp_path, port) as first:
+        tab.page.goto(first.opening)
+        tab.page.goto(first.address(f"/runs/{LIVE}"))
+        expect(tab.page.locator("#connection")).to_have_text("Live")
+        before = cell(tab.page, "s1", "Elements").inner_text()
+        tab.page.evaluate("window.isTheSame = true")
+    expect(tab.page.locator("#connection")).to_have_text("Reconnecting …")
+    feed(recorder, itertools.islice(events, 40))
+    with served(tmp_path, port):
+        expect(tab.page.locator("#connection")).to_have_text("Live")
+        expect(cell(tab.page, "s1", "Elements")).not_to_have_text(before)
+        assert tab.page.evaluate("window.isTheSame")
+        feed(recorder, made_up.ended(LIVE))
+        expect(tab.page.locator(".run-head .pill")).to_have_text("done")
+    context.close()
+    assert [text for text in tab.complaints if "ERR_CONNECTION_REFUSED" not in text] == []
+
+
+def feed(recorder: Recorder, events: Iterator[Event]) -> None:
+    for event in events:
+        recorder(event)
+
+
+def test_everything_can_be_reached_by_keyboard(page: Page, server: Served) -> None:
+    expect(page.locator(".runs tbody tr")).not_to_have_count(0)
+    page.keyboard.press("Tab")
+    expect(page.locator(":focus")).to_have_text("Skip to the content")
+    page.keyboard.press("Enter")
+    for _ in range(20):  # over the filter to the first run
+        page.keyboard.press("Tab")
+        if page.locator("tbody a:focus").count():
+            break
+    page.keyboard.press("Enter")
+    expect(page.locator(".run-head h1")).to_have_text("watch.py")
+    page.goto(server.address(f"/runs/{DONE}"))
+    page.locator("#graph .node[tabindex='0']").focus()
+    before = page.locator("#graph .node:focus").get_attribute("aria-label")
+    page.keyboard.press("ArrowDown")
+    assert page.locator("#graph .node:focus").get_attribute("aria-label") != before
+    page.keyboard.press("Enter")  # opens the stage's row in the table
+    expect(page.locator("#steps tr.detail")).to_have_count(1)
+    expect(page.locator("#steps button.open:focus")).to_have_attribute("aria-expanded", "true")
+    page.keyboard.press("Enter")
+    expect(page.locator("#steps tr.detail")).to_have_count(0)
+    chart = page.get_by_role("slider").first
+    chart.focus()
+    page.keyboard.press("ArrowLeft")
+    expect(chart).to_have_attribute("aria-valuetext", re.compile(r"2 min \d+ s: .*Embed"))
+    readouts = [text for text in page.locator("#timeline .chart:visible .readout").all_inner_texts() if text]
+    assert len(readouts) == 6  # one cursor points into all charts
+    page.keyboard.press("Escape")
+    expect(page.locator("#timeline .readout").first).to_have_text("")
+
+
+@pytest.mark.parametrize("path", ["/runs", f"/runs/{HOSTILE}", f"/compare?a={HOSTILE}&b={DONE}"])
+def test_names_and_messages_are_never_markup(page: Page, server: Served, path: str) -> None:
+    page.goto(server.address(path))
+    expect(page.locator("main")).to_contain_text("<script>document.title='broken into'</script>")
+    assert page.title().endswith("· Luminosity")
+    assert page.locator("main img, main script").count() == 0
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_narrow_pages_do_not_scroll_sideways(browser: Browser, server: Served, scheme: str) -> None:
+    context = browser.new_context(viewport={"width": 360, "height": 800}, color_scheme=scheme)  # type: ignore[arg-type]
+    tab = Tab(context.new_page())
+    tab.page.goto(server.opening)
+    for path in ("/runs", f"/runs/{STREAM}", f"/runs/{HOSTILE}", f"/compare?a={DONE}&b={FASTER}", "/drift"):
+        tab.page.goto(server.address(path))
+        expect(tab.page.locator("main h1")).to_be_visible()
+        expect(tab.page.locator("main tbody tr:visible, main .card").first).to_be_visible()
+        assert tab.page.evaluate("document.documentElement.scrollWidth") <= 360, path
+    context.close()
+    assert tab.complaints == []
