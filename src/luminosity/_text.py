@@ -18,6 +18,7 @@ __all__ = [
     "list_some",
     "parse_size",
     "shorten",
+    "shorten_middle",
     "shorten_repr",
 ]
 
@@ -33,6 +34,19 @@ def shorten(text: str, limit: int) -> str:
     ('abcdef', 'abcde…')
     """
     return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def shorten_middle(text: str, limit: int) -> str:
+    """Return ``text`` without its middle if it has more than ``limit`` characters.
+
+    >>> shorten_middle("abcdefghij", 10), shorten_middle("abcdefghijk", 5)
+    ('abcdefghij', 'a\\n…\\nk')
+    """
+    if len(text) <= limit:
+        return text
+    mark = "\n…\n"
+    kept = max(0, limit - len(mark))
+    return text[: kept // 2] + mark + text[len(text) - (kept - kept // 2) :]
 
 
 def printable(text: str) -> str:

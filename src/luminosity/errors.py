@@ -286,6 +286,10 @@ class RunFailed(LuminosityError, RuntimeError):
 class StepFailed(RunFailed):
     """A step raised an exception on every attempt, or one that no retry can help: see :func:`may_pass`."""
 
+    step = ""  # the name of the step
+    place = ""  # file and line of the user's code, if known
+    traceback = ""  # of the worker
+
 
 class ElementKillsWorker(RunFailed):
     """One element ended its worker process on every attempt."""

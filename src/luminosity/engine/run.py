@@ -161,7 +161,10 @@ class Run:
             on_event,
         )
         stream = EventStream([listener for listener in listeners if listener is not None])
-        self._sampler = Sampler([d for pool in parts.pools for group in pool.plan.device_groups for d in group])
+        self._sampler = Sampler(
+            [d for pool in parts.pools for group in pool.plan.device_groups for d in group],
+            config.checkpoint_dir or "",
+        )
         if stream.is_heard:
             self._sampler.start()
         self._reporter = Reporter(
@@ -212,6 +215,7 @@ class Run:
         """Start the run on a thread of its own. With ``--debug``, run everything before returning."""
         _active.add(self)
         cancel_on_sigterm(_request_cancellation)
+        self._reporter.capture_logs(lambda url: url == self._folders.url)
         if not self._is_debug:
             # Not a daemon thread: a script that ends without waiting for its pipeline still gets its results.
             threading.Thread(target=self._run, name="luminosity-run").start()
@@ -298,7 +302,7 @@ class Run:
                 if self._checkpoint is None or self.state in (PipelineState.DONE, PipelineState.DRAINED):
                     remove_local(self._of_steps)  # also after success: a stream's steps don't know which is the last
                 self._sampler.stop()
-                self._reporter.ended(_ENDINGS[self.state], _headline(self.failure))
+                self._reporter.ended(_ENDINGS[self.state], _headline(self.failure), self.failure)
                 if self._checkpoint is not None and self.state in (PipelineState.STOPPED, PipelineState.CANCELLED):
                     _LOGGER.warning(
                         "the run is %s; start it again with --checkpoint_dir=%s to continue",

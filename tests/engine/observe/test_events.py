@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -15,6 +16,7 @@ from typing import Any, TypeVar
 import apache_beam as beam
 import pytest
 from apache_beam.io.restriction_trackers import OffsetRange
+from apache_beam.metrics import Metrics
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.testing import test_stream
 from apache_beam.transforms import window
@@ -28,7 +30,9 @@ from luminosity.engine.observe.progress import Pace
 from luminosity.errors import StepFailed
 from luminosity.events import (
     BundleRetried,
+    CheckpointDone,
     Event,
+    LogMessage,
     RunEnded,
     RunStarted,
     Snapshot,
@@ -274,6 +278,7 @@ def test_a_failed_try_and_a_lost_worker_are_told(tmp_path: Path) -> None:
     failed, died = tmp_path / "failed", tmp_path / "died"
 
     def check(n: int) -> int:
+        logging.getLogger("mine").warning("seen by the page")
         if n == 7 and first_time(failed):
             raise ValueError("once\nwith more lines")
         if n == 11 and first_time(died):
@@ -286,6 +291,12 @@ def test_a_failed_try_and_a_lost_worker_are_told(tmp_path: Path) -> None:
     events = events_of(build)
     (retried,) = only(BundleRetried, events)
     assert (retried.step, retried.exception, retried.tries) == ("Check", "ValueError: once", 1)
+    assert retried.traceback.endswith("ValueError: once\nwith more lines [while running 'Check']")
+    assert retried.place.startswith(f"{__file__}:")
+    logged = [event for event in only(LogMessage, events) if event.logger == "mine"]
+    assert {(each.message, each.level, each.step) for each in logged} == {("seen by the page", "warning", "Check")}
+    assert {each.worker for each in logged} <= {each.worker for each in only(WorkerStarted, events)}
+    assert sum(each.count for each in logged) >= 20
     (lost,) = only(WorkerLost, events)
     assert (lost.pool, lost.reason, lost.bundles) == ("cpu", "exited with code 3", 1)
     assert lost.lifetime_seconds > 0
@@ -302,7 +313,29 @@ def test_a_failed_run_ends_with_the_reason_in_one_line() -> None:
     assert end.state == "failed"
     assert end.failure.startswith("step 'Divide' failed 4 times: ZeroDivisionError")
     assert "\n" not in end.failure
+    assert end.step == "Divide"
+    assert end.place.startswith(f"{__file__}:")
+    assert "ZeroDivisionError" in end.traceback
+    assert "element: 0" not in end.traceback
     assert len(only(BundleRetried, events)) == 3
+
+
+def test_a_durable_run_reports_its_checkpoints_and_metrics(tmp_path: Path) -> None:
+    def count(n: int) -> int:
+        Metrics.counter("mine", "seen").inc()
+        return n
+
+    def build(pipeline: beam.Pipeline) -> None:
+        _ = pipeline | beam.Create(range(20)) | beam.Reshuffle() | "Count" >> beam.Map(count)
+
+    events = events_of(build, "--cpu_workers=1", f"--checkpoint_dir={tmp_path / 'checkpoint'}")
+    (end,) = only(RunEnded, events)
+    assert end.last.checkpoint is not None
+    done = only(CheckpointDone, events)
+    assert done[-1].number == end.last.checkpoint.count > 0
+    assert all(after.seconds - before.seconds >= 1 for before, after in pairwise(done[:-1]))
+    assert end.last.checkpoint.folder_bytes > 0
+    assert [(metric.step, metric.name, metric.value) for metric in end.metrics] == [("Count", "seen", 20)]
 
 
 class SplitOnce(Numbers):

@@ -21,6 +21,7 @@ from luminosity.engine.loop import splits
 from luminosity.engine.loop.buffers import BufferRun
 from luminosity.engine.loop.bundle import Attempt, Bundle
 from luminosity.engine.loop.metrics import RunMetrics
+from luminosity.engine.loop.parts import CheckpointProgress
 from luminosity.engine.loop.stage import StageRun
 from luminosity.engine.loop.workers import CheckpointWritten, PoolRun
 from luminosity.engine.spill.files import SpillFile
@@ -204,6 +205,8 @@ class Checkpointer:
         self._metrics = metrics
         self._saved = saved
         self._number = 0
+        self.progress = CheckpointProgress()
+        self._submitted: tuple[int, float] | None = None  # what is being written: its number, and when it was begun
         self._due = self._soonest = 0.0
         self._writer: CheckpointWriter | None = None
         self._notify: Callable[[CheckpointWritten], None] | None = None
@@ -261,6 +264,10 @@ class Checkpointer:
 
     def written(self, message: CheckpointWritten) -> list[Attempt]:
         """Pass on stable input, and remove files that are not needed any more. Returns attempts to be finalized."""
+        if self._submitted is not None and message.number >= self._submitted[0]:
+            now = time.monotonic()
+            self.progress = CheckpointProgress(self.progress.count + 1, now, now - self._submitted[1])
+            self._submitted = None
         self._written = max(self._written, message.number)
         self._synced = max(self._synced, message.synced)
         for buffer in self._buffers.values():
@@ -298,11 +305,13 @@ class Checkpointer:
     def _forget_all(self, state: str) -> None:
         """Save that the run has finished: only its metrics stay."""
         assert self._writer is not None
+        began_at = time.monotonic()
         changes = self._new_transaction({"state": state})
         collected = _Collected(self._contents, changes)
         self._metrics.save(collected, self._metrics_owner)
         changes.cleared.update(owner for owner in self._folder.owners() if not owner.startswith("metrics/"))
         self._removals += self._contents.drop_unused(set(), set(), changes)
+        self._submitted = changes.number, began_at
         self._writer.submit(changes)
 
     def _new_transaction(self, meta: dict[str, str]) -> Transaction:
@@ -311,6 +320,7 @@ class Checkpointer:
 
     def _submit(self, meta: dict[str, str]) -> None:
         assert self._writer is not None
+        began_at = time.monotonic()
         changes = self._new_transaction(meta)
         collected = _Collected(self._contents, changes)
         self._collect(collected)
@@ -323,6 +333,7 @@ class Checkpointer:
         if self._unsaved:
             self._saved_attempts.append((changes.number, self._unsaved))
             self._unsaved = []
+        self._submitted = changes.number, began_at
         self._writer.submit(changes)
 
     def _collect(self, changes: _Collected) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
 from apache_beam.portability.api import beam_fn_api_pb2, beam_fn_api_pb2_grpc
 
-__all__ = ["LoggingServicer", "add_logger_name"]
+__all__ = ["LoggingServicer", "WorkerOrigin", "add_logger_name", "worker_origin"]
 
 _SEPARATOR = "|"  # between the logger's name and the file
 _UNNAMED = "luminosity.worker"  # the logger for records without a name
@@ -24,6 +26,24 @@ _LEVELS = {
 }
 
 
+@dataclass(frozen=True)
+class WorkerOrigin:
+    """Where a log record of a worker comes from."""
+
+    url: str  # of the server that the worker is connected to
+    worker: str
+    step: str = ""  # empty if it is not known
+    traceback: str = ""
+
+
+_here = threading.local()
+
+
+def worker_origin() -> WorkerOrigin | None:
+    """Return where the record comes from that this thread passes on; None if the record is of this process."""
+    return getattr(_here, "origin", None)
+
+
 def add_logger_name(record: logging.LogRecord) -> bool:
     """Put the logger's name before the record's path. Beam's messages have a field for the path, but not for the name.
 
@@ -36,11 +56,20 @@ def add_logger_name(record: logging.LogRecord) -> bool:
 class LoggingServicer(beam_fn_api_pb2_grpc.BeamFnLoggingServicer):
     """Receives the log records of all workers, on the server's threads."""
 
+    def __init__(self, url: str) -> None:
+        """``url`` is the address of the server."""
+        self._url = url
+
     def Logging(self, request_iterator: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
         """Pass on a worker's log records until it closes the stream. Sends no responses."""
+        worker = str(dict(context.invocation_metadata()).get("worker_id", ""))
         for entries in request_iterator:
             for entry in entries.log_entries:
-                _log(entry)
+                _here.origin = WorkerOrigin(self._url, worker, entry.transform_id, entry.trace)
+                try:
+                    _log(entry)
+                finally:
+                    _here.origin = None
         return
         yield  # makes this a generator, as gRPC needs for a stream
 

@@ -43,7 +43,7 @@ class FnApiServer:
         beam_fn_api_pb2_grpc.add_BeamFnControlServicer_to_server(_Control(self), self._server)
         beam_fn_api_pb2_grpc.add_BeamFnDataServicer_to_server(_Data(self), self._server)
         beam_fn_api_pb2_grpc.add_BeamFnStateServicer_to_server(_State(state), self._server)
-        beam_fn_api_pb2_grpc.add_BeamFnLoggingServicer_to_server(LoggingServicer(), self._server)
+        beam_fn_api_pb2_grpc.add_BeamFnLoggingServicer_to_server(LoggingServicer(url), self._server)
         self._server.add_insecure_port(url)
         self._server.start()
 

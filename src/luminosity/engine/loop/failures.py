@@ -75,6 +75,8 @@ class Failures:
             message = f"{failure.exception}\n\nThe worker's traceback:\n{name_cells(failure.traceback)}\n{message}"
         fix = _DEBUG_FIX if failure.exception.startswith("BdbQuit") else failure.fix
         error = StepFailed(message, headline=headline, summary="\n".join(lines), fix=fix)
+        error.step, error.traceback = step, name_cells(failure.traceback)
+        error.place = describe_location(failure.location) if failure.location else ""
         error.__cause__ = cause
         if self._save is None or bundle.pieces < 2:
             raise error

@@ -23,7 +23,7 @@ from luminosity.engine.options import EngineConfig
 from luminosity.engine.workers.failure import Failure
 from luminosity.engine.workers.launcher import Launcher
 
-__all__ = ["CheckpointHook", "LoopListener", "RunParts"]
+__all__ = ["CheckpointHook", "CheckpointProgress", "LoopListener", "RunParts"]
 
 
 @dataclass(frozen=True)
@@ -54,11 +54,22 @@ class RunParts:
     prints: dict[str, str]  # the number of a standard stream → the socket that workers print to; empty: they inherit it
 
 
+@dataclass
+class CheckpointProgress:
+    """The checkpoints that were written since this start."""
+
+    count: int = 0
+    last_at: float | None = None  # when the last one was written, by the monotonic clock
+    last_seconds: float = 0.0  # how long it took, from the first change that it collected
+
+
 class CheckpointHook(Protocol):
     """Saves the run in a folder from time to time, so that a later start can continue it.
 
     All calls come on the loop's thread, and only :meth:`before_end` waits.
     """
+
+    progress: CheckpointProgress
 
     def start(self, notify: Callable[[CheckpointWritten], None]) -> None:
         """Start to write. ``notify`` is called on another thread for each checkpoint that was written."""

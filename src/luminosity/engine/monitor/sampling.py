@@ -12,11 +12,12 @@ from luminosity.engine.monitor.devices import DeviceSampler, DeviceUse
 from luminosity.engine.monitor.worker_sampling import WorkerSampler
 from luminosity.events import ProcessMemory
 
-__all__ = ["Sampler", "TreeMemory"]
+__all__ = ["Sampler", "TreeMemory", "folder_size"]
 
 
 _EVERY_S = 1.0  # views show whole seconds
 _PART_OF_TIME = 0.005  # of a core, at most, for exact measurements: they take longer the more memory there is
+_FOLDER_EVERY_S = 5.0  # the size of a folder changes slowly
 _STOP_TIMEOUT_S = 5.0  # a driver that does not answer must not hold up the end of a run
 
 
@@ -27,7 +28,10 @@ class Sampler:
     stops it.
     """
 
-    def __init__(self, devices: Iterable[str]) -> None:
+    def __init__(self, devices: Iterable[str], folder: str = "") -> None:
+        """Sample these devices, and the size of ``folder``, if it is given."""
+        self.folder_bytes = 0
+        self._folder = folder
         self.processes = ProcessMemory()
         self.workers = WorkerSampler()
         self._devices = DeviceSampler(devices)
@@ -51,6 +55,7 @@ class Sampler:
 
     def _sample(self) -> None:
         memory = TreeMemory(os.getpid())
+        folder_at = 0.0
         with self._devices.opened():
             is_stopped = False
             while not is_stopped:
@@ -58,7 +63,21 @@ class Sampler:
                 used = memory.measure()
                 self.processes = ProcessMemory(used, max(used, self.processes.peak))
                 self.workers.sample(memory.parents, memory.own)
+                if self._folder and time.monotonic() >= folder_at:
+                    began_at = time.thread_time()
+                    self.folder_bytes = folder_size(self._folder)
+                    folder_at = time.monotonic() + max(_FOLDER_EVERY_S, (time.thread_time() - began_at) / _PART_OF_TIME)
                 is_stopped = self._is_stopped.wait(_EVERY_S)
+
+
+def folder_size(folder: str) -> int:
+    """Return the bytes that the files below a folder take on the disk. Files may come and go meanwhile."""
+    size = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                size += os.lstat(os.path.join(parent, name)).st_blocks * 512
+    return size
 
 
 class TreeMemory:

@@ -6,34 +6,46 @@ import os
 import secrets
 import sys
 import time
+import traceback
+from collections.abc import Callable
 from datetime import datetime, timezone
 from importlib.metadata import version
 from typing import Literal
 
-from luminosity._notebook import notebook_name
+from luminosity._notebook import name_cells, notebook_name
 from luminosity._text import first_line
 from luminosity.engine.loop.bundle import Bundle
 from luminosity.engine.loop.workers import Worker
 from luminosity.engine.monitor.subscribers import EventStream
 from luminosity.engine.monitor.worker_sampling import WorkerSampler
 from luminosity.engine.observe.inference_progress import LoadedModels
+from luminosity.engine.observe.log_messages import LogCapture, Logged, bounded_traceback
 from luminosity.engine.observe.snapshots import Snapshots
 from luminosity.engine.observe.user_metrics import MOST_METRICS
-from luminosity.engine.workers.failure import Failure
+from luminosity.engine.workers.failure import Failure, describe_location
+from luminosity.errors import RunFailed, StepFailed
 from luminosity.events import (
     BundleRetried,
+    CheckpointDone,
+    LogMessage,
     MachineInfo,
+    MetricView,
     ModelVersion,
     RunEnded,
     RunStarted,
+    Snapshot,
     WorkerEnded,
     WorkerLost,
     WorkerStarted,
 )
+from luminosity.manifest.masking import mask_text
 
 __all__ = ["Reporter", "new_run_id", "script_name"]
 
 _SNAPSHOT_EVERY_S = 0.2  # views feel live, and a snapshot costs about a millisecond
+_METRICS_EVERY_S = 5.0  # they change slowly, and there may be many
+_METRICS_PART_OF_TIME = 0.002  # of the loop's time, at most, for metrics in snapshots
+_CHECKPOINT_EVERY_S = 1.0  # between two events about checkpoints, of which a stream may write 20 a second
 _LINE_CHARACTERS = 300  # enough for the message of most exceptions
 _FRACTIONS = 4096  # of a second: three hexadecimal digits
 
@@ -69,7 +81,11 @@ class Reporter:
         self._stream = stream
         self._workers = workers
         self._loaded = LoadedModels(models, snapshots.inference())
+        self._logs: LogCapture | None = None
         self._began_at = self._next_at = time.monotonic()
+        self._metrics_at = self._began_at + _METRICS_EVERY_S
+        self._checkpoints = 0  # of the last event about one
+        self._checkpoint_at = 0.0  # when the next one may be reported, in seconds since the run's start
         now = datetime.now(timezone.utc)
         self.run_id = new_run_id(now)
         stream.emit(
@@ -99,8 +115,49 @@ class Reporter:
         now = time.monotonic()
         if now >= self._next_at and self._stream.is_heard:
             self._next_at = now + _SNAPSHOT_EVERY_S
-            self._stream.emit(self._snapshots.take(self.run_id, now - self._began_at))
+            metrics: list[MetricView] = []
+            if now >= self._metrics_at:
+                before = time.thread_time()
+                metrics = self._snapshots.user_metrics()[:MOST_METRICS]
+                took = time.thread_time() - before
+                self._metrics_at = now + max(_METRICS_EVERY_S, took / _METRICS_PART_OF_TIME)
+            snapshot = self._snapshots.take(self.run_id, now - self._began_at, metrics=metrics)
+            self._stream.emit(snapshot)
             self._report_loads()
+            self._report_checkpoint(snapshot)
+            if self._logs is not None:
+                self._logs.flush()
+
+    def _report_checkpoint(self, snapshot: Snapshot, *, is_last: bool = False) -> None:
+        """Emit that there is a new checkpoint, unless the last event about one is too new."""
+        found = snapshot.checkpoint
+        if found is None or found.count == self._checkpoints:
+            return
+        if is_last or snapshot.seconds >= self._checkpoint_at:
+            self._checkpoints, self._checkpoint_at = found.count, snapshot.seconds + _CHECKPOINT_EVERY_S
+            done = CheckpointDone(self.run_id, snapshot.seconds, found.count, found.last_seconds, found.folder_bytes)
+            self._stream.emit(done)
+
+    def capture_logs(self, is_ours: Callable[[str], bool]) -> None:
+        """Emit warnings and errors that are logged from now on. ``is_ours``: see :class:`LogCapture`."""
+        if self._stream.is_heard:
+            self._logs = LogCapture(self._emit_message, is_ours)
+            self._logs.start()
+
+    def _emit_message(self, logged: Logged) -> None:
+        self._stream.emit(
+            LogMessage(
+                self.run_id,
+                self._seconds(),
+                logged.level,
+                logged.message,
+                logger=logged.logger,
+                worker=logged.worker,
+                step=logged.step,
+                count=logged.count,
+                traceback=logged.traceback,
+            )
+        )
 
     def worker_started(self, worker: Worker) -> None:
         """Emit that a worker has connected."""
@@ -150,14 +207,35 @@ class Reporter:
     def bundle_retried(self, bundle: Bundle, failure: Failure) -> None:
         """Emit that user code raised and that its bundle will be retried."""
         step = failure.step or bundle.stage.plan.label
-        line = first_line(failure.exception, _LINE_CHARACTERS)
-        self._stream.emit(BundleRetried(self.run_id, self._seconds(), step, line, bundle.failures, bundle.count))
+        self._stream.emit(
+            BundleRetried(
+                self.run_id,
+                self._seconds(),
+                step,
+                mask_text(first_line(failure.exception, _LINE_CHARACTERS)),
+                bundle.failures,
+                bundle.count,
+                traceback=bounded_traceback(name_cells(failure.traceback)),
+                place=describe_location(failure.location) if failure.location else "",
+            )
+        )
 
-    def ended(self, state: Literal["done", "failed", "cancelled", "stopped", "drained"], failure: str) -> None:
-        """Emit the end of the run. Blocks until all subscribers have received it, or a timeout has passed."""
+    def ended(
+        self,
+        state: Literal["done", "failed", "cancelled", "stopped", "drained"],
+        failure: str,
+        error: BaseException | None = None,
+    ) -> None:
+        """Emit the end of the run. Blocks until all subscribers have received it, or a timeout has passed.
+
+        ``failure`` says in one line what ended the run, ``error`` is what was raised.
+        """
+        if self._logs is not None:
+            self._logs.stop()
         seconds = self._seconds()
         last = self._snapshots.take(self.run_id, seconds, is_last=True)
         self._report_loads()
+        self._report_checkpoint(last, is_last=True)
         metrics = self._snapshots.user_metrics()
         self._stream.emit(
             RunEnded(
@@ -165,9 +243,12 @@ class Reporter:
                 seconds,
                 state,
                 last,
-                first_line(failure, _LINE_CHARACTERS),
+                mask_text(first_line(failure, _LINE_CHARACTERS)),
                 metrics=tuple(metrics[:MOST_METRICS]),
                 metrics_left_out=max(0, len(metrics) - MOST_METRICS),
+                traceback=bounded_traceback(_traceback(error)) if state == "failed" else "",
+                place=error.place if isinstance(error, StepFailed) else "",
+                step=error.step if isinstance(error, StepFailed) else "",
             )
         )
         self._stream.close()
@@ -178,6 +259,15 @@ class Reporter:
 
     def _seconds(self) -> float:
         return round(time.monotonic() - self._began_at, 3)
+
+
+def _traceback(error: BaseException | None) -> str:
+    """Return the traceback of user code; of an error of another kind, that of this process."""
+    if isinstance(error, StepFailed):
+        return error.traceback
+    if error is None or isinstance(error, RunFailed):
+        return ""  # it says in its message what went wrong; where it was raised says nothing to the user
+    return "".join(traceback.format_exception(type(error), error, error.__traceback__))
 
 
 def _lifetime(worker: Worker) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 
@@ -18,6 +19,7 @@ from luminosity.engine.observe.user_metrics import user_metrics
 from luminosity.engine.plan.graph import Stage
 from luminosity.engine.resources.hints import largest
 from luminosity.events import (
+    CheckpointView,
     DeviceView,
     MemoryUse,
     MetricView,
@@ -91,7 +93,9 @@ class Snapshots:
             for pool in (run.plan for run in self._parts.pools)
         )
 
-    def take(self, run_id: str, seconds: float, *, is_last: bool = False) -> Snapshot:
+    def take(
+        self, run_id: str, seconds: float, *, is_last: bool = False, metrics: Sequence[MetricView] = ()
+    ) -> Snapshot:
         """Return the state of the run ``seconds`` after its start. ``is_last``: the run has ended."""
         stages = self._stage_views(seconds, is_last)
         running = {
@@ -109,6 +113,21 @@ class Snapshots:
             processes=self._sampler.processes,
             seconds_left=max((s.seconds_left for s in stages if s.seconds_left is not None), default=None),
             workers=self._sampler.workers.views(None if is_last else running),
+            checkpoint=self.checkpoint(seconds),
+            metrics=tuple(metrics),
+        )
+
+    def checkpoint(self, seconds: float) -> CheckpointView | None:
+        """Return the state of the checkpoints of a durable run, ``seconds`` after its start."""
+        if self._parts.checkpoint is None:
+            return None
+        progress = self._parts.checkpoint.progress
+        last_at = None if progress.last_at is None else seconds - (time.monotonic() - progress.last_at)
+        return CheckpointView(
+            progress.count,
+            None if last_at is None else round(max(0.0, last_at), 3),
+            round(progress.last_seconds, 6),
+            self._sampler.folder_bytes,
         )
 
     def inference(self) -> Views:
