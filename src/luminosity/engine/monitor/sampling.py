@@ -16,7 +16,7 @@ __all__ = ["Sampler", "TreeMemory", "folder_size"]
 
 
 _EVERY_S = 1.0  # views show whole seconds
-_PART_OF_TIME = 0.005  # of a core, at most, for exact measurements: they take longer the more memory there is
+_PART_OF_TIME = 0.002  # of a core, at most, for exact measurements: they take longer the more memory there is
 _FOLDER_EVERY_S = 5.0  # the size of a folder changes slowly
 _STOP_TIMEOUT_S = 5.0  # a driver that does not answer must not hold up the end of a run
 
