@@ -14,7 +14,7 @@ from luminosity.cli.main import main
 from luminosity.engine.monitor import records
 from luminosity.engine.monitor.records import Record
 from luminosity.engine.resources.fitting import load_hints
-from luminosity.events import DeviceView, InferenceView, to_json
+from luminosity.events import DeviceView, InferenceView, WorkerLost, to_json
 from luminosity.operate.advice.advise import Report, advise, hints_content
 from luminosity.operate.advice.plan_hints import hints_for_plan
 from luminosity.operate.advice.rules import Advice
@@ -131,6 +131,13 @@ def test_pipelines_that_do_the_same_work_could_be_branches_of_one():
     assert "1 h 5 min of work" in branches.why  # 900 + 3,000 s
     assert "60% busy together" in the("sharing", together).why
     assert advise([run_of()], load_prices())[1] == []
+
+
+def test_a_killed_worker_is_told_because_it_may_have_needed_more():
+    record = run_of()
+    lost = WorkerLost("r", 5.0, "w9", "cpu large", "was killed by SIGKILL", 1)
+    report = report_of(replace(record, happenings=(*record.happenings, lost)))
+    assert any("'cpu large' was killed" in note for note in report.notes)
 
 
 def test_an_old_record_gives_no_numbers_but_says_so():

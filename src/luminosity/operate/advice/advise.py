@@ -8,6 +8,7 @@ from typing import Any
 
 from luminosity.engine.monitor.records import Record
 from luminosity.engine.monitor.views.words import duration
+from luminosity.events import WorkerLost
 from luminosity.operate.advice.measured import PipelineUse, measure
 from luminosity.operate.advice.prediction import (
     advised_needs,
@@ -24,6 +25,8 @@ from luminosity.operate.cost.bill import Bill
 from luminosity.operate.cost.prices import LEAST_SAVING, PriceSheet
 
 __all__ = ["Report", "advise", "hints_content", "to_json"]
+
+_KILLED = "SIGKILL"  # how the kernel ends a process if memory runs out
 
 
 @dataclass(frozen=True)
@@ -136,6 +139,13 @@ def _notes(use: PipelineUse) -> list[str]:
         notes.append("The record holds no memory of workers: nothing can be said about min_ram.")
     if all(pool.cpu_per_second is None for pool in use.pools):
         notes.append("The record holds no CPU time of workers: nothing can be said about cpu_count.")
+    killed = {
+        e.pool for run in use.records for e in run.happenings if isinstance(e, WorkerLost) and _KILLED in e.reason
+    }
+    notes += [
+        f"A worker of pool {pool!r} was killed with {_KILLED}: if memory ran out, it needs more than its peak."
+        for pool in sorted(killed)
+    ]
     if len(use.records) == 1:
         notes.append("One run was looked at: other data may need more. `lum advise` takes several runs.")
     return notes
