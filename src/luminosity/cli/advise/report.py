@@ -87,7 +87,8 @@ def _print_advice(console: Console, advice: Advice, pool: PoolAdvice | None = No
     if advice.write:
         console.print(Text(f"  {advice.write}", "green"))
     if pool is not None and advice.write.startswith(".") and not any("/" not in step for step in pool.steps):
-        console.print(Text("    These steps are inside others: only a file of hints can name them.", "dim"))
+        where = "These steps are inside others: write it at those, or name them in a file of hints."
+        console.print(Padding(Text(where, "dim"), (0, 0, 0, 4)))
     console.print(Padding(Text(advice.why), (0, 0, 0, 4)))
 
 

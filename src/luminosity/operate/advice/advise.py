@@ -8,6 +8,7 @@ from typing import Any
 
 from luminosity.engine.monitor.records import Record
 from luminosity.engine.monitor.views.words import duration
+from luminosity.engine.resources.hints import Needs
 from luminosity.events import WorkerLost
 from luminosity.operate.advice.measured import PipelineUse, measure
 from luminosity.operate.advice.prediction import (
@@ -15,6 +16,7 @@ from luminosity.operate.advice.prediction import (
     can_predict,
     fewer_workers,
     fixed_seconds,
+    gives_enough,
     predict,
     uniform_needs,
     workers_for,
@@ -86,12 +88,13 @@ def _report(use: PipelineUse, prices: PriceSheet, deadline_s: float | None) -> R
     if not can_predict(use):
         notes.append("The record does not hold enough to predict other bills: run it once with this version.")
         return Report(use, pools, (), use.bill, None, None, tuple(notes))
-    workers, cpu_workers = _workers(use, deadline_s)
+    needs = advised_needs(pools)
+    workers, cpu_workers = _workers(use, needs, deadline_s)
     # --cpu_workers and --accelerators of the advice change the prediction, hints are in the needs.
     accelerators = next(
         (int(each.write.partition("=")[2]) for pool in pools for each in pool.advice if each.kind == "sharing"), None
     )
-    advised = predict(use, advised_needs(pools), prices, cpu_workers=cpu_workers, accelerators=accelerators)
+    advised = predict(use, needs, prices, cpu_workers=cpu_workers, accelerators=accelerators)
     is_uniform = use.newest.started.pools_mode == "uniform"
     uniform = use.bill if is_uniform else predict(use, uniform_needs(use), prices)
     if is_uniform:
@@ -102,7 +105,7 @@ def _report(use: PipelineUse, prices: PriceSheet, deadline_s: float | None) -> R
     return Report(use, pools, tuple(workers), use.bill, uniform, advised, tuple(notes))
 
 
-def _workers(use: PipelineUse, deadline_s: float | None) -> tuple[list[Advice], int | None]:
+def _workers(use: PipelineUse, needs: dict[str, Needs], deadline_s: float | None) -> tuple[list[Advice], int | None]:
     """Return the advice on the number of workers, and the ``--cpu_workers`` that it comes to, if it changes."""
     cpu = [pool for pool in use.pools if not pool.info.devices]
     now = sum(pool.workers for pool in cpu)
@@ -121,7 +124,7 @@ def _workers(use: PipelineUse, deadline_s: float | None) -> tuple[list[Advice], 
         return [Advice("deadline", f"--cpu_workers={total}" if total else "", why)], total if total <= now else None
     wanted = fewer_workers(use)
     total = sum(wanted[pool.name] for pool in cpu)
-    if not cpu or total >= now:
+    if not cpu or total >= now or not gives_enough(use, needs, total, wanted):
         return [], None
     idle = ", ".join(f"{pool.name}: {wanted[pool.name]} instead of {pool.workers}" for pool in cpu)
     why = f"the slowest pool sets the pace; fewer workers take at most 5% longer ({idle})"

@@ -15,16 +15,26 @@ from luminosity._text import parse_size
 from luminosity.engine.options import EngineConfig
 from luminosity.engine.resources.hints import Needs
 from luminosity.engine.resources.machine import Machine
-from luminosity.engine.resources.pools import Pool, assign
+from luminosity.engine.resources.pools import Assignment, Pool, assign
 from luminosity.events import PoolInfo, Resources, StageInfo
 from luminosity.operate.advice.measured import PipelineUse, PoolUse
 from luminosity.operate.advice.rules import PoolAdvice
 from luminosity.operate.cost.bill import Bill, PoolBill, bill_of_usage, within_machine, worker_usage
 from luminosity.operate.cost.prices import NO_USAGE, PriceSheet, Usage
 
-__all__ = ["advised_needs", "can_predict", "fewer_workers", "fixed_seconds", "predict", "uniform_needs", "workers_for"]
+__all__ = [
+    "advised_needs",
+    "can_predict",
+    "fewer_workers",
+    "fixed_seconds",
+    "gives_enough",
+    "predict",
+    "uniform_needs",
+    "workers_for",
+]
 
 _HOUR = 3600.0
+_SATURATED = 0.8  # of the cores: from here on, workers wait for each other
 _WORTH = 1.05  # a run that takes 5% longer with fewer workers is still as good
 
 
@@ -56,14 +66,13 @@ def predict(
     machine = _machine(use, accelerators)
     given = {stage.id: pool for pool in use.pools for stage in pool.stages}
     config = _config(cpu_workers if cpu_workers is not None else _cpu_workers(use))
-    stages = [(_Stage(stage.id, stage.label), needs[stage.id]) for stage in started.stages]
-    assigned = assign(stages, machine, config, is_quiet=True)
+    assigned = _assigned(use, needs, machine, config)
     pools = {id(each.pool): each.pool for each in assigned.values()}
     members = {key: [s for s in started.stages if id(assigned[s.id].pool) == key] for key in pools}
     workers = {key: _workers(pool, [given[stage.id] for stage in members[key]]) for key, pool in pools.items()}
     work = {key: sum(use.busy.get(stage.id, 0.0) for stage in members[key]) for key in pools}
     slowest = max(work[key] / workers[key] for key in pools)
-    seconds = fixed_seconds(use) + max(slowest, use.cpu_seconds / machine.cores)
+    seconds = fixed_seconds(use) + max(slowest, use.cpu_seconds / _usable_cores(use))
     ones = {key: worker_usage(_info(pool, members[key]), started.machine) for key, pool in pools.items()}
     lifetimes = {
         key: workers[key] * seconds * max(_lived(given[stage.id], use) for stage in members[key]) for key in pools
@@ -136,6 +145,32 @@ def workers_for(use: PipelineUse, deadline_s: float) -> dict[str, int] | None:
     return {pool.name: _enough(pool.busy_seconds, left) for pool in use.pools}
 
 
+def gives_enough(use: PipelineUse, needs: Mapping[str, Needs], cpu_workers: int, wanted: Mapping[str, int]) -> bool:
+    """Return whether ``--cpu_workers`` leaves every pool of the run as many workers as are wanted for it."""
+    assigned = _assigned(use, needs, _machine(use, None), _config(cpu_workers))
+    return all(assigned[stage.id].pool.workers >= wanted[pool.name] for pool in use.pools for stage in pool.stages)
+
+
+def _assigned(
+    use: PipelineUse, needs: Mapping[str, Needs], machine: Machine, config: EngineConfig
+) -> dict[str, Assignment]:
+    stages = [(_Stage(stage.id, stage.label), needs[stage.id]) for stage in use.newest.started.stages]
+    return assign(stages, machine, config, is_quiet=True)
+
+
+def _usable_cores(use: PipelineUse) -> float:
+    """Return the cores that the run could use: those that it did, if its workers wanted as many as the machine has.
+
+    Other processes take their part of the cores, and more workers don't change that.
+    """
+    cores = use.newest.started.machine.cores
+    wanted = sum(pool.workers * (pool.cpu_per_second or 0.0) for pool in use.pools)
+    worked = use.seconds - fixed_seconds(use)
+    if wanted < _SATURATED * cores or worked <= 0 or not use.cpu_seconds:
+        return cores
+    return min(float(cores), use.cpu_seconds / worked)
+
+
 def _enough(work: float, seconds: float) -> int:
     return max(1, math.ceil(work / seconds - 1e-9)) if seconds > 0 else 1
 
@@ -167,9 +202,8 @@ def _config(cpu_workers: int | None) -> EngineConfig:
 
 def _cpu_workers(use: PipelineUse) -> int | None:
     """Return ``--cpu_workers`` of the run: None if its pools are those that it gets without the option."""
-    started = use.newest.started
-    stages = [(_Stage(stage.id, stage.label), _needs(stage.asked)) for stage in started.stages]
-    assigned = assign(stages, _machine(use, None), _config(None), is_quiet=True)
+    asked = {stage.id: _needs(stage.asked) for stage in use.newest.started.stages}
+    assigned = _assigned(use, asked, _machine(use, None), _config(None))
     usual = {id(each.pool): each.pool for each in assigned.values() if not each.pool.device_groups}
     found = [pool.info.workers for pool in use.pools if not pool.info.devices]
     return None if sorted(found) == sorted(pool.workers for pool in usual.values()) else sum(found) or None

@@ -20,6 +20,7 @@ _BUSY_LIMIT = 0.8  # of an accelerator, by all that share it
 _MEMORY_LIMIT = 0.9  # of its memory
 _FIXED_PART = 0.05  # of the time of batches
 _FULL_BATCHES = 0.8
+_FEW_BATCHES = 10  # fewer are not full for lack of rows
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,8 @@ def advise_pool(use: PoolUse, steps: tuple[str, ...]) -> PoolAdvice:
         for rule in (_min_ram, _cpu_count, _accelerator, _fewer_devices)
         if (found := rule(use, steps, hints)) is not None
     ]
-    advice += [each for view in use.inference for each in _batches(view)]
+    if told := [why for view in use.inference if (why := _why_batches(view))]:
+        advice.append(Advice("batches", "lum bench", f"{'. '.join(told)}. It finds the settings of a model"))
     return PoolAdvice(use, steps, tuple(advice), hints)
 
 
@@ -173,8 +175,8 @@ def _fewer_devices(use: PoolUse, steps: tuple[str, ...], hints: dict[str, Any]) 
     return Advice("sharing", f"--accelerators={enough}", why)
 
 
-def _batches(view: InferenceView) -> list[Advice]:
-    """Say that batches are worth a look, and why; `lum bench` finds the settings."""
+def _why_batches(view: InferenceView) -> str:
+    """Say why a model's batches are worth a look; empty if they are not."""
     reasons: list[str] = []
     fixed = view.fixed_seconds * view.batches
     grows = view.seconds_per_cost * view.padded_cost
@@ -182,8 +184,7 @@ def _batches(view: InferenceView) -> list[Advice]:
         reasons.append(f"{percent(fixed / (fixed + grows))} of the time of its batches does not depend on their size")
     if view.out_of_memory:
         reasons.append(f"batches did not fit into memory {view.out_of_memory} time(s)")
-    if view.budget_cost and view.padded_cost / view.budget_cost < _FULL_BATCHES:
+    is_full = not view.budget_cost or view.padded_cost / view.budget_cost >= _FULL_BATCHES
+    if not is_full and view.batches >= _FEW_BATCHES:
         reasons.append(f"its batches were {percent(view.padded_cost / view.budget_cost)} full")
-    if not reasons:
-        return []
-    return [Advice("batches", "lum bench", f"model {view.step}: {'; '.join(reasons)}. `lum bench` finds its settings")]
+    return f"model {view.step}: {'; '.join(reasons)}" if reasons else ""
