@@ -162,6 +162,9 @@ def test_a_token_becomes_a_cookie_and_leaves_the_address(app: Any) -> None:
     assert (answer.status, answer.headers["location"]) == (303, f"/compare?a={RUN}&b=x")
     assert answer.headers["set-cookie"] == f"{_COOKIE}; Path=/; HttpOnly; SameSite=Strict"
     assert ask(app, f"//example.org/x?token={_TOKEN}", nobody).headers["location"] == "/example.org/x"
+    access = Access(_TOKEN, 4747)
+    app, once = app_of(Sources(Path("nowhere")), access), access.once()
+    assert [ask(app, f"/runs?token={once}", nobody).status for _ in range(2)] == [303, 401]
     for target in ("/runs", "/runs?token=wrong", f"/runs?token={_TOKEN}&token=wrong", "/static/style.css", "/nothing"):
         answer = ask(app, target, nobody)
         assert answer.status == 401

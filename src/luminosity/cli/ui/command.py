@@ -81,6 +81,7 @@ def ui(parsed: argparse.Namespace) -> int:
     for module in ("starlette", "uvicorn"):
         check(module, "ui")
     from luminosity.operate.cost.prices import load_prices
+    from luminosity.operate.page.access import Access
     from luminosity.operate.page.app import Sources
     from luminosity.operate.page.listening import address, bind
     from luminosity.operate.page.serving import serve_page
@@ -89,8 +90,14 @@ def ui(parsed: argparse.Namespace) -> int:
     load_prices(parsed.prices)  # an error is more useful before the page is open
     with bind(parsed.host, parsed.port) as listener:
         token = _token(folder)
-        url = address(listener, token)
-        serve_page(sources, token, listener, lambda: _introduce(folder, url, not parsed.no_browser))
+
+        def introduce(access: Access) -> None:
+            print(f"The runs in {folder} are at {address(listener, token)}")
+            print("Ctrl-C stops the server.", flush=True)
+            if not parsed.no_browser and _has_screen():
+                webbrowser.open(address(listener, access.once()))
+
+        serve_page(sources, token, listener, introduce)
     return interrupted("ui") if was_terminated() else 0
 
 
@@ -117,9 +124,6 @@ def _token(folder: Path) -> str:
         return secrets.token_urlsafe()
 
 
-def _introduce(folder: Path, url: str, with_browser: bool) -> None:
-    print(f"The runs in {folder} are at {url}")
-    print("Ctrl-C stops the server.", flush=True)
-    has_screen = any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))
-    if with_browser and sys.stdout.isatty() and has_screen:
-        webbrowser.open(url)
+def _has_screen() -> bool:
+    names = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
+    return sys.stdout.isatty() and any(os.environ.get(name) for name in names)

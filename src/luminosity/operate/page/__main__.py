@@ -21,7 +21,7 @@ def main() -> None:
     settings = json.load(sys.stdin)
     end_with(settings["parent"])
     with socket.socket(fileno=settings["listener"]) as listener:
-        serve_page(Sources(Path(settings["folder"])), settings["token"], listener, lambda: None)
+        serve_page(Sources(Path(settings["folder"])), settings["token"], listener, lambda _: None)
 
 
 if __name__ == "__main__":

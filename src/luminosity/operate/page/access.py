@@ -10,6 +10,7 @@ import os
 import re
 import secrets
 import stat
+import time
 from collections.abc import Iterable
 from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
@@ -18,6 +19,7 @@ __all__ = ["TOKEN_FILE", "Access", "is_loopback", "token_of"]
 
 TOKEN_FILE = "ui-token"  # in the folder of records
 _TOKEN_BYTES = 32
+_ONCE_S = 60.0  # a browser has started by then
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{43}")  # what 32 bytes are in URL-safe base64
 _HOST = re.compile(r"(?P<name>\[[0-9a-fA-F:.]+\]|[A-Za-z0-9.-]+)(?::\d{1,5})?")
 
@@ -31,11 +33,20 @@ class Access:
 
     def __init__(self, token: str, port: int) -> None:
         self._token = token.encode()
+        self._once: dict[str, float] = {}  # tokens that count once, and until when
         self.cookie_name = f"luminosity-ui-{port}"
         self.cookie_value = hmac.new(self._token, f"cookie {port}".encode(), hashlib.sha256).hexdigest()
 
+    def once(self) -> str:
+        """Return a token that counts once, within a minute: every user of this machine can see a browser's words."""
+        token = secrets.token_urlsafe(_TOKEN_BYTES)
+        self._once[token] = time.monotonic() + _ONCE_S
+        return token
+
     def is_token(self, given: str) -> bool:
-        """Return whether ``given`` is the token. Takes equally long for all wrong ones."""
+        """Return whether ``given`` is the token, or one that counts once. Takes equally long for all wrong ones."""
+        if time.monotonic() < self._once.pop(given, 0.0):
+            return True
         return hmac.compare_digest(given.encode("utf-8", "replace"), self._token)
 
     def has_cookie(self, headers: Iterable[str]) -> bool:

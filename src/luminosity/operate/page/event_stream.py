@@ -17,7 +17,8 @@ from luminosity.operate.page.run_data import Run, RunFiles
 __all__ = ["EventStream", "Streams"]
 
 _POLL_S = 1.0  # runs write their events once a second
-_COST_S = 5.0
+_COST_S = 5.0  # between two bills
+_MOST_SHARE = 0.005  # of a core, for the bills of a run whose record is large
 _HEARTBEAT_S = 15.0  # a connection that is gone is noticed by then
 _SEND_S = 30.0  # a client that takes nothing for so long is let go; it may come back and resume
 _MOST_BYTES = 4_000_000  # of events at once; a client that lags further behind reads the whole run again
@@ -124,7 +125,8 @@ class _Parts:
         self.is_begun = False
         self._state = ""
         self._cost: Any = None
-        self._cost_at = self._sent_at = time.monotonic()
+        self._sent_at = time.monotonic()
+        self._cost_at = self._sent_at + _COST_S
         self.is_over = False
 
     def next(self) -> bytes:
@@ -166,9 +168,10 @@ class _Parts:
             self._state = state
             body += _named("state", {"state": state})
         self.is_over = state != "running"
-        if self.is_over or now - self._cost_at >= _COST_S:
-            self._cost_at = now
+        if self.is_over or now >= self._cost_at:
             cost = self._files.bill(self._run_id)
+            took = time.monotonic() - now
+            self._cost_at = now + max(_COST_S, took / _MOST_SHARE)
             if cost is not None and cost != self._cost:
                 self._cost = cost
                 body += _named("cost", cost)

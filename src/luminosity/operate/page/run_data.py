@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -26,6 +27,7 @@ RUN_ID = re.compile(r"\d{8}T\d{6}-[0-9a-f]{6}")
 _MOST_LINES = 1_000  # a folder keeps 200 runs
 _MOST_RUNS = 8  # whole runs that are kept, each up to 10 MB with its packed form
 _LIVE_LINE_S = 2.0  # how old the line about a run under way may be
+_MOST_SHARE = 0.01  # of a core, for the line about a run whose record is large
 _LIVE_RUN_S = 0.5
 _FOR_BILLS = ("WorkerStarted", "WorkerEnded", "WorkerLost")
 
@@ -85,12 +87,15 @@ class RunFiles:
             return _damaged(path, error), FOREVER
 
     def _line(self, path: Path) -> tuple[Content | Damaged, float]:
+        began = time.monotonic()
         try:
             content = _without_snapshots(path)
             content, state = (content, content["ended"]["state"]) if content is not None else _read(path)
             bill = self._bill(content, path)
             cost = {name: bill[name] for name in ("total", "low", "high", "currency")}
-            return _line(content, state, cost), _LIVE_LINE_S if state == "running" else FOREVER
+            line = _line(content, state, cost)
+            took = time.monotonic() - began
+            return line, max(_LIVE_LINE_S, took / _MOST_SHARE) if state == "running" else FOREVER
         except (OSError, ValueError, KeyError, TypeError) as error:
             return _damaged(path, error), FOREVER
 

@@ -21,11 +21,12 @@ _GRACE_S = 1  # how long Ctrl-C waits for replies; those that wait for events en
 _LOOK_S = 1.0  # how often to look for the parent if the system does not tell when it ends
 
 
-def serve_page(sources: Sources, token: str, listener: socket.socket, started: Callable[[], None]) -> None:
+def serve_page(sources: Sources, token: str, listener: socket.socket, started: Callable[[Access], None]) -> None:
     """Serve the page until SIGINT or SIGTERM; call ``started`` when requests are accepted."""
     streams = Streams()
-    app = app_of(sources, Access(token, listener.getsockname()[1]), streams)
-    serve(app, listener, started, grace_s=_GRACE_S, stopping=streams.stop)
+    access = Access(token, listener.getsockname()[1])
+    app = app_of(sources, access, streams)
+    serve(app, listener, lambda: started(access), grace_s=_GRACE_S, stopping=streams.stop)
 
 
 def end_with(parent: int) -> None:
