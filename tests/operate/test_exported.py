@@ -170,8 +170,22 @@ def test_the_number_of_series_is_bounded_and_what_is_left_out_is_counted(
         "user metrics": 2 * 23,
         "tests for drift": 2,
         "damaged records": 1,
+        "records not read yet": 0,
         "damaged histories": 1,
     }
+
+
+def test_a_scrape_reads_a_bounded_number_of_records(tmp_path: Path) -> None:
+    for number in range(1, 6):
+        record(tmp_path, started(number), ended(number, 10.0, "done" if number == 1 else "failed"))
+    exporter = Exporter(tmp_path, read_at_once=2)
+    counts: list[tuple[float, bool]] = []
+    for _ in range(4):
+        series = values(exporter.export().text)
+        assert value(series, "luminosity_run_state", state="failed") == 1
+        left = value(series, "luminosity_export_left_out", what="records not read yet")
+        counts.append((left, "luminosity_run_last_success_timestamp_seconds" in series))
+    assert counts == [(3, False), (1, False), (0, True), (0, True)]
 
 
 def test_every_metric_is_documented_and_has_no_forbidden_label() -> None:

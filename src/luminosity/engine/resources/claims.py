@@ -22,6 +22,7 @@ from typing import Any, Protocol
 
 from luminosity._locks import locked
 from luminosity._text import format_bytes
+from luminosity.engine.monitor import records
 from luminosity.engine.resources.hints import Needs
 from luminosity.engine.resources.machine import Machine
 from luminosity.engine.resources.pools import Assignment, Pool
@@ -141,7 +142,7 @@ class Claim:
             try:
                 content: dict[str, Any] = json.loads(path.read_text())
                 held = Held(content["name"], content["pid"], tuple(content["devices"]), content["ram"])
-                is_alive = _is_alive(held.pid, content["began"])
+                is_alive = records.is_alive(content["process"], path)
             except FileNotFoundError:
                 continue  # its run has just ended
             except (OSError, ValueError, KeyError, TypeError) as error:
@@ -189,7 +190,7 @@ class Claim:
         held = Held(self._name, os.getpid(), tuple(d for d in devices if not d.startswith(_DECLARED)), ram)
         path = self._path or folder / f"{os.getpid()}-{next(_numbers)}.json"
         unfinished = path.with_suffix(".unfinished")
-        unfinished.write_text(json.dumps({**asdict(held), "began": _began(held.pid)}))
+        unfinished.write_text(json.dumps({**asdict(held), "process": records.this_process()}))
         os.replace(unfinished, path)
         self._path = path
 
@@ -233,23 +234,6 @@ def _default_folder() -> Path:
         return Path(given)
     root = _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK) else Path(tempfile.gettempdir())
     return root / f"{_FOLDER}{os.geteuid()}"
-
-
-def _is_alive(pid: int, began: str) -> bool:
-    """Return whether the process runs that had this pid and started then."""
-    try:
-        os.kill(pid, 0)
-    except OSError:
-        return False  # there is none, or the pid belongs to another user's process now
-    return _began(pid) == began
-
-
-def _began(pid: int) -> str:
-    """Return when a process started, in the kernel's unit; an empty string if the system does not say."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except OSError:
-        return ""
 
 
 @contextlib.contextmanager

@@ -28,6 +28,7 @@ ALERT_RULES = Path(__file__).with_name("alerts.yaml")  # for Prometheus
 DASHBOARD = Path(__file__).with_name("dashboard.json")  # for Grafana
 
 _MOST_PIPELINES = 50  # with these, stages and user metrics, Prometheus gets a bounded number of series
+_READ_AT_ONCE = 25  # records: a large one takes 50 ms, and Prometheus waits for 10 s
 _MOST_TESTS = 500  # of drift: one for each reference and key
 
 
@@ -52,16 +53,21 @@ class Exporter:
     """
 
     def __init__(
-        self, folder: Path, histories: Sequence[str | os.PathLike[str]] = (), prices: str | None = None
+        self,
+        folder: Path,
+        histories: Sequence[str | os.PathLike[str]] = (),
+        prices: str | None = None,
+        read_at_once: int | None = _READ_AT_ONCE,
     ) -> None:
         """Make an exporter.
 
         ``histories`` are files of :class:`luminosity.DriftHistory`, which need not exist yet. ``prices`` is the file of
-        a price sheet, by default the one that comes with the package.
+        a price sheet, by default the one that comes with the package. An export reads at most ``read_at_once`` records
+        that are new to the exporter, the newest ones first, and the next export reads more; None sets no limit.
         """
         require("prometheus_client", "metrics")
         self._prices = load_prices(prices)
-        self._runs = NewestRuns(folder)
+        self._runs = NewestRuns(folder, read_at_once)
         self._histories = tuple(histories)
         self._lock = threading.Lock()
 
@@ -91,6 +97,7 @@ class Exporter:
             **_left_out(runs[:_MOST_PIPELINES]),
             "tests for drift": max(0, len(tests) - _MOST_TESTS),
             "damaged records": self._runs.damaged,
+            "records not read yet": self._runs.not_read,
             "damaged histories": unread,
         }
         for what, count in left_out.items():
@@ -112,7 +119,7 @@ class Exporter:
 
 def metrics_text(folder: Path, histories: Sequence[str | os.PathLike[str]] = (), prices: str | None = None) -> str:
     """Return the metrics of a folder of records in Prometheus' own text, once. See :class:`Exporter`."""
-    return Exporter(folder, histories, prices).export().text
+    return Exporter(folder, histories, prices, read_at_once=None).export().text
 
 
 def _left_out(runs: Iterable[PipelineRuns]) -> dict[str, int]:
