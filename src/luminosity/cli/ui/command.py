@@ -6,6 +6,7 @@ import argparse
 import os
 import secrets
 import sys
+import threading
 import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
@@ -95,7 +96,9 @@ def ui(parsed: argparse.Namespace) -> int:
             print(f"The runs in {folder} are at {address(listener, token)}")
             print("Ctrl-C stops the server.", flush=True)
             if not parsed.no_browser and _has_screen():
-                webbrowser.open(address(listener, access.once()))
+                # On a thread of its own: some browsers return when they are closed, and the server begins after this.
+                url = address(listener, access.once())
+                threading.Thread(target=webbrowser.open, args=(url,), name="browser", daemon=True).start()
 
         serve_page(sources, token, listener, introduce)
     return interrupted("ui") if was_terminated() else 0
