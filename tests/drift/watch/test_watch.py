@@ -116,6 +116,10 @@ def test_rows_of_a_pipeline_are_rounds_by_window(tmp_path: Path) -> None:
     assert look(4.5) == [("drift", "s")]
     assert look(5.5) == [("missing", "b")]
     assert look(6.2) == [("missing", "a"), ("resolved", "s")]
+    history.append(*(replace(each, settings={"permutations": 50}) for each in rows(7, a=0.5)))
+    found = Watcher(read_config(str(tmp_path / "w.toml")), lambda *_: {}).look(_NOW + timedelta(days=8))
+    assert "the tests have 50 permutations, expected at least 100" in found.failures["w"]
+    assert ("back", "a") in [(alert.kind, alert.key) for alert in found.alerts]
 
 
 def test_drift_counts_beyond_the_floor_alone(tmp_path: Path) -> None:
@@ -229,7 +233,6 @@ def test_the_command_makes_rounds_over_new_files(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "in").mkdir()
     random = np.random.default_rng(0)
-    np.save("reference.npy", random.normal(size=(80, 4)).astype("float32"))
     Path("w.toml").write_text(
         'history = "d.sqlite"\nevery = "1d"\nsettle = "0.000001s"\n[[watch]]\nname = "w"\nreference = "reference.npy"\n'
         'new_files = "in/*.npy"\n'
@@ -240,6 +243,8 @@ def test_the_command_makes_rounds_over_new_files(
         captured = capsys.readouterr()
         return code, captured.out + captured.err
 
+    assert lum("--check")[1].strip().endswith("reference.npy")
+    np.save("reference.npy", random.normal(size=(80, 4)).astype("float32"))
     code, said = lum("--check")
     assert code == 0
     assert "level 0.0333 for each round of all keys together: 30 rounds a month give 1 false alarms" in said

@@ -5,6 +5,7 @@ The rounds themselves are ``luminosity.drift.watch``.
 
 from __future__ import annotations
 
+import glob
 import os
 import sys
 import time
@@ -28,8 +29,13 @@ _LONGEST_SLEEP_S = 60.0  # a clock that was set, or a machine that slept, is not
 
 
 def check(config: WatchConfig) -> int:
-    """Print what the configuration means. Files and targets are not tried."""
+    """Print what the configuration means. Targets are not tried; of files, the references must exist."""
     watcher = _watcher(config)
+    for watch in config.watches:
+        if isinstance(watch, FileWatch):
+            for path in (watch.reference, watch.floor):
+                if path and "://" not in path and not os.path.exists(path) and not glob.glob(path, recursive=True):
+                    raise DriftError(f"{config.path}: watch {watch.name}: there is no file, folder or pattern {path}")
     state = load_state(state_file(config.history))
     periods = watcher.periods()
     level = config.level(periods)

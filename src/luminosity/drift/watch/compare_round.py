@@ -82,7 +82,7 @@ def compare_round(
                 {key: reference[key]} if key in reference else {},
                 {key: sample[key]} if key in sample else {},
                 RBF(chosen),
-                by=by or "",
+                by=by or "key",
                 scale=scale,
                 components=components,
                 permutations=permutations,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -21,6 +22,7 @@ class NewRounds:
 
     rounds: list[list[PastTest]]
     cursor: int
+    trouble: str = ""  # why drift can't be found in some rows
 
 
 def new_rounds(
@@ -48,9 +50,11 @@ def new_rounds(
     waiting: list[tuple[int, PastTest]] = []
     if ordered and not _is_whole([test for _, test in ordered[-1]], active, settle, now):
         waiting = ordered.pop()
+    rounds = [_judged([test for _, test in group], level, min_mmd2, len(active)) for group in ordered]
     return NewRounds(
-        [_judged([test for _, test in group], level, min_mmd2, len(active)) for group in ordered],
+        rounds,
         min(number for number, _ in waiting) - 1 if waiting else rows[-1][0] if rows else cursor,
+        _too_few_permutations(rounds[-1]) if rounds else "",
     )
 
 
@@ -78,3 +82,19 @@ def _is_whole(tests: list[PastTest], active: set[str], settle: timedelta, now: d
 def _judged(tests: list[PastTest], level: float, min_mmd2: float, active: int) -> list[PastTest]:
     """Judge a round. A key that is tested again and was known before does not count twice."""
     return judge(tests, level, min_mmd2, max(active, sum(is_test(test) for test in tests)))
+
+
+def _too_few_permutations(tests: list[PastTest]) -> str:
+    """Return a message if the permutations of a round's tests can't give a p-value as low as the smallest level."""
+    compared = [test for test in tests if is_test(test) and "permutations" in test.settings]
+    if not compared:
+        return ""
+    level = min(test.level for test in compared)
+    fewest = min(int(test.settings["permutations"]) for test in compared)
+    if 1 / (fewest + 1) <= level:
+        return ""
+    needed = math.ceil(1 / level)
+    return (
+        f"the tests have {fewest:,} permutations, expected at least {needed:,}: with fewer, no p-value is as low as the "
+        f"level {level:.3g}; pass permutations={needed} to MMDTest, or allow more false alarms"
+    )

@@ -53,6 +53,7 @@ class _Rounds:
     cursor: int
     files: list[str]
     bandwidths: dict[str, float]
+    trouble: str = ""
 
 
 class Watcher:
@@ -86,8 +87,12 @@ class Watcher:
         for watch in self._config.watches:
             try:
                 rounds[watch.name] = self._rounds(watch, before.memory(watch.name), level, now)
+                if rounds[watch.name].trouble:
+                    found.failures[watch.name] = rounds[watch.name].trouble
             except LuminosityError as error:
                 found.failures[watch.name] = error.for_command()
+            except OSError as error:  # a file system that is away for a moment must not end the watch
+                found.failures[watch.name] = f"{type(error).__name__}: {error}"
         with state_to_change(self._state_file) as state:
             state.silences = [each for each in state.silences if each.until > now]
             for watch in self._config.watches:
@@ -113,7 +118,7 @@ class Watcher:
                 settle=self._config.settle,
                 now=now,
             )
-            return _Rounds(new.rounds, new.cursor, [], {})
+            return _Rounds(new.rounds, new.cursor, [], {}, new.trouble)
         files, marks = [watch.current], list[str]()
         if watch.only_new:
             fresh = _new_files(watch.current, set(memory.files), now - self._config.settle)
