@@ -9,7 +9,7 @@ import glob
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -81,9 +81,12 @@ def rounds(config: WatchConfig, *, once: bool) -> int:
             return _print(watcher.look(_now()))
         if config.at is not None:
             _wait_until(config.next_round(_now()))
+        said: set[str] = set()
         while True:
             began = _now()
-            _print(watcher.look(began))
+            found = watcher.look(began)
+            _print(found, said)
+            said = set(_complaints(found))
             _wait_until(max(config.next_round(began), _now()))
 
 
@@ -102,8 +105,8 @@ def _wait_until(moment: datetime) -> None:
         time.sleep(min(left, _LONGEST_SLEEP_S))
 
 
-def _print(found: Look) -> int:
-    """Print what a look found, and return the exit code."""
+def _print(found: Look, said: Collection[str] = ()) -> int:
+    """Print what a look found, and return the exit code. Complaints that the round before had are not repeated."""
     lines = [f"{alert.kind}: {alert.message}{' (silenced)' if alert.silenced else ''}" for alert in found.alerts]
     lines.append(
         f"{_now():%Y-%m-%d %H:%M} UTC · {found.tests:,} tests · {found.drifting:,} keys drift · "
@@ -111,13 +114,18 @@ def _print(found: Look) -> int:
     )
     print_ignoring_closed_pipe("\n".join(lines))
     sys.stdout.flush()
-    for name, reason in found.failures.items():
-        print(f"lum drift watch: {name}: {reason}", file=sys.stderr)
-    for reason in found.undelivered:
-        print(f"lum drift watch: an alert is not delivered: {reason}", file=sys.stderr)
-    if found.failures or found.undelivered:
+    complaints = _complaints(found)
+    for complaint in complaints:
+        if complaint not in said:
+            print(f"lum drift watch: {complaint}", file=sys.stderr)
+    if complaints:
         return FAILED
     return DRIFT if found.drifting or found.missing else 0
+
+
+def _complaints(found: Look) -> list[str]:
+    failed = [f"{name}: {reason}" for name, reason in found.failures.items()]
+    return [*failed, *(f"an alert is not delivered: {reason}" for reason in found.undelivered)]
 
 
 def _read(watch: FileWatch, files: Sequence[str], seed: int) -> dict[Any, SampledRows]:

@@ -95,6 +95,6 @@ def _too_few_permutations(tests: list[PastTest]) -> str:
         return ""
     needed = math.ceil(1 / level)
     return (
-        f"the tests have {fewest:,} permutations, expected at least {needed:,}: with fewer, no p-value is as low as the "
-        f"level {level:.3g}; pass permutations={needed} to MMDTest, or allow more false alarms"
+        f"the tests have {fewest:,} permutations, expected at least {needed:,}: with fewer, no p-value is as low "
+        f"as the level {level:.3g}; pass permutations={needed} to MMDTest, or allow more false alarms"
     )
