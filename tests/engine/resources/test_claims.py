@@ -172,6 +172,17 @@ def test_a_folder_that_others_could_change_is_not_used(folder: Path, caplog: pyt
     assert not list(folder.iterdir())
 
 
+def test_claims_of_other_versions_count_for_nothing_and_go_with_their_process(folder: Path) -> None:
+    folder.mkdir(mode=0o700)
+    names = [f"{os.getpid()}-7.json", "999999999-0.json", "odd.json"]
+    for name in names:
+        (folder / name).write_text('{"later": 1}')
+    claim = Claim("a.py", folder)
+    assert devices(take(claim, _ON_GPU, mode="fail")) == ["gpu:0", "gpu:1"]
+    claim.release()
+    assert [path.name for path in folder.glob("*.json")] == names[:1]
+
+
 @pytest.mark.alone
 def test_two_real_runs_do_not_take_the_same_ram(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, begun, release = tmp_path / "claims", tmp_path / "begun", tmp_path / "release"

@@ -146,12 +146,12 @@ class Claim:
             except FileNotFoundError:
                 continue  # its run has just ended
             except (OSError, ValueError, KeyError, TypeError) as error:
-                _LOGGER.warning("%s is not a claim of this version: %r", path, error)
-                continue
-            if is_alive:
-                found.append(held)
-            else:
+                _LOGGER.debug("%s is not a claim of this version: %r", path, error)
+                held, is_alive = None, _is_of_a_process(path)
+            if not is_alive:
                 path.unlink(missing_ok=True)
+            elif held is not None:
+                found.append(held)
         return found
 
     def _place(
@@ -234,6 +234,16 @@ def _default_folder() -> Path:
         return Path(given)
     root = _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK) else Path(tempfile.gettempdir())
     return root / f"{_FOLDER}{os.geteuid()}"
+
+
+def _is_of_a_process(path: Path) -> bool:
+    """Return whether the process exists for which the file of a claim is named."""
+    pid = path.name.partition("-")[0]
+    try:
+        os.kill(int(pid), 0)
+    except (ValueError, OSError):
+        return False
+    return True
 
 
 @contextlib.contextmanager
