@@ -16,7 +16,7 @@ from luminosity.engine.monitor.follow import Follower
 from luminosity.engine.monitor.journal import path_beside
 from luminosity.engine.monitor.recorder import Recorder
 from luminosity.engine.monitor.records import Damaged, Record, load, path_of
-from luminosity.engine.monitor.thinning import Happenings, Thinned
+from luminosity.engine.monitor.thinning import Happenings, Samples, Thinned
 from luminosity.errors import RecordError
 from luminosity.events import (
     BundleRetried,
@@ -233,6 +233,17 @@ def test_the_first_and_the_last_events_of_each_kind_are_kept() -> None:
     kept = [json.loads(text)["at"] for text in happenings.kept]
     assert kept == [0, 1, 2, 3, 4, 95, 96, 97, 98, 99, 100]
     assert happenings.left_out == {"LogMessage": 90}
+
+
+def test_what_is_taken_out_of_a_snapshot_is_in_the_next_one_that_keeps_it() -> None:
+    samples = Samples(every_s=10.0)
+    found: list[int] = []
+    for second in range(1, 32):
+        metrics = {"metrics": [second]} if second % 10 == 0 else {}
+        snapshot = {"event": "Snapshot", "seconds": float(second), "stages": [], **metrics}
+        samples.thin(snapshot)
+        found += snapshot.get("metrics", [])
+    assert found == [10, 20, 30]  # in the snapshots of seconds 11, 21 and 31
 
 
 def test_equal_tracebacks_are_kept_once_and_others_within_the_bytes(tmp_path: Path) -> None:

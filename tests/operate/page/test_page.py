@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Locator, Page, expect
+from playwright.sync_api import Browser, Locator, Page, Route, expect
 
 from luminosity.engine.monitor.recorder import Recorder
 from luminosity.events import Event
@@ -51,12 +52,12 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
-    made_up.record(folder, made_up.batch(DONE))
+    made_up.record(folder, made_up.batch(DONE, apart_s=2.0))
     made_up.record(folder, made_up.failing(FAILED))
     made_up.record(folder, made_up.many_stages(MANY))
     made_up.record(folder, made_up.stream(STREAM, seconds=300))
     made_up.record(folder, made_up.hostile(HOSTILE))
-    made_up.record(folder, made_up.batch(FASTER, speed=1.6))
+    made_up.record(folder, made_up.batch(FASTER, speed=1.6, apart_s=2.0))
     return folder
 
 
@@ -308,3 +309,28 @@ def test_narrow_pages_do_not_scroll_sideways(browser: Browser, server: Served, s
         assert tab.page.evaluate("document.documentElement.scrollWidth") <= 360, path
     context.close()
     assert tab.complaints == []
+
+
+def test_the_page_loads_the_run_again_if_the_server_asks_for_it(tab: Tab, server: Served) -> None:
+    loads: list[str] = []
+    streams: list[str] = []
+
+    def answer(route: Route) -> None:
+        streams.append(route.request.url)
+        if len(streams) == 1:
+            route.fulfill(content_type="text/event-stream", body="event: reload\ndata: {}\n\n")
+        else:
+            route.continue_()
+
+    tab.page.on(
+        "request", lambda request: loads.append(request.url) if request.url.endswith(f"/api/runs/{STREAM}") else None
+    )
+    tab.page.route("**/events?*", answer)
+    tab.page.goto(server.address(f"/runs/{STREAM}"))
+    tab.page.locator("#steps .open").first.click()
+    deadline = time.monotonic() + 20
+    while len(streams) < 2 and time.monotonic() < deadline:
+        tab.page.wait_for_timeout(50)
+    assert (len(loads), len(streams)) == (2, 2)
+    expect(tab.page.locator("#connection")).to_have_text("Live")
+    expect(tab.page.locator("#steps tr.detail")).to_have_count(1)  # what the reader has opened stays open

@@ -58,6 +58,7 @@ class Samples:
         self.note(snapshot)
         if snapshot["seconds"] >= self._next_at:
             self._next_at = snapshot["seconds"] + self._every_s
+            snapshot.update(self.fill(snapshot))  # what was taken out of others since then must not be lost
             return
         snapshot.pop("metrics", None)
         for stage in snapshot["stages"]:

@@ -64,21 +64,21 @@ export class Chart {
     this.observer.observe(this.element);
   }
 
-  /** Show these series: [{name, points: [[seconds, value]], look, isBound}], from `range[0]` to `range[1]` seconds. */
+  /** Show these series: [{name, key, points: [[seconds, value]], look, isBound}], from `range[0]` to `range[1]` seconds. */
   update(series, range) {
-    this.#series = series.map((each, index) => ({ look: index % 6, ...each }));
+    this.#series = series.map((each, index) => ({ look: index % 6, key: each.name, ...each }));
     this.#range = range;
     this.#drawLegend();
     this.draw();
   }
 
   #drawLegend() {
-    keyed(this.legend, this.#legendItems, this.#series, (each) => each.name, (each) => {
+    keyed(this.legend, this.#legendItems, this.#series, (each) => each.key, (each) => {
       const swatch = s("svg", { width: 22, height: 10, "aria-hidden": "true" }, s("path", { d: "M1 5H21", class: `line look${each.look}${each.isBound ? " bound" : ""}` }));
       const button = h("button", { type: "button", class: "key", "aria-pressed": "true", title: "Show or hide this line" }, swatch, each.name, h("output"));
       button.addEventListener("click", () => {
-        if (!this.#hidden.delete(each.name)) this.#hidden.add(each.name);
-        button.setAttribute("aria-pressed", String(!this.#hidden.has(each.name)));
+        if (!this.#hidden.delete(each.key)) this.#hidden.add(each.key);
+        button.setAttribute("aria-pressed", String(!this.#hidden.has(each.key)));
         this.draw();
       });
       return { element: h("li", {}, button), value: button.querySelector("output"), update: () => {} };
@@ -87,7 +87,7 @@ export class Chart {
 
   draw() {
     if (!this.#width) return;
-    const shown = this.#series.filter((each) => !this.#hidden.has(each.name));
+    const shown = this.#series.filter((each) => !this.#hidden.has(each.key));
     const highest = shown.reduce((most, each) => each.points.reduce((high, [, value]) => Math.max(high, value), most), 0);
     const top = this.most ?? roundUp(highest, 4, this.whole);
     const labels = ticks(0, top, 4, this.whole).map((value) => [value, this.format(value)]);
@@ -139,7 +139,7 @@ export class Chart {
       if (!each.isBound) dots.push(s("circle", { class: `dot look${each.look}`, cx: x(nearest[0]), cy: y(nearest[1]), r: 3.5 }));
       const value = this.format(nearest[1]);
       said.push(`${each.name} ${value}`);
-      setText(this.#legendItems.get(each.name).value, value);
+      setText(this.#legendItems.get(each.key).value, value);
     }
     replaceAll(this.marker, ...dots);
     setText(this.readout, duration(at));

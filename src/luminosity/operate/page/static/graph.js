@@ -2,6 +2,7 @@
 
 import { h, replaceAll, s, setAttributes, setText } from "./dom.js";
 import { layOut } from "./layout.js";
+import { isStepOf } from "./run_state.js";
 import { glyph, glyphAt, stageKind, stageWords } from "./status.js";
 import { percent, rate, shortened } from "./words.js";
 
@@ -24,8 +25,8 @@ export class Graph {
   #focused = null;
 
   /** `onChoose(stageId)` is called for a stage that the reader clicks. */
-  constructor(stages, { failedStep = "", onChoose }) {
-    Object.assign(this, { stages, onChoose, failedStep });
+  constructor(stages, { onChoose }) {
+    Object.assign(this, { stages, onChoose });
     this.ids = new Set(stages.map((stage) => stage.id));
     this.links = stages.flatMap((stage) => [
       ...(stage.reads_from ?? []).map((from) => ({ from, to: stage.id, isSide: false })),
@@ -125,13 +126,14 @@ export class Graph {
     return group;
   }
 
-  /** Show the newest state. `found` is what bottleneck() returned. */
-  update(views, found, isLive) {
-    this.latest = [views, found, isLive];
+  /** Show the newest state. `found` is what bottleneck() returned; `run` has `isLive` and `failedStep`. */
+  update(views, found, run) {
+    this.latest = [views, found, run];
+    const isLive = run.isLive;
     const kinds = new Set();
     for (const [id, { group, parts, stage }] of this.#nodes) {
       const view = views.get(id) ?? { status: "waiting" };
-      const kind = this.#kind(stage, view, isLive);
+      const kind = kindOf(stage, view, run);
       kinds.add(kind);
       const sets = found.culprit === id;
       const words = kind === "failed" ? "failed" : !isLive && kind !== "done" ? "not finished" : sets ? "sets the pace" : stageWords(view);
@@ -162,16 +164,9 @@ export class Graph {
     return this.#nodes.get(id)?.stage.label;
   }
 
-  #kind(stage, view, isLive) {
-    const steps = [stage.label, ...(stage.steps ?? [])];
-    if (this.failedStep && steps.some((step) => step === this.failedStep || step.endsWith(`/${this.failedStep}`))) return "failed";
-    if (!isLive && view.status !== "done") return "starved";
-    return stageKind(view.status);
-  }
-
   #drawLegend(kinds, found) {
     const line = (kind) => s("svg", { width: 26, height: 10, "aria-hidden": "true" }, s("path", { class: `link ${kind}`, d: "M1 5H25" }));
-    const isPast = !this.latest[2];
+    const isPast = !this.latest[2].isLive;
     const items = Object.keys(WORDS).filter((kind) => kinds.has(kind)).map((kind) => h("li", {}, glyph(kind), isPast && kind === "starved" ? "not finished" : WORDS[kind]));
     if (found.heldBack.size) items.push(h("li", {}, line("holds"), "holds back its writer"));
     if (this.links.some((link) => link.isSide)) items.push(h("li", {}, line("side"), "side input"));
@@ -222,6 +217,11 @@ export class Graph {
     window.addEventListener("pointermove", move);
     window.addEventListener("pointerup", stop);
   }
+}
+
+function kindOf(stage, view, run) {
+  if (run.failedStep && isStepOf(run.failedStep, stage)) return "failed";
+  return !run.isLive && view.status !== "done" ? "starved" : stageKind(view.status);
 }
 
 /** Return the status in one or two words. */

@@ -3,6 +3,7 @@
 import { eventsAddress, load, runAddress } from "./api.js";
 
 const RETRY_MS = 2000; // after an answer that makes the browser give up
+const HIDDEN_MS = 5000; // a hidden tab lets its connection go: a browser has only six for one server
 
 /**
  * Follow the run `id` after the event `number`. Calls `onEvent(event, number)`, `onState(state)`, `onCost(bill)`,
@@ -28,31 +29,48 @@ export function follow(id, number, { onEvent, onState, onCost, onReload, onConne
     source.addEventListener("cost", (message) => onCost(JSON.parse(message.data)));
     source.addEventListener("reload", () => onReload());
     source.addEventListener("error", () => {
-      if (isStopped) return;
+      if (isStopped || !source) return;
       onConnection("reconnecting");
-      if (source.readyState === EventSource.CLOSED) retryLater();
+      if (source.readyState === EventSource.CLOSED) later(retry, RETRY_MS);
     });
   }
 
-  function retryLater() {
-    source.close();
-    timer = setTimeout(async () => {
-      try {
-        await load(runAddress(id));
-      } catch (error) {
-        if (isStopped) return;
-        onConnection(error.status === 401 ? "signed out" : "reconnecting");
-        retryLater();
-        return;
-      }
-      if (!isStopped) connect();
-    }, RETRY_MS);
+  /** Ask why the browser gave up: the run may have ended, or this browser may be signed out. */
+  async function retry() {
+    try {
+      const { state } = await load(runAddress(id));
+      if (isStopped) return;
+      if (state === "running") connect();
+      else onState(state);
+    } catch (error) {
+      if (isStopped) return;
+      onConnection(error.status === 401 ? "signed out" : "reconnecting");
+      later(retry, RETRY_MS);
+    }
   }
 
+  function later(task, ms) {
+    disconnect();
+    timer = setTimeout(task, ms);
+  }
+
+  function disconnect() {
+    clearTimeout(timer);
+    source?.close();
+    source = null;
+  }
+
+  function onVisibility() {
+    clearTimeout(timer);
+    if (document.hidden) timer = setTimeout(disconnect, HIDDEN_MS);
+    else if (!source) connect();
+  }
+
+  document.addEventListener("visibilitychange", onVisibility);
   connect();
   return () => {
     isStopped = true;
-    clearTimeout(timer);
-    source.close();
+    document.removeEventListener("visibilitychange", onVisibility);
+    disconnect();
   };
 }

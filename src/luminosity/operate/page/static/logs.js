@@ -21,7 +21,7 @@ export function logsSection() {
 
   function update(now) {
     run = now;
-    const all = run.of("LogMessage").map((event, index) => ({ event, key: index })).reverse();
+    const all = withKeys(run.of("LogMessage")).reverse();
     element.hidden = !all.length;
     chips.forEach((chip, index) => setAttributes(chip, { "aria-pressed": String(LEVELS[index][0] === wanted) }));
     const words = search.value.trim().toLowerCase();
@@ -31,6 +31,16 @@ export function logsSection() {
     note.hidden = !note.textContent;
   }
   return { element, update };
+}
+
+/** Give each message a key that stays when older ones go, or when the run is loaded again. */
+function withKeys(events) {
+  const seen = new Map();
+  return events.map((event) => {
+    const base = `${event.seconds} ${event.worker ?? ""} ${event.logger ?? ""} ${event.message}`;
+    seen.set(base, (seen.get(base) ?? 0) + 1);
+    return { event, key: `${base} ${seen.get(base)}` };
+  });
 }
 
 function entry({ event }) {

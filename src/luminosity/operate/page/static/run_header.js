@@ -3,7 +3,7 @@
 import { bottleneck } from "./bottleneck.js";
 import { h, replaceAll, s, setAttributes, setText, unknown } from "./dom.js";
 import { pill } from "./status.js";
-import { bytes, count, counted, duration, moment, money, percent, rate } from "./words.js";
+import { bytes, count, counted, duration, moment, money, percent, rate, shortened } from "./words.js";
 
 /** Facts: a term with a value and a small line below it. */
 class Facts {
@@ -36,6 +36,8 @@ class Facts {
 }
 
 export class RunHeader {
+  share = null; // of the work that is done, if known
+
   constructor() {
     this.state = h("span");
     this.name = h("h1");
@@ -63,6 +65,7 @@ export class RunHeader {
     this.saidPace = said;
     this.pace.hidden = !parts.length;
     const share = shareDone(run);
+    this.share = share;
     this.progress.hidden = share === null || run.isStream || !run.isLive;
     if (share !== null) {
       setAttributes(this.bar, { width: Math.round(1000 * share) });
@@ -106,7 +109,7 @@ function* factsOf(run, share) {
   const largest = stages.reduce((best, stage) => ((stage.elements ?? 0) > (best?.elements ?? 0) ? stage : best), null);
   const label = (run.started.stages ?? []).find((stage) => stage.id === largest?.id)?.label ?? "";
   const speed = run.isLive ? largest?.rate : largest && run.seconds ? largest.elements / run.seconds : null;
-  yield ["Elements", largest ? count(largest.elements) : null, speed ? `${rate(speed)} in ${label}` : "", "no stage has committed anything yet"];
+  yield ["Elements", largest ? count(largest.elements) : null, speed ? `${rate(speed)} in ${shortened(label, 32)}` : "", "no stage has committed anything yet"];
   const bill = run.cost;
   const isPriced = isNumber(bill?.total);
   const range = isPriced && isNumber(bill.low) && isNumber(bill.high) && bill.low !== bill.high ? `${money(bill.low, "")}to ${money(bill.high, bill.currency)}` : "";

@@ -32,6 +32,11 @@ export function byId(views, name = "id") {
   return new Map((views ?? []).map((view) => [view[name], view]));
 }
 
+/** Return whether a step of the pipeline is in a stage; Beam's steps have inner ones, whose names begin with theirs. */
+export function isStepOf(step, info) {
+  return [...(info.steps ?? []), ...info.label.split(" + ")].some((own) => own === step || step.startsWith(`${own}/`) || own.startsWith(`${step}/`) || own.endsWith(`/${step}`));
+}
+
 /** Keep the first and the last point, and every other one between them. */
 export function thinned(points) {
   return points.filter((_, index) => index % 2 === 0 || index === points.length - 1);
@@ -117,6 +122,12 @@ export class RunState {
   /** Seconds since the run started: a live run goes on between two snapshots. */
   get now() {
     return this.isLive ? this.seconds + (performance.now() - this.arrivedAt) / 1000 : this.seconds;
+  }
+
+  /** Return the step whose code failed the run, as far as it is known. */
+  get failedStep() {
+    if (this.state !== "failed") return "";
+    return this.ended?.step || this.ended?.failure?.match(/^step '(.+?)' failed/)?.[1] || "";
   }
 
   /** Return the newest views of stages by their ids. */

@@ -2,6 +2,7 @@
 
 import { bottleneck } from "./bottleneck.js";
 import { h, replaceAll, section, setAttributes, setText } from "./dom.js";
+import { isStepOf } from "./run_state.js";
 import { glyph, stageKind, stageWords } from "./status.js";
 import { Table } from "./table.js";
 import { bytes, count, duration, percent, rate } from "./words.js";
@@ -17,8 +18,7 @@ export function paddingOf(view) {
 /** Return how often a stage's bundles failed, as its view or the run's events say. */
 function failuresOf(run, info, view) {
   if (view?.retries) return view.retries;
-  const steps = new Set([...(info.steps ?? []), ...info.label.split(" + ")]);
-  return run.of("BundleRetried").filter((event) => steps.has(event.step)).length;
+  return run.of("BundleRetried").filter((event) => isStepOf(event.step, info)).length;
 }
 
 /** Return the section. `show(stageId)` opens the row of a stage. */
@@ -49,6 +49,7 @@ export function stepsSection() {
     run = now;
     const views = run.views();
     const found = bottleneck(run);
+    const hasFailed = (info) => run.failedStep !== "" && isStepOf(run.failedStep, info);
     const rows = (run.started.stages ?? []).map((info) => {
       const view = views.get(info.id) ?? { status: "waiting" };
       const isCulprit = found.culprit === info.id;
@@ -56,8 +57,8 @@ export function stepsSection() {
       const isPast = !run.isLive && view.status !== "done";
       return {
         info, view, isCulprit,
-        kind: isPast ? "starved" : stageKind(view.status),
-        words: isPast ? "not finished" : isCulprit ? "sets the pace" : stageWords(view),
+        kind: hasFailed(info) ? "failed" : isPast ? "starved" : stageKind(view.status),
+        words: hasFailed(info) ? "failed" : isPast ? "not finished" : isCulprit ? "sets the pace" : stageWords(view),
         rate: run.isLive ? view.rate ?? 0 : mean,
         padding: paddingOf(view),
         failures: failuresOf(run, info, view),

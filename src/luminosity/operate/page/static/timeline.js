@@ -2,16 +2,18 @@
 
 import { Chart, Cursor } from "./chart.js";
 import { h, section } from "./dom.js";
-import { bytes, percent, short } from "./words.js";
+import { bytes, percent, short, shortened } from "./words.js";
 
 const MOST_LINES = 5; // more can't be told apart
+const LABEL_CHARACTERS = 40;
+const FAR = 4; // a limit beyond so many times the largest value would flatten the lines below it
 
 /** Return [{name, points}] of the stages with the largest `size(index)`, in the pipeline's order. */
 export function largestStages(run, size, points, most = MOST_LINES) {
   const stages = run.started.stages ?? [];
   const sized = stages.map((stage, index) => ({ stage, index, size: size(index) })).filter((each) => each.size > 0);
   const chosen = sized.sort((a, b) => b.size - a.size).slice(0, most).sort((a, b) => a.index - b.index);
-  return chosen.map(({ stage, index }) => ({ name: stage.label, points: points(index) }));
+  return chosen.map(({ stage, index }) => ({ key: stage.id, name: shortened(stage.label, LABEL_CHARACTERS), points: points(index) }));
 }
 
 /** Draw a group of charts that share a cursor; a chart without data is absent. */
@@ -72,10 +74,11 @@ const CHARTS = [
     title: "Memory", unit: "of all processes, and of it between steps", format: bytes,
     lines: (run) => {
       const limit = run.last?.memory?.limit;
+      const most = Math.max(maximum(run.series("used")), maximum(run.series("held")));
       return [
         { name: "all processes", look: 0, points: run.series("used") },
         { name: "between steps", look: 1, points: run.series("held") },
-        ...(limit ? [{ ...bound(run, "limit between steps", limit), look: 1 }] : []),
+        ...(limit && limit < FAR * most ? [{ ...bound(run, "limit between steps", limit), look: 1 }] : []),
       ];
     },
   },
