@@ -47,6 +47,7 @@ _ADDED = {
 }
 _ONCE_COLUMNS = "reference, columns, kernel, key, once"
 _ONCE_INDEX = f"CREATE UNIQUE INDEX IF NOT EXISTS tests_once ON tests ({_ONCE_COLUMNS}) WHERE once IS NOT NULL"
+_SERIES_INDEX = "CREATE INDEX IF NOT EXISTS tests_of_one_series ON tests (reference, key, columns, kernel, time)"
 _PRUNED_AT_ONCE = 100  # rows beyond the limit before they are deleted: pruning is not worth it for every row
 _FROM_VERSION_1 = (
     "ALTER TABLE tests RENAME TO old_tests",
@@ -220,10 +221,10 @@ class DriftHistory:
         self, reference: str, columns: str = "", kernel: str | None = None, most: int = 100, *, key: str = ""
     ) -> list[PastTest]:
         """Return the ``most`` newest tests against this reference, the oldest of them first."""
+        of_kernel = ("", ()) if kernel is None else ("AND kernel = ? ", (kernel,))
         found = self._select(
-            "reference = ? AND columns = ? AND (? IS NULL OR kernel = ?) AND key = ? "
-            "ORDER BY time DESC, rowid DESC LIMIT ?",
-            (reference, columns, kernel, kernel, key, most),
+            f"reference = ? AND columns = ? AND key = ? {of_kernel[0]}ORDER BY time DESC, rowid DESC LIMIT ?",
+            (reference, columns, key, *of_kernel[1], most),
         )
         return [test for _, test in reversed(found)]
 
@@ -346,6 +347,7 @@ def _add_columns(database: sqlite3.Connection) -> None:
         if name not in known:
             database.execute(f"ALTER TABLE tests ADD COLUMN {name} {kind}")
     database.execute(_ONCE_INDEX)
+    database.execute(_SERIES_INDEX)
 
 
 def utc_text(time: datetime) -> str:
