@@ -17,6 +17,7 @@ __all__ = ["Sampler", "TreeMemory", "folder_size"]
 
 _EVERY_S = 1.0  # views show whole seconds
 _PART_OF_TIME = 0.002  # of a core, at most, for exact measurements: they take longer the more memory there is
+_GROWTH = 1.25  # of resident memory, after which shared pages are counted again
 _FOLDER_EVERY_S = 5.0  # the size of a folder changes slowly
 _STOP_TIMEOUT_S = 5.0  # a driver that does not answer must not hold up the end of a run
 
@@ -92,6 +93,7 @@ class TreeMemory:
         self._processes: list[int] = []
         self._exact_at = 0.0
         self._own_part = 1.0
+        self._largest = 0  # resident memory at an exact measurement
         self.parents: dict[int, int] = {}  # of each process below the first one
         self.own: dict[int, int] = {}  # by process, when it was counted last: its own pages and its part of shared ones
 
@@ -100,7 +102,9 @@ class TreeMemory:
         self.parents = dict(_below(self._root))
         processes = sorted((self._root, *self.parents))
         resident = sum(map(_resident, processes))
-        if resident and (processes != self._processes or time.monotonic() >= self._exact_at):
+        has_grown = resident > _GROWTH * self._largest  # a model was loaded, say: parts of before say little
+        if resident and (has_grown or processes != self._processes or time.monotonic() >= self._exact_at):
+            self._largest = max(resident, self._largest)
             self._processes = processes
             began_at = time.thread_time()
             self.own = {pid: _own(pid) for pid in processes}
