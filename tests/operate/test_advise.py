@@ -62,7 +62,7 @@ def test_a_small_difference_is_not_worth_a_change():
 def test_cpu_count_is_what_a_worker_takes_in_a_second_rounded_up(cpu: float, asked: int, wanted: int | None):
     _, large, _ = report_of(run_of(cpu=cpu, cores=asked)).pools
     found = [each.write for each in large.advice if each.kind == "cpu_count"]
-    assert found == ([] if wanted is None else [f".with_resource_hints(cpu_count={wanted})  # at 'Prepare'"])
+    assert found == ([] if wanted is None else [f".with_resource_hints(cpu_count=\"{wanted}\")  # at 'Prepare'"])
 
 
 def test_hints_name_the_shortest_steps_that_are_one_pools_alone():

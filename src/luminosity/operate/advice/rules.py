@@ -145,7 +145,7 @@ def _cpu_count(use: PoolUse, steps: tuple[str, ...], hints: dict[str, Any]) -> A
     why = f"a worker took {use.cpu_per_second:.2f} CPU seconds in a second, {what}" + (
         f"; its steps ask for {asked} cores" if asked else ""
     )
-    return Advice("cpu_count", _code(steps, f"cpu_count={wanted}"), why)
+    return Advice("cpu_count", _code(steps, f'cpu_count="{wanted}"'), why)
 
 
 def _accelerator(use: PoolUse, steps: tuple[str, ...], hints: dict[str, Any]) -> Advice | None:
