@@ -66,7 +66,7 @@ def _print(console: Console, report: Report) -> None:
 
 
 def _pools(pools: Sequence[PoolAdvice]) -> Table:
-    table = _table("pool", "workers", "given each", "used at most", "CPU per second", "busy", "steps")
+    table = _table("pool", "workers", "given each", "peak RAM", "CPU/s", "busy", "steps")
     for pool in pools:
         use = pool.use
         given = f"{use.info.cores_per_worker:.2g} cores, {format_size(use.info.ram_per_worker)}"
@@ -105,7 +105,7 @@ def _bills(report: Report) -> Table:
 def _bill_cells(bill: Bill | None) -> list[str]:
     if bill is None or bill.total is None:
         return ["not known", "", "", ""]
-    low_high = f"{money(bill.low, bill.currency)} to {money(bill.high, bill.currency)}"
+    low_high = f"{money(bill.low, '').strip()} to {money(bill.high, '').strip()}"
     workers = " + ".join(f"{pool.peak_workers} {pool.pool}" for pool in bill.pools) or "the whole machine"
     return [money(bill.total, bill.currency), low_high, duration(bill.seconds), workers]
 
