@@ -188,6 +188,7 @@ class Scheduler:
             if stage.is_source and id(stage.pool) in wanted_idle:
                 continue
             outflow = self._parts.outflows[stage.id]
+            free: int | None = None  # slots of the pool; counted once if that is possible
             while stage.has_work(wall_micros) and not outflow.is_held_back():
                 is_suspect = stage.next_is_suspect()
                 worker = stage.pool.free_worker(
@@ -203,7 +204,8 @@ class Scheduler:
                     self._want_worker(stage.pool, now, stage.queued, may_borrow=not stage.is_source)
                     break
                 self._waiting_since.pop(stage.id, None)
-                most_elements = outflow.most_elements(max(1, stage.pool.free_slots()))
+                free = stage.pool.free_slots() if free is None else free
+                most_elements = outflow.most_elements(max(1, free))
                 taken = stage.next_bundle(worker, now, wall_micros, most_elements)
                 if taken is None:
                     if stage.is_source:
@@ -211,6 +213,8 @@ class Scheduler:
                     break
                 bundle, worker = taken
                 transfers.start(bundle, worker, self._parts, now)
+                # A suspect bundle takes all slots of its worker, and a core that is lent makes others unusable.
+                free = None if bundle.is_suspect or stage.pool.plan.borrowed else free - 1
         for pool in self._parts.pools:
             if pool.free_slots():
                 idle_workers.take_work(pool, now, lambda stage: self._parts.outflows[stage.id].is_held_back())

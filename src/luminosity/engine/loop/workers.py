@@ -60,6 +60,7 @@ class Worker:
         self.warm_stages: set[str] = set()  # ids of stages that have run here before
         self._free_streams = [f"{slot}" for slot in range(pool.plan.slots)]
         self._free_source_streams = [f"source{slot}" for slot in range(SOURCE_SLOTS)]
+        pool.with_free_streams[index] = self
 
     def free_slots(self, *, is_source: bool = False) -> int:
         """Return how many more bundles can run here now. A suspect bundle takes all slots.
@@ -67,7 +68,9 @@ class Worker:
         Bundles of sources have slots of their own, since they may wait for records. A worker on a borrowed core has
         none: the rest of a restriction returns to its worker, and would wait there until the core is idle again.
         """
-        if not self.is_connected or self.is_stopping or any(b.is_suspect for b in self.bundles.values()):
+        if not self.is_connected or self.is_stopping or self.has_exited:
+            return 0
+        if self.bundles and any(b.is_suspect for b in self.bundles.values()):
             return 0
         if self.index >= self.pool.plan.workers and not self.bundles and not self.pool.may_borrow():
             return 0
@@ -88,7 +91,10 @@ class Worker:
         self.bundles[instruction_id] = bundle
         for busy in self._busy_times(bundle):
             busy.begin()
-        return self._free_streams_of(bundle).pop()
+        stream_id = self._free_streams_of(bundle).pop()
+        if not self._free_streams:
+            self.pool.with_free_streams.pop(self.index, None)
+        return stream_id
 
     def vacate(self, attempt: Attempt) -> None:
         """Free the slot of an attempt that has ended."""
@@ -96,6 +102,8 @@ class Worker:
         for busy in self._busy_times(bundle):
             busy.end()
         self._free_streams_of(bundle).append(attempt.stream_id)
+        if self._free_streams and not self.has_exited:
+            self.pool.with_free_streams[self.index] = self
 
     def _free_streams_of(self, bundle: Bundle) -> list[str]:
         return self._free_source_streams if bundle.stage.is_source else self._free_streams
@@ -140,6 +148,8 @@ class PoolRun:
         self.first_writer = first_writer
         self.cpu_pools: list[PoolRun] = []  # all CPU pools of the run, which lend each other idle cores
         self.workers: dict[int, Worker] = {}  # by index; a lost worker is replaced at its index
+        # Those that may have a free slot, by index. With hundreds of workers, most are busy, and need no look.
+        self.with_free_streams: dict[int, Worker] = {}
         self.failed_starts = 0  # in a row
         self.load_ahead = ""  # a file for its workers: see workers/load_ahead.py
         self.is_stream = False  # whether one of its stages has input that may never end
@@ -147,14 +157,18 @@ class PoolRun:
 
     def free_slots(self) -> int:
         """Return how many more bundles the connected workers can run now."""
-        return sum(worker.free_slots() for worker in self.workers.values())
+        return sum(worker.free_slots() for worker in self.with_free_streams.values())
 
     def free_worker(
         self, stage_id: str, max_active_bundles: int, *, is_idle: bool, is_source: bool = False
     ) -> Worker | None:
         """Return the worker with the most free slots that may run a bundle of the stage, or None if there is none."""
-        free = self.free_workers(stage_id, max_active_bundles, is_idle=is_idle, is_source=is_source)
-        return max(free, key=lambda worker: worker.free_slots(is_source=is_source), default=None)
+        best, most = None, 0
+        for worker in self.free_workers(stage_id, max_active_bundles, is_idle=is_idle, is_source=is_source):
+            free = worker.free_slots(is_source=is_source) if self.plan.slots > 1 or is_source else 1
+            if best is None or free > most or (free == most and worker.index < best.index):
+                best, most = worker, free
+        return best
 
     def free_workers(
         self, stage_id: str, max_active_bundles: int, *, is_idle: bool, is_source: bool = False
@@ -165,10 +179,9 @@ class PoolRun:
         """
         return [
             worker
-            for worker in self.workers.values()
+            for worker in (self.workers if is_source else self.with_free_streams).values()
             if worker.free_slots(is_source=is_source)
-            and worker.running(stage_id) < max_active_bundles
-            and not (is_idle and worker.bundles)
+            and (not worker.bundles or (worker.running(stage_id) < max_active_bundles and not is_idle))
         ]
 
     def connected_slots(self) -> int:
