@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from pathlib import Path
@@ -93,6 +94,23 @@ def test_only_the_devices_process_sees_it(tmp_path: Path) -> None:
         expected_devices = 1 if sighting.step == "device" else 0
         assert len(sighting.share.devices) == expected_devices
         assert len(list(filter(None, (sighting.visible_devices or "").split(",")))) == expected_devices
+
+
+def test_uniform_workers_all_have_what_any_step_asks_for(tmp_path: Path) -> None:
+    steps = {"io": {"min_ram": "200MB"}, "device": _ONE_DEVICE}
+    found = sightings(steps, tmp_path, "--cpu_workers=2", "--accelerators=1", "--pools=uniform")
+    assert len(pids_of(found, "io", "device")) == 1
+    assert {(len(s.share.devices), s.share.ram_bytes) for s in found} == {(1, 200_000_000)}
+
+
+def test_fitted_workers_have_what_the_file_says(tmp_path: Path) -> None:
+    hints = tmp_path / "hints.json"
+    hints.write_text(json.dumps({"steps": {"io": {"min_ram": "300MB"}}}))
+    steps = {"io": {"min_ram": "200MB"}, "device": _ONE_DEVICE}
+    flags = ("--cpu_workers=2", "--accelerators=1", "--pools=fitted", f"--hints={hints}")
+    found = sightings(steps, tmp_path, *flags)
+    assert {s.share.ram_bytes for s in found if s.step == "io"} == {300_000_000}
+    assert not pids_of(found, "io") & pids_of(found, "device")
 
 
 def test_two_devices_have_a_process_each(tmp_path: Path) -> None:
