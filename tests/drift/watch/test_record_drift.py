@@ -36,6 +36,7 @@ class _FailsOnce(beam.DoFn):
         yield element
 
 
+@pytest.mark.alone
 def test_a_row_for_each_key_and_window(tmp_path: Path) -> None:
     """Bundles are repeated, and so is the run, on another runner."""
     path, mark = tmp_path / "drift.sqlite", tmp_path / "mark"
