@@ -86,6 +86,18 @@ def test_the_bill_is_shown_as_run_uniform_and_advised():
     assert "min_ram" in kinds(report)
 
 
+def test_a_uniform_run_says_what_it_costs_but_not_what_steps_need():
+    uniform = run_of(run="20260301T101500-aaaaaa", pools_mode="uniform", seconds=7200.0)
+    alone = report_of(uniform)
+    assert (alone.saving, hints_content([alone])["steps"]) == (None, {})
+    assert any("This run was uniform" in note for note in alone.notes)
+    both = report_of(uniform, run_of(peaks=(GIB, 6 * GIB, 3 * GIB)))
+    assert both.uniform_is_measured
+    assert both.uniform is not None
+    assert both.uniform.seconds == 7200.0
+    assert hints_content([both])["steps"]["Prepare"] == {"min_ram": "7GiB"}
+
+
 def test_nothing_is_to_be_saved_from_a_run_that_fits(capsys: pytest.CaptureFixture[str], tmp_path: Path):
     fitting = (int(0.9 * GIB), int(13.5 * GIB), int(6.5 * GIB))
     asked = (int(1.25 * GIB), int(15.75 * GIB), int(7.5 * GIB))
@@ -205,4 +217,6 @@ def test_a_plan_names_the_steps_that_a_hint_would_help(tmp_path: Path):
     assert large.startswith("'Prepare': a worker used 21.5 GB, more than 16GiB; write min_ram=\"23GiB\"")
     assert device.startswith("'Infer': a worker used 1.07 GB of 8GiB; write min_ram=\"1.25GiB\"")
     assert hints_for_plan("other.py", folder) == []
+    saved(tmp_path, run_of(run="20260302T101500-aaaaaa", pools_mode="uniform"))
+    assert hints_for_plan("talk.py", folder) == [large, device]
     assert hints_for_plan("talk.py", None) == []

@@ -96,7 +96,7 @@ def _bills(report: Report) -> Table:
     table = _table("", "total", "range", "time", "workers")
     how = {"as run": report.as_run, "uniform": report.uniform, "advised": report.advised}
     for name, bill in how.items():
-        is_measured = name == "as run" or bill is report.as_run
+        is_measured = name == "as run" or (name == "uniform" and report.uniform_is_measured)
         label = name if is_measured else f"{name}, predicted"
         table.add_row(Text(label, "bold" if name == "advised" else ""), *_bill_cells(bill))
     return table

@@ -28,6 +28,7 @@ from luminosity.operate.cost.prices import LEAST_SAVING, PriceSheet
 
 __all__ = ["Report", "advise", "hints_content", "to_json"]
 
+_UNIFORM = "uniform"  # --pools
 _KILLED = "SIGKILL"  # how the kernel ends a process if memory runs out
 
 
@@ -42,6 +43,7 @@ class Report:
     uniform: Bill | None  # None if it can't be predicted
     advised: Bill | None
     notes: tuple[str, ...]
+    uniform_is_measured: bool = False  # whether it is the bill of a run with --pools=uniform
 
     @property
     def saving(self) -> float | None:
@@ -63,8 +65,19 @@ def advise(
     by_name: dict[str, list[Record]] = {}
     for record in records:
         by_name.setdefault(record.started.name, []).append(record)
-    uses = [measure(runs, prices) for runs in by_name.values()]
-    return [_report(use, prices, deadline_s) for use in uses], advise_together(uses, prices)
+    uses: list[PipelineUse] = []
+    reports: list[Report] = []
+    for runs in by_name.values():
+        # In a uniform run, steps are fused that hints would keep apart: it says what it costs, not what steps need.
+        uniform = [run for run in runs if run.started.pools_mode == _UNIFORM]
+        others = [run for run in runs if run.started.pools_mode != _UNIFORM]
+        uses.append(measure(others or uniform, prices))
+        if not others:
+            reports.append(_report_of_uniform(uses[-1]))
+        else:
+            measured = measure(uniform, prices).bill if uniform else None
+            reports.append(_report(uses[-1], prices, deadline_s, measured))
+    return reports, advise_together(uses, prices)
 
 
 def hints_content(reports: Sequence[Report]) -> dict[str, Any]:
@@ -81,13 +94,24 @@ def to_json(reports: Sequence[Report], together: Sequence[Advice]) -> dict[str, 
     return {"pipelines": [_data(each) for each in reports], "together": [asdict(each) for each in together]}
 
 
-def _report(use: PipelineUse, prices: PriceSheet, deadline_s: float | None) -> Report:
+def _report_of_uniform(use: PipelineUse) -> Report:
+    names = step_names(use)
+    pools = tuple(PoolAdvice(pool, names[pool.name], ()) for pool in use.pools)
+    note = (
+        "This run was uniform: its steps ran in the same workers, so that nobody knows what each of them needs. Run it "
+        "once with --pools=hints, and name both runs."
+    )
+    notes = (*_notes(use), note)
+    return Report(use, pools, (), use.bill, use.bill, None, notes, uniform_is_measured=True)
+
+
+def _report(use: PipelineUse, prices: PriceSheet, deadline_s: float | None, uniform: Bill | None) -> Report:
     names = step_names(use)
     pools = tuple(advise_pool(pool, names[pool.name]) for pool in use.pools)
     notes = list(_notes(use))
     if not can_predict(use):
         notes.append("The record does not hold enough to predict other bills: run it once with this version.")
-        return Report(use, pools, (), use.bill, None, None, tuple(notes))
+        return Report(use, pools, (), use.bill, uniform, None, tuple(notes), uniform is not None)
     needs = advised_needs(pools)
     workers, cpu_workers = _workers(use, needs, deadline_s)
     # --cpu_workers and --accelerators of the advice change the prediction, hints are in the needs.
@@ -95,14 +119,10 @@ def _report(use: PipelineUse, prices: PriceSheet, deadline_s: float | None) -> R
         (int(each.write.partition("=")[2]) for pool in pools for each in pool.advice if each.kind == "sharing"), None
     )
     advised = predict(use, needs, prices, cpu_workers=cpu_workers, accelerators=accelerators)
-    is_uniform = use.newest.started.pools_mode == "uniform"
-    uniform = use.bill if is_uniform else predict(use, uniform_needs(use), prices)
-    if is_uniform:
-        notes.append(
-            "This run was uniform: steps that ran fused were measured together. Run it once with --pools=hints to see "
-            "them apart."
-        )
-    return Report(use, pools, tuple(workers), use.bill, uniform, advised, tuple(notes))
+    is_measured = uniform is not None
+    if uniform is None:
+        uniform = predict(use, uniform_needs(use), prices)
+    return Report(use, pools, tuple(workers), use.bill, uniform, advised, tuple(notes), is_measured)
 
 
 def _workers(use: PipelineUse, needs: dict[str, Needs], deadline_s: float | None) -> tuple[list[Advice], int | None]:

@@ -38,7 +38,9 @@ def _newest(name: str, folder: Path | None) -> Record | None:
         return None
     for run_id in records.run_ids(folder)[:_MOST_LOOKED_AT]:
         record = records.load(records.path_of(folder, run_id))
-        if isinstance(record, Record) and record.started.name == name and record.state == "done":
+        if not isinstance(record, Record) or record.started.name != name or record.state != "done":
+            continue
+        if record.started.pools_mode != "uniform":  # there, all steps share the same workers
             return record
     return None
 
