@@ -36,7 +36,11 @@ ATTACK = "<img src=x onerror=\"document.title='broken into'\"><script>document.t
 
 _VERBS = ("Read", "Parse", "Clean", "Split", "Join", "Embed", "Rank", "Pick", "Check", "Write")
 
-_TRACEBACK = """\
+_FRAMES = "".join(
+    f'  File "/opt/python/apache_beam/runners/worker/operations.py", line {line}, in process\n    self.receive(row)\n'
+    for line in range(560, 580)
+)
+_TRACEBACK = f"""\
 Traceback (most recent call last):
   File "/home/ana/reviews/pipeline.py", line 88, in parse
     return Review(text=row["text"], stars=int(row["stars"]))
@@ -45,10 +49,10 @@ ValueError: invalid literal for int() with base 10: 'five'
 During handling of the above exception, another exception occurred:
 
 Traceback (most recent call last):
-  File "/home/ana/reviews/pipeline.py", line 52, in process
+{_FRAMES}  File "/home/ana/reviews/pipeline.py", line 52, in process
     yield from self.reviews(element)
   File "/home/ana/reviews/pipeline.py", line 91, in reviews
-    raise BadRow(f"row {number} has no stars") from error
+    raise BadRow(f"row {{number}} has no stars") from error
 pipeline.BadRow: row 48113 has no stars
 """
 

@@ -162,6 +162,9 @@ def test_a_failed_run_begins_with_its_failure(page: Page, server: Served) -> Non
     expect(first).to_contain_text("at pipeline.py:88")
     first.locator("summary").click()
     expect(first.locator("pre")).to_be_hidden()
+    first.locator("summary").click()
+    expect(first.locator("pre")).to_be_visible()
+    expect(first.locator("pre")).not_to_have_js_property("scrollTop", 0)  # at the end, where the user's own code is
     expect(page.locator("#graph .node.failed")).to_have_attribute("aria-label", "ReadTable + Parse: failed")
     page.locator("#logs").get_by_role("button", name="Errors").click()
     expect(page.locator("#logs .entry")).to_have_count(1)
@@ -297,9 +300,8 @@ def test_names_and_messages_are_never_markup(page: Page, server: Served, path: s
     assert page.locator("main img, main script").count() == 0
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_narrow_pages_do_not_scroll_sideways(browser: Browser, server: Served, scheme: str) -> None:
-    context = browser.new_context(viewport={"width": 360, "height": 800}, color_scheme=scheme)  # type: ignore[arg-type]
+def test_narrow_pages_do_not_scroll_sideways(browser: Browser, server: Served) -> None:
+    context = browser.new_context(viewport={"width": 360, "height": 800}, color_scheme="dark")
     tab = Tab(context.new_page())
     tab.page.goto(server.opening)
     for path in ("/runs", f"/runs/{STREAM}", f"/runs/{HOSTILE}", f"/compare?a={DONE}&b={FASTER}", "/drift"):
@@ -309,6 +311,33 @@ def test_narrow_pages_do_not_scroll_sideways(browser: Browser, server: Served, s
         assert tab.page.evaluate("document.documentElement.scrollWidth") <= 360, path
     context.close()
     assert tab.complaints == []
+
+
+_MANY_SNAPSHOTS = """async () => {
+    const { RunState } = await import("/static/run_state.js");
+    const started = { stages: [{ id: "s1", label: "Read" }], pools: [] };
+    const run = new RunState({ id: "r", state: "running", number: 0, started, snapshots: [] });
+    for (let second = 1; second <= 20000; second += 1) {
+        run.apply({ event: "Snapshot", seconds: second, stages: [{ id: "s1", elements: 7 * second }] }, second);
+        run.apply({ event: "LogMessage", seconds: second, level: "warning", message: "again" }, second);
+    }
+    const times = run.points.map((point) => point.t);
+    const rates = run.throughput(0).slice(1).map(([, rate]) => Math.round(rate));
+    return {
+        points: times.length, first: times[0], last: times.at(-1), rates: [...new Set(rates)],
+        widest: Math.max(...times.slice(1).map((time, index) => time - times[index])),
+        happenings: run.happenings.length, leftOut: run.leftOut,
+    };
+}"""
+
+
+def test_a_page_of_a_long_run_keeps_a_bounded_history(page: Page) -> None:
+    found = page.evaluate(_MANY_SNAPSHOTS)
+    assert 1000 <= found["points"] <= 2000
+    assert (found["first"], found["last"]) == (1, 20_000)
+    assert found["rates"] == [7]  # the mean between two points, though many between them are gone
+    assert found["widest"] <= 40  # seconds between two points: they are evenly spread
+    assert (found["happenings"], found["leftOut"]) == (2000, 18_000)
 
 
 def test_the_page_loads_the_run_again_if_the_server_asks_for_it(tab: Tab, server: Served) -> None:

@@ -19,7 +19,10 @@ export function traceback(text, isOpen = false) {
     }
   } } }, "Copy");
   const code = h("code", {}, text);
-  return h("details", { class: "traceback", open: isOpen }, h("summary", {}, "Traceback"), h("div", { class: "copy" }, copy, said), h("pre", { tabindex: 0 }, code));
+  const frame = h("pre", { tabindex: 0 }, code);
+  // The end of a traceback says what happened, and its last lines are the user's own.
+  const toEnd = () => frame.scrollTo(0, frame.scrollHeight);
+  return h("details", { class: "traceback", open: isOpen, on: { toggle: toEnd } }, h("summary", {}, "Traceback"), h("div", { class: "copy" }, copy, said), frame);
 }
 
 /** Return one entry for equal failures: how many, the newest of them, and when. */

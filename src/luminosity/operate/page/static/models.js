@@ -12,12 +12,13 @@ export function modelRows(run) {
   const versions = run.started.models ?? [];
   return (run.last?.stages ?? []).flatMap((stage) => stage.inference ?? []).map((view) => {
     const own = loads.filter((event) => event.step === view.step);
-    const resident = new Map(own.map((event) => [`${event.worker} ${event.device} ${event.model}`, event]));
+    const placed = own.filter((event) => event.worker || event.device);
+    const resident = new Map(placed.map((event) => [`${event.worker} ${event.device} ${event.model}`, event]));
     const version = versions.find((each) => each.step === view.step || view.step.startsWith(`${each.step}/`));
     return {
       step: view.step,
       view,
-      model: [...new Set(own.map((event) => event.model))].join(", ") || version?.name || "",
+      model: [...new Set(own.map((event) => event.model).filter(Boolean))].join(", ") || version?.name || "",
       version: version ? `version ${version.version}` : "",
       places: [...new Set([...resident.values()].map((event) => event.device || event.worker).filter(Boolean))],
       copies: resident.size,
@@ -51,7 +52,7 @@ export function modelsSection() {
     detail: () => new BatchDetail(),
     columns: [
       { key: "step", title: "Step", isText: true, value: (row) => row.step, cell: stepCell },
-      { key: "resident", title: "Loaded", hint: "Copies, and where they are", isText: true, class: "nowrap", value: (row) => row.copies, text: (row) => (row.copies ? `${row.copies} on ${row.places.join(", ") || "workers"}` : "–"), why_: "no load was reported" },
+      { key: "resident", title: "Loaded", hint: "Copies, and where they are", isText: true, class: "nowrap", value: (row) => row.copies, text: (row) => (row.copies ? `${row.copies} on ${row.places.join(", ") || "workers"}` : "–"), why_: "the reports of loads do not say where" },
       { key: "size", title: "Size", value: (row) => row.size, text: (row) => bytes(row.size), why_: OLD },
       { key: "loads", title: "Loads", hint: "How often a model was loaded, and the time for one", value: (row) => row.view.loads || null, text: (row) => (row.view.loads ? `${row.view.loads} × ${duration(row.view.load_seconds / row.view.loads)}` : "–"), why_: OLD },
       { key: "inferences", title: "Inferences", value: (row) => row.view.inferences, text: (row) => count(row.view.inferences ?? 0) },

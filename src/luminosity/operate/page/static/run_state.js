@@ -60,6 +60,7 @@ export class RunState {
     this.metrics = [];
     this.last = null;
     this.points = [];
+    this.apart = 0; // seconds between two points, at least
     this.arrivedAt = performance.now();
     this.plan = {
       stageIds: (this.started.stages ?? []).map((stage) => stage.id),
@@ -85,9 +86,18 @@ export class RunState {
     this.arrivedAt = performance.now();
     this.last = snapshot;
     if (!snapshot.checkpoint && earlier?.checkpoint) this.last.checkpoint = earlier.checkpoint;
-    if (this.points.length && snapshot.seconds === this.points.at(-1).t) this.points.pop();
-    this.points.push(pointOf(snapshot, this.plan));
-    if (this.points.length > MOST_POINTS) this.points = thinned(this.points);
+    this.#point(pointOf(snapshot, this.plan));
+  }
+
+  /** Keep points evenly spread over the run's time. The newest one moves on until it is far enough from the others. */
+  #point(point) {
+    const before = this.points.at(-2);
+    const isNear = before !== undefined && this.points.at(-1).t - before.t < this.apart;
+    if (isNear || this.points.at(-1)?.t === point.t) this.points.pop();
+    this.points.push(point);
+    if (this.points.length <= MOST_POINTS) return;
+    this.points = thinned(this.points);
+    this.apart = (0.9 * (point.t - this.points[0].t)) / (this.points.length - 1); // snapshots may come a bit early
   }
 
   #end(event) {

@@ -5,7 +5,7 @@ import { h, replaceAll, section, setAttributes, setText } from "./dom.js";
 import { isStepOf } from "./run_state.js";
 import { glyph, stageKind, stageWords } from "./status.js";
 import { Table } from "./table.js";
-import { bytes, count, duration, percent, rate } from "./words.js";
+import { bytes, count, counted, duration, percent, rate } from "./words.js";
 
 const OLD = "this run's record does not have it";
 
@@ -110,7 +110,7 @@ class Detail {
       ["Pool", info.pool],
       ["Resource hints", asks || "none"],
       ["Bundles", count(view.bundles ?? 0)],
-      ["Running now", `${count(view.running ?? 0)} on ${count(view.workers ?? 0)} workers`],
+      ["Running now", `${counted(view.running ?? 0, "bundle")} on ${counted(view.workers ?? 0, "worker")}`],
       ["In its queue", `${count(view.queued ?? 0)} elements, ${bytes(view.queued_bytes ?? 0)}`],
       ["Output", view.output_bytes ? `about ${bytes(view.output_bytes)}` : "–"],
       ["CPU in its time", view.cpu_seconds && view.busy_seconds ? `${(view.cpu_seconds / view.busy_seconds).toFixed(2)} cores` : "–"],

@@ -41,8 +41,8 @@ export function workersSection() {
     keyOf: (row) => row.worker,
     columns: [
       { key: "worker", title: "Worker", isText: true, value: (row) => row.worker, text: (row) => row.worker },
-      { key: "pool", title: "Pool", isText: true, value: (row) => row.pool, text: (row) => row.pool },
-      { key: "state", title: "State", isText: true, value: (row) => row.state, text: (row) => (row.state === "up" && row.starts > 1 ? "up again" : row.state === "up" && !run.isLive ? "until the end" : row.state || "–") },
+      { key: "pool", title: "Pool", isText: true, class: "nowrap", value: (row) => row.pool, text: (row) => row.pool },
+      { key: "state", title: "State", isText: true, class: "nowrap", value: (row) => row.state, text: (row) => (row.state === "up" && row.starts > 1 ? "up again" : row.state === "up" && !run.isLive ? "until the end" : row.state || "–") },
       { key: "runs", title: "Runs", isText: true, class: "cut", value: (row) => (run.isLive ? row.runs : ""), text: (row) => (run.isLive ? row.runs || "idle" : "–"), why_: "the run has ended" },
       { key: "lifetime", title: "Lifetime", value: lived, text: (row) => duration(lived(row)), why_: "its start is not in the record" },
       { key: "cpu", title: "CPU", value: (row) => row.cpu ?? null, text: (row) => duration(row.cpu || null), why_: UNTOLD },
