@@ -296,7 +296,6 @@ class SocketCrew:
             pipe.recv()  # its imports are done
         self._next = itertools.cycle(range(_PROCESSES))
         self._exits: dict[str, SocketProcess] = {}
-        self._busy = [0.0] * _PROCESSES
         self._threads = [threading.Thread(target=self._watch, args=(n,), daemon=True) for n in range(_PROCESSES)]
         for thread in self._threads:
             thread.start()
@@ -317,7 +316,7 @@ class SocketCrew:
                 process.kill()
 
     def busy_seconds(self) -> float:
-        return sum(self._busy)
+        return 0.0  # the processes don't tell while they run
 
     def _watch(self, number: int) -> None:
         while True:
@@ -325,8 +324,7 @@ class SocketCrew:
                 message = self._pipes[number].recv()
             except EOFError:
                 return
-            if isinstance(message, float):
-                self._busy[number] = message
+            if message is None:
                 return
             self._exits[message].kill()  # the worker has ended
 
@@ -340,18 +338,18 @@ def act(pipe: Connection, url: str, answers: Answers) -> None:
 async def _act(pipe: Connection, url: str, answers: Answers) -> None:
     import grpc
 
-    workers: list[Simulated] = []
     tasks: list[asyncio.Task[None]] = []
     loop = asyncio.get_running_loop()
     options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", -1)]
     while (worker_id := await loop.run_in_executor(None, pipe.recv)) is not None:
-        workers.append(Simulated(answers))
         channel = grpc.aio.insecure_channel(url, options=options)
-        tasks.append(loop.create_task(_worker(worker_id, workers[-1], channel, lambda name=worker_id: pipe.send(name))))
+        tasks.append(
+            loop.create_task(_worker(worker_id, Simulated(answers), channel, lambda name=worker_id: pipe.send(name)))
+        )
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    pipe.send(sum(worker.busy_seconds for worker in workers))
+    pipe.send(None)
 
 
 async def _worker(worker_id: str, worker: Simulated, channel: Any, on_end: Callable[[], None]) -> None:
@@ -444,11 +442,14 @@ class Stopwatch:
     def worker_lost(self, worker: Worker, reason: str) -> None:
         raise RuntimeError(f"a simulated worker {reason}")
 
+    def worker_ends(self, worker: Worker) -> None:
+        pass
+
     def worker_ended(self, worker: Worker) -> None:
         pass
 
     def bundle_retried(self, bundle: Bundle, failure: Failure) -> None:
-        raise RuntimeError(f"a bundle failed: {failure.text}")
+        raise RuntimeError(f"a bundle failed: {failure}")
 
 
 def planned(workers: int) -> Any:
@@ -527,7 +528,7 @@ def one_element(self: sizing.BundleSize, *arguments: Any, **named: Any) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--workers", type=int, nargs="*", default=list(_WORKERS))
     parser.add_argument("--seconds", type=float, default=_SECONDS)
     parser.add_argument("--sockets", action="store_true")
@@ -552,7 +553,7 @@ def main() -> None:
             )
             bundles, loop, process, busy = found
             cells = (f"{workers}", case, f"{bundles:,.0f}", f"{loop:.2f}", f"{process:.2f}")
-            cells += (f"{1000 * loop / bundles:.3f}", f"{busy:.0%}" if case == "usual" else "-")
+            cells += (f"{1000 * loop / bundles:.3f}", f"{busy:.0%}" if case == "usual" and not parsed.sockets else "-")
             print("  ".join(f"{cell:>12}" for cell in cells), flush=True)
 
 
