@@ -176,7 +176,8 @@ def test_a_forecast_says_what_holds_it_back_and_what_it_costs() -> None:
     assert found.bill.usage.device_hours == (("T4", pytest.approx(hours)),)
     assert found.bill.low is not None
     assert found.bill.total is not None
-    assert 0 < found.bill.low <= found.bill.total
+    assert found.bill.high is not None
+    assert 0 < found.bill.low <= found.bill.total <= found.bill.high
 
 
 @pytest.mark.parametrize(

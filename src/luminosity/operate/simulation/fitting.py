@@ -207,7 +207,7 @@ class _Fit:
         ram = order.ram if order.ram is not None else float(info.ram_per_worker)
         if cores or ram:
             is_given = order.cores is not None or order.ram is not None
-            value = f"{cores:g} cores, {format_bytes(ram)}" if ram else f"{cores:g} cores"
+            value = f"{cores:g} core{'' if cores == 1 else 's'}" + (f", {format_bytes(ram)}" if ram else "")
             self._note(f"a worker of pool {info.name} has", value, "for the bill", is_measured=not is_given)
         return PoolModel(
             info.name,

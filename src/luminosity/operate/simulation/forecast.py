@@ -162,12 +162,11 @@ def _bill(workload: Workload, outcomes: list[Outcome], prices: PriceSheet) -> Bi
     """Return the bill of the run in the middle, whose range includes the other seeds. None if workers have no sizes."""
     if not all(pool.cores and pool.ram for pool in workload.pools):
         return None
-    middle, longest = outcomes[len(outcomes) // 2], outcomes[-1]
-    shortest = bill_of_usage(_usage(workload, outcomes[0]), prices)
-    bill = bill_of_usage(_usage(workload, middle), prices, kept=_usage(workload, longest), seconds=middle.seconds)
-    low = bill.low if bill.low is None or shortest.low is None else min(bill.low, shortest.low)
+    middle = outcomes[len(outcomes) // 2]
+    bill = bill_of_usage(_usage(workload, middle), prices, seconds=middle.seconds)
+    costs = [cost for outcome in outcomes for cost in prices.costs(_usage(workload, outcome))]
     seeds = f"the range also covers {len(outcomes)} simulations"
-    return replace(bill, low=low, reasons=(*bill.reasons[:1], seeds))
+    return replace(bill, low=min(costs), high=max(costs), reasons=(*bill.reasons, seeds))
 
 
 def _usage(workload: Workload, outcome: Outcome) -> Usage:
