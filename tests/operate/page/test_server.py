@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -411,3 +412,10 @@ def test_the_token_is_kept_private(folder: Path) -> None:
 def test_other_machines_are_refused(host: str) -> None:
     with pytest.raises(OptionError, match="expected localhost"):
         bind(host)
+
+
+def test_replies_do_not_wait_for_acknowledgements() -> None:
+    with bind(port=0) as listener:
+        listener.listen()
+        with socket.create_connection(listener.getsockname()), listener.accept()[0] as connection:
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
