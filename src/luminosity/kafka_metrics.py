@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
-from apache_beam.metrics import Metrics
 
 __all__ = [
     "BUCKET_LIMITS_MS",
@@ -78,6 +77,9 @@ class TimeCounters:
     def _add(self, bucket: int, count: int) -> None:
         counter = self._counters.get(bucket)
         if counter is None:
+            # Where something is counted, Beam is loaded; commands that only read records start faster without it.
+            from apache_beam.metrics import Metrics
+
             limit = BUCKET_LIMITS_MS[bucket] if bucket < len(BUCKET_LIMITS_MS) else _BEYOND
             counter = self._counters[bucket] = Metrics.counter(self._namespace, f"{self._name}{_TO}{limit}")
         counter.inc(count)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
+from typing import Any
 
 from luminosity._flags import MODEL_FLAGS, RUNNER_FLAGS
 from luminosity._process_limits import limits_named
@@ -24,26 +26,36 @@ from luminosity.cli.exits import (
 from luminosity.errors import LuminosityError, ResourcesExceeded
 from luminosity.manifest.surroundings import remember_command
 
-try:
-    with limits_named():
-        from luminosity.cli import checkpoint, plan, replay, run, runs, serve, show, stop
-        from luminosity.cli.advise import command as advise
-        from luminosity.cli.ask import command as ask
-        from luminosity.cli.bench import command as bench
-        from luminosity.cli.describe import command as describe
-        from luminosity.cli.drift import command as drift
-        from luminosity.cli.drift import watch as drift_watch
-        from luminosity.cli.enrich import command as enrich
-        from luminosity.cli.evaluate import command as evaluate
-        from luminosity.cli.image import command as image
-        from luminosity.cli.metrics import command as metrics
-        from luminosity.cli.rerun import command as rerun
-        from luminosity.cli.simulate import command as simulate
-        from luminosity.cli.ui import command as ui
-except ResourcesExceeded as error:
-    raise SystemExit(f"lum: {error.for_command()}") from None
+__all__ = ["import_commands", "main"]
 
-__all__ = ["main"]
+# The modules of each command, in the order in which the help lists them. Only those of the command that is run are
+# imported: most of them import Beam, which takes a second.
+_MODULES = {
+    "run": ("run",),
+    "plan": ("plan",),
+    "runs": ("runs",),
+    "show": ("show",),
+    "advise": ("advise.command",),
+    "ui": ("ui.command",),
+    "metrics": ("metrics.command",),
+    "rerun": ("rerun.command",),
+    "stop": ("stop",),
+    "drain": ("stop",),
+    "checkpoint": ("checkpoint",),
+    "replay": ("replay",),
+    "simulate": ("simulate.command",),
+    "enrich": ("enrich.command",),
+    "bench": ("bench.command",),
+    "serve": ("serve",),
+    "drift": ("drift.command", "drift.watch"),
+    "describe": ("describe.command",),
+    "evaluate": ("evaluate.command",),
+    "ask": ("ask.command",),
+    "image": ("image.command",),
+}
+_DRIFT_WATCH = "drift watch"
+# Commands whose further options belong to the script or the runner: argparse must not see them.
+_OWN_PARSING = ("run", "plan", "enrich")
 
 _DESCRIPTION = """\
 Run Apache Beam pipelines on this machine, with workers that fit each step, and
@@ -92,40 +104,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"luminosity {version('luminosity')}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for subcommand in (
-        run,
-        plan,
-        runs,
-        show,
-        advise,
-        ui,
-        metrics,
-        rerun,
-        stop,
-        checkpoint,
-        replay,
-        simulate,
-        enrich,
-        bench,
-        serve,
-        drift,
-        drift_watch,
-        describe,
-        evaluate,
-        ask,
-        image,
-    ):
-        subcommand.add_to(commands)
-    set_options(_options(commands.choices))
     words = list(sys.argv[1:] if arguments is None else arguments)
-    if words[:2] == drift_watch.NAME.split():  # a file with this name is ./watch
-        words = [drift_watch.NAME, *words[2:]]
+    try:
+        with limits_named():
+            modules = import_commands(words[0] if words else "")
+    except ResourcesExceeded as error:
+        raise SystemExit(f"lum: {error.for_command()}") from None
+    for module in modules.values():
+        module.add_to(commands)
+    set_options(_options(commands.choices))
+    if words[:2] == _DRIFT_WATCH.split():  # a file with this name is ./watch
+        words = [_DRIFT_WATCH, *words[2:]]
     remember_command(list(sys.argv[1:] if arguments is None else arguments))
     print_any_character()
     with sigterm_as_ctrl_c():
         try:
             with limits_named():
-                return _run(parser, words)
+                return _run(parser, words, modules)
         except ResourcesExceeded as error:
             return fail(words[0], error, FAILED)
         except KeyboardInterrupt as error:  # the command has not handled it, and may not have begun
@@ -134,6 +129,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if arguments is None and words[0] not in _WITH_USER_CODE:
                 end_process(code)
             return code
+
+
+def import_commands(name: str = "") -> dict[str, Any]:
+    """Import the modules of a command, or of all commands if there is none of this name; return them by their names."""
+    chosen = [_MODULES[name]] if name in _MODULES else _MODULES.values()
+    paths = dict.fromkeys(path for several in chosen for path in several)
+    return {path: importlib.import_module(f"luminosity.cli.{path}") for path in paths}
 
 
 def _options(parsers: Mapping[str, argparse.ArgumentParser]) -> dict[str, set[str]]:
@@ -147,10 +149,10 @@ def _options(parsers: Mapping[str, argparse.ArgumentParser]) -> dict[str, set[st
     }
 
 
-def _run(parser: argparse.ArgumentParser, words: list[str]) -> int:
-    command = {"run": run.run, "plan": plan.plan, "enrich": enrich.enrich}.get(words[0] if words else "")
-    if command and words[1:2] not in (["-h"], ["--help"]):
-        return command(words[1:])  # further options belong to the script or the runner: argparse must not see them
+def _run(parser: argparse.ArgumentParser, words: list[str], modules: Mapping[str, Any]) -> int:
+    if words and words[0] in _OWN_PARSING and words[1:2] not in (["-h"], ["--help"]):
+        own: Callable[[list[str]], int] = getattr(modules[_MODULES[words[0]][0]], words[0])
+        return own(words[1:])
     is_rerun = words[:1] == ["rerun"] and "--" in words
     end = words.index("--") if is_rerun else len(words)  # what follows belongs to the command that runs again
     parsed = parser.parse_args(words[:end])

@@ -91,8 +91,9 @@ def drift_samples(tests: Iterable[PastTest]) -> Iterator[Sample]:
     """Yield the values of the newest tests, each against another reference or of another key."""
     for test in tests:
         labels = (test.reference, test.columns, test.kernel, test.key)
-        yield _sample("drift_p_value", labels, test.p_value)
-        yield _sample("drift_level", labels, test.level)
+        if not test.by_detector:  # a detector of a stream has a threshold of its own, and neither a p-value nor a level
+            yield _sample("drift_p_value", labels, test.p_value)
+            yield _sample("drift_level", labels, test.level)
         yield from _known("drift_mmd2", labels, None if math.isnan(test.mmd2) else test.mmd2)
         yield _sample("drift_detected", labels, test.drift)
         yield _sample("drift_rows", labels, test.current_rows)

@@ -1,0 +1,29 @@
+"""What a command imports before it does anything: not Beam, unless it needs it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from luminosity.cli.main import import_commands
+
+_CODE = """
+import sys
+from luminosity.cli.main import import_commands
+import_commands(sys.argv[1])
+print("apache_beam" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize("command", ["runs", "show", "ui"])
+def test_commands_that_read_records_start_without_beam(command: str) -> None:
+    done = subprocess.run([sys.executable, "-c", _CODE, command], capture_output=True, text=True, timeout=120)
+    assert (done.stdout, done.stderr) == ("False\n", "")
+
+
+def test_a_word_that_is_no_command_imports_all_for_the_help() -> None:
+    assert set(import_commands("runs")) == {"runs"}
+    assert set(import_commands("drift")) == {"drift.command", "drift.watch"}
+    assert {"run", "runs", "drift.watch", "image.command"} <= set(import_commands("--help"))
