@@ -272,6 +272,8 @@ class _Statuses:
             return "waiting", self._unfinished(self.side_input_writers[stage.id])
         has_work = stage.has_work(self._clock.micros())
         full = [reader for buffer in self._behind[stage.id] if (reader := buffer.full_reader())] if has_work else []
+        if running:  # a queue that is full only with what its own bundles are about to write holds nobody back
+            full = [reader for reader in full if reader.queued_bytes]
         if full:
             return "held back", tuple(dict.fromkeys(map(self._label_of, full)))
         if running:
