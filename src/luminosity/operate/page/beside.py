@@ -50,6 +50,11 @@ class PageBeside:
         with self._process.stdin as pipe:
             pipe.write(json.dumps({**settings, "parent": os.getpid()}).encode())
 
+    @property
+    def pid(self) -> int:
+        """The id of the server's process."""
+        return self._process.pid
+
     def wait(self) -> None:
         """Wait until the server has ended."""
         self._process.wait()
