@@ -176,6 +176,24 @@ def test_a_process_that_took_over_the_number_is_not_the_run(tmp_path: Path) -> N
     assert record_of(path).state == "lost"
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_a_killed_run_is_lost_before_its_parent_takes_notice(tmp_path: Path) -> None:
+    Recorder(tmp_path)(a_run(run_id(1)))
+    path = path_of(tmp_path, run_id(1))
+    content = json.loads(path.read_text())
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    began = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[19]
+    path.write_text(json.dumps(content | {"process": content["process"] | {"pid": process.pid, "began": began}}))
+    try:
+        assert record_of(path).state == "running"
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # the process has ended and keeps its number
+        assert record_of(path).state == "lost"
+    finally:
+        process.kill()
+        process.communicate()
+
+
 def test_a_run_that_ends_while_its_record_is_read_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record = Recorder(tmp_path)
     record(a_run(run_id(1)))
@@ -257,6 +275,8 @@ def test_no_run_at_all(tmp_path: Path) -> None:
             '{"format": 1, "happenings": [], "ended": 1, "snapshots": [], "started": {"event": "Snapshot"}}',
             "not an event",
         ),
+        ('{"format": 1, "happenings": ["x"]}', "form of a record"),
+        ("[" * 100_000, "form of a record"),
     ],
 )
 def test_a_damaged_file_is_named(three_runs: Path, content: str, reason: str) -> None:

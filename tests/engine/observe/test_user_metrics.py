@@ -28,6 +28,7 @@ def test_metrics_are_sorted_by_step_and_libraries_come_last() -> None:
         counter("Late", "mine", "a", 2),
         counter("Early", "mine", "z", 3),
         counter("Batch", "apache_beam.transforms.util.Batch", "size", 3),
+        counter("Infer", "RunInference", "num_inferences", 3),
     ]
     found = user_metrics({"s1": infos}, ["Early", "Read", "Late"])  # type: ignore[dict-item]  # pyright: ignore
     assert [(view.step, view.name) for view in found] == [
@@ -36,8 +37,9 @@ def test_metrics_are_sorted_by_step_and_libraries_come_last() -> None:
         ("Late", "b"),
         ("Read", "rows_read"),
         ("Batch", "size"),
+        ("Infer", "num_inferences"),
     ]
-    assert [view.of_library for view in found] == [False] * 3 + [True] * 2
+    assert [view.of_library for view in found] == [False] * 3 + [True] * 3
 
 
 def test_the_counters_of_a_models_step_are_shown_elsewhere() -> None:

@@ -198,6 +198,7 @@ def test_a_stream_shows_lag_backlog_late_data_and_checkpoints(page: Page, server
     assert stream.locator(".chart:visible h3").all_inner_texts() == ["Watermark lag", "Backlog"]
     expect(page.locator(".run-head .pill")).to_have_text("running")
     expect(page.locator(".run-head .facts")).not_to_contain_text("Time left")
+    expect(page).to_have_title("watch.py · Luminosity")  # no share of a work without an end
 
 
 def test_two_runs_are_compared_with_what_differs_first(page: Page) -> None:
@@ -214,6 +215,14 @@ def test_two_runs_are_compared_with_what_differs_first(page: Page) -> None:
     expect(page.locator(".pace")).to_contain_text("slower")
     page.go_back()
     expect(page.locator(".pace")).to_contain_text("faster")
+
+
+def test_runs_that_did_not_finish_are_not_called_faster(page: Page, server: Served) -> None:
+    page.goto(server.address(f"/compare?a={FAILED}&b={STREAM}"))
+    expect(page.locator(".pace")).to_have_text(
+        "A did not finish (failed after 39 s). B still runs; this is what was known after 5 min 0 s. "
+        "Their times can't be compared."
+    )
 
 
 def test_drift_shows_each_key_with_its_threshold_and_opens_the_report(page: Page, server: Served) -> None:
@@ -252,6 +261,7 @@ def test_the_page_goes_on_when_the_server_was_restarted(browser: Browser, tmp_pa
         assert tab.page.evaluate("window.isTheSame")
         feed(recorder, made_up.ended(LIVE))
         expect(tab.page.locator(".run-head .pill")).to_have_text("done")
+        assert tab.page.locator(".facts dt").all_inner_texts() == ["Time", "Elements", "Cost", "Memory", "Retries"]
     context.close()
     assert [text for text in tab.complaints if "ERR_CONNECTION_REFUSED" not in text] == []
 

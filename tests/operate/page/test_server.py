@@ -264,6 +264,25 @@ def test_runs_and_one_run(app: Any, folder: Path, live: Recorder) -> None:
     assert ask(app, "/api/runs").json["runs"][0]["failure"] == "ValueError: no stars"
 
 
+def test_a_record_of_another_form_hides_no_other_run(app: Any, folder: Path, live: Recorder) -> None:
+    live(ended())
+    whole = json.loads((folder / f"{RUN}.json").read_text())
+    wrong = {
+        "20260301T101500-000001": whole
+        | {"ended": whole["ended"] | {"last": whole["ended"]["last"] | {"stages": ["s0"]}}},
+        "20260301T101500-000002": whole | {"happenings": ["x"]},
+        "20260301T101500-000003": whole | {"ended": None, "process": whole["process"] | {"pid": 10**30}},
+    }
+    for run_id, content in wrong.items():
+        (folder / f"{run_id}.json").write_text(json.dumps(content, separators=(",", ":")))
+    (folder / "20260301T101500-000004.json").write_text("[" * 100_000)
+    (folder / "20260301T101500-000005.json").write_text(json.dumps(whole))  # a copy opens as itself
+    found = ask(app, "/api/runs").json
+    assert [line["id"] for line in found["runs"]] == [RUN, "20260301T101500-000005"]
+    assert len(found["damaged"]) == 4
+    assert ask(app, "/api/runs/20260301T101500-000005").json["id"] == "20260301T101500-000005"
+
+
 def test_large_runs_are_packed_and_read_once(app: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = Recorder(folder)
     for event in [STARTED, *(snapshot(2.0 * number, number) for number in range(200)), ended()]:

@@ -37,8 +37,8 @@ class Follower:
         self.number = content["number"]
         try:
             return records.record_of(content, self._path)
-        except (ValueError, KeyError, TypeError) as error:
-            raise RecordError(f"{self._path} is damaged: {error!r}") from error
+        except records.UNREADABLE as error:
+            raise self._damaged(error) from error
 
     def news(self) -> list[tuple[int, Event]]:
         """Return the events after those that were returned before, with their numbers. Does not wait.
@@ -110,9 +110,12 @@ class Follower:
             _number(content)
         except FileNotFoundError as error:
             raise RecordError(f"no run is recorded in {self._path}") from error
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise RecordError(f"{self._path} is damaged: {error}") from error
+        except records.UNREADABLE as error:
+            raise self._damaged(error) from error
         return content
+
+    def _damaged(self, error: Exception) -> RecordError:
+        return RecordError(f"{self._path} is damaged: {records.damaged(self._path, error).reason}")
 
     def _version(self) -> tuple[int, ...]:
         try:

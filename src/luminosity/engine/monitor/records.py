@@ -21,9 +21,11 @@ from luminosity.events import Event, RunEnded, RunStarted, Snapshot, from_json, 
 
 __all__ = [
     "FORMAT",
+    "UNREADABLE",
     "Damaged",
     "Record",
     "contents",
+    "damaged",
     "find",
     "folder",
     "is_alive",
@@ -37,6 +39,8 @@ __all__ = [
 
 FORMAT = 1  # increases when an older version could not read a record
 OFF = "off"
+# What reading a record may raise whose fields have other types than expected, or that is nested too deeply.
+UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
 _LOST_AFTER_S = 60.0  # a run on another machine that has not written for this long has ended; it writes each second
 _MOST_NAMED = 3  # runs, in one line
 _E = TypeVar("_E", bound=Event)
@@ -120,8 +124,14 @@ def load(path: Path, *, only_last: bool = False) -> Record | Damaged:
         record = _read(path, only_last)
         # If the process ended between the reading and the look at the process, the file now says how.
         return record if record.state != "lost" else _read(path, only_last)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        return Damaged(path, str(error) if isinstance(error, (OSError, ValueError)) else repr(error))
+    except UNREADABLE as error:
+        return damaged(path, error)
+
+
+def damaged(path: Path, error: Exception) -> Damaged:
+    """Return what is said of a record whose reading has raised one of ``UNREADABLE``."""
+    is_clear = isinstance(error, (OSError, ValueError))
+    return Damaged(path, str(error) if is_clear else f"it does not have the form of a record ({error!r})")
 
 
 def find(folder: Path, wanted: str, *, only_last: bool = False) -> Record:
@@ -233,10 +243,12 @@ def _written_at(path: Path) -> float:
 def _process_began(pid: int) -> str:
     """Return when a process started, in the kernel's unit, to tell it from a later process with the same pid.
 
-    Returns an empty string if the system does not report it.
+    Returns an empty string if the system does not report it, and "ended" for a process whose parent has not taken
+    notice of its end yet: its number stays in use for so long.
     """
     try:
         with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[19]
+            words = file.read().rpartition(")")[2].split()
+        return "ended" if words[0] in "ZX" else words[19]
     except OSError:
         return ""

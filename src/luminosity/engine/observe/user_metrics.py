@@ -17,8 +17,9 @@ __all__ = ["MOST_METRICS", "user_metrics"]
 MOST_METRICS = 200  # of a run, so that its record stays small
 
 _LIBRARIES = ("apache_beam.", "BeamML", "luminosity")  # how namespaces of their counters begin
-_OUR_NAMESPACES = frozenset(
+_NAMESPACES = frozenset(
     {"DetectDrift", "MMDTest", "ReadTable", "WriteTable", KafkaMetrics.READ, KafkaMetrics.WRITE}
+    | {"BatchElements", "RunInference"}  # of Beam
 )
 
 _Info = metrics_pb2.MonitoringInfo
@@ -48,7 +49,7 @@ def _without_models(infos: Sequence[_Info]) -> Iterable[_Info]:
 
 def _view(info: _Info) -> MetricView | None:
     namespace = _label(info, "NAMESPACE")
-    of_library = namespace in _OUR_NAMESPACES or namespace.startswith(_LIBRARIES)
+    of_library = namespace in _NAMESPACES or namespace.startswith(_LIBRARIES)
     names = _label(info, "PTRANSFORM"), namespace, _label(info, "NAME"), of_library
     if is_bucket(namespace, _label(info, "NAME")):
         return None

@@ -126,7 +126,7 @@ class _Parts:
         self._state = ""
         self._cost: Any = None
         self._sent_at = time.monotonic()
-        self._cost_at = self._sent_at + _COST_S
+        self._cost_at = self._sent_at + _POLL_S  # that of a run that has just started grows fast
         self.is_over = False
 
     def next(self) -> bytes:

@@ -37,12 +37,12 @@ Content = dict[str, Any]
 class Run:
     """One run, ready to be sent."""
 
-    def __init__(self, content: Content, state: str, cost: Content) -> None:
+    def __init__(self, run_id: str, content: Content, state: str, cost: Content) -> None:
         self.state = state
         self.number: int = content["number"]
         names = ("number", "started", "ended", "happenings", "left_out", "snapshots")
         parts = {name: content[name] for name in names}
-        self.content = Packed(json_bytes({"id": content["started"]["run"], "state": state, **parts, "cost": cost}))
+        self.content = Packed(json_bytes({"id": run_id, "state": state, **parts, "cost": cost}))
 
 
 class RunFiles:
@@ -71,7 +71,7 @@ class RunFiles:
             path = self._path(run_id)
             content, _ = _read(path)
             return self._bill(content, path)
-        except (OSError, ValueError, KeyError, TypeError):
+        except records.UNREADABLE:
             return None
 
     def _path(self, run_id: str) -> Path:
@@ -82,9 +82,11 @@ class RunFiles:
     def _run(self, path: Path) -> tuple[Run | Damaged, float]:
         try:
             content, state = _read(path)
-            return Run(content, state, self._bill(content, path)), _LIVE_RUN_S if state == "running" else FOREVER
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            return _damaged(path, error), FOREVER
+            return Run(
+                path.stem, content, state, self._bill(content, path)
+            ), _LIVE_RUN_S if state == "running" else FOREVER
+        except records.UNREADABLE as error:
+            return records.damaged(path, error), FOREVER
 
     def _line(self, path: Path) -> tuple[Content | Damaged, float]:
         began = time.monotonic()
@@ -93,11 +95,11 @@ class RunFiles:
             content, state = (content, content["ended"]["state"]) if content is not None else _read(path)
             bill = self._bill(content, path)
             cost = {name: bill[name] for name in ("total", "low", "high", "currency")}
-            line = _line(content, state, cost)
+            line = _line(path.stem, content, state, cost)
             took = time.monotonic() - began
             return line, max(_LIVE_LINE_S, took / _MOST_SHARE) if state == "running" else FOREVER
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            return _damaged(path, error), FOREVER
+        except records.UNREADABLE as error:
+            return records.damaged(path, error), FOREVER
 
     def _bill(self, content: Content, path: Path) -> Content:
         """Return what a run costs. Only what a bill needs of the record is made into events."""
@@ -161,17 +163,17 @@ def _slim(snapshot: Content) -> Content:
     return {name: snapshot[name] for name in kept if name in snapshot} | {"stages": []}
 
 
-def _line(content: Content, state: str, cost: Content) -> Content:
+def _line(run_id: str, content: Content, state: str, cost: Content) -> Content:
     started, ended, happenings = content["started"], content["ended"], content["happenings"]
     last = ended["last"] if ended is not None else content["snapshots"][-1] if content["snapshots"] else {}
     stages = last.get("stages", [])
     is_running = state == "running"
     return {
-        "id": started["run"],
+        "id": run_id,
         "name": started["name"],
         "state": state,
         "started_at": started["started_at"],
-        "seconds": last.get("seconds", 0.0),
+        "seconds": (ended or last).get("seconds", 0.0),
         "elements": max((stage.get("elements", 0) for stage in stages), default=0),
         "rate": max((stage.get("rate", 0.0) for stage in stages), default=0.0) if is_running else 0.0,
         "seconds_left": last.get("seconds_left") if is_running else None,
@@ -185,7 +187,3 @@ def _line(content: Content, state: str, cost: Content) -> Content:
 
 def _count(events: Iterable[Content], kind: str) -> int:
     return sum(event["event"] == kind for event in events)
-
-
-def _damaged(path: Path, error: Exception) -> Damaged:
-    return Damaged(path, str(error) if isinstance(error, (OSError, ValueError)) else repr(error))

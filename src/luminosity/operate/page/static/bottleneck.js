@@ -94,6 +94,7 @@ function pastBottleneck(run, infos, views) {
     { strong: info.label },
     `: ${duration(seconds)} of ${duration(total)} of its workers' time (${percent(seconds / total)}).`,
   ];
+  if (run.isStream) return { culprit: null, parts }; // its sources, which mostly wait, do not count as busy
   const pool = (run.last.pools ?? []).filter((each) => each.busy_fraction > 0).sort((a, b) => b.busy_fraction - a.busy_fraction)[0];
   if (pool) parts.push(` The pool ${pool.name} was busy ${percent(pool.busy_fraction)} of the time.`);
   return { culprit: null, parts };

@@ -50,10 +50,17 @@ function sides(runs, ids, loaded) {
 const option = (run, chosen) => h("option", { value: run.id, selected: run.id === chosen }, `${run.name} · ${moment(run.started_at)} · ${run.state} · ${run.id.slice(-6)}`);
 
 function verdict(one, two) {
+  const unfinished = [["A", one], ["B", two]].filter(([, run]) => !["done", "drained"].includes(run.state));
+  if (unfinished.length) return `${unfinished.map(([name, run]) => soFar(name, run)).join(" ")} Their times can't be compared.`;
   const ratio = one.seconds && two.seconds ? two.seconds / one.seconds : null;
   if (ratio === null) return "";
   if (Math.abs(ratio - 1) <= ALIKE) return "Both took the same time, within 2%.";
   return `B took ${duration(two.seconds)}, A ${duration(one.seconds)}: B is ${times(ratio < 1 ? 1 / ratio : ratio)} ${ratio < 1 ? "faster" : "slower"}.`;
+}
+
+function soFar(name, run) {
+  if (run.isLive) return `${name} still runs; this is what was known after ${duration(run.seconds)}.`;
+  return `${name} did not finish (${run.state} after ${duration(run.seconds)}).`;
 }
 
 function comparison(one, two) {
@@ -101,7 +108,10 @@ function wholeRows(one, two) {
 
 function stepRows(one, two, field) {
   const labels = [...new Set([...(one.started.stages ?? []), ...(two.started.stages ?? [])].map((stage) => stage.label))];
+  const isKnown = (run) => (run.last?.stages ?? []).some((stage) => stage[field]) || field === "retries"; // older records lack some
+  const [knowsOne, knowsTwo] = [one, two].map(isKnown);
   const value = (run, label) => {
+    if (!(run === one ? knowsOne : knowsTwo)) return null;
     const info = (run.started.stages ?? []).find((stage) => stage.label === label);
     return info ? run.views().get(info.id)?.[field] ?? 0 : null;
   };
@@ -112,8 +122,8 @@ function modelDifferences(one, two) {
   const [first, second] = [one, two].map((run) => new Map(modelRows(run).map((row) => [row.step, row])));
   const fields = [
     ["inferences", (row) => row.view.inferences ?? null, count, null],
-    ["time of a batch, half of them", (row) => (row.view.batch_p50_ms === undefined ? null : row.view.batch_p50_ms / 1000), duration, "less"],
-    ["time of a batch, 99 of 100", (row) => (row.view.batch_p99_ms === undefined ? null : row.view.batch_p99_ms / 1000), duration, "less"],
+    ["median time of a batch", (row) => (row.view.batch_p50_ms === undefined ? null : row.view.batch_p50_ms / 1000), duration, "less"],
+    ["99th percentile of a batch's time", (row) => (row.view.batch_p99_ms === undefined ? null : row.view.batch_p99_ms / 1000), duration, "less"],
     ["examples in a batch", (row) => row.meanBatch, (value) => value.toFixed(1), null],
     ["padding", (row) => row.padding, percent, "less"],
     ["device computes", (row) => row.device, percent, "more"],
@@ -151,7 +161,7 @@ function differences(rows, format, better, label) {
 function table(rows, label) {
   const value = (row, side) => {
     const known = row[side] !== null && row[side] !== undefined;
-    return h("td", { class: "number", title: known ? null : "this run does not have it" }, known ? row.format(row[side]) : "–");
+    return h("td", { class: "number", title: known ? null : "this run does not have it, or its record does not say" }, known ? row.format(row[side]) : "–");
   };
   const body = rows.map((row) => h("tr", {}, h("th", { scope: "row", title: row.name.length > 60 ? row.name : null }, shortened(row.name, 60)), value(row, "a"), value(row, "b"), h("td", { class: "change" }, change(row))));
   const head = h("tr", {}, h("th", { scope: "col" }, ""), h("th", { scope: "col", class: "number" }, h("span", { class: "side-name a" }, "A")), h("th", { scope: "col", class: "number" }, h("span", { class: "side-name b" }, "B")), h("th", { scope: "col" }, "B against A"));

@@ -5,7 +5,7 @@ import { Table } from "./table.js";
 import { count, counted } from "./words.js";
 
 const mean = (view) => (view.count ? (view.value ?? 0) / view.count : null);
-const figure = (value) => (value === null ? "–" : Number.isInteger(value) ? count(value) : Number(value.toPrecision(4)).toLocaleString("en"));
+const figure = (value) => (value === null ? "–" : Number.isInteger(value) ? count(value, true) : Number(value.toPrecision(4)).toLocaleString("en"));
 
 /** Return a key that tells metrics apart. */
 export const metricKey = (view) => JSON.stringify([view.kind, view.step, view.namespace, view.name]);
@@ -23,8 +23,8 @@ export function countersSection() {
       { key: "name", title: "Name", isText: true, value: (view) => view.name, cell: nameCell },
       { key: "step", title: "Step", isText: true, value: (view) => view.step, text: (view) => view.step },
       { key: "kind", title: "Kind", isText: true, value: (view) => view.kind, text: (view) => view.kind },
-      { key: "value", title: "Value or sum", value: (view) => view.value ?? 0, text: (view) => count(view.value ?? 0) },
-      { key: "count", title: "Count", value: (view) => (view.kind === "distribution" ? view.count ?? 0 : null), text: distributionOnly((view) => count(view.count ?? 0)) },
+      { key: "value", title: "Value or sum", value: (view) => view.value ?? 0, text: (view) => count(view.value ?? 0, true) },
+      { key: "count", title: "Count", value: (view) => (view.kind === "distribution" ? view.count ?? 0 : null), text: distributionOnly((view) => count(view.count ?? 0, true)) },
       { key: "min", title: "Least", value: (view) => (view.kind === "distribution" ? view.min ?? 0 : null), text: distributionOnly((view) => figure(view.min ?? 0)) },
       { key: "mean", title: "Mean", value: mean, text: distributionOnly((view) => figure(mean(view))) },
       { key: "max", title: "Most", value: (view) => (view.kind === "distribution" ? view.max ?? 0 : null), text: distributionOnly((view) => figure(view.max ?? 0)) },

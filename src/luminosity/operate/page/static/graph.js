@@ -226,7 +226,7 @@ function kindOf(stage, view, run) {
 
 /** Return the status in one or two words. */
 function brief(kind, words, view) {
-  return kind === "starved" && view.by?.length && words !== "not finished" ? "starved" : kind === "held" ? "held back" : kind === "needs" ? "needs a worker" : kind === "waiting" ? "waits" : words;
+  return kind === "starved" && view.by?.length && !["not finished", "idle"].includes(words) ? "starved" : kind === "held" ? "held back" : kind === "needs" ? "needs a worker" : kind === "waiting" ? "waits" : words;
 }
 
 const pen = document.createElement("canvas").getContext("2d");

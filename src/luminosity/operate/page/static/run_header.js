@@ -15,20 +15,21 @@ class Facts {
 
   /** Show [[term, value, note, why]]; an empty value is not known, because of `why`. */
   update(facts) {
-    for (const [term, value, note = "", why = "not known"] of facts) {
+    const known = facts.map(([term]) => term);
+    for (const [place, [term, value, note = "", why = "not known"]] of facts.entries()) {
       if (!this.#known.has(term)) {
         const parts = { value: h("span"), note: h("small"), said: null };
         parts.element = h("div", { class: "fact" }, h("dt", {}, term), h("dd", {}, parts.value, parts.note));
-        this.element.append(parts.element);
         this.#known.set(term, parts);
       }
       const parts = this.#known.get(term);
+      if (this.element.children[place] !== parts.element) this.element.insertBefore(parts.element, this.element.children[place] ?? null);
       if (parts.said !== `${value}`) replaceAll(parts.value, value === null ? unknown(why) : value);
       parts.said = `${value}`;
       setText(parts.note, note);
     }
     for (const [term, parts] of this.#known) {
-      if (facts.some((fact) => fact[0] === term)) continue;
+      if (known.includes(term)) continue;
       parts.element.remove();
       this.#known.delete(term);
     }
@@ -66,7 +67,7 @@ export class RunHeader {
     this.pace.hidden = !parts.length;
     const share = shareDone(run);
     this.share = share;
-    this.progress.hidden = share === null || run.isStream || !run.isLive;
+    this.progress.hidden = share === null || !run.isLive;
     if (share !== null) {
       setAttributes(this.bar, { width: Math.round(1000 * share) });
       setAttributes(this.progress, { "aria-valuenow": Math.floor(100 * share) });
@@ -83,7 +84,7 @@ function aboutOf(run) {
     `Started ${moment(run.started.started_at)}`,
     run.id,
     machine.cores && `${counted(machine.cores, "core")}, ${bytes(machine.ram)} RAM${devices.length ? `, ${devices.length} × ${names}` : ""}`,
-    run.started.pools_mode && `pools ${run.started.pools_mode}`,
+    run.started.pools_mode && `--pools=${run.started.pools_mode}`,
     run.started.checkpoint_dir && `checkpoint in ${run.started.checkpoint_dir}`,
   ].filter(Boolean).join(" · ");
 }
@@ -92,6 +93,7 @@ const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
 
 /** Return the share of the work that is done: that of the stage that has most before it. */
 function shareDone(run) {
+  if (run.isStream && run.isLive) return null; // it has no end that is known
   if (run.state === "done") return 1;
   const known = (run.last?.stages ?? []).map((stage) => (stage.status === "done" ? 1 : stage.fraction)).filter((each) => each !== undefined && each !== null);
   const left = run.last?.seconds_left;
@@ -109,7 +111,7 @@ function* factsOf(run, share) {
   const largest = stages.reduce((best, stage) => ((stage.elements ?? 0) > (best?.elements ?? 0) ? stage : best), null);
   const label = (run.started.stages ?? []).find((stage) => stage.id === largest?.id)?.label ?? "";
   const speed = run.isLive ? largest?.rate : largest && run.seconds ? largest.elements / run.seconds : null;
-  yield ["Elements", largest ? count(largest.elements) : null, speed ? `${rate(speed)} in ${shortened(label, 32)}` : "", "no stage has committed anything yet"];
+  yield ["Elements", largest ? count(largest.elements) : null, largest ? `${speed ? `${rate(speed)} ` : ""}in ${shortened(label, 32)}` : "", "no stage has committed anything yet"];
   const bill = run.cost;
   const isPriced = isNumber(bill?.total);
   const range = isPriced && isNumber(bill.low) && isNumber(bill.high) && bill.low !== bill.high ? `${money(bill.low, "")}to ${money(bill.high, bill.currency)}` : "";

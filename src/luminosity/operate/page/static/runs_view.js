@@ -90,7 +90,7 @@ function nameCell(choose, chosen) {
   return (run, cell) => {
     if (!cell.firstChild) {
       const box = h("input", { type: "checkbox", "aria-label": `Choose ${run.name} ${run.id} to compare`, on: { change: () => choose(run.id, box.checked) } });
-      cell.append(h("div", { class: "run-name" }, box, h("div", {}, h("a", { href: `/runs/${encodeURIComponent(run.id)}` }, run.name), h("small", {}, run.id))));
+      cell.append(h("div", { class: "run-name" }, box, h("div", {}, h("a", { href: `/runs/${encodeURIComponent(run.id)}`, title: run.name.length > 60 ? run.name : null }, run.name), h("small", {}, run.id))));
     }
     cell.querySelector("input").checked = chosen.has(run.id);
   };

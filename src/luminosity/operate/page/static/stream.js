@@ -19,7 +19,7 @@ const peak = (points) => points.reduce((most, [, value]) => Math.max(most, value
 const CHARTS = [
   { title: "Watermark lag", unit: "time from the watermark to the clock", format: duration, lines: (run) => largestStages(run, (index) => peak(run.series("lag", index)), (index) => run.series("lag", index).map(([at, value]) => [at, Math.max(0, value)])) },
   { title: "Backlog", unit: "what waits at the source, in its own unit", format: short, lines: (run) => largestStages(run, (index) => peak(run.series("backlog", index)), (index) => run.series("backlog", index)) },
-  { title: "Latency", unit: "from a record's time to its reading, half of them", format: duration, lines: (run) => largestStages(run, (index) => peak(run.series("latency", index)), (index) => run.series("latency", index).map(([at, value]) => [at, value / 1000])) },
+  { title: "Latency", unit: "from a record's time to its reading, the median", format: duration, lines: (run) => largestStages(run, (index) => peak(run.series("latency", index)), (index) => run.series("latency", index).map(([at, value]) => [at, value / 1000])) },
 ];
 
 /** Return the section; absent for batches. */
@@ -43,7 +43,7 @@ export function streamSection() {
       { key: "records", title: "Records", value: (view) => view.records ?? 0, text: (view) => count(view.records ?? 0) },
       { key: "lag", title: "Lag", hint: "Records before the end of the partitions", value: (view) => (view.kind === "read" ? view.lag ?? 0 : null), text: (view) => (view.kind === "read" ? count(view.lag ?? 0) : "") },
       { key: "p50", title: "Latency p50", value: (view) => view.p50_ms ?? null, text: (view) => (view.p50_ms === undefined ? "–" : duration(view.p50_ms / 1000)), why_: "no record had a time" },
-      { key: "p99", title: "p99", value: (view) => view.p99_ms ?? null, text: (view) => (view.p99_ms === undefined ? "–" : duration(view.p99_ms / 1000)), why_: "no record had a time" },
+      { key: "p99", title: "Latency p99", value: (view) => view.p99_ms ?? null, text: (view) => (view.p99_ms === undefined ? "–" : duration(view.p99_ms / 1000)), why_: "no record had a time" },
       { key: "dead", title: "Dead letters", value: (view) => view.dead_letters ?? 0, text: (view) => count(view.dead_letters ?? 0) },
       { key: "lost", title: "Lost", hint: "Offsets that retention removed before they were read", value: (view) => view.lost ?? 0, text: (view) => count(view.lost ?? 0) },
     ],

@@ -45,10 +45,14 @@ const bound = (run, name, value) => ({ name, isBound: true, look: 0, points: run
 const CHARTS = [
   {
     title: "Throughput", unit: "elements per second, of the steps with the most work", format: short,
-    lines: (run) => largestStages(run, (index) => run.views().get(run.plan.stageIds[index])?.busy_seconds ?? 0, (index) => run.throughput(index)),
+    lines: (run) => {
+      const views = run.plan.stageIds.map((id) => run.views().get(id) ?? {});
+      const field = views.some((view) => view.busy_seconds) ? "busy_seconds" : "elements"; // older records lack times
+      return largestStages(run, (index) => views[index][field] ?? 0, (index) => run.throughput(index));
+    },
   },
   {
-    title: "Queues", unit: "elements in front of a step, the longest ones", format: short,
+    title: "Queues", unit: "elements in front of a step, the longest ones", format: short, whole: true,
     lines: (run) => largestStages(run, (index) => maximum(run.series("queued", index)), (index) => run.series("queued", index)),
   },
   {
@@ -75,6 +79,7 @@ const CHARTS = [
     lines: (run) => {
       const limit = run.last?.memory?.limit;
       const most = Math.max(maximum(run.series("used")), maximum(run.series("held")));
+      if (!most) return []; // an older record, or a system that does not report it
       return [
         { name: "all processes", look: 0, points: run.series("used") },
         { name: "between steps", look: 1, points: run.series("held") },

@@ -4,12 +4,13 @@ const NONE = "–";
 const isKnown = (value) => value !== null && value !== undefined && !Number.isNaN(value);
 const plain = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 
-/** 12,345 and 123.5 M. */
-export function count(value) {
+/** 12,345 and 123.5 M; all digits of it with `exact`. */
+export function count(value, exact = false) {
   if (!isKnown(value)) return NONE;
   const size = Math.abs(value);
-  if (size < 10_000_000) return plain.format(value);
-  return size < 1e9 ? `${(value / 1e6).toFixed(1)} M` : `${(value / 1e9).toFixed(2)} G`;
+  if (exact || size < 10_000_000) return plain.format(value);
+  if (size < 1e9) return `${(value / 1e6).toFixed(1)} M`;
+  return size < 1e12 ? `${(value / 1e9).toFixed(2)} G` : `${plain.format(value / 1e12)} T`;
 }
 
 /** A number of at most four digits, for axes and readouts. */
