@@ -195,6 +195,22 @@ def test_wrong_options_are_refused(
     assert message in capsys.readouterr().err
 
 
+def test_hints_are_not_written_over_another_file_nor_for_several_pipelines(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+):
+    folder = saved(tmp_path, run_of())
+    script = tmp_path / "talk.py"
+    script.write_text("print()")
+    assert main(["advise", "last", "--run_dir", folder, "--write", str(script)]) == 2
+    assert "found another kind of file" in capsys.readouterr().err
+    assert script.read_text() == "print()"
+    hints = tmp_path / "hints.json"
+    saved(tmp_path, run_of("other.py", run="20260301T101500-77aa77"))
+    assert main(["advise", "4f2a9c", "77aa77", "--run_dir", folder, "--write", str(hints)]) == 2
+    assert "found runs of several pipelines ('talk.py', 'other.py')" in capsys.readouterr().err
+    assert not hints.exists()
+
+
 def saved(folder: Path, record: Record) -> str:
     """Write the record as a run does; return the folder."""
     content: dict[str, Any] = {

@@ -25,6 +25,15 @@ needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason="promtool is not in
 MINUTES = 60
 
 
+def test_rules_that_the_user_has_changed_stay(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "alerts.yaml"
+    assert [main(["metrics", "--rules", str(path)]) for _ in range(2)] == [0, 0]
+    path.write_text("mine")
+    assert main(["metrics", "--rules", str(path)]) == 2
+    assert "may hold changes of yours" in capsys.readouterr().err
+    assert path.read_text() == "mine"
+
+
 def dashboard_expressions() -> list[str]:
     panels = json.loads(DASHBOARD.read_text())["panels"]
     return [target["expr"] for panel in panels for target in panel.get("targets", ())]

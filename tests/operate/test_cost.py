@@ -88,6 +88,15 @@ def test_workers_that_borrow_cores_do_not_cost_more_than_the_machine_has():
     assert bill.pools[0].worker_seconds == 4 * 3600.0
 
 
+def test_the_range_of_each_pool_holds_its_total():
+    """The whole machine bounds the high end of all pools together, so a pool that stays small gets less of it."""
+    large = replace(CPU, name="large", ram_per_worker=14 * GIB)
+    events = (started("a", "large", 0.0), started("b", "cpu", 3500.0), started("c", "cpu", 3500.0))
+    small = replace(MACHINE, cores=2)
+    bill = bill_of(record_of(large, CPU, events=events, machine=small), load_prices())
+    assert all(pool.low <= pool.total <= pool.high for pool in bill.pools)
+
+
 def test_devices_without_a_price_are_left_out_and_named():
     machine = replace(MACHINE, devices=(DeviceInfo("gpu:0", "NVIDIA H200"),))
     bill = bill_of(record_of(DEVICE, events=(started("a", "device", 0.0),), machine=machine), load_prices())
@@ -131,6 +140,8 @@ def test_your_own_prices_replace_the_sheet(tmp_path: Path):
         ({"core_hour": -1}, "found -1 as the price 'core_hour', expected a number from 0"),
         ({"gib_hour": True}, "found True as the price 'gib_hour'"),
         ({"device_hour": {"T4": "cheap"}}, "found 'cheap' as the price 'T4'"),
+        ({"core_hour": 10**400}, "as the price 'core_hour', expected a number from 0"),
+        ({"device_hour": {" ": 1}}, "found ' ' as a name in 'device_hour'"),
         ({"kind": "spot"}, "found the fields"),
     ],
 )

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from luminosity.cli.main import main
+from luminosity.cli.simulate.parsing import pool
 from luminosity.engine.monitor.records import Record
 from luminosity.errors import OptionError, RecordError
 from luminosity.events import (
@@ -88,6 +89,20 @@ def test_lost_workers_add_time() -> None:
     once = simulator.run(Workload(10_000, (READ,), (PoolModel("cpu", 1, startup_seconds=30.0),), lost_at=(80.0,)))
     assert once.lost_workers == 1
     assert 160 <= once.seconds <= 162  # two starts, the work, and at most what ran when it was lost
+
+
+def test_a_run_that_never_ends_is_refused_and_a_long_one_has_few_points() -> None:
+    with pytest.raises(OptionError, match="more than 10 years"):
+        simulator.run(Workload(1e14, (READ,), (PoolModel("cpu", 1),)))
+    slow = PoolModel("cpu", 1, startup_seconds=0.5)
+    outcome = simulator.run(Workload(100, (READ,), (slow,), preempted_per_hour=300_000))
+    assert outcome.seconds > 10
+    assert len(outcome.points) < 1000
+    assert sum(outcome.states["read"].values()) == pytest.approx(1.0)
+
+
+def test_a_pool_is_named_with_its_equals_sign() -> None:
+    assert pool("cpu ram=1GiB=4:T4,cores=2") == PoolOrder("cpu ram=1GiB", 4, "T4", cores=2.0)
 
 
 def test_autoscaling_follows_the_work() -> None:
@@ -242,7 +257,10 @@ def test_the_command_prints_json_and_writes_a_page(tmp_path: Path, capsys: pytes
     ("option", "said"),
     [
         ("--rows=many", "such as 14, 1.5k or 100M"),
+        ("--rows=0.1", "expected at least 1 row"),
         ("--pool=device", "NAME=WORKERS[:DEVICE]"),
+        ("--pool=cpu=1G", "expected a whole number up to 10,000"),
+        ("--autoscale=1:1000000", "expected at most 10,000"),
         ("--pool=device=5,core=4", "did you mean 'cores'?"),
         ("--autoscale=5:1", "[POOL=]MIN:MAX"),
     ],

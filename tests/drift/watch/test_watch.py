@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
@@ -15,7 +16,7 @@ import pytest
 import luminosity.drift.watch.deliver as deliver
 from luminosity.cli.main import main
 from luminosity.drift import DriftHistory, PastTest, SampledRows
-from luminosity.drift.history import DETECTOR
+from luminosity.drift.history import DETECTOR, utc_text
 from luminosity.drift.watch.changes import Changes
 from luminosity.drift.watch.compare_round import compare_round
 from luminosity.drift.watch.config import read_config
@@ -82,6 +83,32 @@ def test_silence_holds_alerts_back_and_tells_what_is_still_so_afterwards() -> No
     again = replace(_TEST, key="k", time=(_NOW + timedelta(hours=7)).isoformat())
     assert [alert.kind for alert in changes.round([again], _NOW + timedelta(hours=7))] == ["back", "resolved"]
     assert changes.round([drifted], _NOW + timedelta(hours=8)) == [], "an older window says nothing new"
+
+
+def test_a_clock_that_was_set_back_does_not_hide_drift() -> None:
+    changes = Changes("w", WatchMemory("r"), None)
+    assert changes.round([replace(_TEST, time=utc_text(_NOW + timedelta(days=900)))], _NOW + timedelta(days=900)) == []
+    drifted = replace(_TEST, time=utc_text(_NOW), drift=True, verdict="drift")
+    assert [alert.kind for alert in changes.round([drifted], _NOW)] == ["drift"]
+    earlier = replace(_TEST, time=utc_text(_NOW - timedelta(days=1)))
+    assert changes.round([earlier], _NOW) == [], "a later window has said more"
+
+
+def test_a_webhook_that_speaks_no_http_is_a_failed_delivery() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(65_536)
+                connection.sendall(b"what?\r\n\r\n")
+
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        target = deliver.webhook_target(f"http://127.0.0.1:{server.getsockname()[1]}/", None, {}, 10.0, 0)
+        reason = target.send(Alert("t", "w", "r", "k", "drift", "drift began"))
+        thread.join(10)
+    assert reason == "the server's answer is no HTTP (BadStatusLine)"
 
 
 def test_rows_of_a_pipeline_are_rounds_by_window(tmp_path: Path) -> None:
@@ -210,7 +237,14 @@ def test_a_command_that_fails_is_tried_again_in_the_next_round(tmp_path: Path) -
             "[[alert]]\nwebhook = 'https://h/'\nheaders = { Authorization = 'Bearer s3cret' }",
             r"the header Authorization in the configuration, expected it in an environment variable",
         ),
+        ("[[alert]]\nwebhook = 'http://h:port/'", r"w\.toml:2: .*that is no http or https address"),
+        ("[[alert]]\nwebhook = 'http://[::1/'", r"w\.toml:2: .*that is no http or https address"),
+        ("[[alert]]\nwebhook = 'http://h/a b'", r"w\.toml:2: .*that is no http or https address"),
         ("[[silence]]\nkey = 'k'", r"w\.toml:1: found a silence without an end"),
+        (
+            "[[silence]]\nfrom = 2030-01-02T00:00:00Z\nuntil = 2030-01-01T00:00:00Z",
+            r"w\.toml:3: found a silence that ends before it begins",
+        ),
         (
             "[[watch]]\nname = 'w'\nreference = 'a'\ncurrent = 'b'\ncolum = 'v'",
             r":5: .*'colum'.* did you mean 'column'",

@@ -86,6 +86,14 @@ def test_the_hints_of_an_inner_step_win(tmp_path: Path) -> None:
     assert pool_of(found, "Clean/Lower").ram_per_worker == 250 * _MB
 
 
+def test_a_step_whose_label_has_a_slash_is_named_by_its_first_part(tmp_path: Path) -> None:
+    options = PipelineOptions(["--progress=off", "--pools=fitted", hints_file(tmp_path, {"In": {"min_ram": "300MB"}})])
+    pipeline = beam.Pipeline(options=options)
+    _ = pipeline | "Make" >> beam.Create(["a"]) | "In/Out" >> beam.Map(str.upper)
+    found = prepare(pipeline.to_runner_api(default_environment=worker_environment(options)), options)
+    assert pool_of(found, "In/Out").ram_per_worker == 300 * _MB
+
+
 def test_the_ram_of_uniform_workers_bounds_their_number() -> None:
     options = PipelineOptions(["--cpu_workers=64", "--progress=off", "--pools=uniform"])
     pipeline = beam.Pipeline(options=options)

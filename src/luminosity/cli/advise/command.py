@@ -7,12 +7,14 @@ import json
 import os
 from typing import Any
 
+from luminosity._text import list_some
 from luminosity.cli import runs
 from luminosity.cli.advise.report import print_report
 from luminosity.cli.output import json_text
 from luminosity.engine.monitor.records import find
-from luminosity.errors import OptionError
+from luminosity.errors import OptionError, WriteError
 from luminosity.operate.cost.prices import load_prices
+from luminosity.report_page.document import write_page
 
 __all__ = ["add_to"]
 
@@ -65,8 +67,14 @@ def _command(parsed: argparse.Namespace) -> int:
 
     reports, together = advise(list(records.values()), prices, deadline_s)
     if parsed.write:
-        with open(parsed.write, "w", encoding="utf-8") as file:
-            file.write(json.dumps(hints_content(reports), indent=2) + "\n")
+        if len(reports) > 1:
+            names = list_some([repr(report.use.name) for report in reports], 3)
+            raise OptionError(
+                f"--write={parsed.write}: found runs of several pipelines ({names}), expected runs of one: a file of "
+                "hints is for one pipeline",
+                fix="write a file for each pipeline",
+            )
+        write_page(parsed.write, json.dumps(hints_content(reports), indent=2) + "\n", WriteError, "the hints")
     if parsed.json:
         print(json_text(to_json(reports, together)))
     else:
@@ -94,3 +102,17 @@ def _check_file(path: str | None) -> None:
     folder = os.path.dirname(os.path.abspath(path))
     if os.path.isdir(path) or not os.path.isdir(folder) or not os.access(folder, os.W_OK):
         raise OptionError(f"--write={path}: expected the name of a file in a folder that you can write")
+    if os.path.isfile(path) and os.path.getsize(path) and not _is_of_hints(path):
+        raise OptionError(
+            f"--write={path}: found another kind of file, expected a new name, or a file of hints to replace",
+            fix="name another file, or remove this one",
+        )
+
+
+def _is_of_hints(path: str) -> bool:
+    try:
+        with open(path, encoding="utf-8") as file:
+            content: Any = json.load(file)
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(content, dict) and "steps" in content

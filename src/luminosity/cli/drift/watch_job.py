@@ -15,12 +15,12 @@ from typing import Any
 
 from luminosity.cli.drift.sources import open_source, read_keyed_sample, read_sample
 from luminosity.cli.drift.table_source import TableSource
-from luminosity.cli.exits import DRIFT, FAILED, print_ignoring_closed_pipe
+from luminosity.cli.exits import DRIFT, FAILED, fail, print_ignoring_closed_pipe
 from luminosity.drift.samples import RowSampler, SampledRows
 from luminosity.drift.watch.config import FileWatch, WatchConfig
 from luminosity.drift.watch.state import Silence, load_state, only_watch, state_file, state_to_change
 from luminosity.drift.watch.watcher import Look, Watcher
-from luminosity.errors import DriftError, OptionError
+from luminosity.errors import DriftError, LuminosityError, OptionError
 from luminosity.extras import require
 
 __all__ = ["check", "rounds", "silence"]
@@ -57,10 +57,13 @@ def check(config: WatchConfig) -> int:
 def silence(config: WatchConfig, key: str, length: timedelta) -> int:
     """Remember that alerts of a key are not sent for some time."""
     path = state_file(config.history)
-    until = datetime.now(timezone.utc) + length
+    try:
+        until = datetime.now(timezone.utc) + length
+    except OverflowError:
+        raise OptionError("found a time after --for that ends after the year 9999, expected one such as 2h") from None
     os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
     with state_to_change(path) as state:
-        known = {name for memory in state.watches.values() for name in memory.keys}
+        known = {name for memory in state.watches.values() for name in memory.keys if name}
         if key != "*" and known and key not in known:
             from luminosity._text import did_you_mean, list_some
 
@@ -84,9 +87,13 @@ def rounds(config: WatchConfig, *, once: bool) -> int:
         said: set[str] = set()
         while True:
             began = _now()
-            found = watcher.look(began)
-            _print(found, said)
-            said = set(_complaints(found))
+            try:
+                found = watcher.look(began)
+            except LuminosityError as error:  # such as a history that is locked: it may be back in the next round
+                fail("drift watch", error, FAILED)
+            else:
+                _print(found, said)
+                said = set(_complaints(found))
             _wait_until(max(config.next_round(began), _now()))
 
 

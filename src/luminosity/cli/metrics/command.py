@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,7 @@ def metrics(parsed: argparse.Namespace) -> int:
         )
     for target, source in ((parsed.dashboard, text.DASHBOARD), (parsed.rules, text.ALERT_RULES)):
         if target is not None:
+            _check_not_changed(target, source)
             write_page(target, source.read_text(encoding="utf-8"), OptionError, "the file")
     if wants_files:
         return 0
@@ -84,3 +86,16 @@ def metrics(parsed: argparse.Namespace) -> int:
     else:
         write_page(parsed.out, found, OptionError, "the metrics")
     return 0
+
+
+def _check_not_changed(target: str, source: Path) -> None:
+    """Raise an error if the file exists with another content, such as with thresholds that the user has changed."""
+    try:
+        if not os.path.isfile(target) or Path(target).read_bytes() in (b"", source.read_bytes()):
+            return
+    except OSError:
+        return  # writing it says why
+    raise OptionError(
+        f"{target}: found a file with another content, which may hold changes of yours; expected a new name",
+        fix="name another file, or remove this one",
+    )

@@ -9,7 +9,7 @@ from typing import Any
 
 from luminosity.cli import runs
 from luminosity.cli.numbers import count
-from luminosity.cli.simulate.parsing import amount, at_least_zero, autoscale, pool
+from luminosity.cli.simulate.parsing import amount, at_least_zero, autoscale, pool, rows
 
 __all__ = ["add_to"]
 
@@ -51,7 +51,7 @@ def add_to(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("run", metavar="RUN", help="the id of a run, its unique start or end, or last")
-    parser.add_argument("--rows", type=amount, metavar="N", help="rows of the simulated run, such as 100M")
+    parser.add_argument("--rows", type=rows, metavar="N", help="rows of the simulated run, such as 100M")
     parser.add_argument("--models", type=count, metavar="N", help="models that each row meets")
     parser.add_argument(
         "--pool",
@@ -74,7 +74,7 @@ def add_to(commands: Any) -> None:
         "--preempt", type=at_least_zero, default=0.0, metavar="RATE", help="how often a worker is lost in an hour"
     )
     parser.add_argument(
-        "--measured-rows", type=amount, metavar="N", help="rows of the measured run, if it is not what it counts itself"
+        "--measured-rows", type=rows, metavar="N", help="rows of the measured run, if it is not what it counts itself"
     )
     parser.add_argument("--prices", metavar="FILE", help="a price sheet of your own")
     parser.add_argument(

@@ -9,10 +9,12 @@ from luminosity._text import did_you_mean, parse_size
 from luminosity.operate.simulation.scenario import PoolOrder
 from luminosity.operate.simulation.workload import AutoscaleRange
 
-__all__ = ["amount", "at_least_zero", "autoscale", "pool"]
+__all__ = ["amount", "at_least_zero", "autoscale", "pool", "rows"]
 
 _AMOUNT = re.compile(r"(\d[\d_,]*\.?\d*|\.\d+)([kMG]?)")
 _UNITS = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9}
+_MOST_WORKERS = 10_000  # of a pool: more take minutes to simulate
+_MOST = 1e15  # of any number: more is a slip of the hand
 _SETTINGS = ("cores", "ram", "speed", "startup")
 _POOL_FORM = "NAME=WORKERS[:DEVICE][,cores=N][,ram=SIZE][,speed=X][,startup=SECONDS], such as device=500:T4,cores=4"
 
@@ -26,6 +28,16 @@ def amount(text: str) -> float:
     match = _AMOUNT.fullmatch(text.strip())
     if match is None or not (found := float(re.sub("[_,]", "", match[1])) * _UNITS[match[2]]):
         raise argparse.ArgumentTypeError(f"{text!r}: expected a number above 0, such as 14, 1.5k or 100M")
+    if found > _MOST:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a number up to {_MOST / 1e9:,.0f}G")
+    return found
+
+
+def rows(text: str) -> float:
+    """Return a number of rows, at least one."""
+    found = amount(text)
+    if found < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected at least 1 row")
     return found
 
 
@@ -46,9 +58,9 @@ def pool(text: str) -> PoolOrder:
     >>> pool("device=500:T4,cores=4,ram=15GB,speed=0.07")
     PoolOrder(name='device', workers=500, device='T4', cores=4.0, ram=15000000000, speed=0.07, startup_seconds=None)
     """
-    name, equals, value = text.partition("=") if "," not in text.partition("=")[0] else ("", "", "")
-    first, *settings = value.split(",")
-    workers, _, device = first.partition(":")
+    first, *settings = text.split(",")
+    name, equals, value = first.rpartition("=")  # names of pools may hold one, such as cpu ram=1GiB
+    workers, _, device = value.partition(":")
     if not name or not equals or not workers.strip():
         raise argparse.ArgumentTypeError(f"{text!r}: expected {_POOL_FORM}")
     given: dict[str, float | int] = {}
@@ -62,8 +74,10 @@ def pool(text: str) -> PoolOrder:
             )
         given[key] = _size(number) if key == "ram" else at_least_zero(number) if key == "startup" else amount(number)
     count = amount(workers)
-    if count != int(count):
-        raise argparse.ArgumentTypeError(f"{text!r}: found {workers} workers, expected a whole number")
+    if count != int(count) or count > _MOST_WORKERS:
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: found {workers} workers, expected a whole number up to {_MOST_WORKERS:,}"
+        )
     return PoolOrder(
         name.strip(),
         int(count),
@@ -85,6 +99,8 @@ def autoscale(text: str) -> tuple[str, AutoscaleRange]:
     least, colon, most = numbers.partition(":")
     if not colon or not least.isdecimal() or not most.isdecimal() or not 0 < int(least) <= int(most):
         raise argparse.ArgumentTypeError(f"{text!r}: expected [POOL=]MIN:MAX, such as 1:500 or device=1:500")
+    if int(most) > _MOST_WORKERS:
+        raise argparse.ArgumentTypeError(f"{text!r}: found {most} workers, expected at most {_MOST_WORKERS:,}")
     return name, AutoscaleRange(int(least), int(most))
 
 

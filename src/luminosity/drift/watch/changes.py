@@ -29,11 +29,15 @@ class Changes:
     def round(self, judged: Sequence[PastTest], now: datetime) -> list[Alert]:
         """Take up the tests of a round, and return the alerts that they give: drift, resolved, back."""
         found: list[Alert] = []
+        latest = utc_text(now)
         for test in judged:
             state = self.memory.keys.setdefault(test.key, KeyState(since=utc_text(now)))
             is_alert = test.by_detector
-            if not (is_test(test) or is_alert or test.verdict == "new") or test.time <= state.last_test:
-                continue  # Nothing was compared, or a later window has said more.
+            if not (is_test(test) or is_alert or test.verdict == "new"):
+                continue  # Nothing was compared.
+            # A last test that lies in the future was made before the clock was set back: it says nothing about order.
+            if test.time <= state.last_test <= latest:
+                continue  # A later window has said more.
             if state.is_missing:
                 state.is_missing = False
                 found.append(

@@ -264,7 +264,12 @@ def _silence(table: TomlTable) -> Silence:
         parsed = parse_duration(length or "")
         if start is None or parsed is None:
             raise table.error("for", "found for without from, or no time, expected from and for, such as for = '2h'")
-        until = start + parsed
+        try:
+            until = start + parsed
+        except OverflowError:
+            raise table.error("for", f"found for={length!r}, expected an end before the year 10000") from None
     if until is None:
         raise table.error("until", "found a silence without an end, expected until, or from and for")
+    if start is not None and until <= start:
+        raise table.error("until", "found a silence that ends before it begins, expected until to be after from")
     return Silence(key, until.astimezone(timezone.utc), start)

@@ -6,6 +6,7 @@ command.
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import re
@@ -28,6 +29,7 @@ __all__ = ["Target", "command_target", "webhook_target"]
 
 _SECRET = re.compile(r"auth|token|secret|key|cookie|password", re.IGNORECASE)
 _VARIABLE = re.compile(r"\$([A-Za-z_]\w*)")
+_ADDRESS = re.compile(r"[!-~]+")  # what http.client takes: ASCII, without blanks
 _FIRST_PAUSE_S = 1.0  # before the first retry of a request; it doubles
 _BUSY = 429  # the status of a server that asks to come back later
 
@@ -58,10 +60,17 @@ def webhook_target(
     """
     if variable is not None:
         address = _environment(variable)
-    parts = urlsplit(address or "")
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    try:
+        parts = urlsplit(address or "")
+        is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # such as a port that is no number
+        parts, is_valid = urlsplit(""), False
+    if not is_valid or not _ADDRESS.fullmatch(address or ""):
         where = f"in the environment variable {variable}" if variable else f"with the scheme {parts.scheme!r}"
-        raise DriftError(f"found a webhook {where} that is no http or https address, expected https://HOST/PATH")
+        raise DriftError(
+            f"found a webhook {where} that is no http or https address, expected https://HOST/PATH or "
+            "https://HOST:PORT/PATH, with %20 for a blank and so on"
+        )
     if variable is None and (parts.username or parts.password):
         raise DriftError(
             "found a user name or password in the address of a webhook, expected secrets in environment variables",
@@ -144,7 +153,9 @@ def _post(url: str, headers: Mapping[str, str], timeout_s: float, retries: int, 
                 reason = f"the server answered with status {error.code}"
                 if error.code < 500 and error.code != _BUSY:
                     return reason
-        except (OSError, ValueError) as error:  # ValueError: http.client refuses the address or its answer
+        except http.client.HTTPException as error:
+            reason = f"the server's answer is no HTTP ({type(error).__name__})"
+        except (OSError, ValueError) as error:  # ValueError: http.client refuses a header
             cause = error.reason if isinstance(error, urllib.error.URLError) else error
             reason = f"the server can't be reached ({type(cause).__name__})"
     return f"{reason}, {retries + 1} times" if retries else reason

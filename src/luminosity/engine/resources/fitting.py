@@ -46,7 +46,13 @@ def with_chosen_hints(pipeline: beam_runner_api_pb2.Pipeline, config: EngineConf
         return pipeline
     chosen = load_hints(config.hints_file)
     transforms = pipeline.components.transforms.values()
-    names = {transform.unique_name for transform in transforms if transform.unique_name}
+    # Also the parts before a slash: the label of a step may have one, and a hint holds for all that starts with it.
+    names = {
+        name[:end]
+        for name in (transform.unique_name for transform in transforms)
+        for end in (len(name), *(at for at, letter in enumerate(name) if letter == "/"))
+        if end
+    }
     for each in chosen:
         if each.step not in names:
             question = did_you_mean(each.step, names)
@@ -112,7 +118,7 @@ def load_hints(path: str) -> list[StepHints]:
         raise OptionError(
             f"--hints={path}: can't read it: {error.strerror}", fix="write one with `lum advise RUN --write FILE`"
         ) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise OptionError(f"--hints={path}: found no JSON ({error}), expected such as {_EXAMPLE}") from error
     steps = cast("dict[str, Any]", content).get("steps") if isinstance(content, dict) else None
     if not isinstance(steps, dict) or not all(

@@ -87,7 +87,7 @@ def predict(
         whole = within_machine(ones[key].times(workers[key] * seconds / _HOUR), all_kept, started.machine, seconds)
         kept += whole
         costs = prices.costs(used)
-        high = max(prices.costs(whole))
+        high = max(*costs, *prices.costs(whole))
         bills.append(PoolBill(pool.name, costs[0], min(costs), high, workers[key], workers[key], lifetime, used))
     usage = sum((each.usage for each in bills), Usage())
     return bill_of_usage(usage, prices, tuple(bills), kept, seconds=seconds)

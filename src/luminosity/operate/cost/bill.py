@@ -77,7 +77,7 @@ def bill_of(record: Record, prices: PriceSheet) -> Bill:
         kept += whole
         started = sum(isinstance(e, WorkerStarted) and e.pool == pool.name for e in record.happenings)
         costs = prices.costs(used)
-        high = max(prices.costs(whole))
+        high = max(*costs, *prices.costs(whole))
         pools.append(PoolBill(pool.name, costs[0], min(costs), high, started, peak, lifetime, used))
     usage = sum((each.usage for each in pools), Usage())
     return bill_of_usage(usage, prices, tuple(pools), kept, tuple(notes), seconds)

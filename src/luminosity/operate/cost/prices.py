@@ -19,6 +19,7 @@ __all__ = ["LEAST_SAVING", "NO_USAGE", "PriceList", "PriceSheet", "Usage", "load
 
 LEAST_SAVING = 0.05  # a smaller part of a bill is not worth a word: two runs differ as much
 _PACKAGED = Path(__file__).with_name("prices.json")
+_DEAREST = 1e12  # for an hour, in any currency: a sum of such prices stays a number
 _SHEET_FIELDS = ("currency", "region", "lists")
 _LIST_FIELDS = ("name", "source", "date", "core_hour", "gib_hour", "device_hour")
 # The names of clouds that leave out what tells two devices of one kind apart.
@@ -108,7 +109,7 @@ def load_prices(path: str | None = None) -> PriceSheet:
         content: Any = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise OptionError(f"--prices={path}: can't read it: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise OptionError(f"--prices={path}: found no JSON ({error}), expected a price sheet") from error
     try:
         return _sheet(content)
@@ -120,7 +121,7 @@ def _sheet(content: Any) -> PriceSheet:
     fields = _object(content, "the file", _SHEET_FIELDS)
     lists = fields["lists"]
     if not isinstance(lists, list) or not lists:
-        raise OptionError(f"found {lists!r} as 'lists', expected at least one price list")
+        raise OptionError(f"found {lists!r:.80} as 'lists', expected at least one price list")
     found = tuple(_price_list(each) for each in cast("list[Any]", lists))
     return PriceSheet(_text(fields, "currency"), _text(fields, "region"), found)
 
@@ -128,6 +129,9 @@ def _sheet(content: Any) -> PriceSheet:
 def _price_list(content: Any) -> PriceList:
     fields = _object(content, "a price list", _LIST_FIELDS)
     devices = _object(fields["device_hour"], "'device_hour'")
+    for name in devices:
+        if not _words(name):
+            raise OptionError(f"found {name!r} as a name in 'device_hour', expected words such as 'A100 40GB'")
     return PriceList(
         name=_text(fields, "name"),
         source=_text(fields, "source"),
@@ -155,8 +159,8 @@ def _text(fields: Mapping[str, Any], name: str) -> str:
 
 def _price(fields: Mapping[str, Any], name: str) -> float:
     value = fields[name]
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
-        raise OptionError(f"found {value!r} as the price {name!r}, expected a number from 0")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _DEAREST:
+        raise OptionError(f"found {value!r:.80} as the price {name!r}, expected a number from 0 to {_DEAREST:,.0f}")
     return float(value)
 
 

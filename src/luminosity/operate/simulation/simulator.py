@@ -5,12 +5,14 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections import Counter
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
 
+from luminosity.errors import OptionError
 from luminosity.operate.simulation.workload import PoolModel, StageModel, Workload
 
 __all__ = ["Outcome", "Point", "run"]
@@ -23,6 +25,7 @@ _FINEST = 32  # the last bundles are this much smaller, as in a real run: idle w
 _POINTS = 240  # over the run, for the picture
 _SUMMED_DRAWS = 12  # bundles that are drawn one by one; the mean of more is close to a normal distribution
 _LONGEST_S = 10 * 365 * 86_400.0  # a simulation that gets here makes no progress
+_MOST_LOST = 100_000  # workers: each takes some time to simulate
 _TINY = 1e-9  # of all rows: rounding
 
 _Kind = Literal["up", "done", "lose", "look", "point"]
@@ -85,7 +88,7 @@ class _Stage:
     before: list[_Stage] = field(default_factory=list["_Stage"])
     gates: list[_Stage] = field(default_factory=list["_Stage"])
     readers: list[_Stage] = field(default_factory=list["_Stage"])
-    states: Counter[str] = field(default_factory=Counter[str])
+    states: defaultdict[str, float] = field(default_factory=lambda: defaultdict[str, float](float))  # seconds
 
 
 @dataclass(eq=False)
@@ -125,13 +128,14 @@ class _Simulation:
         self._demand = 0.0  # cores that running bundles use
         self._lost = 0
         self._points: list[Point] = []
+        self._every = 0.0  # seconds between two points
 
     def run(self) -> Outcome:
         """Run to the end."""
         for pool in self._pools.values():
             self._start_workers(pool)
-        every = self._estimate() / _POINTS
-        self._push(every, "point")
+        self._every = self._estimate() / _POINTS
+        self._push(self._every, "point")
         if any(pool.model.autoscale is not None for pool in self._pools.values()):
             self._push(LOOK_EVERY_S, "look")
         for seconds in self._workload.lost_at:
@@ -140,7 +144,15 @@ class _Simulation:
         while not self._is_done():
             self._now, _, kind, worker, bundle = heapq.heappop(self._heap)
             if self._now > _LONGEST_S:
-                break
+                raise OptionError(
+                    "the simulated run takes more than 10 years, which no forecast can tell",
+                    fix="simulate fewer rows, more workers, or workers that start faster",
+                )
+            if self._lost > _MOST_LOST:
+                raise OptionError(
+                    f"the simulated run loses more than {_MOST_LOST:,} workers, and does little work between",
+                    fix="lower the rate of --preempt",
+                )
             if kind == "done" and worker is not None:
                 if worker.bundle is bundle:
                     self._finish(worker)
@@ -155,7 +167,9 @@ class _Simulation:
                 self._push(self._now + LOOK_EVERY_S, "look")
             else:
                 self._note_point()
-                self._push(self._now + every, "point")
+                if len(self._points) >= 4 * _POINTS:
+                    self._thin_points()  # the run takes longer than was estimated
+                self._push(self._now + self._every, "point")
                 continue
             self._dispatch()
         return self._outcome()
@@ -328,7 +342,7 @@ class _Simulation:
 
     def _note_point(self) -> None:
         for stage in self._stages:
-            stage.states[self._state(stage)] += 1
+            stage.states[self._state(stage)] += self._every
         busy: dict[str, float] = {}
         elapsed = self._now - (self._points[-1].seconds if self._points else 0.0)
         for name, pool in self._pools.items():
@@ -339,6 +353,15 @@ class _Simulation:
         total = sum(self._workload.rows * stage.model.seconds_per_row for stage in self._stages)
         workers = {name: len(pool.workers) for name, pool in self._pools.items()}
         self._points.append(Point(self._now, workers, busy, done / total if total else 1.0))
+
+    def _thin_points(self) -> None:
+        """Keep every second point, with what was busy between it and the last; later points are twice as far apart."""
+        pairs = zip(self._points[::2], self._points[1::2], strict=False)
+        self._points = [
+            replace(after, busy={name: (before.busy[name] + busy) / 2 for name, busy in after.busy.items()})
+            for before, after in pairs
+        ]
+        self._every *= 2
 
     def _busy_seconds(self, pool: _Pool) -> float:
         running = (worker.bundle for worker in pool.workers if worker.bundle is not None)
@@ -382,6 +405,7 @@ def _first_workers(model: PoolModel) -> int:
     return model.workers if model.autoscale is None else max(1, model.autoscale.least)
 
 
-def _shares(states: Counter[str]) -> dict[str, float]:
-    total = sum(count for name, count in states.items() if name != "done")
-    return {name: count / total for name, count in states.most_common() if name != "done"}
+def _shares(states: Mapping[str, float]) -> dict[str, float]:
+    total = sum(seconds for name, seconds in states.items() if name != "done")
+    longest_first = sorted(states.items(), key=lambda each: -each[1])
+    return {name: seconds / total for name, seconds in longest_first if name != "done"}
