@@ -135,6 +135,10 @@ def test_a_run_that_is_not_recorded(tmp_path: Path) -> None:
     assert shown.stderr == f"lum show: no run is recorded in {tmp_path}\n"
     assert lum("runs", run_dir=tmp_path).stderr == f"No run is recorded in {tmp_path} yet.\n"
     assert "runs are not recorded" in lum("runs", run_dir="off").stderr
+    (tmp_path / "file").touch()
+    found = lum("runs", run_dir=tmp_path / "file")
+    assert (found.returncode, found.stdout) == (2, "")
+    assert "found a file, expected the folder of recorded runs; pass --run_dir=DIR" in found.stderr
 
 
 def test_a_damaged_record_is_named(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from datetime import datetime
 from pathlib import Path
@@ -68,10 +69,19 @@ def add_folder_option(parser: argparse.ArgumentParser) -> None:
 
 
 def chosen_folder(parsed: argparse.Namespace) -> Path:
-    """Return the folder with the recorded runs. Raises :class:`RecordError` if runs are not recorded."""
+    """Return the folder with the recorded runs, which may not exist yet.
+
+    Raises :class:`RecordError` if runs are not recorded, or if it is no folder that this user can read.
+    """
     found = records.folder(parsed.run_dir)
     if found is None:
         raise RecordError("runs are not recorded: --run_dir or LUMINOSITY_RUN_DIR is off", fix="pass --run_dir=DIR")
+    if os.path.lexists(found) and not os.path.isdir(found):
+        raise RecordError(f"{found}: found a file, expected the folder of recorded runs", fix="pass --run_dir=DIR")
+    if os.path.isdir(found) and not os.access(found, os.R_OK | os.X_OK):
+        raise RecordError(
+            f"{found}: found a folder that you can't read", fix="pass --run_dir=DIR with one that you can"
+        )
     return found
 
 

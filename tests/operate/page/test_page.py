@@ -225,6 +225,27 @@ def test_runs_that_did_not_finish_are_not_called_faster(page: Page, server: Serv
     )
 
 
+def test_a_killed_run_and_damaged_records_are_explained(browser: Browser, tmp_path: Path) -> None:
+    context = browser.new_context()
+    tab = Tab(context.new_page())
+    with served(tmp_path) as running:
+        tab.page.goto(running.opening)
+        expect(tab.page.locator(".empty")).to_contain_text(f"No run is recorded in {tmp_path} yet.")
+        made_up.record(tmp_path, made_up.batch(LIVE, upto=20))
+        path = tmp_path / f"{LIVE}.json"
+        path.write_text(path.read_text().replace('"began":"', '"began":"0'))  # as if its process was another one
+        (tmp_path / f"{DONE}.json").write_text("{")
+        tab.page.goto(running.address("/runs"))
+        expect(tab.page.locator(".damaged")).to_have_text(re.compile("^1 record can't be read"))
+        (tmp_path / f"{FAILED}.json").write_text("[]")
+        expect(tab.page.locator(".damaged")).to_have_text(re.compile("^2 records can't be read"))
+        tab.page.get_by_role("link", name="reviews.py").click()
+        expect(tab.page.locator(".run-head .pill")).to_have_text("lost")
+        expect(tab.page.get_by_role("alert")).to_contain_text("it was killed, or the machine stopped")
+    context.close()
+    assert tab.complaints == []
+
+
 def test_drift_shows_each_key_with_its_threshold_and_opens_the_report(page: Page, server: Served) -> None:
     page.goto(server.address("/drift"))
     cards = page.locator(".card")

@@ -9,7 +9,7 @@ export class ApiError extends Error {
 }
 
 const SENTENCES = {
-  401: "This browser is not signed in. Open the address that `lum ui` prints: it contains a key.",
+  401: "This browser is not signed in. Open the address that `lum ui` prints: it contains the token.",
   404: "There is no such run. Records of old runs are removed.",
 };
 

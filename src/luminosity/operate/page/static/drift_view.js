@@ -23,7 +23,8 @@ export function driftView(view) {
     const drifting = data.histories.filter((each) => stateOf(each) === "drift").length;
     const title = h("div", { class: "title" }, h("h1", {}, "Drift"), h("p", { class: "muted", role: "status" }, data.histories.length ? `${data.histories.length} series, ${drifting} with drift in the last test` : ""));
     const groups = Map.groupBy ? Map.groupBy(data.histories, (each) => each.reference) : grouped(data.histories);
-    const parts = [...groups].map(([reference, all], index) => section(`reference-${index}`, `Against ${reference}`,
+    const worst = (all) => Math.min(...all.map(rank));
+    const parts = [...groups].sort(([, a], [, b]) => worst(a) - worst(b)).map(([reference, all], index) => section(`reference-${index}`, `Against ${reference}`,
       h("div", { class: "cards" }, [...all].sort((a, b) => rank(a) - rank(b)).map((each) => new DriftCard(each, stateOf(each)).element))));
     const nothing = h("p", { class: "empty" }, "No history of drift tests was found. RecordDrift and lum drift --history keep one; lum drift watch looks at it.");
     replaceAll(view, title, alerts(data.alerts ?? []), damaged(data.damaged ?? []), ...(parts.length ? parts : [nothing]));

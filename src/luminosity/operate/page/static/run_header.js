@@ -2,7 +2,7 @@
 
 import { bottleneck } from "./bottleneck.js";
 import { h, replaceAll, s, setAttributes, setText, unknown } from "./dom.js";
-import { pill } from "./status.js";
+import { pill, runWhy } from "./status.js";
 import { bytes, count, counted, duration, moment, money, percent, rate, shortened } from "./words.js";
 
 /** Facts: a term with a value and a small line below it. */
@@ -58,8 +58,9 @@ export class RunHeader {
     this.shownState = run.state;
     setText(this.name, run.started.name);
     setText(this.about, aboutOf(run));
-    setText(this.failure, run.ended?.failure ?? "");
-    this.failure.hidden = !run.ended?.failure;
+    const failure = run.ended?.failure || (run.state === "lost" ? runWhy(run.state) : "");
+    setText(this.failure, failure);
+    this.failure.hidden = !failure;
     const { parts } = bottleneck(run);
     const said = parts.map((part) => part.strong ?? part).join("");
     if (this.saidPace !== said) replaceAll(this.pace, ...parts.map((part) => (part.strong ? h("strong", {}, part.strong) : part)));

@@ -22,6 +22,7 @@ export function runsView(view) {
   let runs = [];
   let wanted = "all";
   let words = "";
+  let folder = "";
 
   const summary = h("p", { class: "muted", role: "status" });
   const search = h("input", { type: "search", placeholder: "Filter by name or id", "aria-label": "Filter by name or id", on: { input: () => { words = search.value.trim().toLowerCase(); show(); } } });
@@ -62,7 +63,7 @@ export function runsView(view) {
     table.element.hidden = !ordered.length;
     const live = runs.filter((run) => run.state === "running").length;
     setText(summary, runs.length ? `${counted(runs.length, "run")}, ${live} running` : "");
-    setText(nothing, ordered.length ? "" : runs.length ? "No run matches the filter." : "No run is recorded yet. Start one with lum run PIPELINE.py: it appears here.");
+    setText(nothing, ordered.length ? "" : runs.length ? "No run matches the filter." : folder && `No run is recorded in ${folder} yet. Start one with lum run PIPELINE.py: it appears here.`);
     compare.disabled = chosen.size !== 2;
     setText(compare, chosen.size === 2 ? "Compare the two runs" : `Compare: choose ${chosen.size ? "one more run" : "two runs"}`);
   }
@@ -70,7 +71,7 @@ export function runsView(view) {
   async function refresh() {
     try {
       const answer = await load("/api/runs");
-      runs = answer.runs;
+      ({ runs, folder } = answer);
       showConnection(runs.some((run) => run.state === "running") ? "live" : "");
       setAttributes(summary, { title: answer.folder });
       showDamaged(damaged, answer.damaged ?? []);
@@ -114,7 +115,9 @@ function problemsCell(run, cell) {
 }
 
 function showDamaged(place, files) {
-  if (place.childElementCount === (files.length ? 1 : 0)) return;
+  const said = JSON.stringify(files);
+  if ((place.dataset.said ?? "[]") === said) return; // what the reader has opened stays open
+  place.dataset.said = said;
   if (!files.length) return replaceAll(place);
   const rows = files.map((each) => h("li", {}, h("code", {}, each.file), `: ${each.reason}`));
   replaceAll(place, h("details", { class: "damaged" }, h("summary", {}, `${counted(files.length, "record")} can't be read`), h("ul", {}, rows)));

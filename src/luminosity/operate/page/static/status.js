@@ -38,7 +38,7 @@ const WHY = {
   running: "The run goes on.",
   done: "All of its work is done.",
   failed: "The run ended with an error.",
-  lost: "The process of the run ended without a word: it was killed, or the machine was.",
+  lost: "The process of the run ended without a word: it was killed, or the machine stopped. This is what was known until then.",
   cancelled: "The run was cancelled.",
   stopped: "The run was stopped and keeps a checkpoint: the next start continues.",
   drained: "The stream finished what it had read, and ended.",
