@@ -23,7 +23,8 @@ export async function load(address, signal) {
     throw new ApiError(0, "The server does not answer. `lum ui` starts it again; this page then goes on.");
   }
   if (!answer.ok) {
-    throw new ApiError(answer.status, SENTENCES[answer.status] ?? `The server answered with ${answer.status}.`);
+    const said = SENTENCES[answer.status] ?? (await answer.json().catch(() => ({}))).error;
+    throw new ApiError(answer.status, said ?? `The server answered with ${answer.status}.`);
   }
   return answer.json();
 }

@@ -66,7 +66,7 @@ function soFar(name, run) {
 function comparison(one, two) {
   const steps = section("compare-steps", "Steps");
   const measures = [
-    ["Time", "busy_seconds", duration], ["CPU", "cpu_seconds", duration], ["Memory", "peak_resident", bytes], ["Elements", "elements", count], ["Retries", "retries", count],
+    ["Time", "busy_seconds", duration], ["CPU", "cpu_seconds", duration], ["Memory", "peak_resident", bytes], ["Elements", "elements", count], ["Failed attempts", "retries", count],
   ];
   const holder = h("div");
   const chips = measures.map(([title, field, format]) => h("button", { type: "button", class: "chip", on: { click: () => show(title, field, format) } }, title));
@@ -100,7 +100,7 @@ function wholeRows(one, two) {
     both("CPU", (run) => sum(run, "cpu_seconds"), duration),
     both("Peak memory, all processes", (run) => run.last?.processes?.peak || null, bytes),
     both("Peak memory between steps", (run) => run.last?.memory?.peak || null, bytes),
-    both("Retries", (run) => sum(run, "retries") ?? run.of("BundleRetried").length, count),
+    both("Failed attempts", (run) => sum(run, "retries") ?? run.of("BundleRetried").length, count),
     both("Workers lost", (run) => run.of("WorkerLost").length, count),
     both("Warnings and errors", (run) => run.of("LogMessage").reduce((total, each) => total + (each.count ?? 1), 0), count),
   ].filter((row) => row.a !== null || row.b !== null).filter((row) => row.a || row.b);

@@ -124,5 +124,5 @@ function* factsOf(run, share) {
   const logs = run.of("LogMessage").reduce((sum, each) => sum + (each.count ?? 1), 0);
   const lost = run.of("WorkerLost").length;
   const notes = [lost && `${counted(lost, "worker")} lost`, logs && counted(logs, "warning")].filter(Boolean).join(", ");
-  yield ["Retries", count(retries), notes];
+  yield ["Failed attempts", count(retries), notes];
 }

@@ -106,7 +106,7 @@ function stateCell(run, cell) {
 }
 
 function problemsCell(run, cell) {
-  const counts = [run.retries && `${count(run.retries)} retried`, run.warnings && counted(run.warnings, "warning")].filter(Boolean).join(", ");
+  const counts = [run.retries && counted(run.retries, "failed attempt"), run.warnings && counted(run.warnings, "warning")].filter(Boolean).join(", ");
   const said = `${run.failure ?? ""}|${counts}`;
   if (cell.dataset.said === said) return;
   cell.dataset.said = said;
