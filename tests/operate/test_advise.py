@@ -14,7 +14,7 @@ from luminosity.cli.main import main
 from luminosity.engine.monitor import records
 from luminosity.engine.monitor.records import Record
 from luminosity.engine.resources.fitting import load_hints
-from luminosity.events import DeviceView, InferenceView, WorkerLost, to_json
+from luminosity.events import DeviceView, InferenceView, MachineInfo, PoolInfo, WorkerLost, to_json
 from luminosity.operate.advice.advise import Report, advise, hints_content
 from luminosity.operate.advice.plan_hints import hints_for_plan
 from luminosity.operate.advice.rules import Advice
@@ -209,6 +209,23 @@ def test_hints_are_not_written_over_another_file_nor_for_several_pipelines(
     assert main(["advise", "4f2a9c", "77aa77", "--run_dir", folder, "--write", str(hints)]) == 2
     assert "found runs of several pipelines ('talk.py', 'other.py')" in capsys.readouterr().err
     assert not hints.exists()
+
+
+def test_a_record_of_an_older_version_gives_no_hints_and_says_what_is_not_known(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+):
+    run = run_of(peaks=(0, 0, 0), cpu=0.0)
+    bare = tuple(PoolInfo(pool.name, pool.workers, pool.slots, pool.devices) for pool in run.started.pools)
+    old = replace(run, started=replace(run.started, machine=MachineInfo(), pools=bare))
+    folder, hints = saved(tmp_path, old), tmp_path / "hints.json"
+    hints.write_text('{"steps": {"Read": {"min_ram": "1GiB"}}}')
+    assert main(["advise", "last", "--run_dir", folder, "--json", "--deadline=1h"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["pipelines"]
+    assert [pool["used"]["busy_fraction"] for pool in found["pools"]] == [None] * 3
+    assert any(note.startswith("How many workers meet a deadline") for note in found["notes"])
+    assert main(["advise", "last", "--run_dir", folder, "--write", str(hints)]) == 2
+    assert "no hints to write" in capsys.readouterr().err
+    assert "1GiB" in hints.read_text()
 
 
 def saved(folder: Path, record: Record) -> str:

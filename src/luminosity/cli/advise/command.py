@@ -74,7 +74,13 @@ def _command(parsed: argparse.Namespace) -> int:
                 "hints is for one pipeline",
                 fix="write a file for each pipeline",
             )
-        write_page(parsed.write, json.dumps(hints_content(reports), indent=2) + "\n", WriteError, "the hints")
+        hints = hints_content(reports)
+        if not hints["steps"]:
+            raise OptionError(
+                f"--write={parsed.write}: found nothing to advise, so that there are no hints to write",
+                fix="leave out --write; what is said then tells why",
+            )
+        write_page(parsed.write, json.dumps(hints, indent=2) + "\n", WriteError, "the hints")
     if parsed.json:
         print(json_text(to_json(reports, together)))
     else:

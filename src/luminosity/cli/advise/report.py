@@ -77,7 +77,7 @@ def _pools(pools: Sequence[PoolAdvice]) -> Table:
             (given if use.info.ram_per_worker else "not known") + device,
             format_bytes(use.peak_ram) if use.peak_ram else "not known",
             f"{use.cpu_per_second:.2f}" if use.cpu_per_second is not None else "not known",
-            percent(use.busy_fraction),
+            percent(use.busy_fraction) if use.bill is not None else "not known",
             Text(list_some(pool.steps, _MOST_STEPS)),
         )
     return table

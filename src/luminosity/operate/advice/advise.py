@@ -73,7 +73,7 @@ def advise(
         others = [run for run in runs if run.started.pools_mode != _UNIFORM]
         uses.append(measure(others or uniform, prices))
         if not others:
-            reports.append(_report_of_uniform(uses[-1]))
+            reports.append(_report_of_uniform(uses[-1], deadline_s))
         else:
             measured = measure(uniform, prices).bill if uniform else None
             reports.append(_report(uses[-1], prices, deadline_s, measured))
@@ -94,14 +94,14 @@ def to_json(reports: Sequence[Report], together: Sequence[Advice]) -> dict[str, 
     return {"pipelines": [_data(each) for each in reports], "together": [asdict(each) for each in together]}
 
 
-def _report_of_uniform(use: PipelineUse) -> Report:
+def _report_of_uniform(use: PipelineUse, deadline_s: float | None) -> Report:
     names = step_names(use)
     pools = tuple(PoolAdvice(pool, names[pool.name], ()) for pool in use.pools)
     note = (
         "This run was uniform: its steps ran in the same workers, so that nobody knows what each of them needs. Run it "
         "once with --pools=hints, and name both runs."
     )
-    notes = (*_notes(use), note)
+    notes = (*_notes(use), note, *_no_answer(deadline_s))
     return Report(use, pools, (), use.bill, use.bill, None, notes, uniform_is_measured=True)
 
 
@@ -111,6 +111,7 @@ def _report(use: PipelineUse, prices: PriceSheet, deadline_s: float | None, unif
     notes = list(_notes(use))
     if not can_predict(use):
         notes.append("The record does not hold enough to predict other bills: run it once with this version.")
+        notes += _no_answer(deadline_s)
         return Report(use, pools, (), use.bill, uniform, None, tuple(notes), uniform is not None)
     needs = advised_needs(pools)
     workers, cpu_workers = _workers(use, needs, deadline_s)
@@ -149,6 +150,11 @@ def _workers(use: PipelineUse, needs: dict[str, Needs], deadline_s: float | None
     idle = ", ".join(f"{pool.name}: {wanted[pool.name]} instead of {pool.workers}" for pool in cpu)
     why = f"the slowest pool sets the pace; fewer workers take at most 5% longer ({idle})"
     return [Advice("workers", f"--cpu_workers={total}", why)], total
+
+
+def _no_answer(deadline_s: float | None) -> list[str]:
+    """Say that a deadline was asked for, if nothing can be said about it."""
+    return [] if deadline_s is None else [f"How many workers meet a deadline of {duration(deadline_s)} is not known."]
 
 
 def _notes(use: PipelineUse) -> list[str]:
@@ -202,7 +208,7 @@ def _pool(pool: PoolAdvice) -> dict[str, Any]:
         "used": {
             "peak_ram": use.peak_ram or None,
             "cpu_per_second": use.cpu_per_second,
-            "busy_fraction": use.busy_fraction,
+            "busy_fraction": use.busy_fraction if use.bill is not None else None,
             "device_busy": list(use.device_busy),
         },
         "hints": pool.hints,

@@ -10,7 +10,7 @@ from luminosity.engine.monitor.views.words import duration, percent
 from luminosity.operate.advice.measured import PipelineUse
 from luminosity.operate.advice.rules import Advice
 from luminosity.operate.cost.bill import money
-from luminosity.operate.cost.prices import PriceSheet
+from luminosity.operate.cost.prices import LEAST_SAVING, PriceSheet
 
 __all__ = ["advise_together"]
 
@@ -39,6 +39,8 @@ def _branches(uses: Sequence[PipelineUse], prices: PriceSheet) -> list[Advice]:
         repeated += sum(seconds for seconds, _ in work[:-1])  # it must run once
         cost += sum(money for _, money in work[:-1])
     total = sum(use.bill.total or 0.0 for use in uses)
+    if total and cost / total < LEAST_SAVING:
+        return []
     share = f", {percent(cost / total)} of their bills" if total else ""
     why = (
         f"{list_some(map(repr, common), _MOST_NAMED)} ran in {len(uses)} pipelines: {duration(repeated)} of work "
