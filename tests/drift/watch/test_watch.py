@@ -85,6 +85,15 @@ def test_silence_holds_alerts_back_and_tells_what_is_still_so_afterwards() -> No
     assert changes.round([drifted], _NOW + timedelta(hours=8)) == [], "an older window says nothing new"
 
 
+def test_a_silenced_key_is_missing_since_its_last_test() -> None:
+    changes = Changes("w", WatchMemory("r"), timedelta(hours=5), [Silence("", _NOW + timedelta(hours=9))])
+    later = _NOW + timedelta(hours=1)
+    assert changes.round([_TEST], _NOW) + changes.round([replace(_TEST, time=utc_text(later))], later) == []
+    assert [alert.silenced for alert in changes.overdue(_NOW + timedelta(hours=8))] == [True]
+    (told,) = changes.overdue(_NOW + timedelta(hours=10))
+    assert told.message == f"w: missing since {utc_text(later)}; the silence has ended"
+
+
 def test_a_clock_that_was_set_back_does_not_hide_drift() -> None:
     changes = Changes("w", WatchMemory("r"), None)
     assert changes.round([replace(_TEST, time=utc_text(_NOW + timedelta(days=900)))], _NOW + timedelta(days=900)) == []

@@ -68,7 +68,8 @@ class Changes:
                 is_still = state.is_missing if state.untold == "missing" else state.is_drift
                 if is_still:
                     kind: AlertKind = "missing" if state.untold == "missing" else "drift"
-                    found.append(self._alert(key, kind, f"{kind} since {state.since}; the silence has ended", now))
+                    since = (state.last_test or state.since) if kind == "missing" else state.since
+                    found.append(self._alert(key, kind, f"{kind} since {since}; the silence has ended", now))
                 state.untold = ""
         return found
 

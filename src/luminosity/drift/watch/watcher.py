@@ -14,6 +14,7 @@ from luminosity.drift.watch.changes import Changes
 from luminosity.drift.watch.compare_round import Samples, compare_round
 from luminosity.drift.watch.config import FileWatch, HistoryWatch, Watch, WatchConfig
 from luminosity.drift.watch.follow_history import new_rounds, window_length
+from luminosity.drift.watch.judge import is_test
 from luminosity.drift.watch.state import (
     Alert,
     KeyState,
@@ -97,7 +98,12 @@ class Watcher:
             state.silences = [each for each in state.silences if each.until > now]
             for watch in self._config.watches:
                 found.alerts += self._changes(watch, state, rounds.get(watch.name), now)
-            found.tests = sum(len(each) for of_watch in rounds.values() for each in of_watch.rounds)
+            found.tests = sum(
+                is_test(test) or test.by_detector  # nothing is compared for a key that is new or gone
+                for of_watch in rounds.values()
+                for each in of_watch.rounds
+                for test in each
+            )
             state.alerts += found.alerts
             told = [alert for alert in found.alerts if not alert.silenced]
             state.pending += [(target.name, alert) for target in self._config.targets for alert in told]
