@@ -8,7 +8,7 @@ reader follows the events of the run over HTTP, as a browser does; what a browse
 
 from __future__ import annotations
 
-import os
+import math
 import subprocess
 import sys
 import tempfile
@@ -18,6 +18,7 @@ from urllib.parse import parse_qs, urlsplit
 import _measure
 import apache_beam as beam
 
+from luminosity.engine.monitor.worker_sampling import process_use
 from luminosity.operate.page.beside import PageBeside
 
 _ELEMENTS = 1500
@@ -62,23 +63,22 @@ def _with_page() -> dict[str, float]:
         reader = subprocess.Popen(words, stdout=seen)
         try:
             seconds = _measure.run_ours(_build, "--cpu_workers=2", f"--run_dir={folder}")
-            cpu = _cpu_seconds(page.pid)
+            use = process_use(page.pid)
         finally:
             reader.kill()
             reader.wait()
             page.end()
         seen.seek(0)
-        return {"seconds": seconds, "page CPU s": cpu, "events read": float((seen.read().split() or ["0"])[-1])}
+        return {
+            "seconds": seconds,
+            "page CPU s": use.cpu_seconds if use is not None else math.nan,
+            "events read": float((seen.read().split() or ["0"])[-1]),
+        }
 
 
 def _without_page() -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         return {"seconds": _measure.run_ours(_build, "--cpu_workers=2", f"--run_dir={folder}")}
-
-
-def _cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _report(results: _measure.Results) -> None:

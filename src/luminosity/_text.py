@@ -1,4 +1,4 @@
-"""Short texts for people: shortened values, suggestions, sizes, exit codes."""
+"""Short texts for people: shortened values, suggestions, sizes, durations, exit codes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import re
 import signal
 from collections.abc import Iterable
+from datetime import timedelta
 from typing import Any
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "format_bytes",
     "format_size",
     "list_some",
+    "parse_duration",
     "parse_size",
     "shorten",
     "shorten_middle",
@@ -25,6 +27,8 @@ __all__ = [
 _NEAR = 0.6  # the least similarity of a suggestion: about one letter of three differs
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kmgt])(i?))?b?", re.IGNORECASE)
 _POWERS = {letter: power for power, letter in enumerate("KMGT", start=1)}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|d|w|seconds?|minutes?|hours?|days?|weeks?)")
+_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}  # by the first letter
 
 
 def shorten(text: str, limit: int) -> str:
@@ -140,6 +144,18 @@ def parse_size(text: str) -> int | None:
         return None
     base = 1024 if match[3] else 1000
     return int(float(match[1]) * base ** _POWERS.get((match[2] or "").upper(), 0))
+
+
+def parse_duration(text: str) -> timedelta | None:
+    """Return the time that a text such as ``90s``, ``15m``, ``1h`` or ``2 days`` means, or None.
+
+    >>> parse_duration("1.5h"), parse_duration("2 days"), parse_duration("soon")
+    (datetime.timedelta(seconds=5400), datetime.timedelta(days=2), None)
+    """
+    match = _DURATION.fullmatch(text.strip())
+    if match is None or float(match[1]) * _UNITS_S[match[2][0]] > timedelta.max.total_seconds():
+        return None
+    return timedelta(seconds=float(match[1]) * _UNITS_S[match[2][0]])
 
 
 def format_bytes(size: float) -> str:

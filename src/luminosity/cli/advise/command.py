@@ -7,7 +7,7 @@ import json
 import os
 from typing import Any
 
-from luminosity._text import list_some
+from luminosity._text import list_some, parse_duration
 from luminosity.cli import runs
 from luminosity.cli.advise.report import print_report
 from luminosity.cli.output import json_text
@@ -18,7 +18,6 @@ from luminosity.report_page.document import write_page
 
 __all__ = ["add_to"]
 
-_UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
 _EPILOG = """\
 You get for each pool what its workers were given, what they used at most, and
 the resource hints to write at your steps; and three bills: as it was run,
@@ -91,14 +90,10 @@ def _command(parsed: argparse.Namespace) -> int:
 def _deadline(text: str | None) -> float | None:
     if text is None:
         return None
-    number, unit = text[:-1], text[-1:]
-    try:
-        seconds = float(number) * _UNITS_S[unit]
-    except (KeyError, ValueError):
-        seconds = 0.0
-    if not 0 < seconds < float("inf"):
+    found = parse_duration(text)
+    if not found:
         raise OptionError(f"--deadline={text}: expected a time such as 90s, 45m or 2h")
-    return seconds
+    return found.total_seconds()
 
 
 def _check_file(path: str | None) -> None:

@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 from luminosity._process_limits import check_address_space
+from luminosity._text import parse_duration
 from luminosity.cli.exits import FAILED, WRONG_USE, fail
 from luminosity.errors import LuminosityError, OptionError
 
@@ -73,8 +74,6 @@ def _watch(parsed: argparse.Namespace) -> int:
 
 
 def _duration(text: str) -> timedelta:
-    from luminosity.drift.watch.toml_reader import parse_duration
-
     found = parse_duration(text)
     if not found:
         raise argparse.ArgumentTypeError(f"{text!r}: expected a time such as 30m, 2h or 1d")

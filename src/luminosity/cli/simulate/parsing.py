@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Callable
 
 from luminosity._text import did_you_mean, parse_size
+from luminosity.cli.numbers import number
 from luminosity.operate.simulation.scenario import PoolOrder
 from luminosity.operate.simulation.workload import AutoscaleRange
 
@@ -43,10 +45,7 @@ def rows(text: str) -> float:
 
 def at_least_zero(text: str) -> float:
     """Return a number from 0."""
-    try:
-        found = float(text)
-    except ValueError:
-        found = -1.0
+    found = number(text)
     if not 0 <= found < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r}: expected a number from 0")
     return found
@@ -65,14 +64,14 @@ def pool(text: str) -> PoolOrder:
         raise argparse.ArgumentTypeError(f"{text!r}: expected {_POOL_FORM}")
     given: dict[str, float | int] = {}
     for setting in settings:
-        key, _, number = (part.strip() for part in setting.partition("="))
+        key, _, given_value = (part.strip() for part in setting.partition("="))
         if key not in _SETTINGS:
             known = ", ".join(_SETTINGS)
             hint = did_you_mean(key, _SETTINGS)
             raise argparse.ArgumentTypeError(
                 f"{text!r}: found the setting {key!r}, expected one of {known}. {hint}".strip()
             )
-        given[key] = _size(number) if key == "ram" else at_least_zero(number) if key == "startup" else amount(number)
+        given[key] = _READERS.get(key, amount)(given_value)
     count = amount(workers)
     if count != int(count) or count > _MOST_WORKERS:
         raise argparse.ArgumentTypeError(
@@ -109,3 +108,7 @@ def _size(text: str) -> int:
     if not found:
         raise argparse.ArgumentTypeError(f"ram={text}: expected a size such as 15GB or 8GiB")
     return found
+
+
+_READERS: dict[str, Callable[[str], float | int]] = {"ram": _size, "startup": at_least_zero}
+"""What reads the value of a setting that is no amount."""

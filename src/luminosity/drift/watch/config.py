@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import TypeAlias
 
+from luminosity._text import parse_duration
 from luminosity.drift.watch.deliver import Target, command_target, webhook_target
 from luminosity.drift.watch.judge import MONTH_S, ErrorBudget
 from luminosity.drift.watch.state import Silence, drift_folder
-from luminosity.drift.watch.toml_reader import TomlTable, parse_duration, read_toml
+from luminosity.drift.watch.toml_reader import TomlTable, read_toml
 from luminosity.errors import DriftError
 
 __all__ = ["FileWatch", "HistoryWatch", "Watch", "WatchConfig", "read_config"]

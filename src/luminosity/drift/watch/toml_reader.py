@@ -9,7 +9,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any, cast
 
-from luminosity._text import did_you_mean
+from luminosity._text import did_you_mean, parse_duration
 from luminosity.errors import DriftError
 
 if sys.version_info >= (3, 11):
@@ -17,23 +17,9 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib  # pyright: ignore[reportMissingImports]
 
-__all__ = ["TomlTable", "parse_duration", "read_toml"]
+__all__ = ["TomlTable", "read_toml"]
 
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|d|w|seconds?|minutes?|hours?|days?|weeks?)")
-_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}  # by the first letter
 _ANY_HEADER = re.compile(r"\s*\[")
-
-
-def parse_duration(text: str) -> timedelta | None:
-    """Return the time that a text such as ``90s``, ``15m``, ``1h`` or ``2 days`` means, or None.
-
-    >>> parse_duration("1.5h"), parse_duration("2 days"), parse_duration("soon")
-    (datetime.timedelta(seconds=5400), datetime.timedelta(days=2), None)
-    """
-    match = _DURATION.fullmatch(text.strip())
-    if match is None or float(match[1]) * _UNITS_S[match[2][0]] > timedelta.max.total_seconds():
-        return None
-    return timedelta(seconds=float(match[1]) * _UNITS_S[match[2][0]])
 
 
 def read_toml(path: str) -> TomlTable:

@@ -7,7 +7,7 @@ from typing import Any
 
 from luminosity.engine.monitor import records
 from luminosity.engine.monitor.journal import NUMBER, Journal, path_beside
-from luminosity.engine.monitor.records import Record
+from luminosity.engine.monitor.records import FileVersion, Record, version_of
 from luminosity.errors import RecordError
 from luminosity.events import Event, from_json, is_known
 
@@ -26,7 +26,7 @@ class Follower:
         self._journal = Journal(path_beside(self._path))
         self._process: dict[str, Any] | None = None
         self._ended = ""
-        self._seen: tuple[int, ...] = ()  # what tells the version of the record that was read
+        self._seen: FileVersion | None = None  # what tells the version of the record that was read
         self.number = after  # of the last event that was returned
         self.has_missed = False  # whether events before those of the last call are left out in the record
 
@@ -83,7 +83,7 @@ class Follower:
             first = min((event[NUMBER] for event in events), default=self._journal.after + 1)
             return first > self.number + 1
         # The run has ended, or an older version, which has no journal, records it.
-        return self._version() != self._seen
+        return version_of(self._path) != self._seen
 
     def _kept(self, events: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return the events of the record and ``events`` in order."""
@@ -97,7 +97,7 @@ class Follower:
         return sorted(kept, key=lambda event: event[NUMBER])
 
     def _contents(self, events: list[dict[str, Any]]) -> dict[str, Any]:
-        version = self._version()
+        version = version_of(self._path)
         content = self._read(events)
         self._seen = version
         self._process = content["process"]
@@ -116,13 +116,6 @@ class Follower:
 
     def _damaged(self, error: Exception) -> RecordError:
         return RecordError(f"{self._path} is damaged: {records.damaged(self._path, error).reason}")
-
-    def _version(self) -> tuple[int, ...]:
-        try:
-            found = self._path.stat()
-        except OSError:
-            return ()
-        return found.st_ino, found.st_mtime_ns, found.st_size
 
     def _event(self, data: dict[str, Any]) -> Event:
         if data["event"] == "RunEnded":

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from luminosity._text import list_some
 from luminosity.engine.monitor.journal import NUMBER, Journal, path_beside, with_traceback
@@ -21,8 +21,10 @@ from luminosity.events import Event, RunEnded, RunStarted, Snapshot, from_json, 
 
 __all__ = [
     "FORMAT",
+    "RUN_ID",
     "UNREADABLE",
     "Damaged",
+    "FileVersion",
     "Record",
     "contents",
     "damaged",
@@ -34,6 +36,8 @@ __all__ = [
     "record_of",
     "run_ids",
     "this_process",
+    "version_of",
+    "whole_contents",
 ]
 
 
@@ -44,7 +48,10 @@ UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, Overf
 _LOST_AFTER_S = 60.0  # a run on another machine that has not written for this long has ended; it writes each second
 _MOST_NAMED = 3  # runs, in one line
 _E = TypeVar("_E", bound=Event)
-_FILE = re.compile(r"(\d{8}T\d{6}-[0-9a-f]{6})\.json")
+RUN_ID = re.compile(r"\d{8}T\d{6}-[0-9a-f]{6}")
+_FILE = re.compile(rf"({RUN_ID.pattern})\.json")
+
+FileVersion: TypeAlias = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
@@ -112,6 +119,15 @@ def run_ids(folder: Path) -> list[str]:
 def path_of(folder: Path, run_id: str) -> Path:
     """Return the file of a run's record."""
     return folder / f"{run_id}.json"
+
+
+def version_of(path: str | os.PathLike[str]) -> FileVersion | None:
+    """Return what changes whenever a file is written or replaced, or None if there is no file."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def load(path: Path, *, only_last: bool = False) -> Record | Damaged:
@@ -190,6 +206,16 @@ def contents(path: Path, events: list[dict[str, Any]]) -> dict[str, Any]:
     return content
 
 
+def whole_contents(path: Path) -> dict[str, Any]:
+    """Return a record as JSON with the events of its journal. Raises one of ``UNREADABLE``."""
+    journal = Journal(path_beside(path))
+    try:
+        events = journal.read()
+    finally:
+        journal.close()
+    return contents(path, events)
+
+
 def record_of(content: dict[str, Any], path: Path, *, only_last: bool = False) -> Record:
     """Return the record that :func:`contents` has read."""
     return Record(
@@ -205,12 +231,7 @@ def record_of(content: dict[str, Any], path: Path, *, only_last: bool = False) -
 
 
 def _read(path: Path, only_last: bool) -> Record:
-    journal = Journal(path_beside(path))
-    try:
-        events = journal.read()
-    finally:
-        journal.close()
-    return record_of(contents(path, events), path, only_last=only_last)
+    return record_of(whole_contents(path), path, only_last=only_last)
 
 
 def _only(kind: type[_E], data: Any) -> _E:

@@ -60,7 +60,7 @@ class NewestRuns:
         self.not_read = read = 0
         for run_id in records.run_ids(self._folder):
             path = records.path_of(self._folder, run_id)
-            stamp = _stamp(path)
+            stamp = records.version_of(path)
             seen = known.get(run_id)
             if seen is not None and seen[0] == stamp and (seen[1].pipeline in newest or run_id in kept):
                 record, ended = kept.get(run_id), seen[1]
@@ -114,12 +114,3 @@ def _ended(record: Record) -> _Ended | None:
     # Nothing says when a lost run was killed, but it has done something until its last snapshot.
     ended_at = record.started.started_at + last.seconds if last is not None else record.started.started_at
     return _Ended(record.started.name, record.state, ended_at)
-
-
-def _stamp(path: Path) -> object:
-    """Return what changes when the file is written again."""
-    try:
-        status = path.stat()
-    except FileNotFoundError:
-        return None
-    return status.st_mtime_ns, status.st_size, status.st_ino

@@ -11,7 +11,7 @@ from typing import Any
 
 from luminosity.drift.watch.page_data import default_histories, drift_data
 from luminosity.drift.watch.state import state_file
-from luminosity.operate.page.kept_results import Version, version_of
+from luminosity.engine.monitor.records import FileVersion, version_of
 from luminosity.operate.page.replies import Packed, json_bytes
 
 __all__ = ["DriftFiles"]
@@ -29,7 +29,7 @@ class DriftFiles:
     def __init__(self, paths: Sequence[str] = ()) -> None:
         self._paths = [os.path.abspath(path) for path in paths]
         self._lock = threading.Lock()
-        self._versions: dict[str, tuple[Version | None, Version | None]] | None = None
+        self._versions: dict[str, tuple[FileVersion | None, FileVersion | None]] | None = None
         self._content = Packed(b"")
         self._reports: dict[str, str] = {}
 

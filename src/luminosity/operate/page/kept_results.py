@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections import OrderedDict
@@ -10,21 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, TypeVar
 
-__all__ = ["FOREVER", "KeptResults", "Version", "version_of"]
+from luminosity.engine.monitor.records import FileVersion, version_of
+
+__all__ = ["FOREVER", "KeptResults"]
 
 FOREVER = float("inf")
 
-Version = tuple[int, int, int]
 V = TypeVar("V")
-
-
-def version_of(path: str | os.PathLike[str]) -> Version | None:
-    """Return what changes whenever a file is written or replaced, or None if there is no file."""
-    try:
-        status = os.stat(path)
-    except OSError:
-        return None
-    return status.st_ino, status.st_mtime_ns, status.st_size
 
 
 class KeptResults(Generic[V]):
@@ -38,7 +29,7 @@ class KeptResults(Generic[V]):
         self._make = make
         self._most = most
         self._lock = threading.Lock()
-        self._held: OrderedDict[Path, tuple[Version, float, V]] = OrderedDict()
+        self._held: OrderedDict[Path, tuple[FileVersion, float, V]] = OrderedDict()
 
     def get(self, path: Path) -> V | None:
         """Return the result for a file, or None if there is no file."""

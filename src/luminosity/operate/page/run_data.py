@@ -6,7 +6,6 @@ A record is JSON already. It is passed on as it is, because turning a large reco
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import Iterable
 from dataclasses import asdict
@@ -14,16 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from luminosity.engine.monitor import records
-from luminosity.engine.monitor.journal import Journal, path_beside
-from luminosity.engine.monitor.records import Damaged
+from luminosity.engine.monitor.records import RUN_ID, Damaged
 from luminosity.operate.cost.bill import Bill, bill_of
 from luminosity.operate.cost.prices import PriceSheet
 from luminosity.operate.page.kept_results import FOREVER, KeptResults
 from luminosity.operate.page.replies import Packed, json_bytes
 
-__all__ = ["RUN_ID", "Run", "RunFiles"]
+__all__ = ["Run", "RunFiles"]
 
-RUN_ID = re.compile(r"\d{8}T\d{6}-[0-9a-f]{6}")
 _MOST_LINES = 1_000  # a folder keeps 200 runs
 _MOST_RUNS = 8  # whole runs that are kept, each up to 10 MB with its packed form
 _LIVE_LINE_S = 2.0  # how old the line about a run under way may be
@@ -116,20 +113,12 @@ class RunFiles:
 
 def _read(path: Path) -> tuple[Content, str]:
     """Return a record with what its journal adds, and the state of its run."""
-    content = _contents(path)
+    content = records.whole_contents(path)
     state = _state(content, path)
     if state == "lost":  # its process may have ended after the first reading, and has then written how
-        content = _contents(path)
+        content = records.whole_contents(path)
         state = _state(content, path)
     return content, state
-
-
-def _contents(path: Path) -> Content:
-    journal = Journal(path_beside(path))
-    try:
-        return records.contents(path, journal.read())
-    finally:
-        journal.close()
 
 
 def _without_snapshots(path: Path) -> Content | None:
