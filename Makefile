@@ -35,7 +35,7 @@ stream: setup ## run three models over a Kafka topic for a minute, then again ov
 test: compile ## run the tests and doctests of every part that can run side by side: about 14 minutes on two cores
 	$(PYTEST) -m "not slow and not alone" -n $(JOBS) --dist loadfile --ignore=tests/beam_suites --ignore=tests/test_docs.py
 
-test-alone: compile ## run the tests that need the machine to themselves, one by one: about 16 minutes
+test-alone: compile ## run the tests that need the machine to themselves, one by one: about 18 minutes
 	$(PYTEST) -m "alone and not slow" --ignore=tests/beam_suites
 
 test-beam: compile ## run all of Beam's own test suites on this runner
