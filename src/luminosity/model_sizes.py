@@ -14,10 +14,23 @@ from typing import TypeVar
 from luminosity._locks import locked
 from luminosity.core import WorkerShare, machine_ram_bytes
 
-__all__ = ["RUN_FOLDER_VARIABLE", "LocalShare", "ModelSizes", "models_ram_bytes", "return_free_memory"]
+__all__ = [
+    "NODE_FOLDER_VARIABLE",
+    "RUN_FOLDER_VARIABLE",
+    "LocalShare",
+    "ModelSizes",
+    "models_ram_bytes",
+    "return_free_memory",
+]
 
 RUN_FOLDER_VARIABLE = "LUMINOSITY_RUN_FOLDER"
 """The environment variable that names a folder to the workers of a run; the engine removes it with the run."""
+
+NODE_FOLDER_VARIABLE = "LUMINOSITY_NODE_FOLDER"
+"""The environment variable that names a run's folder on this node to its workers, if they are on a cluster.
+
+In it they find the shared model host. Several nodes may be one machine, with one temporary folder.
+"""
 
 Loaded = TypeVar("Loaded")
 

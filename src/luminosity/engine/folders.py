@@ -11,12 +11,12 @@ from collections.abc import Iterable
 from luminosity._locks import try_lock
 from luminosity.errors import OptionError
 
-__all__ = ["RunFolders", "remove_local"]
+__all__ = ["SHARED_MEMORY", "RunFolders", "make_locked", "remove_local"]
 
 
 _PREFIX = "luminosity-"
 _LOCK = "lock"
-_SHARED_MEMORY = "/dev/shm"
+SHARED_MEMORY = "/dev/shm"
 _LONGEST_SOCKET_PATH = 90  # the kernel takes 107 bytes, and a file name follows
 
 
@@ -43,7 +43,7 @@ class RunFolders:
     def _make_all(self, spill_root: str, disk_root: str) -> None:
         disk = self._make(disk_root)
         self.spill = self._make_for_spilling(spill_root) if spill_root != disk_root else disk
-        memory_root = _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK) else disk_root
+        memory_root = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else disk_root
         self.memory = self._make(memory_root) if memory_root != disk_root else disk
         self.main_classes = os.path.join(disk, "main-classes")
         self.load_ahead = os.path.join(disk, "load-ahead")  # a prefix: one file per pool
@@ -60,17 +60,10 @@ class RunFolders:
             raise OptionError(message) from error
 
     def _make(self, root: str) -> str:
-        remove_abandoned(root)
-        while True:
-            folder = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=root)  # readable only by this user
-            lock = os.open(os.path.join(folder, _LOCK), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-            # Another run may take the folder for abandoned before it is locked. Don't wait for that run: it may be
-            # suspended.
-            if try_lock(lock) and os.path.exists(os.path.join(folder, _LOCK)):
-                self._locks.append(lock)
-                self.all.append(folder)
-                return folder
-            os.close(lock)
+        folder, lock = make_locked(root, str(os.getpid()))
+        self._locks.append(lock)
+        self.all.append(folder)
+        return folder
 
     def remove_blocks_of(self, worker_id: str, keep: set[str]) -> None:
         """Remove files of a dead worker that no message refers to."""
@@ -87,6 +80,22 @@ class RunFolders:
         for lock in self._locks:
             os.close(lock)
         self._locks.clear()
+
+
+def make_locked(root: str, name: str) -> tuple[str, int]:
+    """Make a folder that only this user can use, and return it with its lock, which the caller closes at the end.
+
+    Its name contains ``name``. First removes the folders of killed runs in ``root``.
+    """
+    remove_abandoned(root)
+    while True:
+        folder = tempfile.mkdtemp(prefix=f"{_PREFIX}{name}-", dir=root)
+        lock = os.open(os.path.join(folder, _LOCK), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        # Another run may take the folder for abandoned before it is locked. Don't wait for that run: it may be
+        # suspended.
+        if try_lock(lock) and os.path.exists(os.path.join(folder, _LOCK)):
+            return folder, lock
+        os.close(lock)
 
 
 def remove_local(folders: Iterable[str]) -> None:
