@@ -139,6 +139,14 @@ RUNNER_FLAGS = (
         initial="auto",
     ),
     Flag(
+        "ray_address",
+        "auto|HOST:PORT|local",
+        "run on a Ray cluster: the one of this node (auto), the one whose head is at HOST:PORT, or a Ray that the run "
+        "starts on this machine (local)",
+        default="this machine, without Ray",
+        page="scale-out.md",
+    ),
+    Flag(
         "debug",
         "",
         "run everything in this process, one bundle at a time, so that breakpoint() works; a step that fails is not "

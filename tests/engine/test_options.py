@@ -153,3 +153,36 @@ def test_a_mapping_from_the_command_line_of_lum(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setitem(LuminosityOptions.defaults, name, "{a}")
     with pytest.raises(OptionError, match="expected JSON"):
         config(f"--checkpoint_dir={tmp_path}")
+
+
+def test_the_address_of_a_ray_cluster() -> None:
+    assert config().ray_address is None
+    given = ["auto", "local", "10.0.0.1:6379", "head.example:6379", "[::1]:6379"]
+    assert [config(f"--ray_address={each}").ray_address for each in given] == given
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--ray_address=ray://head:10001"], "ray job submit"),
+        (["--ray_address=6379"], "expected auto, local, or HOST:PORT"),
+        (["--ray_address=head:0"], "expected auto, local, or HOST:PORT"),
+        (["--ray_address=head:x"], "expected auto, local, or HOST:PORT"),
+        (["--ray_address="], "expected auto, local, or HOST:PORT"),
+        (["--ray_address=auto", "--debug"], "--debug and --ray_address"),
+        (["--ray_address=auto", "--worker_start=fork"], "--worker_start=fork and --ray_address"),
+        (["--ray_address=auto", "--when_busy=wait"], "--when_busy=wait and --ray_address"),
+    ],
+)
+def test_what_a_ray_cluster_can_not_have(flags: list[str], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        config(*flags)
+
+
+def test_packages_are_brought_to_a_ray_cluster(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="luminosity"):
+        config("--ray_address=auto", "--setup_file=./setup.py", "--requirements_file=r.txt", "--machine_type=n1")
+    (warning,) = [r.getMessage() for r in caplog.records if r.name.startswith("luminosity")]
+    assert warning == (
+        "--machine_type: no effect here. Workers are Ray actors; --cpu_workers and --accelerators set their number."
+    )

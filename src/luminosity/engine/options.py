@@ -21,69 +21,24 @@ from luminosity._accelerators import parse_accelerator
 from luminosity._flags import RUNNER_FLAGS
 from luminosity._text import parse_size
 from luminosity.core import machine_ram_bytes
+from luminosity.engine.ignored_options import WORKER_ACCELERATOR, warn_of_ignored
 from luminosity.errors import OptionError
 from luminosity.run_ids import run_to_store
 from luminosity.runner_options import LuminosityOptions
 
-__all__ = ["EngineConfig"]
-
-_LOGGER = logging.getLogger(__name__)
+__all__ = ["EngineConfig", "check_ray_address"]
 
 _CACHE_MB = 100  # for the side inputs and state that each worker keeps from bundle to bundle
 _BUDGET_PART = 4  # the default memory budget is RAM divided by this: user code needs most of it
-_WORKER_ACCELERATOR = "worker_accelerator="  # of --experiments and --dataflow_service_options
 _STOP_TIMEOUT_S = 30.0  # most bundles take a second, those of slow models some more
 _LEAST_INTERVAL_S = 0.01  # a checkpoint takes some milliseconds
 _LONGEST_INTERVAL_S = 3600.0  # beyond that it is most likely a mistake in the unit
 _FOR_CHECKPOINTS = ("checkpoint_interval", "stop_timeout", "restart", "drop_state")
 _ABOUT_OLD_DATA = ("transform_name_mapping", "drop_state")  # nothing is left of it after --restart
 _TIME = re.compile(r"(\d+\.?\d*|\.\d+)\s*(ms|s|m|h|)")
+_HOST = re.compile(r"[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.%]+\]")  # a name, an IPv4 address, an IPv6 address in brackets
 _UNITS_S = {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0, "h": 3600.0}
 _LEAST_BUDGET_BYTES = 1_000_000  # a budget below one block of data would spill everything
-
-
-# Flags of Beam's other runners that mean nothing on one machine.
-_FOR_ENVIRONMENTS = (
-    "environment_config",
-    "environment_options",
-    "environment_type",
-    "extra_packages",
-    "files_to_stage",
-    "prebuild_sdk_container_engine",
-    "requirements_file",
-    "sdk_container_image",
-    "setup_file",
-)
-_FOR_CLUSTERS = (
-    "artifact_endpoint",
-    "autoscaling_algorithm",
-    "create_from_snapshot",
-    "direct_runner_bundle_repeat",
-    "direct_running_mode",
-    "disk_size_gb",
-    "disk_type",
-    "flexrs_goal",
-    "flink_master",
-    "flink_version",
-    "job_endpoint",
-    "machine_type",
-    "max_num_workers",
-    "max_parallelism",
-    "min_cpu_platform",
-    "network",
-    "num_workers",
-    "parallelism",
-    "spark_master_url",
-    "spark_version",
-    "subnetwork",
-    "template_location",
-    "transform_name_mapping",
-    "update",
-    "use_public_ips",
-    "worker_region",
-    "worker_zone",
-    "zone",
-)
 
 
 @dataclass(frozen=True)
@@ -113,6 +68,7 @@ class EngineConfig:
     pools: str = "hints"  # whose hints decide on pools: see resources/fitting.py
     hints_file: str | None = None  # --hints, for fitted pools
     worker_accelerator: str = ""  # the accelerator of models, written as a resource hint
+    ray_address: str | None = None  # auto, local or HOST:PORT of a Ray cluster; None: this machine
     worker_options: dict[str, Any] = field(default_factory=dict[str, Any], repr=False)
 
     @classmethod
@@ -140,9 +96,10 @@ class EngineConfig:
             **_checkpoint(options),
             **_pools(ours),
             worker_accelerator=_worker_accelerator(options),
+            ray_address=_ray_address(ours),
             worker_options=_worker_options(options),
         )
-        _warn_of_ignored(options)
+        warn_of_ignored(options, is_cluster=config.ray_address is not None)
         return config
 
 
@@ -178,6 +135,52 @@ def _pools(ours: LuminosityOptions) -> dict[str, Any]:
     if ours.debug and pools != "hints":
         raise OptionError(f"--debug and --pools={pools}: expected only one of them", fix="debug without --pools")
     return {"pools": pools, "hints_file": ours.hints or None}
+
+
+def _ray_address(ours: LuminosityOptions) -> str | None:
+    """Return the address of a Ray cluster. Refuses the options that only make sense on this machine."""
+    given = ours.ray_address
+    if given is None:
+        return None
+    address = check_ray_address(f"--ray_address={given}", str(given))
+    if ours.debug:
+        raise OptionError(
+            "--debug and --ray_address: expected only one of them, since --debug runs all steps in this process",
+            fix="debug without --ray_address",
+        )
+    if ours.worker_start != "auto":
+        raise OptionError(
+            f"--worker_start={ours.worker_start} and --ray_address: expected only one of them, since Ray starts the "
+            "workers of a cluster",
+            fix="leave out --worker_start",
+        )
+    if ours.when_busy != "share":
+        raise OptionError(
+            f"--when_busy={ours.when_busy} and --ray_address: expected only one of them; on a cluster, workers wait in "
+            "Ray's queue until there is room for them",
+            fix="leave out --when_busy",
+        )
+    return address
+
+
+def check_ray_address(found: str, address: str) -> str:
+    """Return ``address`` if it can be one of a Ray cluster. ``found`` is what the user wrote, for the error."""
+    address = address.strip()
+    if address in ("auto", "local"):
+        return address
+    if address.startswith("ray://"):
+        raise OptionError(
+            f"{found}: found an address of the Ray client, expected auto or HOST:PORT of the cluster's head; the "
+            "process that runs the pipeline must be on a node of the cluster",
+            fix="run the script on a node with --ray_address=auto, or submit it with `ray job submit`",
+        )
+    host, _, port = address.rpartition(":")
+    if not _HOST.fullmatch(host) or not port.isdigit() or not 0 < int(port) < 65536:
+        raise OptionError(
+            f"{found}: expected auto, local, or HOST:PORT such as 10.0.0.1:6379",
+            fix="`ray start` on the head prints the address; auto finds it on a node of the cluster",
+        )
+    return address
 
 
 def _checkpoint(options: PipelineOptions) -> dict[str, Any]:
@@ -297,11 +300,11 @@ def _worker_accelerator(options: PipelineOptions) -> str:
     """Return the accelerator that Dataflow's users ask for, written as a resource hint; empty if there is none."""
     given = options.view_as(DebugOptions).experiments or []
     given = [*given, *(options.view_as(GoogleCloudOptions).dataflow_service_options or [])]
-    found = [each.removeprefix(_WORKER_ACCELERATOR) for each in given if each.startswith(_WORKER_ACCELERATOR)]
+    found = [each.removeprefix(WORKER_ACCELERATOR) for each in given if each.startswith(WORKER_ACCELERATOR)]
     if not found:
         return ""
     if parse_accelerator(found[-1]) is None:
-        raise OptionError(f"{_WORKER_ACCELERATOR}{found[-1]}: expected a whole number as count")
+        raise OptionError(f"{WORKER_ACCELERATOR}{found[-1]}: expected a whole number as count")
     return found[-1]
 
 
@@ -340,24 +343,3 @@ def _logger_levels() -> dict[str, str]:
         for name, logger in loggers
         if isinstance(logger, logging.Logger) and logger.level and not name.startswith("apache_beam.runners.worker")
     }
-
-
-def _warn_of_ignored(options: PipelineOptions) -> None:
-    """Log one warning that names the given flags without an effect on this machine."""
-    given = options.get_all_options(drop_default=True)
-    known = ("beam_fn_api", "use_runner_v2", "use_unified_worker")
-    experiments = options.view_as(DebugOptions).experiments or ()
-    experiments = [e for e in experiments if e not in known and not e.startswith(_WORKER_ACCELERATOR)]
-    if experiments:
-        _LOGGER.info("experiments passed to the workers: %s", ", ".join(experiments))
-    packages = [name for name in _FOR_ENVIRONMENTS if given.get(name)]
-    # A start with a checkpoint is an update of the pipeline that made it.
-    used = ("transform_name_mapping", "update") if given.get("checkpoint_dir") else ()
-    cluster = [name for name in _FOR_CLUSTERS if given.get(name) is not None and name not in used]
-    if packages or cluster:
-        reasons = [
-            *(["Workers run in this Python environment and use the packages installed in it."] if packages else []),
-            *(["Workers are processes of this machine; --cpu_workers sets their number."] if cluster else []),
-        ]
-        names = ", ".join(f"--{name}" for name in (*packages, *cluster))
-        _LOGGER.warning("%s: no effect here. %s", names, " ".join(reasons))

@@ -11,6 +11,8 @@ from apache_beam.portability.api import beam_runner_api_pb2
 from apache_beam.transforms import environments
 from apache_beam.transforms.resources import resource_hints_from_options
 
+from luminosity.engine.cluster.nodes import known_types, nodes
+from luminosity.engine.cluster.session import Session, connect
 from luminosity.engine.options import EngineConfig
 from luminosity.engine.plan import support
 from luminosity.engine.plan.graph import Graph
@@ -35,6 +37,7 @@ class Prepared:
     assignments: dict[str, Assignment]
     config: EngineConfig
     machine: Machine
+    session: Session | None = None  # the connection to a cluster, which the receiver closes; None for this machine
 
 
 def worker_environment(options: PipelineOptions) -> environments.Environment:
@@ -55,7 +58,7 @@ def prepare(
     fit: Callable[[EngineConfig, Callable[[frozenset[str]], Graph]], Graph] | None = None,
     claim: Claim | None = None,
 ) -> Prepared:
-    """Return how ``pipeline`` would run. Starts nothing.
+    """Return how ``pipeline`` would run. Starts nothing, but connects to the cluster if ``options`` name one.
 
     ``fit`` gets a function that plans the pipeline, given the names of steps that must start a stage, and returns the
     plan to run: one that can continue from a checkpoint. With ``claim``, the pipeline gets what other runs leave of the
@@ -65,11 +68,48 @@ def prepare(
     """
     config = EngineConfig.of(options)
     support.check(pipeline)
+    session = _connect(config, pipeline, options)
+    try:
+        return _prepare(pipeline, options, config, session, is_drain=is_drain, fit=fit, claim=claim)
+    except BaseException:
+        if session is not None:
+            session.close()
+        raise
+
+
+def _connect(config: EngineConfig, pipeline: beam_runner_api_pb2.Pipeline, options: PipelineOptions) -> Session | None:
+    """Return a session of the cluster, or None if the pipeline runs on this machine."""
+    if config.ray_address is None:
+        return None
+    for step in pipeline.components.transforms.values():
+        environment = pipeline.components.environments.get(step.environment_id)
+        if environment is not None and (path := python_environment(environment)):
+            raise OptionError(
+                f"--ray_address: found that step {step.unique_name!r} runs in another Python environment ({path}), "
+                "expected none on a cluster",
+                fix="leave the hint python_environment out, or run without --ray_address",
+            )
+    return connect(config.ray_address, accelerators=config.accelerators)
+
+
+def _prepare(
+    pipeline: beam_runner_api_pb2.Pipeline,
+    options: PipelineOptions,
+    config: EngineConfig,
+    session: Session | None,
+    *,
+    is_drain: bool,
+    fit: Callable[[EngineConfig, Callable[[frozenset[str]], Graph]], Graph] | None,
+    claim: Claim | None,
+) -> Prepared:
     is_streaming = bool(options.view_as(StandardOptions).streaming)
     support.warn(pipeline, is_streaming=is_streaming, is_debug=config.debug)
     pipeline = with_chosen_hints(pipeline, config)
     pythons = _pythons(pipeline, config)  # before a checkpoint is opened, or given up for a new start
-    machine = Machine.detect(config.accelerators)
+    if session is None:
+        machine = Machine.detect(config.accelerators)
+    else:
+        machine = Machine.of_cluster(nodes(), config.accelerators, known_types())
     if not config.debug:
         pipeline = give_devices(pipeline, machine, config)
     if config.pools == "uniform":
@@ -88,7 +128,7 @@ def prepare(
         def place(machine: Machine, *, is_quiet: bool = False) -> dict[str, Assignment]:
             return assign(stages, machine, config, pythons, is_quiet=is_quiet)
 
-        if claim is None:
+        if claim is None or session is not None:  # on a cluster, Ray decides what runs beside what
             assignments = place(machine)
         else:
             assignments = claim.take({s.id: each for s, each in stages}, machine, config.when_busy, place)
@@ -98,7 +138,7 @@ def prepare(
         raise OptionError(
             f"--checkpoint_dir: found a TestStream ({names}), expected sources that last longer than a test"
         )
-    return Prepared(graph, assignments, config, machine)
+    return Prepared(graph, assignments, config, machine, session)
 
 
 def _pythons(pipeline: beam_runner_api_pb2.Pipeline, config: EngineConfig) -> dict[str, PythonEnvironment]:

@@ -11,6 +11,7 @@ from typing import Literal
 
 from apache_beam.runners.runner import PipelineState
 
+from luminosity.engine.cluster.session import Session
 from luminosity.engine.durable.names import Names
 from luminosity.engine.durable.restoring import restore_metrics
 from luminosity.engine.durable.resume import Checkpoint
@@ -131,13 +132,15 @@ class Run:
         effects: Effects | None = None,
         machine: Machine | None = None,
         claim: Claim | None = None,
+        session: Session | None = None,
     ) -> None:
         """Make a run, which takes over the lock of its ``checkpoint``. Continues from it if it has one.
 
         ``plan_drain`` plans the same pipeline once more, so that its sources end. ``effects`` are for the manifest,
-        ``machine`` is for the events. The run releases its ``claim`` when it has ended.
+        ``machine`` is for the events. The run releases its ``claim`` and closes its ``session`` when it has ended.
         """
         self._claim = claim
+        self._session = session
         self.metrics = RunMetrics()
         self.state: str = PipelineState.RUNNING
         self.failure: BaseException | None = None
@@ -275,6 +278,8 @@ class Run:
         self._server.stop()
         self._remove_folders()
         prepared, checkpoint = self._plan_drain(self._checkpoint.pause())
+        if prepared.session is not None:
+            prepared.session.close()  # the first plan's session holds the connection
         self.metrics = RunMetrics()  # the checkpoint has the values
         parts = self._open(prepared.graph, prepared.assignments, prepared.config, checkpoint)
         self._reporter.continue_with(self._snapshots(parts, prepared.graph))
@@ -314,6 +319,8 @@ class Run:
             finally:
                 if self._claim is not None:
                     self._claim.release()
+                if self._session is not None:
+                    self._session.close()
                 _active.discard(self)
                 self._ending.set()  # in any case: a thread may wait without a limit
 

@@ -103,8 +103,10 @@ class LuminosityRunner(PipelineRunner):
         """
         resumption = Resumption()
         claim = Claim(script_name())
+        session = None
         try:
             prepared = prepare(pipeline, options, is_drain=self.is_drain, fit=resumption.fit, claim=claim)
+            session = prepared.session
             if not prepared.config.debug:
                 check_address_space()
             with limits_named():
@@ -112,6 +114,8 @@ class LuminosityRunner(PipelineRunner):
                 if checkpoint is not None and checkpoint.is_finished:
                     claim.release()
                     run = FinishedRun(prepared.graph, checkpoint)
+                    if session is not None:
+                        session.close()
                 else:
                     plan_drain = None
                     if checkpoint is not None:
@@ -126,10 +130,13 @@ class LuminosityRunner(PipelineRunner):
                         effects_of(pipeline, prepared.graph.model_versions()),
                         prepared.machine,
                         claim,
+                        session,
                     )
         except BaseException:
             resumption.close()
             claim.release()
+            if session is not None:
+                session.close()
             raise
         with limits_named():
             result = LuminosityResult(run)

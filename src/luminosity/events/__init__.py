@@ -20,7 +20,7 @@ from luminosity.events.events import (
     WorkerLost,
     WorkerStarted,
 )
-from luminosity.events.infos import DeviceInfo, MachineInfo, ModelVersion, PoolInfo, Resources, StageInfo
+from luminosity.events.infos import DeviceInfo, MachineInfo, ModelVersion, NodeInfo, PoolInfo, Resources, StageInfo
 from luminosity.events.json_form import from_json, is_known, to_json
 from luminosity.events.views import (
     CheckpointView,
@@ -53,6 +53,7 @@ __all__ = [
     "MetricView",
     "ModelLoaded",
     "ModelVersion",
+    "NodeInfo",
     "PartitionLag",
     "PoolInfo",
     "PoolView",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["DeviceInfo", "MachineInfo", "ModelVersion", "PoolInfo", "Resources", "StageInfo"]
+__all__ = ["DeviceInfo", "MachineInfo", "ModelVersion", "NodeInfo", "PoolInfo", "Resources", "StageInfo"]
 
 
 @dataclass(frozen=True)
@@ -55,12 +55,27 @@ class DeviceInfo:
 
 
 @dataclass(frozen=True)
+class NodeInfo:
+    """A node of the cluster on which a run started."""
+
+    id: str
+    address: str = ""
+    cores: float = 0.0
+    ram: int = 0  # bytes
+    accelerators: float = 0.0
+    accelerator_type: str = ""
+    object_store: int = 0  # bytes
+    is_driver: bool = False  # whether the process that runs the pipeline is there
+
+
+@dataclass(frozen=True)
 class MachineInfo:
-    """The machine of a run."""
+    """The machine of a run, or the sum of a cluster's nodes."""
 
     cores: int = 0  # that the run may use
     ram: int = 0  # bytes that the run may use
     devices: tuple[DeviceInfo, ...] = ()
+    nodes: tuple[NodeInfo, ...] = ()  # of the cluster; empty on one machine
 
 
 @dataclass(frozen=True)

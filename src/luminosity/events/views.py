@@ -194,6 +194,8 @@ class WorkerView:
     resident: int = 0  # bytes, with pages that it shares with other workers
     peak_resident: int = 0
     own: int = 0  # bytes: its own pages and its part of shared ones; measured less often
+    node: str = ""  # the id of its node; empty on one machine
+    waits_for: str = ""  # what it lacks to start, such as "1 GPU"; empty if it runs
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,18 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from luminosity.core import machine_ram_bytes, usable_cores
+from luminosity.engine.resources.nodes import Node
 from luminosity.events import DeviceInfo, MachineInfo
 
-__all__ = ["Machine", "detect_accelerators", "visibility"]
+__all__ = ["CLUSTER_DEVICE", "DECLARED", "Machine", "detect_accelerators", "visibility"]
+
+DECLARED = "declared"  # the kind of a device that only --accelerators has declared: it stands for any kind
+CLUSTER_DEVICE = "ray"  # the kind of a placeholder: the cluster gives its worker a device
 
 
 @dataclass(frozen=True)
@@ -20,7 +25,11 @@ class Machine:
 
     cores: int
     ram_bytes: int
-    devices: tuple[str, ...]  # "gpu:0", "tpu:1"; "declared:0" for one that --accelerators declares
+    devices: tuple[
+        str, ...
+    ]  # "gpu:0", "tpu:1"; "declared:0" for one that --accelerators declares; "ray:0" of a cluster
+    nodes: tuple[Node, ...] = ()  # of a cluster, whose sums the fields above are; empty for this machine
+    known_types: tuple[str, ...] = ()  # the types of accelerators that the cluster's software knows, such as "T4"
 
     @classmethod
     def detect(cls, declared_accelerators: int | None = None) -> Machine:
@@ -30,12 +39,51 @@ class Machine:
         else:
             found = detect_accelerators()
             devices = found[:declared_accelerators]
-            devices += tuple(f"declared:{i}" for i in range(len(devices), declared_accelerators))
+            devices += tuple(f"{DECLARED}:{i}" for i in range(len(devices), declared_accelerators))
         return cls(usable_cores(), machine_ram_bytes(), devices)
+
+    @classmethod
+    def of_cluster(
+        cls, nodes: Sequence[Node], declared_accelerators: int | None = None, known_types: Sequence[str] = ()
+    ) -> Machine:
+        """Return the sum of a cluster's nodes, with the accelerators that they have or with as many as are declared.
+
+        The devices are placeholders: the cluster decides which worker gets which device.
+        """
+        count = declared_accelerators
+        if count is None:
+            count = sum(int(node.accelerators) for node in nodes)
+        return cls(
+            cores=max(1, int(sum(node.cores for node in nodes))),
+            ram_bytes=sum(node.ram_bytes for node in nodes),
+            devices=tuple(f"{CLUSTER_DEVICE}:{i}" for i in range(count)),
+            nodes=tuple(nodes),
+            known_types=tuple(known_types),
+        )
+
+    @property
+    def kinds(self) -> frozenset[str]:
+        """The kinds of the devices: ``gpu``, ``tpu``, or ``declared``, which stands for any kind."""
+        if not self.nodes:
+            return frozenset(device.partition(":")[0] for device in self.devices)
+        if not self.devices:
+            return frozenset()
+        found = frozenset(node.accelerator_kind for node in self.nodes if node.accelerators)
+        has_more = len(self.devices) > sum(int(node.accelerators) for node in self.nodes)
+        return found | {DECLARED} if has_more else found
 
     def info(self) -> MachineInfo:
         """Return what events show of the machine. Asks the devices' driver for their names and memory."""
+        if self.nodes:
+            infos = tuple(node.info() for node in self.nodes)
+            return MachineInfo(self.cores, self.ram_bytes, self._cluster_devices(), infos)
         return MachineInfo(self.cores, self.ram_bytes, _device_infos(self.devices))
+
+    def _cluster_devices(self) -> tuple[DeviceInfo, ...]:
+        """Return the devices of the nodes, one after the other, and then those that are only declared."""
+        types = [node.accelerator_type for node in self.nodes for _ in range(int(node.accelerators))]
+        types += [""] * len(self.devices)
+        return tuple(DeviceInfo(device, kind) for device, kind in zip(self.devices, types, strict=False))
 
 
 def detect_accelerators() -> tuple[str, ...]:

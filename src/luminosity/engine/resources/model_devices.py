@@ -21,7 +21,7 @@ from luminosity._accelerators import accelerators_of, read_accelerators
 from luminosity.core import ACCELERATORS, BUNDLES_PER_DEVICE
 from luminosity.engine.options import EngineConfig
 from luminosity.engine.resources.hints import asks_about_accelerators, with_accelerator
-from luminosity.engine.resources.machine import Machine
+from luminosity.engine.resources.machine import DECLARED, Machine
 from luminosity.engine.resources.pools import Assignment
 
 __all__ = ["give_devices", "warn_of_unused"]
@@ -29,7 +29,6 @@ __all__ = ["give_devices", "warn_of_unused"]
 _LOGGER = logging.getLogger(__name__)
 _PAR_DO_URN = common_urns.primitives.PAR_DO.urn
 _BEAMS_ANNOTATION = "model_handler_type"  # of every RunInference of Beam's
-_DECLARED = "declared"  # the kind of a device that only --accelerators has declared: it stands for any kind
 
 
 def give_devices(
@@ -71,9 +70,10 @@ def warn_of_unused(machine: Machine, assignments: Iterable[Assignment]) -> None:
     if not machine.devices or any(assignment.pool.device_groups for assignment in assignments):
         return
     _LOGGER.warning(
-        "no step uses this machine's accelerators (%s): a model does if its handler's device allows it, any other step "
+        "no step uses %s accelerators (%s): a model does if its handler's device allows it, any other step "
         'with .with_resource_hints(accelerator="count:1"); --accelerators=0 hides this line',
-        ", ".join(machine.devices),
+        "the cluster's" if machine.nodes else "this machine's",
+        len(machine.devices) if machine.nodes else ", ".join(machine.devices),
     )
 
 
@@ -83,8 +83,7 @@ def _choose(kinds: tuple[str, ...] | None, machine: Machine, config: EngineConfi
         return "", ""
     if config.worker_accelerator:
         return config.worker_accelerator, "the option worker_accelerator gives it to models"
-    present = {device.partition(":")[0] for device in machine.devices}
-    if kinds and (_DECLARED in present or present & set(kinds)):
+    if kinds and (DECLARED in machine.kinds or machine.kinds & set(kinds)):
         return "count:1", f"its model can use a {' or '.join(kind.upper() for kind in kinds)}"
     return "", ""
 

@@ -18,6 +18,7 @@ from luminosity.engine.options import EngineConfig
 from luminosity.engine.plan.graph import Stage
 from luminosity.engine.resources.hints import Needs
 from luminosity.engine.resources.machine import Machine
+from luminosity.engine.resources.nodes import ActorNeeds
 from luminosity.engine.resources.python_environments import PythonEnvironment
 from luminosity.errors import ResourcesExceeded
 
@@ -56,6 +57,7 @@ class Pool:
     labels: tuple[str, ...]  # of the stages that run here
     borrowed: int = 0  # further workers that may run while cores of other CPU pools are idle
     python: PythonEnvironment | None = None  # in which its workers run; None for that of this process
+    actor: ActorNeeds | None = None  # what each worker asks of a cluster; None on one machine
 
     def share(self, index: int) -> WorkerShare:
         """Return the share of the pool's worker number ``index``."""
@@ -285,9 +287,18 @@ def _shared_out(drafts: list[_Draft], machine: Machine, missing: list[_Missing])
             labels=tuple(d.labels),
             borrowed=more,
             python=d.python,
+            actor=_actor(d, machine),
         )
         for d, more in zip(drafts, borrowed, strict=True)
     ]
+
+
+def _actor(draft: _Draft, machine: Machine) -> ActorNeeds | None:
+    if not machine.nodes:
+        return None
+    gpus = len(draft.groups[0]) if draft.groups else 0
+    cpus = draft.cores if draft.cores_are_asked_for or not gpus else 0.0
+    return ActorNeeds(cpus, draft.ram, gpus)
 
 
 def _borrowed(draft: _Draft, drafts: list[_Draft], cores: dict[int, float], ram_left: int) -> int:

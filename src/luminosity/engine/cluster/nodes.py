@@ -1,0 +1,53 @@
+"""The nodes of the Ray cluster to which this process is connected."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from luminosity.engine.resources.nodes import Node
+from luminosity.extras import require
+
+__all__ = ["known_types", "node_of", "nodes"]
+
+_TYPE = "accelerator_type:"  # a resource of nodes with an accelerator; the type follows
+_KINDS = {"GPU": "gpu", "TPU": "tpu"}  # Ray's resources that are accelerators, with our names
+
+
+def nodes() -> list[Node]:
+    """Return the nodes that are alive, that of this process first. The process must be connected."""
+    ray = require("ray", "ray")
+    here: str = ray.get_runtime_context().get_node_id()
+    found = [node_of(each, here) for each in ray.nodes() if each["Alive"]]
+    return sorted(found, key=lambda node: (not node.is_driver, node.address, node.id))
+
+
+def node_of(entry: Mapping[str, Any], here: str) -> Node:
+    """Return a node from an entry of ``ray.nodes()``. ``here`` is the id of this process's node.
+
+    >>> resources = {"CPU": 4.0, "GPU": 2.0, "memory": 8e9, "object_store_memory": 1e9, "accelerator_type:T4": 1.0}
+    >>> node = node_of({"NodeID": "a", "NodeManagerAddress": "10.0.0.1", "Resources": resources}, here="b")
+    >>> node.cores, node.accelerators, node.accelerator_type, node.is_driver
+    (4.0, 2.0, 'T4', False)
+    """
+    resources: Mapping[str, float] = entry["Resources"]
+    name = next((name for name in _KINDS if resources.get(name)), "GPU")
+    types = [key.removeprefix(_TYPE) for key in sorted(resources) if key.startswith(_TYPE)]
+    return Node(
+        id=entry["NodeID"],
+        address=entry["NodeManagerAddress"],
+        cores=float(resources.get("CPU", 0.0)),
+        ram_bytes=int(resources.get("memory", 0)),
+        accelerators=float(resources.get(name, 0.0)),
+        accelerator_type=types[0] if types else "",
+        object_store_bytes=int(resources.get("object_store_memory", 0)),
+        is_driver=entry["NodeID"] == here,
+        accelerator_kind=_KINDS[name],
+    )
+
+
+def known_types() -> tuple[str, ...]:
+    """Return the types of accelerators that Ray has names for, such as ``T4``."""
+    constants: Mapping[str, Any] = vars(require("ray.util.accelerators.accelerators", "ray"))
+    values = (value for name, value in constants.items() if not name.startswith("_"))
+    return tuple(sorted({value for value in values if isinstance(value, str)}))
