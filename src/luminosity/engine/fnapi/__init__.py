@@ -1,1 +1,1 @@
-"""The runner's side of Beam's Fn API: one unix-socket server for control, data, state and logging."""
+"""The runner's side of Beam's Fn API: one server for all workers, on a unix socket or, on a cluster, by TLS."""

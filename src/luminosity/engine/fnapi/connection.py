@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import queue
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
+import grpc
 from apache_beam.portability.api import beam_fn_api_pb2
 
 __all__ = ["Callbacks", "Connection", "Outbox", "WorkerConnection", "WorkerServer"]
+
+_M = TypeVar("_M")
+
+
+def _ignore() -> None:
+    pass
 
 
 @dataclass(frozen=True)
@@ -19,6 +27,7 @@ class Callbacks:
     on_connected: Callable[[], None]
     on_response: Callable[[beam_fn_api_pb2.InstructionResponse], None]
     on_elements: Callable[[beam_fn_api_pb2.Elements], None]
+    on_disconnected: Callable[[], None] = _ignore  # once, if a stream breaks or ends before the runner ends it
 
 
 class WorkerConnection(Protocol):
@@ -91,6 +100,10 @@ class Connection:
         self.callbacks = callbacks
         self.control = Outbox()
         self._streams: dict[str, Outbox] = {}
+        self._lock = threading.Lock()
+        self._calls: set[grpc.ServicerContext] = set()  # to cancel when the connection closes
+        self._has_control = False
+        self._is_ending = False  # the runner ends the streams, or has been told that they broke
         self._is_closed = False
 
     def instruct(self, request: beam_fn_api_pb2.InstructionRequest) -> None:
@@ -116,11 +129,63 @@ class Connection:
 
     def finish(self) -> None:
         """End the control stream, which tells the worker to exit once it is done."""
+        self._is_ending = True
         self.control.close()
 
     def close(self) -> None:
-        """End all streams, so that no thread of the server waits for this worker."""
-        self._is_closed = True
+        """End all streams, so that no thread of the server waits for this worker. Nothing from it arrives any more."""
+        with self._lock:
+            self._is_ending = self._is_closed = True
+            calls = list(self._calls)
+        for call in calls:
+            call.cancel()
         self.control.close()
         for stream in list(self._streams.values()):
             stream.close()
+
+    # For the server's threads
+
+    def claim_control(self) -> bool:
+        """Return True for the first control stream: a second one would take instructions from it."""
+        with self._lock:
+            is_first = not self._has_control
+            self._has_control = True
+            return is_first
+
+    def enter(self, call: grpc.ServicerContext) -> bool:
+        """Cancel the call when the connection closes. Returns False if it has closed."""
+        with self._lock:
+            if self._is_closed:
+                return False
+            self._calls.add(call)
+        if not call.add_callback(lambda: self._calls.discard(call)):
+            self._calls.discard(call)
+        return True
+
+    def while_open(self, messages: Iterator[_M]) -> Iterator[_M]:
+        """Yield messages of the worker until the connection closes."""
+        for message in messages:
+            if self._is_closed:
+                return
+            yield message
+
+    def deliver(self, handle: Callable[[_M], None], message: _M) -> bool:
+        """Pass a message to a callback. Returns False, and does nothing, if the connection has closed."""
+        with self._lock:  # so that no callback is called once close() has returned
+            if self._is_closed:
+                return False
+            handle(message)
+            return True
+
+    def watch(self, call: grpc.ServicerContext) -> None:
+        """Report the worker as disconnected if the call ends before the runner ends it."""
+        if not call.add_callback(self.lose):
+            self.lose()
+
+    def lose(self) -> None:
+        """Report, once, that the worker is disconnected, unless the runner has ended the streams."""
+        with self._lock:
+            if self._is_ending:
+                return
+            self._is_ending = True
+        self.callbacks.on_disconnected()

@@ -29,11 +29,12 @@ from apache_beam.utils.counters import CounterFactory
 
 from luminosity._text import parse_size
 from luminosity.engine.fnapi.logs import add_logger_name
+from luminosity.engine.fnapi.security import WorkerAccess
 from luminosity.engine.spill.quota import WriterQuota
 from luminosity.engine.workers import load_ahead, main_classes, printed
 from luminosity.engine.workers.failure import Failure
 from luminosity.engine.workers.request import WorkerRequest
-from luminosity.engine.workers.sdk import beam_models, shared_objects
+from luminosity.engine.workers.sdk import beam_models, secure_channels, shared_objects
 from luminosity.engine.workers.sdk.bundle_meter import BundleMeter
 from luminosity.engine.workers.sdk.channel import BlockChannel, BlockWriter
 from luminosity.engine.workers.sdk.full_batches import emit_full_batches_at_once
@@ -131,6 +132,8 @@ def run(request: WorkerRequest) -> None:
         logging.getLogger(name).setLevel(logging.ERROR)
     # It logs every exception of user code; the runner gets them and reports the last one.
     logging.getLogger("apache_beam.runners.common").setLevel(logging.CRITICAL)
+    if request.access is not None:
+        secure_channels.use(WorkerAccess(**request.access), request.url)
     descriptor = f'url: "{request.url}"'
     created: Any = sdk_worker_main.create_harness(
         {

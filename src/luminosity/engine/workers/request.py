@@ -30,6 +30,8 @@ class WorkerRequest:
     is_stream: bool = False  # whether it runs stages whose input may never end
     prints: dict[str, str] = field(default_factory=dict[str, str])  # standard stream → the socket to write to
     pipeline_options: dict[str, Any] = field(default_factory=dict[str, Any])
+    # The fields of fnapi.security.WorkerAccess; None if the server is a unix socket. Not shown: it holds a token.
+    access: dict[str, str] | None = field(default=None, repr=False)
 
     def to_json(self) -> str:
         """Return the request as JSON."""
