@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from functools import cache
 from typing import TypeVar
 
 import numpy as np
@@ -14,6 +15,11 @@ Size = TypeVar("Size", float, np.ndarray)
 _CUT_APART = 0.25  # by which part of the longer one two times must differ, if a piece was cut
 _FADE = 0.8  # of the fixed part is left after each time that it could not be told
 _LEARN_EVERY = 4  # observations, once a quarter of those remembered have been made
+
+
+@cache  # of at most as many lengths as observations are remembered
+def _pairs(length: int) -> tuple[np.ndarray, ...]:
+    return np.triu_indices(length, 1)
 
 
 class CostLine:
@@ -74,7 +80,7 @@ class CostLine:
 
     def _learn(self) -> None:
         sizes, seconds = np.maximum(self._sizes, 1e-9), np.array(self._seconds)
-        first, second = np.triu_indices(len(sizes), 1)
+        first, second = _pairs(len(sizes))
         apart = sizes[second] - sizes[first]
         if self._follows_time:
             telling = np.abs(apart) > 0.5 * np.maximum(sizes[second], sizes[first])

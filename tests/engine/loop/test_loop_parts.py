@@ -15,6 +15,7 @@ from luminosity.engine.data.grouping import Grouping
 from luminosity.engine.data.timers import TimerStore
 from luminosity.engine.data.watermarks import MAX, Holds
 from luminosity.engine.loop.buffers import BufferRun, Outflow
+from luminosity.engine.loop.bundle import Deadlines
 from luminosity.engine.loop.failures import Failures
 from luminosity.engine.loop.metrics import RunMetrics
 from luminosity.engine.loop.scheduler import in_turn
@@ -76,9 +77,27 @@ def _running(size: BundleSize, queued: int, patient: int, slots: int = 4) -> lis
         for number in range(slots)
     ]
     bundles = [SimpleNamespace(stage=stage, attempt=a, search=None, inputs={"read": []}, count=1) for a in attempts]
-    stage.pool = SimpleNamespace(workers={0: SimpleNamespace(bundles=dict(enumerate(bundles)))})
+    workers = {0: SimpleNamespace(bundles=dict(enumerate(bundles)))}
+    stage.pool = SimpleNamespace(workers=workers, deadlines=Deadlines())
     hasten(stage)
     return attempts
+
+
+def test_only_the_last_deadline_of_an_attempt_that_still_runs_counts() -> None:
+    deadlines = Deadlines()
+    attempts = [SimpleNamespace(split_at=math.inf, response=None, number=number) for number in range(300)]
+    bundles = [SimpleNamespace(attempt=attempt) for attempt in attempts]
+    for at in (30.0, 20.0, 10.0):
+        for bundle, attempt in zip(bundles, attempts, strict=True):
+            deadlines.set(cast(Any, bundle), cast(Any, attempt), at + attempt.number)
+    attempts[0].response = object()
+    bundles[1].attempt = None  # it was given up
+    attempts[2].split_at = math.inf
+    assert deadlines.next() == 13.0
+    assert [attempt.number for _, attempt in cast(Any, deadlines.take_due(15.5))] == [3, 4, 5]
+    assert deadlines.next() == 16.0
+    assert len([*deadlines.take_due(math.nextafter(math.inf, 0))]) == 294
+    assert deadlines.next() == math.inf
 
 
 def test_restrictions_of_a_source_take_turns_if_there_are_more_than_slots() -> None:

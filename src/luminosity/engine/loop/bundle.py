@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -22,9 +23,10 @@ if TYPE_CHECKING:
     from luminosity.engine.loop.stage import StageRun
     from luminosity.engine.loop.workers import Worker
 
-__all__ = ["Attempt", "Bundle", "Search", "new_instruction_id", "slice_blocks"]
+__all__ = ["Attempt", "Bundle", "Deadlines", "Search", "new_instruction_id", "slice_blocks"]
 
 _numbers = itertools.count(1)
+_LEAST_STALE = 64  # deadlines, before those that no longer count are removed
 
 
 def new_instruction_id(prefix: str) -> str:
@@ -47,7 +49,7 @@ class Attempt:
     outputs: list[tuple[str, Block]] = field(default_factory=list[tuple[str, Block]])  # transform id and block
     timers: list[tuple[FamilyKey, bytes]] = field(default_factory=list[tuple[FamilyKey, bytes]])
     response: beam_fn_api_pb2.InstructionResponse | None = None
-    split_at: float = float("inf")  # when to request the next split
+    split_at: float = float("inf")  # when to request the next split; set by :meth:`Deadlines.set`
     is_patient: bool = False  # whether it may run to its deadline while other restrictions wait for its slot
     splits_requested: int = 0
     take_at: float = float("inf")  # from when on idle workers may take elements from the bundle
@@ -190,6 +192,44 @@ class Bundle:
                 timers.setdefault(family, []).append(timer)
             halves.append(Bundle(self.stage, self.shards, {}, timers, self.failures))
         return halves
+
+
+class Deadlines:
+    """When to ask running bundles to split, the earliest first. With hundreds of workers, a look at each takes long.
+
+    A deadline no longer counts if its attempt has another one by now, has responded or was given up.
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Bundle, Attempt]] = []
+        self._numbers = itertools.count()  # attempts can't be compared
+        self._most = _LEAST_STALE
+
+    def set(self, bundle: Bundle, attempt: Attempt, at: float) -> None:
+        """Let the attempt be asked at this time, and no longer at the time that was set before."""
+        attempt.split_at = at
+        heapq.heappush(self._heap, (at, next(self._numbers), bundle, attempt))
+        if len(self._heap) > self._most:
+            self._heap = [entry for entry in self._heap if _counts(entry)]
+            heapq.heapify(self._heap)
+            self._most = max(_LEAST_STALE, 2 * len(self._heap))
+
+    def next(self) -> float:
+        """Return the earliest time."""
+        while self._heap and not _counts(self._heap[0]):
+            heapq.heappop(self._heap)
+        return self._heap[0][0] if self._heap else float("inf")
+
+    def take_due(self, now: float) -> Iterator[tuple[Bundle, Attempt]]:
+        """Remove and yield the bundles whose time has come."""
+        while self.next() <= now:
+            _, _, bundle, attempt = heapq.heappop(self._heap)
+            yield bundle, attempt
+
+
+def _counts(entry: tuple[float, int, Bundle, Attempt]) -> bool:
+    at, _, bundle, attempt = entry
+    return attempt.split_at == at and attempt.response is None and bundle.attempt is attempt
 
 
 def slice_blocks(blocks: Iterable[Block], codec: ElementCodec, start: int, stop: int) -> list[Block]:

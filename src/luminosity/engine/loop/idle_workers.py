@@ -77,9 +77,14 @@ def next_taking(pool: PoolRun) -> float:
 
 def _takeable(pool: PoolRun, now: float) -> Iterator[tuple[Bundle, Attempt]]:
     """Yield bundles that idle workers may take from now. What is queued anyway comes first."""
+    has_queue: dict[str, bool] = {}  # by the id of a stage
     for bundle, attempt in _running(pool):
-        if attempt.take_at <= now and not attempt.pending_splits and not bundle.stage.queued:
-            yield bundle, attempt
+        if attempt.take_at <= now and not attempt.pending_splits:
+            stage = bundle.stage
+            if stage.id not in has_queue:
+                has_queue[stage.id] = bool(stage.queued)
+            if not has_queue[stage.id]:
+                yield bundle, attempt
 
 
 def _running(pool: PoolRun) -> Iterator[tuple[Bundle, Attempt]]:

@@ -51,6 +51,7 @@ _IDLE_WAKE_S = 0.2  # how often the listener's ``tick`` is called at least
 _LEAST_WAIT_S = 0.005  # between two looks for work that idle workers can take
 _MOST_PATIENT_S = 0.5  # a stage of a stream that has waited for a worker for this long gets the next one
 _SUSPECT_S = 1.0  # a source that has run alone for this long does not kill workers: it may wait for hours
+_LOOK_S = 0.1  # between two looks at all workers: short beside any time that is allowed to them
 _PUMP_S = 0.02  # how long one grouping may keep the loop from its messages
 
 
@@ -90,6 +91,7 @@ class Scheduler:
         self._saturated_since: dict[int, float] = {}  # by id(pool)
         self._waiting_since: dict[str, float] = {}  # by the id of a stage that has input but no worker
         self._is_pumping = False
+        self._look_at = 0.0  # when to look at all workers again
         self._stop_at = float("inf")  # when running bundles are given up; without end unless the run is to stop
         self._latest_first = parts.stages[::-1]
 
@@ -218,7 +220,7 @@ class Scheduler:
         for pool in self._parts.pools:
             if pool.free_slots():
                 idle_workers.take_work(pool, now, lambda stage: self._parts.outflows[stage.id].is_held_back())
-            elif pool.workers and (work := idle_workers.work_to_take(pool, now)):
+            elif pool.workers and pool.may_grow() and (work := idle_workers.work_to_take(pool, now)):
                 saturated.add(id(pool))
                 self._want_worker(pool, now, work)
         for pool_id in set(self._saturated_since) - saturated:
@@ -307,10 +309,7 @@ class Scheduler:
         wake = min(now + _IDLE_WAKE_S, self._stop_at)
         if self._parts.checkpoint is not None:
             wake = min(wake, self._parts.checkpoint.next_due())
-        for worker in self._workers:
-            for bundle in worker.bundles.values():
-                if bundle.attempt is not None:
-                    wake = min(wake, bundle.attempt.split_at)
+        wake = min([wake, *(pool.deadlines.next() for pool in self._parts.pools)])
         for stage in self._parts.stages:
             wake = min(wake, stage.delayed.next_due())
         wake = min([wake, *(now + (fire - micros) / 1e6 for fire in self._processing_timers())])
@@ -344,17 +343,19 @@ class Scheduler:
         to others.
         """
         now = time.monotonic()
+        for pool in self._parts.pools:
+            for bundle, attempt in pool.deadlines.take_due(now):
+                splits.request(bundle, attempt)
+        if now < self._look_at:
+            return
+        self._look_at = now + _LOOK_S
         for worker in self._workers:
             if not worker.is_connected and now - worker.created_at > _CONNECT_TIMEOUT_S:
                 worker.kill()  # its exit counts as a failed start
             for bundle in worker.bundles.values():
-                attempt = bundle.attempt
-                if attempt is None:
-                    continue
-                if bundle.is_suspect and bundle.stage.is_source and now - attempt.started_at > _SUSPECT_S:
+                is_old = bundle.attempt is not None and now - bundle.attempt.started_at > _SUSPECT_S
+                if bundle.is_suspect and bundle.stage.is_source and is_old:
                     bundle.is_suspect = False
-                if attempt.split_at <= now and attempt.response is None:
-                    splits.request(bundle, attempt)
 
     def _handle(self, message: Message) -> None:
         if isinstance(message, Sent):
@@ -363,7 +364,7 @@ class Scheduler:
         elif isinstance(message, Responded):
             self._take_response(message)
         elif isinstance(message, Connected):
-            message.worker.is_connected = True
+            message.worker.has_connected()
             message.worker.pool.failed_starts = 0
             self._listener.worker_started(message.worker)
         elif isinstance(message, Exited):
@@ -432,6 +433,7 @@ class Scheduler:
     def _handle_exit(self, worker: Worker, code: int) -> None:
         """Handle the exit of a worker's process: its bundles are retried elsewhere."""
         self._workers.discard(worker)
+        worker.pool.connected -= worker.is_connected and not worker.has_exited
         worker.has_exited = True
         worker.pool.workers.pop(worker.index, None)
         self._parts.server.disconnect(worker.id)
@@ -519,7 +521,7 @@ class Scheduler:
             for bundle in worker.bundles.values():
                 attempt = bundle.attempt
                 if attempt is not None and not attempt.pending_splits and splits.can_split(bundle):
-                    attempt.split_at = now
+                    bundle.stage.pool.deadlines.set(bundle, attempt, now)
 
     def _has_stopped(self) -> bool:
         """Return whether the run is to stop, and either no bundle runs any more or the time for them is up.

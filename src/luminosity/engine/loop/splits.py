@@ -64,7 +64,7 @@ def hasten(stage: StageRun) -> None:
         if attempt is None or attempt.is_patient or attempt.splits_requested:
             continue
         if can_split(bundle):
-            attempt.split_at = min(attempt.split_at, attempt.started_at + turn)
+            stage.pool.deadlines.set(bundle, attempt, min(attempt.split_at, attempt.started_at + turn))
 
 
 def request_for_idle_worker(bundle: Bundle, attempt: Attempt, now: float) -> None:
@@ -138,7 +138,7 @@ def apply(bundle: Bundle, attempt: Attempt, response: beam_fn_api_pb2.Instructio
         # It may still set up its steps, which takes seconds if they load models: wait longer each time.
         rounds, fraction = divmod(attempt.splits_requested, len(_FRACTIONS))
         wait = _REQUEST_AGAIN_S if fraction else max(_REQUEST_AGAIN_S, stage.size.deadline_seconds(now))
-        attempt.split_at = now + min(_LONGEST_WAIT_S, wait * 2**rounds)
+        stage.pool.deadlines.set(bundle, attempt, now + min(_LONGEST_WAIT_S, wait * 2**rounds))
 
 
 def where_residual_goes(bundle: Bundle, residual: beam_fn_api_pb2.DelayedBundleApplication) -> tuple[str, int, float]:

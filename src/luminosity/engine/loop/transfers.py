@@ -38,7 +38,7 @@ def start(bundle: Bundle, worker: Worker, parts: RunParts, now: float) -> None:
         pending_output=parts.outflows[stage.id].begin(bundle.count),
     )
     if splits.can_split(bundle):
-        attempt.split_at = now + stage.size.deadline_seconds(now)
+        stage.pool.deadlines.set(bundle, attempt, now + stage.size.deadline_seconds(now))
         idle_workers.allow_taking(bundle, attempt, now)
     attempt.is_patient = stage.is_source and stage.size.next_is_patient()
     shards = BundleShards(len(stage.shards), {shard.index: shard for shard in bundle.shards})
@@ -140,7 +140,9 @@ def _take_block(bundle: Bundle, attempt: Attempt, data: beam_fn_api_pb2.Elements
         now = time.monotonic()  # from now on an element waits for the end of the bundle
         bundle.stage.size.started(now - attempt.started_at)
         if not attempt.splits_requested:
-            attempt.split_at = min(attempt.split_at, now + bundle.stage.size.target_seconds(now))
+            split_at = min(attempt.split_at, now + bundle.stage.size.target_seconds(now))
+            bundle.stage.pool.deadlines.set(bundle, attempt, split_at)
     is_enough = attempt.pending_output.add(bundle.stage.written_buffers[data.transform_id], block.size)
     if is_enough and splits.can_split(bundle) and not attempt.splits_requested:
-        attempt.split_at = 0.0  # the queue behind it is full: the rest of the input can wait
+        # The queue behind it is full: the rest of the input can wait.
+        bundle.stage.pool.deadlines.set(bundle, attempt, 0.0)

@@ -14,7 +14,7 @@ from apache_beam.portability.api import beam_fn_api_pb2
 from luminosity.core import THREAD_VARIABLES
 from luminosity.engine.fnapi.connection import WorkerConnection
 from luminosity.engine.folders import RunFolders
-from luminosity.engine.loop.bundle import Attempt, Bundle
+from luminosity.engine.loop.bundle import Attempt, Bundle, Deadlines
 from luminosity.engine.loop.metrics import BusyTime
 from luminosity.engine.options import EngineConfig
 from luminosity.engine.resources.machine import visibility
@@ -37,6 +37,7 @@ __all__ = [
 ]
 
 _numbers = itertools.count(1)
+_MANY_WORKERS = 16  # that are free: any of them will do, since the best is not worth a look at each
 
 
 class Worker:
@@ -61,6 +62,12 @@ class Worker:
         self._free_streams = [f"{slot}" for slot in range(pool.plan.slots)]
         self._free_source_streams = [f"source{slot}" for slot in range(SOURCE_SLOTS)]
         pool.with_free_streams[index] = self
+
+    def has_connected(self) -> None:
+        """Note that the process has connected. The message may come after the one that it has exited."""
+        if not self.is_connected and not self.has_exited:
+            self.pool.connected += 1
+        self.is_connected = True
 
     def free_slots(self, *, is_source: bool = False) -> int:
         """Return how many more bundles can run here now. A suspect bundle takes all slots.
@@ -150,6 +157,8 @@ class PoolRun:
         self.workers: dict[int, Worker] = {}  # by index; a lost worker is replaced at its index
         # Those that may have a free slot, by index. With hundreds of workers, most are busy, and need no look.
         self.with_free_streams: dict[int, Worker] = {}
+        self.deadlines = Deadlines()  # of the bundles that run in its workers
+        self.connected = 0  # workers
         self.failed_starts = 0  # in a row
         self.load_ahead = ""  # a file for its workers: see workers/load_ahead.py
         self.is_stream = False  # whether one of its stages has input that may never end
@@ -163,6 +172,10 @@ class PoolRun:
         self, stage_id: str, max_active_bundles: int, *, is_idle: bool, is_source: bool = False
     ) -> Worker | None:
         """Return the worker with the most free slots that may run a bundle of the stage, or None if there is none."""
+        if self.plan.slots == 1 and not is_source and len(self.with_free_streams) > _MANY_WORKERS:
+            free = (w for w in self.with_free_streams.values() if w.index < self.plan.workers and w.free_slots())
+            if (first := next((worker for worker in free if not worker.bundles), None)) is not None:
+                return first
         best, most = None, 0
         for worker in self.free_workers(stage_id, max_active_bundles, is_idle=is_idle, is_source=is_source):
             free = worker.free_slots(is_source=is_source) if self.plan.slots > 1 or is_source else 1
@@ -186,7 +199,7 @@ class PoolRun:
 
     def connected_slots(self) -> int:
         """Return the number of slots of the workers that have started, whether they are free or not."""
-        return sum(worker.is_connected for worker in self.workers.values()) * self.plan.slots
+        return self.connected * self.plan.slots
 
     def all_slots(self) -> int:
         """Return the number of slots once all workers have started."""
@@ -202,7 +215,13 @@ class PoolRun:
 
     def unused_index(self) -> int | None:
         """Return the first index without a worker, or None if the pool is full."""
+        if not self.may_grow():
+            return None  # without a look at each of hundreds: the loop asks all the time
         return next((i for i in range(self.plan.workers) if i not in self.workers), None)
+
+    def may_grow(self) -> bool:
+        """Return whether one more worker could start, on a core of its own or a borrowed one."""
+        return len(self.workers) < self.plan.workers + self.plan.borrowed
 
     def may_borrow(self) -> bool:
         """Return whether cores of other CPU pools are idle that one more worker of this pool could use."""
