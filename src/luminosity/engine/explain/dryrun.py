@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from apache_beam.transforms import environments
 from luminosity.engine.prepare import Prepared, prepare, worker_environment
 from luminosity.engine.runner import LuminosityRunner
 
-__all__ = ["DryRun", "DryRunner", "dry_runs"]
+__all__ = ["DryResult", "DryRun", "DryRunner", "dry_runs", "replaced_runners"]
 
 
 @dataclass(frozen=True)
@@ -114,21 +114,30 @@ def dry_runs() -> Generator[list[DryRun]]:
     Yields the list to which the plans are appended.
     """
     runs: list[DryRun] = []
+    with replaced_runners(lambda meant_for: DryRunner(runs, meant_for)):
+        yield runs
+
+
+@contextlib.contextmanager
+def replaced_runners(replace: Callable[[str | PipelineRunner], PipelineRunner]) -> Generator[None]:
+    """Within the context, give new pipelines the runner that ``replace`` returns for the one they are meant for."""
     initialize = Pipeline.__init__
+    made: list[PipelineRunner] = []
 
     @functools.wraps(initialize)
     def initialize_dry(
         self: Pipeline, runner: Any = None, options: Any = None, argv: Any = None, *rest: Any, **named: Any
     ) -> None:
-        # Beam rebuilds a pipeline from its proto before it runs; then its runner is a DryRunner already.
-        if runner is None or (isinstance(runner, (str, PipelineRunner)) and not isinstance(runner, DryRunner)):
-            runner = DryRunner(runs, runner or _named_runner(options, argv))
+        # Beam rebuilds a pipeline from its proto before it runs; then its runner is replaced already.
+        if runner is None or (isinstance(runner, (str, PipelineRunner)) and runner not in made):
+            runner = replace(runner or _named_runner(options, argv))
+            made.append(runner)
         initialize(self, runner, options, argv, *rest, **named)
 
     Pipeline.__init__ = initialize_dry
     LuminosityRunner.warms_up = False  # creating a LuminosityRunner must start no process
     try:
-        yield runs
+        yield
     finally:
         Pipeline.__init__ = initialize
         LuminosityRunner.warms_up = True
