@@ -24,6 +24,7 @@
     ├── KafkaError (RuntimeError)             Kafka refuses a request, can't be reached, or has lost records
     ├── DriftError (ValueError)               samples can't be compared
     ├── CheckpointError (ValueError)          a checkpoint folder can't be used, or belongs to another pipeline
+    ├── BlockLost (RuntimeError)              the nodes of a cluster that held data are gone, or do not answer
     ├── EvaluationError (ValueError)          predictions can't be evaluated, or a table can't be described
     ├── RecordError (ValueError)              a recorded run is missing or can't be read
     ├── ReplayError (ValueError)              a file can't be replayed
@@ -50,6 +51,7 @@ from dataclasses import dataclass
 from typing import Any
 
 __all__ = [
+    "BlockLost",
     "CheckpointError",
     "CheckpointFailed",
     "DriftError",
@@ -249,6 +251,12 @@ class DriftError(LuminosityError, ValueError):
 
 class CheckpointError(LuminosityError, ValueError):
     """A checkpoint folder can't be used: it is in use, of another version, or belongs to another pipeline."""
+
+
+class BlockLost(LuminosityError, RuntimeError):
+    """The nodes of a cluster that held a block of elements are gone, or do not answer."""
+
+    may_pass = True
 
 
 class EvaluationError(LuminosityError, ValueError):

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import secrets
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 from apache_beam.internal import pickler
 from apache_beam.options.value_provider import RuntimeValueProvider
-from apache_beam.portability.api import beam_runner_api_pb2
+from apache_beam.portability.api import beam_fn_api_pb2, beam_runner_api_pb2
 from apache_beam.runners.common import ENCODED_IMPULSE_VALUE
 from apache_beam.transforms.window import BoundedWindow
 
+from luminosity.engine.actors.launcher import ActorLauncher
+from luminosity.engine.actors.server import ActorServer
+from luminosity.engine.cluster.session import Session
 from luminosity.engine.data.blocks import BlockStore
 from luminosity.engine.data.clock import Clock, ManualClock, WallClock
 from luminosity.engine.data.grouping import Grouping
@@ -24,6 +30,8 @@ from luminosity.engine.data.test_stream import TestStreams
 from luminosity.engine.data.watermarks import MIN
 from luminosity.engine.debugging.saving import Saver
 from luminosity.engine.durable.resume import Checkpoint
+from luminosity.engine.fnapi.connection import WorkerServer
+from luminosity.engine.fnapi.security import RunSecurity
 from luminosity.engine.fnapi.server import FnApiServer
 from luminosity.engine.folders import RunFolders
 from luminosity.engine.loop.buffers import BufferRun, Outflow, queue_limit
@@ -40,7 +48,7 @@ from luminosity.engine.resources.pools import Assignment
 from luminosity.engine.spill.quota import Ledger
 from luminosity.engine.workers import load_ahead, main_classes
 from luminosity.engine.workers.debug import DebugWorkers
-from luminosity.engine.workers.launcher import launcher, modules_to_preload
+from luminosity.engine.workers.launcher import Launcher, launcher, modules_to_preload
 
 __all__ = ["set_up"]
 
@@ -55,10 +63,12 @@ def set_up(
     metrics: RunMetrics,
     prints: dict[str, str],
     checkpoint: Checkpoint | None = None,
+    session: Session | None = None,
 ) -> RunParts:
     """Return the parts of a run. Starts the Fn API server, which the caller stops, but no workers.
 
-    ``prints`` are the sockets that workers write their standard streams to.
+    ``prints`` are the sockets that workers write their standard streams to. With ``session``, workers are actors of
+    the cluster that it is connected to.
     """
     codecs = Codecs(graph)
     if any(side_input.is_unbounded for stage in graph.stages for side_input in stage.side_inputs):
@@ -103,17 +113,20 @@ def set_up(
     if config.save_failed is not None:
         pickle_library = str(config.worker_options.get("pickle_library", "default"))
         saver = Saver(config.save_failed, graph, state, buffers, folders.main_classes, pickle_library)
-    descriptors = {stage.id: graph.descriptor(stage, folders.url) for stage in graph.stages}
+    descriptors: dict[str, beam_fn_api_pb2.ProcessBundleDescriptor] = {}
     if config.debug:
         RuntimeValueProvider.set_runtime_options(config.worker_options)  # as worker processes do
         server = process_launcher = DebugWorkers(state, descriptors)
     else:
-        environments = [pool.plan.python for pool in pools.values() if pool.plan.python is not None]
-        process_launcher = launcher(config.worker_start, modules_to_preload(), environments)
         _save_models_to_load(graph, assignments, pools, folders)
-        server = FnApiServer(
-            folders.url, state, descriptors
-        )  # last, because it must be stopped if anything after it fails
+        # The server comes last, because it must be stopped if anything after it fails.
+        if session is not None:
+            server, process_launcher = _actors(graph, pools, folders, blocks, state, descriptors, checkpoint, session)
+        else:
+            environments = [pool.plan.python for pool in pools.values() if pool.plan.python is not None]
+            process_launcher = launcher(config.worker_start, modules_to_preload(), environments)
+            server = FnApiServer(folders.url, state, descriptors)
+    descriptors.update({stage.id: graph.descriptor(stage, folders.url) for stage in graph.stages})
     return RunParts(
         stages=stages,
         buffers=buffers,
@@ -137,6 +150,46 @@ def set_up(
         queue_limit=limit,
         checkpoint=hook,
     )
+
+
+def _actors(
+    graph: Graph,
+    pools: dict[int, PoolRun],
+    folders: RunFolders,
+    blocks: BlockStore,
+    state: StateStore,
+    descriptors: dict[str, beam_fn_api_pb2.ProcessBundleDescriptor],
+    checkpoint: Checkpoint | None,
+    session: Session,
+) -> tuple[WorkerServer, Launcher]:
+    """Return the server and the launcher of workers that are actors. The folders' address becomes the server's."""
+    security = RunSecurity.create()
+    paths = [folders.main_classes, *(pool.load_ahead for pool in pools.values() if pool.load_ahead)]
+    files = {os.path.basename(path): Path(path).read_bytes() for path in paths}
+    inner = FnApiServer(f"{session.host}:0", state, descriptors, security)
+    folders.url = inner.url
+    actors = ActorLauncher(
+        run_id=secrets.token_hex(6),
+        url=inner.url,
+        security=security,
+        files=files,
+        driver_node=session.node_id,
+        read_by_driver=_read_by_driver(graph),
+        shared_folder=folders.spill if checkpoint is not None else "",
+    )
+    blocks.find_remote = actors.objects.find
+    blocks.sends_files = checkpoint is not None  # whose folder all nodes see
+    return ActorServer(inner, actors), actors
+
+
+def _read_by_driver(graph: Graph) -> frozenset[str]:
+    """Return the writes whose elements the loop reads: to groupings, side inputs, and stages that cut by element."""
+    buffers = {buffer.id for buffer in graph.buffers.values() if buffer.kind is BufferKind.GROUP}
+    for stage in graph.stages:
+        buffers |= {side_input.buffer_id for side_input in stage.side_inputs}
+        if stage.is_stateful or stage.is_splittable or any(each.is_unbounded for each in stage.side_inputs):
+            buffers |= {read.buffer_id for read in stage.reads}
+    return frozenset(w.transform_id for stage in graph.stages for w in stage.writes if w.buffer_id in buffers)
 
 
 def _save_models_to_load(

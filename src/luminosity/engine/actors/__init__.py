@@ -1,1 +1,1 @@
-"""Workers and node agents as actors of a Ray cluster: what runs in them, and the driver's side of it."""
+"""Workers of a Ray cluster: the actors, their launcher, and their blocks as objects of the cluster's stores."""

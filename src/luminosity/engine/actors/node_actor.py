@@ -6,9 +6,10 @@ import atexit
 import contextlib
 import os
 import socket
+import threading
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from luminosity.engine.actors.node_folder import NodeFolder
 from luminosity.engine.monitor.devices import DeviceSampler
@@ -16,8 +17,6 @@ from luminosity.extras import require
 from luminosity.model_sizes import NODE_FOLDER_VARIABLE
 
 __all__ = ["DeviceSample", "NodeAgent", "NodeSample"]
-
-Copied = TypeVar("Copied")
 
 _STAT = "/proc/stat"
 _MEMINFO = "/proc/meminfo"
@@ -57,6 +56,7 @@ class NodeAgent:
     def __init__(self, run_id: str, files: Mapping[str, bytes]) -> None:
         """Make the run's folder on this node, with small files that all workers there need."""
         self._node_id = _this_node()
+        self._closed = threading.Event()
         self._folder = NodeFolder.open(run_id, files, self._node_id)
         atexit.register(self._folder.remove)
         self._busy: tuple[int, int] | None = None
@@ -82,9 +82,13 @@ class NodeAgent:
         """Return the node's id; the answer shows that the node is alive."""
         return self._node_id
 
-    def copy(self, data: Copied) -> Copied:
-        """Return the argument: Ray keeps the result as a second copy of it on this node."""
-        return data
+    def copy(self, block: Any) -> tuple[Any, int]:
+        """Return a block, of which Ray then keeps a second copy on this node, and its size, which says that it does."""
+        return block, len(block[0])
+
+    def stay(self) -> None:
+        """Return when the agent is closed. If the call fails before that, the node is gone."""
+        self._closed.wait()
 
     def sample(self) -> NodeSample:
         """Return the load of the node since the last call, and its memory now."""
@@ -105,6 +109,7 @@ class NodeAgent:
     def close(self) -> None:
         """Remove the folder. The agent of a run that has ended needs no other call."""
         self._folder.remove()
+        self._closed.set()
 
     def _cpu_utilization(self) -> float | None:
         before, self._busy = self._busy, _cpu_ticks()

@@ -13,7 +13,7 @@ from luminosity.engine.plan.codecs import ElementCodec
 from luminosity.engine.spill import frames
 from luminosity.engine.spill.quota import Ledger
 
-__all__ = ["Block", "BlockStore", "Content", "RestoredContent"]
+__all__ = ["Block", "BlockStore", "Content", "RemoteData", "RestoredContent"]
 
 _PACK_BYTES = 1 << 20  # small pieces of data share a spill file of about this size
 _numbers = itertools.count(1)
@@ -36,6 +36,22 @@ class RestoredContent(Protocol):
     def is_packed(self) -> bool: ...
 
 
+class RemoteData(Protocol):
+    """The elements of a block in the object stores of a cluster. Elements are counted, not bytes."""
+
+    def message(self, first: int, count: int, size: int) -> bytes:
+        """Return the message that hands ``count`` elements from ``first`` on to a worker."""
+        ...
+
+    def read(self, first: int, count: int) -> bytes:
+        """Fetch these elements into this process."""
+        ...
+
+    def free(self) -> None:
+        """Let the cluster drop the data."""
+        ...
+
+
 class _File:
     """A file that blocks refer to: plain in shared memory, as a worker wrote it, or packed on disk."""
 
@@ -54,13 +70,14 @@ class _File:
 class Content:
     """The data that blocks have in common after they were cut or shared."""
 
-    __slots__ = ("base", "data", "file", "number", "on_free", "pins", "references", "token")
+    __slots__ = ("base", "data", "file", "number", "on_free", "pins", "references", "remote", "token")
 
     def __init__(self, data: bytes, file: _File | None, on_free: Callable[[], None] | None, token: bytes = b"") -> None:
         self.number = 0  # in the checkpoint; 0 if it is in none
         self.token = token  # of the large group to which the elements refer
         self.data = data
         self.file = file  # has the data if it is not in ``data``
+        self.remote: RemoteData | None = None  # has the data if neither of the two has it
         self.base = 0  # where the data starts in the file
         self.on_free = on_free
         self.pins = 0  # running bundles, whose workers open the file where it is now
@@ -92,13 +109,17 @@ class Block:
 
     def message(self) -> bytes:
         """Return the message that hands the block to a worker."""
-        file = self._content.file
-        if file is None:
+        file, remote = self._content.file, self._content.remote
+        if remote is not None:
+            return remote.message(self._start, self.count, self.size)
+        if file is None or not self._store.sends_files:
             return wire.pack_bytes(self.count, self.data())
         return wire.pack_span(self.count, self._span(*file.place))
 
     def data(self) -> bytes:
-        """Return the encoded elements. Reads the file if they are not in memory."""
+        """Return the encoded elements. Reads the file, or fetches the object, if they are not in memory."""
+        if self._content.remote is not None:
+            return self._content.remote.read(self._start, self.count)
         data, file = self._content.data, self._content.file  # in this order: spilling sets the file first
         if file is None:
             return data[self._start : self._start + self.size]
@@ -128,10 +149,11 @@ class Block:
 
     def cut(self, codec: ElementCodec, count: int) -> tuple[Block, Block]:
         """Cut this block after ``count`` elements. The two blocks that are returned take its place."""
-        size = codec.offset_after(self.data(), count)
+        is_remote = self._content.remote is not None  # then the data need not be here
+        size = self.size * count // self.count if is_remote else codec.offset_after(self.data(), count)
         rest = self.share()
         head = Block(self._store, self._content, self._start, size, count, self.hold, size)
-        rest._start += size
+        rest._start += count if is_remote else size
         rest.size -= size
         rest.weight = rest.size
         rest.count -= count
@@ -153,6 +175,8 @@ class Block:
         Elements that refer to data elsewhere stay: they are small, and must notify the owner when they are freed.
         """
         content = self._content
+        if content.remote is not None:
+            return False  # the cluster's stores spill their objects themselves
         return not self.has_references and not content.pins and (content.file is None or not content.file.is_packed)
 
     @property
@@ -167,7 +191,7 @@ class Block:
 
     @property
     def start(self) -> int:
-        """Where the elements begin in the content."""
+        """Where the elements begin in the content: a byte, or the number of an element if they are remote."""
         return self._start
 
 
@@ -180,6 +204,8 @@ class BlockStore:
         self.files: set[str] = set()  # paths that some block refers to
         self._restored_files: dict[str, _File] = {}
         self.kept: set[str] = set()  # paths that a checkpoint refers to, which stay until it does not
+        self.sends_files = True  # whether workers see this process's files
+        self.find_remote: Callable[[str], RemoteData] | None = None  # by key, on a cluster
 
     def of_bytes(
         self,
@@ -205,6 +231,11 @@ class BlockStore:
         count, content = wire.unpack(message)
         if isinstance(content, bytes):
             return self.of_bytes(content, count, hold)
+        if isinstance(content, wire.ObjectSpan):
+            assert self.find_remote is not None
+            remote = Content(b"", None, None)
+            remote.remote = self.find_remote(content.key)
+            return Block(self, remote, 0, content.size, count, hold, content.size)
         file = self._file(content.path, content.size, content.is_packed, references=1)
         if content.is_packed:
             self.ledger.add_spilled(content.size)
@@ -237,7 +268,9 @@ class BlockStore:
         content.references -= 1
         if content.references:
             return
-        if content.file is None:
+        if content.remote is not None:
+            content.remote.free()
+        elif content.file is None:
             self.ledger.free(len(content.data))
             content.data = b""
         else:

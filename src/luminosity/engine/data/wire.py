@@ -22,8 +22,11 @@ __all__ = [
     "STATE_WRITES",
     "USAGE",
     "FileSpan",
+    "ObjectSpan",
     "key_hash",
+    "object_key",
     "pack_bytes",
+    "pack_object",
     "pack_snapshot",
     "pack_span",
     "pack_tokens",
@@ -52,7 +55,7 @@ key_hash = zlib.crc32  # of an encoded key: a key's shard is the remainder, as i
 _HEADER = struct.Struct("<BI")  # kind, number of elements
 _USAGE = struct.Struct("<dQ")  # CPU seconds, bytes of resident memory
 _SPAN = struct.Struct("<QQ")  # start, size
-_BYTES, _PLAIN_FILE, _PACKED_FILE = range(3)
+_BYTES, _PLAIN_FILE, _PACKED_FILE, _OBJECT = range(4)
 
 
 class FileSpan(NamedTuple):
@@ -62,6 +65,14 @@ class FileSpan(NamedTuple):
     start: int
     size: int
     is_packed: bool = False
+
+
+class ObjectSpan(NamedTuple):
+    """A range of the encoded elements in an object of a cluster's store."""
+
+    key: str  # the worker that made it, and its number there
+    first: int  # the first element
+    size: int  # of all elements of the span in bytes, about
 
 
 def pack_bytes(count: int, data: bytes) -> bytes:
@@ -75,25 +86,41 @@ def pack_span(count: int, span: FileSpan) -> bytes:
     return _HEADER.pack(kind, count) + _SPAN.pack(span.start, span.size) + span.path.encode()
 
 
-def unpack(message: bytes) -> tuple[int, bytes | FileSpan]:
-    """Return the number of elements of a message, and their bytes or the file that has them.
+def pack_object(count: int, span: ObjectSpan) -> bytes:
+    """Return a message that refers to elements in an object."""
+    return _HEADER.pack(_OBJECT, count) + _SPAN.pack(span.first, span.size) + span.key.encode()
+
+
+def unpack(message: bytes) -> tuple[int, bytes | FileSpan | ObjectSpan]:
+    """Return the number of elements of a message, and their bytes, or the file or object that has them.
 
     >>> unpack(pack_bytes(2, b"ab"))
     (2, b'ab')
     >>> unpack(pack_span(7, FileSpan("/dev/shm/b", 5, 10)))
     (7, FileSpan(path='/dev/shm/b', start=5, size=10, is_packed=False))
+    >>> unpack(pack_object(7, ObjectSpan("w1.2", 5, 10)))
+    (7, ObjectSpan(key='w1.2', first=5, size=10))
     """
     kind, count = _HEADER.unpack_from(message)
     if kind == _BYTES:
         return count, message[_HEADER.size :]
     start, size = _SPAN.unpack_from(message, _HEADER.size)
+    if kind == _OBJECT:
+        return count, ObjectSpan(message[_HEADER.size + _SPAN.size :].decode(), start, size)
     return count, FileSpan(message[_HEADER.size + _SPAN.size :].decode(), start, size, kind == _PACKED_FILE)
 
 
 def read(message: bytes) -> bytes:
     """Return the encoded elements of a message. Reads the file if the message refers to one."""
     _, content = unpack(message)
+    if isinstance(content, ObjectSpan):
+        raise ValueError(f"object {content.key} can be read by a worker of a cluster alone")
     return content if isinstance(content, bytes) else read_span(content)
+
+
+def object_key(message: bytes) -> str:
+    """Return the key of the object that a message refers to; empty if it refers to none."""
+    return message[_HEADER.size + _SPAN.size :].decode() if message and message[0] == _OBJECT else ""
 
 
 def read_span(span: FileSpan) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,7 +12,9 @@ from typing import Any
 import grpc
 from apache_beam.portability.api import beam_fn_api_pb2, beam_fn_api_pb2_grpc
 
-__all__ = ["LoggingServicer", "WorkerOrigin", "add_logger_name", "worker_origin"]
+__all__ = ["PRINTED", "LoggingServicer", "WorkerOrigin", "add_logger_name", "worker_origin"]
+
+PRINTED = "luminosity.printed"  # and the name of a standard stream: the logger of what workers elsewhere print
 
 _SEPARATOR = "|"  # between the logger's name and the file
 _UNNAMED = "luminosity.worker"  # the logger for records without a name
@@ -77,6 +80,10 @@ class LoggingServicer(beam_fn_api_pb2_grpc.BeamFnLoggingServicer):
 def _log(entry: beam_fn_api_pb2.LogEntry) -> None:
     place, _, line = entry.log_location.rpartition(":")
     name, _, path = place.rpartition(_SEPARATOR)
+    if name.startswith(PRINTED):
+        # Looked up each time, because a live view replaces the stream.
+        print(entry.message, file=sys.stderr if name.endswith("stderr") else sys.stdout, flush=True)
+        return
     logger = logging.getLogger(name if name != "root" else None) if name else logging.getLogger(_UNNAMED)
     level = _LEVELS.get(entry.severity, logging.INFO)
     if logger.isEnabledFor(level):

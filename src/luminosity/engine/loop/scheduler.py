@@ -350,8 +350,11 @@ class Scheduler:
             return
         self._look_at = now + _LOOK_S
         for worker in self._workers:
-            if not worker.is_connected and now - worker.created_at > _CONNECT_TIMEOUT_S:
-                worker.kill()  # its exit counts as a failed start
+            if not worker.is_connected and worker.process is not None:
+                if worker.process.waits_for():
+                    worker.created_at = now  # a cluster may take as long as it likes to find a place for it
+                elif now - worker.created_at > _CONNECT_TIMEOUT_S:
+                    worker.kill()  # its exit counts as a failed start
             for bundle in worker.bundles.values():
                 is_old = bundle.attempt is not None and now - bundle.attempt.started_at > _SUSPECT_S
                 if bundle.is_suspect and bundle.stage.is_source and is_old:

@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from apache_beam.portability.api import beam_fn_api_pb2
 
@@ -18,6 +18,7 @@ from luminosity.engine.loop.bundle import Attempt, Bundle, Deadlines
 from luminosity.engine.loop.metrics import BusyTime
 from luminosity.engine.options import EngineConfig
 from luminosity.engine.resources.machine import visibility
+from luminosity.engine.resources.nodes import ActorNeeds
 from luminosity.engine.resources.pools import SOURCE_SLOTS, Pool
 from luminosity.engine.workers.launcher import Launcher, Process
 from luminosity.engine.workers.request import WorkerRequest
@@ -240,6 +241,11 @@ class PoolRun:
         borrowed = range(self.plan.workers, self.plan.workers + self.plan.borrowed)
         return next((i for i in borrowed if i not in self.workers), None)
 
+    def actor_needs(self, index: int) -> ActorNeeds | None:
+        """Return what the worker at ``index`` asks a cluster for. On a borrowed core it asks for no core of its own."""
+        needs = self.plan.actor
+        return replace(needs, cpus=0.0) if needs is not None and index >= self.plan.workers else needs
+
     def environment(self, index: int) -> dict[str, str]:
         """Return ``os.environ`` of the worker at ``index``: this process's variables, its devices and its share."""
         share = self.plan.share(index)
@@ -338,5 +344,6 @@ def start(
         is_stream=worker.pool.is_stream,
         prints=prints,
         pipeline_options=config.worker_options,
+        actor=worker.pool.actor_needs(worker.index),
     )
     worker.process = launcher.start(request, lambda code: on_exit(worker, code))

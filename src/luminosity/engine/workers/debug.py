@@ -98,6 +98,10 @@ class DebugConnection:
         """End the worker, but not this process."""
         self._end(1)
 
+    def waits_for(self) -> str:
+        """Return nothing: the worker has started."""
+        return ""
+
     def _end(self, code: int) -> None:
         """Call the user's teardown, even if a process would be killed: this one lives on with what user code holds."""
         worker, on_exit = self._worker, self._on_exit

@@ -91,13 +91,18 @@ def end_with(lifeline: int) -> None:
     threading.Thread(target=watch, name="lifeline", daemon=True).start()
 
 
-def run(request: WorkerRequest) -> None:
-    """Serve the runner at ``request.url`` until it has no more work."""
-    # Ctrl-C reaches the whole process group; the runner decides what to do with its workers.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def run(request: WorkerRequest, channel: type[BlockChannel] | None = None) -> None:
+    """Serve the runner at ``request.url`` until it has no more work.
+
+    Blocks go through ``channel``, or through files of this machine.
+    """
+    if threading.current_thread() is threading.main_thread():
+        # Ctrl-C reaches the whole process group; the runner decides what to do with its workers.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
     printed.print_to(request.prints)
     printed.prepare_streams()
-    os.environ.clear()
+    if channel is None:
+        os.environ.clear()  # in an actor, Ray's variables stay
     os.environ.update(request.environment)
     os.environ[RUN_FOLDER_VARIABLE] = request.memory_folder
     sys.argv[:] = request.arguments
@@ -113,9 +118,10 @@ def run(request: WorkerRequest) -> None:
     main_classes.load_in_spawned(request.main_classes)
     os.environ[shared_objects.FOLDER_VARIABLE] = folder = _shared_folder(request)
     shared_objects.keep_files_in(folder)
-    quota = WriterQuota(request.quota, request.writer)
-    BlockChannel.writer = BlockWriter(request.memory_folder, request.spill_folder, quota, request.worker_id)
-    data_plane.GrpcClientDataChannel = BlockChannel
+    if channel is None:
+        quota = WriterQuota(request.quota, request.writer)
+        BlockChannel.writer = BlockWriter(request.memory_folder, request.spill_folder, quota, request.worker_id)
+    data_plane.GrpcClientDataChannel = channel or BlockChannel
     sdk_worker.GrpcStateHandler = BatchingStateHandler
     sdk_worker.GlobalCachingStateHandler = CachingHandler
     statecache.get_deep_size = estimate_size

@@ -44,6 +44,10 @@ class Process(Protocol):
         """Kill the process. Does not wait for its end."""
         ...
 
+    def waits_for(self) -> str:
+        """Return what the process needs in order to start, such as "1 GPU"; empty if it has started."""
+        ...
+
 
 class Launcher(Protocol):
     """Starts worker processes."""
@@ -102,6 +106,21 @@ class _ForkedProcess:
 
     def kill(self) -> None:
         self._server.kill(self.pid)
+
+    def waits_for(self) -> str:
+        return ""
+
+
+class _SpawnedProcess:
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self.pid = process.pid
+        self._process = process
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def waits_for(self) -> str:
+        return ""
 
 
 class _ForkServers:
@@ -281,4 +300,4 @@ class SpawnLauncher:
         # A worker that has died already is handled like one that dies later: by on_exit.
         with contextlib.suppress(BrokenPipeError), os.fdopen(our_end, "w") as file:
             file.write(request.to_json())
-        return process
+        return _SpawnedProcess(process)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from luminosity.engine.resources.nodes import ActorNeeds
 
 __all__ = ["WorkerRequest"]
 
@@ -32,6 +35,7 @@ class WorkerRequest:
     pipeline_options: dict[str, Any] = field(default_factory=dict[str, Any])
     # The fields of fnapi.security.WorkerAccess; None if the server is a unix socket. Not shown: it holds a token.
     access: dict[str, str] | None = field(default=None, repr=False)
+    actor: ActorNeeds | None = None  # what to ask a cluster for; None for a process of this machine
 
     def to_json(self) -> str:
         """Return the request as JSON."""

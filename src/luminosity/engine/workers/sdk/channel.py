@@ -7,20 +7,31 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Collection, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 from apache_beam.portability.api import beam_fn_api_pb2
 from apache_beam.runners.worker import data_plane
 
 from luminosity.engine.data import wire
 from luminosity.engine.spill import frames
-from luminosity.engine.spill.quota import WriterQuota
 
-__all__ = ["BlockChannel", "BlockStream", "BlockWriter", "TimerStream"]
+__all__ = ["BlockChannel", "BlockStream", "BlockWriter", "Room", "TimerStream"]
 
 
 _BLOCK_SECONDS = 0.05  # how long a slow step's first element waits for the next stage
 _INLINE_BYTES = 32 << 10  # below this, a file costs more than the bytes in the message
+
+
+class Room(Protocol):
+    """Says whether there is memory for a block, such as :class:`.WriterQuota`."""
+
+    def reserve(self, size: int) -> bool:
+        """Count ``size`` bytes as written if there is room for them. Returns whether there was."""
+        ...
+
+    def give_back(self, size: int) -> None:
+        """Undo a reservation of ``size`` bytes that were not written."""
+        ...
 
 
 class BlockWriter:
@@ -29,7 +40,7 @@ class BlockWriter:
     Several threads of a worker may use it at once.
     """
 
-    def __init__(self, memory_folder: str, spill_folder: str, quota: WriterQuota, worker_id: str) -> None:
+    def __init__(self, memory_folder: str, spill_folder: str, quota: Room, worker_id: str) -> None:
         self._memory_folder = memory_folder
         self._spill_folder = spill_folder
         self._quota = quota
@@ -72,9 +83,15 @@ class BlockStream(data_plane.ClosableOutputStream):
     """
 
     def __init__(
-        self, send: Callable[[int, bytes], None], close: Callable[[], None], *, is_eager: bool = False
+        self,
+        send: Callable[[int, bytes], None],
+        close: Callable[[], None],
+        *,
+        is_eager: bool = False,
+        block_bytes: int = wire.BLOCK_BYTES,
     ) -> None:
         super().__init__()
+        self._block_bytes = block_bytes
         self._is_eager = is_eager
         self._send = send
         self._on_close = close
@@ -89,7 +106,7 @@ class BlockStream(data_plane.ClosableOutputStream):
         if self._is_eager:
             self._is_eager = False
             self.flush()
-        elif self.size() >= wire.BLOCK_BYTES or time.monotonic() - self._first_at > _BLOCK_SECONDS:
+        elif self.size() >= self._block_bytes or time.monotonic() - self._first_at > _BLOCK_SECONDS:
             self.flush()
 
     def flush(self) -> None:
@@ -149,6 +166,10 @@ class BlockChannel(data_plane.GrpcClientDataChannel):
 
     writer: BlockWriter
 
+    def read(self, message: bytes) -> bytes:
+        """Return the encoded elements of a message."""
+        return wire.read(message)
+
     def input_elements(
         self,
         instruction_id: str,
@@ -161,7 +182,7 @@ class BlockChannel(data_plane.GrpcClientDataChannel):
                 element = beam_fn_api_pb2.Elements.Data(
                     instruction_id=element.instruction_id,
                     transform_id=element.transform_id,
-                    data=wire.read(element.data),
+                    data=self.read(element.data),
                 )
             yield element
 

@@ -1,0 +1,298 @@
+"""Starts and ends the actors that are workers, and watches them and their nodes."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+from apache_beam.portability.api import beam_fn_api_pb2
+
+from luminosity.core import THREAD_VARIABLES, WorkerShare
+from luminosity.engine.actors.agents import Agents
+from luminosity.engine.actors.objects import ObjectTable, object_keys
+from luminosity.engine.actors.worker_actor import Place, WorkerActor
+from luminosity.engine.fnapi.security import RunSecurity
+from luminosity.engine.resources.nodes import ActorNeeds
+from luminosity.engine.workers.launcher import OnExit
+from luminosity.engine.workers.request import WorkerRequest
+from luminosity.errors import BlockLost
+
+__all__ = ["ActorLauncher", "ActorProcess"]
+
+_LOGGER = logging.getLogger(__name__)
+
+_KILLED = -9  # the exit code of a worker that is gone, as if a signal had killed it
+_KILL_TIMEOUT_S = 3.0  # for Ray to confirm the end of an actor; a frozen node never does
+_CONCURRENT_CALLS = 16  # of an actor: one runs the harness, the others hand blocks over
+_THREADS = 16  # that bring actors up, so that the start of a hundred nodes does not take one after the other
+
+
+class ActorProcess:
+    """One worker's actor, in the driver."""
+
+    pid = 0  # of another machine, so that nobody here may look at it or signal it
+
+    def __init__(self, worker_id: str, actor: Any, needs: ActorNeeds, on_exit: OnExit) -> None:
+        self.worker_id = worker_id
+        self.actor = actor
+        self.node_id = ""  # empty until it has a place
+        self.is_killed = False
+        self._needs = needs
+        self._on_exit = on_exit
+        self._has_ended = threading.Event()
+        self._lock = threading.Lock()
+
+    def kill(self) -> None:
+        """End the actor. Reports the end even if its node never confirms it: the worker is refused from then on."""
+        import ray
+
+        with self._lock:
+            if self.is_killed:
+                return
+            self.is_killed = True
+        ray.kill(self.actor, no_restart=True)
+        timer = threading.Timer(_KILL_TIMEOUT_S, self.ended, (_KILLED,))
+        timer.daemon = True
+        timer.start()
+
+    def waits_for(self) -> str:
+        """Return the resources that the cluster has not given yet."""
+        return "" if self.node_id else self._needs.words
+
+    def ended(self, code: int) -> bool:
+        """Report the end, once; return whether this was the first call."""
+        with self._lock:
+            if self._has_ended.is_set():
+                return False
+            self._has_ended.set()
+        self._on_exit(code)
+        return True
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the end was reported."""
+        return self._has_ended.is_set()
+
+
+class ActorLauncher:
+    """The actors of a run. The loop's thread starts them; other threads report what happens to them."""
+
+    def __init__(
+        self,
+        run_id: str,
+        url: str,
+        security: RunSecurity,
+        files: Mapping[str, bytes],
+        driver_node: str,
+        read_by_driver: frozenset[str],
+        shared_folder: str,
+    ) -> None:
+        """``files`` are for each node's folder. ``shared_folder`` is for blocks, if all nodes see it."""
+        import ray
+
+        self._url = url
+        self._security = security
+        self._driver_node = driver_node
+        self._read_by_driver = read_by_driver
+        self._shared_folder = shared_folder
+        self._processes: dict[str, ActorProcess] = {}
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self.objects = ObjectTable(driver_node)
+        self._agents = Agents(run_id, files, self._node_lost)
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="luminosity-actors")
+        made: Any = ray.remote(WorkerActor)
+        self._make: Any = made
+        self._threads.submit(self._use_drivers_node)
+
+    # Starting
+
+    def start(self, request: WorkerRequest, on_exit: OnExit) -> ActorProcess:
+        """Ask the cluster for an actor. Does not wait for it."""
+        needs = request.actor
+        assert needs is not None
+        options: dict[str, Any] = {"num_cpus": needs.cpus, "num_gpus": needs.gpus}
+        if needs.memory:
+            options["memory"] = needs.memory
+        if needs.accelerator_type:
+            options["accelerator_type"] = needs.accelerator_type
+        actor = self._make.options(
+            max_restarts=0,  # the loop decides what is repeated
+            max_task_retries=0,
+            max_concurrency=_CONCURRENT_CALLS,
+            scheduling_strategy="SPREAD",
+            **options,
+        ).remote()
+        process = ActorProcess(request.worker_id, actor, needs, lambda code: self._exited(request.worker_id, on_exit, code))
+        with self._lock:
+            self._processes[request.worker_id] = process
+        self._when_done(actor.place.remote(), lambda future: self._placed(process, request, future))
+        return process
+
+    def _when_done(self, reference: Any, then: Callable[[Future[Any]], None]) -> None:
+        """Call ``then`` on a thread of ours when a call has been answered."""
+
+        def submit(future: Future[Any]) -> None:
+            with self._lock:
+                if self._is_closed:
+                    return
+                self._threads.submit(_logged, then, future)
+
+        reference.future().add_done_callback(submit)
+
+    def _use_drivers_node(self) -> None:
+        """Let the driver's node hold copies of blocks."""
+        from ray.exceptions import RayError
+
+        try:
+            self.objects.add_keeper(self._agents.at(self._driver_node))
+        except RayError as error:
+            _LOGGER.warning("the driver's node has no agent: %s", error)
+
+    def _placed(self, process: ActorProcess, request: WorkerRequest, future: Future[Place]) -> None:
+        """Start the harness of an actor that has a place, with the folder of its node."""
+        from ray.exceptions import RayError
+
+        try:
+            place = future.result()
+            agent = self._agents.at(place.node_id)
+        except RayError as error:
+            self._failed(process, error)
+            return
+        self.objects.add_keeper(agent)
+        process.node_id = place.node_id
+        folder = agent.folder
+        share = WorkerShare.from_environment(request.environment)
+        own = {name: value for name, value in request.environment.items() if name in THREAD_VARIABLES}
+        request = replace(
+            request,
+            url=self._url,
+            access=self._security.access(request.worker_id),
+            environment={**own, **share.to_environment()},
+            memory_folder=folder["memory"],
+            spill_folder=folder["path"],
+            quota="",
+            main_classes=f"{folder['path']}/main-classes",
+            load_ahead=f"{folder['path']}/{request.load_ahead.rpartition('/')[2]}" if request.load_ahead else "",
+            private_folders=[],
+            prints={},
+            actor=None,
+        )
+        running = process.actor.run.remote(request, self._read_by_driver, self._shared_folder)
+        self._when_done(running, lambda future: self._ran(process, future))
+
+    def _ran(self, process: ActorProcess, future: Future[None]) -> None:
+        error = future.exception()
+        if error is None:
+            process.ended(0)
+            process.kill()  # its harness has nothing more to do
+        else:
+            self._failed(process, error)
+
+    def _failed(self, process: ActorProcess, error: BaseException) -> None:
+        """Report the end of an actor that died, or whose code raised."""
+        from ray.exceptions import RayActorError
+
+        if not isinstance(error, RayActorError) and not process.is_killed:
+            _LOGGER.error("a worker on node %s ended: %s", process.node_id[:8] or "?", error)
+        else:
+            _LOGGER.debug("worker %s on node %s: %r", process.worker_id, process.node_id[:8], error)
+        process.ended(_KILLED)
+        process.kill()
+
+    def _exited(self, worker_id: str, on_exit: OnExit, code: int) -> None:
+        with self._lock:
+            self._processes.pop(worker_id, None)
+        self.objects.worker_gone(worker_id)
+        on_exit(code)
+
+    # Messages
+
+    def secure(self, worker_id: str, elements: beam_fn_api_pb2.Elements) -> bool:
+        """Take over the objects that a message names; return False if they are lost. Waits."""
+        keys = object_keys(elements)
+        if not keys:
+            return True
+        from ray.exceptions import RayError
+
+        with self._lock:
+            process = self._processes.get(worker_id)
+        if process is None:
+            return False
+
+        def take(number: int) -> tuple[Any, Any]:
+            block, size = process.actor.take.options(num_returns=2).remote(number)
+            return block, size
+
+        try:
+            self.objects.secure(worker_id, process.node_id, take, keys)
+        except (RayError, BlockLost) as error:
+            if not process.has_ended and not process.is_killed:
+                _LOGGER.warning("a worker's output is lost, so that its bundles are repeated: %s", error)
+            process.kill()
+            return False
+        return True
+
+    def feed(self, worker_id: str, elements: beam_fn_api_pb2.Elements) -> None:
+        """Send a worker the references to the objects that a message names. Does not wait."""
+        if not (keys := object_keys(elements)):
+            return
+        with self._lock:
+            process = self._processes.get(worker_id)
+        if process is not None:
+            instruction_id = elements.data[0].instruction_id
+            process.actor.feed.remote(instruction_id, {key: self.objects.copies(key) for key in keys})
+
+    # Losses
+
+    def connection_lost(self, worker_id: str) -> None:
+        """Give up a worker whose connection broke: it has died, or its node is frozen or out of reach."""
+        with self._lock:
+            process = self._processes.get(worker_id)
+            if process is None or self._is_closed:
+                return
+            self._threads.submit(_logged, self._check_node, process.node_id)
+        process.kill()
+
+    def _check_node(self, node_id: str) -> None:
+        if node_id and not self._agents.answers(node_id):
+            self._agents.give_up(node_id)
+            self._forget_node(node_id)
+
+    def _node_lost(self, node_id: str) -> None:
+        with self._lock:
+            if not self._is_closed:
+                self._threads.submit(_logged, self._forget_node, node_id)
+
+    def _forget_node(self, node_id: str) -> None:
+        """Give up the workers of a node that is gone, and copy the blocks that it held."""
+        _LOGGER.warning("node %s is gone; what ran there is repeated elsewhere", node_id[:8])
+        with self._lock:
+            lost = [process for process in self._processes.values() if process.node_id == node_id]
+        for process in lost:
+            process.kill()
+            process.ended(_KILLED)
+        self.objects.node_lost(node_id)
+
+    def close(self) -> None:
+        """End all actors and agents. Waits a few seconds for the agents to remove their folders."""
+        with self._lock:
+            self._is_closed = True
+            left = list(self._processes.values())
+        for process in left:
+            process.kill()
+        self.objects.clear()
+        self._agents.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _logged(function: Callable[..., None], *arguments: Any) -> None:
+    """Call a function on a thread of the pool, which would swallow what it raises."""
+    try:
+        function(*arguments)
+    except Exception:
+        _LOGGER.exception("the driver could not handle an event of the cluster")
