@@ -15,6 +15,7 @@ from luminosity.core import THREAD_VARIABLES, WorkerShare
 from luminosity.engine.actors.agents import Agents
 from luminosity.engine.actors.objects import ObjectTable, object_keys
 from luminosity.engine.actors.worker_actor import Place, WorkerActor
+from luminosity.engine.cluster import shipping
 from luminosity.engine.fnapi.security import RunSecurity
 from luminosity.engine.resources.nodes import ActorNeeds
 from luminosity.engine.workers.launcher import OnExit
@@ -182,7 +183,7 @@ class ActorLauncher:
             prints={},
             actor=None,
         )
-        running = process.actor.run.remote(request, self._read_by_driver, self._shared_folder)
+        running = process.actor.run.remote(request, self._read_by_driver, self._shared_folder, shipping.versions())
         self._when_done(running, lambda future: self._ran(process, future))
 
     def _ran(self, process: ActorProcess, future: Future[None]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,10 +10,11 @@ from luminosity.core import WorkerShare
 from luminosity.engine.actors import object_channel
 from luminosity.engine.actors.object_channel import FedObjects, FileChannel, ObjectChannel, OutgoingBlocks
 from luminosity.engine.actors.printed_lines import print_through_logs
+from luminosity.engine.cluster import shipping
 from luminosity.engine.resources.machine import detect_accelerators, visibility
 from luminosity.engine.workers import harness
 from luminosity.engine.workers.request import WorkerRequest
-from luminosity.errors import BlockLost
+from luminosity.errors import BlockLost, WorkerStartFailed
 
 __all__ = ["Place", "WorkerActor"]
 
@@ -43,12 +43,17 @@ class WorkerActor:
 
         return Place(ray.get_runtime_context().get_node_id(), os.getpid())
 
-    def run(self, request: WorkerRequest, read_by_driver: frozenset[str], shared_folder: str) -> None:
+    def run(
+        self, request: WorkerRequest, read_by_driver: frozenset[str], shared_folder: str, versions: dict[str, str]
+    ) -> None:
         """Serve the driver until it has no more work.
 
         ``read_by_driver`` are outputs whose elements the driver reads itself. Blocks are files in ``shared_folder``, if
-        there is one.
+        there is one. ``versions`` are those of the driver.
         """
+        if wrong := shipping.check_versions(versions):
+            raise WorkerStartFailed(wrong)
+        shipped = shipping.shipped()
         channel: type[FileChannel | ObjectChannel]
         if shared_folder:
             FileChannel.writer = object_channel.file_writer(shared_folder, request.worker_id)
@@ -62,8 +67,8 @@ class WorkerActor:
         request = replace(
             request,
             environment={**os.environ, **request.environment, **_own_share(request)},
-            working_directory=os.getcwd(),
-            import_path=list(sys.path),
+            working_directory=shipped.working_folder,
+            import_path=shipped.import_path,
         )
         harness.run(request, channel)
 
