@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from apache_beam.options.pipeline_options import PipelineOptions, PortableOptions, StandardOptions
+from apache_beam.options.pipeline_options import PipelineOptions, PortableOptions, SetupOptions, StandardOptions
 from apache_beam.portability.api import beam_runner_api_pb2
 from apache_beam.transforms import environments
 from apache_beam.transforms.resources import resource_hints_from_options
 
+from luminosity.engine.cluster import shipping
 from luminosity.engine.cluster.nodes import known_types, nodes
 from luminosity.engine.cluster.session import Session, connect
 from luminosity.engine.options import EngineConfig
@@ -89,7 +91,15 @@ def _connect(config: EngineConfig, pipeline: beam_runner_api_pb2.Pipeline, optio
                 "expected none on a cluster",
                 fix="leave the hint python_environment out, or run without --ray_address",
             )
-    return connect(config.ray_address, accelerators=config.accelerators)
+    setup = options.view_as(SetupOptions)
+    with tempfile.TemporaryDirectory(prefix="luminosity-shipped-") as scratch:
+        sent = shipping.runtime_env(
+            scratch,
+            setup_file=setup.setup_file,
+            requirements_file=setup.requirements_file,
+            extra_packages=setup.extra_packages or (),
+        )
+        return connect(config.ray_address, sent, accelerators=config.accelerators)
 
 
 def _prepare(

@@ -198,7 +198,7 @@ class Run:
             prints = self._prints.sockets if self._prints is not None else {}
             if checkpoint is not None:
                 checkpoint.begin(graph, config, script_name())
-            parts = set_up(graph, assignments, config, self._folders, self.metrics, prints, checkpoint)
+            parts = set_up(graph, assignments, config, self._folders, self.metrics, prints, checkpoint, self._session)
         except BaseException:
             self._remove_folders()
             raise

@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from apache_beam.portability.api import beam_fn_api_pb2
@@ -172,7 +172,7 @@ class ActorLauncher:
         request = replace(
             request,
             url=self._url,
-            access=self._security.access(request.worker_id),
+            access=asdict(self._security.access(request.worker_id)),
             environment={**own, **share.to_environment()},
             memory_folder=folder["memory"],
             spill_folder=folder["path"],

@@ -65,6 +65,11 @@ class Session:
         return self._connection.node_id
 
     @property
+    def host(self) -> str:
+        """The address of this process's node, at which the other nodes reach it."""
+        return self._connection.host
+
+    @property
     def is_local(self) -> bool:
         """Whether this process has started the cluster, which ends with the last session."""
         return self._connection.folder is not None
@@ -100,6 +105,7 @@ class _Connection:
         self.address: str = context.gcs_address
         self.namespace: str = context.namespace
         self.node_id: str = context.get_node_id()
+        self.host: str = require("ray.util", "ray").get_node_ip_address()
         self.sessions = 0
 
     def release(self) -> None:
@@ -234,7 +240,7 @@ def _open(ray: Any, address: str, runtime_env: Mapping[str, Any], accelerators: 
                 **options,
                 namespace=f"luminosity-{secrets.token_hex(8)}",
                 runtime_env=dict(runtime_env) or None,
-                log_to_driver=True,
+                log_to_driver=False,  # workers send what they print and log themselves
                 logging_level=logging.ERROR,  # warnings of ray.init are about what this module decides
             )
         logging.getLogger("ray").setLevel(logging.WARNING)
