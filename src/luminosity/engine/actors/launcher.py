@@ -128,7 +128,9 @@ class ActorLauncher:
             scheduling_strategy="SPREAD",
             **options,
         ).remote()
-        process = ActorProcess(request.worker_id, actor, needs, lambda code: self._exited(request.worker_id, on_exit, code))
+        process = ActorProcess(
+            request.worker_id, actor, needs, lambda code: self._exited(request.worker_id, on_exit, code)
+        )
         with self._lock:
             self._processes[request.worker_id] = process
         self._when_done(actor.place.remote(), lambda future: self._placed(process, request, future))

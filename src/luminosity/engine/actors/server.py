@@ -1,4 +1,4 @@
-"""The place where workers of a cluster connect: the Fn API server, with objects taken out of and put into its stream."""
+"""The place where workers of a cluster connect: the Fn API server, whose blocks are objects of the cluster."""
 
 from __future__ import annotations
 
