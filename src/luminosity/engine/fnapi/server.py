@@ -36,6 +36,7 @@ _HANDSHAKE_MS = 20_000  # a client that connects and says nothing is dropped aft
 _TCP_OPTIONS = [
     ("grpc.keepalive_time_ms", _SILENCE_MS),
     ("grpc.keepalive_timeout_ms", _ANSWER_MS),
+    ("grpc.http2.ping_timeout_ms", _ANSWER_MS),  # gRPC waits for the longer one of the two, and this is a minute
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
     ("grpc.so_reuseport", 0),  # no other process may listen on the same port

@@ -26,6 +26,7 @@ _OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_send_message_length", -1),
     ("grpc.keepalive_time_ms", _SILENCE_MS),
     ("grpc.keepalive_timeout_ms", _ANSWER_MS),
+    ("grpc.http2.ping_timeout_ms", _ANSWER_MS),  # gRPC waits for the longer one of the two, and this is a minute
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.ssl_target_name_override", SERVER_NAME),
