@@ -16,6 +16,7 @@ from apache_beam.transforms.window import BoundedWindow
 
 from luminosity.engine.actors.launcher import ActorLauncher
 from luminosity.engine.actors.server import ActorServer
+from luminosity.engine.cluster.nodes import nodes
 from luminosity.engine.cluster.session import Session
 from luminosity.engine.data.blocks import BlockStore
 from luminosity.engine.data.clock import Clock, ManualClock, WallClock
@@ -174,6 +175,7 @@ def _actors(
         security=security,
         files=files,
         driver_node=session.node_id,
+        other_nodes=[node.id for node in nodes() if node.cores and not node.is_driver],
         read_by_driver=_read_by_driver(graph),
         shared_folder=folders.spill if checkpoint is not None else "",
     )

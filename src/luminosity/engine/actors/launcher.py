@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, replace
 from typing import Any
@@ -29,6 +29,7 @@ _LOGGER = logging.getLogger(__name__)
 _KILLED = -9  # the exit code of a worker that is gone, as if a signal had killed it
 _KILL_TIMEOUT_S = 3.0  # for Ray to confirm the end of an actor; a frozen node never does
 _CONCURRENT_CALLS = 16  # of an actor: one runs the harness, the others hand blocks over
+_AGENTS_AHEAD = 8  # nodes whose agents start with the run, before workers have places there
 _THREADS = 16  # that bring actors up, so that the start of a hundred nodes does not take one after the other
 
 
@@ -89,6 +90,7 @@ class ActorLauncher:
         security: RunSecurity,
         files: Mapping[str, bytes],
         driver_node: str,
+        other_nodes: Sequence[str],
         read_by_driver: frozenset[str],
         shared_folder: str,
     ) -> None:
@@ -108,7 +110,9 @@ class ActorLauncher:
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="luminosity-actors")
         made: Any = ray.remote(WorkerActor)
         self._make: Any = made
-        self._threads.submit(self._use_drivers_node)
+        # An agent takes as long to start as a worker, so those of the first nodes don't wait for their workers.
+        for node_id in (driver_node, *other_nodes[:_AGENTS_AHEAD]):
+            self._threads.submit(_logged, self._use_node, node_id)
 
     # Starting
 
@@ -147,14 +151,14 @@ class ActorLauncher:
 
         reference.future().add_done_callback(submit)
 
-    def _use_drivers_node(self) -> None:
-        """Let the driver's node hold copies of blocks."""
+    def _use_node(self, node_id: str) -> None:
+        """Start the agent of a node, which then holds copies of blocks."""
         from ray.exceptions import RayError
 
         try:
-            self.objects.add_keeper(self._agents.at(self._driver_node))
+            self.objects.add_keeper(self._agents.at(node_id))
         except RayError as error:
-            _LOGGER.warning("the driver's node has no agent: %s", error)
+            _LOGGER.debug("node %s has no agent: %s", node_id[:8], error)  # a worker that starts there reports it
 
     def _placed(self, process: ActorProcess, request: WorkerRequest, future: Future[Place]) -> None:
         """Start the harness of an actor that has a place, with the folder of its node."""

@@ -42,6 +42,7 @@ __all__ = ["Scheduler", "in_turn"]
 _LOGGER = logging.getLogger(__name__)
 
 _MAX_FAILED_STARTS = 3  # in a row, before the run fails: one may be chance
+_ACTORS_AHEAD = 2  # workers of each CPU pool that a cluster is asked for before there is work for them
 _SATURATED_S = 0.03  # a pool needs one more CPU worker if all its slots were taken for this long
 _BORROW_S = 0.25  # and one on another pool's idle core after this long: that pool may need it itself by then
 _CONNECT_TIMEOUT_S = 60.0  # imports in a worker may be slow; a worker that takes longer hangs
@@ -270,10 +271,12 @@ class Scheduler:
     def _start_model_workers(self) -> None:
         """Start the workers of devices, and one of each pool for models, before the first element arrives.
 
-        All of them will be needed, and their models take long to load.
+        All of them will be needed, and their models take long to load. On a cluster, each pool begins with two workers,
+        since their start takes seconds.
         """
         for pool in self._parts.pools:
-            for index in range(len(pool.plan.device_groups) or int(bool(pool.load_ahead))):
+            ahead = min(_ACTORS_AHEAD, pool.plan.workers) if pool.plan.actor is not None else int(bool(pool.load_ahead))
+            for index in range(len(pool.plan.device_groups) or ahead):
                 self._start_worker(pool, index)
 
     def _start_worker(self, pool: PoolRun, index: int) -> None:
