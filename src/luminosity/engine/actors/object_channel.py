@@ -20,6 +20,7 @@ INLINE_BYTES = 100 << 10  # below this, an object costs more than the bytes in t
 _BLOCK_BYTES = 4 << 20  # an object has a fixed price of about a megabyte's copy
 _OUTGOING_BYTES = 64 << 20  # of blocks that the driver has not taken yet; then the worker waits
 _FEED_TIMEOUT_S = 120.0  # for the driver's call that names the objects of a bundle, which is on its way
+_ENDED_BUNDLES = 1000  # remembered: a call that names objects is late by some bundles at most
 _CHECK_EVERY_S = 1.0  # how often a wait looks whether its bundle was given up
 
 
@@ -76,15 +77,13 @@ class FedObjects:
         """``fetch`` gets what the driver has sent for one key."""
         self._fetch = fetch
         self._of_bundles: dict[str, dict[str, Any]] = {}
-        self._ended: dict[str, None] = {}  # bundles that ended before their objects were named
+        self._ended: dict[str, None] = {}  # the last bundles that ended; a set with an order
         self._changed = threading.Condition()
 
     def feed(self, instruction_id: str, objects: dict[str, Any]) -> None:
         """Name the objects of a bundle."""
         with self._changed:
-            if instruction_id in self._ended:
-                del self._ended[instruction_id]
-            else:
+            if instruction_id not in self._ended:
                 self._of_bundles.setdefault(instruction_id, {}).update(objects)
                 self._changed.notify_all()
 
@@ -108,10 +107,10 @@ class FedObjects:
     def end(self, instruction_id: str) -> None:
         """Drop the objects of a bundle that has ended, so that the cluster can free them."""
         with self._changed:
-            if self._of_bundles.pop(instruction_id, None) is None:
-                self._ended[instruction_id] = None
-                while len(self._ended) > 1000:  # most bundles have no objects, and nothing is ever fed for them
-                    del self._ended[next(iter(self._ended))]
+            self._of_bundles.pop(instruction_id, None)
+            self._ended[instruction_id] = None  # objects may be named after it: the call was on its way
+            while len(self._ended) > _ENDED_BUNDLES:
+                del self._ended[next(iter(self._ended))]
 
 
 class _IndexedStream(BlockStream):
