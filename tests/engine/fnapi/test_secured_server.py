@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -12,7 +13,7 @@ import pytest
 from apache_beam.portability.api import beam_fn_api_pb2
 
 from luminosity.engine.data.state import StateStore
-from luminosity.engine.fnapi.connection import Callbacks, Connection
+from luminosity.engine.fnapi.connection import Connection
 from luminosity.engine.fnapi.security import RunSecurity, WorkerAccess
 from luminosity.engine.fnapi.server import FnApiServer
 from luminosity.engine.spill.quota import Ledger
@@ -227,27 +228,31 @@ def test_a_flood_of_strangers_leaves_nothing_open(
     client.close()
 
 
-def test_nothing_is_delivered_once_a_connection_has_closed() -> None:
-    """Also not what a thread of the server has received already: close() waits for the callback that runs."""
-    entered, leave = threading.Event(), threading.Event()
-    delivered: list[str] = []
+def test_a_callback_that_waits_holds_back_only_its_own_stream(server: FnApiServer, security: RunSecurity) -> None:
+    """Responses arrive meanwhile, and so does the end of the worker; the runner can give it up."""
+    noted, may_go_on = Noted(), threading.Event()
 
-    def handle(message: str) -> None:
-        entered.set()
-        leave.wait(TIMEOUT_S)
-        delivered.append(message)
+    def wait(elements: beam_fn_api_pb2.Elements) -> None:
+        noted.calls.put("waits")
+        may_go_on.wait(TIMEOUT_S)
 
-    connection = Connection(Callbacks(lambda: None, lambda response: None, lambda elements: None))
-    sending = threading.Thread(target=connection.deliver, args=(handle, "early"))
-    sending.start()
-    assert entered.wait(TIMEOUT_S)
-    closing = threading.Thread(target=lambda: (connection.close(), delivered.append("closed")))
-    closing.start()
-    leave.set()
-    sending.join(TIMEOUT_S)
-    closing.join(TIMEOUT_S)
-    assert not connection.deliver(handle, "late")
-    assert delivered == ["early", "closed"]
+    server.connect("w", replace(noted.callbacks(), on_elements=wait))
+    client = worker(server, security.access("w"))
+    client.stream("data")
+    client.sent["data"].put(elements("i"))
+    client.sent["data"].put(elements("late"))
+    assert noted.next() == "waits"
+    client.stream("control")
+    assert noted.next() == "connected"
+    client.sent["control"].put(response("r"))
+    assert noted.next() == "r"
+    client.channel.close()
+    assert noted.next() == "disconnected"
+    server.disconnect("w")
+    may_go_on.set()
+    assert wait_for(lambda: busy_threads(server) == 0, TIMEOUT_S)
+    client.close()
+    assert noted.rest() == []  # not the message that was not read yet
 
 
 def test_an_address_that_can_not_be_used(tmp_path: Path, security: RunSecurity) -> None:

@@ -22,7 +22,7 @@ def _ignore() -> None:
 
 @dataclass(frozen=True)
 class Callbacks:
-    """Called for what comes from a worker. They may be called on any thread and must return at once."""
+    """Called for what comes from a worker, on any thread. One that waits holds back what comes on the same stream."""
 
     on_connected: Callable[[], None]
     on_response: Callable[[beam_fn_api_pb2.InstructionResponse], None]
@@ -133,7 +133,7 @@ class Connection:
         self.control.close()
 
     def close(self) -> None:
-        """End all streams, so that no thread of the server waits for this worker. Nothing from it arrives any more."""
+        """End all streams, so that no thread of the server waits for this worker. What it sends later is dropped."""
         with self._lock:
             self._is_ending = self._is_closed = True
             calls = list(self._calls)
@@ -171,11 +171,10 @@ class Connection:
 
     def deliver(self, handle: Callable[[_M], None], message: _M) -> bool:
         """Pass a message to a callback. Returns False, and does nothing, if the connection has closed."""
-        with self._lock:  # so that no callback is called once close() has returned
-            if self._is_closed:
-                return False
-            handle(message)
-            return True
+        if self._is_closed:  # not under the lock, which close() needs: a callback may wait
+            return False
+        handle(message)
+        return True
 
     def watch(self, call: grpc.ServicerContext) -> None:
         """Report the worker as disconnected if the call ends before the runner ends it."""
@@ -188,4 +187,5 @@ class Connection:
             if self._is_ending:
                 return
             self._is_ending = True
-        self.callbacks.on_disconnected()
+        # Not on this thread: it may be the one on which gRPC takes all calls.
+        threading.Thread(target=self.callbacks.on_disconnected, name="luminosity-disconnected", daemon=True).start()
