@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from luminosity.engine.actors.node_folder import NodeFolder
+from luminosity.engine.cluster import packages
 from luminosity.engine.monitor.devices import DeviceSampler
 from luminosity.extras import require
 from luminosity.model_sizes import NODE_FOLDER_VARIABLE
@@ -58,6 +59,7 @@ class NodeAgent:
         self._node_id = _this_node()
         self._closed = threading.Event()
         self._folder = NodeFolder.open(run_id, files, self._node_id)
+        self._packages: str | None = None
         atexit.register(self._folder.remove)
         self._busy: tuple[int, int] | None = None
         self._devices = DeviceSampler(_devices())
@@ -66,10 +68,17 @@ class NodeAgent:
         atexit.register(self._resources.close)
 
     def folder(self) -> dict[str, str]:
-        """Return ``path`` (the given files lie in it by name), ``memory``, ``node_id`` and ``host``."""
+        """Return ``path`` (the given files lie in it by name), ``memory``, ``packages``, ``node_id`` and ``host``.
+
+        The first call installs the packages that the run brings along: ``packages`` is their folder, or empty. Raises
+        :class:`WorkerStartFailed` if that fails.
+        """
+        if self._packages is None:
+            self._packages = packages.install(os.getcwd(), os.path.join(self._folder.path, "packages"))
         return {
             "path": self._folder.path,
             "memory": self._folder.memory,
+            "packages": self._packages,
             "node_id": self._node_id,
             "host": socket.gethostname(),
         }

@@ -26,6 +26,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from luminosity.engine.cluster import packages
 from luminosity.engine.cluster.working_folder import WORK, choose
 
 __all__ = ["Shipped", "check_versions", "runtime_env", "shipped", "versions"]
@@ -58,9 +59,10 @@ def runtime_env(
     choice = choose(working_folder or os.getcwd())
     for warning in choice.warnings:
         _LOGGER.warning("%s", warning)
+    files = choice.files | packages.collect(scratch, setup_file, requirements_file, extra_packages)
     archive = os.path.join(scratch, _ARCHIVE)
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as file:
-        for name, path in sorted(choice.files.items()):
+        for name, path in sorted(files.items()):
             _add(file, name, path)
         file.writestr(zipfile.ZipInfo(_CONTENTS, _LONG_AGO), json.dumps({"import_path": choice.import_path}))
     return {"working_dir": archive, "env_vars": _variables()}
@@ -88,22 +90,22 @@ class Shipped:
     import_path: list[str]  # the whole ``sys.path``
 
 
-def shipped(packages: Sequence[str] = ()) -> Shipped:
+def shipped(installed: str = "") -> Shipped:
     """Return where the sent copy is on this node. Call it in an actor before anything changes its working folder.
 
-    ``packages`` are folders of packages that the node agent has installed. If nothing was sent, the worker stays where
-    it is.
+    ``installed`` is the folder of packages that the node agent has installed, if there are any. If nothing was sent,
+    the worker stays where it is.
     """
-    root = os.getcwd()
+    root, libraries = os.getcwd(), [installed] if installed else []
     try:
         with open(os.path.join(root, _CONTENTS)) as file:
             contents: dict[str, Any] = json.load(file)
     except FileNotFoundError:
-        return Shipped(root, list(dict.fromkeys([*packages, *sys.path])))
+        return Shipped(root, list(dict.fromkeys([*libraries, *sys.path])))
     work = os.path.join(root, WORK)
     os.makedirs(work, exist_ok=True)  # It is not in the archive if it is empty.
     folders = [os.path.join(root, each) for each in contents["import_path"]]
-    return Shipped(work, list(dict.fromkeys([*folders, *packages, *sys.path])))
+    return Shipped(work, list(dict.fromkeys([*folders, *libraries, *sys.path])))
 
 
 def versions() -> dict[str, str]:
