@@ -49,8 +49,14 @@ def files_of_luminosity(*folders: str | Path) -> set[str]:
 
 
 def _is_of_a_stranger(path: Path) -> bool:
-    """Whether the process that the folder is named for lives, and is neither this one nor one of its descendants."""
-    pid = int(path.name.removeprefix(_FILE_PREFIX).split("-")[0])
+    """Whether the process that the folder is named for lives, and is neither this one nor one of its descendants.
+
+    Folders of a cluster's nodes are named for their run; these count.
+    """
+    name = path.name.removeprefix(_FILE_PREFIX).split("-")[0]
+    if not name.isdecimal():
+        return False
+    pid = int(name)
     try:
         process = psutil.Process(pid)
         return os.getpid() not in [process.pid, *(parent.pid for parent in process.parents())]

@@ -59,7 +59,6 @@ class NodeAgent:
         self._node_id = _this_node()
         self._closed = threading.Event()
         self._folder = NodeFolder.open(run_id, files, self._node_id)
-        self._packages: str | None = None
         atexit.register(self._folder.remove)
         self._busy: tuple[int, int] | None = None
         self._devices = DeviceSampler(_devices())
@@ -68,20 +67,20 @@ class NodeAgent:
         atexit.register(self._resources.close)
 
     def folder(self) -> dict[str, str]:
-        """Return ``path`` (the given files lie in it by name), ``memory``, ``packages``, ``node_id`` and ``host``.
-
-        The first call installs the packages that the run brings along: ``packages`` is their folder, or empty. Raises
-        :class:`WorkerStartFailed` if that fails.
-        """
-        if self._packages is None:
-            self._packages = packages.install(os.getcwd(), os.path.join(self._folder.path, "packages"))
+        """Return ``path`` (the given files lie in it by name), ``memory``, ``node_id`` and ``host``."""
         return {
             "path": self._folder.path,
             "memory": self._folder.memory,
-            "packages": self._packages,
             "node_id": self._node_id,
             "host": socket.gethostname(),
         }
+
+    def install(self) -> str:
+        """Install the packages that the run brings along, and return their folder; empty if there are none.
+
+        Call it once, before the node's first worker starts. May take minutes. Raises :class:`WorkerStartFailed`.
+        """
+        return packages.install(os.getcwd(), os.path.join(self._folder.path, "packages"))
 
     def environment(self) -> dict[str, str]:
         """Return the variables that a worker of the run on this node needs."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -18,12 +19,14 @@ from luminosity.inference.ipc.channel import Channel
 from luminosity.inference.ipc.folder import HostFolder
 from luminosity.inference.ipc.logs import last_lines
 from luminosity.inference.ipc.sockets import is_same_user, new_socket
+from luminosity.model_sizes import NODE_FOLDER_VARIABLE
 
 __all__ = ["connect", "last_output"]
 
 _MODULE = "luminosity.inference.ipc"
 _POLL_S = 0.02  # short beside the start of a process, long enough to cost no CPU time
 _MOST_REFUSALS = 20  # one refusal may be chance: the host just left, or a new one has another secret
+_SHELL_SIGNALS = 128  # a shell adds the signal that ended its command to this
 _MOST_KILLED = 5  # hosts in a row that a signal ended before they were ready; more is no accident
 
 
@@ -51,6 +54,12 @@ def connect(
 def last_output(run_id: str) -> str:
     """Return the last lines that the host of this run wrote to its standard streams; they may say why it ended."""
     return last_lines(HostFolder(run_id).output)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill a host that has just been started. It may have a shell above it."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)  # it leads a session of its own
 
 
 class _Search:
@@ -122,11 +131,14 @@ class _Search:
                     return found
                 self._pause()
         except BaseException:
-            process.kill()
+            _kill(process)
             raise
-        self._killed += process.returncode < 0
-        if process.returncode > 0 or self._killed > _MOST_KILLED:
-            exit_words = describe_exit(process.returncode)
+        code = process.returncode
+        if code > _SHELL_SIGNALS and NODE_FOLDER_VARIABLE in os.environ:
+            code = _SHELL_SIGNALS - code
+        self._killed += code < 0
+        if code > 0 or self._killed > _MOST_KILLED:
+            exit_words = describe_exit(code)
             raise HostUnavailable(f"the model host {exit_words} before it was ready{self._output()}")
         return None  # It found another host, or was killed: try again.
 
@@ -134,9 +146,14 @@ class _Search:
         path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)  # '' is this process's working folder
         flags = os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
         output = os.open(self._folder.output, flags, 0o600)
+        command = self._command
+        if NODE_FOLDER_VARIABLE in os.environ:
+            # Ray kills the children of a worker that ends, and other workers of the node need the host. It kills this
+            # shell; the host ends soon after its last client.
+            command = ["/bin/sh", "-c", '"$@"; exit $?', "sh", *command]
         try:
             process = subprocess.Popen(
-                self._command,
+                command,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

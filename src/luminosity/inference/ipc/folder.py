@@ -17,6 +17,7 @@ import time
 
 from luminosity.errors import HostUnavailable, InvalidArgument
 from luminosity.inference.files.locks import try_exclusive
+from luminosity.model_sizes import NODE_FOLDER_VARIABLE
 
 __all__ = ["HostFolder", "remove_abandoned"]
 
@@ -35,7 +36,7 @@ class HostFolder:
         if not _RUN_ID.fullmatch(run_id):
             raise InvalidArgument(f"found the run id {run_id!r}, expected up to 64 hexadecimal digits")
         self.run_id = run_id
-        self.base = os.path.join(_root(run_id), _name_of_base())
+        self.base = _base(run_id)
         self.path = os.path.join(self.base, run_id)
         self.lock = os.path.join(self.path, "lock")
         self.alive = os.path.join(self.path, "alive")
@@ -103,18 +104,18 @@ def _remove_if_dead(path: str) -> bool:
             return is_dead
 
 
-def _root(run_id: str) -> str:
-    for root in (tempfile.gettempdir(), "/tmp"):
-        if len(os.fsencode(os.path.join(root, _name_of_base(), run_id, "socket"))) <= _LONGEST_SOCKET_PATH:
-            return root
+def _base(run_id: str) -> str:
+    """Return the folder for the folders of runs: of this user on the machine, or of this run on a cluster's node."""
+    bases = [os.path.join(root, f"luminosity-{os.getuid()}") for root in (tempfile.gettempdir(), "/tmp")]
+    if node_folder := os.environ.get(NODE_FOLDER_VARIABLE):
+        bases.insert(0, os.path.join(node_folder, "hosts"))
+    for base in bases:
+        if len(os.fsencode(os.path.join(base, run_id, "socket"))) <= _LONGEST_SOCKET_PATH:
+            return base
     raise HostUnavailable(
         f"found a path longer than {_LONGEST_SOCKET_PATH} bytes for the socket of a run in {tempfile.gettempdir()}",
         fix="set TMPDIR to a folder with a shorter path",
     )
-
-
-def _name_of_base() -> str:
-    return f"luminosity-{os.getuid()}"
 
 
 def _make_private(path: str) -> None:
