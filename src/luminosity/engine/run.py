@@ -209,7 +209,8 @@ class Run:
         ledger = parts.blocks.ledger
 
         def memory() -> MemoryUse:
-            return MemoryUse(ledger.used, ledger.peak, ledger.limit, ledger.spilled)
+            objects = parts.cluster.object_bytes() if parts.cluster is not None else 0
+            return MemoryUse(ledger.used, ledger.peak, ledger.limit, ledger.spilled, objects)
 
         asked = {key: resources_asked(each) for key, each in graph.components.environments.items()}
         return Snapshots(parts, memory, self._sampler, asked)

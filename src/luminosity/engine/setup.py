@@ -49,7 +49,7 @@ from luminosity.engine.resources.pools import Assignment
 from luminosity.engine.spill.quota import Ledger
 from luminosity.engine.workers import load_ahead, main_classes
 from luminosity.engine.workers.debug import DebugWorkers
-from luminosity.engine.workers.launcher import Launcher, launcher, modules_to_preload
+from luminosity.engine.workers.launcher import launcher, modules_to_preload
 
 __all__ = ["set_up"]
 
@@ -115,6 +115,7 @@ def set_up(
         pickle_library = str(config.worker_options.get("pickle_library", "default"))
         saver = Saver(config.save_failed, graph, state, buffers, folders.main_classes, pickle_library)
     descriptors: dict[str, beam_fn_api_pb2.ProcessBundleDescriptor] = {}
+    actors: ActorLauncher | None = None
     if config.debug:
         RuntimeValueProvider.set_runtime_options(config.worker_options)  # as worker processes do
         server = process_launcher = DebugWorkers(state, descriptors)
@@ -122,7 +123,8 @@ def set_up(
         _save_models_to_load(graph, assignments, pools, folders)
         # The server comes last, because it must be stopped if anything after it fails.
         if session is not None:
-            server, process_launcher = _actors(graph, pools, folders, blocks, state, descriptors, checkpoint, session)
+            server, actors = _actors(graph, pools, folders, blocks, state, descriptors, checkpoint, session)
+            process_launcher = actors
         else:
             environments = [pool.plan.python for pool in pools.values() if pool.plan.python is not None]
             process_launcher = launcher(config.worker_start, modules_to_preload(), environments)
@@ -150,6 +152,7 @@ def set_up(
         test_streams=test_streams,
         queue_limit=limit,
         checkpoint=hook,
+        cluster=actors,
     )
 
 
@@ -162,7 +165,7 @@ def _actors(
     descriptors: dict[str, beam_fn_api_pb2.ProcessBundleDescriptor],
     checkpoint: Checkpoint | None,
     session: Session,
-) -> tuple[WorkerServer, Launcher]:
+) -> tuple[WorkerServer, ActorLauncher]:
     """Return the server and the launcher of workers that are actors. The folders' address becomes the server's."""
     security = RunSecurity.create()
     paths = [folders.main_classes, *(pool.load_ahead for pool in pools.values() if pool.load_ahead)]

@@ -12,6 +12,7 @@ from luminosity.events.views import (
     DeviceView,
     MemoryUse,
     MetricView,
+    NodeView,
     PoolView,
     ProcessMemory,
     StageView,
@@ -72,6 +73,7 @@ class Snapshot(Event):
     workers: tuple[WorkerView, ...] = ()
     checkpoint: CheckpointView | None = None  # of a durable run
     metrics: tuple[MetricView, ...] = ()  # of user code so far; only in some snapshots, since it changes slowly
+    nodes: tuple[NodeView, ...] = ()  # of the cluster that the run uses; empty on one machine
 
 
 @dataclass(frozen=True)
@@ -80,8 +82,9 @@ class WorkerStarted(Event):
 
     worker: str
     pool: str
-    pid: int
+    pid: int  # 0 on a cluster
     devices: tuple[str, ...] = ()
+    node: str = ""  # the id of its node; empty on one machine
 
 
 @dataclass(frozen=True)

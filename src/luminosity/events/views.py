@@ -12,6 +12,7 @@ __all__ = [
     "KafkaView",
     "MemoryUse",
     "MetricView",
+    "NodeView",
     "PartitionLag",
     "PoolView",
     "ProcessMemory",
@@ -148,6 +149,8 @@ class PoolView:
     slots: int = 0  # bundles that could run if all its workers were up
     busy_seconds: float = 0.0  # summed over its workers
     busy_fraction: float = 0.0  # of the time of all its workers since the run started
+    waiting: int = 0  # workers for which a cluster has no place yet
+    waits_for: str = ""  # what each of these asks for, such as "1 GPU"
 
 
 @dataclass(frozen=True)
@@ -172,6 +175,7 @@ class MemoryUse:
     peak: int = 0
     limit: int = 0  # 0: no limit
     spilled: int = 0  # written to disk so far
+    objects: int = 0  # blocks in the stores of a cluster, without second copies; not among those in use
 
 
 @dataclass(frozen=True)
@@ -196,6 +200,18 @@ class WorkerView:
     own: int = 0  # bytes: its own pages and its part of shared ones; measured less often
     node: str = ""  # the id of its node; empty on one machine
     waits_for: str = ""  # what it lacks to start, such as "1 GPU"; empty if it runs
+
+
+@dataclass(frozen=True)
+class NodeView:
+    """The state of a node of a cluster at one moment, with all that runs there; None where it is not known."""
+
+    id: str
+    address: str = ""
+    workers: int = 0  # of this run that are up
+    utilization: float | None = None  # of all cores, between 0 and 1
+    ram_used: int = 0
+    ram_total: int = 0
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, replace
@@ -13,6 +14,7 @@ from apache_beam.portability.api import beam_fn_api_pb2
 
 from luminosity.core import THREAD_VARIABLES, WorkerShare
 from luminosity.engine.actors.agents import Agents
+from luminosity.engine.actors.node_samples import NodeSamples
 from luminosity.engine.actors.objects import ObjectTable, object_keys
 from luminosity.engine.actors.worker_actor import Place, WorkerActor
 from luminosity.engine.cluster import shipping
@@ -21,6 +23,7 @@ from luminosity.engine.resources.nodes import ActorNeeds
 from luminosity.engine.workers.launcher import OnExit
 from luminosity.engine.workers.request import WorkerRequest
 from luminosity.errors import BlockLost
+from luminosity.events import NodeView
 
 __all__ = ["ActorLauncher", "ActorProcess"]
 
@@ -30,6 +33,7 @@ _KILLED = -9  # the exit code of a worker that is gone, as if a signal had kille
 _KILL_TIMEOUT_S = 3.0  # for Ray to confirm the end of an actor; a frozen node never does
 _CONCURRENT_CALLS = 16  # of an actor: one runs the harness, the others hand blocks over
 _AGENTS_AHEAD = 8  # nodes whose agents start with the run, before workers have places there
+_MOST_NODES = 100  # in a snapshot
 _THREADS = 16  # that bring actors up, so that the start of a hundred nodes does not take one after the other
 
 
@@ -64,6 +68,10 @@ class ActorProcess:
     def waits_for(self) -> str:
         """Return the resources that the cluster has not given yet."""
         return "" if self.node_id else self._needs.words
+
+    def node(self) -> str:
+        """Return the id of its node; empty until it has a place."""
+        return self.node_id
 
     def ended(self, code: int) -> bool:
         """Report the end, once; return whether this was the first call."""
@@ -107,6 +115,7 @@ class ActorLauncher:
         self._is_closed = False
         self.objects = ObjectTable(driver_node)
         self._agents = Agents(run_id, files, self._node_lost)
+        self._samples = NodeSamples(self._agents.all)
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="luminosity-actors")
         made: Any = ray.remote(WorkerActor)
         self._make: Any = made
@@ -217,6 +226,24 @@ class ActorLauncher:
         self.objects.worker_gone(worker_id)
         on_exit(code)
 
+    # What is known of the cluster
+
+    def nodes(self) -> tuple[NodeView, ...]:
+        """Return the nodes that have workers or agents of this run, as they were a moment ago."""
+        with self._lock:
+            workers = Counter(process.node_id for process in self._processes.values() if process.node_id)
+        samples = self._samples.newest
+        return tuple(
+            NodeView(node_id, sample.host, workers[node_id], sample.cpu_utilization, sample.ram_used, sample.ram_total)
+            if (sample := samples.get(node_id)) is not None
+            else NodeView(node_id, workers=workers[node_id])
+            for node_id in sorted({*workers, *samples})[:_MOST_NODES]
+        )
+
+    def object_bytes(self) -> int:
+        """Return the bytes of the blocks in the cluster's stores, without second copies."""
+        return self.objects.bytes
+
     # Messages
 
     def secure(self, worker_id: str, elements: beam_fn_api_pb2.Elements) -> bool:
@@ -290,6 +317,7 @@ class ActorLauncher:
         with self._lock:
             self._is_closed = True
             left = list(self._processes.values())
+        self._samples.stop()
         for process in left:
             process.kill()
         self.objects.clear()

@@ -22,8 +22,9 @@ from luminosity.engine.loop.workers import CheckpointWritten, PoolRun, Worker
 from luminosity.engine.options import EngineConfig
 from luminosity.engine.workers.failure import Failure
 from luminosity.engine.workers.launcher import Launcher
+from luminosity.events import NodeView
 
-__all__ = ["CheckpointHook", "CheckpointProgress", "LoopListener", "RunParts"]
+__all__ = ["CheckpointHook", "CheckpointProgress", "ClusterView", "LoopListener", "RunParts"]
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ class RunParts:
     test_streams: TestStreams | None
     queue_limit: int  # bytes that may wait in one queue
     checkpoint: CheckpointHook | None  # if the run is kept in a folder
+    cluster: ClusterView | None  # where workers are actors
     prints: dict[str, str]  # the number of a standard stream → the socket that workers print to; empty: they inherit it
 
 
@@ -107,6 +109,18 @@ class CheckpointHook(Protocol):
 
     def before_end(self, state: str) -> None:
         """Save everything, with the state in which the run ends. Waits until it is on the disk."""
+        ...
+
+
+class ClusterView(Protocol):
+    """What a run knows of the cluster that it runs on. Any thread may ask."""
+
+    def nodes(self) -> tuple[NodeView, ...]:
+        """Return the nodes that the run uses, as they were a moment ago."""
+        ...
+
+    def object_bytes(self) -> int:
+        """Return the bytes of the blocks in the cluster's stores, without second copies."""
         ...
 
 

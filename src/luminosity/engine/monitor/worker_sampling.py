@@ -64,14 +64,20 @@ class WorkerSampler:
         self._children: dict[int, WorkerView] = {}
         self._next = 0  # the place in the list of workers from which the next sample goes on
 
-    def watch(self, worker: str, pool: str, pid: int) -> None:
-        """Sample a worker that has started, from now on."""
+    def watch(self, worker: str, pool: str, pid: int, node: str = "") -> None:
+        """Sample a worker that has started, from now on. ``pid`` is 0 for one on another machine."""
         with self._lock:
             while len(self._known) >= _MOST_KNOWN:
                 del self._known[next(iter(self._known))]
-            self._known[worker] = WorkerView(worker, pool, pid)
+            self._known[worker] = WorkerView(worker, pool, pid, node=node)
             if pid:
                 self._watched[worker] = pid
+
+    def reported(self, worker: str, cpu_seconds: float, resident: int) -> None:
+        """Note what a worker on another machine has said itself."""
+        with self._lock:
+            if (before := self._known.get(worker)) is not None:
+                self._known[worker] = _updated(before, ProcessUse(round(cpu_seconds, 2), resident, resident), resident)
 
     def look(self, worker: str) -> None:
         """Sample a worker now, because it will end soon."""

@@ -162,10 +162,11 @@ class Reporter:
     def worker_started(self, worker: Worker) -> None:
         """Emit that a worker has connected."""
         share = worker.pool.plan.share(worker.index)
-        pid = worker.process.pid if worker.process is not None else 0
+        pid, node = (worker.process.pid, worker.process.node()) if worker.process is not None else (0, "")
         if self._stream.is_heard:
-            self._workers.watch(worker.id, share.pool, pid)
-        self._stream.emit(WorkerStarted(self.run_id, self._seconds(), worker.id, share.pool, pid, share.devices))
+            self._workers.watch(worker.id, share.pool, pid, node)
+        devices = share.devices if not node else ()  # on a cluster, the worker finds its devices itself
+        self._stream.emit(WorkerStarted(self.run_id, self._seconds(), worker.id, share.pool, pid, devices, node))
 
     def worker_ends(self, worker: Worker) -> None:
         """Look once more at what a worker has used, before its process ends."""

@@ -25,6 +25,7 @@ from luminosity.events import (
     MetricView,
     PoolInfo,
     PoolView,
+    ProcessMemory,
     Resources,
     Snapshot,
     StageInfo,
@@ -47,6 +48,7 @@ class Snapshots:
     ) -> None:
         """``asked`` is what the resource hints of each stage ask for, by the id of its environment."""
         self._parts = parts
+        self._peak = 0  # of the memory of all processes of a cluster
         self._asked = asked
         self._memory = memory
         self._sampler = sampler
@@ -98,6 +100,9 @@ class Snapshots:
     ) -> Snapshot:
         """Return the state of the run ``seconds`` after its start. ``is_last``: the run has ended."""
         stages = self._stage_views(seconds, is_last)
+        cluster = self._parts.cluster
+        if cluster is not None:
+            self._look_at_actors()
         running = {
             worker.id: tuple(dict.fromkeys(bundle.stage.id for bundle in worker.bundles.values()))
             for pool in self._parts.pools
@@ -110,12 +115,27 @@ class Snapshots:
             pools=tuple(pool_view(pool, seconds) for pool in self._parts.pools),
             devices=self._device_views(seconds),
             memory=self._memory(),
-            processes=self._sampler.processes,
+            processes=self._sampler.processes if cluster is None else self._processes_of_all_nodes(),
             seconds_left=max((s.seconds_left for s in stages if s.seconds_left is not None), default=None),
             workers=self._sampler.workers.views(None if is_last else running),
             checkpoint=self.checkpoint(seconds),
             metrics=tuple(metrics),
+            nodes=cluster.nodes() if cluster is not None else (),
         )
+
+    def _look_at_actors(self) -> None:
+        """Pass on what workers on other machines have said of themselves."""
+        for pool in self._parts.pools:
+            for worker in pool.workers.values():
+                if worker.is_connected:
+                    self._sampler.workers.reported(worker.id, worker.cpu_seconds, worker.resident)
+
+    def _processes_of_all_nodes(self) -> ProcessMemory:
+        """Return the memory of this process and of all workers, as far as they have said."""
+        used = self._sampler.processes.used
+        used += sum(worker.resident for pool in self._parts.pools for worker in pool.workers.values())
+        self._peak = max(self._peak, used)
+        return ProcessMemory(used, self._peak)
 
     def checkpoint(self, seconds: float) -> CheckpointView | None:
         """Return the state of the checkpoints of a durable run, ``seconds`` after its start."""
@@ -215,6 +235,8 @@ class Snapshots:
 def pool_view(pool: PoolRun, seconds: float) -> PoolView:
     """Return the state of a pool ``seconds`` after the run's start."""
     busy_seconds = sum(busy.spanned_seconds for busy in pool.worker_busy)
+    starting = [worker.process for worker in pool.workers.values() if not worker.is_connected]
+    waiting = [words for process in starting if process is not None and (words := process.waits_for())]
     return PoolView(
         pool.plan.name,
         workers=sum(worker.is_connected for worker in pool.workers.values()),
@@ -223,6 +245,8 @@ def pool_view(pool: PoolRun, seconds: float) -> PoolView:
         slots=pool.most_workers() * pool.plan.slots,
         busy_seconds=round(busy_seconds, 3),
         busy_fraction=_fraction(busy_seconds, pool.most_workers() * seconds),
+        waiting=len(waiting),
+        waits_for=waiting[0] if waiting else "",
     )
 
 

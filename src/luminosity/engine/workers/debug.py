@@ -102,6 +102,10 @@ class DebugConnection:
         """Return nothing: the worker has started."""
         return ""
 
+    def node(self) -> str:
+        """Return nothing: it is here."""
+        return ""
+
     def _end(self, code: int) -> None:
         """Call the user's teardown, even if a process would be killed: this one lives on with what user code holds."""
         worker, on_exit = self._worker, self._on_exit

@@ -48,6 +48,10 @@ class Process(Protocol):
         """Return what the process needs in order to start, such as "1 GPU"; empty if it has started."""
         ...
 
+    def node(self) -> str:
+        """Return the id of its node of a cluster; empty if it runs on this machine, or has no place yet."""
+        ...
+
 
 class Launcher(Protocol):
     """Starts worker processes."""
@@ -110,6 +114,9 @@ class _ForkedProcess:
     def waits_for(self) -> str:
         return ""
 
+    def node(self) -> str:
+        return ""
+
 
 class _SpawnedProcess:
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
@@ -120,6 +127,9 @@ class _SpawnedProcess:
         self._process.kill()
 
     def waits_for(self) -> str:
+        return ""
+
+    def node(self) -> str:
         return ""
 
 

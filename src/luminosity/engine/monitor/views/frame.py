@@ -12,7 +12,7 @@ from rich.text import Text
 
 from luminosity._text import format_bytes
 from luminosity.engine.monitor.views import inference, kafka, words
-from luminosity.events import DeviceView, PoolView, RunStarted, Snapshot, StageView, Status, StreamView
+from luminosity.events import DeviceView, NodeView, PoolView, RunStarted, Snapshot, StageView, Status, StreamView
 
 __all__ = ["frame"]
 
@@ -98,6 +98,8 @@ def _memory(snapshot: Snapshot) -> str:
     parts = [f"{format_bytes(held.used)}{limit} between stages"]
     if processes.used:
         parts.append(f"{format_bytes(processes.used)} in processes")
+    if held.objects:
+        parts.append(f"{format_bytes(held.objects)} in object stores")
     if held.spilled:
         parts.append(f"{format_bytes(held.spilled)} spilled")
     return f"memory: {', '.join(parts)}"
@@ -174,15 +176,26 @@ def _has_an_end(stage: StageView) -> bool:
 
 
 def _resources(snapshot: Snapshot, width: int) -> list[str]:
-    """Return a line for each pool and each device; if there are many, the last line counts the rest."""
+    """Return a line for each pool, device and node; if there are many, the last line counts the rest."""
     lines = [_pool(pool) for pool in snapshot.pools] + [_device(device, width) for device in snapshot.devices]
+    lines += [_node(node) for node in snapshot.nodes]
     if len(lines) > _MOST_RESOURCES:
-        lines = [*lines[: _MOST_RESOURCES - 1], f"and {len(lines) - _MOST_RESOURCES + 1} more pools and devices"]
+        lines = [*lines[: _MOST_RESOURCES - 1], f"and {len(lines) - _MOST_RESOURCES + 1} more pools, devices and nodes"]
     return lines
 
 
 def _pool(pool: PoolView) -> str:
-    return f"pool {pool.name}: {pool.busy} of {pool.slots} busy, {words.percent(pool.busy_fraction)} so far"
+    line = f"pool {pool.name}: {pool.busy} of {pool.slots} busy, {words.percent(pool.busy_fraction)} so far"
+    return f"{line}, {words.waiting(pool)}" if pool.waiting else line
+
+
+def _node(node: NodeView) -> str:
+    parts = [f"node {words.node(node)}: {node.workers} worker{'' if node.workers == 1 else 's'}"]
+    if node.utilization is not None:
+        parts.append(f"CPU {words.percent(node.utilization)}")
+    if node.ram_total:
+        parts.append(f"{format_bytes(node.ram_used)} of {format_bytes(node.ram_total)}")
+    return ", ".join(parts)
 
 
 def _device(device: DeviceView, width: int) -> str:

@@ -74,6 +74,7 @@ def line(run: RunStarted, snapshot: Snapshot) -> str:
         *(_stage(labels[stage.id], stage) for stage in active[:_MOST_STAGES]),
         f"{busy} of {slots} slots busy",
     ]
+    parts += [f"pool {pool.name}: {words.waiting(pool)}" for pool in snapshot.pools if pool.waiting]
     if snapshot.seconds_left:
         parts.append(f"about {words.duration(snapshot.seconds_left)} left")
     return f"{run.name} {words.duration(snapshot.seconds)}: {'; '.join(parts)}"

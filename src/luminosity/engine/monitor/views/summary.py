@@ -59,6 +59,8 @@ def summary(run: RunStarted, ended: RunEnded) -> Group:
         table.add_row("pool", Text(f"{pool.name}: {use}"))
     for device in last.devices:
         table.add_row("device", Text(f"{device.id}: {words.percent(device.busy_fraction)} busy"))
+    if run.machine.nodes:
+        table.add_row("cluster", Text(words.nodes(run.machine.nodes)))
     for version in dict.fromkeys(words.model_version(each) for each in run.models):
         table.add_row("version", Text(version))
     for view in inference.of(last):

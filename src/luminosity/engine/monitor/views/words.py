@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime, timedelta, timezone
 
-from luminosity.events import ModelVersion, RunStarted, StageView, StreamView
+from luminosity.events import ModelVersion, NodeInfo, NodeView, PoolView, RunStarted, StageView, StreamView
 
 __all__ = [
     "amount",
@@ -14,12 +14,15 @@ __all__ = [
     "how_to_stop",
     "milliseconds",
     "model_version",
+    "node",
+    "nodes",
     "number",
     "percent",
     "rate",
     "shortened",
     "status",
     "stream_parts",
+    "waiting",
 ]
 
 
@@ -29,6 +32,7 @@ _YEAR_S = 365 * _DAY_S
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _LEAST_BRACKETS = 12  # columns in which a label has room for brackets
 _DIGEST_CHARACTERS = 23  # enough to tell versions apart; `lum show --json` has all
+_NODE_CHARACTERS = 8  # of a node's id: enough to tell nodes of one machine apart
 _AHEAD_S = 1.0  # clocks differ by less
 
 
@@ -212,3 +216,35 @@ def status(stage: StageView, width: int = 80) -> str:
 def _with(beginning: str, names: Sequence[str], width: int) -> str:
     ending = f" +{len(names) - 1}" if len(names) > 1 else ""
     return f"{beginning} {shortened(names[0], max(1, width - len(beginning) - len(ending) - 1))}{ending}"
+
+
+def waiting(pool: PoolView) -> str:
+    """Return how many workers of a pool have no place on the cluster yet, and what each of them asks for.
+
+    >>> waiting(PoolView("device", waiting=2, waits_for="1 GPU"))
+    '2 workers wait for 1 GPU each'
+    """
+    if pool.waiting == 1:
+        return f"1 worker waits for {pool.waits_for}"
+    return f"{pool.waiting:,} workers wait for {pool.waits_for} each"
+
+
+def node(view: NodeView) -> str:
+    """Return the name of a node: its address, if that is known, and the beginning of its id.
+
+    >>> node(NodeView("0123456789abcdef", "10.0.0.7"))
+    '10.0.0.7 (01234567)'
+    """
+    short = view.id[:_NODE_CHARACTERS]
+    return f"{view.address} ({short})" if view.address else short
+
+
+def nodes(infos: Sequence[NodeInfo]) -> str:
+    """Return what a cluster had when a run started on it.
+
+    >>> nodes([NodeInfo("a", cores=4.0), NodeInfo("b", cores=4.0, accelerators=2.0)])
+    '2 nodes with 8 cores and 2 accelerators'
+    """
+    cores, accelerators = sum(each.cores for each in infos), sum(each.accelerators for each in infos)
+    text = f"{len(infos):,} node{'' if len(infos) == 1 else 's'} with {cores:,g} core{'' if cores == 1 else 's'}"
+    return f"{text} and {accelerators:,g} accelerator{'' if accelerators == 1 else 's'}" if accelerators else text
