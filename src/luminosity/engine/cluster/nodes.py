@@ -43,6 +43,7 @@ def node_of(entry: Mapping[str, Any], here: str) -> Node:
         object_store_bytes=int(resources.get("object_store_memory", 0)),
         is_driver=entry["NodeID"] == here,
         accelerator_kind=_KINDS[name],
+        more_types=tuple(types[1:]),
     )
 
 

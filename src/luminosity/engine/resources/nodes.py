@@ -23,6 +23,16 @@ class Node:
     object_store_bytes: int = 0
     is_driver: bool = False  # whether this process runs there
     accelerator_kind: str = "gpu"  # or "tpu"
+    more_types: tuple[str, ...] = ()  # further names of the type, such as "A100-80G" beside "A100"
+
+    @property
+    def types(self) -> tuple[str, ...]:
+        """All names of the type of its accelerators."""
+        return (self.accelerator_type, *self.more_types) if self.accelerator_type else ()
+
+    def is_of(self, accelerator_type: str) -> bool:
+        """Return whether its accelerators are of a type; the empty one stands for any."""
+        return not accelerator_type or accelerator_type in self.types
 
     def info(self) -> NodeInfo:
         """Return what events show of the node."""

@@ -2,7 +2,7 @@
 
 Device pools come first: for each ``count:N`` that steps ask for, one worker per group of N devices runs all those
 steps, whatever their other hints. CPU steps with the same needs share a pool. Cores and RAM, summed over all pools,
-stay within the machine.
+stay within the machine. On a cluster, ``cluster_pools.py`` decides instead.
 """
 
 from __future__ import annotations
@@ -10,15 +10,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from luminosity._text import format_size
-from luminosity.core import WorkerShare
 from luminosity.engine.options import EngineConfig
 from luminosity.engine.plan.graph import Stage
+from luminosity.engine.resources.cluster_pools import limited_to_nodes, size_on_cluster
+from luminosity.engine.resources.drafts import Draft, Missing, Pool, StageToPlace
 from luminosity.engine.resources.hints import Needs
 from luminosity.engine.resources.machine import Machine
-from luminosity.engine.resources.nodes import ActorNeeds
 from luminosity.engine.resources.python_environments import PythonEnvironment
 from luminosity.errors import ResourcesExceeded
 
@@ -31,75 +30,12 @@ _LOGGER = logging.getLogger(__name__)
 SOURCE_SLOTS = 4
 
 
-class StageToPlace(Protocol):
-    """What the sizing of pools has to know of a stage."""
-
-    @property
-    def id(self) -> str: ...
-
-    @property
-    def label(self) -> str: ...
-
-    @property
-    def is_source(self) -> bool: ...
-
-
-@dataclass(frozen=True)
-class Pool:
-    """Worker processes with the same resources."""
-
-    name: str
-    cores_per_worker: float
-    ram_per_worker: int
-    slots: int  # bundles that one worker runs at once
-    device_groups: tuple[tuple[str, ...], ...]  # one for each worker; () for a CPU pool
-    workers: int
-    labels: tuple[str, ...]  # of the stages that run here
-    borrowed: int = 0  # further workers that may run while cores of other CPU pools are idle
-    python: PythonEnvironment | None = None  # in which its workers run; None for that of this process
-    actor: ActorNeeds | None = None  # what each worker asks of a cluster; None on one machine
-
-    def share(self, index: int) -> WorkerShare:
-        """Return the share of the pool's worker number ``index``."""
-        return WorkerShare(
-            pool=self.name,
-            cores=self.cores_per_worker,
-            ram_bytes=self.ram_per_worker,
-            devices=self.device_groups[index] if self.device_groups else (),
-            workers=self.workers + self.borrowed,
-        )
-
-
 @dataclass(frozen=True)
 class Assignment:
     """The pool of a stage, and how many of its bundles one worker runs at once."""
 
     pool: Pool
     max_active_bundles: int
-
-
-@dataclass
-class _Draft:
-    """A pool while it is being sized."""
-
-    name: str
-    labels: list[str]
-    cores: float
-    ram: int
-    slots: int
-    groups: list[tuple[str, ...]]
-    workers: int = 1
-    cores_are_asked_for: bool = False
-    python: PythonEnvironment | None = None
-
-
-@dataclass(frozen=True)
-class _Missing:
-    """A resource that steps ask for and the machine does not have."""
-
-    what: str
-    consequence: str  # what happens instead
-    is_ram: bool = False
 
 
 def assign(
@@ -117,30 +53,35 @@ def assign(
     If steps ask for more than the machine has, they get what there is, with one warning unless ``is_quiet``;
     or this raises :class:`ResourcesExceeded`, if ``config`` says so.
     """
-    drafts: dict[tuple[object, ...], _Draft] = {}
+    drafts: dict[tuple[object, ...], Draft] = {}
     chosen: dict[str, tuple[tuple[object, ...], int]] = {}
-    missing: list[_Missing] = []
+    missing: list[Missing] = []
     for stage, wanted in stages:
-        needs = _limited(stage, wanted, machine, missing)
+        limit = limited_to_nodes if machine.nodes else _limited
+        needs = limit(stage, wanted, machine, missing)
         key, draft = _draft_for(needs, machine, config)
         if needs.python_environment:
             draft.python = (environments or {})[needs.python_environment]
             draft.name += f" python={draft.python.name}"
             key = (*key, needs.python_environment)
-        known = drafts.setdefault(key, draft)
-        known.labels.append(stage.label)
-        known.ram = max(known.ram, draft.ram)
-        known.cores = max(known.cores, draft.cores)
-        known.slots = max(known.slots, draft.slots)
-        known.cores_are_asked_for |= draft.cores_are_asked_for
+        draft.labels.append(stage.label)
+        if key in drafts:
+            drafts[key].join(draft)
+        else:
+            drafts[key] = draft
         is_limited = needs.max_active_bundles or draft.groups or not stage.is_source
         chosen[stage.id] = key, draft.slots if is_limited else SOURCE_SLOTS
-    _fit_ram(list(drafts.values()), machine, missing)
+    sized: list[Pool] | None = None
+    if machine.nodes:
+        sized = size_on_cluster(list(drafts.values()), machine, config.cpu_workers, missing)
+    else:
+        _fit_ram(list(drafts.values()), machine, missing)
     if missing and config.missing_resources == "fail":
         raise ResourcesExceeded(
             "\n".join(each.what for each in missing), fix="drop --missing_resources=fail to run it with what there is"
         )
-    sized = _size(list(drafts.values()), machine, config, missing)
+    if sized is None:
+        sized = _size(list(drafts.values()), machine, config, missing)
     if missing and not is_quiet:
         _LOGGER.warning("%s", "\n".join(f"{each.what}: {each.consequence}" for each in missing))
     pools = dict(zip(drafts, sized, strict=True))
@@ -154,27 +95,27 @@ def assign_to_this_process(stages: Iterable[Stage], machine: Machine) -> dict[st
     return {stage.id: Assignment(pool, 1) for stage in stages}
 
 
-def _limited(stage: StageToPlace, needs: Needs, machine: Machine, missing: list[_Missing]) -> Needs:
+def _limited(stage: StageToPlace, needs: Needs, machine: Machine, missing: list[Missing]) -> Needs:
     """Return the needs, limited to what the machine has; add what is missing to ``missing``."""
     asks = f"step {stage.label!r} asks for"
     if (count := needs.accelerator_count) > len(machine.devices):
         kind = f" of type {needs.accelerator_type}" if needs.accelerator_type else ""
         what = f"{asks} {count} accelerator(s){kind}; this machine has {len(machine.devices)}"
-        missing.append(_Missing(what, "it runs on the CPU"))
+        missing.append(Missing(what, "it runs on the CPU"))
         needs = replace(needs, accelerator_count=0, accelerator_type="")
     if needs.min_ram_bytes > machine.ram_bytes:
         has = format_size(machine.ram_bytes)
         what = f"{asks} min_ram={format_size(needs.min_ram_bytes)}; this machine has {has}"
-        missing.append(_Missing(what, "it runs in one worker with less RAM", is_ram=True))
+        missing.append(Missing(what, "it runs in one worker with less RAM", is_ram=True))
         needs = replace(needs, min_ram_bytes=machine.ram_bytes)
     if needs.cpu_count > machine.cores:
         what = f"{asks} cpu_count={needs.cpu_count}; this machine has {machine.cores} cores"
-        missing.append(_Missing(what, "it runs in one worker with fewer cores"))
+        missing.append(Missing(what, "it runs in one worker with fewer cores"))
         needs = replace(needs, cpu_count=machine.cores)
     return needs
 
 
-def _fit_ram(drafts: list[_Draft], machine: Machine, missing: list[_Missing]) -> None:
+def _fit_ram(drafts: list[Draft], machine: Machine, missing: list[Missing]) -> None:
     """Scale the RAM down that pools ask for, if one worker of each pool would need more than the machine has."""
     asked = sum(draft.ram for draft in drafts)
     if asked > machine.ram_bytes:
@@ -183,7 +124,7 @@ def _fit_ram(drafts: list[_Draft], machine: Machine, missing: list[_Missing]) ->
             f"one worker for each kind of step needs more RAM than this machine's "
             f"{format_size(machine.ram_bytes)} ({wishes})"
         )
-        missing.append(_Missing(what, "each worker gets less", is_ram=True))
+        missing.append(Missing(what, "each worker gets less", is_ram=True))
     if not any(each.is_ram for each in missing):
         return
     others = _least_part(sum(not draft.ram for draft in drafts))
@@ -197,7 +138,7 @@ def _least_part(workers: int) -> float:
     return min(0.1 * workers, 0.5)
 
 
-def _draft_for(needs: Needs, machine: Machine, config: EngineConfig) -> tuple[tuple[object, ...], _Draft]:
+def _draft_for(needs: Needs, machine: Machine, config: EngineConfig) -> tuple[tuple[object, ...], Draft]:
     cores = float(needs.cpu_count or 1)
     if count := needs.accelerator_count:
         # One bundle at a time: a DoFn that loads its model in setup() then holds it once.
@@ -205,8 +146,9 @@ def _draft_for(needs: Needs, machine: Machine, config: EngineConfig) -> tuple[tu
         whole = len(machine.devices) // count * count
         groups = [machine.devices[i : i + count] for i in range(0, whole, count)]
         name = "device" if count == 1 else f"device x{count}"
-        draft = _Draft(name, [], cores, needs.min_ram_bytes, slots, groups, len(groups), needs.cpu_count > 0)
-        return ("device", count), draft
+        draft = Draft(name, [], cores, needs.min_ram_bytes, slots, groups, len(groups), needs.cpu_count > 0)
+        draft.device_type = needs.accelerator_type if machine.nodes else ""
+        return ("device", count, draft.device_type), draft
     slots = needs.max_active_bundles or config.threads_per_worker
     name = "cpu"
     if needs.min_ram_bytes:
@@ -215,11 +157,11 @@ def _draft_for(needs: Needs, machine: Machine, config: EngineConfig) -> tuple[tu
         name += f" cores={needs.cpu_count}"
     if needs.max_active_bundles:
         name += f" bundles={slots}"
-    draft = _Draft(name, [], cores, needs.min_ram_bytes, slots, [], 1, needs.cpu_count > 0)
+    draft = Draft(name, [], cores, needs.min_ram_bytes, slots, [], 1, needs.cpu_count > 0)
     return ("cpu", needs.min_ram_bytes, needs.cpu_count, slots), draft
 
 
-def _size(drafts: list[_Draft], machine: Machine, config: EngineConfig, missing: list[_Missing]) -> list[Pool]:
+def _size(drafts: list[Draft], machine: Machine, config: EngineConfig, missing: list[Missing]) -> list[Pool]:
     """Give every pool one worker. Then add workers to device pools, then to CPU pools in turn, while there is room."""
     devices = [d for d in drafts if d.groups]
     cpus = [d for d in drafts if not d.groups]
@@ -255,7 +197,7 @@ def _size(drafts: list[_Draft], machine: Machine, config: EngineConfig, missing:
     return _shared_out(drafts, machine, missing)
 
 
-def _shared_out(drafts: list[_Draft], machine: Machine, missing: list[_Missing]) -> list[Pool]:
+def _shared_out(drafts: list[Draft], machine: Machine, missing: list[Missing]) -> list[Pool]:
     """Return the pools with each worker's share: what steps asked for, as far as it fits; the rest for the others."""
     asked = sum(d.workers * d.cores for d in drafts if d.cores_are_asked_for)
     unasked = sum(d.workers * d.cores for d in drafts if not d.cores_are_asked_for)
@@ -268,7 +210,7 @@ def _shared_out(drafts: list[_Draft], machine: Machine, missing: list[_Missing])
             f"cpu_count of {names} adds up to {asked:g} cores; together with the other steps, that is more than this "
             f"machine's {machine.cores}"
         )
-        missing.append(_Missing(what, "each worker gets less"))
+        missing.append(Missing(what, "each worker gets less"))
     cores = {id(d): d.cores * (asked_scale if d.cores_are_asked_for else unasked_scale) for d in drafts}
     # Workers get the RAM that their steps asked for; the others share the rest.
     asked_ram = sum(d.workers * d.ram for d in drafts)
@@ -287,21 +229,12 @@ def _shared_out(drafts: list[_Draft], machine: Machine, missing: list[_Missing])
             labels=tuple(d.labels),
             borrowed=more,
             python=d.python,
-            actor=_actor(d, machine),
         )
         for d, more in zip(drafts, borrowed, strict=True)
     ]
 
 
-def _actor(draft: _Draft, machine: Machine) -> ActorNeeds | None:
-    if not machine.nodes:
-        return None
-    gpus = len(draft.groups[0]) if draft.groups else 0
-    cpus = draft.cores if draft.cores_are_asked_for or not gpus else 0.0
-    return ActorNeeds(cpus, draft.ram, gpus)
-
-
-def _borrowed(draft: _Draft, drafts: list[_Draft], cores: dict[int, float], ram_left: int) -> int:
+def _borrowed(draft: Draft, drafts: list[Draft], cores: dict[int, float], ram_left: int) -> int:
     """Return how many more workers a CPU pool could use if all other CPU pools were idle, within the RAM."""
     if draft.groups:
         return 0
