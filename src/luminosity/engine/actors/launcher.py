@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -30,6 +31,7 @@ __all__ = ["ActorLauncher", "ActorProcess"]
 _LOGGER = logging.getLogger(__name__)
 
 _KILLED = -9  # the exit code of a worker that is gone, as if a signal had killed it
+_USUAL_START_S = 10.0  # of an actor that has a place, on a busy node
 _KILL_TIMEOUT_S = 3.0  # for Ray to confirm the end of an actor; a frozen node never does
 _CONCURRENT_CALLS = 16  # of an actor: one runs the harness, the others hand blocks over
 _AGENTS_AHEAD = 8  # nodes whose agents start with the run, before workers have places there
@@ -47,6 +49,7 @@ class ActorProcess:
         self.actor = actor
         self.node_id = ""  # empty until it has a place
         self.is_killed = False
+        self._asked_at = time.monotonic()
         self._needs = needs
         self._on_exit = on_exit
         self._has_ended = threading.Event()
@@ -66,8 +69,9 @@ class ActorProcess:
         timer.start()
 
     def waits_for(self) -> str:
-        """Return the resources that the cluster has not given yet."""
-        return "" if self.node_id else self._needs.words
+        """Return the resources that the cluster has not given yet. The first seconds may be those of a usual start."""
+        is_starting = self.node_id or time.monotonic() - self._asked_at < _USUAL_START_S
+        return "" if is_starting else self._needs.words
 
     def node(self) -> str:
         """Return the id of its node; empty until it has a place."""
