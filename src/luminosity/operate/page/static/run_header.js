@@ -80,11 +80,15 @@ export class RunHeader {
 function aboutOf(run) {
   const machine = run.started.machine ?? {};
   const devices = machine.devices ?? [];
+  const nodes = machine.nodes ?? [];
+  const waiting = run.isLive ? (run.last?.pools ?? []).filter((pool) => pool.waiting) : [];
   const names = [...new Set(devices.map((device) => device.name || device.id))].join(", ");
   return [
     `Started ${moment(run.started.started_at)}`,
     run.id,
     machine.cores && `${counted(machine.cores, "core")}, ${bytes(machine.ram)} RAM${devices.length ? `, ${devices.length} × ${names}` : ""}`,
+    nodes.length && counted(nodes.length, "node"),
+    ...waiting.map((pool) => `pool ${pool.name}: ${counted(pool.waiting, "worker")} without a place (${pool.waits_for} each)`),
     run.started.pools_mode && `--pools=${run.started.pools_mode}`,
     run.started.checkpoint_dir && `checkpoint in ${run.started.checkpoint_dir}`,
   ].filter(Boolean).join(" · ");

@@ -12,7 +12,7 @@ function rowsOf(run) {
   const row = (event) => rows.get(event.worker) ?? rows.set(event.worker, { worker: event.worker, pool: event.pool, state: "", starts: 0 }).get(event.worker);
   for (const event of run.of("WorkerStarted", "WorkerEnded", "WorkerLost")) {
     const each = row(event);
-    if (event.event === "WorkerStarted") Object.assign(each, { starts: each.starts + 1, from: event.seconds, pid: event.pid, devices: event.devices ?? [], state: "up", lifetime: null });
+    if (event.event === "WorkerStarted") Object.assign(each, { starts: each.starts + 1, from: event.seconds, pid: event.pid, node: event.node ?? "", devices: event.devices ?? [], state: "up", lifetime: null });
     if (event.event === "WorkerEnded") Object.assign(each, { state: "ended", lifetime: event.lifetime_seconds || null, cpu: event.cpu_seconds || each.cpu, peak: event.peak_resident || each.peak });
     if (event.event === "WorkerLost") Object.assign(each, { state: "lost", lifetime: event.seconds - (each.from ?? 0) });
   }
@@ -22,6 +22,7 @@ function rowsOf(run) {
     if (run.isLive && each.state !== "ended") each.state = "up";
     Object.assign(each, {
       pid: view.pid || each.pid,
+      node: view.node || each.node,
       runs: (view.running ?? []).map((id) => labels.get(id) ?? id).join(", "),
       cpu: view.cpu_seconds || each.cpu,
       resident: view.resident || null,
@@ -50,7 +51,7 @@ export function workersSection() {
       { key: "own", title: "Own", hint: "Its own pages and its part of shared ones", value: (row) => row.own ?? null, text: (row) => bytes(row.own), why_: UNTOLD },
       { key: "peak", title: "Peak", value: (row) => row.peak ?? null, text: (row) => bytes(row.peak), why_: UNTOLD },
       { key: "devices", title: "Devices", isText: true, value: (row) => (row.devices ?? []).join(", "), text: (row) => (row.devices ?? []).join(", ") },
-      { key: "pid", title: "Process", value: (row) => row.pid ?? null, text: (row) => (row.pid ? String(row.pid) : "–"), why_: UNTOLD },
+      { key: "pid", title: "Process", hint: "Its number, or the node of a cluster on which it runs", value: (row) => row.pid || row.node || null, text: (row) => (row.node ? `node ${row.node.slice(0, 8)}` : row.pid ? String(row.pid) : "–"), why_: UNTOLD },
     ],
   });
   const element = section("workers", "Workers", table.element);
