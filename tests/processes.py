@@ -54,7 +54,7 @@ def _is_of_a_stranger(path: Path) -> bool:
     Folders of a cluster's nodes are named for their run; these count.
     """
     name = path.name.removeprefix(_FILE_PREFIX).split("-")[0]
-    if not name.isdecimal():
+    if not name.isdecimal() or len(name) > 9:
         return False
     pid = int(name)
     try:

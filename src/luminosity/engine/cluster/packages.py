@@ -19,7 +19,7 @@ import venv
 from collections.abc import Iterable, Iterator, Sequence
 
 from packaging.requirements import InvalidRequirement, Requirement
-from packaging.utils import canonicalize_name
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
 from luminosity.errors import OptionError, WorkerStartFailed
 
@@ -77,8 +77,9 @@ def install(copy: str, into: str) -> str:
         libraries = [each for each in sys.path if os.path.basename(each) in ("site-packages", "dist-packages")]
         file.write("import site; " + "; ".join(f"site.addsitedir({each!r})" for each in libraries) + "\n")
     pip = [os.path.join(into, "bin", "python"), "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
-    if archives:  # The node may have another package of this version: install the run's in any case.
-        _run_pip([*pip, "--force-reinstall", "--no-deps", *archives])
+    # The node may have an older package of the same version, which would satisfy pip.
+    if known := [path for path in archives if _may_be_installed(path)]:
+        _run_pip([*pip, "--force-reinstall", "--no-deps", *known])
     _run_pip([*pip, *wanted])
     _refuse_replaced(folder)
     return folder
@@ -156,6 +157,16 @@ def _run_pip(command: list[str]) -> None:
             fix="check --requirements_file, --setup_file and --extra_package, and that the node reaches the package "
             "index; or install the packages on the nodes, and leave the options out",
         )
+
+
+def _may_be_installed(archive: str) -> bool:
+    try:
+        importlib.metadata.distribution(parse_wheel_filename(os.path.basename(archive))[0])
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    except InvalidWheelFilename:
+        return True  # a source archive; its name says little
+    return True
 
 
 def _refuse_replaced(folder: str) -> None:

@@ -9,6 +9,7 @@ import sysconfig
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from types import ModuleType
 
 from luminosity._text import format_bytes
@@ -79,7 +80,9 @@ def choose(folder: str) -> Choice:
         relative = os.path.relpath(entry, folder)
         if whole and not relative.startswith(".."):
             choice.import_path.append(os.path.normpath(os.path.join(WORK, relative)))
-        elif modules := dict(_imported_from(entry)):
+        elif modules := dict(islice(_imported_from(entry), _MOST_FILES)):
+            if len(modules) == _MOST_FILES:
+                choice.warnings.append(f"of the Python files in {entry}, only {_MOST_FILES:,} are sent to the nodes")
             place = f"{MODULES}/{number}"
             choice.import_path.append(place)
             choice.files |= {f"{place}/{name}": path for name, path in modules.items()}

@@ -1,0 +1,132 @@
+"""Which files of the working folder and which modules a run sends to the nodes of a cluster."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from luminosity.engine.cluster import shipping, working_folder
+from luminosity.engine.cluster.working_folder import choose
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project with a script in a folder of its own, as the current folder."""
+    folder = tmp_path / "project"
+    write(folder, "scripts/run.py", "scripts/shipped_helper.py", "models/encoder.bin", "pyproject.toml")
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", [str(folder / "scripts"), *sys.path])
+    return folder
+
+
+def write(folder: Path, *names: str) -> None:
+    for name in names:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"# {name}\n")
+
+
+def test_the_working_folder_is_sent_without_what_can_be_made_again_or_is_private(project: Path) -> None:
+    sent = {f"work/{path.relative_to(project)}" for path in project.rglob("*") if path.is_file()}
+    write(project, ".env", ".git/config", "scripts/__pycache__/run.pyc", "node_modules/a/b.js", "build/lib/run.py")
+    write(project, "env3/pyvenv.cfg", "env3/lib/x.py", "project.egg-info/PKG-INFO", "scripts/old.pyc")
+    choice = choose(str(project))
+    assert {each for each in choice.files if each.startswith("work/")} == sent
+    assert not choice.warnings
+    assert choice.import_path[0] == "work/scripts"
+
+
+def test_a_folder_named_build_is_sent_if_it_is_no_output(tmp_path: Path) -> None:
+    write(tmp_path, "build/houses.csv")
+    assert "work/build/houses.csv" in choose(str(tmp_path)).files
+
+
+def test_large_files_and_linked_folders_are_named(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(working_folder, "_LARGEST_FILE", 1000)
+    (project / "data.csv").write_bytes(b"x" * 1001)
+    (project / "shared").symlink_to(project.parent)
+    choice = choose(str(project))
+    assert not {"work/data.csv", "work/shared"} & set(choice.files)
+    [warning] = choice.warnings
+    assert "data.csv (1 kB)" in warning
+    assert "shared (a link to a folder)" in warning
+
+
+def test_of_a_folder_that_is_too_large_only_imported_modules_are_sent(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(working_folder, "_MOST_BYTES", 1000)
+    (project / "data.csv").write_bytes(b"x" * 1001)
+    importlib.import_module("shipped_helper")
+    try:
+        choice = choose(str(project))
+    finally:
+        del sys.modules["shipped_helper"]
+    assert [each for each in choice.files if each.startswith(("work", "modules/0"))] == ["modules/0/shipped_helper.py"]
+    assert choice.import_path[0] == "modules/0"
+    [warning] = choice.warnings
+    assert "only the modules that this script has imported are sent to the nodes. Largest: data.csv (1 kB)" in warning
+
+
+def test_of_a_home_folder_only_imported_modules_are_sent(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(project))
+    choice = choose(str(project))
+    assert not [each for each in choice.files if each.startswith("work/")]
+    assert "more than one project" in choice.warnings[0]
+
+
+def test_modules_from_elsewhere_are_sent_too_but_not_those_that_nodes_have(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "elsewhere", "shipped_package/__init__.py", "shipped_package/inner/part.py", "not_imported.py")
+    write(tmp_path / "elsewhere", "shipped_package/table.csv")
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "elsewhere"), *sys.path])
+    importlib.import_module("shipped_package")
+    try:
+        choice = choose(str(project))
+    finally:
+        del sys.modules["shipped_package"]
+    found = {each for each in choice.files if each.startswith("modules/0/")}
+    assert found == {"modules/0/shipped_package/__init__.py", "modules/0/shipped_package/inner/part.py"}
+    assert not [each for each in choice.files if "/luminosity/" in each or "/apache_beam/" in each]
+
+
+def test_a_worker_finds_what_the_driver_has_packed(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["", "scripts"]))
+    first, again, copy = tmp_path / "first", tmp_path / "again", tmp_path / "copy"
+    for folder in (first, again):
+        folder.mkdir()
+    environment = shipping.runtime_env(str(first))
+    assert environment["env_vars"] == {"PYTHONPATH": str(project / "scripts")}
+    os.utime(project / "pyproject.toml", (0, 0))
+    packed_again = Path(shipping.runtime_env(str(again))["working_dir"])
+    assert Path(environment["working_dir"]).read_bytes() == packed_again.read_bytes()
+    with zipfile.ZipFile(environment["working_dir"]) as archive:
+        archive.extractall(copy)
+    monkeypatch.chdir(copy)
+    shipped = shipping.shipped(str(tmp_path / "installed"))
+    assert shipped.working_folder == str(copy / "work")
+    assert shipped.import_path[0] == str(copy / "work" / "scripts")
+    assert str(tmp_path / "installed") in shipped.import_path
+    assert (copy / "work" / "models" / "encoder.bin").exists()
+
+
+def test_without_a_sent_copy_a_worker_stays_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert shipping.shipped() == shipping.Shipped(str(tmp_path), list(dict.fromkeys(sys.path)))
+
+
+def test_a_node_with_other_versions_is_named() -> None:
+    own = shipping.versions()
+    assert not shipping.check_versions(own)
+    wrong = shipping.check_versions({**own, "luminosity": "99", "missing": "1"})
+    assert f"luminosity {own['luminosity']} (expected 99)" in wrong
+    assert "missing missing (expected 1)" in wrong
+    assert "apache-beam" not in wrong
