@@ -6,6 +6,8 @@ import os
 from dataclasses import dataclass, replace
 from typing import Any
 
+import grpc
+
 from luminosity.core import WorkerShare
 from luminosity.engine.actors import object_channel
 from luminosity.engine.actors.object_channel import FedObjects, FileChannel, ObjectChannel, OutgoingBlocks
@@ -70,7 +72,11 @@ class WorkerActor:
             working_directory=shipped.working_folder,
             import_path=shipped.import_path,
         )
-        harness.run(request, channel)
+        try:
+            harness.run(request, channel)
+        except grpc.RpcError as error:
+            # The driver is gone, or has given this worker up. An error of gRPC can't be pickled.
+            raise ConnectionError(f"lost the connection to the driver: {error}") from None
 
     def take(self, number: int) -> tuple[Any, int]:
         """Hand a block over to the driver, which owns it from now on; and its size, which says that all went well."""
