@@ -29,7 +29,8 @@ class FakeCluster:
     def address(self) -> str:
         return self._cluster.address
 
-    def add(self, cpus: int = 2, **more: Any) -> Any:
+    def add(self, cpus: int = 2, accelerator_type: str = "", **more: Any) -> Any:
+        types = {f"accelerator_type:{accelerator_type}": 1} if accelerator_type else {}
         number = len(self.nodes)
         own = os.path.join(self.folder, str(number))
         os.makedirs(os.path.join(own, "tmp"))
@@ -37,7 +38,7 @@ class FakeCluster:
             num_cpus=cpus,
             object_store_memory=_STORE_BYTES,
             include_dashboard=False,
-            resources={f"node{number}": 100},
+            resources={f"node{number}": 100, **types},
             temp_dir=os.path.join(own, "ray"),
             env_vars={"TMPDIR": os.path.join(own, "tmp"), "XDG_CACHE_HOME": os.path.join(own, "cache")},
             **more,

@@ -59,18 +59,20 @@ def prepare(
     is_drain: bool = False,
     fit: Callable[[EngineConfig, Callable[[frozenset[str]], Graph]], Graph] | None = None,
     claim: Claim | None = None,
+    is_dry: bool = False,
 ) -> Prepared:
     """Return how ``pipeline`` would run. Starts nothing, but connects to the cluster if ``options`` name one.
 
     ``fit`` gets a function that plans the pipeline, given the names of steps that must start a stage, and returns the
     plan to run: one that can continue from a checkpoint. With ``claim``, the pipeline gets what other runs leave of the
-    machine, and claims it; this may wait for them.
+    machine, and claims it; this may wait for them. ``is_dry`` says that the pipeline is not run, so that a cluster gets
+    no files of it.
 
     Raises :class:`OptionError`, :class:`UnsupportedPipeline` or :class:`ResourcesExceeded` if it can't run.
     """
     config = EngineConfig.of(options)
     support.check(pipeline)
-    session = _connect(config, pipeline, options)
+    session = _connect(config, pipeline, options, is_dry=is_dry)
     try:
         return _prepare(pipeline, options, config, session, is_drain=is_drain, fit=fit, claim=claim)
     except BaseException:
@@ -79,7 +81,9 @@ def prepare(
         raise
 
 
-def _connect(config: EngineConfig, pipeline: beam_runner_api_pb2.Pipeline, options: PipelineOptions) -> Session | None:
+def _connect(
+    config: EngineConfig, pipeline: beam_runner_api_pb2.Pipeline, options: PipelineOptions, *, is_dry: bool
+) -> Session | None:
     """Return a session of the cluster, or None if the pipeline runs on this machine."""
     if config.ray_address is None:
         return None
@@ -92,14 +96,26 @@ def _connect(config: EngineConfig, pipeline: beam_runner_api_pb2.Pipeline, optio
                 fix="leave the hint python_environment out, or run without --ray_address",
             )
     setup = options.view_as(SetupOptions)
-    with tempfile.TemporaryDirectory(prefix="luminosity-shipped-") as scratch:
-        sent = shipping.runtime_env(
-            scratch,
-            setup_file=setup.setup_file,
-            requirements_file=setup.requirements_file,
-            extra_packages=setup.extra_packages or (),
-        )
-        return connect(config.ray_address, sent, accelerators=config.accelerators)
+    extra: list[str] = setup.extra_packages or []
+    given = {
+        "setup_file": setup.setup_file,
+        "requirements_file": setup.requirements_file,
+        "extra_package": " ".join(extra),
+    }
+    packages = {f"--{name}": str(value) for name, value in given.items() if value}
+    with tempfile.TemporaryDirectory(prefix="shipped-luminosity-") as scratch:
+
+        def runtime_env() -> dict[str, Any]:
+            if is_dry:
+                return {}
+            return shipping.runtime_env(
+                scratch,
+                setup_file=setup.setup_file,
+                requirements_file=setup.requirements_file,
+                extra_packages=extra,
+            )
+
+        return connect(config.ray_address, runtime_env, packages=packages, accelerators=config.accelerators)
 
 
 def _prepare(

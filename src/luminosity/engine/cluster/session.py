@@ -16,7 +16,7 @@ import socket
 import sys
 import tempfile
 import threading
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
 import grpc
@@ -96,10 +96,10 @@ class Session:
 class _Connection:
     """A connection, with the number of sessions that use it."""
 
-    def __init__(self, asked: str, runtime_env: Mapping[str, Any], is_ours: bool, folder: _Folder | None) -> None:
+    def __init__(self, asked: str, packages: Mapping[str, str], is_ours: bool, folder: _Folder | None) -> None:
         context = require("ray", "ray").get_runtime_context()
         self.asked = asked
-        self.runtime_env = dict(runtime_env)
+        self.packages = dict(packages)
         self.is_ours = is_ours
         self.folder = folder
         self.address: str = context.gcs_address
@@ -134,15 +134,25 @@ class _Folder:
         os.close(self._lock)
 
 
-def connect(address: str, runtime_env: Mapping[str, Any] | None = None, *, accelerators: int | None = None) -> Session:
+def connect(
+    address: str,
+    runtime_env: Callable[[], Mapping[str, Any]] = dict[str, Any],
+    *,
+    packages: Mapping[str, str] | None = None,
+    accelerators: int | None = None,
+) -> Session:
     """Connect this process to the Ray cluster at ``address``: ``auto``, ``local`` or HOST:PORT.
 
     ``local`` starts a Ray on this machine, with ``accelerators`` if they are given. If the process is connected
     already, by another run or by the user's script, the session shares that connection.
 
+    ``runtime_env`` is called if a new connection is made; what it returns says what the nodes need. ``packages`` are
+    the options about it that the user has given, with their values: a connection is only shared with the same ones.
+
     Raises :class:`OptionError` if there is no such cluster, if this process can't join it, or if the process is
     connected to another one, and :class:`MissingExtra` if Ray is not installed.
     """
+    packages = packages or {}
     global _connection
     _set_environment(address)
     ray = require("ray", "ray")
@@ -150,10 +160,10 @@ def connect(address: str, runtime_env: Mapping[str, Any] | None = None, *, accel
         if _connection is not None and not ray.is_initialized():
             _connection = None  # the script has shut Ray down; the runs that used it fail on their own
         if _connection is not None:
-            return _shared(_connection, address, runtime_env or {})
+            return _shared(_connection, address, packages)
         if ray.is_initialized():
-            return _of_the_script(ray, address)
-        _connection = _open(ray, address, runtime_env or {}, accelerators)
+            return _of_the_script(ray, address, packages)
+        _connection = _open(ray, address, runtime_env(), packages, accelerators)
         return Session(_connection)
 
 
@@ -169,24 +179,28 @@ def _set_environment(address: str) -> None:
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 
 
-def _shared(connection: _Connection, address: str, runtime_env: Mapping[str, Any]) -> Session:
+def _shared(connection: _Connection, address: str, packages: Mapping[str, str]) -> Session:
     """Return a session of the connection that another run of this process has made."""
     if address != connection.asked and (address == "local" or not _is_at(address, connection.address)):
         raise OptionError(
-            f"--ray_address={address}: found another run of this process on --ray_address={connection.asked} "
-            f"({connection.address}), expected the same cluster, since a process can have only one",
+            f"--ray_address={address}: found another run of this process on a cluster at {connection.address}, "
+            "expected the same cluster, since a process can have only one",
             fix="wait for the other run with wait_until_finish(), or run this pipeline in a process of its own",
         )
-    if dict(runtime_env) != connection.runtime_env:
+    if dict(packages) != connection.packages:
         raise OptionError(
-            f"--ray_address={address}: found another run of this process with other packages or files for its "
-            "workers, expected the same, since a process can have only one connection to Ray",
+            f"{_told(packages)}: found another run of this process with {_told(connection.packages)}, expected the "
+            "same packages, since a process can have only one connection to Ray",
             fix="wait for the other run with wait_until_finish(), or run this pipeline in a process of its own",
         )
     return Session(connection)
 
 
-def _of_the_script(ray: Any, address: str) -> Session:
+def _told(packages: Mapping[str, str]) -> str:
+    return " ".join(f"{name}={value}" for name, value in packages.items()) or "no packages"
+
+
+def _of_the_script(ray: Any, address: str, packages: Mapping[str, str]) -> Session:
     """Return a session of the connection that the user's script has made."""
     if ray.util.client.ray.is_connected():
         check_ray_address("ray.init in this script", "ray://")
@@ -196,6 +210,12 @@ def _of_the_script(ray: Any, address: str) -> Session:
             f"--ray_address={address}: found that this script is connected to Ray at {found} with ray.init, expected "
             "the same cluster, since a process can have only one",
             fix="pass --ray_address=auto to use that connection, or leave out ray.init",
+        )
+    if packages:
+        raise OptionError(
+            f"{_told(packages)}: found that this script is connected to Ray with ray.init, which decides on the "
+            "packages of workers, expected one of both",
+            fix="pass the packages to ray.init as runtime_env, or leave out ray.init",
         )
     return Session(_Connection(address, {}, is_ours=False, folder=None))
 
@@ -221,7 +241,13 @@ def _ips(host: str) -> set[Any]:
     return found | {each[4][0] for each in socket.getaddrinfo(socket.gethostname(), None)} if found & local else found
 
 
-def _open(ray: Any, address: str, runtime_env: Mapping[str, Any], accelerators: int | None) -> _Connection:
+def _open(
+    ray: Any,
+    address: str,
+    runtime_env: Mapping[str, Any],
+    packages: Mapping[str, str],
+    accelerators: int | None,
+) -> _Connection:
     asked = address
     if address == "auto" and (named := os.environ.get("RAY_ADDRESS", "")):
         address = check_ray_address(f"RAY_ADDRESS={named}", named)
@@ -244,7 +270,7 @@ def _open(ray: Any, address: str, runtime_env: Mapping[str, Any], accelerators: 
                 logging_level=logging.ERROR,  # warnings of ray.init are about what this module decides
             )
         logging.getLogger("ray").setLevel(logging.WARNING)
-        return _Connection(asked, runtime_env, is_ours=True, folder=folder)
+        return _Connection(asked, packages, is_ours=True, folder=folder)
     except BaseException as error:
         ray.shutdown()
         if folder is not None:

@@ -100,7 +100,7 @@ class DryRunner(PipelineRunner):
         for transform in pipeline.components.transforms.values():
             if function := self._functions.get(transform.unique_name):
                 transform.annotations["python_type"] = function.encode()
-        prepared = prepare(pipeline, options, is_drain=self._is_drain)
+        prepared = prepare(pipeline, options, is_drain=self._is_drain, is_dry=True)
         if prepared.session is not None:
             prepared.session.close()
         self._runs.append(DryRun(pipeline, prepared, self._other_runner))
