@@ -22,6 +22,7 @@ __all__ = [
     "DRIFT",
     "FAILED",
     "NOT_MET",
+    "NOT_READY",
     "TOO_FEW_ROWS",
     "WRONG_USE",
     "cancel_runs",
@@ -42,6 +43,7 @@ WRONG_USE = 2  # the command line or the input is wrong; also what argparse exit
 DRIFT = 3  # `lum drift` found drift
 DIFFERENT = 3  # `lum rerun`: outputs or, with --check, surroundings are not the same
 NOT_MET = 3  # `lum evaluate`: a metric does not meet a requirement
+NOT_READY = 3  # `lum export`: the job has errors
 TOO_FEW_ROWS = 4  # `lum drift` has too few rows to find drift, however different they are
 _INTERRUPTED = 130  # as a shell reports a command that Ctrl-C ended
 _TERMINATED = 143  # as a shell reports a command that SIGTERM ended

@@ -52,10 +52,11 @@ _MODULES = {
     "evaluate": ("evaluate.command",),
     "ask": ("ask.command",),
     "image": ("image.command",),
+    "export": ("export.command",),
 }
 _DRIFT_WATCH = "drift watch"
 # Commands whose further options belong to the script or the runner: argparse must not see them.
-_OWN_PARSING = ("run", "plan", "enrich")
+_OWN_PARSING = ("run", "plan", "enrich", "export")
 
 _DESCRIPTION = """\
 Run Apache Beam pipelines on this machine, with workers that fit each step, and
@@ -90,8 +91,14 @@ examples:
   lum evaluate t.csv --label y --prediction p  compare predictions with labels
   lum ask store "Is it scary?"                answer from a store, citing rows
   lum image image pipeline.py                 write the recipe of a container
+  lum export dataflow pipeline.py             check it for Dataflow
 """
-_WITH_USER_CODE = ("plan", "replay", "run")  # commands whose script may have registered functions for its exit
+_WITH_USER_CODE = (
+    "export",
+    "plan",
+    "replay",
+    "run",
+)  # commands whose script may have registered functions for its exit
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -145,7 +152,7 @@ def _options(parsers: Mapping[str, argparse.ArgumentParser]) -> dict[str, set[st
         name: {option for action in each._actions for option in action.option_strings}  # pyright: ignore[reportPrivateUsage]
         | (of_runner if name == "enrich" else set[str]())
         for name, each in parsers.items()
-        if name not in ("plan", "run")
+        if name not in ("export", "plan", "run")
     }
 
 

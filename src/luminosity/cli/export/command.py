@@ -1,0 +1,187 @@
+"""``lum export dataflow PIPELINE.py [options]``: describe a pipeline as a job of Dataflow, and check it."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from luminosity.cli.exits import FAILED, NOT_READY, WRONG_USE, discard_output, fail, interrupted
+from luminosity.cli.run import is_yaml, problem, run_script
+from luminosity.errors import LuminosityError, OptionError, PipelineFileError
+
+if TYPE_CHECKING:
+    from luminosity.dataflow.capture import CapturedPipeline
+    from luminosity.dataflow.check import CheckedJob
+
+__all__ = ["add_to", "export"]
+
+_DATAFLOW = "dataflow"
+_RUNNER = "DataflowRunner"
+_JOB_FILE = "job.json"
+
+_DESCRIPTION = """\
+Describe a pipeline as a job of Dataflow and check the description, without a
+network and without credentials. Nothing is run, and nothing is sent.
+
+The script runs, but its pipeline is only translated, as Beam's DataflowRunner
+does it. The options are those that you would pass to the script: --project,
+--region, --temp_location, --sdk_container_image and others.
+
+It says which container and resource hints each step has, and what would fail or
+have no effect there: hints, options, local files, missing libraries.
+"""
+_EPILOG = f"""\
+With --out, FOLDER gets {_JOB_FILE}, the body of the request that creates the job
+(projects.locations.jobs.create), and pipeline.pb, the pipeline in Beam's format,
+with the environments and hints of its steps. With errors, nothing is written.
+If the script has its own --out, put it after a --.
+
+exit codes:
+  0  no errors were found; there may be warnings
+  1  the script failed, or it runs no pipeline
+  2  the command line is wrong, or FOLDER has other files
+  3  the job has errors
+
+examples:
+  lum export dataflow p.py --project=shop --region=europe-west4 \\
+    --temp_location=gs://shop/temp --sdk_container_image=REGISTRY/shop
+                                              check it
+  lum export dataflow p.py … --out job        and write the description
+"""
+
+
+def add_to(commands: Any) -> None:
+    """Add this command to the subparsers of ``lum``."""
+    parser = commands.add_parser(
+        "export",
+        usage=f"lum export {_DATAFLOW} PIPELINE.py [options] [--out FOLDER]",
+        help="check a pipeline for Dataflow, and describe its job",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    _add_options(parser)
+    parser.add_argument(
+        "words", nargs="*", metavar=f"{_DATAFLOW} PIPELINE.py [options]", help="the engine, the script, its options"
+    )
+    parser.set_defaults(command=lambda parsed: export(parsed.words))
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", metavar="FOLDER", help="write the description to FOLDER, new or of an earlier export")
+
+
+def export(words: list[str]) -> int:
+    """Describe the pipeline of the script that ``words`` names, and check it; return the exit code."""
+    parser = argparse.ArgumentParser(prog="lum export", add_help=False, allow_abbrev=False)
+    _add_options(parser)
+    cut = words.index("--") if "--" in words else len(words)
+    own, rest = parser.parse_known_args(words[:cut])
+    engine, script, *options = [*rest, *words[cut + 1 :], "", ""][: max(2, len(rest) + len(words[cut + 1 :]))]
+    if engine != _DATAFLOW:
+        found = f"found {engine!r}" if engine else "found no engine"
+        return fail("export", f"{found}, expected {_DATAFLOW}, then PIPELINE.py and options", WRONG_USE)
+    if wrong := problem(script):
+        return fail("export", f"{wrong}, expected {_DATAFLOW} PIPELINE.py, then options", WRONG_USE)
+    folder = Path(own.out) if own.out else None
+    if folder is not None and (there := _foreign_files(folder)):
+        return fail(
+            "export", f"--out {folder}: found {there}, expected a new folder or that of an earlier export", WRONG_USE
+        )
+    from luminosity.dataflow.capture import captured_pipelines
+
+    ending = None
+    with captured_pipelines() as captured, contextlib.redirect_stdout(sys.stderr):
+        try:
+            run_script(script, _with_runner(options))
+        except BaseException as error:
+            ending = error
+    if wrong := _check_ending(ending, script, captured):
+        return wrong
+    return _report(captured, script, options, folder)
+
+
+def _with_runner(options: list[str]) -> list[str]:
+    """Return the options with Dataflow's runner, unless they name one: scripts may look at it."""
+    return (
+        options if any(each.split("=", 1)[0] == "--runner" for each in options) else [f"--runner={_RUNNER}", *options]
+    )
+
+
+def _check_ending(ending: BaseException | None, script: str, captured: list[CapturedPipeline]) -> int:
+    """Print how the script ended, if that is not as it should; return the exit code, or 0 to go on."""
+    if isinstance(ending, KeyboardInterrupt):
+        return interrupted("export")
+    if isinstance(ending, LuminosityError):
+        status = WRONG_USE if is_yaml(script) and isinstance(ending, OptionError | PipelineFileError) else FAILED
+        return fail("export", str(ending), status)
+    if isinstance(ending, SystemExit) and isinstance(ending.code, str):
+        print(ending.code, file=sys.stderr)  # as Python does
+    if captured:
+        if isinstance(ending, Exception):
+            print(f"lum export: after that, the script ended with {_first_line(ending)}", file=sys.stderr)
+        return 0
+    if isinstance(ending, Exception):
+        traceback.print_exception(ending)
+        return fail("export", f"{script} failed before it ran a pipeline: {_first_line(ending)}", FAILED)
+    return fail("export", f"{script} ran no pipeline, expected a script that builds and runs one", FAILED)
+
+
+def _first_line(error: BaseException) -> str:
+    return "".join(traceback.format_exception_only(error)).strip().partition("\n")[0]
+
+
+def _report(captured: list[CapturedPipeline], script: str, options: list[str], folder: Path | None) -> int:
+    from luminosity.cli.export.report import print_job
+    from luminosity.dataflow.check import check_job
+
+    jobs = [check_job(each, script, options) for each in captured]
+    try:
+        for job in jobs:
+            print_job(job, os.path.basename(script))
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader has closed the pipe, as in `lum export … | head`
+        discard_output()
+    if folder is not None and len(jobs) > 1:
+        return fail("export", f"{script} runs {len(jobs)} pipelines, expected one for --out", WRONG_USE)
+    if any(job.has_errors for job in jobs):
+        return NOT_READY
+    if folder is not None:
+        try:
+            _write(jobs[0], folder)
+        except OSError as error:
+            return fail("export", f"can't write {error.filename or folder}: {error.strerror}", FAILED)
+        print(f"\nWrote {folder / _JOB_FILE} and {folder / _pipeline_file()}.")
+    return 0
+
+
+def _write(job: CheckedJob, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    body = json.dumps(job.job, indent=2, sort_keys=True, default=str) + "\n"
+    for name, content in ((_pipeline_file(), job.pipeline), (_JOB_FILE, body.encode())):
+        unfinished = folder / f"{name}.unfinished"
+        unfinished.write_bytes(content)
+        unfinished.replace(folder / name)
+
+
+def _foreign_files(folder: Path) -> str:
+    """Return a name in the folder that no export has written, or the folder's own if it is a file."""
+    if folder.exists() and not folder.is_dir():
+        return "a file"
+    ours = {_JOB_FILE, _pipeline_file()}
+    ours |= {f"{name}.unfinished" for name in ours}
+    return (
+        next((each.name for each in sorted(folder.iterdir()) if each.name not in ours), "") if folder.exists() else ""
+    )
+
+
+def _pipeline_file() -> str:
+    from luminosity.dataflow.job import PIPELINE_FILE
+
+    return PIPELINE_FILE
