@@ -111,7 +111,7 @@ def test_a_worker_finds_what_the_driver_has_packed(
     with zipfile.ZipFile(environment["working_dir"]) as archive:
         archive.extractall(copy)
     monkeypatch.chdir(copy)
-    shipped = shipping.shipped(str(tmp_path / "installed"))
+    shipped = shipping.shipped([str(tmp_path / "installed")])
     assert shipped.working_folder == str(copy / "work")
     assert shipped.import_path[0] == str(copy / "work" / "scripts")
     assert str(tmp_path / "installed") in shipped.import_path

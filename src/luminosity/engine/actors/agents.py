@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from luminosity.engine.actors.node_actor import NodeAgent
+from luminosity.engine.cluster.packages import INSTALL_TIMEOUT_S
 
 __all__ = ["Agent", "Agents"]
 
@@ -26,7 +27,7 @@ class Agent:
 
     node_id: str
     actor: Any
-    folder: dict[str, str]  # the paths of the run's folder on that node
+    folder: dict[str, str]  # the paths of the run's folder on that node, and of packages that were installed in it
 
     def copy(self, reference: Any) -> tuple[Any, Any]:
         """Return the references to a copy that this node will hold, and to its size."""
@@ -60,7 +61,7 @@ class Agents:
                 with self._lock:
                     self._agents.pop(node_id, None)
                 future.set_exception(error)
-        return future.result(_START_TIMEOUT_S)
+        return future.result(_START_TIMEOUT_S + INSTALL_TIMEOUT_S)
 
     def _start(self, node_id: str) -> Agent:
         import ray
@@ -74,7 +75,9 @@ class Agents:
             max_concurrency=16,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
         ).remote(self._run_id, self._files)
-        agent = Agent(node_id, actor, ray.get(actor.folder.remote(), timeout=_START_TIMEOUT_S))
+        folder: Any = ray.get(actor.folder.remote(), timeout=_START_TIMEOUT_S)
+        folder["packages"] = ray.get(actor.install.remote(), timeout=INSTALL_TIMEOUT_S)
+        agent = Agent(node_id, actor, folder)
         actor.stay.remote().future().add_done_callback(lambda _: self._ended(agent))
         return agent
 

@@ -25,6 +25,7 @@ from luminosity.engine.workers.launcher import OnExit
 from luminosity.engine.workers.request import WorkerRequest
 from luminosity.errors import BlockLost
 from luminosity.events import NodeView
+from luminosity.model_sizes import NODE_FOLDER_VARIABLE
 
 __all__ = ["ActorLauncher", "ActorProcess"]
 
@@ -192,7 +193,8 @@ class ActorLauncher:
             request,
             url=self._url,
             access=asdict(self._security.access(request.worker_id)),
-            environment={**own, **share.to_environment()},
+            environment={**own, **share.to_environment(), NODE_FOLDER_VARIABLE: folder["memory"]},
+            import_path=[folder["packages"]] if folder["packages"] else [],
             memory_folder=folder["memory"],
             spill_folder=folder["path"],
             quota="",

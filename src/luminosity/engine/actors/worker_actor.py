@@ -55,7 +55,7 @@ class WorkerActor:
         """
         if wrong := shipping.check_versions(versions):
             raise WorkerStartFailed(wrong)
-        shipped = shipping.shipped()
+        shipped = shipping.shipped(request.import_path)
         channel: type[FileChannel | ObjectChannel]
         if shared_folder:
             FileChannel.writer = object_channel.file_writer(shared_folder, request.worker_id)

@@ -23,12 +23,12 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 
 from luminosity.errors import OptionError, WorkerStartFailed
 
-__all__ = ["PACKAGES", "collect", "install"]
+__all__ = ["INSTALL_TIMEOUT_S", "PACKAGES", "collect", "install"]
 
 PACKAGES = "packages"  # the folder of the sent copy
 _REQUIREMENTS = "requirements.txt"
 _BUILD_TIMEOUT_S = 600.0  # a package with compiled parts takes minutes
-_INSTALL_TIMEOUT_S = 1800.0  # large libraries over a slow network
+INSTALL_TIMEOUT_S = 1800.0  # large libraries over a slow network
 _LAST_LINES = 20  # of pip's output in an error
 _ARCHIVES = (".whl", ".tar.gz", ".zip", ".tar")
 _INCLUDED = re.compile(r"(?:-r|--requirement)(?:\s+|=|(?<=-r))(?P<path>\S+)")
@@ -146,11 +146,11 @@ def _run_pip(command: list[str]) -> None:
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            timeout=_INSTALL_TIMEOUT_S,
+            timeout=INSTALL_TIMEOUT_S,
             env=variables,
         )
     except subprocess.TimeoutExpired as error:
-        raise WorkerStartFailed(f"pip on {socket.gethostname()} took over {_INSTALL_TIMEOUT_S:.0f} s") from error
+        raise WorkerStartFailed(f"pip on {socket.gethostname()} took over {INSTALL_TIMEOUT_S:.0f} s") from error
     if done.returncode:
         raise WorkerStartFailed(
             f"the packages of this run can't be installed on {socket.gethostname()}:\n{_last(done.stdout)}",

@@ -90,22 +90,22 @@ class Shipped:
     import_path: list[str]  # the whole ``sys.path``
 
 
-def shipped(installed: str = "") -> Shipped:
+def shipped(installed: Sequence[str] = ()) -> Shipped:
     """Return where the sent copy is on this node. Call it in an actor before anything changes its working folder.
 
-    ``installed`` is the folder of packages that the node agent has installed, if there are any. If nothing was sent,
-    the worker stays where it is.
+    ``installed`` are folders of packages that the node agent has installed. If nothing was sent, the worker stays where
+    it is.
     """
-    root, libraries = os.getcwd(), [installed] if installed else []
+    root = os.getcwd()
     try:
         with open(os.path.join(root, _CONTENTS)) as file:
             contents: dict[str, Any] = json.load(file)
     except FileNotFoundError:
-        return Shipped(root, list(dict.fromkeys([*libraries, *sys.path])))
+        return Shipped(root, list(dict.fromkeys([*installed, *sys.path])))
     work = os.path.join(root, WORK)
     os.makedirs(work, exist_ok=True)  # It is not in the archive if it is empty.
     folders = [os.path.join(root, each) for each in contents["import_path"]]
-    return Shipped(work, list(dict.fromkeys([*folders, *libraries, *sys.path])))
+    return Shipped(work, list(dict.fromkeys([*folders, *installed, *sys.path])))
 
 
 def versions() -> dict[str, str]:
