@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shutil
@@ -16,9 +17,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import luminosity  # noqa: F401  # adds its filter to logging now, not during the first test that imports it
+from tests import clusters
 from tests.both_runners import pipelines, runner_name
 from tests.processes import nothing_left_behind
-from tests.runners import run
+from tests.runners import IS_CLUSTER, RAY_VARIABLE, ray_address, run
 
 __all__ = ["pipelines", "runner_name"]  # the fixtures of tests that run on both runners
 
@@ -61,6 +63,10 @@ def pytest_configure(config: pytest.Config) -> None:
     # Tests run side by side: the pools of one must not depend on what another holds.
     claims = os.environ["LUMINOSITY_CLAIM_DIR"] = tempfile.mkdtemp(prefix="claims-of-tests-")
     config.add_cleanup(lambda: shutil.rmtree(claims, ignore_errors=True))
+    if os.environ.get(RAY_VARIABLE) == "start":
+        cluster = contextlib.ExitStack()
+        config.add_cleanup(cluster.close)
+        os.environ[RAY_VARIABLE] = cluster.enter_context(clusters.three_nodes()).address  # also for xdist's workers
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -98,6 +104,19 @@ def _logging_now() -> dict[str, object]:
         "filters of handlers": [list(each.filters) for each in logging.root.handlers if each.filters],
         "our loggers": changed,
     }
+
+
+@pytest.fixture(scope="session", autouse=True)
+def connection() -> Iterator[None]:
+    """Connect this process once to the cluster on which all tests run, if they do: each run would do it again."""
+    if not IS_CLUSTER:
+        yield
+        return
+    import ray
+
+    ray.init(ray_address(), log_to_driver=False, logging_level=logging.WARNING)
+    yield
+    ray.shutdown()
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,9 @@
 
 ``LUMINOSITY_TEST_RUNNER=FnApiRunner`` runs the same tests on Beam's own local runner, to tell a mistake in a
 test from a mistake in the engine. Tests of what only the engine does are left out then.
+
+``LUMINOSITY_TEST_RAY=HOST:PORT`` runs them on the Ray cluster there, ``LUMINOSITY_TEST_RAY=start`` on one of three nodes
+that pytest starts: see ``clusters.py``.
 """
 
 from __future__ import annotations
@@ -21,6 +24,10 @@ from apache_beam.transforms import window
 RUNNER_NAME = os.environ.get("LUMINOSITY_TEST_RUNNER", "luminosity.LuminosityRunner")
 IS_REFERENCE = RUNNER_NAME == "FnApiRunner"
 
+# Where to run instead of on this machine: conftest.py sets the address of a cluster that it starts.
+RAY_VARIABLE = "LUMINOSITY_TEST_RAY"
+IS_CLUSTER = bool(os.environ.get(RAY_VARIABLE)) and not IS_REFERENCE
+
 # Every run ends in time even where a runner hangs; far above what any of these pipelines takes.
 _RUN_TIMEOUT_S = 250
 
@@ -37,7 +44,14 @@ def new_runner(is_drain: bool = False) -> PipelineRunner:
 
 def flags(*extra: str) -> list[str]:
     """The flags of a quiet run; the reference runner knows none of ours."""
-    return [] if IS_REFERENCE else ["--progress=off", *extra]
+    if IS_REFERENCE:
+        return []
+    return ["--progress=off", *([f"--ray_address={ray_address()}"] if IS_CLUSTER else []), *extra]
+
+
+def ray_address() -> str:
+    """The address of the cluster on which all tests run."""
+    return os.environ[RAY_VARIABLE]
 
 
 def beam_test_options(*extra: str) -> str:

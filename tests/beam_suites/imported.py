@@ -20,7 +20,7 @@ from apache_beam.testing import test_pipeline
 
 from luminosity.engine.loop import idle_workers, sizing
 from luminosity.runner_options import LuminosityOptions
-from tests.runners import RUNNER_NAME
+from tests.runners import IS_CLUSTER, RUNNER_NAME, ray_address
 
 
 def beam_modules_containing(text: str) -> list[str]:
@@ -122,3 +122,5 @@ def run_on_our_runner(
         or "all_records" in inspect.getsource(request.node.function)
     ):
         monkeypatch.setitem(LuminosityOptions.defaults, "debug", True)
+    elif IS_CLUSTER:
+        monkeypatch.setitem(LuminosityOptions.defaults, "ray_address", ray_address())
