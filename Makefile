@@ -7,11 +7,16 @@ PYTEST := $(BIN)/python -m pytest
 JOBS ?= 3
 # What Beam's sink for BigQuery imports, in a folder of its own: else every start of Beam would import it, too.
 BIGQUERY := tests/io/stores/bigquery_requirements.txt
+# What also runs on a Ray cluster: Beam's suites that test runners, and our tests that run pipelines.
+RAY_SUITES := $(addprefix tests/beam_suites/test_,fn_api_runner_suite.py validates_runner.py stream_suites.py \
+	stream_transform_suites.py periodic_suite.py) $(addprefix tests/engine/,loop/test_faults.py loop/test_time.py \
+	loop/test_sources.py loop/test_splits.py loop/test_stream_pitfalls.py spill data test_property.py \
+	test_stream_property.py test_regressions.py workers/test_main_scripts.py workers/test_user_state.py)
 BENCHMARKS := $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py))
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo stream test test-alone test-beam test-docs test-all compile weights \
+.PHONY: help setup demo stream test test-alone test-beam test-ray test-docs test-all compile weights \
 	check check-format check-lint check-types check-imports format docs bench clean
 
 help: ## list these targets
@@ -40,6 +45,10 @@ test-alone: compile ## run the tests that need the machine to themselves, one by
 
 test-beam: compile ## run all of Beam's own test suites on this runner
 	$(PYTEST) -n $(JOBS) --dist loadfile tests/beam_suites
+
+test-ray: compile ## run Beam's suites and the engine's on a Ray cluster of three nodes
+	LUMINOSITY_TEST_RAY=start $(PYTEST) -m "not slow and not alone" -n $(JOBS) $(RAY_SUITES)
+	LUMINOSITY_TEST_RAY=start $(PYTEST) -m "alone and not slow" $(RAY_SUITES)
 
 test-docs: compile ## run the code of every page of the documentation
 	$(PYTEST) -n $(JOBS) tests/test_docs.py

@@ -17,8 +17,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import luminosity  # noqa: F401  # adds its filter to logging now, not during the first test that imports it
-from tests import clusters
 from tests.both_runners import pipelines, runner_name
+from tests.fake_cluster import fake_cluster
 from tests.processes import nothing_left_behind
 from tests.runners import IS_CLUSTER, RAY_VARIABLE, ray_address, run
 
@@ -66,7 +66,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if os.environ.get(RAY_VARIABLE) == "start":
         cluster = contextlib.ExitStack()
         config.add_cleanup(cluster.close)
-        os.environ[RAY_VARIABLE] = cluster.enter_context(clusters.three_nodes()).address  # also for xdist's workers
+        os.environ[RAY_VARIABLE] = cluster.enter_context(fake_cluster((2, 2, 2))).address  # also for xdist's workers
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -80,6 +80,9 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the files that take longest, those of this folder, so that no worker is left with them at the end."""
     items.sort(key=lambda item: item.path.parent != Path(__file__).parent)
+    for item in items if IS_CLUSTER else ():
+        if (marker := item.get_closest_marker("one_machine")) is not None:
+            item.add_marker(pytest.mark.skip(reason=f"not on a cluster: {marker.args[0]}"))
 
 
 @pytest.fixture(autouse=True)

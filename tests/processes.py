@@ -18,6 +18,7 @@ from typing import TypeVar
 import psutil
 
 from tests.marks import notes
+from tests.runners import IS_CLUSTER
 
 _FORK_SERVER = "luminosity.engine.workers.forkserver"
 _FILE_PREFIX = "luminosity-"
@@ -34,8 +35,23 @@ def fork_servers_of(pid: int) -> list[psutil.Process]:
 
 
 def workers_of(pid: int) -> list[psutil.Process]:
-    """The worker processes that live on behalf of process `pid`: the children of its fork servers."""
+    """The worker processes that live on behalf of process `pid`: the children of its fork servers, or its actors."""
+    if IS_CLUSTER and pid == os.getpid():
+        return _actors()
     return [worker for server in fork_servers_of(pid) for worker in _children(server.pid)]
+
+
+def _actors() -> list[psutil.Process]:
+    """The workers of this process's runs on a cluster, whose nodes are all on this machine."""
+    import ray
+    from ray._private import state
+
+    found: list[psutil.Process] = []
+    for actor in state.actors(job_id=ray.JobID.from_hex(ray.get_runtime_context().get_job_id())).values():
+        if actor["ActorClassName"] == "WorkerActor" and actor["State"] != "DEAD" and actor["Pid"]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found.append(psutil.Process(actor["Pid"]))
+    return [process for process in found if _is_alive(process)]
 
 
 def files_of_luminosity(*folders: str | Path) -> set[str]:
@@ -62,6 +78,12 @@ def _is_of_a_stranger(path: Path) -> bool:
         return os.getpid() not in [process.pid, *(parent.pid for parent in process.parents())]
     except psutil.NoSuchProcess:
         return False
+
+
+def _nodes() -> set[str]:
+    import ray
+
+    return {node["NodeID"][:8] for node in ray.nodes()}
 
 
 @contextlib.contextmanager

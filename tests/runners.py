@@ -3,8 +3,8 @@
 ``LUMINOSITY_TEST_RUNNER=FnApiRunner`` runs the same tests on Beam's own local runner, to tell a mistake in a
 test from a mistake in the engine. Tests of what only the engine does are left out then.
 
-``LUMINOSITY_TEST_RAY=HOST:PORT`` runs them on the Ray cluster there, ``LUMINOSITY_TEST_RAY=start`` on one of three nodes
-that pytest starts: see ``clusters.py``.
+``LUMINOSITY_TEST_RAY=HOST:PORT`` runs them on the Ray cluster there, ``LUMINOSITY_TEST_RAY=start`` on one of three
+nodes that pytest starts: see ``fake_cluster.py``.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import apache_beam as beam
+import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.runners.runner import PipelineResult, PipelineRunner, create_runner
@@ -27,6 +28,8 @@ IS_REFERENCE = RUNNER_NAME == "FnApiRunner"
 # Where to run instead of on this machine: conftest.py sets the address of a cluster that it starts.
 RAY_VARIABLE = "LUMINOSITY_TEST_RAY"
 IS_CLUSTER = bool(os.environ.get(RAY_VARIABLE)) and not IS_REFERENCE
+
+_ON_ONE_MACHINE = ("--debug", "--worker_start", "--when_busy")  # the runner refuses them on a cluster
 
 # Every run ends in time even where a runner hangs; far above what any of these pipelines takes.
 _RUN_TIMEOUT_S = 250
@@ -46,7 +49,11 @@ def flags(*extra: str) -> list[str]:
     """The flags of a quiet run; the reference runner knows none of ours."""
     if IS_REFERENCE:
         return []
-    return ["--progress=off", *([f"--ray_address={ray_address()}"] if IS_CLUSTER else []), *extra]
+    if not IS_CLUSTER:
+        return ["--progress=off", *extra]
+    if found := [flag for flag in extra if flag.startswith(_ON_ONE_MACHINE)]:
+        pytest.skip(f"not on a cluster: {' '.join(found)}")
+    return ["--progress=off", f"--ray_address={ray_address()}", *extra]
 
 
 def ray_address() -> str:
