@@ -134,7 +134,10 @@ class ActorLauncher:
         """Ask the cluster for an actor. Does not wait for it."""
         needs = request.actor
         assert needs is not None
-        options: dict[str, Any] = {"num_cpus": needs.cpus, "num_gpus": needs.gpus}
+        is_gpu = needs.accelerator_kind == "gpu"
+        options: dict[str, Any] = {"num_cpus": needs.cpus, "num_gpus": needs.gpus if is_gpu else 0}
+        if needs.gpus and not is_gpu:
+            options["resources"] = {needs.accelerator_kind.upper(): needs.gpus}  # as Ray names chips of TPUs
         if needs.memory:
             options["memory"] = needs.memory
         if needs.accelerator_type:
