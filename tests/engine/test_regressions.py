@@ -24,7 +24,7 @@ from apache_beam.utils.timestamp import MAX_TIMESTAMP
 from luminosity import LuminosityRunner
 from luminosity.errors import ElementKillsWorker
 from tests.marks import note, notes
-from tests.runners import IS_REFERENCE, collect, finished, new_pipeline, run
+from tests.runners import IS_REFERENCE, collect, finished, flags, new_pipeline, run
 
 pytestmark = [
     pytest.mark.alone,
@@ -120,7 +120,7 @@ class PathOptions(PipelineOptions):
 
 
 def test_an_option_that_is_not_json_stays_here() -> None:
-    options = PipelineOptions(["--progress=off", "--regression_paths", "a", "b"])
+    options = PipelineOptions([*flags(), "--regression_paths", "a", "b"])
     options.view_as(PathOptions)
     for _ in range(2):
         pipeline = beam.Pipeline(runner=LuminosityRunner(), options=options)

@@ -121,6 +121,7 @@ def test_an_element_that_ends_its_worker_is_told_from_its_neighbours() -> None:
     assert "number 42" in str(caught.value)
 
 
+@pytest.mark.one_machine("there is no fork server")
 def test_the_fork_server_survives_its_workers(tmp_path: Path) -> None:
     """All runs of a process share one fork server, also after runs that failed."""
     before = [server.pid for server in fork_servers_of(os.getpid())]
@@ -280,6 +281,7 @@ def long_run(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], list[psuti
         process.communicate(timeout=60)
 
 
+@pytest.mark.one_machine("looks at processes that the runner has started")
 def test_ctrl_c_ends_everything(tmp_path: Path) -> None:
     shared_memory = files_of_luminosity("/dev/shm")
     with long_run(tmp_path) as (process, descendants):
@@ -292,6 +294,7 @@ def test_ctrl_c_ends_everything(tmp_path: Path) -> None:
     assert files_of_luminosity("/dev/shm") - shared_memory == set()
 
 
+@pytest.mark.one_machine("looks at processes that the runner has started")
 @pytest.mark.parametrize("is_for_all", [False, True], ids=["the process", "its group"])
 def test_sigterm_ends_everything(tmp_path: Path, is_for_all: bool) -> None:
     shared_memory = files_of_luminosity("/dev/shm")
@@ -306,6 +309,7 @@ def test_sigterm_ends_everything(tmp_path: Path, is_for_all: bool) -> None:
     assert files_of_luminosity("/dev/shm") - shared_memory == set()
 
 
+@pytest.mark.one_machine("looks at processes that the runner has started")
 def test_workers_end_with_their_runner(tmp_path: Path) -> None:
     with long_run(tmp_path) as (process, descendants):
         process.kill()

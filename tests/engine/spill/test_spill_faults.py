@@ -70,7 +70,10 @@ def test_results_are_exact_while_workers_are_killed_and_blocks_are_on_disk(tmp_p
     assert list(spill.iterdir()) == []
 
 
-@pytest.mark.parametrize("who", ["runner", "worker"])
+_IN_RAY = pytest.mark.one_machine("Ray keeps and spills the blocks of workers")
+
+
+@pytest.mark.parametrize("who", ["runner", pytest.param("worker", marks=_IN_RAY)])
 def test_a_full_disk_is_a_clear_error(one_megabyte: Path, who: str) -> None:
     def build(pipeline: beam.Pipeline) -> None:
         pairs = pipeline | beam.Create(range(60))
@@ -102,6 +105,7 @@ _SPILLING_RUN = """
 """
 
 
+@pytest.mark.one_machine("looks at processes that the runner has started")
 def test_a_runner_that_is_killed_leaves_nothing_on_the_disk_for_long(tmp_path: Path) -> None:
     script, spill, temporary = tmp_path / "script.py", tmp_path / "spill", tmp_path / "tmp"
     temporary.mkdir()

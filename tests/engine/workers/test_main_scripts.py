@@ -11,6 +11,7 @@ import pytest
 
 from tests.processes import files_of_luminosity, wait_for
 from tests.runners import IS_REFERENCE
+from tests.runners import flags as flags_of_runs
 
 pytestmark = [
     pytest.mark.alone,
@@ -23,6 +24,7 @@ import dataclasses
 import enum
 import math
 import multiprocessing
+import os
 import pickle
 import sys
 import threading
@@ -128,7 +130,7 @@ def work(output="out.txt"):
         given = pipeline | "Given" >> beam.Create([Item(5, Colour.RED)]) | beam.Map(lambda item: f"{item.number}")
         prices = pipeline | "Prices" >> beam.Create([Price("x", Money(3))]).with_output_types(Price)
         labels = prices | "MovedPrices" >> beam.Reshuffle() | beam.Map(with_class_kept)
-        (roots, given, labels) | beam.Flatten() | beam.io.WriteToText(output, shard_name_template="")
+        (roots, given, labels) | beam.Flatten() | beam.io.WriteToText(os.path.abspath(output), shard_name_template="")
 
 """
 _EXPECTED = ["5", "6 RED", "7 BLUE", "x 3"]  # the roots of 40 and 60, rounded down
@@ -161,7 +163,7 @@ def run_script(folder: Path, ending: str, *flags: str) -> list[str]:
     """Run the script and return the lines that it writes. It must log nothing."""
     script = folder / "script.py"
     script.write_text(_DEFINITIONS + textwrap.dedent(ending))
-    words = [sys.executable, str(script), "--progress=off", "--cpu_workers=2", *flags]
+    words = [sys.executable, str(script), *flags_of_runs("--cpu_workers=2", *flags)]
     done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr
     assert [line for line in done.stderr.splitlines() if "apitools" not in line] == []
