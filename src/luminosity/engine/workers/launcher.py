@@ -27,6 +27,7 @@ __all__ = ["Launcher", "OnExit", "Process", "SpawnLauncher", "launcher", "module
 _START_TIMEOUT_S = 60.0  # importing Beam may take this long on a busy machine
 _END_TIMEOUT_S = 5.0  # then the fork server is killed
 
+_WITHOUT_WORKERS_HERE = ("--debug", "--ray_address")  # flags of runs that start no process on this machine
 _STEP_MODULES = ("luminosity.inference.", "luminosity.io.", "luminosity.tables.")
 
 OnExit = Callable[[int], None]  # gets the exit code; a negative one is the signal that killed the process
@@ -94,10 +95,10 @@ def modules_to_preload() -> list[str]:
 def warm_up(method: str) -> None:
     """Start the fork server in the background: it imports Beam, which makes the first worker slow.
 
-    Called before a pipeline's options are known. With ``--debug`` on the command line it does nothing: most likely no
-    worker is needed, and one that is needed after all starts later.
+    Called before a pipeline's options are known. With ``--debug`` or ``--ray_address`` on the command line it does
+    nothing: most likely no worker is needed here, and one that is needed after all starts later.
     """
-    if "--debug" in sys.argv:
+    if any(word.partition("=")[0] in _WITHOUT_WORKERS_HERE for word in sys.argv):
         return
     check_address_space()
     threading.Thread(target=launcher, args=(method,), name="luminosity-warm-up", daemon=True).start()
