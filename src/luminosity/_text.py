@@ -11,6 +11,7 @@ from datetime import timedelta
 from typing import Any
 
 __all__ = [
+    "LOST_WITH_NODE",
     "describe_exit",
     "did_you_mean",
     "first_line",
@@ -24,6 +25,7 @@ __all__ = [
     "shorten_repr",
 ]
 
+LOST_WITH_NODE = -1000  # the exit code of a worker whose machine is gone: no signal has this number
 _NEAR = 0.6  # the least similarity of a suggestion: about one letter of three differs
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kmgt])(i?))?b?", re.IGNORECASE)
 _POWERS = {letter: power for power, letter in enumerate("KMGT", start=1)}
@@ -120,11 +122,13 @@ def _nearness(name: str, choice: str) -> float:
 
 
 def describe_exit(code: int) -> str:
-    """Say how a process ended, from the return code that :mod:`subprocess` reports.
+    """Say how a process ended, from the return code that :mod:`subprocess` reports, or :data:`LOST_WITH_NODE`.
 
     >>> describe_exit(-9), describe_exit(3)
     ('was killed by SIGKILL', 'exited with code 3')
     """
+    if code == LOST_WITH_NODE:
+        return "was lost with its node"
     if code >= 0:
         return f"exited with code {code}"
     try:

@@ -24,7 +24,6 @@
     ├── KafkaError (RuntimeError)             Kafka refuses a request, can't be reached, or has lost records
     ├── DriftError (ValueError)               samples can't be compared
     ├── CheckpointError (ValueError)          a checkpoint folder can't be used, or belongs to another pipeline
-    ├── BlockLost (RuntimeError)              the nodes of a cluster that held data are gone, or do not answer
     ├── EvaluationError (ValueError)          predictions can't be evaluated, or a table can't be described
     ├── RecordError (ValueError)              a recorded run is missing or can't be read
     ├── ReplayError (ValueError)              a file can't be replayed
@@ -33,6 +32,7 @@
         ├── ElementKillsWorker                one element ended its worker on every attempt
         ├── WorkerStartFailed                 worker processes can't be started
         ├── SpillFailed                       the memory budget is used up and the disk is full
+        ├── BlockLost                         the nodes of a cluster that held data are gone, or do not answer
         ├── CheckpointFailed                  a checkpoint can't be written; the last one stays as it is
         └── RunCancelled                      the run was cancelled
 
@@ -253,12 +253,6 @@ class CheckpointError(LuminosityError, ValueError):
     """A checkpoint folder can't be used: it is in use, of another version, or belongs to another pipeline."""
 
 
-class BlockLost(LuminosityError, RuntimeError):
-    """The nodes of a cluster that held a block of elements are gone, or do not answer."""
-
-    may_pass = True
-
-
 class EvaluationError(LuminosityError, ValueError):
     """Predictions can't be evaluated, a table can't be described, or the settings for it contradict each other."""
 
@@ -309,6 +303,12 @@ class WorkerStartFailed(RunFailed):
 
 class SpillFailed(RunFailed):
     """Data beyond the memory budget finds no room on the disk."""
+
+
+class BlockLost(RunFailed):
+    """The nodes of a cluster that held a block of elements are gone, or do not answer."""
+
+    may_pass = True
 
 
 class CheckpointFailed(RunFailed):

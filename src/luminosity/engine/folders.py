@@ -6,7 +6,7 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from luminosity._locks import try_lock
 from luminosity.errors import OptionError
@@ -64,6 +64,13 @@ class RunFolders:
         self._locks.append(lock)
         self.all.append(folder)
         return folder
+
+    def guard(self, start: Callable[[list[str], list[int]], int]) -> None:
+        """Let another process remove the folders if this one is killed.
+
+        ``start`` starts it for folders and their locks, and returns the file descriptor whose end it waits for.
+        """
+        self._locks.append(start(self.all, self._locks))
 
     def remove_blocks_of(self, worker_id: str, keep: set[str]) -> None:
         """Remove files of a dead worker that no message refers to."""

@@ -14,7 +14,9 @@ from apache_beam.portability.api import beam_fn_api_pb2, beam_runner_api_pb2
 from apache_beam.runners.common import ENCODED_IMPULSE_VALUE
 from apache_beam.transforms.window import BoundedWindow
 
+from luminosity.engine.actors import shared_folder
 from luminosity.engine.actors.launcher import ActorLauncher
+from luminosity.engine.actors.node_folder import start_cleaner
 from luminosity.engine.actors.server import ActorServer
 from luminosity.engine.cluster.nodes import nodes
 from luminosity.engine.cluster.session import Session
@@ -170,6 +172,12 @@ def _actors(
     security = RunSecurity.create()
     paths = [folders.main_classes, *(pool.load_ahead for pool in pools.values() if pool.load_ahead)]
     files = {os.path.basename(path): Path(path).read_bytes() for path in paths}
+    folders.guard(start_cleaner)
+    found = nodes()
+    marker = ""
+    if checkpoint is not None:
+        marker = shared_folder.mark(folders.spill)
+        shared_folder.check_nodes(marker, found)
     inner = FnApiServer(f"{session.host}:0", state, descriptors, security)
     folders.url = inner.url
     actors = ActorLauncher(
@@ -178,9 +186,9 @@ def _actors(
         security=security,
         files=files,
         driver_node=session.node_id,
-        other_nodes=[node.id for node in nodes() if node.cores and not node.is_driver],
+        other_nodes=[node.id for node in found if node.cores and not node.is_driver],
         read_by_driver=_read_by_driver(graph),
-        shared_folder=folders.spill if checkpoint is not None else "",
+        marker=marker,
     )
     blocks.find_remote = actors.objects.find
     blocks.sends_files = checkpoint is not None  # whose folder all nodes see

@@ -11,13 +11,14 @@ from typing import Any
 
 from luminosity.engine.actors.node_actor import NodeAgent
 from luminosity.engine.cluster.packages import INSTALL_TIMEOUT_S
+from luminosity.engine.actors.ray_store import RayStore
+from luminosity.errors import BlockLost, WorkerStartFailed
 
 __all__ = ["Agent", "Agents"]
 
 _LOGGER = logging.getLogger(__name__)
 
 _START_TIMEOUT_S = 60.0  # for an agent to start, on a busy node
-_ANSWER_TIMEOUT_S = 5.0  # for a node that may be frozen
 _CLOSE_TIMEOUT_S = 5.0  # for agents to remove their folders; then their cleaners do it
 
 
@@ -48,7 +49,10 @@ class Agents:
         self._is_closed = False
 
     def at(self, node_id: str) -> Agent:
-        """Return the agent of a node. Waits while it starts. Raises what Ray raises if it can't."""
+        """Return the agent of a node. Waits while it starts, and installs packages.
+
+        Raises :class:`WorkerStartFailed` if these can't be installed, and :class:`BlockLost` if the node is lost.
+        """
         with self._lock:
             future = self._agents.get(node_id)
             is_first = future is None
@@ -56,12 +60,19 @@ class Agents:
                 future = self._agents[node_id] = Future()
         if is_first:
             try:
-                future.set_result(self._start(node_id))
+                agent = self._start(node_id)
             except BaseException as error:
                 with self._lock:
                     self._agents.pop(node_id, None)
                 future.set_exception(error)
-        return future.result(_START_TIMEOUT_S + INSTALL_TIMEOUT_S)
+            else:
+                future.set_result(agent)
+                agent.actor.stay.remote().future().add_done_callback(lambda _: self._ended(agent))
+        try:
+            # As long as the thread that starts it waits, and a moment more.
+            return future.result(_START_TIMEOUT_S + INSTALL_TIMEOUT_S + 1.0)
+        except TimeoutError as error:
+            raise BlockLost(f"the agent of node {node_id[:8]} has not started in time") from error
 
     def _start(self, node_id: str) -> Agent:
         import ray
@@ -75,37 +86,33 @@ class Agents:
             max_concurrency=16,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
         ).remote(self._run_id, self._files)
-        folder: Any = ray.get(actor.folder.remote(), timeout=_START_TIMEOUT_S)
-        folder["packages"] = ray.get(actor.install.remote(), timeout=INSTALL_TIMEOUT_S)
-        agent = Agent(node_id, actor, folder)
-        actor.stay.remote().future().add_done_callback(lambda _: self._ended(agent))
-        return agent
+        store = RayStore()
+        try:
+            folder = store.get(actor.folder.remote(), _START_TIMEOUT_S, lambda: self._is_closed)
+            folder["packages"] = store.get(actor.install.remote(), INSTALL_TIMEOUT_S, lambda: self._is_closed)
+        except BlockLost as error:
+            ray.kill(actor, no_restart=True)
+            if isinstance(cause := getattr(error.__cause__, "cause", None), WorkerStartFailed):
+                raise cause from error
+            raise BlockLost(f"the agent of node {node_id[:8]} can't start: {error.message}") from error
+        return Agent(node_id, actor, folder)
 
     def _ended(self, agent: Agent) -> None:
         with self._lock:
-            if self._is_closed or self._agents.pop(agent.node_id, None) is None:
-                return
+            future = self._agents.get(agent.node_id)
+            if self._is_closed or future is None or not future.done() or future.result() is not agent:
+                return  # it was closed or given up
+            del self._agents[agent.node_id]
         self._on_lost(agent.node_id)
 
-    def answers(self, node_id: str) -> bool:
-        """Return whether a node's agent answers. Waits a few seconds for it."""
-        import ray
-        from ray.exceptions import RayError
-
-        with self._lock:
-            future = self._agents.get(node_id)
-        if future is None or not future.done() or future.exception() is not None:
-            return False
-        try:
-            ray.get(future.result().actor.ping.remote(), timeout=_ANSWER_TIMEOUT_S)
-        except RayError:
-            return False
-        return True
-
     def give_up(self, node_id: str) -> None:
-        """Forget a node that does not answer."""
+        """Forget a node that does not answer, and end its agent when it does again."""
+        import ray
+
         with self._lock:
-            self._agents.pop(node_id, None)
+            future = self._agents.pop(node_id, None)
+        if future is not None and future.done() and future.exception() is None:
+            ray.kill(future.result().actor, no_restart=True)
 
     def all(self) -> list[Agent]:
         """Return the agents that have started."""

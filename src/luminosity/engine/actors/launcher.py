@@ -13,17 +13,19 @@ from typing import Any
 
 from apache_beam.portability.api import beam_fn_api_pb2
 
+from luminosity._text import LOST_WITH_NODE
 from luminosity.core import THREAD_VARIABLES, WorkerShare
 from luminosity.engine.actors.agents import Agents
 from luminosity.engine.actors.node_samples import NodeSamples
+from luminosity.engine.actors.node_watch import NodeWatch
 from luminosity.engine.actors.objects import ObjectTable, object_keys
 from luminosity.engine.actors.worker_actor import Place, WorkerActor
-from luminosity.engine.cluster import shipping
+from luminosity.engine.cluster import nodes, shipping
 from luminosity.engine.fnapi.security import RunSecurity
 from luminosity.engine.resources.nodes import ActorNeeds
 from luminosity.engine.workers.launcher import OnExit
 from luminosity.engine.workers.request import WorkerRequest
-from luminosity.errors import BlockLost
+from luminosity.errors import BlockLost, WorkerStartFailed
 from luminosity.events import NodeView
 from luminosity.model_sizes import NODE_FOLDER_VARIABLE
 
@@ -34,6 +36,11 @@ _LOGGER = logging.getLogger(__name__)
 _KILLED = -9  # the exit code of a worker that is gone, as if a signal had killed it
 _USUAL_START_S = 10.0  # of an actor that has a place, on a busy node
 _KILL_TIMEOUT_S = 3.0  # for Ray to confirm the end of an actor; a frozen node never does
+_DEATH_S = 3.0  # for Ray to find out that the node of an agent that has ended is dead
+_DEATH_LOOK_S = 0.25
+_CLOSE_S = 3.0  # for threads to leave their calls of Ray, before the connection to it is closed
+_MAX_FAILED_SETUPS = 2  # of actors whose packages or imports fail: one may be chance, such as a package index
+_FAILED_CONSTRUCTOR = "creation task"  # in Ray's message for an actor whose class can't be imported
 _CONCURRENT_CALLS = 16  # of an actor: one runs the harness, the others hand blocks over
 _AGENTS_AHEAD = 8  # nodes whose agents start with the run, before workers have places there
 _MOST_NODES = 100  # in a snapshot
@@ -51,6 +58,7 @@ class ActorProcess:
         self.node_id = ""  # empty until it has a place
         self.is_killed = False
         self._asked_at = time.monotonic()
+        self._is_leaving = False
         self._needs = needs
         self._on_exit = on_exit
         self._has_ended = threading.Event()
@@ -64,10 +72,10 @@ class ActorProcess:
             if self.is_killed:
                 return
             self.is_killed = True
-        ray.kill(self.actor, no_restart=True)
         timer = threading.Timer(_KILL_TIMEOUT_S, self.ended, (_KILLED,))
         timer.daemon = True
         timer.start()
+        ray.kill(self.actor, no_restart=True)  # takes long if the cluster is busy
 
     def waits_for(self) -> str:
         """Return the resources that the cluster has not given yet. The first seconds may be those of a usual start."""
@@ -78,14 +86,21 @@ class ActorProcess:
         """Return the id of its node; empty until it has a place."""
         return self.node_id
 
-    def ended(self, code: int) -> bool:
-        """Report the end, once; return whether this was the first call."""
+    def is_leaving(self) -> bool:
+        """Return whether the worker's node will be gone soon."""
+        return self._is_leaving
+
+    def leave(self) -> None:
+        """Note that the node will be gone soon."""
+        self._is_leaving = True
+
+    def ended(self, code: int) -> None:
+        """Report the end, once."""
         with self._lock:
             if self._has_ended.is_set():
-                return False
+                return
             self._has_ended.set()
         self._on_exit(code)
-        return True
 
     @property
     def has_ended(self) -> bool:
@@ -105,33 +120,69 @@ class ActorLauncher:
         driver_node: str,
         other_nodes: Sequence[str],
         read_by_driver: frozenset[str],
-        shared_folder: str,
+        marker: str,
     ) -> None:
-        """``files`` are for each node's folder. ``shared_folder`` is for blocks, if all nodes see it."""
+        """``files`` are for each node's folder. ``marker`` is a file in the folder for blocks, if nodes share one."""
         import ray
 
         self._url = url
         self._security = security
         self._driver_node = driver_node
         self._read_by_driver = read_by_driver
-        self._shared_folder = shared_folder
+        self._marker = marker
         self._processes: dict[str, ActorProcess] = {}
         self._lock = threading.Lock()
-        self._is_closed = False
+        self._closed = threading.Event()
+        self._calls = 0  # of threads that may be inside Ray now
+        self._failed_setups = 0
+        self._refusal: WorkerStartFailed | None = None  # why no worker can start
         self.objects = ObjectTable(driver_node)
-        self._agents = Agents(run_id, files, self._node_lost)
+        self._agents = Agents(run_id, files, lambda node_id: self._submit(self._agent_ended, node_id))
         self._samples = NodeSamples(self._agents.all)
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="luminosity-actors")
         made: Any = ray.remote(WorkerActor)
         self._make: Any = made
         # An agent takes as long to start as a worker, so those of the first nodes don't wait for their workers.
         for node_id in (driver_node, *other_nodes[:_AGENTS_AHEAD]):
-            self._threads.submit(_logged, self._use_node, node_id)
+            self._submit(self._use_node, node_id)
+        self._watch = NodeWatch(
+            self._agents,
+            on_frozen=lambda node_id: self._submit(self._forget_node, node_id),
+            on_leaving=lambda node_id: self._submit(self._leave_node, node_id),
+        )
+
+    def _submit(self, function: Callable[..., None], *arguments: Any) -> None:
+        """Call a function on a thread of the pool, unless the run has ended."""
+        with self._lock:
+            if not self._closed.is_set():
+                self._threads.submit(self._call, function, *arguments)
+
+    def _call(self, function: Callable[..., None], *arguments: Any) -> None:
+        if not self._begin_call():
+            return
+        try:
+            function(*arguments)
+        except Exception:  # the pool would swallow it
+            if not self._closed.is_set():
+                _LOGGER.exception("the driver could not handle an event of the cluster")
+        finally:
+            self._end_call()
+
+    def _begin_call(self) -> bool:
+        with self._lock:
+            self._calls += not self._closed.is_set()
+            return not self._closed.is_set()
+
+    def _end_call(self) -> None:
+        with self._lock:
+            self._calls -= 1
 
     # Starting
 
     def start(self, request: WorkerRequest, on_exit: OnExit) -> ActorProcess:
-        """Ask the cluster for an actor. Does not wait for it."""
+        """Ask the cluster for an actor. Does not wait for it. Raises why an earlier one was refused, if it was."""
+        if self._refusal is not None:
+            raise self._refusal
         needs = request.actor
         assert needs is not None
         is_gpu = needs.accelerator_kind == "gpu"
@@ -159,33 +210,26 @@ class ActorLauncher:
 
     def _when_done(self, reference: Any, then: Callable[[Future[Any]], None]) -> None:
         """Call ``then`` on a thread of ours when a call has been answered."""
-
-        def submit(future: Future[Any]) -> None:
-            with self._lock:
-                if self._is_closed:
-                    return
-                self._threads.submit(_logged, then, future)
-
-        reference.future().add_done_callback(submit)
+        reference.future().add_done_callback(lambda future: self._submit(then, future))
 
     def _use_node(self, node_id: str) -> None:
         """Start the agent of a node, which then holds copies of blocks."""
-        from ray.exceptions import RayError
-
         try:
             self.objects.add_keeper(self._agents.at(node_id))
-        except RayError as error:
-            _LOGGER.debug("node %s has no agent: %s", node_id[:8], error)  # a worker that starts there reports it
+        except (BlockLost, WorkerStartFailed) as error:
+            _LOGGER.debug("%s", error)  # a worker that starts there reports it
 
     def _placed(self, process: ActorProcess, request: WorkerRequest, future: Future[Place]) -> None:
         """Start the harness of an actor that has a place, with the folder of its node."""
         from ray.exceptions import RayError
 
+        node_id = ""
         try:
             place = future.result()
-            agent = self._agents.at(place.node_id)
-        except RayError as error:
-            self._failed(process, error)
+            node_id = place.node_id
+            agent = self._agents.at(node_id)
+        except (RayError, BlockLost, WorkerStartFailed) as error:
+            self._failed(process, error, node_id)
             return
         self.objects.add_keeper(agent)
         process.node_id = place.node_id
@@ -207,7 +251,7 @@ class ActorLauncher:
             prints={},
             actor=None,
         )
-        running = process.actor.run.remote(request, self._read_by_driver, self._shared_folder, shipping.versions())
+        running = process.actor.run.remote(request, self._read_by_driver, self._marker, shipping.versions())
         self._when_done(running, lambda future: self._ran(process, future))
 
     def _ran(self, process: ActorProcess, future: Future[None]) -> None:
@@ -216,24 +260,37 @@ class ActorLauncher:
             process.ended(0)
             process.kill()  # its harness has nothing more to do
         else:
-            self._failed(process, error)
+            self._failed(process, error, process.node_id)
 
-    def _failed(self, process: ActorProcess, error: BaseException) -> None:
+    def _failed(self, process: ActorProcess, error: BaseException, node_id: str) -> None:
         """Report the end of an actor that died, or whose code raised."""
-        from ray.exceptions import RayActorError
+        from ray.exceptions import RayActorError, RuntimeEnvSetupError
 
-        if not isinstance(error, RayActorError) and not process.is_killed:
-            _LOGGER.error("a worker on node %s ended: %s", process.node_id[:8] or "?", error)
-        else:
-            _LOGGER.debug("worker %s on node %s: %r", process.worker_id, process.node_id[:8], error)
-        process.ended(_KILLED)
+        cause = getattr(error, "cause", error)  # of an exception in an actor
+        if isinstance(cause, WorkerStartFailed):
+            self._refusal = cause  # another start would find the same
+        elif process.is_killed:
+            _LOGGER.debug("worker %s on node %s: %r", process.worker_id, node_id[:8], error)
+        elif isinstance(error, RuntimeEnvSetupError) or _FAILED_CONSTRUCTOR in f"{error}":
+            self._failed_setups += 1
+            if self._failed_setups >= _MAX_FAILED_SETUPS:
+                self._refusal = WorkerStartFailed(f"a worker can't start on the cluster: {error}")
+        elif not process.node_id:
+            _LOGGER.warning("a worker could not start: %s", error)
+        elif not isinstance(error, RayActorError):
+            _LOGGER.error("a worker on node %s ended: %s", node_id[:8], error)
+        is_lost = bool(node_id) and not nodes.is_alive(node_id)
+        process.ended(LOST_WITH_NODE if is_lost else _KILLED)
         process.kill()
 
     def _exited(self, worker_id: str, on_exit: OnExit, code: int) -> None:
         with self._lock:
             self._processes.pop(worker_id, None)
-        self.objects.worker_gone(worker_id)
         on_exit(code)
+
+    def forget(self, worker_id: str) -> None:
+        """Free what a worker has sent and the loop has not received. The loop has given it up, after its exit."""
+        self.objects.worker_gone(worker_id)
 
     # What is known of the cluster
 
@@ -260,11 +317,9 @@ class ActorLauncher:
         keys = object_keys(elements)
         if not keys:
             return True
-        from ray.exceptions import RayError
-
         with self._lock:
             process = self._processes.get(worker_id)
-        if process is None:
+        if process is None or not self._begin_call():
             return False
 
         def take(number: int) -> tuple[Any, Any]:
@@ -273,15 +328,20 @@ class ActorLauncher:
 
         try:
             self.objects.secure(worker_id, process.node_id, take, keys)
-        except (RayError, BlockLost) as error:
-            if not process.has_ended and not process.is_killed:
-                _LOGGER.warning("a worker's output is lost, so that its bundles are repeated: %s", error)
+        except BlockLost as error:
+            if not process.has_ended and not process.is_killed and not self._closed.is_set():
+                _LOGGER.warning("a worker's output is lost, so that its bundles are repeated: %s", error.message)
             process.kill()
             return False
+        finally:
+            self._end_call()
         return True
 
     def feed(self, worker_id: str, elements: beam_fn_api_pb2.Elements) -> None:
-        """Send a worker the references to the objects that a message names. Does not wait."""
+        """Send a worker the references to the objects that a message names. Does not wait.
+
+        Raises :class:`BlockLost` if all copies of one of them are gone.
+        """
         if not (keys := object_keys(elements)):
             return
         with self._lock:
@@ -296,47 +356,62 @@ class ActorLauncher:
         """Give up a worker whose connection broke: it has died, or its node is frozen or out of reach."""
         with self._lock:
             process = self._processes.get(worker_id)
-            if process is None or self._is_closed:
-                return
-            self._threads.submit(_logged, self._check_node, process.node_id)
-        process.kill()
+        if process is not None and self._begin_call():
+            try:
+                process.kill()
+            finally:
+                self._end_call()
 
-    def _check_node(self, node_id: str) -> None:
-        if node_id and not self._agents.answers(node_id):
-            self._agents.give_up(node_id)
+    def _agent_ended(self, node_id: str) -> None:
+        """Give up a node whose agent has ended: with the node, or alone."""
+        deadline = time.monotonic() + _DEATH_S
+        while nodes.is_alive(node_id):
+            if time.monotonic() > deadline:
+                break
+            self._closed.wait(_DEATH_LOOK_S)
+        else:
             self._forget_node(node_id)
-
-    def _node_lost(self, node_id: str) -> None:
-        with self._lock:
-            if not self._is_closed:
-                self._threads.submit(_logged, self._forget_node, node_id)
+            return
+        _LOGGER.warning("the agent of node %s has ended; it and the workers there start again", node_id[:8])
+        self.objects.remove_keeper(node_id)  # what the node holds stays there
+        self._end_workers(node_id)  # their folder is gone
+        self._use_node(node_id)
 
     def _forget_node(self, node_id: str) -> None:
-        """Give up the workers of a node that is gone, and copy the blocks that it held."""
+        """Give up a node that is gone or frozen: end its workers, and copy the blocks that it held."""
         _LOGGER.warning("node %s is gone; what ran there is repeated elsewhere", node_id[:8])
-        with self._lock:
-            lost = [process for process in self._processes.values() if process.node_id == node_id]
-        for process in lost:
-            process.kill()
-            process.ended(_KILLED)
+        self._agents.give_up(node_id)
+        self._end_workers(node_id)
         self.objects.node_lost(node_id)
+
+    def _end_workers(self, node_id: str) -> None:
+        for process in self._on(node_id):
+            process.ended(LOST_WITH_NODE)
+            process.kill()
+
+    def _leave_node(self, node_id: str) -> None:
+        """Let the workers of a node end after their bundles, and copy the blocks that it holds."""
+        _LOGGER.warning("node %s will leave the cluster; its workers get no more work", node_id[:8])
+        for process in self._on(node_id):
+            process.leave()
+        self.objects.node_leaves(node_id)
+
+    def _on(self, node_id: str) -> list[ActorProcess]:
+        with self._lock:
+            return [process for process in self._processes.values() if process.node_id == node_id]
 
     def close(self) -> None:
         """End all actors and agents. Waits a few seconds for the agents to remove their folders."""
         with self._lock:
-            self._is_closed = True
+            self._closed.set()
             left = list(self._processes.values())
         self._samples.stop()
         for process in left:
             process.kill()
         self.objects.clear()
         self._agents.close()
+        self._watch.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
-
-
-def _logged(function: Callable[..., None], *arguments: Any) -> None:
-    """Call a function on a thread of the pool, which would swallow what it raises."""
-    try:
-        function(*arguments)
-    except Exception:
-        _LOGGER.exception("the driver could not handle an event of the cluster")
+        deadline = time.monotonic() + _CLOSE_S
+        while self._calls and time.monotonic() < deadline:
+            time.sleep(0.01)

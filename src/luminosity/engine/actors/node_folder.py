@@ -18,7 +18,7 @@ from luminosity.engine.actors import folder_cleaner
 from luminosity.engine.folders import SHARED_MEMORY, make_locked
 from luminosity.errors import InvalidArgument
 
-__all__ = ["NodeFolder"]
+__all__ = ["NodeFolder", "start_cleaner"]
 
 _SAFE_NAME = re.compile(r"[\w][\w.-]{0,99}", re.ASCII)
 _ID_LENGTH = 12  # of the run's id in a folder's name: sockets lie in there, and the kernel limits their paths
@@ -37,7 +37,7 @@ class NodeFolder:
         self.path = path
         self.memory = memory
         self._locks = locks
-        self._lifeline = _start_cleaner([path] if path == memory else [path, memory], locks)
+        self._lifeline = start_cleaner([path] if path == memory else [path, memory], locks)
 
     @classmethod
     def open(cls, run_id: str, files: Mapping[str, bytes], node_id: str) -> NodeFolder:
@@ -86,8 +86,11 @@ def _roots() -> list[str]:
     return [disk, SHARED_MEMORY] if os.access(SHARED_MEMORY, os.W_OK) and disk != SHARED_MEMORY else [disk]
 
 
-def _start_cleaner(folders: list[str], locks: list[int]) -> int:
-    """Start the process that removes the folders, and return the pipe that it watches."""
+def start_cleaner(folders: list[str], locks: list[int]) -> int:
+    """Start the process that removes the folders when this one has ended, and return the pipe that it watches.
+
+    The caller keeps the pipe open while it needs the folders. The process shares their ``locks``.
+    """
     read_end, lifeline = os.pipe()
     try:
         # The script must not import the package, which would import Beam.

@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from apache_beam.portability.api import beam_fn_api_pb2
 
 from luminosity.engine.actors import object_channel
+from luminosity.engine.actors.ray_store import RayStore, Store
 from luminosity.engine.data import wire
 from luminosity.errors import BlockLost
 
-__all__ = ["Keeper", "ObjectTable", "RemoteObject"]
+__all__ = ["Keeper", "ObjectTable", "RemoteObject", "object_keys"]
 
 _LOGGER = logging.getLogger(__name__)
 
 _COPY_TIMEOUT_S = 10.0  # then another node is asked for a copy
+_COPIES_AT_ONCE = 32  # that are requested after the loss of a node; more would only wait for each other
 _TAKE_TIMEOUT_S = 60.0  # for a worker to store a block: its node may have to spill others first
 _READ_TIMEOUT_S = 5.0  # for one copy, if there is another
 _LAST_READ_TIMEOUT_S = 60.0
+_ADVICE = (
+    "start the pipeline again; with --checkpoint_dir=DIR, a folder that all nodes see, blocks are files there, and a "
+    "run continues where it was"
+)
 
 
 class Keeper(Protocol):
@@ -57,15 +63,25 @@ class RemoteObject:
         self.table.drop(self)
 
 
+@dataclass(frozen=True)
+class _Copy:
+    """A copy that a node was asked for."""
+
+    node_id: str
+    reference: Any
+    size: Any
+
+
 class ObjectTable:
     """All blocks of a run that are objects. Any thread may use it.
 
     The threads that receive the messages of workers call :meth:`secure`, which waits. The loop's thread finds, reads
-    and frees what they have secured.
+    and frees what they have secured. Every wait has a limit, and ends early with the run or with its worker.
     """
 
-    def __init__(self, driver_node: str) -> None:
+    def __init__(self, driver_node: str, store: Store | None = None) -> None:
         self._driver_node = driver_node
+        self._store = store or RayStore()
         self._lock = threading.Lock()
         self._arrived: dict[str, RemoteObject] = {}  # secured, and not yet found by the loop
         self._objects: dict[str, RemoteObject] = {}  # all, by key
@@ -73,13 +89,21 @@ class ObjectTable:
         self._held: dict[str, int] = {}  # bytes of copies on each node
         self._gone_workers: set[str] = set()
         self._lost_nodes: set[str] = set()
+        self._leaving_nodes: set[str] = set()
+        self._is_closed = False
 
     # Nodes
 
     def add_keeper(self, keeper: Keeper) -> None:
-        """Use a node for copies."""
+        """Use a node for copies. It may be one that was lost and is back, with empty hands."""
         with self._lock:
+            self._lost_nodes.discard(keeper.node_id)
             self._keepers[keeper.node_id] = keeper
+
+    def remove_keeper(self, node_id: str) -> None:
+        """Ask a node for no more copies. Those that it has stay."""
+        with self._lock:
+            self._keepers.pop(node_id, None)
 
     def node_lost(self, node_id: str) -> None:
         """Forget the copies on a node, and make new ones of blocks that have only one copy left. Waits for them."""
@@ -88,76 +112,117 @@ class ObjectTable:
             self._keepers.pop(node_id, None)
             self._held.pop(node_id, None)
             hurt = [each for each in self._objects.values() if each.copies.pop(node_id, None) is not None]
-        for each in hurt:
-            try:
-                self._make_safe(each)
-            except BlockLost as error:
-                _LOGGER.warning("a block has no second copy: %s", error)
+        self._renew(hurt)
+
+    def node_leaves(self, node_id: str) -> None:
+        """Copy the blocks of a node that will be gone soon, and ask it for no more copies. Waits for them."""
+        with self._lock:
+            self._leaving_nodes.add(node_id)
+            hurt = [each for each in self._objects.values() if node_id in each.copies]
+        self._renew(hurt)
+
+    def _renew(self, blocks: Sequence[RemoteObject]) -> None:
+        if lost := self._make_safe(blocks, lambda: False):
+            _LOGGER.warning("of %d blocks, %d have no second copy: %s", len(blocks), len(lost), lost[0].message)
 
     # Blocks that workers make
 
     def secure(self, worker_id: str, node_id: str, take: Callable[[int], tuple[Any, Any]], keys: Iterable[str]) -> None:
         """Take over blocks of a worker and wait until the loss of one node can't lose them.
 
-        ``take`` returns the references to a block and to its size. Raises :class:`BlockLost` or what Ray raises.
+        ``take`` returns the references to a block and to its size. Raises :class:`BlockLost`.
         """
-        import ray
+
+        def is_over() -> bool:
+            return worker_id in self._gone_workers
 
         taken: list[tuple[str, Any, Any]] = []
         for key in keys:
             reference, size = take(int(key.rpartition(".")[2]))
             taken.append((key, reference, size))
-        for key, reference, size in taken:
-            made = RemoteObject(key, int(ray.get(size, timeout=_TAKE_TIMEOUT_S)), self, {node_id: reference})
+        made: list[RemoteObject] = []
+        try:
+            for key, reference, size in taken:
+                found = RemoteObject(key, int(self._get(size, _TAKE_TIMEOUT_S, is_over)), self)
+                made.append(found)
+                with self._lock:
+                    self._objects[key] = found
+                    self._hold(found, node_id, reference)
+            if lost := self._make_safe(made, is_over):
+                raise lost[0]
             with self._lock:
-                self._objects[key] = made
-        for key, *_ in taken:
-            made = self._objects[key]
-            self._make_safe(made)
-            with self._lock:
-                if worker_id in self._gone_workers:
-                    for other, *_ in taken:
-                        self._forget(self._objects[other])
+                if is_over() or self._is_closed:
                     raise BlockLost(f"worker {worker_id} was given up")
-                self._arrived[key] = made
-
-    def _make_safe(self, made: RemoteObject) -> None:
-        """Make a second copy, unless one is where the driver is, whose end is the end of the run anyway."""
-        import ray
-        from ray.exceptions import RayError
-
-        tried: set[str] = set()
-        while True:
+                self._arrived.update((each.key, each) for each in made)
+        except BaseException:
             with self._lock:
-                for node in self._lost_nodes & set(made.copies):
-                    del made.copies[node]
-                copies = dict(made.copies)
-            if self._driver_node in copies or len(copies) > 1:
-                return
-            if not copies:
+                for each in made:
+                    self._forget(each)
+            raise
+
+    def _get(self, reference: Any, seconds: float, is_over: Callable[[], bool]) -> Any:
+        return self._store.get(reference, seconds, lambda: self._is_closed or is_over())
+
+    def _make_safe(self, blocks: Iterable[RemoteObject], is_over: Callable[[], bool]) -> list[BlockLost]:
+        """Make second copies where they are needed. Returns why some have none."""
+        lost: list[BlockLost] = []
+        left: list[tuple[RemoteObject, set[str]]] = [(each, set()) for each in blocks]  # with nodes that failed
+        while left:
+            now, left = left[:_COPIES_AT_ONCE], left[_COPIES_AT_ONCE:]
+            begun: list[tuple[RemoteObject, set[str], _Copy]] = []
+            for made, failed in now:
+                try:
+                    if (copy := self._begin_copy(made, failed, is_over)) is not None:
+                        begun.append((made, failed, copy))
+                except BlockLost as error:
+                    lost.append(error)
+            for made, failed, copy in begun:
+                failed.add(copy.node_id)  # unless it succeeds, which the next look sees
+                try:
+                    self._get(copy.size, _COPY_TIMEOUT_S, is_over)
+                except BlockLost as error:
+                    _LOGGER.debug("node %s made no copy: %s", copy.node_id, error)
+                else:
+                    with self._lock:
+                        self._hold(made, copy.node_id, copy.reference)
+                left.append((made, failed))  # another node may be gone meanwhile
+        return lost
+
+    def _begin_copy(self, made: RemoteObject, failed: set[str], is_over: Callable[[], bool]) -> _Copy | None:
+        """Ask a node for a copy of a block that needs one. Raises :class:`BlockLost` if there is none any more."""
+        with self._lock:
+            # The end of the driver's node is the end of the run anyway, so one copy there is enough.
+            staying = [reference for node, reference in made.copies.items() if node not in self._leaving_nodes]
+            if made.key not in self._objects or self._driver_node in made.copies or len(staying) > 1:
+                return None
+            if not made.copies:
                 raise BlockLost(f"all nodes that held block {made.key} are gone")
-            keeper = self._choose(set(copies) | tried)
-            if keeper is None:
-                raise BlockLost(f"found no other node that could hold a copy of block {made.key}")
-            try:
-                reference, size = keeper.copy(*copies.values())
-                ray.get(size, timeout=_COPY_TIMEOUT_S)
-            except RayError as error:
-                _LOGGER.debug("node %s made no copy: %r", keeper.node_id, error)
-                tried.add(keeper.node_id)
-                continue
-            with self._lock:
-                made.copies[keeper.node_id] = reference
-                self._held[keeper.node_id] = self._held.get(keeper.node_id, 0) + made.size
+            source = staying[0] if staying else next(iter(made.copies.values()))
+            keeper = self._choose(set(made.copies) | failed)
+        if keeper is not None:
+            return _Copy(keeper.node_id, *keeper.copy(source))
+        # No node is left but that of this process, which needs no agent for it.
+        own = self._store.put(self._get(source, _LAST_READ_TIMEOUT_S, is_over))
+        with self._lock:
+            self._hold(made, self._driver_node, own)
+        return None
 
     def _choose(self, without: set[str]) -> Keeper | None:
         """Return the node that holds the fewest bytes of copies."""
-        with self._lock:
-            free = [keeper for node, keeper in self._keepers.items() if node not in without]
-            return min(free, key=lambda keeper: self._held.get(keeper.node_id, 0), default=None)
+        free = [each for node, each in self._keepers.items() if node not in without | self._leaving_nodes]
+        return min(free, key=lambda keeper: self._held.get(keeper.node_id, 0), default=None)
+
+    def _hold(self, made: RemoteObject, node_id: str, reference: Any) -> None:
+        """Note a copy, unless its node was lost or the block dropped while it was made."""
+        if node_id not in self._lost_nodes and made.key in self._objects:
+            made.copies[node_id] = reference
+            self._held[node_id] = self._held.get(node_id, 0) + made.size
 
     def worker_gone(self, worker_id: str) -> None:
-        """Free what a lost worker has sent and the loop has not received: it never will."""
+        """Free what a lost worker has sent and the loop has not received: it never will.
+
+        Call it once the loop takes nothing more of that worker.
+        """
         with self._lock:
             self._gone_workers.add(worker_id)
             for key in [key for key in self._arrived if key.rpartition(".")[0] == worker_id]:
@@ -171,24 +236,25 @@ class ObjectTable:
             return self._arrived.pop(key)
 
     def copies(self, key: str) -> list[Any]:
-        """Return the references to the copies of a block, the best first."""
+        """Return the references to the copies of a block, the best first. Raises :class:`BlockLost` if all are gone."""
         with self._lock:
             found = self._objects[key].copies
-            return [found[node] for node in sorted(found, key=lambda node: node in self._lost_nodes)]
+            if not found:
+                raise BlockLost(f"all nodes of the cluster that held a copy of block {key} are gone", fix=_ADVICE)
+            return [found[node] for node in sorted(found, key=lambda node: node in self._leaving_nodes)]
 
     def fetch(self, found: RemoteObject) -> tuple[Any, Any]:
         """Return a block's value. Waits for another node, unless the driver's has it."""
-        import ray
-        from ray.exceptions import RayError
-
         copies = self.copies(found.key)
         failure: Exception | None = None
         for number, reference in enumerate(copies, 1):
             try:
-                return ray.get(reference, timeout=_READ_TIMEOUT_S if number < len(copies) else _LAST_READ_TIMEOUT_S)
-            except RayError as error:
+                seconds = _READ_TIMEOUT_S if number < len(copies) else _LAST_READ_TIMEOUT_S
+                return self._get(reference, seconds, lambda: False)
+            except BlockLost as error:
                 failure = error
-        raise BlockLost(f"found none of the {len(copies)} copies of block {found.key}") from failure
+        message = f"found none of the {len(copies)} copies of block {found.key}: {failure}"
+        raise BlockLost(message, fix=_ADVICE) from failure
 
     def drop(self, found: RemoteObject) -> None:
         """Forget a block."""
@@ -197,14 +263,15 @@ class ObjectTable:
 
     def _forget(self, found: RemoteObject) -> None:
         self._objects.pop(found.key, None)
-        for node in list(found.copies)[1:]:
+        for node in found.copies:
             if node in self._held:
                 self._held[node] -= found.size
         found.copies.clear()
 
     def clear(self) -> None:
-        """Forget all blocks, at the end of a run."""
+        """Forget all blocks, at the end of a run, and end all waits."""
         with self._lock:
+            self._is_closed = True
             for found in list(self._objects.values()):
                 found.copies.clear()
             self._objects.clear()

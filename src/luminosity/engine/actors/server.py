@@ -31,6 +31,10 @@ class Actors(Protocol):
         """Give up a worker whose connection broke."""
         ...
 
+    def forget(self, worker_id: str) -> None:
+        """Free what a worker has sent and the loop has not received."""
+        ...
+
     def close(self) -> None:
         """End all actors."""
         ...
@@ -80,6 +84,7 @@ class ActorServer:
     def disconnect(self, worker_id: str) -> None:
         """Close the connection of a worker that has exited, and refuse it from now on."""
         self._inner.disconnect(worker_id)
+        self._actors.forget(worker_id)
 
     def stop(self) -> None:
         """Close all connections, end all actors and stop serving."""

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 
 from luminosity.core import WorkerShare
-from luminosity.engine.actors import object_channel
+from luminosity.engine.actors import object_channel, shared_folder
 from luminosity.engine.actors.object_channel import FedObjects, FileChannel, ObjectChannel, OutgoingBlocks
 from luminosity.engine.actors.printed_lines import print_through_logs
 from luminosity.engine.cluster import shipping
@@ -46,19 +46,19 @@ class WorkerActor:
         return Place(ray.get_runtime_context().get_node_id(), os.getpid())
 
     def run(
-        self, request: WorkerRequest, read_by_driver: frozenset[str], shared_folder: str, versions: dict[str, str]
+        self, request: WorkerRequest, read_by_driver: frozenset[str], marker: str, versions: dict[str, str]
     ) -> None:
         """Serve the driver until it has no more work.
 
-        ``read_by_driver`` are outputs whose elements the driver reads itself. Blocks are files in ``shared_folder``, if
-        there is one. ``versions`` are those of the driver.
+        ``read_by_driver`` are outputs whose elements the driver reads itself. ``marker`` is a file in the folder
+        that all nodes share, if there is one: blocks are files there, then. ``versions`` are those of the driver.
         """
         if wrong := shipping.check_versions(versions):
             raise WorkerStartFailed(wrong)
         shipped = shipping.shipped(request.import_path)
         channel: type[FileChannel | ObjectChannel]
-        if shared_folder:
-            FileChannel.writer = object_channel.file_writer(shared_folder, request.worker_id)
+        if marker:
+            FileChannel.writer = object_channel.file_writer(shared_folder.check_here(marker), request.worker_id)
             channel = FileChannel
         else:
             ObjectChannel.worker_id = request.worker_id

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from luminosity.engine.resources.nodes import Node
+from luminosity.errors import MissingExtra
 from luminosity.extras import require
 
-__all__ = ["known_types", "node_of", "nodes"]
+__all__ = ["is_alive", "known_types", "leaving", "node_of", "nodes"]
 
 _TYPE = "accelerator_type:"  # a resource of nodes with an accelerator; the type follows
 _KINDS = {"GPU": "gpu", "TPU": "tpu"}  # Ray's resources that are accelerators, with our names
@@ -20,6 +21,21 @@ def nodes() -> list[Node]:
     here: str = ray.get_runtime_context().get_node_id()
     found = [node_of(each, here) for each in ray.nodes() if each["Alive"]]
     return sorted(found, key=lambda node: (not node.is_driver, node.address, node.id))
+
+
+def is_alive(node_id: str) -> bool:
+    """Return whether the cluster counts a node as alive. A node that is frozen is alive for some time."""
+    return any(each["NodeID"] == node_id and each["Alive"] for each in require("ray", "ray").nodes())
+
+
+def leaving() -> frozenset[str]:
+    """Return the ids of nodes that Ray drains: a preemption was announced, or the autoscaler takes them away."""
+    try:
+        # Ray's public API does not tell; its own libraries ask this.
+        draining: Mapping[str, int] = require("ray._private.state", "ray").state.get_draining_nodes()
+    except (AttributeError, MissingExtra):
+        return frozenset()  # another version of Ray: nodes then leave without a warning
+    return frozenset(draining)
 
 
 def node_of(entry: Mapping[str, Any], here: str) -> Node:

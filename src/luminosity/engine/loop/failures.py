@@ -6,12 +6,12 @@ import logging
 from collections.abc import Callable
 
 from luminosity._notebook import name_cells
-from luminosity._text import describe_exit
+from luminosity._text import LOST_WITH_NODE, describe_exit
 from luminosity.engine.loop.bundle import Bundle, Search
 from luminosity.engine.plan.codecs import Codecs
 from luminosity.engine.workers.elements import describe_input
 from luminosity.engine.workers.failure import Failure, describe_location
-from luminosity.errors import ElementKillsWorker, SpillFailed, StepFailed
+from luminosity.errors import BlockLost, ElementKillsWorker, SpillFailed, StepFailed
 
 __all__ = ["MAX_ATTEMPTS", "Failures", "Save"]
 
@@ -54,6 +54,8 @@ class Failures:
                 "step %r failed, attempt %d of %d: %s", step, bundle.failures, self._attempts, failure.exception
             )
             return [bundle]
+        if failure.is_lost_block:
+            raise BlockLost(failure.exception.partition(": ")[2], fix=failure.fix)
         if bundle.search is not None and bundle.pieces > 1:
             return _in_halves(bundle, bundle.search)
         attempts = bundle.failures if bundle.search is None else bundle.search.attempts
@@ -93,9 +95,12 @@ class Failures:
     def after_exit(self, bundle: Bundle, exit_code: int, was_alone: bool) -> list[Bundle]:
         """Return the bundles to run in place of ``bundle``, whose worker exited.
 
-        This does not count against the attempts of user code that raises. Raises ``ElementKillsWorker`` if a single
+        This does not count against the attempts of user code that raises. An element is not to blame for the loss of a
+        whole node. Raises ``ElementKillsWorker`` if a single
         element ends its worker on every attempt.
         """
+        if exit_code == LOST_WITH_NODE:
+            return [bundle]
         bundle.stage.size.shrink()
         if not was_alone:
             bundle.is_suspect = True

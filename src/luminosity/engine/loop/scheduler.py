@@ -10,7 +10,7 @@ from typing import Literal
 
 from apache_beam.portability.api import beam_fn_api_pb2
 
-from luminosity._text import describe_exit
+from luminosity._text import LOST_WITH_NODE, describe_exit
 from luminosity.engine.data.sides.live_side_input import LiveSideInput
 from luminosity.engine.data.test_stream import Played
 from luminosity.engine.data.watermarks import MAX
@@ -42,6 +42,7 @@ __all__ = ["Scheduler", "in_turn"]
 _LOGGER = logging.getLogger(__name__)
 
 _MAX_FAILED_STARTS = 3  # in a row, before the run fails: one may be chance
+_MAX_FAILED_ACTORS = 10  # the same on a cluster, where processes are lost more often, and start at the same time
 _ACTORS_AHEAD = 2  # workers of each CPU pool that a cluster is asked for before there is work for them
 _SATURATED_S = 0.03  # a pool needs one more CPU worker if all its slots were taken for this long
 _BORROW_S = 0.25  # and one on another pool's idle core after this long: that pool may need it itself by then
@@ -358,10 +359,27 @@ class Scheduler:
                     worker.created_at = now  # a cluster may take as long as it likes to find a place for it
                 elif now - worker.created_at > _CONNECT_TIMEOUT_S:
                     worker.kill()  # its exit counts as a failed start
+            if worker.process is not None and worker.process.is_leaving():
+                self._let_leave(worker, now)
             for bundle in worker.bundles.values():
                 is_old = bundle.attempt is not None and now - bundle.attempt.started_at > _SUSPECT_S
                 if bundle.is_suspect and bundle.stage.is_source and is_old:
                     bundle.is_suspect = False
+
+    def _let_leave(self, worker: Worker, now: float) -> None:
+        """Give a worker whose machine will be gone no more bundles, and end it when those that run have ended."""
+        if worker.is_stopping:
+            return
+        if not worker.is_leaving:
+            worker.is_leaving = True
+            self._end_early(worker, now)
+        if not worker.bundles and worker not in self._finalizing.values():
+            worker.is_stopping = True
+            self._listener.worker_ends(worker)
+            if worker.is_connected and worker.connection is not None:
+                worker.connection.finish()
+            else:
+                worker.kill()
 
     def _handle(self, message: Message) -> None:
         if isinstance(message, Sent):
@@ -449,12 +467,13 @@ class Scheduler:
         for instruction_id in [i for i, w in self._finalizing.items() if w is worker]:
             del self._finalizing[instruction_id]
         self._listener.worker_lost(worker, describe_exit(code))
-        if not worker.is_connected:
+        if not worker.is_connected and code != LOST_WITH_NODE:
             worker.pool.failed_starts += 1
-            if worker.pool.failed_starts >= _MAX_FAILED_STARTS:
+            most = _MAX_FAILED_STARTS if worker.pool.plan.actor is None else _MAX_FAILED_ACTORS
+            if worker.pool.failed_starts >= most:
                 raise WorkerStartFailed(
                     f"a worker of pool {worker.pool.plan.name!r} {describe_exit(code)} before it was ready, "
-                    f"{_MAX_FAILED_STARTS} times in a row",
+                    f"{most} times in a row",
                     fix="read what the workers printed above",
                 )
         if worker.bundles:
@@ -524,10 +543,14 @@ class Scheduler:
         now = time.monotonic()
         self._stop_at = min(self._stop_at, now + self._parts.config.stop_timeout)
         for worker in self._workers:
-            for bundle in worker.bundles.values():
-                attempt = bundle.attempt
-                if attempt is not None and not attempt.pending_splits and splits.can_split(bundle):
-                    bundle.stage.pool.deadlines.set(bundle, attempt, now)
+            self._end_early(worker, now)
+
+    def _end_early(self, worker: Worker, now: float) -> None:
+        """Ask the bundles of a worker to give back what they have not begun."""
+        for bundle in worker.bundles.values():
+            attempt = bundle.attempt
+            if attempt is not None and not attempt.pending_splits and splits.can_split(bundle):
+                bundle.stage.pool.deadlines.set(bundle, attempt, now)
 
     def _has_stopped(self) -> bool:
         """Return whether the run is to stop, and either no bundle runs any more or the time for them is up.

@@ -54,6 +54,7 @@ class Worker:
         self.writer = pool.first_writer + index  # its number among all processes that write blocks: see spill/quota.py
         self.created_at = time.monotonic()
         self.is_connected = False
+        self.is_leaving = False  # its machine will be gone soon: it gets no more bundles
         self.is_stopping = False
         self.has_exited = False
         self.process: Process | None = None
@@ -79,7 +80,7 @@ class Worker:
         Bundles of sources have slots of their own, since they may wait for records. A worker on a borrowed core has
         none: the rest of a restriction returns to its worker, and would wait there until the core is idle again.
         """
-        if not self.is_connected or self.is_stopping or self.has_exited:
+        if not self.is_connected or self.is_leaving or self.is_stopping or self.has_exited:
             return 0
         if self.bundles and any(b.is_suspect for b in self.bundles.values()):
             return 0

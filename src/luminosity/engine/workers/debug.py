@@ -106,6 +106,10 @@ class DebugConnection:
         """Return nothing: it is here."""
         return ""
 
+    def is_leaving(self) -> bool:
+        """Return False: this process stays."""
+        return False
+
     def _end(self, code: int) -> None:
         """Call the user's teardown, even if a process would be killed: this one lives on with what user code holds."""
         worker, on_exit = self._worker, self._on_exit

@@ -18,7 +18,7 @@ from luminosity._notebook import cell_line
 from luminosity._process_limits import describe_limits
 from luminosity.core import ELEMENT_AT_FAULT, REMEDY
 from luminosity.engine.workers.elements import describe_element, describe_input
-from luminosity.errors import Fix, LuminosityError, SpillFailed, may_pass
+from luminosity.errors import BlockLost, Fix, LuminosityError, SpillFailed, may_pass
 
 __all__ = [
     "Failure",
@@ -56,6 +56,11 @@ class Failure:
     def is_full_disk(self) -> bool:
         """True if the worker could not spill because the disk is full."""
         return self.exception.startswith(f"{SpillFailed.__name__}: ")
+
+    @property
+    def is_lost_block(self) -> bool:
+        """True if no copy of the bundle's input could be read: nodes of a cluster are gone, or do not answer."""
+        return self.exception.startswith(f"{BlockLost.__name__}: ")
 
     def to_json(self) -> str:
         """Return the failure as JSON, for the ``error`` field of a worker's response."""

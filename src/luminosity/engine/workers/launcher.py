@@ -53,6 +53,10 @@ class Process(Protocol):
         """Return the id of its node of a cluster; empty if it runs on this machine, or has no place yet."""
         ...
 
+    def is_leaving(self) -> bool:
+        """Return whether the process's machine will be gone soon, so that it gets no more work."""
+        ...
+
 
 class Launcher(Protocol):
     """Starts worker processes."""
@@ -118,6 +122,9 @@ class _ForkedProcess:
     def node(self) -> str:
         return ""
 
+    def is_leaving(self) -> bool:
+        return False
+
 
 class _SpawnedProcess:
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
@@ -132,6 +139,9 @@ class _SpawnedProcess:
 
     def node(self) -> str:
         return ""
+
+    def is_leaving(self) -> bool:
+        return False
 
 
 class _ForkServers:
