@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from luminosity.engine.actors.node_actor import NodeAgent
-from luminosity.engine.cluster.packages import INSTALL_TIMEOUT_S
 from luminosity.engine.actors.ray_store import RayStore
+from luminosity.engine.cluster.packages import INSTALL_TIMEOUT_S
 from luminosity.errors import BlockLost, WorkerStartFailed
 
 __all__ = ["Agent", "Agents"]
