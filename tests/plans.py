@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -11,10 +11,12 @@ import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.transforms.userstate import BagStateSpec
 
+from luminosity.engine import prepare
 from luminosity.engine.explain.dryrun import dry_runs
 from luminosity.engine.explain.explain import explain
 from luminosity.engine.explain.explanation import Break, ExplainedStage, Explanation
 from luminosity.engine.resources import machine
+from luminosity.engine.resources.nodes import Node
 
 _STATE = beam.DoFn.StateParam(BagStateSpec("s", beam.coders.VarIntCoder()))
 
@@ -24,12 +26,20 @@ class Stateful(beam.DoFn):
         yield element
 
 
-def explained(build: Callable[[beam.Pipeline], Any], *flags: str, is_full: bool = False) -> Explanation:
-    """Explain the plan for a machine with 4 cores, 16 GiB of RAM and the accelerators that ``flags`` declare."""
+def explained(
+    build: Callable[[beam.Pipeline], Any], *flags: str, is_full: bool = False, nodes: Sequence[Node] = ()
+) -> Explanation:
+    """Explain the plan for a machine with 4 cores, 16 GiB of RAM and the accelerators that ``flags`` declare.
+
+    With ``nodes``, explain it for a cluster that has them. No Ray is there.
+    """
+    if nodes:
+        flags = (*flags, "--ray_address=local")
+    cluster = mock.patch.multiple(prepare, connect=mock.Mock(), nodes=lambda: nodes, known_types=tuple[str])
     this_machine = mock.patch.multiple(
         machine, usable_cores=lambda: 4, machine_ram_bytes=lambda: 16 << 30, detect_accelerators=lambda: ()
     )
-    with this_machine, dry_runs() as runs:
+    with this_machine, cluster, dry_runs() as runs:
         pipeline = beam.Pipeline(options=PipelineOptions(list(flags)))
         build(pipeline)
         pipeline.run()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from luminosity.cli.exits import FAILED, WRONG_USE, discard_output, fail, interrupted
+from luminosity.cli.output import json_text
 from luminosity.cli.run import is_yaml, problem, run_script
 from luminosity.errors import LuminosityError, OptionError, PipelineFileError
 
@@ -24,20 +25,22 @@ __all__ = ["add_to", "plan"]
 
 
 _DESCRIPTION = """\
-Show how a pipeline would run on this machine: the worker pools and their sizes,
-the stages and their steps, and each place where fusion breaks, with the reason.
+Show how a pipeline would run on this machine, or on a Ray cluster with
+--ray_address: the worker pools and their sizes, the stages and their steps, and
+each place where fusion breaks, with the reason.
 
 A script runs, but its pipelines are only planned. Its output goes to standard
 error. A pipeline in Beam's YAML is planned as well.
 """
 _EPILOG = """\
 The script's own options and those of `lum run` follow the script's name. If the
-script has its own --dot, --svg or --all, put it after a --.
+script has its own --dot, --svg, --json or --all, put it after a --.
 
 examples:
   lum plan pipeline.py                        show the plan
   lum plan pipeline.yaml                      the same, of a pipeline in YAML
   lum plan pipeline.py --accelerators=2       plan for two accelerators
+  lum plan pipeline.py --ray_address=auto     plan for the cluster of this node
   lum plan pipeline.py --svg plan.svg         draw the plan, too
   lum plan pipeline.py --dot - | dot -Tpdf    pass it to Graphviz
 """
@@ -47,7 +50,7 @@ def add_to(commands: Any) -> None:
     """Add this command to the subparsers of ``lum``."""
     parser = commands.add_parser(
         "plan",
-        usage="lum plan PIPELINE.py [options] [--all] [--dot FILE] [--svg FILE]",
+        usage="lum plan PIPELINE.py [options] [--all] [--dot FILE] [--svg FILE] [--json]",
         help="show how a pipeline would run",
         description=_DESCRIPTION,
         epilog=_EPILOG,
@@ -62,6 +65,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--all", action="store_true", help="show every transform that Beam made of each step")
     parser.add_argument("--dot", metavar="FILE", help="write the plan for Graphviz to FILE; - is standard output")
     parser.add_argument("--svg", metavar="FILE", help="draw the plan to FILE; - is standard output")
+    parser.add_argument("--json", action="store_true", help="print the plan as JSON instead of text")
 
 
 def plan(words: list[str]) -> int:
@@ -75,6 +79,8 @@ def plan(words: list[str]) -> int:
         return fail("plan", f"{wrong}, expected PIPELINE.py, then options", WRONG_USE)
     if own.dot == own.svg == "-":
         return fail("plan", "--dot and --svg can't both write to standard output; give one of them a file", WRONG_USE)
+    if own.json and "-" in (own.dot, own.svg):
+        return fail("plan", "--json and a drawing can't both write to standard output; give it a file", WRONG_USE)
     from luminosity.engine.explain.dryrun import dry_runs
 
     with dry_runs() as runs, contextlib.redirect_stdout(sys.stderr):  # standard output is for the plan
@@ -102,6 +108,7 @@ def _show(runs: list[DryRun], name: str, own: argparse.Namespace) -> None:
     from rich.console import Console
 
     from luminosity.engine.explain.drawing.dot import dot
+    from luminosity.engine.explain.drawing.plan_json import plan_json
     from luminosity.engine.explain.drawing.svg import svg
     from luminosity.engine.explain.drawing.text import print_plan
     from luminosity.engine.explain.explain import explain
@@ -112,7 +119,9 @@ def _show(runs: list[DryRun], name: str, own: argparse.Namespace) -> None:
         plans[title] = explain(one.prepared, one.pipeline, is_full=own.all)
         if one.other_runner:
             _note(f"{title} is meant for {one.other_runner}; this is how LuminosityRunner would run it")
-    if "-" not in (own.dot, own.svg):
+    if own.json:
+        print(json_text([plan_json(explanation, title) for title, explanation in plans.items()]))
+    elif "-" not in (own.dot, own.svg):
         console = Console(highlight=False)
         for index, (title, explanation) in enumerate(plans.items()):
             console.print("\n" if index else "", end="")

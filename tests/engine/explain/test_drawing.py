@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
 from collections.abc import Iterator
 from io import StringIO
@@ -21,9 +22,11 @@ from luminosity.engine.explain.drawing.layers import Link
 from luminosity.engine.explain.drawing.layout import Layout, Point, Rectangle, Size, lay_out
 from luminosity.engine.explain.drawing.lettering import text_width, wrapped
 from luminosity.engine.explain.drawing.picture import picture
+from luminosity.engine.explain.drawing.plan_json import plan_json
 from luminosity.engine.explain.drawing.svg import svg
 from luminosity.engine.explain.drawing.text import print_plan
 from luminosity.engine.explain.explanation import Explanation
+from luminosity.engine.resources.nodes import Node
 from tests.plans import branching, explained, pairs, same
 
 _ROUNDING = 1e-6
@@ -203,3 +206,39 @@ def test_wrapping_keeps_every_letter(text: str, limit: int) -> None:
     lines = wrapped(text, 12, limit)
     assert re.sub(r"\s", "", "".join(lines)) == re.sub(r"\s", "", text)
     assert all(text_width(line, 12) <= limit or len(line) == 1 for line in lines)
+
+
+def _with_a_device(p: beam.Pipeline) -> None:
+    hinted = beam.Map(same).with_resource_hints(accelerator="type:nvidia-tesla-t4;count:1")
+    _ = pairs(p) | "Infer" >> hinted
+
+
+def test_a_plan_for_a_cluster_says_what_fits_where() -> None:
+    nodes = [
+        Node("a" * 40, "10.0.0.1", 2.0, 8 << 30, is_driver=True),
+        Node("b" * 40, "10.0.0.2", 4.0, 16 << 30, 2.0, "T4"),
+        *(Node(f"{i}" * 40, "10.0.0.9", 1.0, 4 << 30) for i in range(9)),
+    ]
+    plan = explained(_with_a_device, "--cpu_workers=17", nodes=nodes)
+    text = text_of(plan, 200)
+    assert "on 11 nodes of a cluster with 15 cores, 60GiB RAM, 2 accelerators" in text
+    rows = {line.split("  ")[0]: re.split(r"  +", line)[1:] for line in text.partition("Nodes")[2].splitlines()[2:4]}
+    assert rows == {
+        "cpu": ["1 core", "2 on 10.0.0.1, 4 on 10.0.0.2, 1 on each of 9 nodes, 2 wait for a node", "17"],
+        "device T4": ["1 GPU T4", "2 on 10.0.0.2", "2"],
+    }
+    assert "ray:" not in text
+    found = plan_json(plan, "pipeline.py")
+    (device,) = [pool for pool in found["pools"] if pool["name"] == "device T4"]
+    assert (device["workers_by_node"], device["asks_for"]["gpus"]) == ({"b" * 40: 2}, 1)
+    assert [node["address"] for node in found["machine"]["nodes"]][:2] == ["10.0.0.1", "10.0.0.2"]
+    assert json.loads(json.dumps(found))["pools"] == found["pools"]
+
+
+def test_a_plan_as_json_has_all_stages_and_breaks(tmp_path: Path) -> None:
+    plan = explained(branching(tmp_path))
+    found = plan_json(plan, "pipeline.py")
+    assert [stage["number"] for stage in found["stages"]] == [stage.number for stage in plan.stages]
+    assert [(b["writers"], b["reader"]) for b in found["breaks"]] == [(list(b.writers), b.reader) for b in plan.breaks]
+    assert (found["machine"]["nodes"], found["pools"][0]["asks_for"]) == ([], None)
+    assert "Nodes" not in text_of(plan, 100)

@@ -6,7 +6,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from luminosity.engine.explain.drawing.words import counted, devices_in_words, machine_in_words, ranges, share_in_words
+from luminosity.engine.explain.drawing.words import (
+    counted,
+    devices_in_words,
+    machine_in_words,
+    places_in_words,
+    ranges,
+    share_in_words,
+)
 from luminosity.engine.explain.explanation import Break, ExplainedStage, Explanation
 from luminosity.engine.resources.pools import Pool
 
@@ -34,7 +41,13 @@ def _print(console: Console, plan: Explanation, title: str) -> None:
     stages = _stages(plan)
     if console.measure(stages, options=console.options.update_width(_BOUNDLESS)).maximum > console.width:
         stages = _stacked_stages(plan)
-    tables = (("Pools", _pools(plan)), ("Stages", stages), ("Models", _models(plan)), ("Breaks", _breaks(plan)))
+    tables = (
+        ("Pools", _pools(plan)),
+        ("Nodes", _places(plan)),
+        ("Stages", stages),
+        ("Models", _models(plan)),
+        ("Breaks", _breaks(plan)),
+    )
     for heading, table in tables:
         if table.row_count:
             console.print()
@@ -50,13 +63,23 @@ def _print(console: Console, plan: Explanation, title: str) -> None:
 
 
 def _pools(plan: Explanation) -> Table:
-    has_devices = any(pool.device_groups for pool in plan.pools)
+    has_devices = any(pool.device_groups for pool in plan.pools) and not plan.machine.nodes
     table = _table("pool", "workers", "each with", *(["devices"] if has_devices else []), "bundles at once", "stages")
     for pool in plan.pools:
         devices = [devices_in_words(pool)] if has_devices else []
         bundles = str(pool.workers * pool.slots)
         stages = ranges(stage.number for stage in plan.stages if stage.pool is pool)
         table.add_row(_pool(plan, pool), str(pool.workers), share_in_words(pool), *devices, bundles, stages)
+    return table
+
+
+def _places(plan: Explanation) -> Table:
+    """Return which pool fits where; an empty table for a plan of one machine."""
+    table = _table("pool", "each worker asks for", "room now", "in all")
+    for pool in plan.pools:
+        if pool.actor is not None:
+            where = places_in_words(pool, plan.machine)
+            table.add_row(_pool(plan, pool), pool.actor.words, where, str(pool.workers))
     return table
 
 
