@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from luminosity._text import format_size
 from luminosity.events import NodeInfo
@@ -62,24 +61,6 @@ class ActorNeeds:
     gpus: int  # accelerators: GPUs, or chips of TPUs
     accelerator_type: str = ""
     accelerator_kind: str = "gpu"  # or "tpu"
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The needs as options of a Ray actor.
-
-        >>> ActorNeeds(0.0, 0, 1, "L4").options
-        {'num_cpus': 0.0, 'num_gpus': 1, 'accelerator_type': 'L4'}
-        """
-        options: dict[str, Any] = {"num_cpus": self.cpus}
-        if self.gpus and self.accelerator_kind == "tpu":
-            options["resources"] = {"TPU": self.gpus}
-        else:
-            options["num_gpus"] = self.gpus
-        if self.memory:
-            options["memory"] = self.memory
-        if self.accelerator_type:
-            options["accelerator_type"] = self.accelerator_type
-        return options
 
     @property
     def words(self) -> str:
