@@ -13,6 +13,7 @@ from apache_beam import Pipeline
 from apache_beam.options.pipeline_options import (
     DebugOptions,
     PipelineOptions,
+    SetupOptions,
     StandardOptions,
     TypeOptions,
     WorkerOptions,
@@ -26,6 +27,7 @@ from apache_beam.runners.pipeline_utils import merge_common_environments, merge_
 from apache_beam.runners.portability.fn_api_runner import translations
 from apache_beam.runners.runner import PipelineRunner
 from apache_beam.transforms import environments
+from apache_beam.utils.plugin import BeamPlugin
 
 from luminosity.engine.explain.dryrun import DryResult, replaced_runners
 from luminosity.engine.plan.effects import effects_of
@@ -34,6 +36,10 @@ from luminosity.manifest.places import Effects
 __all__ = ["DATAFLOW_RUNNER", "CapturedPipeline", "captured_pipelines", "default_image"]
 
 DATAFLOW_RUNNER = dataflow_runner.DataflowRunner.__name__
+_PROCESSES = (
+    "use_multiple_sdk_containers",
+    "no_use_multiple_sdk_containers",
+)  # a Python process per core, or per worker
 _PACK_COMBINERS = "pack_combiners"  # the one phase that Beam lets users choose
 
 
@@ -93,6 +99,7 @@ class CapturingRunner(dataflow_runner.DataflowRunner):
             dataflow_runner._check_and_add_missing_streaming_options(options)  # pyright: ignore[reportPrivateUsage]
         places = effects_of(proto)  # before the optimisation, which drops what composite transforms show
         proto = _optimized(_with_docker_environments(proto), options)
+        _add_settings_of_workers(options)
         is_streaming = bool(options.view_as(StandardOptions).streaming)
         became_streaming = is_streaming and not was_streaming
         self._captured.append(CapturedPipeline(proto, options, self._meant_for, places, became_streaming))
@@ -106,6 +113,17 @@ class CapturingRunner(dataflow_runner.DataflowRunner):
         if overrides := get_dataflow_transform_overrides(options):
             pipeline.replace_all(overrides)
         self._adjust_pipeline_for_dataflow_v2(pipeline)
+
+
+def _add_settings_of_workers(options: PipelineOptions) -> None:
+    """Add what workers import, and what Beam makes of options that Dataflow knows as experiments."""
+    setup = options.view_as(SetupOptions)
+    setup.beam_plugins = list(dict.fromkeys([*BeamPlugin.get_all_plugin_paths(), *(setup.beam_plugins or ())]))
+    debug = options.view_as(DebugOptions)
+    if platform := options.view_as(WorkerOptions).min_cpu_platform:
+        debug.add_experiment(f"min_cpu_platform={platform}")
+    if not any(name in (debug.experiments or ()) for name in _PROCESSES):
+        debug.add_experiment(_PROCESSES[0])
 
 
 def image_of(options: PipelineOptions) -> str:

@@ -203,7 +203,7 @@ def _check_models(steps: Sequence[Step], options: PipelineOptions) -> Iterator[F
     if on_devices and not options.view_as(DebugOptions).lookup_experiment(_ONE_PROCESS):
         yield warning(
             "Dataflow starts a Python process for each core of a worker, and each loads these models onto the "
-            "accelerator, unless the model is shared (large_model=True)",
-            f"add --experiments={_ONE_PROCESS} for one process with threads on each worker",
+            "accelerator, unless the model is shared",
+            f"share the model (large_model=True), or add --experiments={_ONE_PROCESS} for one process on each worker",
             on_devices,
         )

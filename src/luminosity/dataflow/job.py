@@ -37,7 +37,6 @@ _LONGEST_NAME = 63  # characters of a job's name
 _MULTI_CORE = common_urns.protocols.MULTI_CORE_BUNDLE_PROCESSING.urn
 _AUTOSCALING = {"NONE": "AUTOSCALING_ALGORITHM_NONE", "THROUGHPUT_BASED": "AUTOSCALING_ALGORITHM_BASIC"}
 _NOT_FOR_WORKERS = "impersonate_service_account"  # for those who start the job
-_ALONE_IN_ONE_PROCESS = ("use_multiple_sdk_containers", "no_use_multiple_sdk_containers")
 
 
 def job_name_of(options: PipelineOptions, script: str) -> str:
@@ -92,7 +91,7 @@ def _environment(
             "version": apache_beam.__version__,
         },
         "version": {"job_type": "FNAPI_STREAMING" if is_streaming else "FNAPI_BATCH", "major": _ENVIRONMENT_VERSION},
-        "experiments": _experiments(options),
+        "experiments": list(options.view_as(DebugOptions).experiments or []),
         "workerPools": [_worker_pool(pipeline, options)],
         "sdkPipelineOptions": {
             "options": _options(options, f"{staged}/{PIPELINE_FILE}", serialized),
@@ -165,12 +164,6 @@ def _container_images(pipeline: beam_runner_api_pb2.Pipeline) -> list[dict[str, 
     return images
 
 
-def _experiments(options: PipelineOptions) -> list[str]:
-    """Return the experiments, with the one that lets Dataflow start a process for each core."""
-    given: list[str] = list(options.view_as(DebugOptions).experiments or [])
-    return given if any(name in given for name in _ALONE_IN_ONE_PROCESS) else [*given, _ALONE_IN_ONE_PROCESS[0]]
-
-
 def _options(options: PipelineOptions, url: str, serialized: bytes) -> dict[str, Any]:
     """Return the options as workers get them, with the place and the digest of the pipeline."""
     found: dict[str, Any] = {}
@@ -180,7 +173,6 @@ def _options(options: PipelineOptions, url: str, serialized: bytes) -> dict[str,
         if isinstance(value, ValueProvider):
             value = value.get() if value.is_accessible() else None
         found[key] = value
-    found["experiments"] = _experiments(options)
     return found | {"pipelineUrl": url, "pipelineProtoHash": hashlib.sha256(serialized).hexdigest()}
 
 
