@@ -17,6 +17,7 @@ from luminosity.core import WorkerShare, machine_ram_bytes
 __all__ = [
     "NODE_FOLDER_VARIABLE",
     "RUN_FOLDER_VARIABLE",
+    "SENT_FOLDER_VARIABLE",
     "LocalShare",
     "ModelSizes",
     "models_ram_bytes",
@@ -31,6 +32,9 @@ NODE_FOLDER_VARIABLE = "LUMINOSITY_NODE_FOLDER"
 
 In it they find the shared model host. Several nodes may be one machine, with one temporary folder.
 """
+
+SENT_FOLDER_VARIABLE = "LUMINOSITY_SENT_FOLDER"
+"""The environment variable with the driver's working folder and its copy on this node, as a JSON list."""
 
 Loaded = TypeVar("Loaded")
 

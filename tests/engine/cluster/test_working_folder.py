@@ -12,6 +12,8 @@ import pytest
 
 from luminosity.engine.cluster import shipping, working_folder
 from luminosity.engine.cluster.working_folder import choose
+from luminosity.inference.files.local import local_copy
+from luminosity.model_sizes import SENT_FOLDER_VARIABLE
 
 
 @pytest.fixture
@@ -111,11 +113,18 @@ def test_a_worker_finds_what_the_driver_has_packed(
     with zipfile.ZipFile(environment["working_dir"]) as archive:
         archive.extractall(copy)
     monkeypatch.chdir(copy)
+    monkeypatch.setenv(SENT_FOLDER_VARIABLE, "")
     shipped = shipping.shipped([str(tmp_path / "installed")])
     assert shipped.working_folder == str(copy / "work")
     assert shipped.import_path[0] == str(copy / "work" / "scripts")
     assert str(tmp_path / "installed") in shipped.import_path
-    assert (copy / "work" / "models" / "encoder.bin").exists()
+
+    model = project / "models" / "encoder.bin"
+    assert local_copy(str(model)) == str(model)  # this node sees the driver's disk
+    project.rename(tmp_path / "another machine")
+    assert local_copy(str(model)) == local_copy(f"file://{model}") == str(copy / "work" / "models" / "encoder.bin")
+    assert local_copy(str(tmp_path / "other.bin")) == str(tmp_path / "other.bin")
+    assert local_copy("models/encoder.bin") == "models/encoder.bin"
 
 
 def test_without_a_sent_copy_a_worker_stays_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,7 @@ from typing import Any
 
 from luminosity.engine.cluster import packages
 from luminosity.engine.cluster.working_folder import WORK, choose
+from luminosity.model_sizes import SENT_FOLDER_VARIABLE
 
 __all__ = ["Shipped", "check_versions", "runtime_env", "shipped", "versions"]
 
@@ -64,7 +65,8 @@ def runtime_env(
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as file:
         for name, path in sorted(files.items()):
             _add(file, name, path)
-        file.writestr(zipfile.ZipInfo(_CONTENTS, _LONG_AGO), json.dumps({"import_path": choice.import_path}))
+        contents = {"import_path": choice.import_path, "working_folder": os.path.abspath(working_folder or os.getcwd())}
+        file.writestr(zipfile.ZipInfo(_CONTENTS, _LONG_AGO), json.dumps(contents))
     return {"working_dir": archive, "env_vars": _variables()}
 
 
@@ -94,7 +96,7 @@ def shipped(installed: Sequence[str] = ()) -> Shipped:
     """Return where the sent copy is on this node. Call it in an actor before anything changes its working folder.
 
     ``installed`` are folders of packages that the node agent has installed. If nothing was sent, the worker stays where
-    it is.
+    it is. Sets the variable in the environment that leads models to the copy.
     """
     root = os.getcwd()
     try:
@@ -104,6 +106,7 @@ def shipped(installed: Sequence[str] = ()) -> Shipped:
         return Shipped(root, list(dict.fromkeys([*installed, *sys.path])))
     work = os.path.join(root, WORK)
     os.makedirs(work, exist_ok=True)  # It is not in the archive if it is empty.
+    os.environ[SENT_FOLDER_VARIABLE] = json.dumps([contents["working_folder"], work])
     folders = [os.path.join(root, each) for each in contents["import_path"]]
     return Shipped(work, list(dict.fromkeys([*folders, *installed, *sys.path])))
 

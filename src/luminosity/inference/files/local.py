@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import logging
 import os
 import threading
@@ -17,6 +18,7 @@ from luminosity.inference.files.cache import CacheFolder
 from luminosity.inference.files.entry import damage, model_path
 from luminosity.inference.files.source import Source, download, find
 from luminosity.inference.options import ModelCacheConfig
+from luminosity.model_sizes import SENT_FOLDER_VARIABLE
 
 __all__ = ["cached_copy", "check_exists", "local_copy", "near_path", "use_cache"]
 
@@ -48,17 +50,28 @@ def local_copy(path: str) -> str:
 
     A model on another filesystem (gs://, s3://, hdfs://, or your own scheme) is fetched once per machine: one process
     fetches it, and the others wait. The copy is kept until this process ends, and then until its space is needed. If
-    the source has changed, it is fetched again. A local path is returned unchanged, and so is a name on a model hub.
+    the source has changed, it is fetched again. A local path is returned unchanged, and so is a name on a model hub; on
+    a node of a cluster, a path in the driver's working folder becomes one in the copy that was sent to the node.
 
     >>> local_copy("/models/encoder.pt"), local_copy("file:///models/encoder.pt"), local_copy("org/encoder")
     ('/models/encoder.pt', '/models/encoder.pt', 'org/encoder')
     """
     scheme = FileSystems.get_scheme(path)
     if scheme is None:
-        return path
+        return _sent_copy(path)
     if scheme == "file":
-        return unquote(urlsplit(path).path)
+        return _sent_copy(unquote(urlsplit(path).path))
     return cached_copy(find(path.strip()))
+
+
+def _sent_copy(path: str) -> str:
+    folders = os.environ.get(SENT_FOLDER_VARIABLE)
+    if not folders or not os.path.isabs(path) or os.path.exists(path):
+        return path
+    driver, here = json.loads(folders)
+    if os.path.commonpath([driver, path]) != driver:
+        return path
+    return os.path.join(here, os.path.relpath(path, driver))
 
 
 def cached_copy(source: Source) -> str:
