@@ -94,3 +94,49 @@ def until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+_SCRIPT = """
+import os, sys
+import apache_beam as beam
+import shipped_helper
+
+class Number:
+    def __init__(self, value):
+        self.value = value
+
+def add(number):
+    import shipped_words  # of the package
+    return Number(number.value + len(shipped_words.WORD))
+
+with beam.Pipeline("luminosity.LuminosityRunner", beam.options.pipeline_options.PipelineOptions(sys.argv[1:])) as p:
+    numbers = p | beam.Create([1, 2]) | beam.Map(Number) | beam.Reshuffle() | beam.Map(add)
+    numbers | beam.Map(lambda n: f"{n.value} {shipped_helper.read()} {os.path.basename(os.getcwd())}") | beam.Map(print)
+"""
+
+
+def test_a_script_has_its_modules_files_classes_and_packages_on_the_nodes(tmp_path: Path) -> None:
+    files = {
+        "scripts/run.py": _SCRIPT,
+        "scripts/shipped_helper.py": "def read():\n    with open('word.txt') as file:\n        return file.read()\n",
+        "word.txt": "sent",
+        "random.py": "raise SystemExit('a file of the user has the name of a library')\n",
+        "package/setup.py": "from setuptools import setup\nsetup(name='shipped-words', py_modules=['shipped_words'])\n",
+        "package/shipped_words.py": "WORD = 'installed'\n",
+    }
+    for name, content in files.items():
+        path = tmp_path / "project" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    with fake_cluster((1, 1)) as cluster:
+        options = ["--setup_file=package/setup.py", f"--ray_address={cluster.address}", "--progress=off"]
+        command = [sys.executable, "scripts/run.py", *options]
+        done = subprocess.run(
+            command, cwd=tmp_path / "project", capture_output=True, text=True, timeout=2 * _PATIENCE_S
+        )
+        assert done.returncode == 0, done.stderr
+        assert sorted(done.stdout.split("\n")) == ["", "10 sent work", "11 sent work"]
+    assert sorted(path.name for path in (tmp_path / "project" / "package").iterdir()) == [
+        "setup.py",
+        "shipped_words.py",
+    ]
