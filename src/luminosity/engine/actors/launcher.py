@@ -13,7 +13,7 @@ from typing import Any
 
 from apache_beam.portability.api import beam_fn_api_pb2
 
-from luminosity._text import LOST_WITH_NODE
+from luminosity._text import LOST_WITH_NODE, shorten
 from luminosity.core import THREAD_VARIABLES, WorkerShare
 from luminosity.engine.actors.agents import Agents
 from luminosity.engine.actors.node_samples import NodeSamples
@@ -36,11 +36,10 @@ _LOGGER = logging.getLogger(__name__)
 _KILLED = -9  # the exit code of a worker that is gone, as if a signal had killed it
 _USUAL_START_S = 10.0  # of an actor that has a place, on a busy node
 _KILL_TIMEOUT_S = 3.0  # for Ray to confirm the end of an actor; a frozen node never does
-_DEATH_S = 3.0  # for Ray to find out that the node of an agent that has ended is dead
-_DEATH_LOOK_S = 0.25
 _CLOSE_S = 3.0  # for threads to leave their calls of Ray, before the connection to it is closed
 _MAX_FAILED_SETUPS = 2  # of actors whose packages or imports fail: one may be chance, such as a package index
-_FAILED_CONSTRUCTOR = "creation task"  # in Ray's message for an actor whose class can't be imported
+_NODE_DIED = "node has died"  # in Ray's message for an actor that was lost with its node
+_MOST_WORDS = 1000  # characters of an error of Ray's, which may have a long traceback
 _CONCURRENT_CALLS = 16  # of an actor: one runs the harness, the others hand blocks over
 _AGENTS_AHEAD = 8  # nodes whose agents start with the run, before workers have places there
 _MOST_NODES = 100  # in a snapshot
@@ -267,19 +266,17 @@ class ActorLauncher:
         from ray.exceptions import RayActorError, RuntimeEnvSetupError
 
         cause = getattr(error, "cause", error)  # of an exception in an actor
+        is_lost = _NODE_DIED in f"{error}" or (bool(node_id) and not nodes.is_alive(node_id))
         if isinstance(cause, WorkerStartFailed):
             self._refusal = cause  # another start would find the same
-        elif process.is_killed:
-            _LOGGER.debug("worker %s on node %s: %r", process.worker_id, node_id[:8], error)
-        elif isinstance(error, RuntimeEnvSetupError) or _FAILED_CONSTRUCTOR in f"{error}":
+        elif isinstance(error, RuntimeEnvSetupError) or (isinstance(error, RayActorError) and error.actor_init_failed):
             self._failed_setups += 1
             if self._failed_setups >= _MAX_FAILED_SETUPS:
                 self._refusal = WorkerStartFailed(f"a worker can't start on the cluster: {error}")
-        elif not process.node_id:
-            _LOGGER.warning("a worker could not start: %s", error)
-        elif not isinstance(error, RayActorError):
-            _LOGGER.error("a worker on node %s ended: %s", node_id[:8], error)
-        is_lost = bool(node_id) and not nodes.is_alive(node_id)
+        elif process.is_killed or is_lost or (process.node_id and isinstance(error, RayActorError)):
+            _LOGGER.debug("worker %s on node %s: %r", process.worker_id, node_id[:8], error)
+        else:
+            _LOGGER.warning("a worker on node %s ended: %s", node_id[:8] or "?", shorten(f"{error}", _MOST_WORDS))
         process.ended(LOST_WITH_NODE if is_lost else _KILLED)
         process.kill()
 
@@ -363,18 +360,16 @@ class ActorLauncher:
                 self._end_call()
 
     def _agent_ended(self, node_id: str) -> None:
-        """Give up a node whose agent has ended: with the node, or alone."""
-        deadline = time.monotonic() + _DEATH_S
-        while nodes.is_alive(node_id):
-            if time.monotonic() > deadline:
-                break
-            self._closed.wait(_DEATH_LOOK_S)
-        else:
+        """Give up a node whose agent has ended, most likely with the node: Ray may say so much later.
+
+        If only the agent has ended, its folder is gone, and the workers there with it; new ones bring a new agent.
+        """
+        if node_id != self._driver_node:
             self._forget_node(node_id)
             return
-        _LOGGER.warning("the agent of node %s has ended; it and the workers there start again", node_id[:8])
+        _LOGGER.warning("the agent of the driver's node has ended; it and the workers there start again")
         self.objects.remove_keeper(node_id)  # what the node holds stays there
-        self._end_workers(node_id)  # their folder is gone
+        self._end_workers(node_id)
         self._use_node(node_id)
 
     def _forget_node(self, node_id: str) -> None:
