@@ -105,7 +105,7 @@ def _check_accelerator(value: str, named: str, machine: str, steps: Sequence[Ste
     if not kind or kind == "any":
         yield error(
             f"{named} has no type of accelerator, and Dataflow chooses none by itself",
-            f"name one, such as accelerator={_EXAMPLE!r}; it has the same effect on other machines",
+            f"name one, such as accelerator={_EXAMPLE!r}",
             steps,
         )
     if not count.isdigit():
