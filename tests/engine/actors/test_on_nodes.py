@@ -16,11 +16,11 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.fake_cluster import fake_cluster
+from tests.fake_cluster import FakeCluster, fake_cluster
 
 pytestmark = pytest.mark.alone
 
-_PATIENCE_S = 120
+_PATIENCE_S = 300
 _MODEL = b"weights" * 100_000
 
 
@@ -51,42 +51,47 @@ def server() -> Iterator[tuple[str, list[str]]]:
         thread.join(_PATIENCE_S)
 
 
-def test_a_killed_driver_leaves_nothing_on_the_nodes_and_each_had_its_own(server: tuple[str, list[str]]) -> None:
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[FakeCluster]:
+    with fake_cluster((2, 2)) as made:
+        yield made
+
+
+def test_a_killed_driver_leaves_nothing_on_the_nodes_and_each_had_its_own(
+    cluster: FakeCluster, server: tuple[str, list[str]]
+) -> None:
     url, requests = server
-    with fake_cluster() as cluster:
-        command = [sys.executable, "-m", "tests.engine.actors.on_two_nodes", cluster.address, url, str(len(_MODEL))]
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=_PATIENCE_S, check=False)
-        assert done.returncode == -9, done
-        seen = json.loads(done.stdout.splitlines()[-1])
-        folders = [seen["folders"][number][name] for number in range(2) for name in ("path", "memory")]
-        assert len(set(folders)) == 4
-        for number, folder in enumerate(seen["folders"]):
-            assert os.path.dirname(folder["path"]) == cluster.temporary_folder(number)
-            assert folder["node_id"] in seen["nodes"]
-            assert f"luminosity-0123456789ab-{folder['node_id'][:8]}-" in folder["path"]
-        assert [sample["node_id"] for sample in seen["samples"]] == [each["node_id"] for each in seen["folders"]]
-        assert all(0 < sample["ram_used"] < sample["ram_total"] for sample in seen["samples"])
-        assert "expected 1.0" in seen["wrong"][0]
-        assert "luminosity" not in seen["wrong"][0]
+    command = [sys.executable, "-m", "tests.engine.actors.on_two_nodes", cluster.address, url, str(len(_MODEL))]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=_PATIENCE_S, check=False)
+    assert done.returncode == -9, done
+    seen = json.loads(done.stdout.splitlines()[-1])
+    folders = [seen["folders"][number][name] for number in range(2) for name in ("path", "memory")]
+    assert len(set(folders)) == 4
+    for number, folder in enumerate(seen["folders"]):
+        assert os.path.dirname(folder["path"]) == cluster.temporary_folder(number)
+        assert folder["node_id"] in seen["nodes"]
+        assert f"luminosity-0123456789ab-{folder['node_id'][:8]}-" in folder["path"]
+    assert [sample["node_id"] for sample in seen["samples"]] == [each["node_id"] for each in seen["folders"]]
+    assert all(0 < sample["ram_used"] < sample["ram_total"] for sample in seen["samples"])
+    assert "expected 1.0" in seen["wrong"][0]
+    assert "luminosity" not in seen["wrong"][0]
 
-        read = [each.partition("\n") for each in seen["read"]]
-        assert {content for _, _, content in read} == {Path("README.md").read_text()}
-        assert len({path for path, _, _ in read}) == 2
-        assert not any(os.path.samefile(path, "README.md") for path, _, _ in read if os.path.exists(path))
+    read = [each.partition("\n") for each in seen["read"]]
+    assert {content for _, _, content in read} == {Path("README.md").read_text()}
+    assert len({path for path, _, _ in read}) == 2
+    assert not any(os.path.samefile(path, "README.md") for path, _, _ in read if os.path.exists(path))
 
-        assert requests == ["/model.bin"] * 2
-        assert len(set(seen["fetched"])) == 2
+    assert requests == ["/model.bin"] * 2
+    assert len(set(seen["fetched"])) == 2
 
-        first, second = seen["hosts"][::2]
-        assert seen["hosts"] == [first, first, second, second]
-        assert first != second
-        assert seen["hosts_later"] == [first, second]
-        until(lambda: not any(map(os.path.exists, folders)))
-        until(lambda: not any(map(psutil.pid_exists, (first, second))))
-        for number in range(2):
-            assert [
-                name for name in os.listdir(cluster.temporary_folder(number)) if name.startswith("luminosity")
-            ] == []
+    first, second = seen["hosts"][::2]
+    assert seen["hosts"] == [first, first, second, second]
+    assert first != second
+    assert seen["hosts_later"] == [first, second]
+    until(lambda: not any(map(os.path.exists, folders)))
+    until(lambda: not any(map(psutil.pid_exists, (first, second))))
+    for number in range(2):
+        assert [name for name in os.listdir(cluster.temporary_folder(number)) if name.startswith("luminosity")] == []
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -115,7 +120,7 @@ with beam.Pipeline("luminosity.LuminosityRunner", beam.options.pipeline_options.
 """
 
 
-def test_a_script_has_its_modules_files_classes_and_packages_on_the_nodes(tmp_path: Path) -> None:
+def test_a_script_has_its_modules_files_classes_and_packages_on_the_nodes(cluster: FakeCluster, tmp_path: Path) -> None:
     files = {
         "scripts/run.py": _SCRIPT,
         "scripts/shipped_helper.py": "def read():\n    with open('word.txt') as file:\n        return file.read()\n",
@@ -128,14 +133,11 @@ def test_a_script_has_its_modules_files_classes_and_packages_on_the_nodes(tmp_pa
         path = tmp_path / "project" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content)
-    with fake_cluster((1, 1)) as cluster:
-        options = ["--setup_file=package/setup.py", f"--ray_address={cluster.address}", "--progress=off"]
-        command = [sys.executable, "scripts/run.py", *options]
-        done = subprocess.run(
-            command, cwd=tmp_path / "project", capture_output=True, text=True, timeout=2 * _PATIENCE_S
-        )
-        assert done.returncode == 0, done.stderr
-        assert sorted(done.stdout.split("\n")) == ["", "10 sent work", "11 sent work"]
+    options = ["--setup_file=package/setup.py", f"--ray_address={cluster.address}", "--progress=off", "--cpu_workers=2"]
+    command = [sys.executable, "scripts/run.py", *options]
+    done = subprocess.run(command, cwd=tmp_path / "project", capture_output=True, text=True, timeout=_PATIENCE_S)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.split("\n")) == ["", "10 sent work", "11 sent work"]
     assert sorted(path.name for path in (tmp_path / "project" / "package").iterdir()) == [
         "setup.py",
         "shipped_words.py",
