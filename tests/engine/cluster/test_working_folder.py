@@ -87,12 +87,16 @@ def test_modules_from_elsewhere_are_sent_too_but_not_those_that_nodes_have(
 ) -> None:
     write(tmp_path / "elsewhere", "shipped_package/__init__.py", "shipped_package/inner/part.py", "not_imported.py")
     write(tmp_path / "elsewhere", "shipped_package/table.csv")
-    monkeypatch.setattr(sys, "path", [str(tmp_path / "elsewhere"), *sys.path])
-    importlib.import_module("shipped_package")
+    write(tmp_path / "home" / "site-packages", "shipped_library.py")
+    folders = [str(tmp_path / "elsewhere"), str(tmp_path / "home" / "site-packages")]
+    monkeypatch.setattr(sys, "path", [*folders, *sys.path])
+    for name in ("shipped_package", "shipped_library"):
+        importlib.import_module(name)
     try:
         choice = choose(str(project))
     finally:
-        del sys.modules["shipped_package"]
+        del sys.modules["shipped_package"], sys.modules["shipped_library"]
+    assert not [each for each in choice.files if each.endswith("shipped_library.py")]
     found = {each for each in choice.files if each.startswith("modules/0/")}
     assert found == {"modules/0/shipped_package/__init__.py", "modules/0/shipped_package/inner/part.py"}
     assert not [each for each in choice.files if "/luminosity/" in each or "/apache_beam/" in each]

@@ -29,6 +29,7 @@ _PROJECT = ("pyproject.toml", "setup.py", "setup.cfg")
 _OF_ENVIRONMENT = ("pyvenv.cfg", "conda-meta")
 _INSTALLED = frozenset({"luminosity", "apache_beam", "ray"})  # the nodes have their own
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+_LIBRARY_NAMES = frozenset({"site-packages", "dist-packages"})
 _MOST_NAMED = 5  # files or folders in a message
 
 
@@ -168,7 +169,12 @@ def _some(names: list[str]) -> str:
 def _import_folders() -> list[str]:
     """Return the folders from which this process imports modules, in order, without those of installed libraries."""
     folders = [os.path.abspath(entry) for entry in sys.path]
-    return [each for each in dict.fromkeys(folders) if not each.startswith(_LIBRARIES) and os.path.isdir(each)]
+    return [each for each in dict.fromkeys(folders) if os.path.isdir(each) and not _is_installed(each)]
+
+
+def _is_installed(folder: str) -> bool:
+    """Return whether a folder has installed libraries: of this interpreter, of the system, or of the user."""
+    return folder.startswith(_LIBRARIES) or not _LIBRARY_NAMES.isdisjoint(folder.split(os.sep))
 
 
 def _imported_from(folder: str) -> Iterator[tuple[str, str]]:
