@@ -135,6 +135,7 @@ class ActorLauncher:
         self._calls = 0  # of threads that may be inside Ray now
         self._failed_setups = 0
         self._refusal: WorkerStartFailed | None = None  # why no worker can start
+        self._avoided: set[str] = set()  # nodes that are gone, frozen or leaving
         self.objects = ObjectTable(driver_node)
         self._agents = Agents(run_id, files, lambda node_id: self._submit(self._agent_ended, node_id))
         self._samples = NodeSamples(self._agents.all)
@@ -196,7 +197,7 @@ class ActorLauncher:
             max_restarts=0,  # the loop decides what is repeated
             max_task_retries=0,
             max_concurrency=_CONCURRENT_CALLS,
-            scheduling_strategy="SPREAD",
+            scheduling_strategy="SPREAD" if not needs.node or needs.node in self._avoided else nodes.near(needs.node),
             **options,
         ).remote()
         process = ActorProcess(
@@ -375,6 +376,7 @@ class ActorLauncher:
     def _forget_node(self, node_id: str) -> None:
         """Give up a node that is gone or frozen: end its workers, and copy the blocks that it held."""
         _LOGGER.warning("node %s is gone; what ran there is repeated elsewhere", node_id[:8])
+        self._avoided.add(node_id)
         self._agents.give_up(node_id)
         self._end_workers(node_id)
         self.objects.node_lost(node_id)
@@ -386,6 +388,7 @@ class ActorLauncher:
 
     def _leave_node(self, node_id: str) -> None:
         """Let the workers of a node end after their bundles, and copy the blocks that it holds."""
+        self._avoided.add(node_id)
         _LOGGER.warning("node %s will leave the cluster; its workers get no more work", node_id[:8])
         for process in self._on(node_id):
             process.leave()

@@ -248,7 +248,10 @@ class PoolRun:
     def actor_needs(self, index: int) -> ActorNeeds | None:
         """Return what the worker at ``index`` asks a cluster for. On a borrowed core it asks for no core of its own."""
         needs = self.plan.actor
-        return replace(needs, cpus=0.0) if needs is not None and index >= self.plan.workers else needs
+        if needs is None:
+            return None
+        node = self.plan.nodes[index] if index < len(self.plan.nodes) else ""
+        return replace(needs, cpus=needs.cpus if index < self.plan.workers else 0.0, node=node)
 
     def environment(self, index: int) -> dict[str, str]:
         """Return ``os.environ`` of the worker at ``index``: this process's variables, its devices and its share."""

@@ -61,6 +61,7 @@ class ActorNeeds:
     gpus: int  # accelerators: GPUs, or chips of TPUs
     accelerator_type: str = ""
     accelerator_kind: str = "gpu"  # or "tpu"
+    node: str = ""  # the id of the node where the plan has room for it, if any; the cluster may choose another one
 
     @property
     def words(self) -> str:

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from luminosity.engine.explain.explanation import Break, ExplainedStage, Explanation
+from luminosity.engine.resources.nodes import ActorNeeds
 from luminosity.engine.resources.pools import Pool
 
 __all__ = ["plan_json"]
@@ -43,10 +44,14 @@ def _pool(pool: Pool) -> dict[str, Any]:
         "bundles_per_worker": pool.slots,
         "devices": [list(group) for group in pool.device_groups],
         # On a cluster: what each worker asks for, how many have room on which node, and how many wait for one.
-        "asks_for": asdict(pool.actor) if pool.actor is not None else None,
+        "asks_for": _asked(pool.actor) if pool.actor is not None else None,
         "workers_by_node": dict(fitting),
         "waiting_workers": waiting,
     }
+
+
+def _asked(needs: ActorNeeds) -> dict[str, Any]:
+    return {name: value for name, value in asdict(needs).items() if name != "node"}  # each worker has its own
 
 
 def _stage(plan: Explanation, stage: ExplainedStage) -> dict[str, Any]:
