@@ -33,6 +33,7 @@ _HERE = re.compile(r"(?:^|[/@,=\s])(?P<host>localhost|127(?:\.\d{1,3}){3}|0\.0\.
 _OUTSIDE = ("/dev/", "/proc/", "/sys/", "/etc/")  # folders that are on every machine
 _MOST_SHOWN = 3
 _BUCKET = "use a bucket, such as gs://BUCKET/FOLDER"
+_REMEDIES = {"qdrant": "use the address of a server of the store", "lance": "use a disk that all workers share"}
 _IN_IMAGE = "copy it into the image (lum image --model PATH makes it /models/NAME), or use a bucket"
 _INSTALLED_BY = ("requirements_file", "setup_file", "extra_packages")
 
@@ -132,10 +133,10 @@ def _check_places(places: Effects, has_own_image: bool) -> Iterator[Finding]:
     """Check what transforms say they read, write and load."""
     for place in filter(lambda place: is_local(place.path), places.reads):
         message = f"reads {place.path}, which is on this machine; workers don't have it"
-        yield error(message, _BUCKET, [_applied(place.step)])
+        yield error(message, _REMEDIES.get(place.kind, _BUCKET), [_applied(place.step)])
     for place in filter(lambda place: is_local(place.path), places.writes):
         message = f"writes to {place.path}; what a worker writes there is lost with the worker"
-        yield error(message, _BUCKET, [_applied(place.step)])
+        yield error(message, _REMEDIES.get(place.kind, _BUCKET), [_applied(place.step)])
     for place in filter(lambda place: is_local(place.path) and os.path.exists(place.path), places.models):
         message = f"loads the model {place.path}, which is on this machine"
         if has_own_image:

@@ -102,9 +102,8 @@ def export(words: list[str]) -> int:
             run_script(script, _with_runner(options))
         except BaseException as error:
             ending = error
-    if wrong := _check_ending(ending, script, captured):
-        return wrong
-    return _report(captured, script, options, folder)
+    code = _check_ending(ending, script, captured)
+    return code if code is not None else _report(captured, script, options, folder)
 
 
 def _with_runner(options: list[str]) -> list[str]:
@@ -114,8 +113,8 @@ def _with_runner(options: list[str]) -> list[str]:
     )
 
 
-def _check_ending(ending: BaseException | None, script: str, captured: list[CapturedPipeline]) -> int:
-    """Print how the script ended, if that is not as it should; return the exit code, or 0 to go on."""
+def _check_ending(ending: BaseException | None, script: str, captured: list[CapturedPipeline]) -> int | None:
+    """Print how the script ended, if that is not as it should; return the exit code, or None to go on."""
     if isinstance(ending, KeyboardInterrupt):
         return interrupted("export")
     if isinstance(ending, LuminosityError):
@@ -123,10 +122,16 @@ def _check_ending(ending: BaseException | None, script: str, captured: list[Capt
         return fail("export", str(ending), status)
     if isinstance(ending, SystemExit) and isinstance(ending.code, str):
         print(ending.code, file=sys.stderr)  # as Python does
+    elif isinstance(ending, SystemExit) and not captured and (ending.code or {"-h", "--help"} & {*sys.argv}):
+        return int(ending.code or 0)  # the script has printed its help, or what is wrong with its options
     if captured:
         if isinstance(ending, Exception):
-            print(f"lum export: after that, the script ended with {_first_line(ending)}", file=sys.stderr)
-        return 0
+            print(
+                f"lum export: after that, the script ended with {_first_line(ending)}. Nothing was run, so this is "
+                "expected if the script reads its results. Pipelines after that line are not checked.",
+                file=sys.stderr,
+            )
+        return None
     if isinstance(ending, Exception):
         traceback.print_exception(ending)
         return fail("export", f"{script} failed before it ran a pipeline: {_first_line(ending)}", FAILED)
