@@ -79,12 +79,17 @@ def test_types_of_accelerators_have_pools_of_their_own() -> None:
         "a": Needs(accelerator_count=1, accelerator_type="nvidia-tesla-t4"),
         "b": Needs(accelerator_count=1, accelerator_type="nvidia-l4"),
     }
-    found = assigned(needs, node("1", gpus=2, kind="T4"), node("2", gpus=1, kind="L4"))
+    nodes = node("1", gpus=1, kind="L4"), node("2", gpus=2, kind="T4")
+    found = assigned(needs, *nodes)
     assert {name: (a.pool.name, a.pool.nodes) for name, a in found.items()} == {
-        "a": ("device T4", ("1", "1")),
-        "b": ("device L4", ("2",)),
+        "a": ("device T4", ("2", "2")),
+        "b": ("device L4", ("1",)),
     }
     assert found["a"].pool.actor == ActorNeeds(0.0, 0, 1, "T4")
+    # A bill finds the price of a device by its name.
+    names = {device.id: device.name for device in Machine.of_cluster(nodes).info().devices}
+    assert [names[device] for (device,) in found["a"].pool.device_groups] == ["T4", "T4"]
+    assert [names[device] for (device,) in found["b"].pool.device_groups] == ["L4"]
 
 
 def test_any_type_shares_the_workers_of_the_only_type() -> None:

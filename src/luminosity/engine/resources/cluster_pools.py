@@ -287,14 +287,13 @@ def _pools(placed: list[_Placed], rooms: Rooms, machine: Machine) -> dict[int, P
     borrowed = {id(each): _borrowed(each, placed, rooms) for each in placed}
     spare = _spare_ram(placed, borrowed, rooms, machine)
     pools: dict[int, Pool] = {}
-    devices = 0
+    free = machine.first_devices()
     for each in placed:
         count = each.needs.gpus
-        groups = [
-            tuple(f"{CLUSTER_DEVICE}:{devices + worker * count + i}" for i in range(count))
-            for worker in range(len(each.nodes))
-        ]
-        devices += len(each.nodes) * count
+        groups: list[tuple[str, ...]] = []
+        for node in each.nodes:
+            groups.append(tuple(f"{CLUSTER_DEVICE}:{free[node] + i}" for i in range(count)))
+            free[node] += count
         pools[id(each.draft)] = Pool(
             name=_name(each),
             cores_per_worker=each.needs.cpus or each.draft.cores,

@@ -82,8 +82,16 @@ class Machine:
     def _cluster_devices(self) -> tuple[DeviceInfo, ...]:
         """Return the devices of the nodes, one after the other, and then those that are only declared."""
         types = [node.accelerator_type for node in self.nodes for _ in range(int(node.accelerators))]
-        types += [""] * len(self.devices)
-        return tuple(DeviceInfo(device, kind) for device, kind in zip(self.devices, types, strict=False))
+        types += [""] * (len(self.devices) - len(types))
+        return tuple(DeviceInfo(f"{CLUSTER_DEVICE}:{i}", kind) for i, kind in enumerate(types))
+
+    def first_devices(self) -> dict[str, int]:
+        """Return the number of the first device of each node, by id, and with an empty id that of nodes to come."""
+        first, found = 0, dict[str, int]()
+        for node in self.nodes:
+            found[node.id] = first
+            first += int(node.accelerators)
+        return {**found, "": first}
 
 
 def detect_accelerators() -> tuple[str, ...]:
