@@ -112,18 +112,22 @@ class ObjectTable:
             self._keepers.pop(node_id, None)
             self._held.pop(node_id, None)
             hurt = [each for each in self._objects.values() if each.copies.pop(node_id, None) is not None]
-        self._renew(hurt)
+        self._renew(node_id, hurt)
 
     def node_leaves(self, node_id: str) -> None:
         """Copy the blocks of a node that will be gone soon, and ask it for no more copies. Waits for them."""
         with self._lock:
             self._leaving_nodes.add(node_id)
             hurt = [each for each in self._objects.values() if node_id in each.copies]
-        self._renew(hurt)
+        self._renew(node_id, hurt)
 
-    def _renew(self, blocks: Sequence[RemoteObject]) -> None:
-        if lost := self._make_safe(blocks, lambda: False):
-            _LOGGER.warning("of %d blocks, %d have no second copy: %s", len(blocks), len(lost), lost[0].message)
+    def _renew(self, node_id: str, blocks: Sequence[RemoteObject]) -> None:
+        lost = self._make_safe(blocks, lambda: False)
+        if lost and not self._is_closed:
+            count = len(lost), len(blocks)
+            _LOGGER.warning("%d of %d blocks on node %s have no other copy: %s", *count, node_id[:8], lost[0].message)
+        else:
+            _LOGGER.info("%d blocks on node %s have other copies again", len(blocks), node_id[:8])
 
     # Blocks that workers make
 
