@@ -16,7 +16,7 @@ import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from luminosity import LuminosityRunner
-from luminosity.engine.cluster import session
+from luminosity.engine.cluster import addresses, session
 from luminosity.engine.cluster.nodes import nodes
 from luminosity.engine.cluster.session import connect
 from luminosity.engine.explain.pipeline_plan import plan_pipeline
@@ -59,7 +59,7 @@ def test_an_address_where_nothing_answers(free_port: int) -> None:
 
 
 def test_an_address_of_something_else(silent_server: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "_ANSWER_S", 0.3)
+    monkeypatch.setattr(addresses, "_ANSWER_S", 0.3)
     with pytest.raises(OptionError, match=r"that does not speak gRPC, expected the head of a Ray cluster"):
         connect(f"127.0.0.1:{silent_server}")
 
@@ -73,6 +73,28 @@ def test_ray_is_named_if_it_is_not_installed(monkeypatch: pytest.MonkeyPatch) ->
 def test_the_client_of_ray_in_the_environment_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "ray://head:10001")
     with pytest.raises(OptionError, match=r"RAY_ADDRESS=ray://head:10001: .*ray job submit"):
+        connect("auto")
+
+
+def test_a_ray_that_has_crashed_is_not_waited_for(
+    free_port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    for folder in (tmp_path, tmp_path / "ray"):  # where versions of Ray note the address
+        folder.mkdir(exist_ok=True)
+        (folder / "ray_current_cluster").write_text(f"127.0.0.1:{free_port}")
+    # Others may run a Ray on this machine.
+    monkeypatch.setattr("ray._private.services.find_gcs_addresses", set[str])
+    with pytest.raises(OptionError, match=rf"--ray_address=auto: nothing answers at .*:{free_port}"):
+        connect("auto")
+
+
+def test_a_machine_without_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr("ray._private.services.find_gcs_addresses", set[str])
+    with pytest.raises(OptionError, match=r"found no running Ray on this machine.*--ray_address=local"):
         connect("auto")
 
 

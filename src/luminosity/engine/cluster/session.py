@@ -12,16 +12,14 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import sys
 import tempfile
 import threading
 from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
-import grpc
-
 from luminosity.core import usable_cores
+from luminosity.engine.cluster.addresses import found_on_this_machine, is_at, probe
 from luminosity.engine.folders import make_locked
 from luminosity.engine.options import check_ray_address
 from luminosity.errors import OptionError
@@ -29,9 +27,6 @@ from luminosity.extras import require
 
 __all__ = ["Session", "connect"]
 
-_ANSWER_S = (
-    5.0  # for a connection and for the first answer over it, each; a head in the same network needs milliseconds
-)
 _LONGEST_FOLDER = 35  # of characters: Ray puts sockets below it, whose paths may have 107 bytes
 
 _lock = threading.RLock()  # held while a connection is made or closed
@@ -181,7 +176,7 @@ def _set_environment(address: str) -> None:
 
 def _shared(connection: _Connection, address: str, packages: Mapping[str, str]) -> Session:
     """Return a session of the connection that another run of this process has made."""
-    if address != connection.asked and (address == "local" or not _is_at(address, connection.address)):
+    if address != connection.asked and (address == "local" or not is_at(address, connection.address)):
         raise OptionError(
             f"--ray_address={address}: found another run of this process on a cluster at {connection.address}, "
             "expected the same cluster, since a process can have only one",
@@ -205,7 +200,7 @@ def _of_the_script(ray: Any, address: str, packages: Mapping[str, str]) -> Sessi
     if ray.util.client.ray.is_connected():
         check_ray_address("ray.init in this script", "ray://")
     found: str = ray.get_runtime_context().gcs_address
-    if address == "local" or not _is_at(address, found):
+    if address == "local" or not is_at(address, found):
         raise OptionError(
             f"--ray_address={address}: found that this script is connected to Ray at {found} with ray.init, expected "
             "the same cluster, since a process can have only one",
@@ -220,27 +215,6 @@ def _of_the_script(ray: Any, address: str, packages: Mapping[str, str]) -> Sessi
     return Session(_Connection(address, {}, is_ours=False, folder=None))
 
 
-def _is_at(address: str, found: str) -> bool:
-    """Return whether ``address`` names the cluster at ``found``."""
-    if address in ("auto", found):
-        return True
-    host, _, port = address.rpartition(":")
-    found_host, _, found_port = found.rpartition(":")
-    if port != found_port:
-        return False
-    try:
-        return bool(_ips(host) & _ips(found_host))
-    except OSError:
-        return False
-
-
-def _ips(host: str) -> set[Any]:
-    local = {"127.0.0.1", "::1"}
-    found = {each[4][0] for each in socket.getaddrinfo(host.strip("[]"), None)}
-    # A head that was started with a loopback address is found under this machine's own one, too.
-    return found | {each[4][0] for each in socket.getaddrinfo(socket.gethostname(), None)} if found & local else found
-
-
 def _open(
     ray: Any,
     address: str,
@@ -251,6 +225,8 @@ def _open(
     asked = address
     if address == "auto" and (named := os.environ.get("RAY_ADDRESS", "")):
         address = check_ray_address(f"RAY_ADDRESS={named}", named)
+    if address == "auto":
+        address = found_on_this_machine()
     folder = None
     options: dict[str, Any] = {"address": address}
     if address == "local":
@@ -258,8 +234,8 @@ def _open(
         options |= {"num_cpus": usable_cores(), "include_dashboard": False, "_temp_dir": folder.path}
         if accelerators is not None:
             options["num_gpus"] = accelerators
-    elif address != "auto":
-        _probe(asked, address)
+    else:
+        probe(asked, address)
     try:
         with _own_signal_handler():
             ray.init(
@@ -280,31 +256,6 @@ def _open(
         raise
 
 
-def _probe(asked: str, address: str) -> None:
-    """Raise :class:`OptionError` if nothing, or something else than Ray's head, answers at HOST:PORT."""
-    host, _, port = address.rpartition(":")
-    expected = "expected the head of a Ray cluster"
-    fix = "check the address with `ray status` on a node of the cluster; the head's port is 6379 unless it says another"
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_S).close()
-    except OSError as error:
-        found = error.strerror or str(error) or type(error).__name__
-        raise OptionError(
-            f"--ray_address={asked}: nothing answers at {address} ({found}), {expected}", fix=fix
-        ) from error
-    if os.environ.get("RAY_USE_TLS", "0") not in ("", "0"):
-        return  # only Ray knows the certificates
-    # No proxy: Ray does not use one, either.
-    channel = grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)])
-    try:
-        grpc.channel_ready_future(channel).result(timeout=_ANSWER_S)
-    except grpc.FutureTimeoutError as error:
-        message = f"--ray_address={asked}: found a server at {address} that does not speak gRPC, {expected}"
-        raise OptionError(message, fix=fix) from error
-    finally:
-        channel.close()
-
-
 def _failure(asked: str, address: str, error: Exception) -> OptionError:
     """Return what to tell the user if ``ray.init`` fails."""
     found = " ".join(f"{error}".split())
@@ -313,12 +264,6 @@ def _failure(asked: str, address: str, error: Exception) -> OptionError:
         return OptionError(
             f"{option}: {found}; expected the same versions of Ray and Python in this process and on the cluster",
             fix="install the cluster's version of Ray, and run the script with the cluster's Python",
-        )
-    if address == "auto" and isinstance(error, ConnectionError):
-        return OptionError(
-            f"{option}: found no running Ray on this machine ({found}), expected a node of a Ray cluster",
-            fix="run the script on a node of the cluster, pass --ray_address=HOST:PORT, or --ray_address=local to "
-            "start a Ray on this machine",
         )
     if address == "local":
         return OptionError(f"{option}: Ray did not start on this machine: {found}")
