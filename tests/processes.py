@@ -67,10 +67,13 @@ def files_of_luminosity(*folders: str | Path) -> set[str]:
 def _is_of_a_stranger(path: Path) -> bool:
     """Whether the process that the folder is named for lives, and is neither this one nor one of its descendants.
 
-    Folders of a cluster's nodes are named for their run; these count.
+    Folders of a cluster's nodes are named for their run and their node. They count, unless all tests run on a cluster,
+    and the node belongs to another one.
     """
-    name = path.name.removeprefix(_FILE_PREFIX).split("-")[0]
-    if not name.isdecimal() or len(name) > 9:
+    name, *rest = path.name.removeprefix(_FILE_PREFIX).split("-")
+    if len(rest) > 1:
+        return IS_CLUSTER and rest[0] not in _nodes()
+    if not name.isdecimal():
         return False
     pid = int(name)
     try:
@@ -158,7 +161,8 @@ def nothing_left_behind(timeout_s: float = 60) -> Iterator[None]:
     wait_for(lambda: not workers_of(os.getpid()), timeout_s)
     assert workers_of(os.getpid()) == [], "worker processes outlive the run"
     wait_for(lambda: files_of_luminosity() <= files, timeout_s)
-    assert files_of_luminosity() - files == set(), "files outlive the run"
+    left = files_of_luminosity() - files
+    assert left == set(), f"files outlive the run: {left}"
 
 
 def _children(pid: int) -> list[psutil.Process]:
