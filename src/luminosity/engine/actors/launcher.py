@@ -59,8 +59,9 @@ class ActorProcess:
         self._asked_at = time.monotonic()
         self._is_leaving = False
         self._needs = needs
-        self._on_exit = on_exit
+        self._on_exit: OnExit | None = on_exit
         self._has_ended = threading.Event()
+        self._timer: threading.Timer | None = None
         self._lock = threading.Lock()
 
     def kill(self) -> None:
@@ -71,9 +72,10 @@ class ActorProcess:
             if self.is_killed:
                 return
             self.is_killed = True
-        timer = threading.Timer(_KILL_TIMEOUT_S, self.ended, (_KILLED,))
-        timer.daemon = True
-        timer.start()
+            if not self.has_ended:
+                self._timer = threading.Timer(_KILL_TIMEOUT_S, self.ended, (_KILLED,))
+                self._timer.daemon = True
+                self._timer.start()
         ray.kill(self.actor, no_restart=True)  # takes long if the cluster is busy
 
     def waits_for(self) -> str:
@@ -96,10 +98,16 @@ class ActorProcess:
     def ended(self, code: int) -> None:
         """Report the end, once."""
         with self._lock:
-            if self._has_ended.is_set():
+            if self.has_ended:
                 return
             self._has_ended.set()
-        self._on_exit(code)
+            # Ray and a timer may hold this object for seconds; they must not hold the run, and the files that it reads.
+            on_exit, self._on_exit = self._on_exit, None
+            timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.cancel()
+        if on_exit is not None:
+            on_exit(code)
 
     @property
     def has_ended(self) -> bool:
@@ -406,6 +414,7 @@ class ActorLauncher:
         self._samples.stop()
         for process in left:
             process.kill()
+            process.ended(_KILLED)
         self.objects.clear()
         self._agents.close()
         self._watch.close()
