@@ -46,7 +46,7 @@ test-alone: compile ## run the tests that need the machine to themselves, one by
 test-beam: compile ## run all of Beam's own test suites on this runner
 	$(PYTEST) -n $(JOBS) --dist loadfile tests/beam_suites
 
-test-ray: compile ## run Beam's suites and the engine's on a Ray cluster of three nodes
+test-ray: compile ## run Beam's suites and the engine's on a Ray cluster of three nodes: over an hour on two cores
 	LUMINOSITY_TEST_RAY=start $(PYTEST) -m "not slow and not alone" -n $(JOBS) $(RAY_SUITES)
 	LUMINOSITY_TEST_RAY=start $(PYTEST) -m "alone and not slow" $(RAY_SUITES)
 
