@@ -4,11 +4,14 @@ The loop, its stages, buffers, sizes of bundles and commits are those of every r
 object in this process acts for all of them over the interfaces of the loop (``WorkerServer``, ``WorkerConnection`` and
 ``Launcher``), receives each bundle, and answers after the time that its elements take, without doing work.
 
-Two questions, for 10, 100 and 500 workers:
+Questions, the first two for 10, 100 and 500 workers:
 
 - How many bundles a second does the loop carry at most? Every bundle has one element, which takes no time.
 - What does a usual run cost? Elements take 20 ms, bundles grow up to a second as they always do; how busy are the
-  workers, and which share of a core does the loop take?
+  workers, and which share of a core does the loop take? A worker that could be busy and is not has lost a bundle: so
+  the share of busy workers is that of the bundles that were carried of those that were wanted.
+- Does it carry a cluster? Two CPU workers for each accelerator work on the same elements, in the same way (only with
+  ``--case=cluster``, where ``--workers`` counts accelerators: 500 of them want 1,500 bundles of a second each second).
 
 ``--sockets`` lets processes act for the workers over gRPC instead, as real workers do: then the server's threads, which
 share the interpreter with the loop, are measured, too. ``--profile`` prints where the loop spends its time.
@@ -48,7 +51,8 @@ from luminosity.engine.workers.failure import Failure
 _SECONDS = 8.0  # of each case
 _ELEMENT_S = 0.02  # of work, in the usual case
 _WORKERS = (10, 100, 500)
-_MOST_ELEMENTS = 1_500_000  # more than all workers do in the time of a case
+_CPU_WORKERS_EACH = 2  # of an accelerator, in the case of a cluster
+_MOST_ELEMENTS = 4_500_000  # more than all workers do in the time of a case
 _BLOCK_ELEMENTS = 1000  # of the source's output
 
 
@@ -96,11 +100,16 @@ class Stopwatch:
         raise RuntimeError(f"a bundle failed: {failure}")
 
 
-def planned(workers: int) -> Any:
+def planned(workers: int, accelerators: int) -> Any:
     """Return the plan of a pipeline that makes elements and maps them, with one slot for each worker."""
-    options = PipelineOptions([f"--cpu_workers={workers}", "--progress=off", "--run_dir=off"])
+    flags = [f"--cpu_workers={workers}", f"--accelerators={accelerators}"]
+    options = PipelineOptions([*flags, "--progress=off", "--run_dir=off"])
     pipeline = beam.Pipeline(options=options)
-    _ = pipeline | beam.Impulse() | beam.FlatMap(lambda _: [b""]) | beam.Reshuffle() | "Work" >> beam.Map(lambda x: x)
+    elements = pipeline | beam.Impulse() | beam.FlatMap(lambda _: [b""]) | beam.Reshuffle()
+    _ = elements | "Work" >> beam.Map(lambda x: x)
+    if accelerators:
+        predict = beam.Map(lambda x: x).with_resource_hints(accelerator="type:nvidia-tesla-t4;count:1")
+        _ = elements | "Predict" >> predict
     return prepare(pipeline.to_runner_api(default_environment=worker_environment(options)), options)
 
 
@@ -120,10 +129,11 @@ def answers_for(graph: Graph, elements: int, element_seconds: float) -> Answers:
 
 
 def run(
-    workers: int, element_seconds: float, *, sockets: bool, seconds: float, profile: bool = False
+    workers: int, element_seconds: float, *, sockets: bool, seconds: float, profile: bool = False, accelerators: int = 0
 ) -> tuple[float, ...]:
     """Return bundles per second, the loop's and the process's CPU seconds per second, and how busy workers were."""
-    prepared = planned(workers)
+    prepared = planned(workers, accelerators)
+    workers += accelerators
     folders = RunFolders()
     try:
         answers = answers_for(prepared.graph, _MOST_ELEMENTS, element_seconds)
@@ -143,7 +153,7 @@ def run(
         stopwatch.busy_seconds = crew.busy_seconds
         scheduler = Scheduler(parts, stopwatch)
         cancelled.append(scheduler.cancel)
-        profiler = cProfile.Profile() if profile else None
+        profiler = cProfile.Profile(time.thread_time) if profile else None
         try:
             if profiler is not None:
                 profiler.enable()
@@ -177,27 +187,26 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=_SECONDS)
     parser.add_argument("--sockets", action="store_true")
     parser.add_argument("--profile", action="store_true")
-    parser.add_argument("--case", choices=("most", "usual", "both"), default="both")
+    parser.add_argument("--case", choices=("most", "usual", "both", "cluster"), default="both")
     parsed = parser.parse_args()
     logging.disable(logging.WARNING)
     heads = ("workers", "case", "bundles/s", "cores: loop", "process", "ms a bundle", "busy workers")
     print("  ".join(f"{head:>12}" for head in heads))
-    for case in ("most", "usual"):
-        if parsed.case not in (case, "both"):
-            continue
+    for case in ("most", "usual") if parsed.case == "both" else (parsed.case,):
         # The loop would make longer bundles, and fewer of them, of elements that take no time.
         sizing.BundleSize.next = one_element if case == "most" else _NEXT  # pyright: ignore[reportAttributeAccessIssue]
         for workers in parsed.workers:
             found = run(
-                workers,
-                _ELEMENT_S if case == "usual" else 0.0,
+                workers * _CPU_WORKERS_EACH if case == "cluster" else workers,
+                0.0 if case == "most" else _ELEMENT_S,
+                accelerators=workers if case == "cluster" else 0,
                 sockets=parsed.sockets,
                 seconds=parsed.seconds,
                 profile=parsed.profile,
             )
             bundles, loop, process, busy = found
             cells = (f"{workers}", case, f"{bundles:,.0f}", f"{loop:.2f}", f"{process:.2f}")
-            cells += (f"{1000 * loop / bundles:.3f}", f"{busy:.0%}" if case == "usual" and not parsed.sockets else "-")
+            cells += (f"{1000 * loop / bundles:.3f}", f"{busy:.0%}" if case != "most" and not parsed.sockets else "-")
             print("  ".join(f"{cell:>12}" for cell in cells), flush=True)
 
 
