@@ -42,7 +42,8 @@ _EMPTY = "Plasma memory usage 0 MiB, 0 objects"
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[FakeCluster]:
-    with fake_cluster((2, 2, 2)) as running:
+    """Three nodes. That of the driver has no cores, so that all workers are on the others."""
+    with fake_cluster((0, 2, 2)) as running:
         yield running
 
 
@@ -115,7 +116,6 @@ class _Traffic:
         self.of_nodes: list[str] = []  # folders on the nodes
         self.sent: list[bytes] = []
         self.copies: list[set[str]] = []  # of each object that the loop took: the nodes that have it
-        self.driver_node = ""
 
         def spy(owner: Any, name: str, note: Any) -> None:
             real = getattr(owner, name)
@@ -127,9 +127,6 @@ class _Traffic:
 
             monkeypatch.setattr(owner, name, noted)
 
-        def note_table(_: None, table: ObjectTable, driver_node: str) -> None:
-            self.driver_node = driver_node
-
         def note_object(found: RemoteObject, *_: Any) -> None:
             self.copies.append(set(found.copies))
 
@@ -138,7 +135,6 @@ class _Traffic:
 
         spy(RunFolders, "__init__", lambda _, folders, *__: self.private.extend(folders.all))
         spy(launcher, "replace", lambda request, *_: self.sent.append(pickle.dumps(request)))
-        spy(ObjectTable, "__init__", note_table)
         spy(ObjectTable, "find", note_object)
         spy(ObjectTable, "add_keeper", note_node)
         spy(launcher.ActorLauncher, "feed", lambda _, __, ___, message: self.sent.append(message.SerializeToString()))
@@ -235,11 +231,10 @@ def test_a_pipeline_gives_the_same_as_on_one_machine(
     assert logged[0].lineno == inspect.getsourcelines(_told)[1] + 3
     # Each worker has the temporary folder of its own node.
     assert len(places) == _LARGE
-    assert set(places) <= {cluster.temporary_folder(number) for number in range(3)}
+    assert set(places) <= {cluster.temporary_folder(number) for number in (1, 2)}
     # Large blocks were objects, which the loss of one node can't lose.
-    assert len(traffic.copies) >= 2
-    assert all(traffic.driver_node in copies or len(copies) > 1 for copies in traffic.copies)
-    assert any(len(copies) > 1 for copies in traffic.copies)
+    assert traffic.copies
+    assert all(len(copies) > 1 for copies in traffic.copies)
     # Nothing that crosses to another node names a folder of one.
     assert traffic.private
     assert len(traffic.sent) > 20
