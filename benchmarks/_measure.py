@@ -52,7 +52,7 @@ def main(sides: dict[str, Side], report: Callable[[Results], None], rounds: int 
         for name, results in measured.items():
             try:
                 results.append(_in_fresh_process(name))
-            except (subprocess.SubprocessError, ValueError) as error:
+            except (subprocess.SubprocessError, ValueError, StopIteration) as error:
                 print(f"FAILED: {name}: {error}")
                 return
     report({name: _medians(results) for name, results in measured.items()})
@@ -119,7 +119,8 @@ def _in_fresh_process(side: str) -> dict[str, float]:
         timeout=_SIDE_TIMEOUT_S,
         check=True,
     )
-    return json.loads(child.stdout.splitlines()[-1])
+    # Libraries may print something at their end.
+    return json.loads(next(line for line in reversed(child.stdout.splitlines()) if line.startswith("{")))
 
 
 def _module_path() -> str:
