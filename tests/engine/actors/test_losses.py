@@ -265,6 +265,7 @@ def test_a_driver_that_is_interrupted_leaves_nothing(cluster: FakeCluster, drive
     assert "KeyboardInterrupt" in driver.text()
 
 
+@pytest.mark.slow
 def test_a_killed_driver_leaves_its_checkpoint_alone_and_continues_from_it(
     cluster: FakeCluster, drive: Callable[..., Driver], tmp_path: Path
 ) -> None:

@@ -17,6 +17,7 @@ from luminosity.engine.resources.machine import detect_accelerators, visibility
 from luminosity.engine.workers import harness
 from luminosity.engine.workers.request import WorkerRequest
 from luminosity.errors import BlockLost, WorkerStartFailed
+from luminosity.lean_beam import collect_seldom, import_lean
 
 __all__ = ["Place", "WorkerActor"]
 
@@ -66,6 +67,8 @@ class WorkerActor:
             channel = ObjectChannel
         channel.read_by_driver = read_by_driver
         print_through_logs()
+        import_lean()  # otherwise the worker would import torch, if installed, when a pipeline uses RunInference
+        collect_seldom()
         request = replace(
             request,
             environment={**os.environ, **request.environment, **_own_share(request)},

@@ -23,14 +23,10 @@ import sys
 import warnings
 from typing import Any
 
-from luminosity.lean_beam import import_lean
+from luminosity.lean_beam import collect_seldom, import_lean
 
 __all__ = ["main"]
 
-
-# Frozen objects no longer count as long-lived. With Python's own thresholds a worker would then search its whole heap
-# after every few thousand allocations, which takes a tenth of the time of a stage that makes many small objects.
-_COLLECT_AFTER = (10_000, 20, 50)
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -168,7 +164,7 @@ class _Server:
             self._wakeup.close()
             self._write_end.close()
             gc.enable()
-            gc.set_threshold(*_COLLECT_AFTER)
+            collect_seldom()
             from luminosity.engine.workers import harness
             from luminosity.engine.workers.request import WorkerRequest
 
