@@ -186,7 +186,7 @@ def _actors(
         security=security,
         files=files,
         driver_node=session.node_id,
-        other_nodes=[node.id for node in found if node.cores and not node.is_driver],
+        first_nodes=[node.id for node in found if node.cores],
         read_by_driver=_read_by_driver(graph),
         marker=marker,
     )

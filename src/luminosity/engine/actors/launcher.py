@@ -125,11 +125,15 @@ class ActorLauncher:
         security: RunSecurity,
         files: Mapping[str, bytes],
         driver_node: str,
-        other_nodes: Sequence[str],
+        first_nodes: Sequence[str],
         read_by_driver: frozenset[str],
         marker: str,
     ) -> None:
-        """``files`` are for each node's folder. ``marker`` is a file in the folder for blocks, if nodes share one."""
+        """Make a launcher.
+
+        ``files`` are for each node's folder. ``first_nodes`` are likely to get workers. ``marker`` is a file in the
+        folder for blocks, if nodes share one.
+        """
         import ray
 
         self._url = url
@@ -151,7 +155,7 @@ class ActorLauncher:
         made: Any = ray.remote(WorkerActor)
         self._make: Any = made
         # An agent takes as long to start as a worker, so those of the first nodes don't wait for their workers.
-        for node_id in (driver_node, *other_nodes[:_AGENTS_AHEAD]):
+        for node_id in first_nodes[:_AGENTS_AHEAD]:
             self._submit(self._use_node, node_id)
         self._watch = NodeWatch(
             self._agents,
