@@ -17,7 +17,15 @@ from luminosity.errors import Fix, TableError
 
 _SOURCES = Path(luminosity.__file__).parent
 _OPTION = re.compile(r"(?<![\w-])--[a-z][a-z_-]*")
-_OF_OTHERS = {"--jinja_variable_flags", "--jinja_variables", "--no-deps"}  # options of Beam's YAML files and of pip
+# Options of Beam, of its YAML files and of pip.
+_OF_OTHERS = {
+    "--extra_package",
+    "--jinja_variable_flags",
+    "--jinja_variables",
+    "--no-deps",
+    "--requirements_file",
+    "--setup_file",
+}
 
 
 @pytest.fixture(scope="module")

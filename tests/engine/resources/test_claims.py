@@ -174,7 +174,7 @@ def test_a_folder_that_others_could_change_is_not_used(folder: Path, caplog: pyt
 
 def test_claims_of_other_versions_count_for_nothing_and_go_with_their_process(folder: Path) -> None:
     folder.mkdir(mode=0o700)
-    names = [f"{os.getpid()}-7.json", "999999999-0.json", "odd.json"]
+    names = [f"{os.getpid()}-999999999.json", "999999999-0.json", "odd.json"]
     for name in names:
         (folder / name).write_text('{"later": 1}')
     claim = Claim("a.py", folder)
