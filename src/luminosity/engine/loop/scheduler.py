@@ -42,6 +42,7 @@ __all__ = ["Scheduler", "in_turn"]
 _LOGGER = logging.getLogger(__name__)
 
 _MAX_FAILED_STARTS = 3  # in a row, before the run fails: one may be chance
+_HOPEFUL_S = 60.0  # how long a cluster may have no worker that is ready before failed starts end the run
 _MAX_FAILED_ACTORS = 10  # the same on a cluster, where processes are lost more often, and start at the same time
 _ACTORS_AHEAD = 2  # workers of each CPU pool that a cluster is asked for before there is work for them
 _SATURATED_S = 0.03  # a pool needs one more CPU worker if all its slots were taken for this long
@@ -390,6 +391,7 @@ class Scheduler:
         elif isinstance(message, Connected):
             message.worker.has_connected()
             message.worker.pool.failed_starts = 0
+            message.worker.pool.ready_at = time.monotonic()
             self._listener.worker_started(message.worker)
         elif isinstance(message, Exited):
             self._handle_exit(message.worker, message.code)
@@ -469,11 +471,16 @@ class Scheduler:
         self._listener.worker_lost(worker, describe_exit(code))
         if not worker.is_connected and code != LOST_WITH_NODE:
             worker.pool.failed_starts += 1
-            most = _MAX_FAILED_STARTS if worker.pool.plan.actor is None else _MAX_FAILED_ACTORS
-            if worker.pool.failed_starts >= most:
+            pool = worker.pool
+            most = _MAX_FAILED_STARTS if pool.plan.actor is None else _MAX_FAILED_ACTORS
+            # A cluster may lose starting actors for a while, and go on with those that it has.
+            is_hopeful = pool.plan.actor is not None and (
+                pool.connected or time.monotonic() - pool.ready_at < _HOPEFUL_S
+            )
+            if pool.failed_starts >= most and not is_hopeful:
                 raise WorkerStartFailed(
-                    f"a worker of pool {worker.pool.plan.name!r} {describe_exit(code)} before it was ready, "
-                    f"{most} times in a row",
+                    f"a worker of pool {pool.plan.name!r} {describe_exit(code)} before it was ready, "
+                    f"{pool.failed_starts} times in a row",
                     fix="read what the workers printed above",
                 )
         if worker.bundles:

@@ -165,6 +165,7 @@ class PoolRun:
         self.deadlines = Deadlines()  # of the bundles that run in its workers
         self.connected = 0  # workers
         self.failed_starts = 0  # in a row
+        self.ready_at = time.monotonic()  # when a worker was ready last, or the run began
         self.load_ahead = ""  # a file for its workers: see workers/load_ahead.py
         self.is_stream = False  # whether one of its stages has input that may never end
         self.worker_busy = [BusyTime() for _ in range(plan.workers + plan.borrowed)]
