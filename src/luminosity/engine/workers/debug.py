@@ -14,7 +14,7 @@ from luminosity.engine.spill.quota import WriterQuota
 from luminosity.engine.termination import Terminated
 from luminosity.engine.workers.failure import Failure, original
 from luminosity.engine.workers.in_process import InProcessWorker
-from luminosity.engine.workers.launcher import OnExit, Process
+from luminosity.engine.workers.launcher import LocalProcess, OnExit, Process
 from luminosity.engine.workers.request import WorkerRequest
 from luminosity.engine.workers.sdk.bundle_meter import BundleMeter
 from luminosity.engine.workers.sdk.channel import BlockWriter
@@ -26,7 +26,7 @@ __all__ = ["DebugWorkers"]
 _LOGGER = logging.getLogger(__name__)
 
 
-class DebugConnection:
+class DebugConnection(LocalProcess):
     """A connection to the in-process worker: runs each instruction on the caller's thread, then calls back."""
 
     def __init__(self, callbacks: Callbacks) -> None:
@@ -97,18 +97,6 @@ class DebugConnection:
     def kill(self) -> None:
         """End the worker, but not this process."""
         self._end(1)
-
-    def waits_for(self) -> str:
-        """Return nothing: the worker has started."""
-        return ""
-
-    def node(self) -> str:
-        """Return nothing: it is here."""
-        return ""
-
-    def is_leaving(self) -> bool:
-        """Return False: this process stays."""
-        return False
 
     def _end(self, code: int) -> None:
         """Call the user's teardown, even if a process would be killed: this one lives on with what user code holds."""

@@ -21,7 +21,16 @@ from luminosity.engine.resources.python_environments import PythonEnvironment
 from luminosity.engine.workers.request import WorkerRequest
 from luminosity.errors import WorkerStartFailed
 
-__all__ = ["Launcher", "OnExit", "Process", "SpawnLauncher", "launcher", "modules_to_preload", "warm_up"]
+__all__ = [
+    "Launcher",
+    "LocalProcess",
+    "OnExit",
+    "Process",
+    "SpawnLauncher",
+    "launcher",
+    "modules_to_preload",
+    "warm_up",
+]
 
 
 _START_TIMEOUT_S = 60.0  # importing Beam may take this long on a busy machine
@@ -56,6 +65,22 @@ class Process(Protocol):
     def is_leaving(self) -> bool:
         """Return whether the process's machine will be gone soon, so that it gets no more work."""
         ...
+
+
+class LocalProcess:
+    """What all processes of this machine have in common: they start at once and stay."""
+
+    def waits_for(self) -> str:
+        """Return nothing: it has started."""
+        return ""
+
+    def node(self) -> str:
+        """Return nothing: it is here."""
+        return ""
+
+    def is_leaving(self) -> bool:
+        """Return False: it stays."""
+        return False
 
 
 class Launcher(Protocol):
@@ -108,7 +133,7 @@ def warm_up(method: str) -> None:
     threading.Thread(target=launcher, args=(method,), name="luminosity-warm-up", daemon=True).start()
 
 
-class _ForkedProcess:
+class _ForkedProcess(LocalProcess):
     def __init__(self, pid: int, server: ForkServer) -> None:
         self.pid = pid
         self._server = server
@@ -116,32 +141,14 @@ class _ForkedProcess:
     def kill(self) -> None:
         self._server.kill(self.pid)
 
-    def waits_for(self) -> str:
-        return ""
 
-    def node(self) -> str:
-        return ""
-
-    def is_leaving(self) -> bool:
-        return False
-
-
-class _SpawnedProcess:
+class _SpawnedProcess(LocalProcess):
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.pid = process.pid
         self._process = process
 
     def kill(self) -> None:
         self._process.kill()
-
-    def waits_for(self) -> str:
-        return ""
-
-    def node(self) -> str:
-        return ""
-
-    def is_leaving(self) -> bool:
-        return False
 
 
 class _ForkServers:
