@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -62,7 +63,8 @@ def fake_cluster(cpus: Sequence[int] = (2, 2)) -> Iterator[FakeCluster]:
     """A cluster with a node for each number of cores; its processes and folders are gone afterwards."""
     quiet = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DISABLE_MEMORY_MONITOR": "1", "RAY_memory_monitor_refresh_ms": "0"}
     quiet["RAY_allow_out_of_band_object_ref_serialization"] = "0"  # a leak is an error, as in a run that imports Ray
-    before = {name: os.environ.get(name) for name in quiet}
+    # Ray changes more: what breakpoint() does, and what SIGTERM does in a process that connects.
+    before, handler = dict(os.environ), signal.getsignal(signal.SIGTERM)
     os.environ.update(quiet)
     folder = tempfile.mkdtemp(prefix="lum", dir="/tmp")
     try:
@@ -72,8 +74,6 @@ def fake_cluster(cpus: Sequence[int] = (2, 2)) -> Iterator[FakeCluster]:
             yield cluster
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        os.environ.clear()
+        os.environ.update(before)
+        signal.signal(signal.SIGTERM, handler)

@@ -33,6 +33,7 @@ with connect("local", accelerators=3) as found, connect("local") as again:
     (node,) = nodes()
     assert found.is_local and again.address == found.address and node.is_driver
     print(node.accelerators, found._connection.folder.path)
+    assert "PYTHONBREAKPOINT" not in os.environ, "breakpoint() must stay what it is without Ray"
 assert not ray.is_initialized()
 """
 

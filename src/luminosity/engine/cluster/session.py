@@ -29,6 +29,8 @@ __all__ = ["Session", "connect"]
 
 _LONGEST_FOLDER = 35  # of characters: Ray puts sockets below it, whose paths may have 107 bytes
 
+_BREAKPOINT = "PYTHONBREAKPOINT"  # what breakpoint() calls
+
 _lock = threading.RLock()  # held while a connection is made or closed
 _connection: _Connection | None = None  # the one that this process has made, if it is open
 
@@ -237,7 +239,7 @@ def _open(
     else:
         probe(asked, address)
     try:
-        with _own_signal_handler():
+        with _own_settings():
             ray.init(
                 **options,
                 namespace=f"luminosity-{secrets.token_hex(8)}",
@@ -276,16 +278,21 @@ def _failure(asked: str, address: str, error: Exception) -> OptionError:
 
 
 @contextlib.contextmanager
-def _own_signal_handler() -> Generator[None]:
-    """Within the context, the handler of SIGTERM may change; afterwards it is the one from before.
+def _own_settings() -> Generator[None]:
+    """Within the context, the handler of SIGTERM and ``breakpoint`` may change; afterwards they are those from before.
 
-    ``ray.init`` sets one that would end the process without cancelling its runs.
+    ``ray.init`` sets a handler that would end the process without cancelling its runs, and lets ``breakpoint()`` of
+    this process, and of all that it starts, wait for a debugger of Ray's.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.getsignal(signal.SIGTERM)
+    breakpoint_before = os.environ.get(_BREAKPOINT)
+    is_main = threading.current_thread() is threading.main_thread()
+    before = signal.getsignal(signal.SIGTERM) if is_main else None
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before if before is not None else signal.SIG_DFL)
+        if is_main:
+            signal.signal(signal.SIGTERM, before if before is not None else signal.SIG_DFL)
+        if breakpoint_before is None:
+            os.environ.pop(_BREAKPOINT, None)
+        else:
+            os.environ[_BREAKPOINT] = breakpoint_before
