@@ -37,10 +37,10 @@ demo: setup ## run four models over reviews, into a table and a vector store
 stream: setup ## run three models over a Kafka topic for a minute, then again over its past
 	@$(BIN)/lum run examples/reviews/stream.py
 
-test: compile ## run the tests and doctests of every part that can run side by side: about 14 minutes on two cores
+test: compile ## run the tests and doctests of every part that can run side by side: about 15 minutes on two cores
 	$(PYTEST) -m "not slow and not alone" -n $(JOBS) --dist loadfile --ignore=tests/beam_suites --ignore=tests/test_docs.py
 
-test-alone: compile ## run the tests that need the machine to themselves, one by one: about 18 minutes
+test-alone: compile ## run the tests that need the machine to themselves, one by one: about 21 minutes
 	$(PYTEST) -m "alone and not slow" --ignore=tests/beam_suites
 
 test-beam: compile ## run all of Beam's own test suites on this runner

@@ -120,6 +120,7 @@ with beam.Pipeline("luminosity.LuminosityRunner", beam.options.pipeline_options.
 """
 
 
+@pytest.mark.slow
 def test_a_script_has_its_modules_files_classes_and_packages_on_the_nodes(cluster: FakeCluster, tmp_path: Path) -> None:
     files = {
         "scripts/run.py": _SCRIPT,
