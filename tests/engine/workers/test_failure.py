@@ -9,6 +9,7 @@ import apache_beam as beam
 import pytest
 
 from luminosity.engine.workers.failure import Failure
+from luminosity.engine.workers.harness import ReportingHarness
 from luminosity.errors import Fix, InvalidArgument, LuminosityError, SpillFailed, StepFailed
 from tests.runners import run
 
@@ -116,3 +117,13 @@ def test_a_cause_of_this_process_does_not_change_the_line() -> None:
     error = RuntimeError("no good")
     error.__cause__ = raised(ValueError(_ELSEWHERE))
     assert Failure.of(raised(error)).location.startswith(f"{__file__}:")
+
+
+def test_a_failure_on_a_node_names_the_users_files_and_not_those_of_the_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ReportingHarness, "copied", ("/tmp/copy/work", "/home/me/my shop"))
+    found = Failure("ValueError: x", 'File "/tmp/copy/work/sub/a.py", line 7; /tmp/copy/workshop/b.py', "Map")
+    harness = object.__new__(ReportingHarness)
+    named = Failure.from_json(harness._named(found.to_json()))
+    assert named.traceback == 'File "/home/me/my shop/sub/a.py", line 7; /tmp/copy/workshop/b.py'
+    monkeypatch.setattr(ReportingHarness, "copied", None)
+    assert Failure.from_json(harness._named(found.to_json())) == found

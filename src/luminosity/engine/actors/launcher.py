@@ -253,6 +253,7 @@ class ActorLauncher:
             url=self._url,
             access=asdict(self._security.access(request.worker_id)),
             environment={**own, **share.to_environment(), NODE_FOLDER_VARIABLE: folder["memory"]},
+            source_folder=request.working_directory,
             import_path=[folder["packages"]] if folder["packages"] else [],
             memory_folder=folder["memory"],
             spill_folder=folder["path"],

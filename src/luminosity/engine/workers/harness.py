@@ -42,7 +42,7 @@ from luminosity.engine.workers.sdk.stream_cache import StreamCache
 from luminosity.engine.workers.sdk.user_state import BatchingStateHandler, CachingHandler, estimate_size
 from luminosity.model_sizes import RUN_FOLDER_VARIABLE
 
-__all__ = ["RUNNER_CAPABILITIES", "PromptStateSampler", "end_with", "run"]
+__all__ = ["RUNNER_CAPABILITIES", "PromptStateSampler", "ReportingHarness", "end_with", "run"]
 
 
 _SAMPLING_PERIOD_MS = 5  # a bundle waits up to this long for the sampler's end
@@ -56,6 +56,7 @@ class ReportingHarness(sdk_worker.SdkHarness):
     """
 
     _meter = BundleMeter()
+    copied: tuple[str, str] | None = None  # the working directory, and the driver's folder of which it is a copy
 
     def _execute(
         self,
@@ -68,9 +69,16 @@ class ReportingHarness(sdk_worker.SdkHarness):
             except BaseException as error:
                 # Whatever was raised, the runner must get a response to the instruction.
                 response = beam_fn_api_pb2.InstructionResponse(
-                    instruction_id=request.instruction_id, error=Failure.of(error).to_json()
+                    instruction_id=request.instruction_id, error=self._named(Failure.of(error).to_json())
                 )
             self._responses.put(response)
+
+    def _named(self, failure: str) -> str:
+        """Return a failure that names the user's own files, not those of a copy."""
+        if self.copied is None:
+            return failure
+        copy, source = (json.dumps(os.path.join(folder, ""))[1:-1] for folder in self.copied)
+        return failure.replace(copy, source)
 
 
 class PromptStateSampler(statesampler.StateSampler):
@@ -128,6 +136,8 @@ def run(request: WorkerRequest, channel: type[BlockChannel] | None = None) -> No
     if request.is_stream:
         sdk_worker.StateCache = StreamCache
     sdk_worker_main.SdkHarness = ReportingHarness
+    if request.source_folder:
+        ReportingHarness.copied = request.working_directory, request.source_folder
     statesampler.StateSampler = PromptStateSampler
     emit_full_batches_at_once()
     # Beam's worker logs details for its developers at INFO.

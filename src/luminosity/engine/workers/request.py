@@ -35,6 +35,7 @@ class WorkerRequest:
     pipeline_options: dict[str, Any] = field(default_factory=dict[str, Any])
     # The fields of fnapi.security.WorkerAccess; None if the server is a unix socket. Not shown: it holds a token.
     access: dict[str, str] | None = field(default=None, repr=False)
+    source_folder: str = ""  # of the driver, if the working directory is a copy of it: errors name its files
     actor: ActorNeeds | None = None  # what to ask a cluster for; None for a process of this machine
 
     def to_json(self) -> str:
